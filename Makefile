@@ -1,0 +1,65 @@
+# Every target makes its own environment first. `make demo` and `make test` need nothing but Python 3.10+ with venv and pip.
+SHELL  := /bin/bash
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+TORCH  := $(shell grep '^torch==' constraints.txt)
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+FAILED := { echo >&2; \
+	echo "error: the installation failed (see above)." >&2; \
+	echo "  expected: pip can reach a package index, and has builds of constraints.txt for this Python and machine" >&2; \
+	echo "  got:      $$($(PYTHON) --version 2>&1) on $$(uname -sm)" >&2; \
+	echo "  fix:      check the network and pip's settings ('pip config list'), then run make again;" >&2; \
+	echo "            PYTHON=python3.12 make ... takes another interpreter" >&2; exit 1; }
+
+.PHONY: help venv test test-all lint format demo bench fuzz clean
+
+help:
+	@echo "make demo      train a language model on this machine, eager and compiled side by side"
+	@echo "make test      the tests, without the slow ones     make test-all   with them"
+	@echo "make lint      ruff and mypy                        make format     let ruff rewrite the code"
+	@echo "make bench     the benchmarks                       make fuzz       the random search"
+	@echo "make venv      only install                         make clean      remove what the others made"
+
+venv: $(STAMP)
+
+# torch goes first and alone, so that no other package's wider range chooses its build.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "error: Python 3.10 or newer is needed; PYTHON=... make chooses one" >&2; exit 1; }
+	@echo "installing into $(VENV) (once; a few minutes)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+		{ echo "error: '$(PYTHON) -m venv' failed; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@$(PIP) install -q -c constraints.txt "$(TORCH)" || $(FAILED)
+	@$(PIP) install -q -c constraints.txt hatchling editables || $(FAILED)
+	@$(PIP) install -q -c constraints.txt --no-build-isolation -e ".[dev,testing,report]" || $(FAILED)
+	@touch $@
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -q -m "not slow and not fuzz"
+
+test-all: $(STAMP)
+	$(BIN)/python -m pytest -q -m "not fuzz"
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict subclass_trace
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+demo: $(STAMP)
+	@$(BIN)/python -m examples.demo $(ARGS)
+
+bench: $(STAMP)
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+fuzz: $(STAMP)
+	$(BIN)/python -m pytest -q -m fuzz
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,40 @@
+"""Trace through PyTorch tensor subclasses: flatten, capture a dense forward and backward graph, compile, rewrap.
+
+See README.md for a first look, docs/concepts.md for the words, docs/architecture.md for how it works.
+"""
+
+from .errors import (
+    AliasingError,
+    ArgumentsError,
+    BackendError,
+    DataDependentError,
+    ExportError,
+    GuardError,
+    OptionError,
+    ProtocolError,
+    SubclassTraceError,
+    TangentError,
+    UnsupportedError,
+    VerificationError,
+)
+from .frontends.compile import Region, Specialization, compile
+from .options import Options
+
+__all__ = [
+    "AliasingError",
+    "ArgumentsError",
+    "BackendError",
+    "DataDependentError",
+    "ExportError",
+    "GuardError",
+    "OptionError",
+    "Options",
+    "ProtocolError",
+    "Region",
+    "Specialization",
+    "SubclassTraceError",
+    "TangentError",
+    "UnsupportedError",
+    "VerificationError",
+    "compile",
+]

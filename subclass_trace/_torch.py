@@ -1,0 +1,552 @@
+"""The only door to torch's private API. Everything else in this package uses public torch, or a name from here.
+
+`tests/test_torch_door.py` lists these symbols and checks them on the installed torch. Supported: torch 2.11 to 2.13.
+Anything that pulls in Dynamo or inductor is imported inside a function, so that ``import subclass_trace`` stays light.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+# ---------------------------------------------------------------------------------------------- kinds of tensors
+FAKE_TYPES: tuple[type, ...] = (FakeTensor,)
+
+
+def is_fake(value: object) -> bool:
+    """Is this a dense FakeTensor?"""
+    return isinstance(value, FakeTensor)
+
+
+def is_functorch_wrapped(value: torch.Tensor) -> bool:
+    """Is this a tensor inside vmap, grad or jvp?"""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(value))
+
+
+def overrides_torch_dispatch(cls: type) -> bool:
+    """Does the class define its own ``__torch_dispatch__``?"""
+    own = getattr(cls, "__torch_dispatch__", None)
+    return own is not None and own is not torch._C._disabled_torch_dispatch_impl and own != torch.Tensor.__torch_dispatch__
+
+
+def is_opaque(value: object) -> bool:
+    """Is this an object that torch lets a wrapper list beside its inner tensors, such as a DeviceMesh?"""
+    try:
+        from torch._opaque_base import OpaqueBase
+    except ImportError:  # torch 2.11: no wrapper lists opaque attributes
+        return False
+    if isinstance(value, OpaqueBase):
+        return True
+    try:
+        from torch._library.opaque_object import is_opaque_type
+    except ImportError:
+        return False
+    return bool(is_opaque_type(type(value)))
+
+
+@contextlib.contextmanager
+def no_modes() -> Iterator[None]:
+    """No user or tracing dispatch mode sees what runs inside."""
+    with _disable_current_modes():
+        yield
+
+# ---------------------------------------------------------------------------------------------- capture
+from torch import SymBool, SymFloat  # noqa: E402
+from torch._C import DispatchKey, DispatchKeySet, _ExcludeDispatchKeyGuard  # noqa: E402
+from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher  # noqa: E402
+from torch._ops import HigherOrderOperator as HigherOrderOperator  # noqa: E402
+from torch._ops import OpOverload as OpOverload  # noqa: E402
+from torch._subclasses.fake_impls import fast_detach  # noqa: E402
+from torch.fx.experimental.proxy_tensor import disable_autocast_cache as disable_autocast_cache  # noqa: E402
+from torch.fx.experimental.symbolic_shapes import (  # noqa: E402
+    DimDynamic as DimDynamic,
+)
+from torch.fx.experimental.symbolic_shapes import (  # noqa: E402
+    GuardOnDataDependentSymNode as GuardOnDataDependentSymNode,
+)
+from torch.fx.experimental.symbolic_shapes import (  # noqa: E402
+    ShapeEnv as ShapeEnv,
+)
+from torch.fx.experimental.symbolic_shapes import (  # noqa: E402
+    StatelessSymbolicContext,
+    compute_unbacked_bindings,
+)
+from torch.multiprocessing.reductions import StorageWeakRef as StorageWeakRef  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # noqa: E402
+from torch.utils._python_dispatch import autograd_would_have_decomposed as autograd_would_have_decomposed  # noqa: E402
+
+PROXY_MODE_KEY = torch._C._TorchDispatchModeKey.PROXY
+SYM_TYPES = (torch.SymInt, SymFloat, SymBool)
+from torch._subclasses.fake_tensor import (  # noqa: E402
+    DataDependentOutputException as DataDependentOutputException,
+)
+from torch._subclasses.fake_tensor import (  # noqa: E402
+    DynamicOutputShapeException as DynamicOutputShapeException,
+)
+
+
+def fake_mode(shape_env: ShapeEnv) -> FakeTensorMode:
+    """The mode in which the user function runs during capture."""
+    return FakeTensorMode(shape_env=shape_env, static_shapes=True, allow_non_fake_inputs=False)
+
+
+def detached(mode: FakeTensorMode, fake: torch.Tensor) -> torch.Tensor:
+    """An alias of a fake tensor without autograd history; issues no operation that a mode could see."""
+    return fast_detach(mode, fake, False)  # type: ignore[no-any-return]
+
+
+def autograd_sequence_number() -> int:
+    """The number that the last autograd node made on this thread carries."""
+    return int(torch.autograd._get_sequence_nr()) - 1  # type: ignore[attr-defined]
+
+
+def node_sequence_number(node: Any) -> int:
+    """The sequence number of an autograd node."""
+    return int(node._sequence_nr())
+
+
+def view_function(view: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Replays on a new base exactly the view operations that made ``view`` from its own base."""
+    return view._view_func_unsafe  # type: ignore[attr-defined,no-any-return]
+
+
+def is_multi_output_view(t: torch.Tensor) -> bool:
+    """Is this one of several views that one operation made, such as a member of ``split``?"""
+    meta = torch._C._autograd.CreationMeta
+    return t._is_view() and torch._C._autograd._get_creation_meta(t) == meta.MULTI_OUTPUT_NODE
+
+
+def creation_forbids_inplace(t: torch.Tensor) -> bool:
+    """Would eager refuse an in-place operation on this view that autograd tracks?"""
+    meta = torch._C._autograd.CreationMeta
+    return t._is_view() and torch._C._autograd._get_creation_meta(t) not in (meta.DEFAULT, meta.NO_GRAD_MODE)
+
+
+_GRAD_SOURCE: list[torch.Tensor] = []
+
+
+def make_nonleaf(t: torch.Tensor) -> None:
+    """Give ``t`` (a leaf, any class) an autograd history of its own, so that in-place operations move its ``grad_fn``.
+
+    The history ends in a node that raises when run: differentiate with respect to its gradient edge.
+    """
+    if not _GRAD_SOURCE:
+        _GRAD_SOURCE.append(torch.zeros((), requires_grad=True))
+    torch._mirror_autograd_meta_to(_GRAD_SOURCE[0], t)  # type: ignore[attr-defined]
+
+
+def set_version(t: torch.Tensor, version: int) -> None:
+    """Set the version counter of a tensor."""
+    torch._C._autograd._unsafe_set_version_counter((t,), (version,))  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def compiling_flag() -> Iterator[None]:
+    """``torch.compiler.is_compiling()`` is true inside, so that libraries take their traceable paths."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
+@contextlib.contextmanager
+def original_views() -> Iterator[None]:
+    """Views keep the whole chain of operations that made them."""
+    with torch.autograd._force_original_view_tracking(True):  # type: ignore[attr-defined]
+        yield
+
+
+@contextlib.contextmanager
+def without_tracing() -> Iterator[None]:
+    """Operations on fake tensors inside are not recorded."""
+    from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+
+    with disable_proxy_modes_tracing():
+        yield
+
+
+@contextlib.contextmanager
+def without_dispatch() -> Iterator[None]:
+    """No ``__torch_dispatch__`` runs, of no mode and no class: operations reach the C++ kernels of the outer tensor."""
+    from torch.utils._mode_utils import no_dispatch
+
+    with no_dispatch():
+        yield
+
+
+def saved_tensor_hooks_active() -> bool:
+    """Has the caller set default saved-tensor hooks?"""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def keeps_graph() -> bool:
+    """Inside a backward: does the running graph task retain the graph?"""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def is_custom_function_output(t: torch.Tensor) -> bool:
+    """Was this made by a user's autograd.Function (Python or C++)?"""
+    fn = t.grad_fn
+    return isinstance(fn, torch.autograd.function.BackwardCFunction) or type(fn).__name__ == "CppFunction"
+
+
+def input_source(name: str) -> Any:
+    """A source (in the sense of torch's symbolic shapes) with nothing but a name."""
+    from torch._dynamo.source import ConstantSource
+
+    return ConstantSource(name)
+
+
+def new_symbol(env: ShapeEnv, hint: int, name: str) -> Any:
+    """A fresh SymInt for a size that no dense tensor carries (0 and 1 stay numbers)."""
+    source = input_source(name)
+    symbol = env.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DUCK)
+    return env.create_symintnode(symbol, hint=hint, source=source)
+
+
+def dynamic_context(dims: list[bool]) -> StatelessSymbolicContext[Any, Any]:
+    """Which dimensions of a dense tensor become symbols."""
+    return StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DUCK if d else DimDynamic.STATIC for d in dims])
+
+
+def unbacked_bindings(env: ShapeEnv, out: object) -> dict[Any, Any]:
+    """Where in ``out`` the symbols sit that the last operation made (a data-dependent size)."""
+    if not env.pending_fresh_unbacked_symbols:
+        return {}
+    return compute_unbacked_bindings(env, out) or {}
+
+
+def sympy_to_nodes(expr: Any, env: dict[Any, Any]) -> Any:
+    """Evaluate a sympy expression over fx proxies."""
+    from torch.utils._sympy.interp import sympy_interp
+    from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+    return sympy_interp(PythonReferenceAnalysis, env, expr)
+
+
+def exclude_functionalize() -> Any:
+    """Guard: the C++ functionalisation key does not run."""
+    return _ExcludeDispatchKeyGuard(DispatchKeySet(DispatchKey.Functionalize))
+
+
+# --- for authors: what `zoo/` and `authoring/` need of torch's private names
+from torch.utils import _python_dispatch  # noqa: E402
+from torch.utils._pytree import tree_map_only as tree_map_only  # noqa: E402
+
+return_and_correct_aliasing: Callable[..., Any] = _python_dispatch.return_and_correct_aliasing
+make_wrapper: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
+scaled_mm: Callable[..., torch.Tensor] = torch._scaled_mm
+disabled_torch_function: Any = torch._C._disabled_torch_function_impl
+
+
+def disable_autocast() -> Any:
+    """Guard: autocast is off inside."""
+    return torch._C._DisableAutocast()
+
+
+def is_dense(t: torch.Tensor) -> bool:
+    """Is ``t`` non-overlapping and dense (each element of its range stands once)?"""
+    from torch._prims_common import is_non_overlapping_and_dense_or_false
+
+    return t.layout is torch.strided and bool(is_non_overlapping_and_dense_or_false(t))
+
+
+class FunctionalReplay:
+    """Running a graph once more under functional tensors and proxies, so that it comes out without in-place operations."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        from torch.fx.experimental.proxy_tensor import PythonKeyTracer
+
+        self.mode = mode
+        self.tracer: Any = PythonKeyTracer()
+        self.tracer.root = torch.nn.Module()
+        self.tracer.graph = torch.fx.Graph(tracer_cls=PythonKeyTracer)
+        self.tracer.tensor_attrs = {}
+
+    @property
+    def graph(self) -> torch.fx.Graph:
+        """The graph that is being written."""
+        return self.tracer.graph  # type: ignore[no-any-return]
+
+    def adopt(self, root: torch.nn.Module, names: list[Any]) -> None:
+        """Take over constants and sub-modules."""
+        for name in names:
+            setattr(self.tracer.root, name, getattr(root, name))
+
+    def place(self, name: str, value: Any, meta: dict[str, Any]) -> None:
+        """Add a graph input that stands for ``value``."""
+        from torch.fx.experimental.proxy_tensor import track_tensor_tree
+
+        proxy = self.tracer.create_proxy("placeholder", name, (), {}, name=name)
+        track_tensor_tree(value, proxy, constant=None, tracer=self.tracer)
+        proxy.node.meta.update({k: v for k, v in meta.items() if k == "alias_base"})
+        proxy.node.meta.setdefault("val", value)
+
+    def wrap(self, value: torch.Tensor) -> Any:
+        """A functional tensor around a fake one."""
+        from torch._subclasses.functional_tensor import FunctionalTensor
+
+        return FunctionalTensor.to_functional(value)
+
+    def constant(self, name: str, value: torch.Tensor) -> Any:
+        """A functional tensor for a constant of the graph."""
+        fake = value if is_fake(value) else self.mode.from_tensor(value)
+        return self._tracked(fake, self.tracer.create_proxy("get_attr", name, (), {}))
+
+    def adopt_value(self, value: torch.Tensor, node: torch.fx.Node) -> Any:
+        """A functional tensor for what ``node`` computes."""
+        return self._tracked(value, torch.fx.Proxy(node, self.tracer))
+
+    def _tracked(self, value: torch.Tensor, proxy: Any) -> Any:
+        from torch.fx.experimental.proxy_tensor import track_tensor_tree
+
+        with without_tracing():
+            track_tensor_tree(value, proxy, constant=None, tracer=self.tracer)
+        return self.wrap(value)
+
+    def node_of(self, value: Any) -> Any:
+        """The node that holds the current contents of a functional tensor, or of a symbolic number."""
+        from torch.fx.experimental.proxy_tensor import get_proxy_slot
+
+        if isinstance(value, SYM_TYPES):
+            return get_proxy_slot(value, self.tracer).force().node
+        if not isinstance(value, torch.Tensor):
+            return value
+        torch._sync(value)
+        inner = torch._from_functional_tensor(value.elem)  # type: ignore[attr-defined]
+        return get_proxy_slot(inner, self.tracer, None, lambda p: p.proxy.node)
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[dict[str, Any]]:
+        """The modes of the replay; yields the dict that is copied into each new node's meta."""
+        import torch.fx.traceback as fx_traceback
+        from torch._subclasses.functional_tensor import FunctionalTensorMode
+        from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, maybe_enable_thunkify
+
+        with contextlib.ExitStack() as stack:
+            enter = stack.enter_context
+            enter(no_modes())
+            enter(self.mode)
+            enter(enable_python_dispatcher())
+            enter(ProxyTorchDispatchMode(self.tracer, "symbolic"))
+            enter(disable_autocast_cache())
+            enter(fx_traceback.preserve_node_meta())
+            enter(maybe_enable_thunkify())
+            enter(exclude_functionalize())
+            enter(FunctionalTensorMode())
+            enter(torch.no_grad())
+            enter(disable_autocast())
+            meta = fx_traceback.current_meta
+            meta["in_grad_fn"] = 1
+            meta["grad_fn_seq_nr"] = [-1]
+            yield meta
+
+    def finish(self, outputs: list[Any]) -> torch.fx.GraphModule:
+        """The finished graph."""
+        self.tracer.create_node("output", "output", (outputs,), {})
+        return torch.fx.GraphModule(self.tracer.root, self.tracer.graph, "joint")
+
+
+# --- op bindings and back ends
+DispatchMode: Any = TorchDispatchMode  # Any, because torch's class is not annotated and could not be subclassed
+
+_core: Any = torch._C
+
+BINDING_HOLDERS: tuple[tuple[str, Any], ...] = (
+    ("torch", _core._VariableFunctions),
+    ("torch.Tensor", _core.TensorBase),
+    ("torch._C._nn", _core._nn),
+    ("torch._C._linalg", _core._linalg),
+    ("torch._C._special", _core._special),
+    ("torch._C._fft", _core._fft),
+)
+
+
+def raw_callable(op: OpOverload) -> Callable[..., Any]:
+    """The C++ function behind ``op``: ``op(...)`` without its Python layer."""
+    return op._op
+
+
+def op_name(op: OpOverload) -> str:
+    """The name of ``op`` without namespace and overload: ``add`` of ``aten::add.Tensor``."""
+    return str(op._schema.name).rpartition("::")[2]
+
+
+def op_schema(op: OpOverload) -> Any:
+    """The schema of ``op``: its arguments (name, type, default, alias information) and returns."""
+    return op._schema
+
+
+def is_composite_implicit(op: OpOverload) -> bool:
+    """Is ``op`` defined by other operations, so that only those reach a dispatch mode?"""
+    return bool(op.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd))
+
+
+def functorch_active() -> bool:
+    """Is a functorch transform (vmap, grad, jvp) running?"""
+    return bool(torch._C._are_functorch_transforms_active())
+
+
+class StandIn(torch.Tensor):
+    """A tensor without data, with the dispatch keys of a real one. It is passed to operations that never run."""
+
+    __torch_function__ = disabled_torch_function
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        raise NotImplementedError(f"{func} ran on a stand-in")
+
+    @staticmethod
+    def make(
+        size: tuple[int, ...],
+        stride: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        layout: torch.layout,
+        requires_grad: bool,
+    ) -> torch.Tensor:
+        """A stand-in of this metadata."""
+        return make_wrapper(StandIn, size, stride, 0, None, dtype, layout, device, False, requires_grad)  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def plain_dispatch() -> Iterator[None]:
+    """The state in which compiled graphs run: no modes, no overrides, no autocast, no gradients, no inference mode."""
+    with (
+        _disable_current_modes(),
+        torch._C.DisableTorchFunction(),
+        torch._C._DisableAutocast(),
+        torch.inference_mode(False),
+        torch.no_grad(),
+    ):
+        yield
+
+
+def inductor_obstacle(devices: set[str]) -> str | None:
+    """Why inductor cannot compile for these device types here; None if nothing is known to be missing."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+    from torch.utils._triton import has_triton
+
+    if not devices or "cpu" in devices:
+        try:
+            get_cpp_compiler()
+        except InvalidCxxCompiler:
+            return "no working C++ compiler"
+    if "cuda" in devices and not has_triton():
+        return "no working Triton"
+    return None
+
+
+def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
+    """Inductor's decomposition table for graphs whose random numbers are those of eager mode."""
+    from torch._inductor import config
+    from torch._inductor.decomposition import select_decomp_table
+
+    with config.patch(fallback_random=True):
+        return dict(select_decomp_table())
+
+
+def inductor_compile(
+    gm: torch.fx.GraphModule, example_inputs: list[Any], *, is_backward: bool, is_inference: bool, visible: list[int]
+) -> tuple[Callable[..., Any], list[tuple[Any, ...] | None]]:
+    """Compile one dense graph, which inductor rewrites in place.
+
+    Outputs at the places in ``visible`` keep their traced strides. Random numbers are those of eager mode.
+
+    Returns: the boxed callable, and for each output the strides that it will have (None for what is no tensor);
+    the list is empty where inductor reports none.
+    """
+    from torch._dynamo.convert_frame import compile_lock
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.utils import BoxedBool
+    from torch._inductor.virtualized import V
+
+    vals = [node.meta.get("val") for node in gm.graph.nodes]
+    mode = next((v.fake_mode for v in (*example_inputs, *vals) if isinstance(v, FakeTensor)), None) or FakeTensorMode()
+    fakes = [mode.from_tensor(x) if isinstance(x, torch.Tensor) and not is_fake(x) else x for x in example_inputs]
+    gm.graph.output_node().meta["user_visible_output_idxs"] = visible
+    context = TracingContext(mode)
+    with compile_lock, plain_dispatch(), tracing(context), V.set_fake_mode(mode), config.patch(fallback_random=True):
+        with TracingContext.report_output_strides() as strides:
+            compiled = compile_fx_inner(
+                gm,
+                fakes,
+                static_input_idxs=(),
+                cudagraphs=BoxedBool(False),
+                is_backward=is_backward,
+                is_inference=is_inference,
+            )
+    return compiled, list(strides or ())
+
+
+DATA_DEPENDENT_ERRORS = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
+
+
+@contextlib.contextmanager
+def functorch_config(**values: Any) -> Iterator[None]:
+    """Options of torch's partitioner, set while inside."""
+    import torch._functorch.config as config
+
+    with config.patch(**values):
+        yield
+
+
+# ---------------------------------------------------------------------------------------------- thread state
+def autocast_state() -> tuple[Any, ...]:
+    """Empty when autocast is off everywhere; else (device, dtype) pairs and whether the cache is on."""
+    if not torch._C._is_any_autocast_enabled():
+        return ()
+    devices = [d for d in ("cpu", "cuda", "xpu", "mps") if torch.is_autocast_enabled(d)]
+    return (*[(d, torch.get_autocast_dtype(d)) for d in devices], torch.is_autocast_cache_enabled())
+
+
+def functorch_active() -> bool:
+    """Is a vmap, grad or jvp around the call?"""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def forward_ad_level() -> int:
+    """Level of forward-mode AD; -1 when there is none."""
+    return int(torch.autograd.forward_ad._current_level)
+
+
+def dispatch_modes_active() -> bool:
+    """Is a ``__torch_dispatch__`` mode active?"""
+    from torch._C import _len_torch_dispatch_stack
+
+    return _len_torch_dispatch_stack() > 0
+
+
+def function_modes_active() -> bool:
+    """Is a ``__torch_function__`` mode active?"""
+    return int(torch._C._len_torch_function_stack()) > 0
+
+
+# ---------------------------------------------------------------------------------------------- pytrees
+def pytree_namespace() -> str:
+    """optree's namespace that holds every pytree node registered with torch (and, by inheritance, globally)."""
+    import torch.utils._cxx_pytree  # noqa: F401
+
+    return "torch"
+
+
+def shape_conditions(env: ShapeEnv, known: Any) -> list[Any]:
+    """What a trace assumed of its size symbols, as sympy conditions: branches taken, and ranges of the symbols."""
+    import sympy
+
+    conditions = [g.expr for g in env.guards]
+    for symbol in known:
+        bounds = env.var_to_range.get(symbol)
+        if bounds is not None and bounds.lower.is_Integer and bounds.lower > 0:
+            conditions.append(sympy.Ge(symbol, bounds.lower, evaluate=False))
+    return [c for c in conditions if c is not sympy.true]

@@ -1,0 +1,126 @@
+"""The ``inductor`` back end: PyTorch's compiler, called below Dynamo and AOTAutograd.
+
+What this file adds to inductor's own entry point:
+
+- a missing C++ compiler (or Triton, for CUDA) is found before anything is compiled, and reported in one sentence;
+- the graph that the caller passes stays as it is: inductor rewrites a copy;
+- random numbers are those of eager mode (``fallback_random``);
+- sizes may be symbols. Inductor may then add guards to their ShapeEnv, so the caller reads guards after compiling.
+
+Note [Strides of saved activations]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A backward is compiled for saved activations of certain strides, and inductor's code relies on them. Left alone,
+inductor may choose other strides (channels-last convolutions, padded rows on GPUs) for outputs that no user sees. By
+default all outputs keep the strides they were traced with. A caller that can do better sets
+``gm.meta["num_user_outputs"] = n``: only the first ``n`` are then held fixed, and ``gm.meta["output_strides"]`` tells,
+after compiling, the strides of all outputs (None for what is no tensor): the backward must be compiled for example
+inputs with those.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from .. import _torch
+from ..errors import BackendError
+
+
+def compile_forward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Compile the forward graph of training. See Note [Strides of saved activations]."""
+    return _compile(gm, example_inputs, visible=gm.meta.get("num_user_outputs"))
+
+
+def compile_backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Compile a backward graph: (saved activations, tangents) to gradients."""
+    return _compile(gm, example_inputs, is_backward=True)
+
+
+def compile_inference(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Compile a graph that is not differentiated."""
+    return _compile(gm, example_inputs, is_inference=True)
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """The table that graphs for inductor are to be captured with."""
+    return _torch.inductor_decompositions()
+
+
+def _compile(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    is_backward: bool = False,
+    is_inference: bool = False,
+    visible: int | None = None,
+) -> Callable[..., Any]:
+    _require_tools(_device_types(gm, example_inputs))
+    own = _copy(gm)
+    results = own.graph.output_node().args[0]
+    count = len(results) if visible is None and isinstance(results, (tuple, list)) else visible or 0
+    try:
+        compiled, strides = _torch.inductor_compile(
+            own, list(example_inputs), is_backward=is_backward, is_inference=is_inference, visible=list(range(count))
+        )
+    except Exception as error:
+        left = _undecomposed(gm)
+        if not left:
+            raise
+        raise BackendError(
+            "the back end 'inductor' failed on a graph that was captured without its decompositions",
+            expected="operations that inductor knows: capture applies the table that Backend.decompositions() makes",
+            got=f"{type(error).__name__}: {error}; the graph still holds {', '.join(left)}",
+            fix='capture the graph with the table that resolve_backend("inductor").decompositions() makes',
+        ) from error
+    gm.meta["output_strides"] = strides or _traced_strides(gm)
+    return compiled
+
+
+def _require_tools(devices: frozenset[str]) -> None:
+    obstacle = _torch.inductor_obstacle(set(devices))
+    if obstacle is not None:
+        raise BackendError(
+            f"the back end 'inductor' cannot be used here: {obstacle}",
+            expected="what inductor needs: a C++ compiler for the CPU (g++, clang++ or cl), Triton for CUDA",
+            got=f"{obstacle}, for a graph on {', '.join(sorted(devices)) or 'no device'}",
+            fix='use backend="eager", which needs none of this, or install it (CXX names a C++ compiler)',
+        )
+
+
+def _undecomposed(gm: fx.GraphModule) -> list[str]:
+    table = decompositions()
+    return sorted({str(n.target) for n in gm.graph.nodes if n.op == "call_function" and n.target in table})
+
+
+def _device_types(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> frozenset[str]:
+    values = [*example_inputs, *(node.meta.get("val") for node in gm.graph.nodes)]
+    return frozenset(v.device.type for v in values if isinstance(v, torch.Tensor))
+
+
+def _copy(gm: fx.GraphModule) -> fx.GraphModule:
+    """The same attributes, a graph of its own; its output is a tuple, as inductor wants it."""
+    graph = fx.Graph()
+    values: dict[fx.Node, fx.Node] = {}
+    result = graph.graph_copy(gm.graph, values)
+    original = gm.graph.output_node()
+    node = graph.output(tuple(result) if isinstance(result, (tuple, list)) else (result,))
+    node.meta = copy.copy(original.meta)
+    own = fx.GraphModule(gm, graph)
+    own.meta = copy.copy(gm.meta)
+    for name, child in list(own.named_children()):
+        if isinstance(child, fx.GraphModule):  # bodies of higher-order operations are rewritten too
+            setattr(own, name, _copy(child))
+    return own
+
+
+def _traced_strides(gm: fx.GraphModule) -> list[tuple[Any, ...] | None]:
+    results = gm.graph.output_node().args[0]
+    vals = [
+        n.meta.get("val") if isinstance(n, fx.Node) else None
+        for n in (results if isinstance(results, (tuple, list)) else [results])
+    ]
+    return [tuple(v.stride()) if isinstance(v, torch.Tensor) else None for v in vals]

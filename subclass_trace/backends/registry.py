@@ -1,0 +1,263 @@
+"""Back ends by name, and the one place where a back end's compiler is called.
+
+>>> resolve_backend("egaer")
+Traceback (most recent call last):
+  ...
+subclass_trace.errors.OptionError: there is no back end 'egaer'; did you mean 'eager'?
+  where:    backend
+  expected: one of 'aot_eager', 'eager', 'inductor', or a callable (graph_module, example_inputs) -> callable
+  got:      'egaer'
+  fix:      pass backend='eager', or register a back end with register_backend('egaer', compiler)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+import torch.fx as fx
+
+from ..errors import BackendError, OptionError, SubclassTraceError
+from ..runtime.graph_code import BoxedGraph
+from . import eager, inductor
+
+Compiler: TypeAlias = "Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]"
+Compiled: TypeAlias = "Callable[[list[Any]], Sequence[Any]]"
+Decompositions: TypeAlias = "Callable[[], dict[Any, Callable[..., Any]]]"
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A back end.
+
+    Attributes:
+        name: for people, and for `resolve_backend` once it is registered.
+        forward: compiles forward graphs of training: inputs to (outputs, saved activations).
+        backward: compiles backward graphs: (saved activations, tangents) to gradients.
+        inference: compiles graphs that are not differentiated.
+        decompositions: makes the table of decompositions that capture applies; None for none.
+    """
+
+    name: str
+    forward: Compiler
+    backward: Compiler
+    inference: Compiler
+    decompositions: Decompositions | None = None
+
+
+_EAGER = Backend("eager", eager.compile_eager, eager.compile_eager, eager.compile_eager)
+_INDUCTOR = Backend(
+    "inductor",
+    inductor.compile_forward,
+    inductor.compile_backward,
+    inductor.compile_inference,
+    inductor.decompositions,
+)
+_BUILT_IN: dict[str, Backend] = {"eager": _EAGER, "aot_eager": _EAGER, "inductor": _INDUCTOR}
+_registered: dict[str, Backend] = {}
+
+
+def registered_backends() -> tuple[str, ...]:
+    """The names that `resolve_backend` knows, sorted."""
+    return tuple(sorted({*_BUILT_IN, *_registered}))
+
+
+def register_backend(
+    name: str,
+    compiler: Compiler,
+    *,
+    backward: Compiler | None = None,
+    inference: Compiler | None = None,
+    decompositions: Decompositions | None = None,
+    replace: bool = False,
+) -> Backend:
+    """Give a back end a name.
+
+    Args:
+        name: what users will pass as ``backend``.
+        compiler: ``(graph_module, example_inputs) -> callable``, for forward graphs, and for all others unless given.
+        backward: for backward graphs.
+        inference: for graphs that are not differentiated.
+        decompositions: makes the table of decompositions that capture applies.
+        replace: allow that another back end was registered under this name before.
+
+    Raises:
+        OptionError: the name is taken, or a compiler is not callable.
+    """
+    if not isinstance(name, str) or not name:
+        raise OptionError("a back end needs a name", path="name", expected="a non-empty string", got=repr(name))
+    if name in _BUILT_IN or (name in _registered and not replace):
+        raise OptionError(
+            f"there is a back end {name!r} already",
+            path="name",
+            expected="a new name",
+            got=repr(name),
+            fix="choose another name" if name in _BUILT_IN else "choose another name, or pass replace=True",
+        )
+    compilers = {"compiler": compiler, "backward": backward or compiler, "inference": inference or compiler}
+    for role, function in compilers.items():
+        _require_callable(function, role)
+    backend = Backend(name, compilers["compiler"], compilers["backward"], compilers["inference"], decompositions)
+    _registered[name] = backend
+    return backend
+
+
+def unregister_backend(name: str) -> None:
+    """Forget a back end that `register_backend` named; does nothing for a name it does not know."""
+    _registered.pop(name, None)
+
+
+def resolve_backend(
+    backend: str | Compiler | Backend, *, fw_compiler: Compiler | None = None, bw_compiler: Compiler | None = None
+) -> Backend:
+    """The back end that a user means.
+
+    Args:
+        backend: a name, a back end, or a callable ``(graph_module, example_inputs) -> callable`` for every graph.
+        fw_compiler: replaces the compiler of forward and inference graphs and, without ``bw_compiler``, that of
+            backward graphs (as in ``functorch.compile.aot_function``).
+        bw_compiler: replaces the compiler of backward graphs.
+
+    Raises:
+        OptionError: an unknown name, or something that is not callable.
+    """
+    base = _base(backend)
+    if fw_compiler is None and bw_compiler is None:
+        return base
+    if fw_compiler is not None:
+        _require_callable(fw_compiler, "fw_compiler")
+        base = dataclasses.replace(
+            base, name=_name(fw_compiler), forward=fw_compiler, backward=fw_compiler, inference=fw_compiler
+        )
+    if bw_compiler is not None:
+        _require_callable(bw_compiler, "bw_compiler")
+        base = dataclasses.replace(base, name=f"{base.name}+{_name(bw_compiler)}", backward=bw_compiler)
+    return base
+
+
+def _base(backend: str | Compiler | Backend) -> Backend:
+    if isinstance(backend, Backend):
+        return backend
+    if isinstance(backend, str):
+        found = _BUILT_IN.get(backend) or _registered.get(backend)
+        if found is None:
+            raise _unknown(backend)
+        return found
+    _require_callable(backend, "backend")
+    return Backend(_name(backend), backend, backend, backend)
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__name__", None) or type(function).__name__)
+
+
+def _unknown(name: str) -> OptionError:
+    names = registered_backends()
+    near = difflib.get_close_matches(name.lower(), names, n=1)
+    use = f"pass backend={near[0]!r}" if near else "pass one of these names"
+    return OptionError(
+        f"there is no back end {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
+        path="backend",
+        expected=f"one of {', '.join(map(repr, names))}, or a callable (graph_module, example_inputs) -> callable",
+        got=repr(name),
+        fix=f"{use}, or register a back end with register_backend({name!r}, compiler)",
+    )
+
+
+def _require_callable(value: object, path: str) -> None:
+    if not callable(value):
+        raise OptionError(
+            "a back end's compiler must be callable",
+            path=path,
+            expected="a callable (graph_module, example_inputs) -> callable",
+            got=f"{value!r} of type {type(value).__name__}",
+        )
+
+
+# ---------------------------------------------------------------------------------------------- calling a compiler
+def compile_with(
+    compiler: Compiler, gm: fx.GraphModule, example_inputs: Sequence[Any], *, is_backward: bool, name: str
+) -> Compiled:
+    """Compile a graph with a back end's compiler, and bring the result into the boxed convention.
+
+    The compiler may return a boxed function (attribute ``_boxed_call`` is true: it takes one list) or a plain one,
+    which may return a single tensor for a graph with one output. ``gm.meta["is_backward"]`` tells it which it is.
+
+    Args:
+        compiler: of the role that fits the graph.
+        gm: the dense graph.
+        example_inputs: fake tensors and sizes. At run time inputs have their sizes and strides.
+        is_backward: is it a backward graph?
+        name: of the back end, for messages.
+
+    Returns: takes a list of inputs, empties it, and returns the flat outputs as a tuple or list.
+
+    Raises:
+        BackendError: the compiler raised something, or did not return a callable.
+    """
+    gm.meta["is_backward"] = is_backward
+    which = "backward" if is_backward else "forward"
+    count = len(_outputs(gm))  # before the compiler, which may rewrite the graph
+    try:
+        compiled = compiler(gm, example_inputs)
+    except SubclassTraceError:
+        raise
+    except Exception as error:
+        raise BackendError(
+            f"the back end {name!r} failed on the {which} graph",
+            expected="a compiler that returns a callable",
+            got=f"{type(error).__name__}: {error}",
+            fix='look at the exception above; backend="eager" shows whether the graph itself is right',
+        ) from error
+    if isinstance(compiled, BoxedGraph):
+        return compiled.function
+    if not callable(compiled):
+        raise BackendError(
+            f"the back end {name!r} did not return a callable for the {which} graph",
+            expected="a callable that takes the inputs of the graph",
+            got=f"{compiled!r} of type {type(compiled).__name__}",
+            fix="return graph_module.forward to run the graph as it is",
+        )
+    return _boxed(compiled, count, f"the callable that the back end {name!r} made for the {which} graph")
+
+
+def _boxed(compiled: Callable[..., Any], count: int, what: str) -> Compiled:
+    takes_list = bool(getattr(compiled, "_boxed_call", False))
+
+    def run(inputs: list[Any]) -> Sequence[Any]:
+        if takes_list:
+            results = compiled(inputs)
+            inputs.clear()
+        else:
+            values = tuple(inputs)
+            inputs.clear()
+            results = compiled(*values)
+        if count == 1 and (results is None or isinstance(results, torch.Tensor)):
+            return (results,)
+        if results is None and count == 0:
+            return ()
+        if not isinstance(results, (tuple, list)) or len(results) != count:
+            raise _broken(what, count, results)
+        return results
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def _outputs(gm: fx.GraphModule) -> Sequence[Any]:
+    results = gm.graph.output_node().args[0]
+    return results if isinstance(results, (tuple, list)) else (results,)
+
+
+def _broken(what: str, count: int, results: object) -> BackendError:
+    got = f"{len(results)} values" if isinstance(results, (tuple, list)) else f"a {type(results).__name__}"
+    return BackendError(
+        f"{what} returned something else than the outputs of the graph",
+        expected=f"a tuple or list of {count} values",
+        got=got,
+        fix="return the outputs of graph_module in their order",
+    )

@@ -1,0 +1,89 @@
+"""Which dense leaves can touch the same memory.
+
+Everything here works on leaves, where a storage is a storage; see docs/notes/flatten_first.md. Ranges are in bytes, so
+that a ``uint8`` view and a ``float32`` view of one storage compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+
+class ByteRange(NamedTuple):
+    """First byte, and the byte after the last, of a storage that a tensor can touch."""
+
+    start: Any
+    stop: Any
+
+    def overlaps(self, other: ByteRange) -> bool:
+        """Do the two ranges share a byte? An over-approximation for interleaved strided views (PyTorch PR 106461)."""
+        return bool(self.start < other.stop and other.start < self.stop)
+
+
+def byte_range(t: torch.Tensor) -> ByteRange:
+    """The range of its storage that ``t`` can touch; empty for a tensor without elements, [0, 1) without strides."""
+    if t.layout is not torch.strided:
+        return ByteRange(0, 1)
+    start, width = t.storage_offset(), t.element_size()
+    if t.numel() == 0:
+        return ByteRange(start * width, start * width)
+    stop = start + 1
+    for size, stride in zip(t.shape, t.stride(), strict=True):
+        stop = stop + (size - 1) * stride
+    return ByteRange(start * width, stop * width)
+
+
+def storage_key(t: torch.Tensor) -> int:
+    """A number that two live tensors share exactly when they share a storage."""
+    return int(t.untyped_storage()._cdata)
+
+
+def alias_groups(leaves: Sequence[torch.Tensor]) -> list[list[int]]:
+    """Groups (of two or more, by position) of leaves whose ranges overlap, directly or through others."""
+    items = []
+    for k, t in enumerate(leaves):
+        if t.layout is torch.strided and t.numel():
+            items.append((storage_key(t), *byte_range(t), k))
+    items.sort()
+    groups: list[list[int]] = []
+    current: list[int] = []
+    key, stop = None, 0
+    for storage, start, end, k in items:
+        if storage == key and start < stop:
+            current.append(k)
+            stop = max(stop, end)
+        else:
+            if len(current) > 1:
+                groups.append(current)
+            current, key, stop = [k], storage, end
+    if len(current) > 1:
+        groups.append(current)
+    return groups
+
+
+def family(t: torch.Tensor) -> torch.Tensor:
+    """The base that autograd relates a view to, or the tensor itself."""
+    base = t._base if t._is_view() else None
+    return t if base is None else base
+
+
+def alias_pattern(inputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    """What of the memory layout decides a trace, comparable between calls.
+
+    Which inputs are one autograd family, and for each storage with two or more leaves where in it they lie.
+    ``leaves`` are distinct tensors (duplicates by identity are guarded elsewhere).
+    """
+    families: dict[int, int] = {}
+    pattern: list[Any] = [tuple(families.setdefault(id(family(t)), len(families)) for t in inputs)]
+    storages: dict[int, list[tuple[int, Any, Any]]] = {}
+    for k, t in enumerate(leaves):
+        if t.layout is torch.strided and t.numel():
+            storages.setdefault(storage_key(t), []).append((k, *byte_range(t)))
+    for members in storages.values():
+        if len(members) > 1:
+            start = min(m[1] for m in members)
+            pattern.append(tuple((k, lo - start, hi - start) for k, lo, hi in members))
+    return tuple(pattern)

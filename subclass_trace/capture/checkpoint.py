@@ -1,0 +1,53 @@
+"""``torch.utils.checkpoint`` inside a region only tags the recorded nodes; the partitioner then does the recomputing.
+
+No saved-tensor hooks and no second run. Random operations are saved (their masks), a selective policy is asked for each
+operation, and further backwards can be traced (PyTorch's generator would refuse a second one).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch.utils.checkpoint as checkpoint
+
+from .recorder import CheckpointTag, Recorder
+
+
+@contextlib.contextmanager
+def checkpoint_as_tags(recorder: Recorder) -> Iterator[None]:
+    """While inside, on this thread, non-reentrant checkpoint tags nodes of ``recorder``. Captures are serialised."""
+    original = checkpoint._checkpoint_without_reentrant_generator
+    thread, numbers = threading.get_ident(), itertools.count()
+
+    def tagging(fn: Any, preserve_rng_state: bool = True, context_fn: Any = checkpoint.noop_context_fn, *a: Any, **k: Any) -> Any:
+        if threading.get_ident() != thread:
+            yield from original(fn, preserve_rng_state, context_fn, *a, **k)
+            return
+        before = recorder.checkpoint
+        recorder.checkpoint = CheckpointTag(_policy(context_fn), next(numbers))
+        try:
+            yield
+        finally:
+            recorder.checkpoint = before
+
+    checkpoint._checkpoint_without_reentrant_generator = tagging
+    try:
+        yield
+    finally:
+        checkpoint._checkpoint_without_reentrant_generator = original
+
+
+def _policy(context_fn: Any) -> Any:
+    prefer = checkpoint.CheckpointPolicy.PREFER_RECOMPUTE
+    if context_fn is checkpoint.noop_context_fn:
+        return lambda func, args, kwargs: prefer
+    forward, _ = context_fn()
+    policy = getattr(forward, "policy_fn", None)
+    if policy is None:
+        return lambda func, args, kwargs: prefer
+    context = checkpoint.SelectiveCheckpointContext(is_recompute=False)
+    return lambda func, args, kwargs: policy(context, func, *args, **kwargs)

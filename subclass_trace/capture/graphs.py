@@ -1,0 +1,154 @@
+"""Graph surgery on the recorder's graph: finish a joint graph, find what a backward needs, extract a part.
+
+Names are the link between copies: finishing is deterministic, so a node of the forward has the same name in the joint
+graph of every backward that is traced later.
+"""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from .. import _torch
+from .session import Session
+
+
+def output_args(graph: fx.Graph) -> list[Any]:
+    """The flat outputs of a graph."""
+    return list(next(iter(reversed(graph.nodes))).args[0])
+
+
+def placeholders(graph: fx.Graph) -> list[fx.Node]:
+    """The graph inputs in order."""
+    return [n for n in graph.nodes if n.op == "placeholder"]
+
+
+def finish_joint(
+    session: Session,
+    forward: Sequence[Any],
+    backward: Sequence[Any],
+    boundary: fx.Node | None,
+    groups: Sequence[Sequence[int]],
+) -> fx.GraphModule:
+    """A joint graph module with outputs ``[*forward, *backward]``: live nodes only, functional, with stack traces."""
+    recorder = session.recorder
+    if recorder.mutable:
+        from .functionalize import functionalize
+
+        module = functionalize(session, forward, backward, boundary, groups)
+        _drop_dead(module.graph)
+    else:
+        module = fx.GraphModule(recorder.root, _live_copy(recorder.graph, [*forward, *backward]), "joint")
+    _write_stack_traces(module.graph)
+    return module
+
+
+def _live_copy(graph: fx.Graph, outputs: list[Any]) -> fx.Graph:
+    """A copy with what ``outputs`` need. Primals stay, used or not: the run time binds them by position."""
+    live: set[fx.Node] = set()
+    todo = [n for n in outputs if isinstance(n, fx.Node)]
+    while todo:
+        node = todo.pop()
+        if node not in live:
+            live.add(node)
+            todo.extend(node.all_input_nodes)
+    new = fx.Graph()
+    env: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        primal = node.op == "placeholder" and not str(node.target).startswith("tangents")
+        if node in live or primal:
+            env[node] = new.node_copy(node, env.__getitem__)
+    new.output([env[n] if isinstance(n, fx.Node) else n for n in outputs])
+    return new
+
+
+def _drop_dead(graph: fx.Graph) -> None:
+    for node in reversed(list(graph.nodes)):
+        dead_tangent = node.op == "placeholder" and str(node.target).startswith("tangents")
+        if not node.users and (node.op in ("call_function", "get_attr") or dead_tangent):
+            graph.erase_node(node)
+
+
+def _write_stack_traces(graph: fx.Graph) -> None:
+    """Turn recorded frames into text; a backward node gets the text of its forward node (by ``seq_nr``)."""
+    cache: dict[Any, str] = {}
+    of_sequence: dict[int, str] = {}
+    for node in graph.nodes:
+        frames = node.meta.pop("frames", None)
+        if frames:
+            if frames not in cache:
+                cache[frames] = "".join(_frame_text(code, line) for code, line in reversed(frames))
+            node.meta["stack_trace"] = cache[frames]
+            of_sequence.setdefault(node.meta["seq_nr"], cache[frames])
+        elif node.meta.get("partitioner_tag") == "is_backward" and node.meta.get("seq_nr") in of_sequence:
+            node.meta["stack_trace"] = of_sequence[node.meta["seq_nr"]]
+
+
+def _frame_text(code: Any, line: int) -> str:
+    text = linecache.getline(code.co_filename, line).strip()
+    return f'  File "{code.co_filename}", line {line}, in {code.co_name}\n    {text}\n'
+
+
+def where(node: fx.Node) -> str | None:
+    """``file:line`` of the user's code that a node comes from."""
+    trace = node.meta.get("stack_trace")
+    if not trace:
+        return None
+    last = [t for t in trace.splitlines() if t.startswith("  File ")][-1]
+    name, number = last.split('"')[1], last.split("line ")[1].split(",")[0]
+    return f"{name}:{number}"
+
+
+def is_random(node: fx.Node) -> bool:
+    """Does the node draw random numbers?"""
+    return isinstance(node.target, _torch.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def needed(
+    outputs: Iterable[Any], have: Collection[str], *, allow_random: bool = False
+) -> tuple[set[fx.Node], set[str]]:
+    """The nodes to compute for ``outputs`` when the nodes named in ``have`` are given.
+
+    Returns them and the names of what is missing: graph inputs that are not given, and forward nodes that draw random
+    numbers (drawing again would give others), unless ``allow_random``.
+    """
+    todo = [n for n in outputs if isinstance(n, fx.Node)]
+    nodes: set[fx.Node] = set()
+    missing: set[str] = set()
+    while todo:
+        node = todo.pop()
+        if node in nodes:
+            continue
+        nodes.add(node)
+        if node.name in have:
+            continue
+        redraw = not allow_random and is_random(node) and node.meta.get("partitioner_tag") != "is_backward"
+        if node.op == "placeholder" or redraw:
+            missing.add(node.name)
+            continue
+        todo.extend(node.all_input_nodes)
+    return nodes, missing
+
+
+def extract(joint: fx.GraphModule, outputs: Sequence[Any], inputs: Sequence[str]) -> fx.GraphModule:
+    """The part of ``joint`` that computes ``outputs`` from the nodes named in ``inputs``, which become its inputs in order.
+
+    Every name must be a node of ``joint``; `needed` must have found nothing missing.
+    """
+    nodes, _ = needed(outputs, set(inputs), allow_random=True)
+    by_name = {n.name: n for n in joint.graph.nodes}
+    graph = fx.Graph()
+    env: dict[fx.Node, fx.Node] = {}
+    for name in inputs:
+        node = by_name[name]
+        env[node] = graph.placeholder(name)
+        env[node].meta.update(node.meta)
+    for node in joint.graph.nodes:
+        if node in nodes and node not in env and node.op != "output":
+            env[node] = graph.node_copy(node, env.__getitem__)
+    graph.output([env[n] if isinstance(n, fx.Node) else n for n in outputs])
+    return fx.GraphModule(joint, graph)

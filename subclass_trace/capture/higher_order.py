@@ -1,0 +1,127 @@
+"""Higher order operators (cond, while_loop, scan, flex_attention, ...): one rule for all.
+
+An operator arrives below its own autograd rule, which has already split it into a forward and a backward operator. Its
+callables are replaced by closures that record, the operator runs under the fake mode alone (its fake rule calls the
+closures with the right operands), and becomes one node whose branches are graph modules.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx as fx
+import torch.utils._pytree as pytree
+
+from .. import _torch
+from ..errors import UnsupportedError
+from .functionalize import functionalize_branch
+from .recorder import Recorder
+
+Tensor = torch.Tensor
+#: these take graph modules and read them; they must not be wrapped
+_READS_GRAPHS = ("flex_attention", "flex_attention_backward")
+
+
+def _is_callable(x: object) -> bool:
+    plain = (Tensor, _torch.OpOverload, type, *_torch.SYM_TYPES)
+    return callable(x) and not isinstance(x, plain)
+
+
+class _Branches:
+    """Records the callables of one operator while its fake rule runs them."""
+
+    def __init__(self, recorder: Recorder, func: Any) -> None:
+        self.recorder, self.func = recorder, func
+        self.modules: dict[int, fx.GraphModule] = {}
+        self.wrapped: dict[int, Callable[..., Any]] = {}
+        self.operands: list[tuple[Any, ...]] = []
+
+    def wrap(self, function: Any) -> Any:
+        if isinstance(function, fx.GraphModule) and self.func.name() in _READS_GRAPHS and not _is_mutable(function):
+            self.modules[id(function)] = function
+            return function
+
+        def traced(*operands: Any) -> Any:
+            return self._record(function, operands)
+
+        self.wrapped[id(function)] = traced
+        return traced
+
+    def _record(self, function: Any, operands: tuple[Any, ...]) -> Any:
+        outer = self.recorder
+        flat, spec = pytree.tree_flatten(operands)
+        inner = Recorder(outer.mode, outer.decompositions, outer=outer)
+        values = []
+        for i, x in enumerate(flat):
+            value = _torch.detached(outer.mode, x) if isinstance(x, Tensor) else x
+            node = inner.graph.placeholder(f"arg{i}")
+            if isinstance(value, Tensor):
+                inner.track(value, node)
+            values.append(value)
+        with inner:
+            out = function(*pytree.tree_unflatten(values, spec))
+        results, out_spec = pytree.tree_flatten(out)
+        inner.graph.output(pytree.tree_unflatten([inner.node_of(o) for o in results], out_spec))
+        module = fx.GraphModule(inner.root, inner.graph)
+        if inner.mutable:
+            module = functionalize_branch(outer.mode, inner.root, inner.graph)
+        self.modules[id(function)] = module
+        self.operands.append(operands)
+        return out
+
+    def record_uncalled(self) -> None:
+        """A callable that the fake rule did not call (while_loop's condition) takes its sibling's operands."""
+        for key, function in list(self.wrapped.items()):
+            if key not in self.modules and self.operands:
+                function(*self.operands[0])
+
+
+def _is_mutable(module: fx.GraphModule) -> bool:
+    calls = [n.target for n in module.graph.nodes if n.op == "call_function"]
+    return any(isinstance(t, _torch.OpOverload) and t._schema.is_mutable for t in calls)
+
+
+def record_higher_order(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """Record one call of a higher order operator.
+
+    Raises:
+        UnsupportedError: its fake rule did not run one of its callables.
+    """
+    branches = _Branches(recorder, func)
+    flat, spec = pytree.tree_flatten((args, kwargs))
+    fake_args, fake_kwargs = pytree.tree_unflatten([branches.wrap(x) if _is_callable(x) else x for x in flat], spec)
+    with recorder.mode:
+        out = func(*fake_args, **fake_kwargs)
+        branches.record_uncalled()
+
+    def argument(x: Any) -> Any:
+        if not _is_callable(x):
+            return recorder.node_of(x)
+        if id(x) not in branches.modules:
+            raise UnsupportedError(
+                f"the higher order operator {func.name()} has a callable that its fake rule does not run",
+                path=recorder.user_line(),
+                fix="write this part without the operator",
+            )
+        name = f"branch_{recorder.next_submodule()}"
+        setattr(recorder.root, name, branches.modules[id(x)])
+        node = recorder.graph.get_attr(name)
+        node.meta["partitioner_tag"] = recorder.tag
+        return node
+
+    node_args, node_kwargs = pytree.tree_unflatten([argument(x) for x in flat], spec)
+    node = recorder.graph.call_function(func, node_args, node_kwargs)
+    recorder.annotate(node)
+    if isinstance(out, Tensor):
+        recorder.track(out, node)
+        return out
+    node.meta["val"] = pytree.tree_map(lambda o: _torch.detached(recorder.mode, o) if isinstance(o, Tensor) else o, out)
+    for i, o in enumerate(out):
+        if isinstance(o, Tensor):
+            item = recorder.graph.call_function(operator.getitem, (node, i))
+            item.meta.update({k: v for k, v in node.meta.items() if k != "val"})
+            recorder.track(o, item)
+    return out

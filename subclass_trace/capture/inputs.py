@@ -1,0 +1,202 @@
+"""Inputs of a capture: real tensors become traced ones, over fake leaves that are graph inputs.
+
+In: the distinct tensors of a call with their paths, and which sizes are dynamic. Out: `TracedInputs`. Leaves are
+deduplicated by identity over all inputs, so ``TwoTensor(a, a)``, and a wrapper beside its own inner tensor, need nothing
+else; leaves of one storage become fakes of one storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import _torch
+from ..errors import ProtocolError, UnsupportedError
+from ..subclass.flatten import flatten, leaf_paths
+from ..subclass.paths import Path
+from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec
+from ..subclass.visit import rebuild
+from .session import Session
+
+Tensor = torch.Tensor
+#: which dimensions of the value at a path become symbols (the outer ones of a wrapper, or those of a leaf)
+DynamicDims = Callable[[Path, Tensor], list[bool]]
+
+
+@dataclass(frozen=True, eq=False)
+class Argument:
+    """One distinct tensor of a call; ``static``: it is alive between calls anyway (a parameter or buffer)."""
+
+    value: Tensor
+    path: Path
+    position: int
+    static: bool = False
+    take_base: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class TracedInput:
+    """One input: the real tensor's spec (with symbolic sizes), its leaves' graph inputs, and the traced value."""
+
+    path: Path
+    spec: Spec
+    leaves: tuple[int, ...]
+    is_leaf: bool
+    traced: Tensor
+    edge: Any  # gradient edge, or None when it does not require grad
+
+
+@dataclass(frozen=True, eq=False)
+class TracedInputs:
+    """All inputs of a capture. ``leaf_values[k]`` is the live fake of dense leaf k, ``originals[k]`` stays untouched."""
+
+    inputs: tuple[TracedInput, ...]
+    leaf_values: tuple[Tensor, ...]
+    originals: tuple[Tensor, ...]
+    leaf_paths: tuple[Path, ...]
+    sizes: tuple[Any, ...]  # SymInts that no dense leaf carries: graph inputs after the leaves
+
+
+def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: DynamicDims) -> TracedInputs:
+    """Make graph inputs and traced values for ``arguments``. Call it inside ``session.modes()``.
+
+    Raises:
+        ProtocolError: a class breaks the protocol; or a leaf inside a wrapper requires grad.
+    """
+    index: dict[int, int] = {}
+    originals: list[Tensor] = []
+    paths: list[Path] = []
+    rows = []
+    for argument in arguments:
+        leaves, spec = flatten(argument.value, argument.path)
+        places = []
+        for leaf, path in zip(leaves, leaf_paths(argument.value, argument.path), strict=True):
+            _check_leaf(leaf, path, argument)
+            if id(leaf) not in index:
+                index[id(leaf)] = len(originals)
+                with torch.no_grad(), _torch.no_modes():
+                    alias = leaf.detach() if leaf.layout is torch.strided else leaf
+                originals.append(session.fake(alias, str(path), dynamic(path, leaf)))
+                paths.append(path)
+                session.recorder.primal(originals[-1])
+            places.append(index[id(leaf)])
+        rows.append((argument, spec, tuple(places)))
+    symbols = _Symbols(session, dynamic)
+    specs = [symbols.spec(a.value, spec, a.path, iter([originals[k] for k in ks])) for a, spec, ks in rows]
+    extra = symbols.unbound(specs, originals)
+    for size in extra:
+        session.recorder.primal(size)
+    values = tuple(session.tracked(fake) for fake in originals)
+    inputs = []
+    for (argument, _, places), spec in zip(rows, specs, strict=True):
+        traced = _traced(session, spec, [values[k] for k in places], argument)
+        edge = torch.autograd.graph.get_gradient_edge(traced) if traced.requires_grad else None
+        is_leaf = argument.value.is_leaf
+        inputs.append(TracedInput(argument.path, spec, places, is_leaf, traced, edge))
+    return TracedInputs(tuple(inputs), values, tuple(originals), tuple(paths), tuple(extra))
+
+
+def _check_leaf(leaf: Tensor, path: Path, argument: Argument) -> None:
+    if leaf is not argument.value and leaf.requires_grad:
+        raise ProtocolError(
+            "an inner tensor of a wrapper requires grad; autograd runs on the wrapper, so this gradient would be lost",
+            path=path,
+            expected="requires_grad=False on inner tensors",
+            got=f"requires_grad=True on a tensor of shape {tuple(leaf.shape)}",
+            fix="build the wrapper from inner.detach(), and call requires_grad_() on the wrapper",
+        )
+    if _torch.is_fake(leaf):
+        raise UnsupportedError("a region was called with a FakeTensor", path=path, fix="call it with real tensors")
+
+
+def _traced(session: Session, spec: Spec, leaves: list[Tensor], argument: Argument) -> Tensor:
+    if isinstance(spec, LeafSpec):
+        # Two inputs never are one leaf (duplicates are removed before), but an inner leaf can be an input as well:
+        # then autograd relates them no more than in eager, so each gets an alias of its own.
+        traced = leaves[0] if not spec.requires_grad else session.tracked(leaves[0])
+    else:
+        traced = rebuild(spec, iter(leaves))
+        if isinstance(spec, WrapperSpec) and type(traced) is not spec.cls:
+            raise ProtocolError(
+                f"{spec.cls.__qualname__}.__tensor_unflatten__ built a {type(traced).__qualname__}",
+                path=argument.path,
+                expected=f"an instance of {spec.cls.__qualname__}",
+                got=f"an instance of {type(traced).__qualname__}",
+                fix="make __tensor_unflatten__ a classmethod that builds `cls`",
+            )
+        session.recorder.know_wrapper(traced)
+    if spec.requires_grad:  # type: ignore[union-attr]
+        if traced.requires_grad:
+            traced = traced.detach()
+        _torch.make_nonleaf(traced)
+    elif traced.requires_grad:
+        traced.requires_grad_(False)
+    return traced
+
+
+class _Symbols:
+    """Gives the outer sizes of wrappers their symbols, and finds those that no leaf carries."""
+
+    def __init__(self, session: Session, dynamic: DynamicDims) -> None:
+        self.session, self.dynamic = session, dynamic
+
+    def spec(self, value: Any, spec: Spec, path: Path, fakes: Iterator[Tensor]) -> Spec:
+        """The spec of ``value`` with symbolic sizes."""
+        if isinstance(spec, OpaqueSpec):
+            return spec
+        if isinstance(spec, LeafSpec):
+            fake = next(fakes)
+            strided = fake.layout is torch.strided
+            stride, offset = (tuple(fake.stride()), fake.storage_offset()) if strided else ((), 0)
+            meta = (tuple(fake.shape), stride, offset, spec.dtype, spec.device, spec.layout, spec.requires_grad)
+            return LeafSpec(*meta)
+        inners = tuple(
+            self.spec(getattr(value, n), s, path.attr(n), fakes) for n, s in zip(spec.names, spec.inners, strict=True)
+        )
+        size, stride = spec.size, spec.stride
+        dims = self.dynamic(path, value)
+        if any(dims):
+            size = tuple(
+                _torch.new_symbol(self.session.shape_env, n, f"{path}.size({d})") if dynamic else n
+                for d, (n, dynamic) in enumerate(zip(spec.size, dims, strict=True))
+            )
+            stride = symbolic_strides(spec.size, spec.stride, size)
+        rest = (spec.storage_offset, spec.dtype, spec.device, spec.layout, spec.requires_grad)
+        return WrapperSpec(spec.cls, spec.names, inners, spec.context, size, stride, *rest)
+
+    def unbound(self, specs: Sequence[Spec], originals: Sequence[Tensor]) -> list[Any]:
+        """Sizes whose symbol is the size, stride or offset of no dense leaf."""
+        known = set()
+        for fake in originals:
+            strided = fake.layout is torch.strided
+            for s in (*fake.shape, *((*fake.stride(), fake.storage_offset()) if strided else ())):
+                if isinstance(s, torch.SymInt) and s.node.expr.is_Symbol:
+                    known.add(s.node.expr)
+        extra: dict[Any, Any] = {}
+
+        def look(spec: Spec) -> None:
+            if isinstance(spec, WrapperSpec):
+                for s in spec.size:
+                    if isinstance(s, torch.SymInt) and s.node.expr.is_Symbol and s.node.expr not in known:
+                        extra.setdefault(s.node.expr, s)
+                for inner in spec.inners:
+                    look(inner)
+
+        for spec in specs:
+            look(spec)
+        return list(extra.values())
+
+
+def symbolic_strides(size: Sequence[int], stride: Sequence[int], symbolic: Sequence[Any]) -> tuple[Any, ...]:
+    """Strides as products of symbolic sizes, where the numbers say so; other strides stay numbers."""
+    out: list[Any] = list(stride)
+    order = sorted(range(len(size)), key=lambda d: (stride[d], size[d] != 1, -d))
+    expected, symbol = 1, 1
+    for d in order:
+        if stride[d] == expected:
+            out[d] = symbol
+            expected, symbol = size[d] * expected, symbolic[d] * symbol
+    return tuple(out)

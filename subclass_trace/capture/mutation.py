@@ -1,0 +1,161 @@
+"""Mutations, read off the live inputs after the run: data, metadata, replaced inner tensors, Python attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import _torch
+from ..errors import AliasingError, UnsupportedError
+from ..plan import MutationPlan
+from ..subclass.flatten import flatten
+from ..subclass.spec import Spec, WrapperSpec, spec_leaves
+from .aliasing import family
+from .inputs import Argument, TracedInput, TracedInputs
+from .recorder import Recorder
+
+Tensor = torch.Tensor
+
+
+class NeedsAutogradBase(Exception):
+    """A differentiable mutation of one view of a family: capture again with the base as the input. See docs/notes/views.md."""
+
+    def __init__(self, base: Tensor) -> None:
+        super().__init__("capture again with the autograd base as input")
+        self.base = base
+
+
+@dataclass(frozen=True, eq=False)
+class Before:
+    """State of one traced input before the run."""
+
+    spec: Spec
+    version: int | None
+    attributes: dict[str, Any]
+
+
+def remember(inputs: TracedInputs) -> list[Before]:
+    """Take the state that `read_mutations` compares with."""
+    rows = []
+    for i in inputs.inputs:
+        t = i.traced
+        attributes = dict(t.__dict__) if isinstance(i.spec, WrapperSpec) and hasattr(t, "__dict__") else {}
+        rows.append(Before(flatten(t)[1], None if t.is_inference() else t._version, attributes))
+    return rows
+
+
+def read_mutations(
+    inputs: TracedInputs,
+    before: Sequence[Before],
+    recorder: Recorder,
+    arguments: Sequence[Argument],
+    emit: Callable[[Tensor], int],
+) -> list[MutationPlan]:
+    """One plan per input that the region changed. ``emit`` adds a live tensor to the forward values.
+
+    Raises:
+        RuntimeError: eager would refuse too (a leaf that requires grad is written in place).
+        UnsupportedError: the set of inner tensors changed.
+    """
+    families: dict[int, set[int]] = {}
+    for a in arguments:
+        families.setdefault(id(family(a.value)), set()).add(id(a.value))
+    plans = []
+    for number, (row, was, argument) in enumerate(zip(inputs.inputs, before, arguments, strict=True)):
+        change = _change(row, was, inputs, recorder)
+        differentiable = _moved_history(row)
+        starts = row.edge is None and row.traced.requires_grad and row.traced.grad_fn is None
+        bumps = 0 if was.version is None else row.traced._version - was.version
+        if not (change.data or change.replaced or change.metadata or change.attributes or differentiable or starts):
+            continue
+        if differentiable:
+            _refuse_as_eager(argument)
+            if len(families[id(family(argument.value))]) > 1:
+                raise NeedsAutogradBase(family(argument.value))
+        value = emit(row.traced) if change.data or change.replaced or differentiable else None
+        plans.append(
+            MutationPlan(
+                number, value, change.data, change.replaced, differentiable, change.metadata, change.attributes, bumps, starts
+            )
+        )
+    return plans
+
+
+@dataclass(frozen=True, eq=False)
+class _Change:
+    data: tuple[int, ...]
+    replaced: dict[int, str]
+    metadata: Spec | None
+    attributes: dict[str, Any]
+
+
+def _change(row: TracedInput, was: Before, inputs: TracedInputs, recorder: Recorder) -> _Change:
+    leaves, after = flatten(row.traced, row.path)
+    originals = [inputs.leaf_values[k] for k in row.leaves]
+    if len(leaves) != len(originals) or (isinstance(after, WrapperSpec) and after.names != was.spec.names):  # type: ignore[union-attr]
+        raise UnsupportedError(
+            "the region changed the set of inner tensors of an input",
+            path=row.path,
+            expected=f"{len(originals)} inner tensors, as before the call",
+            got=f"{len(leaves)}",
+            fix="return a new wrapper instead of adding or removing inner tensors in place",
+        )
+    replaced: dict[int, str] = {}
+    for k, (now, place) in enumerate(zip(leaves, row.leaves, strict=True)):
+        if isinstance(row.spec, WrapperSpec) and now is not originals[k]:
+            replaced[k] = "attribute"
+        elif now.layout is torch.strided and not _same_storage(now, inputs.originals[place]):
+            replaced[k] = "data"
+    data = tuple(k for k, t in enumerate(originals) if k not in replaced and recorder.was_written(t))
+    attributes: dict[str, Any] = {}
+    if isinstance(row.spec, WrapperSpec) and hasattr(row.traced, "__dict__"):
+        attributes = {
+            k: v
+            for k, v in row.traced.__dict__.items()
+            if not isinstance(v, Tensor) and (k not in was.attributes or was.attributes[k] is not v)
+        }
+    metadata = None if _same_layout(after, was.spec) else after
+    return _Change(data, replaced, metadata, attributes)
+
+
+def _same_layout(a: Spec, b: Spec) -> bool:
+    offsets = [x.storage_offset == y.storage_offset for x, y in zip(spec_leaves(a), spec_leaves(b), strict=True)]
+    outer = a.size == b.size and a.stride == b.stride  # type: ignore[union-attr]
+    leaves = all(x.size == y.size and x.stride == y.stride for x, y in zip(spec_leaves(a), spec_leaves(b), strict=True))
+    return outer and leaves and all(offsets)
+
+
+def _same_storage(a: Tensor, b: Tensor) -> bool:
+    return bool(_torch.StorageWeakRef(a.untyped_storage()) == _torch.StorageWeakRef(b.untyped_storage()))
+
+
+def _moved_history(row: TracedInput) -> bool:
+    """Did an in-place operation that autograd saw give the input another history?"""
+    t = row.traced
+    if not t.requires_grad or t.grad_fn is None:
+        return False
+    return row.edge is None or t.grad_fn is not row.edge.node
+
+
+def _refuse_as_eager(argument: Argument) -> None:
+    t = argument.value
+    if t.requires_grad and t.is_leaf:
+        raise AliasingError(
+            "a leaf Variable that requires grad is being used in an in-place operation.",
+            path=argument.path,
+            expected="a tensor that is not a leaf, or that does not require grad",
+            got="a leaf that requires grad, written in place under grad mode",
+            fix="write to it under torch.no_grad(), or to a clone",
+        )
+    if _torch.creation_forbids_inplace(t):
+        raise AliasingError(
+            "Output of a function that returns several views (such as split) is modified in place; eager refuses it too.",
+            path=argument.path,
+            got="a member of a multi-output view, or a view made inside a custom autograd.Function",
+            fix="write to a clone of it",
+        )
+
+

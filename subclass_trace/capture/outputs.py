@@ -1,0 +1,95 @@
+"""What each output of the user function is, read off the live tensors: docs/notes/views.md explains the kinds."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .. import _torch
+from ..plan import (
+    ConstantOutput,
+    InputOutput,
+    MutationPlan,
+    OutputPlan,
+    SizeOutput,
+    ValueOutput,
+    ViewOutput,
+)
+from ..subclass.flatten import flatten, leaves_of
+from ..subclass.protocol import is_traceable
+from .inputs import TracedInputs
+from .recorder import Recorder
+
+Tensor = torch.Tensor
+
+
+class OutputClassifier:
+    """Classifies outputs one by one; ``emit`` adds a live tensor to the forward values and returns its number."""
+
+    def __init__(
+        self,
+        inputs: TracedInputs,
+        handed: Sequence[Any],
+        mutations: Sequence[MutationPlan],
+        recorder: Recorder,
+        results: Sequence[Any],
+        emit: Callable[[Tensor], int],
+    ) -> None:
+        self.recorder, self.emit = recorder, emit
+        self.sizes: list[Any] = []
+        self._input_of = {id(i.traced): n for n, i in enumerate(inputs.inputs)}
+        self._position_of = {id(t): k for k, t in reversed(list(enumerate(handed))) if isinstance(t, Tensor)}
+        self._reshaped = {m.input for m in mutations if m.metadata is not None or m.replaced}
+        self._leaf_of: dict[Any, int] = {}
+        self._offsets = [t.storage_offset() if t.layout is torch.strided else 0 for t in inputs.originals]
+        for k, t in enumerate(inputs.originals):
+            if t.layout is torch.strided:
+                self._leaf_of.setdefault(_torch.StorageWeakRef(t.untyped_storage()), k)
+        tensors = [o for o in results if isinstance(o, Tensor)]
+        self._output_ids = {id(o) for o in tensors}
+        views = [o for o in tensors if o._base is not None and o.requires_grad and not _torch.is_multi_output_view(o)]
+        self._base_users = collections.Counter(id(o._base) for o in views)
+        self._emitted: dict[int, int] = {}
+
+    def classify(self, o: Any) -> OutputPlan:
+        """The plan of one output."""
+        if isinstance(o, _torch.SYM_TYPES):
+            self.sizes.append(o)
+            return SizeOutput(len(self.sizes) - 1)
+        if not isinstance(o, Tensor) or not self._is_traced(o):
+            return ConstantOutput(o)
+        if id(o) in self._position_of:
+            return InputOutput(self._position_of[id(o)])
+        leaves, spec = flatten(o)
+        base = o._base
+        if base is not None and not _torch.is_custom_function_output(o):
+            number = self._input_of.get(id(base))
+            if number is not None and number not in self._reshaped:
+                return ViewOutput(number, True, _torch.view_function(o), o.grad_fn is not None, spec)
+            shared = self._base_users[id(base)] > 1 or id(base) in self._output_ids
+            if number is None and o.requires_grad and shared and not _torch.is_multi_output_view(o):
+                return ViewOutput(self._emit_once(base), False, _torch.view_function(o), True, spec)
+        return ValueOutput(self._emit_once(o), spec, self._aliases(leaves))
+
+    def _is_traced(self, o: Tensor) -> bool:
+        if not is_traceable(o):
+            return _torch.is_fake(o)
+        leaves = leaves_of(o)
+        return not leaves or any(map(_torch.is_fake, leaves))
+
+    def _emit_once(self, t: Tensor) -> int:
+        if id(t) not in self._emitted:
+            self._emitted[id(t)] = self.emit(t)
+        return self._emitted[id(t)]
+
+    def _aliases(self, leaves: Sequence[Tensor]) -> tuple[tuple[int, Any] | None, ...]:
+        rows: list[tuple[int, Any] | None] = []
+        for t in leaves:
+            k = self._leaf_of.get(_torch.StorageWeakRef(t.untyped_storage())) if t.layout is torch.strided else None
+            rows.append(None if k is None else (k, t.storage_offset() - self._offsets[k]))
+        return tuple(rows) if any(r is not None for r in rows) else ()
+
+

@@ -1,0 +1,485 @@
+"""The recorder: one dispatch mode directly above FakeTensorMode that writes dense operations into an fx graph.
+
+In goes every dense operation that the user function, its wrappers' ``__torch_dispatch__`` and the autograd engine
+issue; out comes a graph node for it, with these keys in ``node.meta``:
+
+    val                a FakeTensor (or a list of them) without history
+    partitioner_tag    "is_forward" or "is_backward"
+    seq_nr             number of the autograd node; a backward node carries its forward node's (PyTorch PR 103129)
+    frames             the user's frames, turned into ``stack_trace`` text when the graph is finished
+    recompute, ac_graph_id   tags of selective activation checkpointing
+
+In-place operations are recorded as they run; `functionalize` replays the finished graph when there were any.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from .. import _torch
+from ..errors import DataDependentError, UnsupportedError
+from ..subclass.flatten import flatten
+from ..subclass.paths import Path
+from ..subclass.protocol import is_traceable
+from .aliasing import ByteRange, byte_range
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+_DENSE = (*_torch.FAKE_TYPES, Tensor, torch.nn.Parameter)
+_REAL = (Tensor, torch.nn.Parameter)
+_TORCH_FILES = os.path.dirname(torch.__file__) + os.sep
+_OWN_FILES = os.path.dirname(os.path.dirname(__file__)) + os.sep
+#: constants that a region makes itself arrive through these
+_CONSTANT_OPS = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
+
+
+@dataclass(frozen=True, eq=False)
+class ClosedOver:
+    """A real tensor that the user function reached without its arguments: a global, a closure cell, an attribute."""
+
+    value: Tensor
+    path: Path
+    primal: int | None  # its place among the graph inputs; None for a wrapper (its leaves have entries of their own)
+
+
+@dataclass
+class CheckpointTag:
+    """While a checkpointed part of the function runs: its policy, and the number of the part."""
+
+    policy: Callable[..., Any]
+    graph_id: int
+
+
+class Recorder(_torch.TorchDispatchMode):
+    """Writes the graph. One instance per capture; it is entered again to trace further backwards into the same graph."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """User modes run above it."""
+        return True
+
+    def __init__(self, mode: Any, decompositions: dict[Any, Callable[..., Any]], outer: Recorder | None = None) -> None:
+        super().__init__()
+        # On the instance: __exit__ looks in its __dict__, and would otherwise pop a mode of the user.
+        self._mode_key = _torch.PROXY_MODE_KEY
+        self.mode, self.decompositions, self.outer = mode, decompositions, outer
+        self.graph, self.root = fx.Graph(), torch.nn.Module()
+        self.tracer = fx.proxy.GraphAppendingTracer(self.graph)
+        self.tracer.enable_thunkify = False  # type: ignore[attr-defined]  # nested ints ask the PROXY mode's tracer
+        self.mutable = False
+        self.tag = "is_forward"
+        self.backward_seq: int | None = None
+        self.checkpoint: CheckpointTag | None = None
+        self.writes: list[tuple[Any, ByteRange]] = []
+        self.closed_over: list[ClosedOver] = []
+        self.first_placeholder: fx.Node | None = None
+        self._last_placeholder: fx.Node | None = None
+        self._nodes: dict[int, tuple[fx.Node, Tensor]] = {}  # holds the tensors, so that ids stay unique
+        self._lifted: dict[int, tuple[Tensor, Tensor]] = {}
+        self._known_wrappers: dict[int, Tensor] = {}
+        self._symbols: dict[Any, fx.Node] = {}
+        self._sources: dict[Any, tuple[fx.Node, str, int]] = {}
+        self.primals = 0
+        self.tangents = 0
+        self._submodules = 0
+        self._stop_frame: Any = None
+
+    # ------------------------------------------------------------------ values and their nodes
+    def placeholder(self, name: str, value: Any) -> fx.Node:
+        """Add a graph input after the last one; ``value`` (a tensor or a SymInt) is from now on its node."""
+        with self.graph.inserting_after(self._last_placeholder) if self._last_placeholder else self._at_start():
+            node = self.graph.placeholder(name)
+        self._last_placeholder = node
+        self.first_placeholder = self.first_placeholder or node
+        if isinstance(value, Tensor):
+            self.track(value, node)
+            if not name.startswith("tangents"):
+                self._bind_sizes(node, value)
+        else:
+            node.meta["val"] = value
+            self._sources.setdefault(value.node.expr, (node, "self", 0))
+        return node
+
+    def primal(self, value: Any) -> int:
+        """Add the next dense graph input, ``primals_N``; returns N - 1."""
+        self.primals += 1
+        self.placeholder(f"primals_{self.primals}", value)
+        return self.primals - 1
+
+    def tangent(self, value: Any) -> str:
+        """Add the next tangent, ``tangents_N``; returns its name."""
+        self.tangents += 1
+        return self.placeholder(f"tangents_{self.tangents}", value).name
+
+    def _at_start(self) -> Any:
+        first = next(iter(self.graph.nodes), None)
+        return self.graph.inserting_before(first)
+
+    def _bind_sizes(self, node: fx.Node, value: Tensor) -> None:
+        strided = value.layout is torch.strided
+        rows = [("size", value.shape), ("stride", value.stride() if strided else ())]
+        for kind, sizes in [*rows, ("storage_offset", (value.storage_offset(),) if strided else ())]:
+            for dim, size in enumerate(sizes):
+                if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                    self._sources.setdefault(size.node.expr, (node, kind, dim))
+
+    def track(self, value: Tensor, node: fx.Node) -> None:
+        """``value`` is what ``node`` computes."""
+        self._nodes[id(value)] = (node, value)
+        node.meta["val"] = _torch.detached(self.mode, value) if _torch.is_fake(value) else value
+
+    def alias(self, value: Tensor, like: Tensor) -> None:
+        """``value`` is the very value of ``like``: no node of its own."""
+        self._nodes[id(value)] = (self.node_of(like), value)
+
+    def knows(self, value: Tensor) -> bool:
+        """Has this tensor a node in the graph?"""
+        return id(value) in self._nodes or id(value) in self._lifted
+
+    def know_wrapper(self, wrapper: Tensor) -> None:
+        """This wrapper is made of traced leaves."""
+        self._known_wrappers[id(wrapper)] = wrapper
+
+    def node_of(self, value: Any) -> Any:
+        """The node of a tensor or symbolic number; other values stand for themselves."""
+        if isinstance(value, _torch.SYM_TYPES):
+            return self.symbolic(value)
+        if not isinstance(value, Tensor):
+            return value
+        hit = self._nodes.get(id(value))
+        if hit is not None:
+            return hit[0]
+        if not _torch.is_fake(value):
+            return self._nodes[id(self.lift(value))][0]
+        if self.outer is not None and self.outer.knows(value):
+            raise UnsupportedError(
+                "a branch of a higher order operator closes over a traced tensor",
+                expected="every tensor that a branch reads among its operands",
+                fix="pass the tensor to the branch as an operand",
+            )
+        raise UnsupportedError(
+            "the region met a fake tensor that was made outside of it",
+            got=f"{value}",
+            fix="do not keep tensors from an earlier trace in Python state that the region reads",
+        )
+
+    # ------------------------------------------------------------------ closed-over tensors
+    def lift(self, real: Tensor) -> Tensor:
+        """The fake that stands for a real dense tensor which the function closes over; it becomes a graph input."""
+        hit = self._lifted.get(id(real))
+        if hit is None:
+            fake = _torch.detached(self.mode, self.mode.from_tensor(real, static_shapes=True))
+            path = Path("closed_over").item(len(self.closed_over))
+            self.closed_over.append(ClosedOver(real, path, self.primals))
+            self.primal(fake)
+            hit = self._lifted[id(real)] = (fake, real)
+        return hit[0]
+
+    def lifted_fake(self, real: Tensor) -> Tensor | None:
+        """The fake that stands for a lifted tensor, if it was lifted."""
+        hit = self._lifted.get(id(real))
+        return None if hit is None else hit[0]
+
+    def _constant(self, real: Tensor) -> Tensor:
+        hit = self._lifted.get(id(real))
+        if hit is None:
+            fake = _torch.detached(self.mode, self.mode.from_tensor(real, static_shapes=True))
+            name = f"_constant{len(self._lifted)}"
+            setattr(self.root, name, real)
+            self.track(fake, self.graph.get_attr(name))
+            hit = self._lifted[id(real)] = (fake, real)
+        return hit[0]
+
+    def _notice_wrappers(self, args: Sequence[Any]) -> None:
+        """Register wrappers that require grad and hold real leaves: their gradient edges must be inputs too."""
+        for a in args:
+            if isinstance(a, (list, tuple)):
+                self._notice_wrappers(a)
+            elif isinstance(a, Tensor) and type(a) not in _DENSE and id(a) not in self._known_wrappers and is_traceable(a):
+                self._known_wrappers[id(a)] = a
+                leaves, _ = flatten(a)
+                if a.requires_grad and any(not _torch.is_fake(t) and not self._made_here(t) for t in leaves):
+                    for t in leaves:
+                        if type(t) in _REAL:
+                            self.lift(t)
+                    path = Path("closed_over").item(len(self.closed_over))
+                    self.closed_over.append(ClosedOver(a, path, None))
+
+    def _made_here(self, t: Tensor) -> bool:
+        return id(t) in self._nodes
+
+    # ------------------------------------------------------------------ sizes
+    def symbolic(self, value: Any) -> Any:
+        """The node of a SymInt (SymFloat, SymBool), built on demand from its expression over the inputs' sizes."""
+        if isinstance(value, torch.SymInt) and value.node.is_nested_int():
+            raise UnsupportedError("a ragged size (nested int) is used as a number", got=value)
+        expr = value.node.expr
+        if expr.is_number:
+            return int(expr) if isinstance(value, torch.SymInt) else bool(expr) if expr.is_Boolean else float(expr)
+        hit = self._symbols.get(expr)
+        if hit is None:
+            hit = self._source_node(expr, value) if expr.is_Symbol else self._expression_node(expr)
+            hit.meta.setdefault("val", value)
+            hit.meta.setdefault("partitioner_tag", self.tag)
+            self._symbols[expr] = hit
+        return hit
+
+    def _source_node(self, symbol: Any, value: Any) -> fx.Node:
+        found = self._sources.get(symbol)
+        if found is None:
+            raise UnsupportedError(f"the size symbol {symbol} belongs to no input of the region", got=value)
+        node, kind, dim = found
+        if kind == "self":
+            return node
+        if kind == "storage_offset":
+            return self.graph.call_function(aten.sym_storage_offset.default, (node,))
+        return self.graph.call_function(aten.sym_size.int if kind == "size" else aten.sym_stride.int, (node, dim))
+
+    def _expression_node(self, expr: Any) -> fx.Node:
+        env = self.mode.shape_env
+        for symbol in sorted(expr.free_symbols, key=str):
+            if symbol not in self._symbols:
+                self.symbolic(_symint(env, symbol))
+        mark = next(iter(reversed(self.graph.nodes)))
+        made = _torch.sympy_to_nodes(expr, {s: fx.Proxy(self._symbols[s], self.tracer) for s in expr.free_symbols}).node
+        while mark is not made:  # sub-expressions need a value too
+            mark = mark.next
+            mark.meta["val"] = mark.target(*fx.node.map_arg(mark.args, lambda n: n.meta["val"]))
+            mark.meta["partitioner_tag"] = self.tag
+        return made  # type: ignore[no-any-return]
+
+    def _bind_data_dependent(self, node: fx.Node, out: Any) -> None:
+        """Symbols that this operation made (nonzero): each becomes a size node of the result."""
+        bindings = _torch.unbacked_bindings(self.mode.shape_env, out)
+        if not bindings:
+            return
+        node.meta["unbacked_bindings"] = bindings
+        for symbol, keypath in bindings.items():
+            made: Any = node
+            pending: Any = None
+            for key in keypath:
+                name = type(key).__name__
+                if name == "CallMethodKey":
+                    pending = {"size": aten.sym_size.int, "stride": aten.sym_stride.int}.get(key.name)
+                    if pending is None:
+                        made = self.graph.call_function(aten.sym_storage_offset.default, (made,))
+                elif name == "SequenceKey" and pending is not None:
+                    made, pending = self.graph.call_function(pending, (made, key.idx)), None
+                elif name == "SequenceKey":
+                    made = self.graph.call_function(operator.getitem, (made, key.idx))
+            made.meta.setdefault("partitioner_tag", self.tag)
+            self._symbols[symbol] = made
+            if made is not node:
+                made.meta["val"] = _symint(self.mode.shape_env, symbol)
+
+    # ------------------------------------------------------------------ the dispatch
+    def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return func(*args, **kwargs)  # nothing to write: see symbolic()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.prim.device.default and _torch.is_fake(args[0]):
+            return args[0].fake_device  # the autograd engine asks about twice per node
+        if isinstance(func, _torch.HigherOrderOperator):
+            from .higher_order import record_higher_order
+
+            return record_higher_order(self, func, args, kwargs or {})
+        for t in types:
+            if t not in _DENSE:
+                self._notice_wrappers(args)
+                return NotImplemented
+        kwargs = kwargs or {}
+        if func.namespace == "prim":
+            return func(*args, **kwargs)
+        if func is aten._local_scalar_dense.default:
+            return self._local_scalar(args[0])
+        real = self._real_arguments(args, kwargs)
+        if real:
+            return self._with_lifted(func, types, args, kwargs, real)
+        if func in self.decompositions and not func._schema.is_mutable:
+            with self:
+                out = self.decompositions[func](*args, **kwargs)
+            if out is not NotImplemented:
+                return out
+        if _torch.autograd_would_have_decomposed(func, [*args, *kwargs.values()]):
+            with self:
+                out = func.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
+        if func is aten.detach.default:
+            out = func(*args)
+            self.alias(out, args[0])
+            return out
+        return self._record(func, args, kwargs)
+
+    def _local_scalar(self, t: Tensor) -> Any:
+        raise DataDependentError(
+            "the region asks for the value inside a tensor (.item(), int(), float(), bool(), an `if` or an index on it)",
+            path=self.user_line(),
+            expected="an operation whose result is a tensor",
+            got=f"a tensor of dtype {t.dtype} and shape {tuple(t.shape)} turned into a Python number",
+            fix="keep it a tensor (torch.where, index_select, masked operations), or compute the number outside the region",
+        )
+
+    def _real_arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+        found = []
+        for a in (*args, *kwargs.values()):
+            if type(a) in _REAL:
+                found.append(a)
+            elif type(a) in (list, tuple):
+                found += [b for b in a if type(b) in _REAL]
+        return found
+
+    def _with_lifted(self, func: Any, types: Any, args: Any, kwargs: Any, real: list[Tensor]) -> Any:
+        """Run ``func`` with the fakes that stand for real tensors; hand real ones back where it returns its argument."""
+        if func._schema.is_mutable:
+            self._check_closed_over_write(func, args, kwargs, real)
+        stand_in = self._constant if func in _CONSTANT_OPS else self._lift_argument
+        back = {}
+        for t in real:
+            back[id(stand_in(t))] = t
+
+        def swap(a: Any) -> Any:
+            return stand_in(a) if type(a) in _REAL else type(a)(map(swap, a)) if type(a) in (list, tuple) else a
+
+        fake_types = tuple(_torch.FAKE_TYPES[0] if t in _REAL else t for t in types)
+        out = self.__torch_dispatch__(func, fake_types, tuple(map(swap, args)), {k: swap(v) for k, v in kwargs.items()})
+        return back.get(id(out), out)
+
+    def _check_closed_over_write(self, func: Any, args: Any, kwargs: Any, real: list[Tensor]) -> None:
+        tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+        tracked = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        if tracked or torch.Tag.inplace_view in func.tags:
+            raise UnsupportedError(
+                "the region changes a tensor that it closes over in a way that needs its autograd history or its shape",
+                path=self.user_line(),
+                expected="closed-over tensors that are only read, or written under torch.no_grad()",
+                got=f"{func} on a closed-over tensor of shape {tuple(real[0].shape)}",
+                fix="pass the tensor as an argument",
+            )
+
+    def _lift_argument(self, t: Tensor) -> Tensor:
+        if self.outer is not None:
+            return self.outer._lift_argument(t)
+        return self.lift(t)
+
+    def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func is aten.native_batch_norm.default and args[3] is not None and args[5]:
+            # The same, with a schema that says it writes the running statistics.
+            func = aten._native_batch_norm_legit.default
+        if func._schema.is_mutable:
+            self._note_writes(func, args, kwargs)
+        out = func(*args, **kwargs)
+        # lift_fresh's result would alias the constant: a region that writes to it must not change the constant.
+        target = aten.lift_fresh_copy.default if func is aten.lift_fresh.default else func
+        node = self.graph.create_node(
+            "call_function", target, tuple(map(self._argument, args)), {k: self._argument(v) for k, v in kwargs.items()}
+        )
+        self.annotate(node, func, args, kwargs)
+        self._track_result(node, out, args)
+        if self.mode.shape_env.pending_fresh_unbacked_symbols:
+            self._bind_data_dependent(node, out)
+        return out
+
+    def annotate(self, node: fx.Node, func: Any = None, args: Any = (), kwargs: Any = None) -> None:
+        """Give a node its tag, sequence number, frames and checkpoint tags."""
+        meta = node.meta
+        meta["partitioner_tag"] = self.tag
+        meta["seq_nr"] = self.backward_seq if self.backward_seq is not None else _torch.autograd_sequence_number()
+        if self.tag == "is_forward":
+            meta["frames"] = self._user_frames()
+        if self.checkpoint is not None and self.tag == "is_forward":
+            seeded = func is not None and torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+            policies = torch.utils.checkpoint.CheckpointPolicy
+            meta["recompute"] = policies.MUST_SAVE if seeded else self.checkpoint.policy(func, args, kwargs or {})
+            meta["ac_graph_id"] = self.checkpoint.graph_id
+
+    def _track_result(self, node: fx.Node, out: Any, args: Any) -> None:
+        if isinstance(out, Tensor):
+            if any(out is a for a in args):
+                node.meta["val"] = _torch.detached(self.mode, out)
+            else:
+                self.track(out, node)
+        elif isinstance(out, (list, tuple)):
+            node.meta["val"] = type(out)(_torch.detached(self.mode, o) if isinstance(o, Tensor) else o for o in out)
+            for i, o in enumerate(out):
+                if isinstance(o, Tensor):
+                    item = self.graph.call_function(operator.getitem, (node, i))
+                    item.meta.update({k: v for k, v in node.meta.items() if k != "val"})
+                    self.track(o, item)
+        else:
+            node.meta["val"] = out
+
+    def _note_writes(self, func: Any, args: Any, kwargs: Any) -> None:
+        self.mutable = True
+        if torch.Tag.inplace_view in func.tags:
+            return
+        for i, a in enumerate(func._schema.arguments):
+            if a.alias_info is None or not a.alias_info.is_write:
+                continue
+            value = kwargs[a.name] if a.name in kwargs else args[i] if i < len(args) else None
+            for t in value if isinstance(value, (list, tuple)) else [value]:
+                if isinstance(t, Tensor):
+                    self.writes.append((_torch.StorageWeakRef(t.untyped_storage()), byte_range(t)))
+
+    def was_written(self, leaf: Tensor) -> bool:
+        """Did an operation of the region write into the memory that ``leaf`` can touch?"""
+        storage = _torch.StorageWeakRef(leaf.untyped_storage())
+        mine = byte_range(leaf)
+        return any(s == storage and mine.overlaps(r) for s, r in self.writes)
+
+    def _argument(self, a: Any) -> Any:
+        if isinstance(a, Tensor) or isinstance(a, _torch.SYM_TYPES):
+            return self.node_of(a)
+        if type(a) in (list, tuple):
+            return [self._argument(x) for x in a]
+        return a
+
+    # ------------------------------------------------------------------ where the user is
+    def next_submodule(self) -> int:
+        """A number for the next branch of a higher order operator."""
+        self._submodules += 1
+        return self._submodules - 1
+
+    def start_at(self, frame: Any) -> None:
+        """Frames above (and with) this one do not belong to the user function."""
+        self._stop_frame = frame
+
+    def _user_frames(self) -> tuple[tuple[Any, int], ...]:
+        frame: Any = sys._getframe(2)
+        found = []
+        while frame is not None and frame is not self._stop_frame:
+            code = frame.f_code
+            if not code.co_filename.startswith((_TORCH_FILES, _OWN_FILES)):
+                found.append((code, frame.f_lineno))
+            frame = frame.f_back
+        return tuple(found)
+
+    def is_user_code(self, code: Any) -> bool:
+        """Does this code belong neither to torch nor to this package?"""
+        return not code.co_filename.startswith((_TORCH_FILES, _OWN_FILES))
+
+    def user_line(self) -> str | None:
+        """``file:line`` of the innermost user frame."""
+        frames = self._user_frames()
+        return f"{frames[0][0].co_filename}:{frames[0][1]}" if frames else None
+
+    def close(self, root: Any, values: Sequence[Any]) -> None:
+        """Forget values that no later backward can reach. (The graph and its nodes stay.)"""
+        keep = {id(v) for v in values}
+        self._nodes = {k: v for k, v in self._nodes.items() if k in keep or v[0].op in ("placeholder", "get_attr")}
+
+
+def _symint(env: Any, symbol: Any) -> Any:
+    hint = getattr(env, "backed_var_to_val", None) or getattr(env, "var_to_val", {})
+    value = hint.get(symbol)
+    return env.create_symintnode(symbol, hint=None if value is None else int(value))

@@ -1,0 +1,52 @@
+"""A capture session: the fake mode, the recorder, and the modes around the user function."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.fx.traceback
+
+from .. import _torch
+from .recorder import Recorder
+
+
+class Session:
+    """Lives as long as a specialization may trace further backwards; holds no real tensor but closed-over ones."""
+
+    def __init__(self, *, dynamic: bool, decompositions: dict[Any, Callable[..., Any]]) -> None:
+        self.dynamic = dynamic
+        self.shape_env = _torch.ShapeEnv()
+        self.mode = _torch.fake_mode(self.shape_env)
+        self.recorder = Recorder(self.mode, decompositions)
+
+    @contextlib.contextmanager
+    def modes(self) -> Iterator[None]:
+        """Everything that must be active while traced code runs."""
+        with contextlib.ExitStack() as stack:
+            enter = stack.enter_context
+            enter(self.mode)
+            if self.dynamic:  # composite kernels with symbolic sizes are written in Python
+                enter(_torch.enable_python_dispatcher())
+            enter(_torch.disable_autocast_cache())
+            enter(_torch.original_views())
+            enter(_torch.compiling_flag())
+            # Anomaly mode (PyTorch PR 101047) keeps its forward stacks; its NaN check would read values.
+            enter(torch.autograd.set_detect_anomaly(torch.is_anomaly_enabled(), False))
+            enter(self.recorder)
+            yield
+
+    def fake(self, real: torch.Tensor, name: str, dims: list[bool]) -> torch.Tensor:
+        """A fake dense leaf; those of one storage share a fake storage. ``dims``: which sizes become symbols."""
+        source = _torch.input_source(name)
+        if not any(dims):
+            return self.mode.from_tensor(real, static_shapes=True, source=source)
+        return self.mode.from_tensor(real, source=source, symbolic_context=_torch.dynamic_context(dims))
+
+    def tracked(self, fake: torch.Tensor) -> torch.Tensor:
+        """A fresh alias of a fake leaf that is the same graph value."""
+        out = _torch.detached(self.mode, fake)
+        self.recorder.alias(out, fake)
+        return out

@@ -1,0 +1,194 @@
+"""The retained fake autograd graph: traces a backward for any set of tangents without running the user function again.
+
+`Tape.trace` appends the backward's operations to the recorder's graph and returns a finished joint graph whose outputs
+are ``[*forward outputs, *leaves of the gradients]``. See docs/notes/tangents.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from .. import _torch
+from ..errors import UnsupportedError
+from ..subclass.flatten import flatten, leaves_of, map_leaves
+from ..subclass.spec import Spec, spec_leaves
+from ..subclass.visit import rebuild
+from .graphs import finish_joint
+from .session import Session
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class TracedBackward:
+    """One backward: the joint graph it is part of, the names of its tangents, the specs of its gradients.
+
+    ``grads[k]`` is None where input k gets no gradient. ``next`` is the tape of the backward itself (only when traced
+    with ``create_graph``), and ``differentiable`` tells which gradients are its outputs.
+    """
+
+    joint: fx.GraphModule
+    tangents: tuple[str, ...]
+    grads: tuple[Spec | None, ...]
+    next: Tape | None
+    differentiable: tuple[int, ...]
+
+
+class Tape:
+    """Differentiable outputs, the gradient edges of the inputs, and the session that they were traced in."""
+
+    def __init__(
+        self,
+        session: Session,
+        outputs: Sequence[Tensor],
+        edges: Sequence[Any],
+        forward_nodes: Sequence[Any],
+        boundary: fx.Node | None,
+        groups: Sequence[Sequence[int]],
+    ) -> None:
+        self.session = session
+        self.outputs = tuple(outputs)
+        self.edges = tuple(edges)
+        self.forward_nodes = list(forward_nodes)
+        self.boundary = boundary
+        self.groups = groups
+
+    def guess(self) -> list[Spec]:
+        """The tangents that the live outputs suggest, one per output; the author hook is honoured."""
+        specs = []
+        with self.session.modes(), _torch.without_tracing(), torch.no_grad():
+            for out in self.outputs:
+                fresh = out if out.is_nested else map_leaves(_fresh_like, out)
+                coerce = getattr(fresh, "__coerce_tangent_metadata__", None)
+                specs.append(flatten(fresh if coerce is None else coerce())[1])
+        return specs
+
+    def trace(self, tangents: Sequence[Spec | None], *, create_graph: bool = False) -> TracedBackward:
+        """Trace the backward for these tangents (None: this output has none)."""
+        recorder = self.session.recorder
+        outs, values, names, edges = [], [], [], []
+        with self.session.modes(), torch.set_grad_enabled(create_graph), _torch.disable_autocast():
+            for out, spec in zip(self.outputs, tangents, strict=True):
+                if spec is None:
+                    continue
+                value, made = self._tangent(out, spec)
+                if create_graph:
+                    _torch.make_nonleaf(value)
+                    edges.append(torch.autograd.graph.get_gradient_edge(value))
+                outs.append(out)
+                values.append(value)
+                names += made
+            recorder.tag = "is_backward"
+            try:
+                with _sequence_numbers([o.grad_fn for o in outs], self.edges, recorder):
+                    grads = self._differentiate(outs, values, create_graph)
+            finally:
+                recorder.tag = "is_forward"
+            flat = [None if g is None else flatten(g) for g in grads]
+            nodes = [recorder.node_of(leaf) for row in flat if row is not None for leaf in row[0]]
+            joint = finish_joint(self.session, self.forward_nodes, nodes, self.boundary, self.groups)
+        live = tuple(k for k, g in enumerate(grads) if g is not None and g.requires_grad) if create_graph else ()
+        following = None
+        if create_graph:
+            outputs = [g for k in live if (g := grads[k]) is not None]
+            following = Tape(
+                self.session, outputs, [*self.edges, *edges], self.forward_nodes, self.boundary, self.groups
+            )
+        return TracedBackward(joint, tuple(names), tuple(None if r is None else r[1] for r in flat), following, live)
+
+    def _tangent(self, out: Tensor, spec: Spec) -> tuple[Tensor, list[str]]:
+        recorder = self.session.recorder
+        with _torch.without_tracing(), torch.no_grad():
+            leaves = [torch.empty_strided(s.size, s.stride, dtype=s.dtype, device=s.device) for s in spec_leaves(spec)]
+        names = [recorder.tangent(leaf) for leaf in leaves]
+        if out.is_nested:  # a jagged tangent has the very offsets of its output
+            own, spec = flatten(out)
+            leaves = [leaves[0], *own[1 : len(leaves)]]
+        value = rebuild(spec, iter(leaves))
+        if value.requires_grad:
+            value = value.detach()
+        recorder.know_wrapper(value)
+        return value, names
+
+    def _differentiate(self, outs: Sequence[Tensor], tangents: Sequence[Tensor], create: bool) -> Sequence[Tensor | None]:
+        if not outs or not self.edges:
+            return [None] * len(self.edges)
+        try:
+            return torch.autograd.grad(
+                outs, self.edges, tangents, allow_unused=True, retain_graph=True, create_graph=create
+            )
+        except NotImplementedError as error:
+            raise UnsupportedError(f"the backward uses an operation that a wrapper does not implement: {error}") from error
+
+
+def _fresh_like(t: Tensor) -> Tensor:
+    # Dense strides are kept; anything else becomes contiguous, and the run time brings real tangents to it.
+    if _torch.is_dense(t):
+        return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
+    return torch.empty(t.shape, dtype=t.dtype, device=t.device)
+
+
+@contextlib.contextmanager
+def _sequence_numbers(roots: Sequence[Any], edges: Sequence[Any], recorder: Any) -> Iterator[None]:
+    """While inside, backward nodes get the sequence number of the autograd node that issues them (PyTorch PR 103129)."""
+    stop = {e.node for e in edges}
+    seen: set[Any] = set()
+    handles = []
+    todo = [n for n in roots if n is not None]
+    while todo:
+        node = todo.pop()
+        if node in seen or node in stop:
+            continue
+        seen.add(node)
+        todo.extend(n for n, _ in node.next_functions if n is not None)
+        number = _torch.node_sequence_number(node)
+        handles.append(node.register_prehook(lambda _, n=number: setattr(recorder, "backward_seq", n)))
+    try:
+        yield
+    finally:
+        recorder.backward_seq = None
+        for handle in handles:
+            handle.remove()
+
+
+def tensors_saved_by_autograd(outputs: Sequence[Tensor], edges: Sequence[Any]) -> list[Tensor]:
+    """The tensors that the autograd nodes behind ``outputs`` hold: whatever eager could serve a tangent from."""
+    stop = {e.node for e in edges}
+    seen: set[Any] = set()
+    found: list[Tensor] = []
+    todo = [o.grad_fn for o in outputs]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen or node in stop:
+            continue
+        seen.add(node)
+        todo += [n for n, _ in node.next_functions]
+        found += _saved_of(node)
+    return [leaf for t in found for leaf in leaves_of(t)]
+
+
+def _saved_of(node: Any) -> list[Tensor]:
+    try:
+        if hasattr(node, "saved_tensors"):
+            values = list(node.saved_tensors)
+        else:
+            values = [getattr(node, a) for a in _saved_names(type(node))]
+    except RuntimeError:  # already freed, or not readable: then eager could not use it either
+        return []
+    flat = [v for value in values for v in (value if isinstance(value, (list, tuple)) else [value])]
+    return [v for v in flat if isinstance(v, Tensor)]
+
+
+_SAVED_NAMES: dict[type, tuple[str, ...]] = {}
+
+
+def _saved_names(cls: type) -> tuple[str, ...]:
+    if cls not in _SAVED_NAMES:
+        _SAVED_NAMES[cls] = tuple(n for n in dir(cls) if n.startswith("_saved_"))
+    return _SAVED_NAMES[cls]

@@ -1,0 +1,74 @@
+"""Typed errors. Every refusal says what happened, where (a path), what was expected, what came, and how to fix it.
+
+    >>> print(ProtocolError("the inner tensor is missing", path="args[0].scale", expected="a tensor",
+    ...                     got="no attribute 'scale'", fix="set self.scale in __init__"))
+    the inner tensor is missing
+      where:    args[0].scale
+      expected: a tensor
+      got:      no attribute 'scale'
+      fix:      set self.scale in __init__
+"""
+
+from __future__ import annotations
+
+
+class SubclassTraceError(RuntimeError):
+    """Base of everything this package raises on purpose.
+
+    The parts of the message are attributes as well, so that tools need not parse text.
+    """
+
+    def __init__(
+        self, what: str, *, path: object = None, expected: object = None, got: object = None, fix: str | None = None
+    ) -> None:
+        self.what = what
+        self.path = None if path is None else str(path)
+        self.expected = None if expected is None else str(expected)
+        self.got = None if got is None else str(got)
+        self.fix = fix
+        rows = [("where", self.path), ("expected", self.expected), ("got", self.got), ("fix", self.fix)]
+        super().__init__("\n".join([what, *(f"  {name + ':':<9} {text}" for name, text in rows if text)]))
+
+
+class ProtocolError(SubclassTraceError):
+    """A tensor subclass breaks, or lacks, the ``__tensor_flatten__`` / ``__tensor_unflatten__`` protocol."""
+
+
+class GuardError(SubclassTraceError):
+    """A specialization was asked to serve a call whose guards do not hold."""
+
+
+class AliasingError(SubclassTraceError):
+    """Inputs or outputs share memory in a way that cannot be compiled, or that eager refuses too."""
+
+
+class TangentError(SubclassTraceError):
+    """A backward was asked for that the saved activations cannot give."""
+
+
+class ExportError(SubclassTraceError):
+    """A region cannot be exported as a flat dense graph."""
+
+
+class UnsupportedError(SubclassTraceError):
+    """The region uses something that is not supported (yet); the message names it."""
+
+
+class DataDependentError(UnsupportedError):
+    """Python control flow, or a Python number, depends on the values inside a tensor."""
+
+
+class ArgumentsError(SubclassTraceError, TypeError):
+    """The arguments of a call do not fit the signature of the compiled function."""
+
+
+class OptionError(SubclassTraceError, ValueError):
+    """An option has an unknown name or a value out of range."""
+
+
+class BackendError(SubclassTraceError):
+    """A back end cannot be used here, or broke its contract; the message names an alternative."""
+
+
+class VerificationError(SubclassTraceError):
+    """The verifier found a graph or a plan that breaks an invariant: a bug in this package or in a partitioner."""

@@ -1,0 +1,151 @@
+"""One call of a region: its flat arguments with paths, and how to run the user function on traced ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import optree
+import torch
+
+from .. import _torch
+from ..capture.aliasing import family
+from ..capture.inputs import Argument
+from ..errors import UnsupportedError
+from ..subclass.context import snapshot
+from ..subclass.paths import Path
+from .modules import Root, State, replaced, states_of
+
+Tensor = torch.Tensor
+
+
+def flatten_tree(tree: Any) -> tuple[list[Any], Any]:
+    """Flat leaves and structure of a user pytree: whatever is registered with optree or torch; None is structure."""
+    return optree.tree_flatten(tree, namespace=_torch.pytree_namespace())  # type: ignore[return-value]
+
+
+def argument_paths(tree: Any) -> list[Path]:
+    """The path of each flat leaf of ``(args, kwargs)``."""
+    out = []
+    for accessor in tree.accessors():
+        kind, *rest = accessor
+        path = Path("args" if kind.entry == 0 else "kwargs")
+        for entry in rest:
+            text = entry.codify("")
+            path = Path(path.root, (*path.steps, text))
+        out.append(path)
+    return out
+
+
+@dataclass(frozen=True, eq=False)
+class CallSite:
+    """The flat view of one call.
+
+    Attributes:
+        flat: user leaves, then module states.
+        tree: structure of ``(args, kwargs)``.
+        paths: of the user leaves.
+        states: the module slots behind the rest of ``flat``.
+        roots: the module trees they belong to.
+    """
+
+    flat: list[Any]
+    tree: Any
+    user_count: int
+    states: tuple[State, ...]
+    roots: tuple[Root, ...]
+
+    @staticmethod
+    def of(args: tuple[Any, ...], kwargs: dict[str, Any], roots: Sequence[Root]) -> CallSite:
+        """Flatten a call; modules among the arguments are found here."""
+        leaves, tree = flatten_tree((args, kwargs))
+        found = list(roots)
+        for leaf, path in _modules_among(leaves, tree):
+            if not any(leaf is r.module for r in found):
+                found.append(Root(leaf, path))
+        states = states_of(found) if found else []
+        flat = [*leaves, *[s.read() for s in states]]
+        return CallSite(flat, tree, len(leaves), tuple(states), tuple(found))
+
+    def path(self, position: int) -> Path:
+        """The path of a flat position."""
+        if position >= self.user_count:
+            return self.states[position - self.user_count].path
+        return argument_paths(self.tree)[position]
+
+    def arguments(self, bases: Sequence[Tensor] = ()) -> tuple[list[Argument], list[int | None]]:
+        """The distinct tensors, and for each flat position its argument (None where it is no tensor).
+
+        Views of a tensor in ``bases`` are represented by that base.
+        """
+        paths = [*argument_paths(self.tree), *[s.path for s in self.states]]
+        arguments: list[Argument] = []
+        positions: list[int | None] = []
+        number: dict[int, int] = {}
+        for position, value in enumerate(self.flat):
+            if not isinstance(value, Tensor):
+                positions.append(None)
+                continue
+            target = family(value) if any(family(value) is b for b in bases) else value
+            if id(target) not in number:
+                number[id(target)] = len(arguments)
+                static = position >= self.user_count or isinstance(value, torch.nn.Parameter)
+                arguments.append(Argument(target, paths[position], position, static, target is not value))
+            positions.append(number[id(target)])
+        return arguments, positions
+
+    def constants(self) -> dict[int, Any]:
+        """Flat arguments that are no tensors and no modules: guarded by value."""
+        return {
+            k: snapshot(v) for k, v in enumerate(self.flat[: self.user_count]) if not isinstance(v, Tensor)
+        }
+
+    def runner(
+        self, function: Callable[..., Any], arguments: Sequence[Argument], positions: Sequence[int | None]
+    ) -> Callable[[Sequence[Tensor]], tuple[list[Any], Any, list[Any]]]:
+        """Runs ``function`` once on traced tensors (one per argument); see `capture.region.capture`."""
+
+        def run(traced: Sequence[Tensor]) -> tuple[list[Any], Any, list[Any]]:
+            made: dict[int, Tensor] = {}
+            handed: list[Any] = []
+            for value, number in zip(self.flat, positions, strict=True):
+                if number is None:
+                    handed.append(value)
+                elif arguments[number].value is value:
+                    handed.append(traced[number])
+                else:  # a view of an argument that stands for its whole family
+                    if id(value) not in made:
+                        made[id(value)] = _torch.view_function(value)(traced[number])
+                    handed.append(made[id(value)])
+            args, kwargs = optree.tree_unflatten(self.tree, handed[: self.user_count])
+            with replaced(self.states, handed[self.user_count :]):
+                result = function(*args, **kwargs)
+            results, tree = flatten_tree(result)
+            for k, value in enumerate(results):
+                _check_result(value, k)
+            return results, tree, handed
+
+        return run
+
+
+def _modules_among(leaves: Sequence[Any], tree: Any) -> list[tuple[torch.nn.Module, Path]]:
+    if not any(isinstance(v, torch.nn.Module) for v in leaves):
+        return []
+    return [(v, p) for v, p in zip(leaves, argument_paths(tree), strict=True) if isinstance(v, torch.nn.Module)]
+
+
+def _check_result(value: Any, position: int) -> None:
+    """An object that is no pytree node but holds traced tensors would hand fake tensors to the caller."""
+    held = getattr(value, "__dict__", None)
+    if isinstance(value, (Tensor, torch.nn.Module, type)) or not held:
+        return
+    for name, inner in held.items():
+        if isinstance(inner, Tensor) and _torch.is_fake(inner):
+            raise UnsupportedError(
+                f"the region returns a {type(value).__qualname__} that holds tensors and is no registered pytree node",
+                path=f"result[{position}].{name}",
+                expected="tensors, containers, or a class registered with optree or torch.utils._pytree",
+                got=f"{type(value).__module__}.{type(value).__qualname__}",
+                fix="register the class with optree.register_pytree_node, or return its tensors",
+            )

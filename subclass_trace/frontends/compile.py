@@ -1,0 +1,254 @@
+"""`compile`: a function or module becomes a region that is traced through its wrapper tensors and compiled.
+
+    >>> import torch, subclass_trace as st
+    >>> from subclass_trace.zoo import TwoTensor
+    >>> @st.compile
+    ... def f(x, y):
+    ...     return (x * y).sin()
+    >>> x = TwoTensor(torch.zeros(2), torch.ones(2))
+    >>> type(f(x, x)).__name__, len(f.specializations)
+    ('TwoTensor', 1)
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, overload
+
+import optree
+import torch
+
+from ..backends import resolve_backend
+from ..capture.mutation import NeedsAutogradBase
+from ..capture.region import Captured, capture
+from ..errors import ArgumentsError, GuardError
+from ..options import Options
+from ..partition.interface import resolve_partitioner
+from ..plan import Plan, SavedValue
+from ..runtime.backward import TRACE_LOCK
+from ..runtime.guards import Ambient, Guards, eager_reason, failed_guard
+from ..runtime.reference import Program
+from ..runtime.specialize import Graphs, alias_guard, build_program
+from .calls import CallSite
+from .dynamic import SizeHistory, choose, sizes_of
+from .modules import roots_of
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, eq=False)
+class Specialization:
+    """One compiled instance of a region with the guards under which it is right. Immutable.
+
+    Attributes:
+        reason: why it was made: which guard of each earlier specialization failed.
+        plan, guards: what the run time does, and when it may.
+        graphs: the joint (if kept), forward and backward graph modules.
+    """
+
+    reason: str
+    plan: Plan
+    guards: Guards
+    program: Program
+    graphs: Graphs
+    site: CallSite
+
+    @property
+    def saved(self) -> tuple[SavedValue, ...]:
+        """What is saved for the backward."""
+        return self.plan.saved
+
+    def report(self) -> str:
+        """A readable table: inputs and their leaves, outputs and how they are rewrapped, saved activations."""
+        from ..report.text import describe
+
+        return describe(self.plan)
+
+
+class Region:
+    """A compiled function. Call it like the function; it keeps one `Specialization` per kind of call."""
+
+    def __init__(self, function: Callable[..., Any], options: Options) -> None:
+        self.function, self.options = function, options
+        self._entries: tuple[Specialization, ...] = ()
+        self._eager_calls: dict[str, int] = {}
+        self._history = SizeHistory()
+        self._roots = tuple(roots_of(function))
+        functools.update_wrapper(self, function, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the region, compiling it first if no specialization serves this call."""
+        reason = eager_reason()
+        if reason is not None:
+            self._eager_calls[reason] = self._eager_calls.get(reason, 0) + 1
+            return self.function(*args, **kwargs)
+        site = CallSite.of(args, kwargs, self._roots)
+        ambient = Ambient.now()
+        entry = self._find(site, ambient)
+        if entry is None:
+            entry = self._specialize(args, kwargs)
+            site = entry.site
+        results = entry.program(site.flat)
+        return optree.tree_unflatten(entry.plan.out_tree, results)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """As a method: bound to the instance."""
+        return self if instance is None else functools.partial(self, instance)
+
+    def _find(self, site: CallSite, ambient: Ambient) -> Specialization | None:
+        for entry in self._entries:
+            if failed_guard(entry.plan, entry.guards, site.tree, site.flat, ambient) is None:
+                return entry
+        return None
+
+    # ---------------------------------------------------------------- compiling
+    def _specialize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Specialization:
+        with TRACE_LOCK, _no_garbage_collection():
+            # Another thread may have compiled it meanwhile; and while it did, module slots held its traced tensors.
+            site, ambient = CallSite.of(args, kwargs, self._roots), Ambient.now()
+            entry = self._find(site, ambient)
+            if entry is None:
+                self._check_arguments(args, kwargs)
+                self._check_count(site, ambient)
+                entry = self._compile(site, ambient)
+                self._entries = (*self._entries, entry)
+            return entry
+
+    def _compile(self, site: CallSite, ambient: Ambient) -> Specialization:
+        options = self.options
+        backend = resolve_backend(options.backend, fw_compiler=options.fw_compiler, bw_compiler=options.bw_compiler)
+        partitioner = resolve_partitioner(options.partitioner, options.activation_memory_budget)
+        table = {**(backend.decompositions() if backend.decompositions else {}), **options.decompositions}
+        captured, arguments, positions = self._capture(site, table)
+        inputs = [a.value for a in arguments] + [c.value for c in captured.closed_over]
+        guards = Guards(ambient, site.tree, site.constants(), alias_guard(captured, inputs))
+        program, graphs = build_program(captured, arguments, positions, backend, partitioner)
+        return Specialization(self._reason(site, ambient), program.plan, guards, program, graphs, site)
+
+    def _capture(self, site: CallSite, table: dict[Any, Any]) -> tuple[Captured, list[Any], list[int | None]]:
+        bases: list[torch.Tensor] = []
+        while True:
+            arguments, positions = site.arguments(bases)
+            if self.options.automatic_dynamic:
+                self._history.add(sizes_of(arguments))
+            dynamic, any_dynamic = choose(arguments, self._history, self.options.dynamic)
+            run = site.runner(self.function, arguments, positions)
+            try:
+                found = capture(run, arguments, dynamic=dynamic, any_dynamic=any_dynamic, decompositions=table)
+                return found, arguments, positions
+            except NeedsAutogradBase as again:
+                bases.append(again.base)
+
+    def _check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        function = self.function.forward if isinstance(self.function, torch.nn.Module) else self.function
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):
+            return
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise ArgumentsError(
+                f"the arguments do not fit {getattr(function, '__qualname__', function)}: {error}",
+                expected=str(signature),
+                got=f"{len(args)} positional and the keywords {sorted(kwargs)}",
+                fix="call the compiled function with the arguments of the original",
+            ) from None
+
+    def _check_count(self, site: CallSite, ambient: Ambient) -> None:
+        if len(self._entries) >= self.options.max_specializations:
+            raise GuardError(
+                f"the region has {len(self._entries)} specializations already; each call seems to need another",
+                expected=f"at most max_specializations={self.options.max_specializations}",
+                got=self._reason(site, ambient),
+                fix="make what changes a tensor instead of a Python value, mark its size dynamic, or raise the limit",
+            )
+
+    def _reason(self, site: CallSite, ambient: Ambient) -> str:
+        if not self._entries:
+            return "first call"
+        rows = [failed_guard(e.plan, e.guards, site.tree, site.flat, ambient) for e in self._entries]
+        return "; ".join(f"[{k}] {row}" for k, row in enumerate(rows))
+
+    # ---------------------------------------------------------------- looking at it
+    @property
+    def specializations(self) -> list[Specialization]:
+        """The specializations made so far, oldest first."""
+        return list(self._entries)
+
+    def explain(self) -> str:
+        """Why each specialization exists, what it guards, and which calls ran eagerly and why."""
+        from ..report.text import explain
+
+        return explain(self._entries, self._eager_calls)
+
+    def reset(self) -> None:
+        """Forget all specializations."""
+        self._entries = ()
+        self._history = SizeHistory()
+        self._eager_calls = {}
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Capture and partition make many live objects; collecting among them costs a third of the time and frees nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@overload
+def compile(function: F, **options: Any) -> Region: ...
+
+
+@overload
+def compile(function: None = None, **options: Any) -> Callable[[Callable[..., Any]], Region]: ...
+
+
+def compile(function: Any = None, **options: Any) -> Any:
+    """Compile a function or module, tracing through the wrapper tensors that it works on.
+
+    The function runs once per specialization on traced values (as with ``jax.jit`` or ``aot_function``): Python side
+    effects happen then, and control flow on values is refused with the line.
+
+    Args:
+        function: a function, method or ``nn.Module``; without it, a decorator is returned.
+        **options: see `Options`: ``backend``, ``dynamic``, ``partitioner``, ``activation_memory_budget``,
+            ``decompositions``, ``keep_inference_input_mutations``, ...
+
+    Raises:
+        OptionError: an unknown option or value.
+    """
+    if function is None:
+        return lambda f: compile(f, **options)
+    return Region(function, make_options(options))
+
+
+def make_options(options: dict[str, Any]) -> Options:
+    """`Options` from keywords.
+
+    Raises:
+        OptionError: an unknown name, with the nearest known one.
+    """
+    import difflib
+    from dataclasses import fields
+
+    from ..errors import OptionError
+
+    known = [f.name for f in fields(Options)]
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            fix = f"did you mean {close[0]!r}?" if close else None
+            raise OptionError(f"unknown option {name!r}", expected=f"one of {known}", got=name, fix=fix)
+    return Options(**options)
+

@@ -1,0 +1,176 @@
+"""One interface to every partitioner: a joint graph goes in, `Partitioned` comes out.
+
+A partitioner is a function ``(joint, joint_inputs, *, num_fwd_outputs) -> (forward, backward)`` of two graph modules, as
+in ``functorch.compile``. The forward's outputs are ``[*outputs, *saved]``; saved values follow the user's outputs and are
+split off by count, never rewrapped (PyTorch PR 104483).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from .. import _torch
+from ..capture.graphs import is_random, output_args, placeholders
+from ..errors import OptionError, VerificationError
+from . import torch_partitioners
+
+Tensor = torch.Tensor
+Partitioner = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
+
+
+@dataclass(frozen=True, eq=False)
+class Partitioned:
+    """Two programs and what is saved between them.
+
+    Attributes:
+        forward: outputs ``[*forward outputs, *saved]``.
+        backward: its placeholders are named after saved values and tangents.
+        saved: name of each saved value, in the order of the forward's outputs.
+        backward_inputs: for each backward placeholder the name of the saved value or tangent that it takes.
+        extra: names among ``saved`` that the partitioner did not ask for (docs/notes/tangents.md).
+    """
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    saved: tuple[str, ...]
+    backward_inputs: tuple[str, ...]
+    extra: frozenset[str]
+
+
+def resolve_partitioner(choice: str | Partitioner, budget: float | None) -> Partitioner:
+    """The partitioner for an option.
+
+    Raises:
+        OptionError: unknown name, or a budget outside [0, 1], or a budget with a partitioner that knows none.
+    """
+    if budget is not None and not 0 <= budget <= 1:
+        raise OptionError("activation_memory_budget is out of range", expected="a number from 0 to 1", got=budget)
+    if callable(choice):
+        found: Partitioner = choice
+    elif choice in torch_partitioners.BY_NAME:
+        found = torch_partitioners.BY_NAME[choice]
+    else:
+        close = difflib.get_close_matches(str(choice), torch_partitioners.BY_NAME, 1)
+        raise OptionError(
+            f"unknown partitioner {choice!r}",
+            expected=f"one of {sorted(torch_partitioners.BY_NAME)}, or a callable",
+            got=choice,
+            fix=f"did you mean {close[0]!r}?" if close else None,
+        )
+    if budget is None:
+        return found
+    if choice != "min_cut":
+        raise OptionError("activation_memory_budget needs the min_cut partitioner", expected="min_cut", got=choice)
+    return torch_partitioners.min_cut_with_budget(budget)
+
+
+def partition(
+    joint: fx.GraphModule,
+    *,
+    num_forward: int,
+    tangents: Sequence[str],
+    partitioner: Partitioner,
+    serve: Collection[str],
+    written: Collection[str],
+    static: Sequence[int],
+) -> Partitioned:
+    """Split ``joint`` (which is consumed).
+
+    Args:
+        serve: nodes that eager autograd would have saved. All of them must be computable from what is saved, so that a
+            backward for other tangents is (docs/notes/tangents.md); values missing for it are saved too.
+        written: graph inputs that the region writes. What is saved of their memory is cloned, since the write-back
+            would change it (torch's own aot_function gets this wrong; docs/notes/flatten_first.md).
+        static: numbers of graph inputs that are alive anyway (parameters and buffers).
+    """
+    ancestry = _ancestry(joint.graph)
+    inputs = [n.meta.get("val") for n in placeholders(joint.graph)]
+    forward, backward = torch_partitioners.call(partitioner, joint, inputs, num_forward, static)
+    outputs = output_args(forward.graph)
+    saved = [n.name for n in outputs[num_forward:]]
+    backward_inputs = _bind(placeholders(backward.graph), saved, tangents)
+    extra = _missing(ancestry, serve, set(saved))
+    by_name = {n.name: n for n in forward.graph.nodes}
+    extra_nodes = [by_name[n] for n in sorted(extra) if n in by_name]
+    _set_outputs(forward, [*outputs[:num_forward], *_protected(forward, [*outputs[num_forward:], *extra_nodes], written)])
+    names = (*saved, *(n.name for n in extra_nodes))
+    return Partitioned(forward, backward, names, tuple(backward_inputs), frozenset(n.name for n in extra_nodes))
+
+
+def _bind(nodes: Sequence[fx.Node], saved: Sequence[str], tangents: Sequence[str]) -> list[str]:
+    known = {*saved, *tangents}
+    names = [str(n.target) for n in nodes]
+    if all(n in known for n in names):
+        return names
+    used = [t for t in tangents if t in names]
+    positional = [*saved, *(used or tangents)]
+    if len(positional) != len(names):
+        raise VerificationError(
+            "the partitioner's backward takes inputs that are neither saved values nor tangents",
+            expected=f"placeholders named after {sorted(known)}",
+            got=names,
+            fix="name the backward's placeholders after the forward's saved outputs and the tangents",
+        )
+    return positional
+
+
+def _ancestry(graph: fx.Graph) -> dict[str, tuple[bool, tuple[str, ...]]]:
+    """name -> (it cannot be computed again, names of its inputs); taken before a partitioner changes the graph."""
+    table = {}
+    for n in graph.nodes:
+        fixed = n.op == "placeholder" or (is_random(n) and n.meta.get("partitioner_tag") != "is_backward")
+        table[n.name] = (fixed, tuple(i.name for i in n.all_input_nodes))
+    return table
+
+
+def _missing(table: Mapping[str, tuple[bool, tuple[str, ...]]], want: Collection[str], have: Collection[str]) -> set[str]:
+    """What is not given among ``have``, cannot be computed again, and is needed for ``want``."""
+    todo = [n for n in want if n in table]
+    seen: set[str] = set()
+    missing: set[str] = set()
+    while todo:
+        name = todo.pop()
+        if name in seen or name in have:
+            continue
+        seen.add(name)
+        fixed, inputs = table[name]
+        if fixed:
+            missing.add(name)
+        else:
+            todo.extend(inputs)
+    return missing
+
+
+def _protected(forward: fx.GraphModule, saved: Sequence[fx.Node], written: Collection[str]) -> list[fx.Node]:
+    """Saved values, with a clone for each that shares memory with a written graph input."""
+    if not written:
+        return list(saved)
+    storages = {_storage(n) for n in placeholders(forward.graph) if str(n.target) in written}
+    end = next(iter(reversed(forward.graph.nodes)))
+    out = []
+    for node in saved:
+        if isinstance(node.meta.get("val"), Tensor) and _storage(node) in storages:
+            with forward.graph.inserting_before(end):
+                clone = forward.graph.call_function(torch.ops.aten.clone.default, (node,))
+            clone.meta.update(node.meta)
+            clone.meta["val"] = _torch.detached(node.meta["val"].fake_mode, node.meta["val"])
+            out.append(clone)
+        else:
+            out.append(node)
+    return out
+
+
+def _storage(node: fx.Node) -> Any:
+    return _torch.StorageWeakRef(node.meta["val"].untyped_storage())
+
+
+def _set_outputs(module: fx.GraphModule, outputs: Sequence[Any]) -> None:
+    end = next(iter(reversed(module.graph.nodes)))
+    end.args = (list(outputs),)
+    module.graph.lint()

@@ -1,0 +1,45 @@
+"""The table of what is saved for the backward: what it is, where it was made, how many bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from ..capture.graphs import output_args, where
+from ..plan import SavedValue
+from .interface import Partitioned
+
+
+def saved_table(parts: Partitioned, num_forward: int, paths: Mapping[str, str]) -> tuple[SavedValue, ...]:
+    """One row per saved value, in order. ``paths`` names graph inputs.
+
+    Bytes are counted once per storage; inputs cost nothing, since the caller holds them anyway.
+    """
+    rows = []
+    seen: set[int] = set()
+    nodes = {n.name: n for n in parts.forward.graph.nodes}
+    values = output_args(parts.forward.graph)[num_forward:]
+    for name, value in zip(parts.saved, values, strict=True):
+        node, val = nodes.get(name, value), value.meta.get("val")
+        tensor = isinstance(val, torch.Tensor)
+        size = 0
+        if tensor and value.op != "placeholder":
+            key = val.untyped_storage()._cdata
+            size = 0 if key in seen or _shares_input(key, parts) else int(val.numel()) * val.element_size()
+            seen.add(key)
+        reason = "other tangents" if name in parts.extra else "partition"
+        operation = "input" if node.op == "placeholder" else str(node.target)
+        shape = tuple(map(_number, val.shape)) if tensor else ()
+        dtype = str(val.dtype).removeprefix("torch.") if tensor else "int"
+        rows.append(SavedValue(name, tensor, paths.get(name), where(node), operation, shape, dtype, size, reason))
+    return tuple(rows)
+
+
+def _number(n: object) -> object:
+    return n if isinstance(n, int) else str(n)
+
+
+def _shares_input(key: int, parts: Partitioned) -> bool:
+    inputs: Sequence[object] = [n.meta.get("val") for n in parts.forward.graph.nodes if n.op == "placeholder"]
+    return any(isinstance(v, torch.Tensor) and v.untyped_storage()._cdata == key for v in inputs)

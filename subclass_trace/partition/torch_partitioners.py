@@ -1,0 +1,73 @@
+"""Torch's partitioners behind our interface, with the two faults mended that matter for right answers."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.fx as fx
+
+from .. import _torch
+from ..capture.graphs import is_random
+
+Partition = tuple[fx.GraphModule, fx.GraphModule]
+
+
+def min_cut(joint: fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Partition:
+    """``functorch.compile.min_cut_rematerialization_partition``: recompute what is cheap, save a minimum cut."""
+    from functorch.compile import min_cut_rematerialization_partition
+
+    with _separate_draws(joint):
+        return min_cut_rematerialization_partition(joint, inputs, **keywords)  # type: ignore[no-any-return]
+
+
+def default(joint: fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Partition:
+    """``functorch.compile.default_partition``: save what the backward reads of the forward."""
+    from functorch.compile import default_partition
+
+    return default_partition(joint, inputs, **keywords)  # type: ignore[no-any-return]
+
+
+def min_cut_with_budget(budget: float) -> Callable[..., Partition]:
+    """`min_cut` under an activation memory budget: 1 saves what `min_cut` saves, 0 only the graph inputs."""
+
+    def partitioner(joint: fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Partition:
+        with _torch.functorch_config(activation_memory_budget=budget):
+            return min_cut(joint, inputs, **keywords)
+
+    return partitioner
+
+
+BY_NAME: dict[str, Callable[..., Partition]] = {"min_cut": min_cut, "default": default}
+
+
+def call(
+    partitioner: Callable[..., Partition], joint: fx.GraphModule, inputs: Sequence[Any], num_forward: int, static: Sequence[int]
+) -> Partition:
+    """Call a partitioner with the keywords that it takes."""
+    keywords: dict[str, Any] = {"num_fwd_outputs": num_forward}
+    try:
+        parameters = inspect.signature(partitioner).parameters
+    except (TypeError, ValueError):
+        parameters = {}  # type: ignore[assignment]
+    named = "static_lifetime_input_indices" in parameters
+    if named or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        keywords["static_lifetime_input_indices"] = list(static)
+    return partitioner(joint, inputs, **keywords)
+
+
+@contextlib.contextmanager
+def _separate_draws(joint: fx.GraphModule) -> Any:
+    """Torch merges equal nodes, and by that two draws of random numbers (``randn_like(x) - randn_like(x)`` becomes 0).
+
+    Its list of random operations is incomplete; merging is off when an operation draws twice.
+    """
+    draws = Counter(n.target for n in joint.graph.nodes if n.op == "call_function" and is_random(n))
+    if any(count > 1 for count in draws.values()):
+        with _torch.functorch_config(cse=False):
+            yield
+    else:
+        yield

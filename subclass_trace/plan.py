@@ -1,0 +1,237 @@
+"""Plans: what the run time does around the graphs of one specialization. Frozen; made by capture, read by runtime.
+
+A call goes through these tables, from the top::
+
+    flat arguments --InputPlan--> dense leaves --Primal--> inputs of the forward graph
+    outputs of the forward graph = [*leaves of values, *symbolic sizes, *saved activations]
+    values --MutationPlan--> written back into inputs
+    values, inputs --OutputPlan--> flat results
+    tangents of `differentiable` values --BackwardPlan--> gradients of inputs
+
+Sizes in specs are ints or `SizeExpr`; `SymbolPlan` says where the symbols' values come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+
+from .subclass.paths import Path
+from .subclass.spec import Spec
+
+
+# ---------------------------------------------------------------------------------------------- inputs
+@dataclass(frozen=True, eq=False)
+class InputPlan:
+    """One distinct input tensor of the region.
+
+    Attributes:
+        path: where the user passes it.
+        spec: what it must look like (guarded), and how it is taken apart.
+        leaves: its dense leaves as places in the leaf table (one leaf may stand in several places).
+        is_leaf: is it an autograd leaf?
+        position: where it stands among the flat arguments; None for a tensor that the function closes over.
+        take_base: the input is the autograd base of the tensor at that position (docs/notes/views.md).
+        constant: for a tensor that the function closes over: the tensor itself.
+    """
+
+    path: Path
+    spec: Spec
+    leaves: tuple[int, ...]
+    is_leaf: bool
+    position: int | None
+    take_base: bool = False
+    constant: torch.Tensor | None = None
+
+    def of(self, flat: Sequence[Any]) -> torch.Tensor:
+        """The input tensor of a call with these flat arguments."""
+        if self.position is None:
+            assert self.constant is not None
+            return self.constant
+        value = flat[self.position]
+        base = value._base if self.take_base else None
+        return value if base is None else base  # type: ignore[no-any-return]
+
+    @property
+    def requires_grad(self) -> bool:
+        """Is it differentiated?"""
+        return bool(self.spec.requires_grad)  # type: ignore[union-attr]
+
+
+@dataclass(frozen=True)
+class LeafPrimal:
+    """A graph input that is dense leaf number ``leaf``."""
+
+    leaf: int
+
+
+@dataclass(frozen=True)
+class SizePrimal:
+    """A graph input that is a number: an outer size of a wrapper that no dense leaf carries."""
+
+    size: Any
+
+
+@dataclass(frozen=True)
+class BasePrimal:
+    """A graph input that is a flat view over the memory of several overlapping leaves, one of which is mutated.
+
+    ``members[0]`` lies at the start of the range, if ``start_member`` is 0; ``numel`` elements of ``dtype``.
+    """
+
+    members: tuple[int, ...]
+    numel: Any
+    dtype: torch.dtype
+
+
+Primal: TypeAlias = LeafPrimal | SizePrimal | BasePrimal
+
+
+@dataclass(frozen=True)
+class SymbolPlan:
+    """Where a symbol's value comes from: ``kind`` 'size' | 'stride' | 'storage_offset' of a leaf, or the outer 'size' of an input."""
+
+    symbol: Any
+    kind: str
+    leaf: int | None
+    input: int | None
+    dim: int
+
+
+# ---------------------------------------------------------------------------------------------- mutations
+@dataclass(frozen=True, eq=False)
+class MutationPlan:
+    """What the region did to one input.
+
+    Attributes:
+        input: number of the input.
+        value: number of the forward value that holds its new contents, or None (metadata alone).
+        leaves: positions (within the input) of the leaves whose data is copied back.
+        replaced: position -> "data" (new storage: ``leaf.data = new``) or "attribute" (the wrapper's attribute).
+        differentiable: autograd saw it, so that the input gets a new history.
+        metadata: spec after the call when sizes, strides or offsets changed.
+        attributes: Python attributes of the wrapper that the region changed.
+        version_bumps: by how much the version counter moves.
+        starts_grad: the region called ``requires_grad_()`` on it.
+    """
+
+    input: int
+    value: int | None
+    leaves: tuple[int, ...]
+    replaced: Mapping[int, str] = field(default_factory=dict)
+    differentiable: bool = False
+    metadata: Spec | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    version_bumps: int = 0
+    starts_grad: bool = False
+
+
+# ---------------------------------------------------------------------------------------------- outputs
+@dataclass(frozen=True, eq=False)
+class ConstantOutput:
+    """Not a tensor, or a real tensor that the region only passed through."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class SizeOutput:
+    """Symbolic number ``index`` of the forward graph."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class InputOutput:
+    """The very object that came in at this position of the flat arguments."""
+
+    position: int
+
+
+@dataclass(frozen=True, eq=False)
+class ViewOutput:
+    """A view of an input, or of a forward value: the recorded view operations are replayed on the real base."""
+
+    base: int
+    of_input: bool
+    replay: Callable[[torch.Tensor], torch.Tensor]
+    requires_grad: bool
+    spec: Spec
+
+
+@dataclass(frozen=True, eq=False)
+class ValueOutput:
+    """Forward value ``value``. ``aliases[k]`` is (input leaf, delta) where leaf k lies in the memory of an input leaf."""
+
+    value: int
+    spec: Spec
+    aliases: tuple[tuple[int, Any] | None, ...] = ()
+
+
+OutputPlan: TypeAlias = ConstantOutput | SizeOutput | InputOutput | ViewOutput | ValueOutput
+
+
+# ---------------------------------------------------------------------------------------------- saved activations
+@dataclass(frozen=True)
+class SavedValue:
+    """One value kept for the backward.
+
+    Attributes:
+        name: graph node.
+        is_tensor: False for a symbolic size.
+        path: the input's path when it is an input, else None.
+        where: ``file:line`` of the user's code that made it.
+        operation: the aten operation, or "input".
+        shape, dtype: of the saved tensor.
+        bytes: size of it; 0 for inputs (they are alive anyway) and sizes.
+        reason: why it is kept: "partition", or "other tangents" (docs/notes/tangents.md).
+    """
+
+    name: str
+    is_tensor: bool
+    path: str | None
+    where: str | None
+    operation: str
+    shape: tuple[Any, ...]
+    dtype: str
+    bytes: int
+    reason: str
+
+
+# ---------------------------------------------------------------------------------------------- the plan
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Everything the run time needs of one specialization, apart from the compiled graphs."""
+
+    inputs: tuple[InputPlan, ...]
+    positions: tuple[int | None, ...]  # flat position -> input number; None where it is no tensor
+    leaf_count: int
+    primals: tuple[Primal, ...]
+    symbols: tuple[SymbolPlan, ...]
+    conditions: tuple[Any, ...]
+    values: tuple[Spec, ...]
+    detach_values: frozenset[int]  # flat positions among the forward outputs that must be detached to stay distinct
+    size_outputs: int
+    mutations: tuple[MutationPlan, ...]
+    outputs: tuple[OutputPlan, ...]
+    out_tree: Any
+    differentiable: tuple[int, ...]
+    differentiated: tuple[int, ...]  # inputs that get a gradient, in the order of the backward's outputs
+    grad_mode_after: bool | None
+    saved: tuple[SavedValue, ...]
+    watched_inputs: tuple[int, ...] = ()  # wrappers whose version counter stands for a saved leaf's
+
+    @property
+    def trains(self) -> bool:
+        """Has the region a differentiable output?"""
+        return bool(self.differentiable)
+
+    @property
+    def forward_leaves(self) -> int:
+        """How many dense tensors the forward graph returns before sizes and saved activations."""
+        from .subclass.spec import leaf_count
+
+        return sum(leaf_count(s) for s in self.values)

@@ -1,0 +1,1 @@
+"""Run time: guards, unwrap, call, rewrap. `reference` is the readable interpreter, `codegen` emits the same as source."""

@@ -1,0 +1,200 @@
+"""Backwards of one specialization, keyed by the tangents that really arrive.
+
+The first is compiled together with the forward; others are traced from the retained tape on demand, without running the
+user function, and computed from the same saved activations. See docs/notes/tangents.md.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from ..capture.graphs import extract, needed, output_args
+from ..capture.tape import Tape, TracedBackward
+from ..errors import TangentError
+from ..subclass.flatten import flatten
+from ..subclass.spec import LeafSpec, SizeExpr, Spec, WrapperSpec, same_spec, spec_leaves
+from ..subclass.visit import map_spec, rebuild
+from .rebuild import fit_strides
+from .sizes import Env, concrete, evaluator, freeze
+
+Tensor = torch.Tensor
+Boxed = Callable[[list[Any]], Sequence[Any]]
+CompileBackward = Callable[[fx.GraphModule], Boxed]
+#: captures and later traces share process-wide state (fake modes, patched checkpoint), so they are serialised
+TRACE_LOCK = threading.RLock()
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledBackward:
+    """One backward program.
+
+    Attributes:
+        tangents: spec of each tangent (None: absent); leaves are brought to its strides.
+        create_graph: traced to be differentiated again.
+        inputs: for each graph input ("saved", name) or ("tangent", leaf number).
+        call: the boxed program.
+        grads: spec of each gradient, in the order of the differentiated inputs.
+        next: the backwards of this backward, when ``create_graph``; ``differentiable``: which gradients they are of.
+    """
+
+    tangents: tuple[Spec | None, ...]
+    create_graph: bool
+    inputs: tuple[tuple[str, Any], ...]
+    call: Boxed
+    graph: fx.GraphModule
+    grads: tuple[Spec | None, ...]
+    next: Backwards | None
+    differentiable: tuple[int, ...]
+    tangent_names: tuple[str, ...]
+
+    def run(self, saved: Mapping[str, Any], tangents: Sequence[Tensor], env: Env) -> list[Tensor | None]:
+        """Gradients from saved values and the dense leaves of the tangents."""
+        wanted = [s for t in self.tangents if t is not None for s in spec_leaves(concrete(t, env))]
+        leaves = [fit_strides(t, s.stride) for t, s in zip(tangents, wanted, strict=True)]
+        args = [saved[key] if kind == "saved" else leaves[key] for kind, key in self.inputs]
+        with torch.no_grad():
+            flat = iter(self.call(args))
+        sizes = evaluator(env)
+        return [None if g is None else rebuild(g, flat, sizes) for g in self.grads]
+
+
+class Backwards:
+    """The compiled backwards of a region (or of a backward of it), and the tape to trace more from."""
+
+    def __init__(
+        self,
+        tape: Tape,
+        num_forward: int,
+        saved: frozenset[str],
+        compile_backward: CompileBackward,
+        output_paths: Sequence[str],
+    ) -> None:
+        self.tape, self.num_forward, self.saved = tape, num_forward, saved
+        self.compile_backward, self.output_paths = compile_backward, tuple(output_paths)
+        self.compiled: tuple[CompiledBackward, ...] = ()
+
+    def add(self, entry: CompiledBackward) -> None:
+        """Add a backward that was compiled together with the forward."""
+        self.compiled = (*self.compiled, entry)
+
+    def find(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> CompiledBackward:
+        """The backward for these tangents, traced now if there is none yet.
+
+        Raises:
+            TangentError: it cannot be computed from the saved activations.
+        """
+        hit = self._lookup(tangents, create_graph, env)
+        if hit is None:
+            with TRACE_LOCK:
+                hit = self._lookup(tangents, create_graph, env)
+                if hit is None:
+                    hit = self._trace(tangents, create_graph, env)
+                    self.compiled = (*self.compiled, hit)
+        return hit
+
+    def _lookup(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> CompiledBackward | None:
+        for entry in self.compiled:
+            if entry.create_graph == create_graph and all(map(_matches, entry.tangents, tangents, [env] * len(tangents))):
+                return entry
+        return None
+
+    def _trace(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> CompiledBackward:
+        live = [flatten(o)[1] for o in self.tape.outputs]
+        specs = [None if t is None else _symbolic(canonical(t), o, env) for t, o in zip(tangents, live, strict=True)]
+        traced = self.tape.trace(specs, create_graph=create_graph)
+        return self.build(traced, specs, create_graph)
+
+    def build(self, traced: TracedBackward, tangents: Sequence[Spec | None], create_graph: bool) -> CompiledBackward:
+        """Compile a traced backward as a program over saved values and tangents."""
+        outputs = output_args(traced.joint.graph)[self.num_forward :]
+        have = self.saved | set(traced.tangents)
+        nodes, missing = needed(outputs, have)
+        if missing:
+            raise self._not_computable(tangents, missing)
+        names = [n.name for n in traced.joint.graph.nodes if n in nodes and n.name in have]
+        graph = extract(traced.joint, outputs, names)
+        number = {name: k for k, name in enumerate(traced.tangents)}
+        inputs = tuple(("tangent", number[n]) if n in number else ("saved", n) for n in names)
+        following = None
+        if traced.next is not None:
+            following = Backwards(traced.next, self.num_forward, frozenset(have), self.compile_backward, ())
+        frozen = tuple(None if t is None else freeze(t) for t in tangents)
+        grads = tuple(None if g is None else freeze(g) for g in traced.grads)
+        call = self.compile_backward(graph)
+        return CompiledBackward(
+            frozen, create_graph, inputs, call, graph, grads, following, traced.differentiable, traced.tangents
+        )
+
+    def _not_computable(self, tangents: Sequence[Spec | None], missing: set[str]) -> TangentError:
+        present = [p for p, t in zip(self.output_paths, tangents, strict=False) if t is not None]
+        return TangentError(
+            "the backward for these tangents cannot be computed from the saved activations",
+            path=", ".join(present) or None,
+            expected="tangents for which the partitioner kept what is needed",
+            got=f"needed but not saved: {sorted(missing)}",
+            fix="compile with partitioner='default', or give the output a __coerce_tangent_metadata__ that says "
+            "which tangent it expects",
+        )
+
+
+def canonical(spec: Spec) -> Spec:
+    """The tangent spec that a backward is traced for: leaves with overlapping or sparse strides become contiguous."""
+    if isinstance(spec, LeafSpec):
+        stride = spec.stride if _is_dense(spec) else _contiguous(spec.size)
+        return LeafSpec(spec.size, stride, 0, spec.dtype, spec.device, spec.layout, False)
+    if isinstance(spec, WrapperSpec):
+        inners = tuple(map(canonical, spec.inners))
+        meta = (spec.size, spec.stride, spec.storage_offset, spec.dtype, spec.device, spec.layout, False)
+        return WrapperSpec(spec.cls, spec.names, inners, spec.context, *meta)
+    return spec
+
+
+def _is_dense(spec: LeafSpec) -> bool:
+    expected = 1
+    for stride, size in sorted(zip(spec.stride, spec.size, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def _contiguous(size: Sequence[int]) -> tuple[int, ...]:
+    out, step = [], 1
+    for n in reversed(size):
+        out.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(out))
+
+
+def _matches(known: Spec | None, now: Spec | None, env: Env) -> bool:
+    if known is None or now is None:
+        return known is now
+    return same_spec(concrete(known, env), now, strides=False)
+
+
+def _symbolic(spec: Spec, like: Spec, env: Env) -> Spec:
+    """The sizes of a real tangent as symbols, where those of the traced output have the same value in this call."""
+    if not env:
+        return spec
+    known: dict[int, Any] = {}
+
+    def look(s: Spec) -> None:
+        if isinstance(s, WrapperSpec):
+            for inner in s.inners:
+                look(inner)
+        if not isinstance(s, (LeafSpec, WrapperSpec)):
+            return
+        for n in (*s.size, *s.stride):
+            if isinstance(n, torch.SymInt):
+                value = SizeExpr(n.node.expr).evaluate(env)
+                known.setdefault(value, n)
+
+    look(like)
+    return map_spec(spec, lambda sizes: [known.get(n, n) for n in sizes])

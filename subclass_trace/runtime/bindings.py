@@ -1,0 +1,319 @@
+"""Fast ways to call an operation: an fx node goes in, the cheapest callable that does exactly the same comes out.
+
+``torch.ops.aten.add.Tensor(x, y)`` spends more time in Python and in boxing than ``torch.add(x, y)`` does. But a Python
+function may issue other operations than its name says (``torch.reshape`` issues ``view`` or ``clone``), fill in
+arguments from global state (``torch.empty`` the default dtype), or issue nothing (``Tensor.contiguous``). So a C
+binding is used only when it is proved, else the operation's raw C++ callable is. See Note [Proof of a binding].
+
+    >>> import operator
+    >>> graph = torch.fx.Graph()
+    >>> x = graph.placeholder("x")
+    >>> x.meta["val"] = torch.ones(2, 3)
+    >>> bind(graph.call_function(torch.ops.aten.add.Tensor, (x, 1.0)))
+    Binding(torch.add, kind='binding')
+    >>> bind(graph.call_function(torch.ops.aten.reshape.default, (x, [3, 2])))
+    Binding(aten.reshape.default, kind='op')
+
+Note [Proof of a binding]
+~~~~~~~~~~~~~~~~~~~~~~~~~
+A C binding is an argument parser, perhaps some handwritten code, and a call of the dispatcher. What the dispatcher does
+then is the same for the binding and for the raw callable, so it is enough to look at the calls that reach it. The
+binding is called on *stand-ins*: tensors without data that have the dispatch keys of real ones. A dispatch mode records
+what arrives and answers with stand-ins; nothing runs, so no data, no random state, no version counter and no size
+symbol is touched. It must record one call: of this overload, with these very tensors and these very numbers.
+
+The stand-ins are made from a *pattern* of the node's arguments: tensors as (rank, dtype, device, layout), symbolic
+sizes as "a number", constants as themselves. The proof reads the pattern and nothing else, which is why its result may
+be cached under the pattern. What the pattern leaves out is varied instead: the proof is made in two worlds, one with
+sizes and numbers of 1, contiguous, without requires_grad; one with larger ones, strided, with requires_grad. A binding
+that looks at any of these issues something else in one of them. Rank, dtype, device and layout stay in the pattern,
+because argument parsers look at them: a tensor of rank 0 may be taken for a number.
+
+The state is that of compiled code at run time (`_torch.plain_dispatch`): no gradients, so that composite operations are
+seen as what they issue; no inference mode, where they would be seen as themselves; no autocast, no modes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.fx as fx
+
+from .. import _torch
+
+_CACHE_LIMIT = 8192
+_CONSTANTS = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_BINDING_TYPES = (type(torch.add), type(torch._C.TensorBase.add))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Binding:
+    """How to call the target of a node.
+
+    Attributes:
+        callable: takes the arguments of the node as they stand in the graph.
+        kind: ``"binding"`` is a Python-level C binding that was proved; ``"op"`` the target's own callable.
+        name: for people.
+    """
+
+    callable: Callable[..., Any]
+    kind: Literal["binding", "op"]
+    name: str
+
+    def __repr__(self) -> str:
+        return f"Binding({self.name}, kind={self.kind!r})"
+
+
+def bind(node: fx.Node) -> Binding:
+    """The cheapest callable that does what ``node`` does, for arguments like those in ``node.meta["val"]``.
+
+    Never fails for a ``call_function`` node: without an example value, or without a proof, the answer is the target's
+    own callable. The first call for a pattern of arguments costs some tens of microseconds, later ones a few.
+
+    Args:
+        node: a ``call_function`` node. Its inputs carry example values in ``meta["val"]``, fake or real, or numbers.
+    """
+    op: Any = node.target
+    if not isinstance(op, _torch.OpOverload):
+        return Binding(op, "op", str(getattr(op, "__name__", op)))
+    if op.namespace != "aten":
+        return _raw(op)
+    if op in _SIZE_READS:
+        return _SIZE_READS[op]
+    try:
+        pattern = (op, _pattern(node.args), tuple((k, _pattern(v)) for k, v in node.kwargs.items()))
+    except _NoPattern:
+        return _raw(op)
+    found = _cache.get(pattern)
+    if found is None:
+        if _torch.functorch_active():  # dispatch is not what it will be at run time: neither prove nor remember
+            return _raw(op)
+        found = _search(*pattern)
+        if len(_cache) >= _CACHE_LIMIT:
+            _cache.clear()
+        _cache[pattern] = found
+    return found
+
+
+def _raw(op: _torch.OpOverload) -> Binding:
+    # Subclasses of OpOverload (TorchBind objects) do work of their own in __call__.
+    return Binding(_torch.raw_callable(op) if type(op) is _torch.OpOverload else op, "op", str(op))
+
+
+# Metadata reads reach no dispatcher on plain tensors. These say the same by definition.
+_SIZE_READS: dict[Any, Binding] = {
+    torch.ops.aten.sym_size.int: Binding(torch.Tensor.size, "binding", "torch.Tensor.size"),
+    torch.ops.aten.sym_stride.int: Binding(torch.Tensor.stride, "binding", "torch.Tensor.stride"),
+    torch.ops.aten.sym_numel.default: Binding(torch.Tensor.numel, "binding", "torch.Tensor.numel"),
+    torch.ops.aten.sym_storage_offset.default: Binding(
+        torch.Tensor.storage_offset, "binding", "torch.Tensor.storage_offset"
+    ),
+}
+_cache: dict[Any, Binding] = {}
+
+
+# ---------------------------------------------------------------------------------------------- patterns
+class _NoPattern(Exception):
+    """An argument cannot be described by a pattern."""
+
+
+@dataclass(frozen=True, slots=True)
+class _TensorPattern:
+    rank: int
+    dtype: torch.dtype
+    device: torch.device
+    layout: torch.layout
+
+
+@dataclass(frozen=True, slots=True)
+class _NumberPattern:
+    """A number that is known only at run time."""
+
+    type: type
+
+
+@dataclass(frozen=True, slots=True)
+class _ConstantPattern:
+    """A constant. The text is compared: it tells 1 from True and 1.0, and 0.0 from -0.0, and NaN equals itself."""
+
+    type: type
+    text: str
+    value: Any = None
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _ConstantPattern and (self.type, self.text) == (other.type, other.text)
+
+    def __hash__(self) -> int:
+        return hash((self.type, self.text))
+
+
+_NUMBERS = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool, int: int, float: float, bool: bool}
+
+
+def _pattern(arg: Any) -> Any:
+    """A hashable description of an argument; lists and tuples become tuples of patterns, marked by their type."""
+    if isinstance(arg, fx.Node):
+        return _value_pattern(_example(arg))
+    if isinstance(arg, (list, tuple)):
+        return (list if isinstance(arg, list) else tuple, *map(_pattern, arg))
+    if type(arg) in _CONSTANTS or type(arg) in (float, complex):
+        return _ConstantPattern(type(arg), repr(arg), arg)
+    raise _NoPattern
+
+
+def _value_pattern(val: Any) -> Any:
+    if isinstance(val, torch.Tensor):
+        return _TensorPattern(val.dim(), val.dtype, val.device, val.layout)
+    if type(val) in _NUMBERS:
+        return _NumberPattern(_NUMBERS[type(val)])
+    if isinstance(val, (list, tuple)):
+        return (list if isinstance(val, list) else tuple, *map(_value_pattern, val))
+    raise _NoPattern
+
+
+def _example(node: fx.Node) -> Any:
+    if "val" in node.meta:
+        return node.meta["val"]
+    if node.op == "get_attr" and node.graph.owning_module is not None:
+        value: Any = node.graph.owning_module
+        for name in str(node.target).split("."):
+            value = getattr(value, name, None)
+        return value
+    raise _NoPattern
+
+
+# ---------------------------------------------------------------------------------------------- proofs
+def _search(op: _torch.OpOverload, args: Any, kwargs: Any) -> Binding:
+    if not _torch.is_composite_implicit(op):
+        name = _torch.op_name(op)
+        with _torch.plain_dispatch():
+            for holder_name, holder in _torch.BINDING_HOLDERS:
+                function: Any = getattr(holder, name, None)
+                if type(function) in _BINDING_TYPES and all(
+                    _issues_only(function, op, args, kwargs, w) for w in (0, 1)
+                ):
+                    return Binding(function, "binding", f"{holder_name}.{name}")
+    return _raw(op)
+
+
+def _issues_only(function: Any, op: _torch.OpOverload, args: Any, kwargs: Any, world: int) -> bool:
+    """In this world, does ``function`` issue ``op`` with these arguments, nothing else, and return its result?"""
+    numbers = iter(itertools.count(5) if world else itertools.repeat(1))
+    try:
+        values = _realize(args, world, numbers)
+        options = {k: _realize(v, world, numbers) for k, v in kwargs}
+        with _Recorder(op) as recorder:
+            result = function(*values, **options)
+    except Exception:  # whatever it is, this function is not this operation
+        return False
+    if len(recorder.calls) != 1:
+        return False
+    seen_args, seen_kwargs = recorder.calls[0]
+    return _same_call(op, (values, options), (seen_args, seen_kwargs)) and _same_result(result, recorder.answer)
+
+
+def _realize(pattern: Any, world: int, numbers: Iterator[int]) -> Any:
+    """A value of this pattern: new stand-ins for tensors, so that no two of them are the same object."""
+    if isinstance(pattern, _TensorPattern):
+        differentiable = bool(world) and (pattern.dtype.is_floating_point or pattern.dtype.is_complex)
+        return _stand_in(pattern, world, differentiable)
+    if isinstance(pattern, _NumberPattern):
+        number = next(numbers)
+        return bool(world) if pattern.type is bool else pattern.type(number)
+    if isinstance(pattern, _ConstantPattern):
+        return pattern.value
+    kind, *items = pattern
+    return kind([_realize(item, world, numbers) for item in items])
+
+
+def _stand_in(pattern: _TensorPattern, world: int, requires_grad: bool) -> torch.Tensor:
+    size = tuple(range(2, 2 + pattern.rank)) if world else (1,) * pattern.rank
+    stride = tuple(3 * math.prod(size[:d]) for d in range(pattern.rank)) if world else (1,) * pattern.rank
+    return _torch.StandIn.make(size, stride, pattern.dtype, pattern.device, pattern.layout, requires_grad)
+
+
+class _Recorder(_torch.DispatchMode):  # type: ignore[misc]
+    """Records what reaches the dispatcher, and answers in the form that ``op`` answers in. Runs nothing."""
+
+    def __init__(self, op: _torch.OpOverload) -> None:
+        super().__init__()
+        self.op = op
+        self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        self.answer: Any = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not self.op or self.calls:
+            raise _Unexpected(func)
+        self.calls.append((args, kwargs or {}))
+        returns = _torch.op_schema(func).returns
+        answers = [_answer(func, ret, args, kwargs or {}) for ret in returns]
+        self.answer = None if not answers else answers[0] if len(answers) == 1 else tuple(answers)
+        return self.answer
+
+
+class _Unexpected(Exception):
+    """Something else than the wanted operation, or more than it, was issued."""
+
+
+_RESULT = _TensorPattern(1, torch.float32, torch.device("cpu"), torch.strided)
+_SIMPLE_RESULTS: dict[str, Any] = {"int": 1, "SymInt": 1, "float": 1.0, "number": 1.0, "bool": True}
+
+
+def _answer(op: Any, ret: Any, args: Any, kwargs: Any) -> Any:
+    if ret.alias_info is not None and ret.alias_info.is_write:  # an in-place or out= operation returns its argument
+        given = _by_parameter(op, args, kwargs)
+        wanted = ret.alias_info.before_set
+        parameters = _torch.op_schema(op).arguments
+        return next(
+            v for p, v in zip(parameters, given, strict=True) if p.alias_info and p.alias_info.before_set == wanted
+        )
+    kind = str(ret.type)
+    if kind == "Tensor":
+        return _stand_in(_RESULT, 0, False)
+    if kind == "List[Tensor]":
+        return [_stand_in(_RESULT, 0, False), _stand_in(_RESULT, 0, False)]
+    return _SIMPLE_RESULTS[kind]
+
+
+# ---------------------------------------------------------------------------------------------- comparisons
+def _by_parameter(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """The arguments in the order of the schema, defaults filled in."""
+    parameters = _torch.op_schema(op).arguments
+    rest = [kwargs.get(p.name, p.default_value) for p in parameters[len(args) :]]
+    return [*args, *rest]
+
+
+def _same_call(op: Any, passed: tuple[Any, Any], seen: tuple[Any, Any]) -> bool:
+    names = {p.name for p in _torch.op_schema(op).arguments}
+    if not names.issuperset(passed[1]):
+        return False
+    parameters = _torch.op_schema(op).arguments
+    return all(
+        _same_argument(a, b, str(p.type))
+        for a, b, p in zip(_by_parameter(op, *passed), _by_parameter(op, *seen), parameters, strict=True)
+    )
+
+
+def _same_argument(passed: Any, seen: Any, kind: str) -> bool:
+    if isinstance(passed, torch.Tensor) or isinstance(seen, torch.Tensor):
+        return passed is seen
+    if isinstance(passed, (list, tuple)) and isinstance(seen, (list, tuple)):
+        return len(passed) == len(seen) and all(_same_argument(a, b, "") for a, b in zip(passed, seen, strict=True))
+    if "float" in kind and type(passed) is int:  # the raw callable converts as well
+        passed = float(passed)
+    return type(passed) is type(seen) and bool(passed == seen or (passed != passed and seen != seen))
+
+
+def _same_result(result: Any, answer: Any) -> bool:
+    if isinstance(answer, (list, tuple)):
+        return (
+            isinstance(result, (list, tuple))
+            and len(result) == len(answer)
+            and all(a is b for a, b in zip(result, answer, strict=True))
+        )
+    return result is answer or (not isinstance(answer, torch.Tensor) and bool(result == answer))

@@ -1,0 +1,98 @@
+"""The region as an autograd.Function, and the backward as one (for double backward of any order).
+
+`run_backward` is what both the reference interpreter and the generated code fall back to when tangents are not the
+expected ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .. import _torch
+from ..subclass.flatten import flatten, leaves_of
+from .backward import Backwards, CompiledBackward
+from .sizes import Env
+
+Tensor = torch.Tensor
+
+
+def run_backward(
+    backwards: Backwards, inputs: Sequence[Tensor], saved: Mapping[str, Any], tangents: Sequence[Tensor | None], env: Env
+) -> Sequence[Tensor | None]:
+    """Gradients for whatever tangents arrive.
+
+    Args:
+        inputs: the differentiated inputs; used (for their history) only when the backward is differentiated again.
+        saved: name -> saved value.
+        tangents: one per differentiable output; None where the caller uses that output not at all.
+    """
+    if all(t is None for t in tangents):
+        return [None] * len(backwards.tape.edges)
+    create_graph = torch.is_grad_enabled()
+    rows = [None if t is None else flatten(t) for t in tangents]
+    entry = backwards.find([None if r is None else r[1] for r in rows], create_graph, env)
+    if not create_graph:
+        leaves = [leaf for r in rows if r is not None for leaf in r[0]]
+        return entry.run(saved, leaves, env)
+    present = [t for t in tangents if t is not None]
+    return list(DifferentiableBackward.apply(backwards, entry, saved, env, len(inputs), *inputs, *present))
+
+
+class DifferentiableBackward(torch.autograd.Function):
+    """The backward as a differentiable region. Its own backward is traced from the tape of the backward when it runs."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, backwards: Backwards, entry: CompiledBackward, saved: Mapping[str, Any], env: Env, count: int, *args: Any
+    ) -> tuple[Any, ...]:
+        """``args`` are the differentiated inputs (passed for their history alone) and the tangents."""
+        ctx.set_materialize_grads(False)
+        leaves = [leaf for t in args[count:] for leaf in leaves_of(t)]
+        grads = entry.run(saved, leaves, env)
+        ctx.entry, ctx.env, ctx.connected = entry, env, args
+        ctx.saved_values = {**saved, **{n: t.detach() for n, t in zip(entry.tangent_names, leaves, strict=True)}}
+        fixed = [g for k, g in enumerate(grads) if g is not None and k not in entry.differentiable]
+        ctx.mark_non_differentiable(*fixed)
+        return tuple(grads)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:  # type: ignore[override]
+        """One order higher, by the same machinery."""
+        entry: CompiledBackward = ctx.entry
+        assert entry.next is not None
+        tangents = [grads[k] for k in entry.differentiable]
+        result = run_backward(entry.next, ctx.connected, ctx.saved_values, tangents, ctx.env)
+        return (None, None, None, None, None, *result)
+
+
+class RegionFunction(torch.autograd.Function):
+    """The forward of a specialization with a backward: the reference, which `codegen` specialises."""
+
+    @staticmethod
+    def forward(ctx: Any, program: Any, call: Any, *inputs: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        """``inputs`` are the differentiated inputs; ``call`` carries the graph's inputs in and its sizes out."""
+        plan = program.plan
+        values, call.sizes, saved = program.run_forward(call)
+        ctx.program, ctx.env, ctx.inputs = program, call.env, inputs
+        ctx.set_materialize_grads(False)
+        tensors = [s for s in saved if isinstance(s, Tensor)]
+        ctx.numbers = [None if isinstance(s, Tensor) else s for s in saved]
+        ctx.save_for_backward(*tensors, *[call.inputs[i] for i in plan.watched_inputs])
+        ctx.mark_non_differentiable(*[v for k, v in enumerate(values) if k not in plan.differentiable])
+        return tuple(values)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+        """Gradients of the differentiated inputs."""
+        plan = ctx.program.plan
+        tensors = iter(ctx.saved_tensors)
+        names = [row.name for row in plan.saved]
+        saved = {n: next(tensors) if v is None else v for n, v in zip(names, ctx.numbers, strict=True)}
+        tangents = [grads[k] for k in plan.differentiable]
+        result = run_backward(ctx.program.backwards, ctx.inputs, saved, tangents, ctx.env)
+        if not _torch.keeps_graph():
+            ctx.inputs = ()
+        return (None, None, *result)

@@ -1,0 +1,365 @@
+"""Straight-line code for dense graphs: an fx graph goes in, a Python function over one list of inputs comes out.
+
+The convention is *boxed*: the caller passes a list and keeps no reference to its items; the function empties the list
+and deletes every value, inputs too, right after its last use. This is what keeps the peak memory of a backward low: a
+saved activation is freed when the gradient that needs it is done.
+
+    >>> graph = torch.fx.Graph()
+    >>> x, y = graph.placeholder("x"), graph.placeholder("y")
+    >>> x.meta["val"], y.meta["val"] = torch.ones(2), torch.ones(2)
+    >>> total = graph.call_function(torch.ops.aten.add.Tensor, (x, y))
+    >>> total.meta["val"] = torch.ones(2)
+    >>> double = graph.call_function(torch.ops.aten.mul.Tensor, (total, 2.0))
+    >>> _ = graph.output((double, None))
+    >>> boxed = compile_graph(fx.GraphModule(torch.nn.Module(), graph))
+    >>> print(boxed.source)
+    def graph(inputs):
+        (x, y) = inputs
+        inputs.clear()
+        add_tensor = torch_add(x, y)  # aten.add.Tensor
+        del x, y
+        mul_tensor = torch_mul(add_tensor, 2.0)  # aten.mul.Tensor
+        del add_tensor
+        return (mul_tensor, None)
+    >>> boxed([torch.ones(2), torch.ones(2)])
+    (tensor([4., 4.]), None)
+
+The graph is to be run without gradients; the caller sets that state. `interpret_graph` does the same without generated
+code: it is the reference in tests.
+"""
+
+from __future__ import annotations
+
+import builtins
+import itertools
+import keyword
+import linecache
+import math
+import operator
+import re
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.fx as fx
+
+from .. import _torch
+from ..errors import UnsupportedError, VerificationError
+from .bindings import bind
+
+_WIDTH = 110
+_file_numbers = itertools.count()
+
+_INFIX: dict[Any, str] = {
+    operator.add: "+",
+    operator.sub: "-",
+    operator.mul: "*",
+    operator.truediv: "/",
+    operator.floordiv: "//",
+    operator.mod: "%",
+    operator.pow: "**",
+    operator.eq: "==",
+    operator.ne: "!=",
+    operator.lt: "<",
+    operator.le: "<=",
+    operator.gt: ">",
+    operator.ge: ">=",
+    operator.and_: "&",
+    operator.or_: "|",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class BoxedGraph:
+    """A compiled dense graph.
+
+    Attributes:
+        function: takes a list of inputs, empties it, and returns the tuple of flat outputs.
+        source: the text of ``function``. Tracebacks show its lines.
+        name: the name of ``function``.
+    """
+
+    function: Callable[[list[Any]], tuple[Any, ...]]
+    source: str
+    name: str
+    _boxed_call: ClassVar[bool] = True
+
+    def __call__(self, inputs: list[Any]) -> tuple[Any, ...]:
+        return self.function(inputs)
+
+
+def compile_graph(gm: fx.GraphModule, *, name: str = "graph") -> BoxedGraph:
+    """Generate and compile the code of a dense graph.
+
+    Values that no output needs are not computed, unless their operation writes, draws random numbers, or may have
+    effects that its schema does not tell. Attributes of ``gm`` are read now, once. The text depends on the graph alone.
+
+    Args:
+        gm: a graph of placeholders, attributes and function calls, with example values in ``meta["val"]``.
+        name: the name of the function.
+
+    Raises:
+        UnsupportedError: the graph holds a ``call_method`` or ``call_module`` node.
+        VerificationError: an argument of a node is a symbolic size that is not a node of the graph.
+    """
+    writer = _Writer(gm, name)
+    source = writer.write()
+    filename = f"<subclass_trace {name} {next(_file_numbers)}>"
+    namespace = writer.namespace
+    exec(compile(source, filename, "exec"), namespace)
+    function = namespace.pop(name)
+    function._boxed_call = True
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    weakref.finalize(function, linecache.cache.pop, filename, None)
+    return BoxedGraph(function, source, name)
+
+
+def interpret_graph(gm: fx.GraphModule) -> Callable[[list[Any]], tuple[Any, ...]]:
+    """The reference for `compile_graph`: runs every node of the graph in order, and keeps all values to the end."""
+
+    def run(inputs: list[Any]) -> tuple[Any, ...]:
+        feed = iter(tuple(inputs))
+        inputs.clear()
+        values: dict[fx.Node, Any] = {}
+        for node in gm.graph.nodes:
+            if node.op == "placeholder":
+                values[node] = next(feed)
+            elif node.op == "get_attr":
+                values[node] = _attribute(gm, node)
+            elif node.op == "call_function":
+                args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+                values[node] = node.target(*args, **kwargs)
+            elif node.op == "output":
+                return tuple(_flat(fx.map_arg(node.args[0], values.__getitem__)))
+        raise VerificationError("the graph has no output node")
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+# ---------------------------------------------------------------------------------------------- what is run, and when
+def _schedule(graph: fx.Graph) -> list[fx.Node]:
+    """The ``call_function`` nodes to emit, in order: graph order, but parts of a tuple are taken right after it.
+
+    Otherwise the tuple would keep all of its parts alive until the last of them is taken.
+    """
+    live = _live(graph)
+    parts: dict[fx.Node, list[fx.Node]] = {}
+    for node in graph.nodes:
+        if node in live and _is_part(node):
+            parts.setdefault(node.args[0], []).append(node)
+    order: list[fx.Node] = []
+    for node in graph.nodes:
+        if node.op == "call_function" and node in live and not (_is_part(node) and _is_call(node.args[0])):
+            stack = [node]
+            while stack:
+                current = stack.pop()
+                order.append(current)
+                stack.extend(reversed(parts.get(current, [])))
+    return order
+
+
+def _is_call(arg: object) -> bool:
+    return isinstance(arg, fx.Node) and arg.op == "call_function"
+
+
+def _is_part(node: fx.Node) -> bool:
+    return node.target is operator.getitem and isinstance(node.args[0], fx.Node) and type(node.args[1]) is int
+
+
+def _live(graph: fx.Graph) -> set[fx.Node]:
+    live: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node in live or node.op == "output" or _has_effects(node):
+            live.add(node)
+            live.update(node.all_input_nodes)
+    return live
+
+
+def _has_effects(node: fx.Node) -> bool:
+    """Must this node run although nothing uses its value? In doubt: yes."""
+    if node.op != "call_function":
+        return node.op in ("call_method", "call_module")  # refused later, with a message
+    target: Any = node.target
+    if isinstance(target, _torch.OpOverload):
+        return (
+            target.namespace not in ("aten", "prims")
+            or _torch.op_schema(target).is_mutable
+            or torch.Tag.nondeterministic_seeded in target.tags
+            or node.is_impure()
+        )
+    if isinstance(target, _torch.HigherOrderOperator):
+        return True
+    return not (
+        getattr(target, "__module__", None) in ("_operator", "math")
+        or getattr(target, "__name__", "").startswith("sym_")
+    )
+
+
+# ---------------------------------------------------------------------------------------------- text
+class _Writer:
+    """Writes one function. Names are those of the nodes, made unique among everything the function mentions."""
+
+    def __init__(self, gm: fx.GraphModule, name: str) -> None:
+        self.gm = gm
+        self.name = name
+        self.lines: list[str] = []
+        self.namespace: dict[str, Any] = {}  # the globals of the function
+        self.variables: dict[fx.Node, str] = {}
+        self._globals: dict[Any, str] = {}
+        self._taken = {name, "inputs", *keyword.kwlist, *dir(builtins)}
+
+    def write(self) -> str:
+        """The source of the whole graph."""
+        nodes = list(self.gm.graph.nodes)
+        inputs = [n for n in nodes if n.op == "placeholder"]
+        for node in nodes:  # variables first: they have the better right to their names
+            if node.op == "get_attr" and node.users:
+                self.variables[node] = self._global(_attribute(self.gm, node), node.name)
+            elif node.op != "output":
+                self.variables[node] = self._fresh(node.name)
+        order = _schedule(self.gm.graph)
+        results = list(_flat(self.gm.graph.output_node().args[0]))
+        last_use = self._last_uses(inputs, order, results)
+        self.lines.append(f"def {self.name}(inputs):")
+        if inputs:
+            self._statement("(", [self.variables[n] for n in inputs], ") = inputs")
+        self.lines.append("    inputs.clear()")
+        self._delete(last_use.get(None, []))
+        for node in order:
+            self._call(node, used=node in last_use.used)
+            self._delete(last_use.get(node, []))
+        self._statement("return (", [self._text(r, self.gm.graph.output_node()) for r in results], ")")
+        return "\n".join(self.lines)
+
+    def _last_uses(self, inputs: list[fx.Node], order: list[fx.Node], results: list[Any]) -> _LastUses:
+        """Which local values die after which node; under None those that nothing uses."""
+        kept = {r for r in results if isinstance(r, fx.Node)}
+        last: dict[fx.Node, fx.Node | None] = dict.fromkeys(inputs)
+        for node in order:
+            last.update((used, node) for used in node.all_input_nodes if used.op != "get_attr")
+        uses = _LastUses()
+        uses.used = kept | {used for used, by in last.items() if by is not None}
+        for used, by in last.items():
+            if used not in kept:
+                uses.setdefault(by, []).append(used)
+        return uses
+
+    def _call(self, node: fx.Node, *, used: bool) -> None:
+        if node.op != "call_function":
+            raise UnsupportedError(
+                f"the graph holds a {node.op} node",
+                path=node.name,
+                expected="placeholder, get_attr, call_function and output nodes",
+                got=node.format_node(),
+                fix="trace to aten operations, for example with make_fx",
+            )
+        target: Any = node.target
+        comment = ""
+        if target is operator.getitem:
+            text = f"{self._text(node.args[0], node)}[{self._text(node.args[1], node)}]"
+        elif target in _INFIX and len(node.args) == 2 and not node.kwargs:
+            left, right = (self._text(a, node) for a in node.args)
+            text = f"({left}) {_INFIX[target]} {right}" if left.startswith("-") else f"{left} {_INFIX[target]} {right}"
+        else:
+            binding = bind(node)
+            args = [self._text(a, node) for a in node.args]
+            args += [f"{k}={self._text(v, node)}" for k, v in node.kwargs.items()]
+            text = f"{self._global(binding.callable, binding.name)}({', '.join(args)})"
+            comment = f"  # {target if isinstance(target, _torch.OpOverload) else binding.name}"
+        self.lines.append(f"    {self.variables[node]} = {text}{comment}" if used else f"    {text}{comment}")
+
+    def _delete(self, nodes: Iterable[fx.Node]) -> None:
+        names = [self.variables[n] for n in nodes]
+        if names:
+            self._statement("del ", names, "")
+
+    def _statement(self, head: str, items: list[str], tail: str) -> None:
+        """One statement over a comma-separated list; long ones in parentheses over several lines."""
+        if len(items) == 1 and head != "del ":
+            items = [items[0] + ","]
+        line = f"    {head}{', '.join(items)}{tail}"
+        if len(line) <= _WIDTH:
+            self.lines.append(line)
+            return
+        self.lines.append(f"    {head}(" if head == "del " else f"    {head}")
+        row = ""
+        for item in items:
+            if row and len(row) + len(item) > _WIDTH - 10:
+                self.lines.append(f"        {row.rstrip()}")
+                row = ""
+            row += f"{item.rstrip(',')}, "
+        self.lines.append(f"        {row.rstrip()}")
+        self.lines.append("    )" if head == "del " else f"    {tail}")
+
+    # ------------------------------------------------------------------------------------------ arguments
+    def _text(self, arg: Any, user: fx.Node) -> str:
+        if isinstance(arg, fx.Node):
+            return self.variables[arg]
+        if type(arg) in (int, bool, str, type(None)):
+            return repr(arg)
+        if type(arg) in (float, complex) and math.isfinite(abs(arg)):
+            return repr(arg)
+        if isinstance(arg, list):
+            return f"[{', '.join(self._text(a, user) for a in arg)}]"
+        if isinstance(arg, tuple):
+            return f"({''.join(self._text(a, user) + ', ' for a in arg).rstrip(' ')})"
+        if isinstance(arg, dict):
+            return f"{{{', '.join(f'{self._text(k, user)}: {self._text(v, user)}' for k, v in arg.items())}}}"
+        if isinstance(arg, slice):
+            return f"slice({', '.join(self._text(a, user) for a in (arg.start, arg.stop, arg.step))})"
+        if isinstance(arg, _torch.SYM_TYPES):
+            raise VerificationError(
+                "a symbolic size is an argument of a node, but no node of the graph computes it",
+                path=user.name,
+                expected="a node of the graph, or a plain number",
+                got=f"{arg} in {user.format_node()}",
+                fix="make the size an input of the graph",
+            )
+        named = isinstance(arg, (*_NAMED, float, complex))
+        return self._global(arg, str(arg).replace("-", "minus_") if named else f"{type(arg).__name__}_constant")
+
+    def _global(self, value: Any, name: str) -> str:
+        """The name of a global that holds ``value``."""
+        key = (type(value), repr(value)) if isinstance(value, (*_NAMED, float, complex)) else id(value)
+        if key not in self._globals:
+            self._globals[key] = self._fresh(name)
+            self.namespace[self._globals[key]] = value  # also keeps the id in the key alive
+        return self._globals[key]
+
+    def _fresh(self, name: str) -> str:
+        base = re.sub(r"\W+", "_", name.removeprefix("torch._C._")).strip("_") if not name.isidentifier() else name
+        base = base if base.isidentifier() else f"value_{base}"
+        candidate = base
+        for number in itertools.count(1):
+            if candidate not in self._taken:
+                break
+            candidate = f"{base}_{number}"
+        self._taken.add(candidate)
+        return candidate
+
+
+class _LastUses(dict["fx.Node | None", "list[fx.Node]"]):
+    """Node -> the values that die after it; ``used`` are the values that something uses."""
+
+    used: set[fx.Node]
+
+
+_NAMED = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+def _attribute(gm: fx.GraphModule, node: fx.Node) -> Any:
+    return operator.attrgetter(str(node.target))(gm)
+
+
+def _flat(result: Any) -> Iterator[Any]:
+    """The items of nested lists, tuples and dicts."""
+    if isinstance(result, dict):
+        result = tuple(result.values())
+    if isinstance(result, (list, tuple)):
+        for item in result:
+            yield from _flat(item)
+    else:
+        yield result

@@ -1,0 +1,177 @@
+"""Guards: what a call must look like to be served by a specialization. This module is the readable reference.
+
+`failed_guard` returns the first guard that does not hold as a sentence, or None. `codegen` emits the same checks as
+source; tests compare the two. `Ambient` is the state of the thread that decides a trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import _torch
+from ..capture.aliasing import alias_pattern
+from ..plan import InputPlan, Plan
+from ..subclass.context import same_context
+from ..subclass.flatten import leaves_of
+from ..subclass.paths import Path
+from ..subclass.protocol import Kind, kind_of
+from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec
+from ..subclass.visit import inner_values
+from .sizes import bind, evaluate
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Ambient:
+    """Thread state that decides a trace: grad mode, inference mode, autocast, determinism, default dtype."""
+
+    grad: bool
+    inference: bool
+    autocast: tuple[Any, ...]
+    deterministic: bool
+    dtype: torch.dtype
+
+    @staticmethod
+    def now() -> Ambient:
+        """The state of this thread."""
+        return Ambient(
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            _torch.autocast_state(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.get_default_dtype(),
+        )
+
+
+def eager_reason() -> str | None:
+    """Why this call must run eagerly: something around it would not see, or would not be served by, a compiled graph."""
+    if _torch.functorch_active():
+        return "a functorch transform (vmap, grad, jvp) is active around the call"
+    if _torch.forward_ad_level() >= 0:
+        return "a forward-mode AD level is active around the call"
+    if _torch.dispatch_modes_active():
+        return "a __torch_dispatch__ mode is active around the call"
+    if _torch.function_modes_active():
+        return "a __torch_function__ mode is active around the call"
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class Guards:
+    """All guards of one specialization that are not in its plan's input specs."""
+
+    ambient: Ambient
+    tree: Any
+    constants: Mapping[int, Any]  # flat position -> snapshot of a non-tensor argument
+    alias: tuple[Any, ...] | None
+
+
+def failed_guard(plan: Plan, guards: Guards, tree: Any, flat: Sequence[Any], ambient: Ambient) -> str | None:
+    """The first guard that fails for this call, as a sentence with a path; None when all hold."""
+    if ambient != guards.ambient:
+        return f"the thread's state: expected {guards.ambient}, got {ambient}"
+    if tree != guards.tree or len(flat) != len(plan.positions):
+        return f"the structure of the arguments: expected {guards.tree}, got {tree}"
+    for position, value in guards.constants.items():
+        if not same_context(value, flat[position]):
+            return f"flat argument {position}: expected {value!r}, got {flat[position]!r}"
+    return _failed_tensor_guard(plan, guards, flat)
+
+
+def _failed_tensor_guard(plan: Plan, guards: Guards, flat: Sequence[Any]) -> str | None:
+    for row in plan.inputs:
+        if not isinstance(row.of(flat), Tensor):
+            return f"{row.path}: expected a tensor, got {type(row.of(flat)).__qualname__}"
+    inputs = [row.of(flat) for row in plan.inputs]
+    for position, number in enumerate(plan.positions):
+        if number is not None and not _stands_for(flat[position], inputs[number], plan.inputs[number]):
+            return f"flat argument {position}: expected the same tensor as {plan.inputs[number].path}"
+    if len({id(x) for x in inputs}) != len(inputs):
+        return "two inputs are one tensor that were two when the specialization was made"
+    for row, value in zip(plan.inputs, inputs, strict=True):
+        reason = _structure(row.spec, value, row.path)
+        if reason is None and row.requires_grad and value.is_leaf != row.is_leaf:
+            reason = f"{row.path}: expected is_leaf={row.is_leaf}"
+        if reason is not None:
+            return reason
+    return _failed_leaf_guard(plan, guards, inputs)
+
+
+def _stands_for(value: Any, expected: Tensor, row: InputPlan) -> bool:
+    if value is expected:
+        return True
+    return row.take_base and isinstance(value, Tensor) and value._base is expected
+
+
+def _failed_leaf_guard(plan: Plan, guards: Guards, inputs: Sequence[Tensor]) -> str | None:
+    table: dict[int, Tensor] = {}
+    for row, value in zip(plan.inputs, inputs, strict=True):
+        for place, leaf in zip(row.leaves, leaves_of(value), strict=True):
+            if table.setdefault(place, leaf) is not leaf:
+                return f"{row.path}: an inner tensor is expected to be the same tensor as another one"
+    if len({id(t) for t in table.values()}) != plan.leaf_count:
+        return "two inner tensors are one that were two when the specialization was made"
+    leaves = [table[k] for k in range(plan.leaf_count)]
+    env = bind(plan, inputs, leaves)
+    for condition in plan.conditions:
+        if not bool(condition.xreplace(env)):
+            return f"sizes: {condition} with {env}"
+    for row, value in zip(plan.inputs, inputs, strict=True):
+        reason = _sizes(row.spec, value, row.path, env)
+        if reason is not None:
+            return reason
+    if guards.alias is not None and alias_pattern(inputs, leaves) != guards.alias:
+        return "the inputs share memory in another way"
+    return None
+
+
+def _structure(spec: Spec, value: Any, path: Path) -> str | None:
+    """Types, attribute names, contexts, dtypes, devices, requires_grad."""
+    if isinstance(spec, OpaqueSpec):
+        return None if same_context(spec.value, value) else f"{path}: expected {spec.value!r}, got {value!r}"
+    if isinstance(spec, LeafSpec):
+        if not isinstance(value, Tensor) or kind_of(type(value)) is not Kind.LEAF:
+            return f"{path}: expected a dense tensor, got {type(value).__qualname__}"
+    elif type(value) is not spec.cls:
+        return f"{path}: expected {spec.cls.__qualname__}, got {type(value).__qualname__}"
+    for name in ("dtype", "device", "layout", "requires_grad"):
+        if getattr(value, name) != getattr(spec, name):
+            return f"{path}.{name}: expected {getattr(spec, name)}, got {getattr(value, name)}"
+    if isinstance(spec, LeafSpec):
+        return f"{path}: a conjugate or negative bit is set" if value.is_conj() or value.is_neg() else None
+    names, values, context = inner_values(value, path)
+    if names != spec.names:
+        return f"{path}: expected inner tensors {spec.names}, got {names}"
+    if not same_context(spec.context, context):
+        return f"{path}: expected context {spec.context!r}, got {context!r}"
+    for name, inner, inner_spec in zip(names, values, spec.inners, strict=True):
+        reason = _structure(inner_spec, inner, path.attr(name))
+        if reason is not None:
+            return reason
+    return None
+
+
+def _sizes(spec: Spec, value: Any, path: Path, env: Mapping[Any, int]) -> str | None:
+    if isinstance(spec, OpaqueSpec):
+        return None
+    expected = tuple(evaluate(s, env) for s in spec.size)
+    if not value.is_nested and tuple(value.shape) != expected:
+        return f"{path}.shape: expected {tuple(map(str, spec.size))}, got {tuple(value.shape)}"
+    if not value.is_nested and value.layout is torch.strided:
+        strides = tuple(evaluate(s, env) for s in spec.stride)
+        if tuple(value.stride()) != strides:
+            return f"{path}.stride(): expected {strides}, got {tuple(value.stride())}"
+        if isinstance(spec, LeafSpec) and value.storage_offset() != evaluate(spec.storage_offset, env):
+            return f"{path}.storage_offset(): expected {spec.storage_offset}, got {value.storage_offset()}"
+    if isinstance(spec, WrapperSpec):
+        for name, inner in zip(spec.names, spec.inners, strict=True):
+            reason = _sizes(inner, getattr(value, name), path.attr(name), env)
+            if reason is not None:
+                return reason
+    return None
+

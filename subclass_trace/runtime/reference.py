@@ -1,0 +1,139 @@
+"""The reference interpreter: what a specialization does in one call, step by step, read from its plan.
+
+It is the oracle for the generated code (`codegen`), and what runs when a plan uses something that is not generated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .. import _torch
+from ..capture.aliasing import byte_range
+from ..plan import (
+    BasePrimal,
+    ConstantOutput,
+    InputOutput,
+    LeafPrimal,
+    OutputPlan,
+    Plan,
+    Primal,
+    SizeOutput,
+    ViewOutput,
+)
+from ..subclass.flatten import leaves_of
+from ..subclass.visit import rebuild
+from .backward import Backwards
+from .function import RegionFunction
+from .rebuild import alias_of_leaves, replay_view
+from .sizes import bind, evaluate, evaluator
+from .writeback import deliver
+
+Tensor = torch.Tensor
+Boxed = Callable[[list[Any]], Sequence[Any]]
+
+
+@dataclass(eq=False)
+class Call:
+    """The state of one call: inputs, their dense leaves, symbol values; sizes are filled in by the forward."""
+
+    inputs: list[Tensor]
+    leaves: list[Tensor]
+    env: dict[Any, int]
+    sizes: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A plan with its compiled graphs."""
+
+    plan: Plan
+    forward: Boxed
+    backwards: Backwards | None
+
+    def __call__(self, flat: Sequence[Any]) -> list[Any]:
+        """Flat results for flat arguments. The guards must hold."""
+        call = self.prepare(flat)
+        for m in self.plan.mutations:
+            if m.starts_grad:
+                call.inputs[m.input].requires_grad_()
+        if self.plan.trains and torch.is_grad_enabled():
+            differentiated = [call.inputs[i] for i in self.plan.differentiated]
+            values = list(RegionFunction.apply(self, call, *differentiated))
+        else:
+            with torch.no_grad():
+                values, call.sizes, _ = self.run_forward(call)
+        return finish(self.plan, call, values, flat)
+
+    def prepare(self, flat: Sequence[Any]) -> Call:
+        """Take the inputs apart."""
+        plan = self.plan
+        inputs = [row.of(flat) for row in plan.inputs]
+        table: list[Any] = [None] * plan.leaf_count
+        for row, value in zip(plan.inputs, inputs, strict=True):
+            for place, leaf in zip(row.leaves, leaves_of(value), strict=True):
+                table[place] = leaf
+        return Call(inputs, table, bind(plan, inputs, table))
+
+    def run_forward(self, call: Call) -> tuple[list[Tensor], list[Any], list[Any]]:
+        """Values (rewrapped), symbolic sizes, saved activations (dense)."""
+        plan = self.plan
+        args = [primal_value(p, call) for p in plan.primals]
+        with _torch.disable_autocast():
+            flat = list(self.forward(args))
+        for k in plan.detach_values:
+            flat[k] = flat[k].detach()
+        count = plan.forward_leaves
+        parts, sizes = iter(flat[:count]), evaluator(call.env)
+        values = [rebuild(spec, parts, sizes) for spec in plan.values]
+        return values, flat[count : count + plan.size_outputs], flat[count + plan.size_outputs :]
+
+
+def primal_value(primal: Primal, call: Call) -> Any:
+    """The value of one graph input."""
+    if isinstance(primal, LeafPrimal):
+        return call.leaves[primal.leaf]
+    if isinstance(primal, BasePrimal):
+        return base_value(primal, call.leaves, evaluate(primal.numel, call.env))
+    return evaluate(primal.size, call.env)
+
+
+def base_value(primal: BasePrimal, leaves: Sequence[Tensor], numel: int) -> Tensor:
+    """A flat view over the memory that the members share; no copy."""
+    start = min(byte_range(leaves[k]).start for k in primal.members)
+    leaf = leaves[primal.members[0]]
+    if leaf.dtype != primal.dtype:
+        flat = torch.empty(0, dtype=primal.dtype, device=leaf.device)
+        leaf = flat.set_(leaf.untyped_storage(), 0, (0,), (1,))
+    return leaf.detach().as_strided((numel,), (1,), start // primal.dtype.itemsize)
+
+
+def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]) -> list[Any]:
+    """Deliver mutations, then make the results: whatever views an input sees its new contents."""
+    old = [leaves_of(x) for x in call.inputs] if plan.mutations else []
+    for m in plan.mutations:
+        new = None if m.value is None else values[m.value]
+        deliver(m, plan.inputs[m.input], call.inputs[m.input], new, old[m.input], call.env)
+    results = [make_output(o, call, values, flat) for o in plan.outputs]
+    if plan.grad_mode_after is not None:
+        torch.set_grad_enabled(plan.grad_mode_after)
+    return results
+
+
+def make_output(o: OutputPlan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]) -> Any:
+    """One flat result."""
+    if isinstance(o, ConstantOutput):
+        return o.value
+    if isinstance(o, SizeOutput):
+        return call.sizes[o.index]
+    if isinstance(o, InputOutput):
+        return flat[o.position]
+    if isinstance(o, ViewOutput):
+        return replay_view(o, call.inputs[o.base] if o.of_input else values[o.base])
+    value = values[o.value]
+    if o.aliases and not value.requires_grad:
+        return alias_of_leaves(o, value, call.leaves, call.env)
+    return value

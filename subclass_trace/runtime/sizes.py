@@ -1,0 +1,58 @@
+"""Symbols and sizes at run time: where a symbol's value comes from, and specs with the sizes of one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..plan import Plan, SymbolPlan
+from ..subclass.spec import SizeExpr, Spec
+from ..subclass.visit import map_spec
+
+Env = Mapping[Any, int]
+
+
+def to_expr(size: Any) -> Any:
+    """A size of a captured spec as the run time keeps it: a SymInt becomes a `SizeExpr` (or an int, if it is constant)."""
+    if not isinstance(size, torch.SymInt) or size.node.is_nested_int():
+        return size
+    expr = size.node.shape_env.simplify(size.node.expr) if size.node.shape_env is not None else size.node.expr
+    return int(expr) if expr.is_number else SizeExpr(expr)
+
+
+def freeze(spec: Spec, context: Callable[[Any], Any] = lambda c: c) -> Spec:
+    """A captured spec as the run time keeps it."""
+    return map_spec(spec, lambda sizes: [to_expr(s) for s in sizes], context)
+
+
+def evaluate(size: Any, env: Env) -> Any:
+    """The value of a size in this call."""
+    return size.evaluate(env) if isinstance(size, SizeExpr) else size
+
+
+def evaluator(env: Env) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A function that maps recorded sizes to those of this call."""
+    return lambda sizes: tuple(evaluate(s, env) for s in sizes)
+
+
+def concrete(spec: Spec, env: Env) -> Spec:
+    """The spec with the sizes of this call."""
+    return map_spec(spec, evaluator(env)) if env else spec
+
+
+def read_symbol(row: SymbolPlan, inputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> int:
+    """The value of one symbol in this call."""
+    if row.input is not None:
+        return int(inputs[row.input].shape[row.dim])
+    assert row.leaf is not None
+    leaf = leaves[row.leaf]
+    if row.kind == "size":
+        return int(leaf.shape[row.dim])
+    return int(leaf.stride(row.dim) if row.kind == "stride" else leaf.storage_offset())
+
+
+def bind(plan: Plan, inputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> dict[Any, int]:
+    """Symbol -> value for this call."""
+    return {row.symbol: read_symbol(row, inputs, leaves) for row in plan.symbols}

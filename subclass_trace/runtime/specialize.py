@@ -1,0 +1,297 @@
+"""From a capture to a program: partition, compile the graphs, make the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from .. import _torch
+from ..backends import Backend, compile_with
+from ..capture.aliasing import alias_pattern
+from ..capture.graphs import output_args, placeholders
+from ..capture.inputs import Argument
+from ..capture.region import Captured
+from ..partition.interface import Partitioned, Partitioner, partition
+from ..partition.saved import saved_table
+from ..plan import (
+    BasePrimal,
+    InputPlan,
+    LeafPrimal,
+    MutationPlan,
+    OutputPlan,
+    Plan,
+    Primal,
+    SavedValue,
+    SizePrimal,
+    SymbolPlan,
+    ValueOutput,
+    ViewOutput,
+)
+from ..subclass.context import snapshot
+from ..subclass.flatten import leaves_of
+from ..subclass.spec import WrapperSpec, leaf_count
+from .backward import Backwards, CompiledBackward
+from .reference import Program
+from .sizes import freeze, to_expr
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Graphs:
+    """The graphs of a specialization. ``joint`` and ``backward`` are None when there is no backward."""
+
+    joint: fx.GraphModule | None
+    forward: fx.GraphModule
+    backward: fx.GraphModule | None
+
+
+def build_program(
+    captured: Captured,
+    arguments: Sequence[Argument],
+    positions: Sequence[int | None],
+    backend: Backend,
+    partitioner: Partitioner,
+    keep_joint: bool = False,
+) -> tuple[Program, Graphs]:
+    """Partition and compile a capture.
+
+    Args:
+        positions: flat position -> number of the argument; None where it is no tensor.
+        keep_joint: keep a copy of the joint graph (partitioners consume it).
+    """
+    num_forward = len(captured.forward_nodes)
+    if captured.tape is None:
+        forward = captured.forward_graph()
+        plan = _plan(captured, arguments, positions, forward, ())
+        call = compile_with(backend.inference, forward, _examples(forward), is_backward=False, name=backend.name)
+        return Program(plan, call, None), Graphs(None, forward, None)
+    guess = captured.tape.guess()
+    traced = captured.tape.trace(guess)
+    kept = _copy(traced.joint) if keep_joint else None
+    parts = partition(
+        traced.joint,
+        num_forward=num_forward,
+        tangents=traced.tangents,
+        partitioner=partitioner,
+        serve=captured.saved_by_autograd,
+        written=_written(captured),
+        static=[captured.leaf_primals[k] for k in _static_leaves(captured, arguments)],
+    )
+    saved = saved_table(parts, num_forward, _primal_paths(captured))
+    plan = _plan(captured, arguments, positions, parts.forward, saved)
+    parts.forward.meta["num_user_outputs"] = num_forward
+    call = compile_with(backend.forward, parts.forward, _examples(parts.forward), is_backward=False, name=backend.name)
+
+    def compile_backward(graph: fx.GraphModule) -> Callable[[list[Any]], Sequence[Any]]:
+        return compile_with(backend.backward, graph, _examples(graph), is_backward=True, name=backend.name)
+
+    backwards = Backwards(captured.tape, num_forward, frozenset(parts.saved), compile_backward, _output_paths(plan))
+    backwards.add(_first_backward(parts, traced, guess, compile_backward))
+    return Program(plan, call, backwards), Graphs(kept, parts.forward, parts.backward)
+
+
+def _first_backward(parts: Partitioned, traced: Any, guess: Sequence[Any], compile_backward: Any) -> CompiledBackward:
+    number = {name: k for k, name in enumerate(traced.tangents)}
+    inputs = tuple(("tangent", number[n]) if n in number else ("saved", n) for n in parts.backward_inputs)
+    return CompiledBackward(
+        tangents=tuple(map(freeze, guess)),
+        create_graph=False,
+        inputs=inputs,
+        call=compile_backward(parts.backward),
+        graph=parts.backward,
+        grads=tuple(None if g is None else freeze(g) for g in traced.grads),
+        next=None,
+        differentiable=(),
+        tangent_names=traced.tangents,
+    )
+
+
+def _examples(graph: fx.GraphModule) -> list[Any]:
+    return [n.meta.get("val") for n in placeholders(graph.graph)]
+
+
+def _copy(module: fx.GraphModule) -> fx.GraphModule:
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    return fx.GraphModule(module, graph)
+
+
+# ---------------------------------------------------------------------------------------------- the plan
+def _plan(
+    captured: Captured,
+    arguments: Sequence[Argument],
+    positions: Sequence[int | None],
+    forward: fx.GraphModule,
+    saved: tuple[SavedValue, ...],
+) -> Plan:
+    inputs = tuple(_inputs(captured, arguments))
+    return Plan(
+        inputs=inputs,
+        positions=tuple(positions),
+        leaf_count=len(captured.leaf_primals),
+        primals=tuple(_primals(captured, forward)),
+        symbols=tuple(_symbols(captured)),
+        conditions=tuple(_conditions(captured)),
+        values=tuple(freeze(v) for v in captured.values),
+        detach_values=_detach(forward, sum(map(leaf_count, captured.values))),
+        size_outputs=len(captured.size_outputs),
+        mutations=tuple(map(_freeze_mutation, captured.mutations)),
+        outputs=tuple(map(_freeze_output, captured.outputs)),
+        out_tree=captured.result,
+        differentiable=captured.differentiable,
+        differentiated=captured.differentiated,
+        grad_mode_after=captured.grad_mode_after,
+        saved=saved,
+        watched_inputs=_watched(captured, inputs, saved),
+    )
+
+
+def _inputs(captured: Captured, arguments: Sequence[Argument]) -> list[InputPlan]:
+    rows = []
+    for i, a in zip(captured.inputs, arguments, strict=True):
+        rows.append(InputPlan(i.path, freeze(i.spec, snapshot), i.leaves, i.is_leaf, a.position, a.take_base))
+    for c in captured.closed_over:
+        spec = freeze(c.spec, snapshot)
+        rows.append(InputPlan(c.path, spec, c.leaves, c.value.is_leaf, None, constant=c.value))
+    return rows
+
+
+def _primals(captured: Captured, forward: fx.GraphModule) -> list[Primal]:
+    place = {p: k for k, p in enumerate(captured.leaf_primals)}
+    rows: list[Primal] = []
+    for node in placeholders(forward.graph):
+        number = int(str(node.target).rsplit("_", 1)[1]) - 1
+        base = node.meta.get("alias_base")
+        if base is not None:
+            members, numel, dtype = base
+            rows.append(BasePrimal(tuple(place[m] for m in members), to_expr(numel), dtype))
+        elif number in captured.size_primals:
+            rows.append(SizePrimal(to_expr(captured.size_primals[number])))
+        else:
+            rows.append(LeafPrimal(place[number]))
+    return rows
+
+
+def _symbols(captured: Captured) -> list[SymbolPlan]:
+    rows: dict[Any, SymbolPlan] = {}
+
+    def note(size: Any, kind: str, leaf: int | None, inp: int | None, dim: int) -> None:
+        if isinstance(size, torch.SymInt) and not size.node.is_nested_int() and size.node.expr.is_Symbol:
+            rows.setdefault(size.node.expr, SymbolPlan(size.node.expr, kind, leaf, inp, dim))
+
+    strided = [(k, t) for k, t in enumerate(captured.originals) if t.layout is torch.strided]
+    for k, t in enumerate(captured.originals):
+        for d, n in enumerate(t.shape):
+            note(n, "size", k, None, d)
+    for k, t in strided:
+        for d, n in enumerate(t.stride()):
+            note(n, "stride", k, None, d)
+        note(t.storage_offset(), "storage_offset", k, None, 0)
+    for number, i in enumerate(captured.inputs):
+        for d, n in enumerate(i.spec.size):  # type: ignore[union-attr]
+            note(n, "size", None, number, d)
+    return list(rows.values())
+
+
+def _conditions(captured: Captured) -> list[Any]:
+    """What the trace assumed of the symbols."""
+    known = {row.symbol for row in _symbols(captured)}
+    return [c for c in _torch.shape_conditions(captured.session.shape_env, known) if c.free_symbols <= known]
+
+
+def _detach(forward: fx.GraphModule, count: int) -> frozenset[int]:
+    """Positions of outputs that are, or share memory with, a graph input or an earlier output: made distinct objects."""
+    seen = {_storage(n.meta["val"]) for n in placeholders(forward.graph) if isinstance(n.meta["val"], Tensor)}
+    out = set()
+    for k, node in enumerate(output_args(forward.graph)[:count]):
+        value = node.meta.get("val")
+        if isinstance(value, Tensor) and value.layout is torch.strided:
+            if _storage(value) in seen:
+                out.add(k)
+            seen.add(_storage(value))
+    return frozenset(out)
+
+
+def _storage(value: Tensor) -> Any:
+    return value.untyped_storage()._cdata if value.layout is torch.strided else id(value)
+
+
+def _freeze_mutation(m: MutationPlan) -> MutationPlan:
+    return replace(m, metadata=None if m.metadata is None else freeze(m.metadata))
+
+
+def _freeze_output(o: OutputPlan) -> OutputPlan:
+    if isinstance(o, ViewOutput):
+        return replace(o, spec=freeze(o.spec))
+    if isinstance(o, ValueOutput):
+        aliases = tuple(None if a is None else (a[0], to_expr(a[1])) for a in o.aliases)
+        return replace(o, spec=freeze(o.spec), aliases=aliases)
+    return o
+
+
+# ---------------------------------------------------------------------------------------------- what is saved
+def _written(captured: Captured) -> list[str]:
+    """Graph inputs that the region writes."""
+    leaves = {
+        place
+        for m in captured.mutations
+        for k in m.leaves
+        for place in [(*captured.inputs, *captured.closed_over)[m.input].leaves[k]]
+    }
+    numbers = {captured.leaf_primals[k] for k in leaves}
+    numbers |= {n for group in captured.groups for n in group}
+    return [f"primals_{n + 1}" for n in sorted(numbers)]
+
+
+def _static_leaves(captured: Captured, arguments: Sequence[Argument]) -> list[int]:
+    return [k for i, a in zip(captured.inputs, arguments, strict=True) if a.static for k in i.leaves]
+
+
+def _primal_paths(captured: Captured) -> Mapping[str, str]:
+    paths: dict[str, str] = {}
+    for row in (*captured.inputs, *captured.closed_over):
+        for leaf, path in zip(row.leaves, _leaf_paths(row.spec, str(row.path)), strict=True):
+            paths.setdefault(f"primals_{captured.leaf_primals[leaf] + 1}", path)
+    return paths
+
+
+def _leaf_paths(spec: Any, path: str) -> list[str]:
+    if isinstance(spec, WrapperSpec):
+        return [p for n, s in zip(spec.names, spec.inners, strict=True) for p in _leaf_paths(s, f"{path}.{n}")]
+    return [path] if hasattr(spec, "dtype") else []
+
+
+def _watched(captured: Captured, inputs: Sequence[InputPlan], saved: Sequence[SavedValue]) -> tuple[int, ...]:
+    """Wrappers of which a leaf is saved as it is.
+
+    Operations on a wrapper do not move its leaf's version counter, so that a change by the caller between forward and
+    backward would go unnoticed: the wrapper is saved as well, and autograd checks its counter, as in eager.
+    """
+    kept = {row.name for row in saved}
+    mutated = {m.input for m in captured.mutations}
+    rows = []
+    for number, row in enumerate(inputs):
+        names = {f"primals_{captured.leaf_primals[k] + 1}" for k in row.leaves}
+        if isinstance(row.spec, WrapperSpec) and number not in mutated and names & kept:
+            rows.append(number)
+    return tuple(rows)
+
+
+def _output_paths(plan: Plan) -> list[str]:
+    mutated = {m.value: plan.inputs[m.input].path for m in plan.mutations if m.value is not None}
+    results = {o.value: k for k, o in enumerate(plan.outputs) if isinstance(o, ValueOutput)}
+    return [str(mutated.get(k, f"result[{results.get(k, k)}]")) for k in plan.differentiable]
+
+
+def alias_guard(captured: Captured, inputs: Sequence[Tensor]) -> tuple[Any, ...] | None:
+    """The alias pattern, when it decided anything: something is written, or leaves share memory."""
+    table: dict[int, Tensor] = {}
+    for row, value in zip((*captured.inputs, *captured.closed_over), inputs, strict=True):
+        table.update(zip(row.leaves, leaves_of(value), strict=True))
+    pattern = alias_pattern(inputs, [table[k] for k in range(len(captured.leaf_primals))])
+    return pattern if captured.mutations or len(pattern) > 1 else None

@@ -1,0 +1,106 @@
+"""Delivering mutations: data, metadata, replaced inner tensors and Python attributes of the caller's tensors.
+
+Nothing here issues an operation on a wrapper: data goes leaf by leaf, shapes are set below the class's dispatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .. import _torch
+from ..errors import UnsupportedError
+from ..plan import InputPlan, MutationPlan
+from ..subclass.flatten import leaves_of
+from ..subclass.spec import LeafSpec, WrapperSpec, spec_leaves
+from .sizes import Env, concrete
+
+Tensor = torch.Tensor
+
+
+class WriteBack(torch.autograd.Function):
+    """``x`` gets the contents and the history of ``new``, leaf by leaf; for views autograd relates it to the base."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, new: Tensor, positions: Sequence[int]) -> Tensor:  # type: ignore[override]
+        """Copy the leaves at ``positions``; autograd moves the version counter."""
+        old, fresh = leaves_of(x), leaves_of(new)
+        for k in positions:
+            old[k].copy_(fresh[k])
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:  # type: ignore[override]
+        """The gradient belongs to the new contents."""
+        return None, grad, None
+
+
+def deliver(plan: MutationPlan, inp: InputPlan, x: Tensor, new: Tensor | None, old: Sequence[Tensor], env: Env) -> None:
+    """Deliver one mutation to ``x``.
+
+    Args:
+        new: the forward value with the new contents.
+        old: the leaves of ``x``, taken before anything was delivered.
+    """
+    version = None if x.is_inference() else x._version
+    if plan.metadata is not None:
+        _write_metadata(x, inp, plan, old, env)
+    fresh = [] if new is None else leaves_of(new)
+    if plan.differentiable and not plan.replaced and new is not None:
+        WriteBack.apply(x, new, plan.leaves)
+    else:
+        with torch.no_grad():
+            for k in plan.leaves:
+                old[k].copy_(fresh[k])
+        for k, how in plan.replaced.items():
+            _replace(x, inp, k, how, fresh[k].detach(), old[k])
+    for name, value in plan.attributes.items():
+        setattr(x, name, value)
+    if version is not None and plan.version_bumps:
+        _torch.set_version(x, version + plan.version_bumps)
+
+
+def _write_metadata(x: Tensor, inp: InputPlan, plan: MutationPlan, old: Sequence[Tensor], env: Env) -> None:
+    assert plan.metadata is not None
+    before, after = concrete(inp.spec, env), concrete(plan.metadata, env)
+    for k, (leaf, a, b) in enumerate(zip(old, spec_leaves(before), spec_leaves(after), strict=True)):
+        if k not in plan.replaced and _layout(a) != _layout(b):
+            with torch.no_grad():
+                leaf.as_strided_(b.size, b.stride, leaf.storage_offset() + b.storage_offset - a.storage_offset)
+    if isinstance(after, WrapperSpec) and (tuple(x.shape), tuple(x.stride())) != (after.size, after.stride):
+        with _torch.without_dispatch(), torch.no_grad():
+            torch.ops.aten.as_strided_.default(x, after.size, after.stride, x.storage_offset())
+
+
+def _layout(leaf: LeafSpec) -> tuple[Any, ...]:
+    return leaf.size, leaf.stride, leaf.storage_offset
+
+
+def _replace(x: Tensor, inp: InputPlan, k: int, how: str, new: Tensor, old: Tensor) -> None:
+    if how == "data" or not isinstance(inp.spec, WrapperSpec):
+        with torch.no_grad():
+            old.data = new
+        return
+    owner, name = _owner_of_leaf(x, inp.spec, k)
+    try:
+        setattr(owner, name, new)
+    except AttributeError as error:
+        raise UnsupportedError(
+            "the region replaced an inner tensor, and the class does not let its attribute be set",
+            path=f"{inp.path}.{name}",
+            got=str(error),
+            fix="copy into the inner tensor (x.inner.copy_(new)) instead of replacing it",
+        ) from error
+
+
+def _owner_of_leaf(x: Tensor, spec: WrapperSpec, k: int) -> tuple[Tensor, str]:
+    """The wrapper, at any depth, that holds leaf ``k``, and the attribute."""
+    for name, inner in zip(spec.names, spec.inners, strict=True):
+        count = sum(1 for _ in spec_leaves(inner))
+        if k < count:
+            return (x, name) if isinstance(inner, LeafSpec) else _owner_of_leaf(getattr(x, name), inner, k)  # type: ignore[arg-type]
+        k -= count
+    raise IndexError(k)

@@ -1,0 +1,86 @@
+"""Comparing flatten contexts.
+
+A context is whatever an author returns from ``__tensor_flatten__``: often unhashable, sometimes mutable, sometimes an
+array whose ``==`` is an array. See docs/notes/contexts.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from typing import Any
+
+import torch
+
+from .. import _torch
+
+_ATOMS = (int, str, bytes, bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, type, enum.Enum)
+_MAX_DEPTH = 20
+
+
+def same_context(a: Any, b: Any, _depth: int = 0) -> bool:
+    """Are two contexts the same for a guard? Never raises and never dispatches.
+
+    Order: identity (except for mutable containers, which are compared with a snapshot of themselves); type; numbers
+    with NaN equal to NaN and the sign of zero; containers elementwise; arrays and tensors by shape, dtype, device and
+    bytes; generated dataclass equality fieldwise; else the author's ``==``, where anything but ``True`` is "different".
+    """
+    if a is b and not isinstance(a, (list, dict, set, torch.Tensor)):
+        return True
+    if type(a) is not type(b) or _depth > _MAX_DEPTH:
+        return False
+    if isinstance(a, (float, complex)):
+        return _same_number(a, b)
+    if isinstance(a, _ATOMS):
+        return bool(a == b)
+    if isinstance(a, (tuple, list)):
+        return len(a) == len(b) and all(same_context(x, y, _depth + 1) for x, y in zip(a, b, strict=True))
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same_context(v, b[k], _depth + 1) for k, v in a.items())
+    if isinstance(a, torch.Tensor):
+        return _same_tensor(a, b)
+    if type(a).__module__ == "numpy":
+        return (getattr(a, "dtype", None), getattr(a, "shape", None)) == (
+            getattr(b, "dtype", None),
+            getattr(b, "shape", None),
+        ) and bool(a.tobytes() == b.tobytes())
+    if dataclasses.is_dataclass(a) and "__eq__" in vars(type(a)) and type(a).__dataclass_params__.eq:  # type: ignore[union-attr]
+        fields = [f.name for f in dataclasses.fields(a) if f.compare]
+        return all(same_context(getattr(a, f), getattr(b, f), _depth + 1) for f in fields)
+    try:
+        return (a == b) is True
+    except Exception:  # an author's __eq__ may raise anything; a guard then says "different"
+        return False
+
+
+def snapshot(context: Any) -> Any:
+    """What a guard keeps of a context: mutable containers and arrays copied, everything else by reference."""
+    if type(context) in (tuple, list):
+        return type(context)(map(snapshot, context))
+    if type(context) is dict:
+        return {k: snapshot(v) for k, v in context.items()}
+    if type(context) is set:
+        return set(context)
+    if type(context).__module__ == "numpy" and hasattr(context, "copy"):
+        return context.copy()
+    if type(context) is torch.Tensor:
+        with _torch.no_modes():
+            return context.detach().clone()
+    return context
+
+
+def _same_number(a: complex, b: complex) -> bool:
+    if isinstance(a, complex):
+        return _same_number(a.real, b.real) and _same_number(a.imag, b.imag)
+    return (a == b and math.copysign(1, a) == math.copysign(1, b)) or (a != a and b != b)
+
+
+def _same_tensor(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if _torch.is_fake(a) or _torch.is_fake(b) or _torch.is_functorch_wrapped(a):
+        return a is b
+    if (a.shape, a.dtype, a.device, a.requires_grad) != (b.shape, b.dtype, b.device, b.requires_grad):
+        return False
+    with _torch.no_modes():
+        x, y = (t.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
+        return bool(torch.equal(x, y))

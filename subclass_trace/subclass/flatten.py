@@ -1,0 +1,94 @@
+"""The reference flatten and unflatten, for any depth of nesting.
+
+    >>> import torch
+    >>> from torch.testing._internal.two_tensor import TwoTensor
+    >>> leaves, spec = flatten(TwoTensor(torch.zeros(2), torch.ones(2)))
+    >>> len(leaves), spec.cls.__name__, spec.names
+    (2, 'TwoTensor', ('a', 'b'))
+    >>> unflatten(spec, leaves).b
+    tensor([1., 1.])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from .paths import Path
+from .spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec
+from .visit import VALUE, rebuild, visit
+
+
+def _outer(t: torch.Tensor) -> tuple[Any, ...]:
+    strided = t.layout is torch.strided or t.layout is torch.jagged
+    stride = tuple(t.stride()) if strided else ()
+    offset = t.storage_offset() if strided else 0
+    return tuple(t.shape), stride, offset, t.dtype, t.device, t.layout, t.requires_grad
+
+
+def flatten(value: Any, path: Path = VALUE) -> tuple[list[torch.Tensor], Spec]:
+    """Dense leaves in flatten order, and the spec to rebuild ``value`` from them.
+
+    A leaf stands as often as it occurs: ``TwoTensor(a, a)`` has two leaves that are one tensor.
+
+    Raises:
+        ProtocolError: the class breaks the protocol; the message names the path.
+    """
+    leaves: list[torch.Tensor] = []
+
+    def leaf(t: torch.Tensor, _: Path) -> Spec:
+        leaves.append(t)
+        return LeafSpec(*_outer(t))
+
+    def wrapper(t: torch.Tensor, names: tuple[str, ...], inners: list[Spec], context: Any, _: Path) -> Spec:
+        return WrapperSpec(type(t), names, tuple(inners), context, *_outer(t))
+
+    spec = visit(value, leaf=leaf, wrapper=wrapper, opaque=lambda v, _: OpaqueSpec(v), path=path)
+    return leaves, spec
+
+
+def spec_of(value: Any) -> Spec:
+    """The spec of a value."""
+    return flatten(value)[1]
+
+
+def leaves_of(value: Any) -> list[torch.Tensor]:
+    """The dense leaves of a value, in flatten order."""
+    leaves: list[torch.Tensor] = []
+    visit(
+        value, leaf=lambda t, _: leaves.append(t), wrapper=lambda t, names, inners, context, _: None, opaque=lambda v, _: None
+    )
+    return leaves
+
+
+def leaf_paths(value: Any, path: Path = VALUE) -> list[Path]:
+    """The path of each leaf, in flatten order."""
+    paths: list[Path] = []
+    visit(
+        value,
+        leaf=lambda t, p: paths.append(p),
+        wrapper=lambda t, names, inners, context, p: None,
+        opaque=lambda v, p: None,
+        path=path,
+    )
+    return paths
+
+
+def unflatten(spec: Spec, leaves: Iterable[torch.Tensor]) -> Any:
+    """The value that ``spec`` describes, made of ``leaves``. requires_grad is re-applied, since many classes drop it.
+
+    Raises:
+        StopIteration: there are fewer leaves than the spec has.
+    """
+    value = rebuild(spec, iter(leaves))
+    if isinstance(spec, WrapperSpec) and spec.requires_grad and not value.requires_grad:
+        value.requires_grad_()
+    return value
+
+
+def map_leaves(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """The same value with each leaf replaced by ``function(leaf)``; wrappers are rebuilt by ``__tensor_unflatten__``."""
+    leaves, spec = flatten(value)
+    return rebuild(spec, iter([function(t) for t in leaves]))

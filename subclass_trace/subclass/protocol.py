@@ -1,0 +1,131 @@
+"""Is a class traceable, and if not, why not?
+
+    >>> import torch
+    >>> class Bare(torch.Tensor):
+    ...     pass
+    >>> [str(p) for p in problems(Bare)][0]
+    'Bare has no __tensor_flatten__(self) -> (attribute names, context)'
+"""
+
+from __future__ import annotations
+
+import enum
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import _torch
+from ..errors import ProtocolError
+from .paths import Path
+
+
+class Kind(enum.Enum):
+    """What the visitor does with a value."""
+
+    LEAF = "leaf"
+    WRAPPER = "wrapper"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One reason why a class is not traceable: the class, the method, and what is wrong with it."""
+
+    cls: type
+    method: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.cls.__qualname__} {self.what}"
+
+
+_DENSE = {torch.Tensor, torch.nn.Parameter, *_torch.FAKE_TYPES}
+_KINDS: dict[type, Kind] = dict.fromkeys(_DENSE, Kind.LEAF)
+
+
+def kind_of(cls: type) -> Kind:
+    """Leaf (a dense tensor), wrapper, or refused; decided once per class."""
+    kind = _KINDS.get(cls)
+    if kind is None:
+        kind = _KINDS[cls] = Kind.REFUSED if problems(cls) else Kind.WRAPPER
+    return kind
+
+
+def is_traceable(value: object) -> bool:
+    """Is ``value`` (an instance or a class) a traceable wrapper subclass?"""
+    cls = value if isinstance(value, type) else type(value)
+    return issubclass(cls, torch.Tensor) and kind_of(cls) is Kind.WRAPPER
+
+
+def problems(cls: type) -> tuple[Problem, ...]:
+    """Why ``cls`` is not a traceable wrapper subclass; empty when it is one.
+
+    The protocol is PyTorch's: ``__tensor_flatten__``, ``__tensor_unflatten__`` (PyTorch PR 96235) and a
+    ``__torch_dispatch__``.
+    """
+    if not issubclass(cls, torch.Tensor):
+        return (Problem(cls, "", "is not a subclass of torch.Tensor"),)
+    if cls in _DENSE:
+        return (Problem(cls, "", "is a plain dense tensor, not a wrapper"),)
+    found = []
+    flatten, unflatten = getattr(cls, "__tensor_flatten__", None), getattr(cls, "__tensor_unflatten__", None)
+    if flatten is None:
+        found.append(Problem(cls, "__tensor_flatten__", "has no __tensor_flatten__(self) -> (attribute names, context)"))
+    elif not callable(flatten) or isinstance(inspect.getattr_static(cls, "__tensor_flatten__"), (staticmethod, classmethod)):
+        found.append(Problem(cls, "__tensor_flatten__", "has a __tensor_flatten__ that is not an instance method"))
+    if unflatten is None:
+        what = "has no static __tensor_unflatten__(inner_tensors, context, outer_size, outer_stride)"
+        found.append(Problem(cls, "__tensor_unflatten__", what))
+    elif not isinstance(inspect.getattr_static(cls, "__tensor_unflatten__"), (staticmethod, classmethod)):
+        what = "has a __tensor_unflatten__ that is neither a staticmethod nor a classmethod"
+        found.append(Problem(cls, "__tensor_unflatten__", what))
+    if not _torch.overrides_torch_dispatch(cls):
+        found.append(Problem(cls, "__torch_dispatch__", "has no __torch_dispatch__(cls, func, types, args, kwargs)"))
+    return tuple(found)
+
+
+def why_not_traceable(value: object) -> str | None:
+    """One readable sentence for each problem of the class of ``value`` (or of the class ``value``); None when it is fine."""
+    found = problems(value if isinstance(value, type) else type(value))
+    return "; ".join(map(str, found)) if found else None
+
+
+def refuse(value: torch.Tensor, path: Path) -> ProtocolError:
+    """The error for a tensor subclass without the protocol."""
+    cls = type(value)
+    return ProtocolError(
+        f"{cls.__qualname__} is a tensor subclass that cannot be traced through: {why_not_traceable(cls)}",
+        path=path,
+        expected="torch.Tensor, or a subclass with __tensor_flatten__, __tensor_unflatten__ and __torch_dispatch__",
+        got=f"an instance of {cls.__module__}.{cls.__qualname__}",
+        fix="add the missing methods, or pass value.as_subclass(torch.Tensor)",
+    )
+
+
+_UNFLATTEN: dict[type, Callable[..., torch.Tensor]] = {}
+
+
+def unflatten_of(cls: type) -> Callable[[dict[str, Any], Any, Any, Any], torch.Tensor]:
+    """``cls.__tensor_unflatten__`` as a function of four arguments, whatever form the author gave it.
+
+    Static methods, class methods and the old form of two arguments (inner tensors, context) are accepted.
+    """
+    hit = _UNFLATTEN.get(cls)
+    if hit is not None:
+        return hit
+    method: Callable[..., torch.Tensor] = cls.__tensor_unflatten__  # type: ignore[attr-defined]
+    try:
+        inspect.signature(method).bind({}, None, (), ())
+        call = method
+    except TypeError:
+
+        def call(inner: dict[str, Any], context: Any, size: Any, stride: Any) -> torch.Tensor:
+            return method(inner, context)
+
+    except ValueError:  # a builtin without a signature
+        call = method
+    _UNFLATTEN[cls] = call
+    return call

@@ -1,0 +1,117 @@
+"""Specs: frozen recursive records of how to rebuild a value from dense leaves.
+
+``TwoTensor(a, b)`` of shape (2, 3) becomes::
+
+    WrapperSpec(TwoTensor, names=("a", "b"), inners=(LeafSpec((2, 3), ...), LeafSpec((2, 3), ...)), context=None, ...)
+
+Sizes are Python ints, or ``torch.SymInt`` while a region with dynamic sizes is captured, or `SizeExpr` in what the
+run time keeps of such a region.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from .context import same_context
+
+
+@dataclass(frozen=True, slots=True)
+class SizeExpr:
+    """A size that is computed from the sizes of the call: a sympy expression over the region's symbols."""
+
+    expr: Any
+
+    def evaluate(self, env: Mapping[Any, int]) -> int:
+        """The size under ``env``, which maps each symbol to its value in this call."""
+        return int(self.expr.xreplace(env))
+
+    def __str__(self) -> str:
+        return str(self.expr)
+
+
+Size: TypeAlias = "int | torch.SymInt | SizeExpr"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LeafSpec:
+    """A dense tensor. ``stride`` and ``storage_offset`` are empty and 0 for layouts that have none."""
+
+    size: tuple[Any, ...]
+    stride: tuple[Any, ...]
+    storage_offset: Any
+    dtype: torch.dtype
+    device: torch.device
+    layout: torch.layout
+    requires_grad: bool
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class OpaqueSpec:
+    """An attribute named by ``__tensor_flatten__`` that is no tensor, such as a DeviceMesh: a guarded constant."""
+
+    value: Any
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class WrapperSpec:
+    """A wrapper: its class, the names of its inner values in flatten order, their specs, the context, outer metadata."""
+
+    cls: type[torch.Tensor]
+    names: tuple[str, ...]
+    inners: tuple[Spec, ...]
+    context: Any
+    size: tuple[Any, ...]
+    stride: tuple[Any, ...]
+    storage_offset: Any
+    dtype: torch.dtype
+    device: torch.device
+    layout: torch.layout
+    requires_grad: bool
+
+
+Spec: TypeAlias = "LeafSpec | WrapperSpec | OpaqueSpec"
+
+
+def spec_leaves(spec: Spec) -> Iterator[LeafSpec]:
+    """The leaf specs of ``spec`` in flatten order."""
+    if isinstance(spec, LeafSpec):
+        yield spec
+    elif isinstance(spec, WrapperSpec):
+        for inner in spec.inners:
+            yield from spec_leaves(inner)
+
+
+def leaf_count(spec: Spec) -> int:
+    """How many dense leaves a value of this spec has."""
+    return sum(1 for _ in spec_leaves(spec))
+
+
+def _comparable(size: tuple[Any, ...]) -> tuple[Any, ...]:
+    # Sizes with a nested int (jagged tensors) differ in each value; which ones agree is carried by the offsets leaf.
+    return tuple("nested" if isinstance(s, torch.SymInt) and s.node.is_nested_int() else s for s in size)
+
+
+def same_spec(a: Spec, b: Spec, *, strides: bool = True) -> bool:
+    """Do two specs describe values of one type, structure, context, size, dtype and device (and stride)?
+
+    requires_grad is not compared: a primal and its gradient differ in it by nature.
+    """
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, OpaqueSpec) and isinstance(b, OpaqueSpec):
+        return same_context(a.value, b.value)
+    assert not isinstance(a, OpaqueSpec) and not isinstance(b, OpaqueSpec)
+    if (a.dtype, a.device, a.layout) != (b.dtype, b.device, b.layout) or _comparable(a.size) != _comparable(b.size):
+        return False
+    if isinstance(a, WrapperSpec) and isinstance(b, WrapperSpec):
+        return (
+            a.cls is b.cls
+            and a.names == b.names
+            and same_context(a.context, b.context)
+            and all(same_spec(x, y, strides=strides) for x, y in zip(a.inners, b.inners, strict=True))
+        )
+    return not strides or a.stride == b.stride

@@ -1,0 +1,341 @@
+"""`ScaledFP8`: FP8 training on tensors that know their scale. value = qdata * scale.
+
+What it is for: matmuls in float8 and activations that are saved for backward in one byte each. `fp8_linear` is
+``F.linear`` with activation, weight and gradient quantised per tensor as they come (dynamic scaling); the class does
+the rest, because autograd saves the `ScaledFP8` operands of a matmul as they are.
+
+    >>> _ = torch.manual_seed(0)
+    >>> x, w = torch.randn(8, 16), torch.randn(4, 16, requires_grad=True)
+    >>> y = fp8_linear(x, w)
+    >>> bool((y - x @ w.t()).norm() < 0.05 * y.norm())
+    True
+    >>> y.sum().backward()
+    >>> w.grad.shape, w.grad.dtype
+    (torch.Size([4, 16]), torch.float32)
+    >>> to_fp8(x)[:2].t()
+    ScaledFP8(shape=(16, 2), float8_e4m3fn as float32, scale=tensor(0.0076))
+
+Which operations stay in FP8: views, clone, changes of device or floating dtype, ``mm`` and ``addmm`` of two ScaledFP8
+(dense result, from ``torch._scaled_mm``). In-place operations compute densely and quantise the result again, so
+optimizers work on a ScaledFP8 parameter. Everything else gives the dense tensor that it would give on the value, and so
+does ``zeros_like``: optimizers make their state with it, and Adam's second moment does not survive one scale in FP8.
+
+Limits. There is one scale for the whole storage: a write through a view of a *part* keeps the scale and saturates
+instead of touching the other elements. One NaN or infinity makes the whole tensor useless, as in all per-tensor
+schemes. Updates smaller than half an FP8 step are lost: for training keep the weights in high precision, which is
+the default of `FP8Linear`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from .. import _torch
+from ._common import apply, aten, foreign, in_place, is_mutable, is_view, unwrap
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+_OUTER_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_TINY = 1e-12  # the smallest amax that a scale is made for; keeps zeros away from 0 / 0
+
+
+class ScaledFP8(torch.Tensor):
+    """An FP8 tensor with one scale, which stands for a tensor of ``dtype``.
+
+    Args:
+        qdata: float8_e4m3fn (float8_e5m2 for gradients).
+        scale: float32, 0-dim.
+        dtype: the floating dtype that the wrapper shows and dequantises to.
+        whole: False for a view of a part of the elements: its scale belongs to others as well.
+    """
+
+    qdata: torch.Tensor
+    scale: torch.Tensor
+    whole: bool
+    __torch_function__ = _torch.disabled_torch_function
+
+    @staticmethod
+    def __new__(
+        cls: type[ScaledFP8],
+        qdata: torch.Tensor,
+        scale: torch.Tensor,
+        dtype: torch.dtype = torch.float32,
+        *,
+        whole: bool = True,
+        outer_size: Sequence[int] | None = None,
+        outer_stride: Sequence[int] | None = None,
+    ) -> ScaledFP8:
+        self: ScaledFP8 = _torch.make_wrapper(
+            cls,
+            qdata.shape if outer_size is None else outer_size,
+            strides=qdata.stride() if outer_stride is None else outer_stride,
+            storage_offset=qdata.storage_offset(),
+            dtype=dtype,
+            device=qdata.device,
+        )
+        self.qdata, self.scale, self.whole = qdata, scale, whole
+        return self
+
+    def __tensor_flatten__(self) -> tuple[list[str], tuple[torch.dtype, bool]]:
+        return ["qdata", "scale"], (self.dtype, self.whole)
+
+    @staticmethod
+    def __tensor_unflatten__(
+        inner: dict[str, torch.Tensor],
+        context: tuple[torch.dtype, bool],
+        outer_size: Sequence[int],
+        outer_stride: Sequence[int],
+    ) -> ScaledFP8:
+        dtype, whole = context
+        size, stride = outer_size, outer_stride
+        return ScaledFP8(inner["qdata"], inner["scale"], dtype, whole=whole, outer_size=size, outer_stride=stride)
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        types = f"{self.qdata.dtype} as {self.dtype}".replace("torch.", "")
+        return f"ScaledFP8(shape={tuple(self.shape)}, {types}, scale={self.scale!r})"
+
+    def dequantize(self) -> torch.Tensor:
+        """The dense value; the gradient passes unchanged."""
+        result: torch.Tensor = apply(_Dequantise, self)
+        return result
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if foreign(cls, types):
+            return NotImplemented
+        if func in _RULES:
+            result = _RULES[func](func, *args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        elif (result := func.decompose(*args, **kwargs)) is not NotImplemented:  # inference mode: composites come here
+            return result
+        elif is_view(cls, func):
+            return _torch.return_and_correct_aliasing(func, args, kwargs, _view(func, *args, **kwargs))
+        elif is_mutable(func):
+            return in_place(cls, func, args, kwargs, dense=_dense, store=_store)
+        dense_args, dense_kwargs = unwrap(cls, _dense, (args, kwargs))
+        return func(*dense_args, **dense_kwargs)
+
+
+# ------------------------------------------------------------------------------------------- quantise and dequantise
+def _scale_for(value: torch.Tensor, target: torch.dtype) -> torch.Tensor:
+    """The scale that maps the largest magnitude of ``value`` to the largest FP8 number."""
+    if value.numel() == 0:
+        return torch.ones((), dtype=torch.float32, device=value.device)
+    return value.abs().amax().to(torch.float32).clamp(min=_TINY) / torch.finfo(target).max
+
+
+def _quantise(value: torch.Tensor, scale: torch.Tensor, target: torch.dtype) -> torch.Tensor:
+    limit = torch.finfo(target).max
+    return (value.to(torch.float32) / scale).clamp(-limit, limit).to(target)
+
+
+def _dense(x: ScaledFP8) -> torch.Tensor:
+    return (x.qdata.to(torch.float32) * x.scale).to(x.dtype)
+
+
+def _store(x: ScaledFP8, value: torch.Tensor) -> None:
+    """Write a dense value into the inner tensors of ``x``."""
+    if x.whole:
+        x.scale.copy_(_scale_for(value, x.qdata.dtype))
+    x.qdata.copy_(_quantise(value, x.scale, x.qdata.dtype))
+
+
+class _Quantise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: torch.Tensor, target: torch.dtype) -> ScaledFP8:
+        scale = _scale_for(x, target)
+        return ScaledFP8(_quantise(x, scale, target), scale, x.dtype)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad, None  # straight through: amax scaling never clips
+
+
+class _Dequantise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: ScaledFP8) -> torch.Tensor:
+        return _dense(x)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+
+class _Matmul(torch.autograd.Function):
+    """a @ w.t() for two ScaledFP8, with the gradient quantised once for both matmuls of the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, a: ScaledFP8, w: ScaledFP8) -> torch.Tensor:
+        grad_a, grad_w = ctx.needs_input_grad
+        ctx.save_for_backward(a if grad_w else None, w if grad_a else None)
+        return a.mm(w.t())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        a, w = ctx.saved_tensors
+        g = to_fp8(grad, E5M2)
+        return None if w is None else g.mm(w), None if a is None else g.t().mm(a)
+
+
+def to_fp8(x: torch.Tensor, target: torch.dtype = E4M3) -> ScaledFP8:
+    """Quantise with one scale for the tensor, amax / finfo.max. Straight-through gradient."""
+    result: ScaledFP8 = x if isinstance(x, ScaledFP8) else apply(_Quantise, x, target)
+    return result
+
+
+# ---------------------------------------------------------------------------------------------------- operation rules
+def _view(func: Any, x: ScaledFP8, *args: Any, **kwargs: Any) -> Any:
+    out = func(x.qdata, *args, **kwargs)
+
+    def wrap(q: torch.Tensor) -> ScaledFP8:
+        return ScaledFP8(q, x.scale, x.dtype, whole=x.whole and q.numel() == x.qdata.numel())
+
+    return [wrap(q) for q in out] if isinstance(out, (list, tuple)) else wrap(out)
+
+
+def _fresh(func: Any, x: ScaledFP8, *args: Any, **kwargs: Any) -> ScaledFP8:
+    return ScaledFP8(func(x.qdata, *args, **kwargs), x.scale.clone(), x.dtype)
+
+
+def _zeros_like(func: Any, x: ScaledFP8, *, dtype: torch.dtype | None = None, **kwargs: Any) -> torch.Tensor:
+    result: torch.Tensor = func(x.qdata, dtype=x.dtype if dtype is None else dtype, **kwargs)
+    return result
+
+
+def _to_copy(func: Any, x: ScaledFP8, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
+    dtype = x.dtype if dtype is None else dtype
+    if dtype not in _OUTER_DTYPES:
+        return NotImplemented
+    to = {k: v for k, v in kwargs.items() if k in ("device", "non_blocking")}
+    return ScaledFP8(func(x.qdata, **kwargs), func(x.scale, **to), dtype)
+
+
+def _copy_(func: Any, x: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    if not isinstance(x, ScaledFP8):
+        assert isinstance(source, ScaledFP8)
+        return x.copy_(_dense(source), non_blocking)
+    exact = isinstance(source, ScaledFP8) and source.qdata.dtype == x.qdata.dtype and source.shape == x.shape
+    if isinstance(source, ScaledFP8) and exact and x.whole:  # no second rounding
+        x.scale.copy_(source.scale)
+        x.qdata.copy_(source.qdata)
+    else:
+        value = _dense(source) if isinstance(source, ScaledFP8) else source
+        _store(x, value.to(device=x.device, dtype=x.dtype).expand(x.shape))
+    return x
+
+
+def _matmul_inputs(a: Any, b: Any) -> bool:
+    """Can ``torch._scaled_mm`` multiply these two?"""
+    if not (isinstance(a, ScaledFP8) and isinstance(b, ScaledFP8) and a.dtype == b.dtype):
+        return False
+    if a.qdata.device.type != "cuda":
+        return True
+    sixteens = all(size % 16 == 0 for size in (*a.shape, *b.shape))
+    return sixteens and not (a.qdata.dtype == E5M2 and b.qdata.dtype == E5M2)
+
+
+def _mm(func: Any, a: Any, b: Any) -> Any:
+    if not _matmul_inputs(a, b):
+        return NotImplemented
+    left, right = a.qdata.contiguous(), b.qdata.t().contiguous().t()  # what GPU kernels want: row times column major
+    accumulate = torch.float32 if a.dtype == torch.float64 else a.dtype
+    out = _torch.scaled_mm(left, right, scale_a=a.scale, scale_b=b.scale, out_dtype=accumulate)
+    return out.to(a.dtype)
+
+
+def _addmm(func: Any, bias: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    if not _matmul_inputs(a, b):
+        return NotImplemented
+    product = _mm(aten.mm.default, a, b)
+    bias = _dense(bias) if isinstance(bias, ScaledFP8) else bias
+    return (product if alpha == 1 else product * alpha) + (bias if beta == 1 else bias * beta)
+
+
+_RULES: dict[Any, Any] = {
+    aten.mm.default: _mm,
+    aten.addmm.default: _addmm,
+    aten.clone.default: _fresh,
+    aten._unsafe_view.default: _fresh,
+    aten.zeros_like.default: _zeros_like,
+    aten._to_copy.default: _to_copy,
+    aten.copy_.default: _copy_,
+}
+
+
+# ------------------------------------------------------------------------------------------------------------- layers
+def fp8_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """``F.linear`` with the three matmuls of training in FP8.
+
+    Forward: activation and weight in e4m3, each with a scale from its own amax. Backward: the incoming gradient is
+    quantised once, to e5m2 (more range, fewer digits), and multiplied with the saved e4m3 operands. What is saved for
+    backward is FP8. The bias, its gradient and all results are in the dtype of ``x``. ``x`` and ``weight`` may already
+    be `ScaledFP8`.
+    """
+    lead = x.shape[:-1]
+    y: torch.Tensor = apply(_Matmul, to_fp8(x.reshape(-1, x.shape[-1])), to_fp8(weight))
+    y = y.view(*lead, weight.shape[0])
+    return y if bias is None else y + bias.to(y.dtype)
+
+
+class FP8Linear(nn.Linear):
+    """``nn.Linear`` that computes with `fp8_linear`.
+
+    With ``fp8_weight=True`` the weight parameter itself is a `ScaledFP8`: one byte per element, and each optimizer step
+    quantises it again.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        fp8_weight: bool = False,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device, dtype)
+        if fp8_weight:
+            self.weight = _fp8_parameter(self.weight)
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, *, fp8_weight: bool = False) -> FP8Linear:
+        """The same layer with the same parameters (with ``fp8_weight``: a quantised copy of the weight)."""
+        new = cls(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
+        new.weight = _fp8_parameter(linear.weight) if fp8_weight else linear.weight
+        new.bias = linear.bias
+        return new.train(linear.training)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return fp8_linear(x, self.weight, self.bias)
+
+
+def _fp8_parameter(weight: torch.Tensor) -> nn.Parameter:
+    return nn.Parameter(to_fp8(weight.detach()), requires_grad=weight.requires_grad)
+
+
+def convert_linears(module: nn.Module, *, fp8_weight: bool = False) -> nn.Module:
+    """Swap every ``nn.Linear`` (not its subclasses) below ``module`` for an `FP8Linear`, in place.
+
+    Returns ``module``, or its replacement when it is itself an ``nn.Linear``. A layer that is used in several places
+    stays one layer. Hooks are not carried over; ``fp8_weight`` unties a weight that is shared with another layer.
+    """
+    if type(module) is nn.Linear:
+        return FP8Linear.from_linear(module, fp8_weight=fp8_weight)
+    replaced: dict[nn.Module, nn.Module] = {}
+    for path, child in list(module.named_modules(remove_duplicate=False)):
+        if type(child) is nn.Linear:
+            if child not in replaced:
+                replaced[child] = FP8Linear.from_linear(child, fp8_weight=fp8_weight)
+            parent, _, name = path.rpartition(".")
+            setattr(module.get_submodule(parent), name, replaced[child])
+    return module

@@ -1,0 +1,355 @@
+"""`bind`: what is bound, what is refused, and that binding is a pure function of the node."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import torch.fx as fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from subclass_trace import _torch
+from subclass_trace.runtime import bindings
+from subclass_trace.runtime.bindings import bind
+
+aten = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bindings, "_cache", {})
+
+
+def node(op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """A node whose tensor arguments are placeholders with these values as examples."""
+    graph = fx.Graph()
+    count = itertools.count()
+
+    def lift(value: Any) -> Any:
+        if not isinstance(value, (torch.Tensor, torch.SymInt)):
+            return value
+        placeholder = graph.placeholder(f"x{next(count)}")
+        placeholder.meta["val"] = value
+        return placeholder
+
+    return graph.call_function(op, *torch.utils._pytree.tree_map(lift, (args, kwargs)))
+
+
+def fake(*size: int, **options: Any) -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.empty(size, **options)
+
+
+X, SCALAR = fake(3, 4), fake()
+FACTORY = {"dtype": torch.float32, "layout": torch.strided, "device": torch.device("cpu"), "pin_memory": False}
+
+BOUND = {
+    "torch.add": node(aten.add.Tensor, X, X),
+    "torch.sub": node(aten.sub.Tensor, X, SCALAR, alpha=2),
+    "torch.mul": node(aten.mul.Tensor, X, 2.5),
+    "torch.pow": node(aten.pow.Tensor_Scalar, X, 2),
+    "torch.mm": node(aten.mm.default, X, fake(4, 3)),
+    "torch.addmm": node(aten.addmm.default, fake(3), X, fake(4, 3)),
+    "torch.Tensor.view": node(aten.view.default, X, [4, 3]),
+    "torch.Tensor.expand": node(aten.expand.default, fake(1, 4), [3, 4]),
+    "torch.transpose": node(aten.transpose.int, X, 0, 1),
+    "torch.permute": node(aten.permute.default, X, [1, 0]),
+    "torch.squeeze": node(aten.squeeze.dim, X, 0),
+    "torch.sum": node(aten.sum.dim_IntList, X, [0], True),
+    "torch.amax": node(aten.amax.default, X, [0]),
+    "torch.max": node(aten.max.dim, X, 1),
+    "torch.split": node(aten.split.Tensor, X, 2, 1),
+    "torch.cat": node(aten.cat.default, [X, X], 1),
+    "torch._softmax": node(aten._softmax.default, X, 1, False),
+    "torch.native_layer_norm": node(aten.native_layer_norm.default, X, [4], None, None, 1e-5),
+    "torch._C._nn.gelu": node(aten.gelu.default, X, approximate="tanh"),
+    "torch.embedding": node(aten.embedding.default, X, fake(2, dtype=torch.int64)),
+    "torch.where": node(aten.where.self, fake(3, 4, dtype=torch.bool), X, X),
+    "torch.full": node(aten.full.default, [2, 3], 1.0, **FACTORY),
+    "torch.clone": node(aten.clone.default, X, memory_format=torch.contiguous_format),
+    "torch.detach": node(aten.detach.default, X),
+    "torch.Tensor.add_": node(aten.add_.Tensor, X, 1),
+    "torch.Tensor.copy_": node(aten.copy_.default, X, X),
+    "torch.Tensor.bernoulli_": node(aten.bernoulli_.float, X, 0.25),
+    "torch.exp": node(aten.exp.out, X, out=X),
+    "torch.div": node(aten.div.Tensor_mode, X, X, rounding_mode="floor"),
+    "torch._C._linalg.linalg_inv_ex": node(aten.linalg_inv_ex.default, fake(3, 3)),
+    "torch.Tensor.size": node(aten.sym_size.int, X, 0),
+}
+
+
+@pytest.mark.parametrize("name", BOUND)
+def test_bound(name: str) -> None:
+    found = bind(BOUND[name])
+    assert (found.name, found.kind) == (name, "binding")
+
+
+REFUSED = {
+    "issues view or clone": node(aten.reshape.default, X, [4, 3]),
+    "issues nothing or clone": node(aten.contiguous.default, X),
+    "issues nothing or _to_copy": node(aten.to.dtype, X, torch.float64),
+    "is decomposed": node(aten.linear.default, X, fake(5, 4)),
+    "is decomposed, too": node(aten.matmul.default, X, fake(4, 4)),
+    "the function takes the Tensor overload": node(aten.mul.Scalar, X, 2.0),
+    "the function fills in the device": node(aten.empty.memory_format, [2]),
+    "the function fills in the default device": node(aten.full.default, [2], 1.0),
+    "the function fills in pin_memory": node(aten.arange.default, 3),
+    "no function has this name": node(aten.slice.Tensor, X, 0, 0, 2),
+    "no function has this name, too": node(aten._unsafe_view.default, X, [4, 3]),
+    "not aten": node(torch.ops.prims.convert_element_type.default, X, torch.float64),
+    "unknown argument name": node(aten.neg.default, input=X),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_refused(why: str) -> None:
+    op: Any = REFUSED[why].target
+    found = bind(REFUSED[why])
+    assert (found.callable, found.kind, found.name) == (op._op, "op", str(op))
+
+
+def test_without_example_values_the_raw_callable_is_used() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    assert bind(graph.call_function(aten.neg.default, (x,))).callable is aten.neg.default._op
+
+
+def test_attributes_serve_as_example_values() -> None:
+    root = torch.nn.Module()
+    root.constant = torch.ones(2)
+    graph = fx.Graph()
+    call = graph.call_function(aten.neg.default, (graph.get_attr("constant"),))
+    graph.output(call)
+    gm = fx.GraphModule(root, graph)
+    assert next(bind(n) for n in gm.graph.nodes if n.op == "call_function").name == "torch.neg"
+
+
+def test_other_targets_are_called_as_they_are() -> None:
+    assert bind(node(torch.sym_max, 1, 2)).callable is torch.sym_max
+
+
+def test_bindings_print_as_names() -> None:
+    assert repr(bind(BOUND["torch.mm"])) == "Binding(torch.mm, kind='binding')"
+
+
+# ---------------------------------------------------------------------------------------------- the run-time oracle
+class Log(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ops.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def transformer(layers: int, **options: Any) -> tuple[fx.GraphModule, list[torch.Tensor]]:
+    """Forward and backward of a small transformer, and real inputs for it."""
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, activation="gelu")
+    model = torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+    names, params = zip(*model.named_parameters(), strict=True)
+
+    def joint(x: torch.Tensor, *params: torch.Tensor) -> Any:
+        out = torch.func.functional_call(model, dict(zip(names, params, strict=True)), (x,))
+        return [out, *torch.autograd.grad(out.square().mean(), params)]
+
+    inputs = [torch.randn(2, 3, 8), *params]
+    return make_fx(joint, **options)(*inputs), inputs
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_on_real_tensors_bindings_issue_the_operations_of_the_graph(mode: str) -> None:
+    gm, inputs = transformer(1, tracing_mode=mode)
+    calls = [n for n in gm.graph.nodes if n.op == "call_function"]
+    bound = {n: bind(n) for n in calls}
+    assert sum(b.kind == "binding" for b in bound.values()) > 0.7 * len(calls)
+
+    values = dict(zip((n for n in gm.graph.nodes if n.op == "placeholder"), inputs, strict=True))
+    with torch.no_grad():  # the parameters require grad: bindings must not care
+        for n in calls:
+            args, kwargs = fx.map_arg((n.args, n.kwargs), values.__getitem__)
+            with Log() as log:
+                values[n] = bound[n].callable(*args, **kwargs)
+            if isinstance(n.target, torch._ops.OpOverload) and bound[n].name != "torch.Tensor.size":
+                assert log.ops == [n.target], (n.format_node(), bound[n])
+
+
+def test_layers_share_proofs() -> None:
+    sizes = []
+    for layers in (2, 4):
+        bindings._cache.clear()
+        gm, _ = transformer(layers, tracing_mode="fake")
+        for n in gm.graph.nodes:
+            if n.op == "call_function":
+                bind(n)
+        sizes.append(len(bindings._cache))
+    assert sizes[0] == sizes[1] < 90
+
+
+# ---------------------------------------------------------------------------------------------- no side effects
+def test_binding_runs_nothing() -> None:
+    mode = FakeTensorMode()
+    x = mode.from_tensor(torch.randn(3))
+    version, state = x._version, torch.get_rng_state()
+    with Log() as log:
+        assert bind(node(aten.add_.Tensor, x, 1)).kind == "binding"
+        assert bind(node(aten.bernoulli_.float, x, 0.5)).kind == "binding"
+        assert bind(node(aten.rand_like.default, x, pin_memory=False)).kind == "binding"
+    assert (x._version, log.ops) == (version, [])
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_binding_adds_no_guards() -> None:
+    gm = make_fx(lambda x: x.view(x.size(1), x.size(0)).expand(x.size(1), x.size(0)), tracing_mode="symbolic")(
+        torch.ones(3, 4)
+    )
+    env = next(n for n in gm.graph.nodes).meta["val"].fake_mode.shape_env
+    assert isinstance(env, ShapeEnv)
+    guards = list(env.guards)
+    names = [bind(n).name for n in gm.graph.nodes if n.op == "call_function"]
+    assert {"torch.Tensor.view", "torch.Tensor.size"} <= set(names)
+    assert env.guards == guards
+
+
+def test_a_symbolic_size_is_a_number_at_run_time() -> None:
+    env = ShapeEnv()
+    with FakeTensorMode(shape_env=env) as mode:
+        size = mode.from_tensor(torch.ones(5), symbolic_context=None, source=None).shape[0]
+    if not isinstance(size, torch.SymInt):
+        size = env.create_unbacked_symint()
+    found = bind(node(aten.view.default, X, [size, 4]))
+    assert found.name == "torch.Tensor.view"
+    assert found.callable(torch.ones(12), [3, 4]).shape == (3, 4)
+
+
+class Everything(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError(f"{func} was seen")
+
+
+AMBIENT = {
+    "inference mode": torch.inference_mode,
+    "gradients": torch.enable_grad,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "default device": lambda: torch.device("meta"),
+    "function mode": Everything,
+}
+
+
+@pytest.mark.parametrize("state", AMBIENT)
+def test_the_ambient_state_does_not_matter(state: str) -> None:
+    with AMBIENT[state]():
+        found = {name: bind(n).name for name, n in BOUND.items()}
+        refused = {why: bind(n).kind for why, n in REFUSED.items()}
+    assert found == {name: name for name in BOUND}
+    assert set(refused.values()) == {"op"}
+
+
+def test_the_default_dtype_does_not_matter() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert bind(node(aten.full.default, [2], 1.0)).kind == "op"
+        assert bind(node(aten.full.default, [2], 1.0, **FACTORY)).kind == "binding"
+        assert bind(node(aten.full.default, [2], 1.0, **{**FACTORY, "dtype": torch.float64})).kind == "binding"
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_inside_a_functorch_transform_nothing_is_proved_or_remembered() -> None:
+    kinds = []
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        kinds.append(bind(BOUND["torch.mm"]).kind)
+        return x
+
+    torch.vmap(f)(torch.ones(2))
+    assert kinds == ["op"]
+    assert bind(BOUND["torch.mm"]).kind == "binding"
+
+
+# ---------------------------------------------------------------------------------------------- the cache key
+def test_constants_that_compare_equal_are_different_patterns() -> None:
+    for value in (1, 1.0, True, 0.0, -0.0, float("nan"), float("nan"), 1 + 0j):
+        bind(node(aten.full.default, [2], value, **FACTORY))
+    assert len(bindings._cache) == 7  # the two NaNs are one pattern
+
+
+def test_rank_dtype_and_structure_are_part_of_the_pattern() -> None:
+    for args in ((X, X), (X, SCALAR), (X, fake(3, 4, dtype=torch.int64)), (X, 1)):
+        bind(node(aten.add.Tensor, *args))
+    for args in (([X, X],), ([X, X, X],), ([X], 1)):
+        bind(node(aten.cat.default, *args))
+    assert len(bindings._cache) == 7
+
+
+def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bindings, "_CACHE_LIMIT", 3)
+    for n in range(20):
+        bind(node(aten.add.Tensor, X, n))
+        assert 1 <= len(bindings._cache) <= 3
+
+
+# ---------------------------------------------------------------------------------------------- the proof itself
+def _twice(x: Any, y: Any) -> Any:
+    torch.add(x, y)
+    return torch.add(x, y)
+
+
+LIARS = {
+    "another operation": lambda x, y: torch.sub(x, y),
+    "twice": _twice,
+    "nothing": lambda x, y: x,
+    "swapped": lambda x, y: torch.add(y, x),
+    "another argument": lambda x, y: torch.add(x, x),
+    "an extra argument": lambda x, y: torch.add(x, y, alpha=2),
+    "another result": lambda x, y: (torch.add(x, y), x)[1],
+    "also something else": lambda x, y: (torch.add(x, y), torch.neg(x))[0],
+    "depends on sizes": lambda x, y: torch.add(x, y) if x.numel() == 1 else torch.add(y, x),
+    "depends on sizes, the other way": lambda x, y: torch.add(x, y) if x.numel() > 1 else x,
+    "depends on strides": lambda x, y: torch.add(x, y) if x.is_contiguous() else x,
+    "depends on requires_grad": lambda x, y: torch.add(x, y) if not x.requires_grad else x.detach(),
+    "raises": lambda x, y: 1 / 0,
+}
+
+
+@pytest.mark.parametrize("liar", LIARS)
+def test_a_function_that_does_something_else_is_refused(liar: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Holder:
+        add = staticmethod(LIARS[liar])
+
+    monkeypatch.setattr(bindings, "_BINDING_TYPES", (type(_twice),))
+    monkeypatch.setattr(_torch, "BINDING_HOLDERS", (("test", Holder),))
+    assert bind(node(aten.add.Tensor, X, X)).kind == "op"
+
+
+def test_the_liars_are_refused_for_what_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Holder:
+        add = staticmethod(lambda x, y: torch.add(x, y))
+
+    monkeypatch.setattr(bindings, "_BINDING_TYPES", (type(_twice),))
+    monkeypatch.setattr(_torch, "BINDING_HOLDERS", (("test", Holder),))
+    assert bind(node(aten.add.Tensor, X, X)).name == "test.add"
+
+
+def test_python_functions_are_never_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Holder:
+        add = staticmethod(lambda x, y: torch.add(x, y))
+
+    monkeypatch.setattr(_torch, "BINDING_HOLDERS", (("test", Holder),))
+    assert bind(node(aten.add.Tensor, X, X)).kind == "op"
+
+
+def test_numbers_known_at_run_time_must_arrive_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Holder:
+        add = staticmethod(lambda x, y: torch.add(x, 1))
+
+    monkeypatch.setattr(bindings, "_BINDING_TYPES", (type(_twice),))
+    monkeypatch.setattr(_torch, "BINDING_HOLDERS", (("test", Holder),))
+    size = ShapeEnv().create_unbacked_symint()
+    assert bind(node(aten.add.Tensor, X, size)).kind == "op"

@@ -1,0 +1,236 @@
+"""OptionalBias, Constant, Masked, Diagonal."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from subclass_trace.errors import UnsupportedError
+from subclass_trace.zoo import Constant, Diagonal, Masked, OptionalBias
+
+
+def rand(*size: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed))
+
+
+# ------------------------------------------------------------------------------------------------------ OptionalBias
+@pytest.mark.parametrize("biases", [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_optional_bias_sums(biases) -> None:
+    def make(has_bias: int, seed: int) -> OptionalBias:
+        return OptionalBias(rand(3, 2, seed=seed), rand(3, 2, seed=seed + 1) if has_bias else None)
+
+    x, y = make(biases[0], 0), make(biases[1], 2)
+    dense = [v.data_ if v.bias is None else v.data_ + v.bias for v in (x, y)]
+    for got, want in (
+        (x + y, dense[0] + dense[1]),
+        (torch.sub(x, y, alpha=3), torch.sub(*dense, alpha=3)),
+        (x.t() * 2, dense[0].t() * 2),
+        (-x[1:], -dense[0][1:]),
+        (x.split(2)[1], dense[0][2:]),
+    ):
+        assert type(got) is OptionalBias and (got.bias is not None) <= any(biases)
+        torch.testing.assert_close(got + torch.zeros(()), want)
+        assert got.stride() == want.stride()
+    assert ((x + y).bias is not None) == any(biases)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_optional_bias_writes_alias_and_keep_the_attributes(has_bias) -> None:
+    x = OptionalBias(rand(3, 2), rand(3, 2, seed=1) if has_bias else None)
+    want = (x + torch.zeros(())).clone()
+    x[1:].mul_(3)
+    want[1:].mul_(3)
+    x.t()[0].copy_(torch.ones(3))
+    want.t()[0].copy_(torch.ones(3))
+    torch.testing.assert_close(x + torch.zeros(()), want)
+    assert x.__tensor_flatten__()[0] == (["data_", "bias"] if has_bias else ["data_"])
+
+
+def test_optional_bias_must_be_like_data() -> None:
+    with pytest.raises(ValueError, match="bias must be like data"):
+        OptionalBias(torch.ones(2, 3), torch.ones(3))
+    with pytest.raises(ValueError, match="bias must be like data"):
+        OptionalBias(torch.ones(2, 3), torch.ones(3, 2).t())
+
+
+# ---------------------------------------------------------------------------------------------------------- Constant
+def test_constant_folds_arithmetic_with_numbers() -> None:
+    c = Constant(0.5, (2, 3))
+    for got, want in ((c + 1, 1.5), (c * 3, 1.5), (c - 2, -1.5), (c / 4, 0.125), (-c, -0.5)):
+        assert type(got) is Constant and got.value == want and got.shape == (2, 3)
+    assert type(c + torch.zeros(2, 3)) is torch.Tensor
+    assert type(c / 0) is torch.Tensor and bool((c / 0).isinf().all())
+
+
+def test_constant_overflows_like_the_dense_tensor() -> None:
+    c = Constant(1e38, (1,)) * 1e10
+    assert c.value == math.inf and (c + torch.zeros(1)).item() == math.inf
+    assert Constant(1e6, (1,)).to(torch.float16).value == math.inf
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x.t(),
+        lambda x: x.permute(2, 0, 1),
+        lambda x: x[1],
+        lambda x: x[:, 1:, ::2],
+        lambda x: x.view(6, 4),
+        lambda x: x.reshape(-1),
+        lambda x: x.unsqueeze(0).expand(5, 2, 3, 4),
+        lambda x: x.split(2, dim=1)[1],
+        lambda x: x.unbind(0)[1],
+        lambda x: x[:0],
+    ],
+)
+def test_constant_views(view) -> None:
+    size = (2, 3) if "x.t()" in view.__code__.co_names or view.__code__.co_names == ("t",) else (2, 3, 4)
+    dense = torch.full(size, 2.5)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            got, want = view(Constant(2.5, size)), view(dense)
+        assert type(got) is Constant and got.value == 2.5
+        assert (got.shape, got.stride(), got.dtype) == (want.shape, want.stride(), want.dtype)
+
+
+def test_constant_dtypes() -> None:
+    assert type(Constant(3, (2,), dtype=torch.int64) * 2) is torch.Tensor
+    assert Constant(0.5, (2,)).double().dtype == torch.float64
+    assert Constant(0.5, (2,)).to(torch.int32).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "write", [lambda c: c.add_(1), lambda c: c.copy_(torch.ones(2)), lambda c: c[0].fill_(1), lambda c: c.zero_()]
+)
+def test_constant_cannot_be_written(write) -> None:
+    c = Constant(0.5, (2,))
+    with pytest.raises(UnsupportedError, match="a Constant has no memory to write to"):
+        write(c)
+    plain = torch.ones(2)
+    assert plain.add_(c) is plain and plain.tolist() == [1.5, 1.5]
+
+
+# ------------------------------------------------------------------------------------------------------------ Masked
+def masked(*size: int, seed: int = 0) -> Masked:
+    return Masked(rand(*size, seed=seed), rand(*size, seed=seed + 10) > 0)
+
+
+POINTWISE = {
+    "unary": lambda x, y: x.sin().exp(),
+    "binary": lambda x, y: x * y + 1,
+    "dense": lambda x, y: x - torch.ones(3),
+    "broadcast": lambda x, y: x.unsqueeze(0) * y[:, None],
+    "compare": lambda x, y: x > y,
+    "where": lambda x, y: torch.where(x > 0, x, y),
+    "gelu": lambda x, y: torch.nn.functional.gelu(x, approximate="tanh"),
+    "to": lambda x, y: (x / y).double().t(),
+}
+
+
+@pytest.mark.parametrize("program", POINTWISE.values(), ids=POINTWISE)
+def test_masked_pointwise_is_the_dense_program_where_present(program) -> None:
+    x, y = masked(4, 3), masked(4, 3, seed=1)
+    got, want = program(x, y), program(x.data_, y.data_)
+    assert type(got) is Masked and got.dtype == want.dtype and got.stride() == want.stride()
+    torch.testing.assert_close(got.data_[got.mask], want[got.mask])
+    nan_x, nan_y = (v.data_.masked_fill(~v.mask, math.nan) for v in (x, y))
+    if want.dtype.is_floating_point and program is not POINTWISE["where"]:
+        assert torch.equal(got.mask, ~program(nan_x, nan_y).isnan())  # present where no operand is missing
+
+
+def test_masked_results_own_their_mask() -> None:
+    x = masked(4)
+    mask = x.mask.clone()
+    for y in (x.clone(), x + 1, x.relu()):
+        y.mul_(Masked(torch.ones(4), torch.zeros(4, dtype=torch.bool)))
+        assert not y.mask.any() and torch.equal(x.mask, mask)
+
+
+def test_masked_views_and_writes() -> None:
+    x = masked(4, 3)
+    x[1:3].t().copy_(torch.ones(3, 2))
+    assert x.mask[1:3].all() and x.filled(0)[1:3].eq(1).all()
+    assert x.add_(1) is x and x.filled(0)[1:3].eq(2).all()
+    x.zero_()
+    assert x.mask.all() and not x.data_.any()
+
+
+def test_masked_sum_and_gradient() -> None:
+    x = masked(4, 3)
+    dense = torch.where(x.mask, x.data_, 0.0)
+    torch.testing.assert_close((x.sum(), x.sum(0)), (dense.sum(), dense.sum(0)))
+    x.requires_grad_()
+    (x * 3).filled(5.0).sum().backward()
+    torch.testing.assert_close(x.grad.masked_fill(~x.mask, 0) if type(x.grad) is torch.Tensor else x.grad.filled(0), x.mask * 3.0)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x @ x.t(),
+        lambda x: x.softmax(0),
+        lambda x: x.mean(),
+        lambda x: torch.ones(2, 2).add_(x),
+        lambda x: torch.cat([x, x]),
+    ],
+)
+def test_masked_refuses_what_has_no_one_answer(program) -> None:
+    with pytest.raises(UnsupportedError, match="x.filled"):
+        program(masked(2, 2))
+
+
+# ---------------------------------------------------------------------------------------------------------- Diagonal
+CLOSED = {
+    "sum": lambda x, y: x + y,
+    "difference": lambda x, y: torch.sub(x, y, alpha=2),
+    "product": lambda x, y: x @ y.t() @ x,
+    "elementwise": lambda x, y: x * y,
+    "number": lambda x, y: -x * 2 / 3,
+}
+DENSE = {
+    "left": lambda x, y: x @ torch.arange(12.0).view(3, 4),
+    "right": lambda x, y: torch.arange(12.0).view(4, 3) @ x,
+    "linear": lambda x, y: torch.nn.functional.linear(torch.ones(2, 5, 3), x, torch.ones(3)),
+    "plus one": lambda x, y: x + 1,
+    "nan": lambda x, y: x * math.inf,
+    "quotient": lambda x, y: x / y,
+    "softmax": lambda x, y: x.softmax(0),
+    "row": lambda x, y: (x + 0.0)[1],
+}
+
+
+@pytest.mark.parametrize("name", [*CLOSED, *DENSE])
+def test_diagonal_against_dense(name) -> None:
+    program = (CLOSED | DENSE)[name]
+    x, y = Diagonal(rand(3)), Diagonal(rand(3, seed=1))
+    got, want = program(x, y), program(torch.diag(x.diag), torch.diag(y.diag))
+    assert type(got) is (Diagonal if name in CLOSED else torch.Tensor)
+    torch.testing.assert_close(torch.diag(got.diag) if name in CLOSED else got, want, equal_nan=True)
+    assert got.stride() == want.stride()
+
+
+def test_diagonal_writes() -> None:
+    x, y = Diagonal(rand(3)), Diagonal(rand(3, seed=1))
+    inner, want = x.diag, x.diag * 2 + y.diag
+    assert x.mul_(2).add_(y) is x and x.diag is inner
+    torch.testing.assert_close(inner, want)
+    assert x.t().copy_(y) is not x and torch.equal(inner, y.diag)
+    for write in (lambda: x.add_(1), lambda: x.copy_(torch.ones(3, 3)), lambda: x.copy_(Diagonal(rand(1))), lambda: x[0]):
+        with pytest.raises(UnsupportedError, match="Diagonal has no rule"):
+            write()
+    assert torch.equal(inner, y.diag)
+
+
+def test_a_diagonal_of_one_element_broadcasts_like_a_matrix() -> None:
+    got = Diagonal(rand(3)) + Diagonal(torch.ones(1))
+    torch.testing.assert_close(got, torch.diag(rand(3)) + torch.ones(1, 1))
+
+
+def test_diagonal_gradient_reaches_the_vector() -> None:
+    d, x = rand(3).requires_grad_(), rand(5, 3, seed=1)
+    (x @ Diagonal.of(d)).square().sum().backward()
+    e = rand(3).requires_grad_()
+    (x @ torch.diag(e)).square().sum().backward()
+    torch.testing.assert_close(d.grad, e.grad)

@@ -1,0 +1,92 @@
+"""TwoTensor: each half must see exactly the dense program."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from subclass_trace.errors import UnsupportedError
+from subclass_trace.zoo import PackedInt4, TwoTensor
+
+
+def two(*size: int) -> TwoTensor:
+    g = torch.Generator().manual_seed(0)
+    return TwoTensor(torch.randn(*size, generator=g), torch.randn(*size, generator=g))
+
+
+PROGRAMS = {
+    "pointwise": lambda x: (x.sin() * 2 - x).relu(),
+    "reduction": lambda x: x.sum(0, keepdim=True) / x.mean(),
+    "matmul": lambda x: x @ x.t(),
+    "several": lambda x: torch.cat([t.exp() for t in x.split(2)], 1),
+    "softmax": lambda x: torch.nn.functional.layer_norm(x.softmax(-1), (3,)),
+    "mutation": lambda x: x.clone().add_(1).mul_(x),
+    "view mutation": lambda x: _write_through_a_view(x.clone()),
+    "sort": lambda x: x.sort(dim=1).values + x.argmax(),
+    "foreach": lambda x: torch._foreach_add([x, x * 2], 1.0)[1],
+}
+
+
+def _write_through_a_view(x: torch.Tensor) -> torch.Tensor:
+    x[1:, :2].t().zero_()
+    return x
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_each_half_sees_the_dense_program(program) -> None:
+    x = two(4, 3)
+    want = program(x.a.clone()), program(x.b.clone())
+    got = program(x)
+    assert type(got) is TwoTensor
+    torch.testing.assert_close((got.a, got.b), want)
+    assert got.stride() == want[0].stride()
+
+
+def test_in_place_returns_self_and_views_alias() -> None:
+    x = two(4, 3)
+    a = x.a
+    assert x.add_(1) is x and x.a is a
+    row = x[1]
+    row.fill_(7)
+    assert x.a[1].tolist() == [7, 7, 7] and x.b[1].tolist() == [7, 7, 7]
+    assert row._is_view() and row.untyped_storage()._cdata == x.untyped_storage()._cdata
+
+
+def test_mixed_with_plain_tensors() -> None:
+    x, y = two(2, 2), torch.ones(2, 2, requires_grad=True)
+    out = x * y + 1
+    torch.testing.assert_close(out.b, x.b + 1)
+    out.sum().backward()
+    torch.testing.assert_close((y.grad.a, y.grad.b), (x.a, x.b))
+
+
+def test_writing_two_values_into_one_tensor_is_refused() -> None:
+    y = torch.zeros(2)
+    for write in (lambda: y.add_(two(2)), lambda: y.copy_(two(2)), lambda: torch.add(two(2), 1, out=y)):
+        with pytest.raises(UnsupportedError, match="would write a TwoTensor into a plain tensor"):
+            write()
+    assert y.tolist() == [0, 0]
+
+
+def test_python_values_that_disagree_are_refused() -> None:
+    assert TwoTensor(torch.tensor(1.0), torch.tensor(1.0)).item() == 1.0
+    with pytest.raises(UnsupportedError, match="different Python values"):
+        TwoTensor(torch.tensor(1.0), torch.tensor(2.0)).item()
+
+
+def test_halves_must_agree() -> None:
+    with pytest.raises(ValueError, match=r"the halves of a TwoTensor must agree .* got \(2,\), \(1,\)"):
+        TwoTensor(torch.ones(2), torch.ones(3))
+
+
+def test_nested_over_packed_int4() -> None:
+    w = TwoTensor(*(PackedInt4.quantize(torch.randn(4, 6)) for _ in range(2)))
+    assert w.shape == (4, 6) and w.a.packed.shape == (4, 3)
+    a = w.a.dequantize()
+    rows = w[1:3]
+    assert type(rows) is TwoTensor and type(rows.a) is PackedInt4
+    rows.zero_()
+    a[1:3] = 0
+    torch.testing.assert_close(w.a.dequantize(), a)
+    out = torch.nn.functional.linear(torch.ones(2, 6), w)
+    torch.testing.assert_close(out.a, torch.ones(2, 6) @ a.t())

@@ -251,6 +251,13 @@ def disable_autocast() -> Any:
     return torch._C._DisableAutocast()
 
 
+def size_symbol(size: object) -> Any:
+    """The sympy symbol that a size is, or None: not a SymInt, an expression, or a nested int."""
+    if not isinstance(size, torch.SymInt) or size.node.is_nested_int():
+        return None
+    return size.node.expr if size.node.expr.is_Symbol else None
+
+
 def is_dense(t: torch.Tensor) -> bool:
     """Is ``t`` non-overlapping and dense (each element of its range stands once)?"""
     from torch._prims_common import is_non_overlapping_and_dense_or_false
@@ -414,6 +421,9 @@ class StandIn(torch.Tensor):
     ) -> torch.Tensor:
         """A stand-in of this metadata."""
         return make_wrapper(StandIn, size, stride, 0, None, dtype, layout, device, False, requires_grad)  # type: ignore[no-any-return]
+
+
+no_overrides: Any = torch._C.DisableTorchFunction  # context: no __torch_function__, no function modes
 
 
 @contextlib.contextmanager

@@ -160,15 +160,20 @@ class ViewOutput:
     replay: Callable[[torch.Tensor], torch.Tensor]
     requires_grad: bool
     spec: Spec
+    attributes: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
 class ValueOutput:
-    """Forward value ``value``. ``aliases[k]`` is (input leaf, delta) where leaf k lies in the memory of an input leaf."""
+    """Forward value ``value``. ``aliases[k]`` is (input leaf, delta) where leaf k lies in the memory of an input leaf.
+
+    ``attributes`` are Python attributes that the region set on it.
+    """
 
     value: int
     spec: Spec
     aliases: tuple[tuple[int, Any] | None, ...] = ()
+    attributes: Mapping[str, Any] = field(default_factory=dict)
 
 
 OutputPlan: TypeAlias = ConstantOutput | SizeOutput | InputOutput | ViewOutput | ValueOutput

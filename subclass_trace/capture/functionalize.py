@@ -62,6 +62,7 @@ class _Replay:
         self.groups = [[f"primals_{k + 1}" for k in members] for members in groups]
         self.env: dict[fx.Node, Any] = {}
         self.bases: dict[int, tuple[Any, int, torch.dtype]] = {}
+        self.wrapped: dict[int, Any] = {}
 
     def run(
         self, graph: fx.Graph, root: torch.nn.Module, forward: Sequence[Any], backward: Sequence[Any], boundary: fx.Node | None
@@ -111,7 +112,7 @@ class _Replay:
             base = torch.empty((stop - start) // dtype.itemsize, dtype=dtype, device=tensors[0].device)
         numbers = [int(m.rsplit("_", 1)[1]) - 1 for m in self.groups[group]]
         self.functional.place(name, base, {"alias_base": (tuple(numbers), base.numel(), dtype)})
-        self.bases[group] = (self.functional.wrap(base), start, dtype)
+        self.bases[group] = (base, start, dtype)
 
     def _input(self, node: fx.Node, inputs: dict[fx.Node, Any], meta: dict[str, Any]) -> Any:
         group = self.group_of.get(str(node.target))
@@ -119,6 +120,9 @@ class _Replay:
             value = inputs[node]
             return self.functional.wrap(value) if isinstance(value, Tensor) else value
         base, start, dtype = self.bases[group]
+        if group not in self.wrapped:
+            self.wrapped[group] = self.functional.wrap(base)
+        base = self.wrapped[group]
         member = node.meta["val"]
         meta["partitioner_tag"] = "is_forward"
         if member.dtype == dtype:

@@ -100,9 +100,10 @@ def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: Dynam
 
 
 def _check_leaf(leaf: Tensor, path: Path, argument: Argument) -> None:
-    if leaf is not argument.value and leaf.requires_grad:
+    if leaf is not argument.value and leaf.requires_grad and not argument.value.requires_grad:
         raise ProtocolError(
-            "an inner tensor of a wrapper requires grad; autograd runs on the wrapper, so this gradient would be lost",
+            "an inner tensor of a wrapper requires grad but the wrapper does not; autograd runs on the wrapper, "
+            "so this gradient would be lost",
             path=path,
             expected="requires_grad=False on inner tensors",
             got=f"requires_grad=True on a tensor of shape {tuple(leaf.shape)}",
@@ -169,19 +170,18 @@ class _Symbols:
 
     def unbound(self, specs: Sequence[Spec], originals: Sequence[Tensor]) -> list[Any]:
         """Sizes whose symbol is the size, stride or offset of no dense leaf."""
-        known = set()
+        known: set[Any] = {None}
         for fake in originals:
             strided = fake.layout is torch.strided
             for s in (*fake.shape, *((*fake.stride(), fake.storage_offset()) if strided else ())):
-                if isinstance(s, torch.SymInt) and s.node.expr.is_Symbol:
-                    known.add(s.node.expr)
+                known.add(_torch.size_symbol(s))
         extra: dict[Any, Any] = {}
 
         def look(spec: Spec) -> None:
             if isinstance(spec, WrapperSpec):
                 for s in spec.size:
-                    if isinstance(s, torch.SymInt) and s.node.expr.is_Symbol and s.node.expr not in known:
-                        extra.setdefault(s.node.expr, s)
+                    if _torch.size_symbol(s) not in known:
+                        extra.setdefault(_torch.size_symbol(s), s)
                 for inner in spec.inners:
                     look(inner)
 

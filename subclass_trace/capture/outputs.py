@@ -20,6 +20,8 @@ from ..plan import (
 )
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.protocol import is_traceable
+from ..subclass.spec import Spec, WrapperSpec
+from ..subclass.visit import rebuild
 from .inputs import TracedInputs
 from .recorder import Recorder
 
@@ -68,11 +70,20 @@ class OutputClassifier:
         if base is not None and not _torch.is_custom_function_output(o):
             number = self._input_of.get(id(base))
             if number is not None and number not in self._reshaped:
-                return ViewOutput(number, True, _torch.view_function(o), o.grad_fn is not None, spec)
+                replay = _torch.view_function(o)
+                return ViewOutput(number, True, replay, o.grad_fn is not None, spec, self._attributes(o, leaves, spec))
             shared = self._base_users[id(base)] > 1 or id(base) in self._output_ids
             if number is None and o.requires_grad and shared and not _torch.is_multi_output_view(o):
-                return ViewOutput(self._emit_once(base), False, _torch.view_function(o), True, spec)
-        return ValueOutput(self._emit_once(o), spec, self._aliases(leaves))
+                value = self._emit_once(base)
+                return ViewOutput(value, False, _torch.view_function(o), True, spec, self._attributes(o, leaves, spec))
+        return ValueOutput(self._emit_once(o), spec, self._aliases(leaves), self._attributes(o, leaves, spec))
+
+    def _attributes(self, o: Tensor, leaves: list[Tensor], spec: Spec) -> dict[str, Any]:
+        """Python attributes that a freshly rebuilt value would not have: the region set them."""
+        with _torch.without_tracing(), torch.no_grad():
+            fresh = rebuild(spec, iter(leaves)) if isinstance(spec, WrapperSpec) else self.recorder.bare(o)
+        own = getattr(fresh, "__dict__", {})
+        return {k: v for k, v in getattr(o, "__dict__", {}).items() if k not in own and not isinstance(v, Tensor)}
 
     def _is_traced(self, o: Tensor) -> bool:
         if not is_traceable(o):

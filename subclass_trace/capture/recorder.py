@@ -130,8 +130,9 @@ class Recorder(_torch.TorchDispatchMode):
         rows = [("size", value.shape), ("stride", value.stride() if strided else ())]
         for kind, sizes in [*rows, ("storage_offset", (value.storage_offset(),) if strided else ())]:
             for dim, size in enumerate(sizes):
-                if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
-                    self._sources.setdefault(size.node.expr, (node, kind, dim))
+                symbol = _torch.size_symbol(size)
+                if symbol is not None:
+                    self._sources.setdefault(symbol, (node, kind, dim))
 
     def track(self, value: Tensor, node: fx.Node) -> None:
         """``value`` is what ``node`` computes."""
@@ -141,6 +142,10 @@ class Recorder(_torch.TorchDispatchMode):
     def alias(self, value: Tensor, like: Tensor) -> None:
         """``value`` is the very value of ``like``: no node of its own."""
         self._nodes[id(value)] = (self.node_of(like), value)
+
+    def bare(self, fake: Tensor) -> Tensor:
+        """A fake tensor of the same metadata that nobody has touched."""
+        return _torch.detached(self.mode, fake)
 
     def knows(self, value: Tensor) -> bool:
         """Has this tensor a node in the graph?"""
@@ -175,8 +180,13 @@ class Recorder(_torch.TorchDispatchMode):
 
     # ------------------------------------------------------------------ closed-over tensors
     def lift(self, real: Tensor) -> Tensor:
-        """The fake that stands for a real dense tensor which the function closes over; it becomes a graph input."""
+        """The fake that stands for a real dense tensor which the function closes over; it becomes a graph input.
+
+        One that is first met in a backward is read from where it is, when the backward runs, as in eager.
+        """
         hit = self._lifted.get(id(real))
+        if hit is None and self.tag == "is_backward":
+            return self._constant(real)
         if hit is None:
             fake = _torch.detached(self.mode, self.mode.from_tensor(real, static_shapes=True))
             path = Path("closed_over").item(len(self.closed_over))
@@ -196,7 +206,9 @@ class Recorder(_torch.TorchDispatchMode):
             fake = _torch.detached(self.mode, self.mode.from_tensor(real, static_shapes=True))
             name = f"_constant{len(self._lifted)}"
             setattr(self.root, name, real)
-            self.track(fake, self.graph.get_attr(name))
+            node = self.graph.get_attr(name)
+            node.meta["partitioner_tag"] = self.tag
+            self.track(fake, node)
             hit = self._lifted[id(real)] = (fake, real)
         return hit[0]
 

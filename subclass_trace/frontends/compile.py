@@ -56,7 +56,6 @@ class Specialization:
     guards: Guards
     program: Program
     graphs: Graphs
-    site: CallSite
 
     @property
     def saved(self) -> tuple[SavedValue, ...]:
@@ -91,8 +90,7 @@ class Region:
         ambient = Ambient.now()
         entry = self._find(site, ambient)
         if entry is None:
-            entry = self._specialize(args, kwargs)
-            site = entry.site
+            entry, site = self._specialize(args, kwargs)
         results = entry.program(site.flat)
         return optree.tree_unflatten(entry.plan.out_tree, results)
 
@@ -107,7 +105,7 @@ class Region:
         return None
 
     # ---------------------------------------------------------------- compiling
-    def _specialize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Specialization:
+    def _specialize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Specialization, CallSite]:
         with TRACE_LOCK, _no_garbage_collection():
             # Another thread may have compiled it meanwhile; and while it did, module slots held its traced tensors.
             site, ambient = CallSite.of(args, kwargs, self._roots), Ambient.now()
@@ -117,7 +115,7 @@ class Region:
                 self._check_count(site, ambient)
                 entry = self._compile(site, ambient)
                 self._entries = (*self._entries, entry)
-            return entry
+            return entry, site
 
     def _compile(self, site: CallSite, ambient: Ambient) -> Specialization:
         options = self.options
@@ -128,7 +126,7 @@ class Region:
         inputs = [a.value for a in arguments] + [c.value for c in captured.closed_over]
         guards = Guards(ambient, site.tree, site.constants(), alias_guard(captured, inputs))
         program, graphs = build_program(captured, arguments, positions, backend, partitioner)
-        return Specialization(self._reason(site, ambient), program.plan, guards, program, graphs, site)
+        return Specialization(self._reason(site, ambient), program.plan, guards, program, graphs)
 
     def _capture(self, site: CallSite, table: dict[Any, Any]) -> tuple[Captured, list[Any], list[int | None]]:
         bases: list[torch.Tensor] = []

@@ -25,6 +25,8 @@ def sizes_of(arguments: Sequence[Argument]) -> Sizes:
             out[str(path)] = tuple(t.shape)
 
     for a in arguments:
+        if a.value.is_nested:  # which sizes of a jagged tensor agree is carried by its offsets: kept static
+            continue
         visit(
             a.value,
             leaf=note,
@@ -76,6 +78,8 @@ def choose(arguments: Sequence[Argument], history: SizeHistory, everything: bool
         chosen[str(path)] = [whole or d in dims for d in range(t.dim())]
 
     for a in arguments:
+        if a.value.is_nested:
+            continue
         whole = everything and not (a.static and isinstance(a.value, torch.nn.Parameter))
         marks = marked_dims(a.value) if is_traceable(a.value) else frozenset()
         values = {a.value.shape[d] for d in marks} if marks else set()

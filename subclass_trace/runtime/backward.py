@@ -21,7 +21,7 @@ from ..subclass.flatten import flatten
 from ..subclass.spec import LeafSpec, SizeExpr, Spec, WrapperSpec, same_spec, spec_leaves
 from ..subclass.visit import map_spec, rebuild
 from .rebuild import fit_strides
-from .sizes import Env, concrete, evaluator, freeze
+from .sizes import Env, concrete, evaluator, freeze, to_expr
 
 Tensor = torch.Tensor
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -192,9 +192,9 @@ def _symbolic(spec: Spec, like: Spec, env: Env) -> Spec:
         if not isinstance(s, (LeafSpec, WrapperSpec)):
             return
         for n in (*s.size, *s.stride):
-            if isinstance(n, torch.SymInt):
-                value = SizeExpr(n.node.expr).evaluate(env)
-                known.setdefault(value, n)
+            frozen = to_expr(n)
+            if isinstance(frozen, SizeExpr):
+                known.setdefault(frozen.evaluate(env), n)
 
     look(like)
     return map_spec(spec, lambda sizes: [known.get(n, n) for n in sizes])

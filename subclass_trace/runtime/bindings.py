@@ -29,6 +29,9 @@ sizes and numbers of 1, contiguous, without requires_grad; one with larger ones,
 that looks at any of these issues something else in one of them. Rank, dtype, device and layout stay in the pattern,
 because argument parsers look at them: a tensor of rank 0 may be taken for a number.
 
+One more call is allowed: factories (``torch.full``) turn what they made into a variable; with a dispatch mode, which
+holds a second reference to it, that takes a ``detach`` of the answer. Without a mode it takes nothing.
+
 The state is that of compiled code at run time (`_torch.plain_dispatch`): no gradients, so that composite operations are
 seen as what they issue; no inference mode, where they would be seen as themselves; no autocast, no modes.
 """
@@ -86,7 +89,8 @@ def bind(node: fx.Node) -> Binding:
     if op in _SIZE_READS:
         return _SIZE_READS[op]
     try:
-        pattern = (op, _pattern(node.args), tuple((k, _pattern(v)) for k, v in node.kwargs.items()))
+        with _torch.no_overrides():  # reading a fake tensor's dtype is an override to a user's function mode
+            pattern = (op, _pattern(node.args), tuple((k, _pattern(v)) for k, v in node.kwargs.items()))
     except _NoPattern:
         return _raw(op)
     found = _cache.get(pattern)
@@ -247,6 +251,8 @@ class _Recorder(_torch.DispatchMode):  # type: ignore[misc]
         self.answer: Any = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.calls and func is torch.ops.aten.detach.default and args[0] is self.answer:
+            return self.answer  # see Note [Proof of a binding]
         if func is not self.op or self.calls:
             raise _Unexpected(func)
         self.calls.append((args, kwargs or {}))

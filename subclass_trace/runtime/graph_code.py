@@ -181,7 +181,7 @@ def _live(graph: fx.Graph) -> set[fx.Node]:
 def _has_effects(node: fx.Node) -> bool:
     """Must this node run although nothing uses its value? In doubt: yes."""
     if node.op != "call_function":
-        return node.op in ("call_method", "call_module")  # refused later, with a message
+        return False
     target: Any = node.target
     if isinstance(target, _torch.OpOverload):
         return (
@@ -216,6 +216,14 @@ class _Writer:
         nodes = list(self.gm.graph.nodes)
         inputs = [n for n in nodes if n.op == "placeholder"]
         for node in nodes:  # variables first: they have the better right to their names
+            if node.op in ("call_method", "call_module"):
+                raise UnsupportedError(
+                    f"the graph holds a {node.op} node",
+                    path=node.name,
+                    expected="placeholder, get_attr, call_function and output nodes",
+                    got=node.format_node(),
+                    fix="trace to aten operations, for example with make_fx",
+                )
             if node.op == "get_attr" and node.users:
                 self.variables[node] = self._global(_attribute(self.gm, node), node.name)
             elif node.op != "output":
@@ -248,14 +256,6 @@ class _Writer:
         return uses
 
     def _call(self, node: fx.Node, *, used: bool) -> None:
-        if node.op != "call_function":
-            raise UnsupportedError(
-                f"the graph holds a {node.op} node",
-                path=node.name,
-                expected="placeholder, get_attr, call_function and output nodes",
-                got=node.format_node(),
-                fix="trace to aten operations, for example with make_fx",
-            )
         target: Any = node.target
         comment = ""
         if target is operator.getitem:
@@ -300,7 +300,7 @@ class _Writer:
             return self.variables[arg]
         if type(arg) in (int, bool, str, type(None)):
             return repr(arg)
-        if type(arg) in (float, complex) and math.isfinite(abs(arg)):
+        if type(arg) is float and math.isfinite(arg):
             return repr(arg)
         if isinstance(arg, list):
             return f"[{', '.join(self._text(a, user) for a in arg)}]"

@@ -15,11 +15,11 @@ import torch
 from .. import _torch
 from ..capture.aliasing import alias_pattern
 from ..plan import InputPlan, Plan
-from ..subclass.context import same_context
+from ..subclass.context import same_context, without_outer
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
 from ..subclass.protocol import Kind, kind_of
-from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec
+from ..subclass.spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec
 from ..subclass.visit import inner_values
 from .sizes import bind, evaluate
 
@@ -147,6 +147,8 @@ def _structure(spec: Spec, value: Any, path: Path) -> str | None:
     names, values, context = inner_values(value, path)
     if names != spec.names:
         return f"{path}: expected inner tensors {spec.names}, got {names}"
+    if any(isinstance(n, SizeExpr) for n in spec.size):
+        context = without_outer(context, tuple(value.shape), tuple(value.stride()))
     if not same_context(spec.context, context):
         return f"{path}: expected context {spec.context!r}, got {context!r}"
     for name, inner, inner_spec in zip(names, values, spec.inners, strict=True):

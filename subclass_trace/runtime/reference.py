@@ -132,8 +132,11 @@ def make_output(o: OutputPlan, call: Call, values: Sequence[Tensor], flat: Seque
     if isinstance(o, InputOutput):
         return flat[o.position]
     if isinstance(o, ViewOutput):
-        return replay_view(o, call.inputs[o.base] if o.of_input else values[o.base])
-    value = values[o.value]
-    if o.aliases and not value.requires_grad:
-        return alias_of_leaves(o, value, call.leaves, call.env)
+        value = replay_view(o, call.inputs[o.base] if o.of_input else values[o.base])
+    else:
+        value = values[o.value]
+        if o.aliases and not value.requires_grad:
+            value = alias_of_leaves(o, value, call.leaves, call.env)
+    for name, attribute in o.attributes.items():
+        setattr(value, name, attribute)
     return value

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ..plan import Plan, SymbolPlan
-from ..subclass.spec import SizeExpr, Spec
+from ..subclass.context import without_outer
+from ..subclass.spec import SizeExpr, Spec, WrapperSpec
 from ..subclass.visit import map_spec
 
 Env = Mapping[Any, int]
@@ -24,7 +26,23 @@ def to_expr(size: Any) -> Any:
 
 def freeze(spec: Spec, context: Callable[[Any], Any] = lambda c: c) -> Spec:
     """A captured spec as the run time keeps it."""
-    return map_spec(spec, lambda sizes: [to_expr(s) for s in sizes], context)
+    return map_spec(_mark_outer(spec), lambda sizes: [to_expr(s) for s in sizes], context)
+
+
+def _mark_outer(spec: Spec) -> Spec:
+    """Where the outer size is dynamic, a context that repeats it (as DTensor's does) holds a marker instead."""
+    if not isinstance(spec, WrapperSpec):
+        return spec
+    context = spec.context
+    if any(isinstance(n, torch.SymInt) for n in spec.size):
+        context = without_outer(context, spec.size, spec.stride)
+        context = without_outer(context, hints(spec.size), hints(spec.stride))
+    return replace(spec, context=context, inners=tuple(map(_mark_outer, spec.inners)))
+
+
+def hints(sizes: Sequence[Any]) -> tuple[Any, ...]:
+    """The sizes of the call that was traced."""
+    return tuple(n.node.hint if isinstance(n, torch.SymInt) and not n.node.is_nested_int() else n for n in sizes)
 
 
 def evaluate(size: Any, env: Env) -> Any:

@@ -181,8 +181,9 @@ def _symbols(captured: Captured) -> list[SymbolPlan]:
     rows: dict[Any, SymbolPlan] = {}
 
     def note(size: Any, kind: str, leaf: int | None, inp: int | None, dim: int) -> None:
-        if isinstance(size, torch.SymInt) and not size.node.is_nested_int() and size.node.expr.is_Symbol:
-            rows.setdefault(size.node.expr, SymbolPlan(size.node.expr, kind, leaf, inp, dim))
+        symbol = _torch.size_symbol(size)
+        if symbol is not None:
+            rows.setdefault(symbol, SymbolPlan(symbol, kind, leaf, inp, dim))
 
     strided = [(k, t) for k, t in enumerate(captured.originals) if t.layout is torch.strided]
     for k, t in enumerate(captured.originals):

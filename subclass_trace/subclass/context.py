@@ -56,8 +56,10 @@ def same_context(a: Any, b: Any, _depth: int = 0) -> bool:
 
 def snapshot(context: Any) -> Any:
     """What a guard keeps of a context: mutable containers and arrays copied, everything else by reference."""
-    if type(context) in (tuple, list):
-        return type(context)(map(snapshot, context))
+    if isinstance(context, tuple):
+        return _like(context, list(map(snapshot, context)))
+    if type(context) is list:
+        return list(map(snapshot, context))
     if type(context) is dict:
         return {k: snapshot(v) for k, v in context.items()}
     if type(context) is set:
@@ -68,6 +70,57 @@ def snapshot(context: Any) -> Any:
         with _torch.no_modes():
             return context.detach().clone()
     return context
+
+
+class _Outer(enum.Enum):
+    """Stands in a context for the outer size or stride of its wrapper, when that is dynamic."""
+
+    SIZE = "outer size"
+    STRIDE = "outer stride"
+
+
+def without_outer(context: Any, size: tuple[Any, ...], stride: tuple[Any, ...]) -> Any:
+    """The context with each copy of the outer size or stride in it replaced by a marker (DTensor's has both)."""
+    if isinstance(context, tuple):
+        if context and _same_sizes(context, size):
+            return _Outer.SIZE
+        if context and _same_sizes(context, stride):
+            return _Outer.STRIDE
+        return _like(context, [without_outer(x, size, stride) for x in context])
+    if type(context) is list:
+        return [without_outer(x, size, stride) for x in context]
+    if type(context) is dict:
+        return {k: without_outer(v, size, stride) for k, v in context.items()}
+    return context
+
+
+def with_outer(context: Any, size: tuple[Any, ...], stride: tuple[Any, ...]) -> Any:
+    """The inverse of `without_outer`, with the sizes of this call; also what `snapshot` copies is fresh."""
+    if context is _Outer.SIZE:
+        return torch.Size(size)
+    if context is _Outer.STRIDE:
+        return tuple(stride)
+    if isinstance(context, tuple):
+        return _like(context, [with_outer(x, size, stride) for x in context])
+    if type(context) is list:
+        return [with_outer(x, size, stride) for x in context]
+    if type(context) is dict:
+        return {k: with_outer(v, size, stride) for k, v in context.items()}
+    return snapshot(context)
+
+
+def _like(context: tuple[Any, ...], items: list[Any]) -> Any:
+    return type(context)(*items) if hasattr(context, "_fields") else type(context)(items)
+
+
+def _same_sizes(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
+    if len(a) != len(b) or not all(type(x) is int or isinstance(x, torch.SymInt) for x in a):
+        return False
+    return all(_size_key(x) == _size_key(y) for x, y in zip(a, b, strict=True))
+
+
+def _size_key(n: Any) -> Any:
+    return n.node.expr if isinstance(n, torch.SymInt) and not n.node.is_nested_int() else n
 
 
 def _same_number(a: complex, b: complex) -> bool:

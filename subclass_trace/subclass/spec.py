@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from .context import same_context
+from .context import same_context, without_outer
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,13 @@ def _comparable(size: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple("nested" if isinstance(s, torch.SymInt) and s.node.is_nested_int() else s for s in size)
 
 
+def _same_outer_context(a: WrapperSpec, b: WrapperSpec) -> bool:
+    if same_context(a.context, b.context):
+        return True
+    # One of them may have markers in place of its outer size, because that is dynamic.
+    return same_context(without_outer(a.context, a.size, a.stride), without_outer(b.context, b.size, b.stride))
+
+
 def same_spec(a: Spec, b: Spec, *, strides: bool = True) -> bool:
     """Do two specs describe values of one type, structure, context, size, dtype and device (and stride)?
 
@@ -111,7 +118,7 @@ def same_spec(a: Spec, b: Spec, *, strides: bool = True) -> bool:
         return (
             a.cls is b.cls
             and a.names == b.names
-            and same_context(a.context, b.context)
+            and _same_outer_context(a, b)
             and all(same_spec(x, y, strides=strides) for x, y in zip(a.inners, b.inners, strict=True))
         )
     return not strides or a.stride == b.stride

@@ -12,7 +12,7 @@ import torch
 
 from .. import _torch
 from ..errors import ProtocolError
-from .context import snapshot
+from .context import with_outer
 from .paths import Path
 from .protocol import Kind, kind_of, refuse, unflatten_of
 from .spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec
@@ -109,8 +109,9 @@ def rebuild(spec: Spec, leaves: Iterator[Any], size: Callable[[Sequence[Any]], S
     if isinstance(spec, OpaqueSpec):
         return spec.value
     inner = {n: rebuild(s, leaves, size) for n, s in zip(spec.names, spec.inners, strict=True)}
-    context = snapshot(spec.context)  # a mutable context must not be shared by the results of two calls
-    return unflatten_of(spec.cls)(inner, context, torch.Size(size(spec.size)), tuple(size(spec.stride)))
+    outer, stride = tuple(size(spec.size)), tuple(size(spec.stride))
+    # A fresh context: a mutable one must not be shared by the results of two calls.
+    return unflatten_of(spec.cls)(inner, with_outer(spec.context, outer, stride), torch.Size(outer), stride)
 
 
 def map_spec(spec: Spec, size: Callable[[Sequence[Any]], Sequence[Any]], context: Callable[[Any], Any] = lambda c: c) -> Spec:

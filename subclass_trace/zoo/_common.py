@@ -7,6 +7,7 @@ that the class is closed under, and end in a default: take the wrappers apart (`
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -46,6 +47,16 @@ def is_view(cls: type, func: Any) -> bool:
     return bool(func.is_view)
 
 
+def view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], compute: Callable[..., Any]) -> Any:
+    """The result of the view operation ``compute(func, *args, **kwargs)``, tied to the storage of ``args[0]``.
+
+    In inference mode a view of a normal tensor is a normal tensor, so it must be made outside of that mode.
+    """
+    normal = torch.is_inference_mode_enabled() and not args[0].is_inference()
+    with torch.inference_mode(False) if normal else contextlib.nullcontext():
+        return _torch.return_and_correct_aliasing(func, args, kwargs, compute(func, *args, **kwargs))
+
+
 def is_mutable(func: Any) -> bool:
     """Does the operation write to one of its arguments?"""
     return bool(func._schema.is_mutable)
@@ -59,7 +70,7 @@ def changes_metadata(func: Any) -> bool:
 def written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
     """The tensors among the arguments that the operation writes to."""
     for i, argument in enumerate(func._schema.arguments):
-        if argument.is_write:
+        if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[i] if i < len(args) else kwargs.get(argument.name)
             for t in value if isinstance(value, (list, tuple)) else [value]:
                 if isinstance(t, torch.Tensor):

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from .. import _torch
-from ._common import aten, foreign, is_mutable, is_view, refuse, unwrap, written
+from ._common import aten, foreign, is_mutable, is_view, refuse, unwrap, view, written
 
 
 class Constant(torch.Tensor):
@@ -80,7 +80,7 @@ class Constant(torch.Tensor):
         if (result := func.decompose(*args, **kwargs)) is not NotImplemented:  # inference mode: composites come here
             return result
         if is_view(cls, func):
-            return _torch.return_and_correct_aliasing(func, args, kwargs, _like(func, *args, **kwargs))
+            return view(func, args, kwargs, _like)
         if func is aten.clone.default or (
             func is aten._to_copy.default and kwargs.get("dtype", torch.float32).is_floating_point
         ):

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from .. import _torch
-from ._common import apply, aten, foreign, is_mutable, is_view, refuse, unwrap, written
+from ._common import apply, aten, foreign, is_mutable, is_view, refuse, unwrap, view, written
 
 
 class Diagonal(torch.Tensor):
@@ -83,7 +83,7 @@ class Diagonal(torch.Tensor):
         if (result := func.decompose(*args, **kwargs)) is not NotImplemented:  # inference mode: composites come here
             return result
         if is_view(cls, func):
-            return _torch.return_and_correct_aliasing(func, args, kwargs, _view(func, *args, **kwargs))
+            return view(func, args, kwargs, _view)
         if func is aten.mm.default:
             return _mm(*args)
         if func in _EACH or (func in _PAIRWISE and _closed(cls, func, args)):

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from .. import _torch
-from ._common import apply, aten, foreign, in_place, is_mutable, is_view, refuse, unwrap
+from ._common import apply, aten, foreign, in_place, is_mutable, is_view, refuse, unwrap, view
 
 
 class PackedInt4(torch.Tensor):
@@ -102,7 +102,7 @@ class PackedInt4(torch.Tensor):
         if (result := func.decompose(*args, **kwargs)) is not NotImplemented:  # inference mode: composites come here
             return result
         if is_view(cls, func):
-            return _torch.return_and_correct_aliasing(func, args, kwargs, _view(func, *args, **kwargs))
+            return view(func, args, kwargs, _view)
         if func is aten.clone.default:
             return cls(args[0].packed.clone(), args[0].scale.clone(), args[0].transposed)
         if func is aten._to_copy.default and kwargs.get("dtype", torch.float32).is_floating_point:

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from .. import _torch
-from ._common import apply, aten, foreign, is_mutable, is_view, refuse, unwrap, written
+from ._common import apply, aten, foreign, is_mutable, is_view, refuse, unwrap, view, written
 
 
 class Masked(torch.Tensor):
@@ -85,9 +85,10 @@ class Masked(torch.Tensor):
             return result
         if is_mutable(func):
             return _in_place(func, args, kwargs)
-        if is_view(cls, func) or func is aten._unsafe_view.default:
-            out = _pair(func(args[0].data_, *args[1:], **kwargs), func(args[0].mask, *args[1:], **kwargs))
-            return _torch.return_and_correct_aliasing(func, args, kwargs, out)
+        if is_view(cls, func):
+            return view(func, args, kwargs, _both)
+        if func is aten._unsafe_view.default:
+            return _both(func, *args, **kwargs)
         if func in _SUMS:
             return func(_fill(args[0], 0), *args[1:], **kwargs)
         if func in _LIKE or torch.Tag.pointwise in func.tags:
@@ -126,7 +127,9 @@ class _Fill(torch.autograd.Function):
         return grad.masked_fill(~mask, 0), None
 
 
-def _pair(data: Any, mask: Any) -> Any:
+def _both(func: Any, x: Masked, *args: Any, **kwargs: Any) -> Any:
+    """A change of shape, applied to data and mask."""
+    data, mask = func(x.data_, *args, **kwargs), func(x.mask, *args, **kwargs)
     if isinstance(data, (list, tuple)):
         return [Masked(d, m) for d, m in zip(data, mask, strict=True)]
     return Masked(data, mask)

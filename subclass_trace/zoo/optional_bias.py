@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from .. import _torch
-from ._common import aten, foreign, in_place, is_mutable, is_view, unwrap
+from ._common import aten, foreign, in_place, is_mutable, is_view, unwrap, view
 
 
 class OptionalBias(torch.Tensor):
@@ -80,11 +80,14 @@ class OptionalBias(torch.Tensor):
             return NotImplemented
         if (result := func.decompose(*args, **kwargs)) is not NotImplemented:  # inference mode: composites come here
             return result
-        if is_view(cls, func) or func in _EACH or _is_scalar_product(cls, func, args):
-            out = _each(func, args[0], *args[1:], **kwargs)
-            return _torch.return_and_correct_aliasing(func, args, kwargs, out)
+        if is_view(cls, func):
+            return view(func, args, kwargs, _each)
+        if func in _EACH or _is_scalar_product(cls, func, args):
+            return _each(func, *args, **kwargs)
         if func in _SUMS and isinstance(args[0], cls) and isinstance(args[1], cls):
             return _sum(func, *args, **kwargs)
+        if func is aten.copy_.default and all(isinstance(t, cls) for t in args[:2]):
+            return _copy_(args[0], args[1])
         if is_mutable(func):
             return in_place(cls, func, args, kwargs, dense=_dense, store=_store)
         dense_args, dense_kwargs = unwrap(cls, _dense, (args, kwargs))
@@ -103,6 +106,16 @@ def _store(x: OptionalBias, value: torch.Tensor) -> None:
     x.data_.copy_(value)
     if x.bias is not None:  # it stays: the attribute list must not change under a view or a caller
         x.bias.zero_()
+
+
+def _copy_(x: OptionalBias, source: OptionalBias) -> OptionalBias:
+    """Part by part as far as ``x`` has the parts."""
+    if source.bias is None or x.bias is None:
+        _store(x, _dense(source))
+    else:
+        x.data_.copy_(source.data_)
+        x.bias.copy_(source.bias)
+    return x
 
 
 def _each(func: Any, x: OptionalBias, *args: Any, **kwargs: Any) -> Any:

@@ -36,7 +36,7 @@ from torch import nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from .. import _torch
-from ._common import apply, aten, foreign, in_place, is_mutable, is_view, unwrap
+from ._common import apply, aten, foreign, in_place, is_mutable, is_view, unwrap, view
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 _OUTER_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -117,7 +117,7 @@ class ScaledFP8(torch.Tensor):
         elif (result := func.decompose(*args, **kwargs)) is not NotImplemented:  # inference mode: composites come here
             return result
         elif is_view(cls, func):
-            return _torch.return_and_correct_aliasing(func, args, kwargs, _view(func, *args, **kwargs))
+            return view(func, args, kwargs, _view)
         elif is_mutable(func):
             return in_place(cls, func, args, kwargs, dense=_dense, store=_store)
         dense_args, dense_kwargs = unwrap(cls, _dense, (args, kwargs))

@@ -24,7 +24,7 @@ import torch
 
 from .. import _torch
 from ..errors import UnsupportedError
-from ._common import foreign, is_mutable, unwrap, written
+from ._common import foreign, is_mutable, unwrap, view, written
 
 
 class TwoTensor(torch.Tensor):
@@ -89,18 +89,25 @@ class TwoTensor(torch.Tensor):
                 expected="a TwoTensor as the argument that is written to",
                 fix="make the written tensor a TwoTensor, or use the out-of-place operation",
             )
-        args_a, kwargs_a = unwrap(cls, lambda t: t.a, (args, kwargs))
-        args_b, kwargs_b = unwrap(cls, lambda t: t.b, (args, kwargs))
-        out = _pair(cls, func, func(*args_a, **kwargs_a), func(*args_b, **kwargs_b))
-        return _torch.return_and_correct_aliasing(func, args, kwargs, out)
+        if (result := func.decompose(*args, **kwargs)) is not NotImplemented:  # inference mode: composites come here
+            return result
+        if func.is_view:
+            return view(func, args, kwargs, _both)
+        return _torch.return_and_correct_aliasing(func, args, kwargs, _both(func, *args, **kwargs))
 
 
-def _pair(cls: type[TwoTensor], func: Any, a: Any, b: Any) -> Any:
+def _both(func: Any, *args: Any, **kwargs: Any) -> Any:
+    args_a, kwargs_a = unwrap(TwoTensor, lambda t: t.a, (args, kwargs))
+    args_b, kwargs_b = unwrap(TwoTensor, lambda t: t.b, (args, kwargs))
+    return _pair(func, func(*args_a, **kwargs_a), func(*args_b, **kwargs_b))
+
+
+def _pair(func: Any, a: Any, b: Any) -> Any:
     """The results for both halves as one: tensors become TwoTensors, everything else must be equal."""
     if isinstance(a, torch.Tensor):
-        return cls(a, b)
+        return TwoTensor(a, b)
     if isinstance(a, (list, tuple)):
-        return type(a)(_pair(cls, func, x, y) for x, y in zip(a, b, strict=True))
+        return type(a)(_pair(func, x, y) for x, y in zip(a, b, strict=True))
     if a is b or a == b or (a != a and b != b):
         return a
     raise UnsupportedError(

@@ -1,0 +1,382 @@
+"""Back ends: names, the boxed convention, errors, and inductor below Dynamo."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.fx as fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from subclass_trace.backends import (
+    Backend,
+    compile_with,
+    register_backend,
+    registered_backends,
+    resolve_backend,
+    unregister_backend,
+)
+from subclass_trace.errors import BackendError, OptionError, UnsupportedError
+from subclass_trace.runtime.graph_code import BoxedGraph
+
+
+def identity(gm: fx.GraphModule, example_inputs: Any) -> Any:
+    return gm.forward
+
+
+def other(gm: fx.GraphModule, example_inputs: Any) -> Any:
+    return gm
+
+
+# ---------------------------------------------------------------------------------------------- names
+def test_built_in_names() -> None:
+    assert registered_backends() == ("aot_eager", "eager", "inductor")
+    assert resolve_backend("aot_eager") is resolve_backend("eager")
+    assert resolve_backend("eager").decompositions is None
+    assert resolve_backend("inductor").decompositions is not None
+
+
+def test_a_back_end_is_itself_and_a_callable_serves_every_graph() -> None:
+    backend = resolve_backend("eager")
+    assert resolve_backend(backend) is backend
+    assert resolve_backend(identity) == Backend("identity", identity, identity, identity)
+
+
+def test_compilers_replace_those_of_the_back_end() -> None:
+    eager = resolve_backend("eager")
+    both = resolve_backend("eager", fw_compiler=identity, bw_compiler=other)
+    assert (both.name, both.forward, both.backward, both.inference) == ("identity+other", identity, other, identity)
+    forward = resolve_backend("inductor", fw_compiler=identity)
+    assert (forward.forward, forward.backward, forward.inference) == (identity, identity, identity)
+    backward = resolve_backend("eager", bw_compiler=other)
+    assert backward == dataclasses.replace(eager, name="eager+other", backward=other)
+
+
+@pytest.fixture
+def mine() -> Iterator[Backend]:
+    yield register_backend("mine", identity, backward=other, decompositions=dict)
+    unregister_backend("mine")
+
+
+def test_registered_names(mine: Backend) -> None:
+    assert resolve_backend("mine") is mine == Backend("mine", identity, other, identity, dict)
+    assert "mine" in registered_backends()
+    with pytest.raises(OptionError, match="there is a back end 'mine' already"):
+        register_backend("mine", other)
+    assert register_backend("mine", other, replace=True).forward is other
+    unregister_backend("mine")
+    unregister_backend("mine")
+    assert "mine" not in registered_backends()
+
+
+def test_built_in_names_are_taken() -> None:
+    with pytest.raises(OptionError, match=r"(?s)there is a back end 'eager' already.*choose another name$"):
+        register_backend("eager", identity, replace=True)
+
+
+@pytest.mark.parametrize("name", ["", None, 3])
+def test_names_are_texts(name: Any) -> None:
+    with pytest.raises(OptionError, match="a back end needs a name"):
+        register_backend(name, identity)
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(OptionError) as caught:
+        resolve_backend("Inducter")
+    assert str(caught.value).splitlines() == [
+        "there is no back end 'Inducter'; did you mean 'inductor'?",
+        "  where:    backend",
+        "  expected: one of 'aot_eager', 'eager', 'inductor', or a callable (graph_module, example_inputs) -> callable",
+        "  got:      'Inducter'",
+        "  fix:      pass backend='inductor', or register a back end with register_backend('Inducter', compiler)",
+    ]
+
+
+def test_a_name_near_to_nothing() -> None:
+    with pytest.raises(OptionError, match=r"(?s)^there is no back end 'xyz'\n.*pass one of these names"):
+        resolve_backend("xyz")
+
+
+@pytest.mark.parametrize(
+    ("path", "arguments"),
+    [
+        ("backend", {"backend": 3}),
+        ("fw_compiler", {"backend": "eager", "fw_compiler": "inductor"}),
+        ("bw_compiler", {"backend": "eager", "bw_compiler": 1.5}),
+    ],
+)
+def test_what_cannot_be_called_is_no_compiler(path: str, arguments: dict[str, Any]) -> None:
+    with pytest.raises(OptionError) as caught:
+        resolve_backend(**arguments)
+    assert caught.value.path == path and str(caught.value).startswith("a back end's compiler must be callable")
+
+
+# ---------------------------------------------------------------------------------------------- the boxed convention
+def graph(f: Callable[..., Any], *inputs: torch.Tensor, **options: Any) -> tuple[fx.GraphModule, list[Any]]:
+    """A dense graph, and its fake example inputs."""
+    gm = make_fx(f, **{"tracing_mode": "fake", **options})(*inputs)
+    return gm, [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"]
+
+
+X = torch.arange(6.0).view(2, 3)
+
+
+def run(compiler: Any, f: Callable[..., Any], *inputs: torch.Tensor, is_backward: bool = False) -> Any:
+    compiled = compile_with(compiler, *graph(f, *inputs), is_backward=is_backward, name="test")
+    boxed = list(inputs)
+    with torch.no_grad():
+        result = compiled(boxed)
+    assert boxed == [] and compiled._boxed_call  # type: ignore[attr-defined]
+    return result
+
+
+def boxed_result(gm: fx.GraphModule, example_inputs: Any) -> Any:
+    def function(inputs: list[Any]) -> Any:
+        return gm.forward(*inputs)  # leaves the list as it is
+
+    function._boxed_call = True  # type: ignore[attr-defined]
+    return function
+
+
+@pytest.mark.parametrize("compiler", [identity, other, boxed_result, resolve_backend("eager").forward])
+def test_results_of_all_kinds_become_boxed(compiler: Any) -> None:
+    two, none, same = run(compiler, lambda x: [x + x, None, x], X)
+    assert torch.equal(two, X + X) and none is None and same is X
+
+
+def test_a_single_tensor_is_one_output() -> None:
+    (result,) = run(lambda gm, _: lambda x: x.exp(), lambda x: [x.exp()], X)
+    assert torch.equal(result, X.exp())
+    (result,) = run(identity, lambda x: x.exp(), X)
+    assert torch.equal(result, X.exp())
+
+
+def test_none_is_no_output_or_one() -> None:
+    assert run(lambda gm, _: lambda x: None, lambda x: [], X) == ()
+    assert run(lambda gm, _: lambda x: None, lambda x: [None], X) == (None,)
+
+
+@pytest.mark.parametrize(
+    ("result", "got"),
+    [([X], "1 values"), ((X, X, X), "3 values"), (X, "a Tensor"), (None, "a NoneType"), ({}, "a dict")],
+)
+def test_a_wrong_number_of_results_is_an_error(result: Any, got: str) -> None:
+    with pytest.raises(BackendError) as caught:
+        run(lambda gm, _: lambda x: result, lambda x: [x, x.exp()], X, is_backward=True)
+    assert str(caught.value).splitlines() == [
+        "the callable that the back end 'test' made for the backward graph returned something else than the outputs of "
+        "the graph",
+        "  expected: a tuple or list of 2 values",
+        f"  got:      {got}",
+        "  fix:      return the outputs of graph_module in their order",
+    ]
+
+
+def test_the_compiler_learns_which_graph_it_has() -> None:
+    seen = []
+
+    def compiler(gm: fx.GraphModule, example_inputs: Any) -> Any:
+        seen.append((gm.meta["is_backward"], [tuple(x.shape) for x in example_inputs]))
+        return gm
+
+    for is_backward in (True, False):
+        run(compiler, lambda x: [x + 1], X, is_backward=is_backward)
+    assert seen == [(True, [(2, 3)]), (False, [(2, 3)])]
+
+
+def test_the_compiler_may_rewrite_the_graph() -> None:
+    def compiler(gm: fx.GraphModule, example_inputs: Any) -> Any:
+        result = gm.forward
+        for node in reversed(gm.graph.nodes):
+            gm.graph.erase_node(node)
+        return result
+
+    assert len(run(compiler, lambda x: [x + 1, x], X)) == 2
+
+
+def test_inputs_are_freed_while_the_graph_runs() -> None:
+    gm, examples = graph(lambda x: [x.exp().sin()], X)
+    compiled = compile_with(resolve_backend("eager").backward, gm, examples, is_backward=True, name="eager")
+    inputs = [X.clone()]
+    alive = weakref.ref(inputs[0])
+    result = compiled(inputs)
+    assert alive() is None and torch.equal(result[0], X.exp().sin())
+
+
+def test_eager_names_its_functions() -> None:
+    gm, examples = graph(lambda x: [x + 1], X)
+    for is_backward, name in ((True, "backward"), (False, "forward")):
+        gm.meta["is_backward"] = is_backward
+        compiled = resolve_backend("eager").inference(gm, examples)
+        assert isinstance(compiled, BoxedGraph) and compiled.name == name
+        assert (
+            compile_with(lambda *_, c=compiled: c, gm, examples, is_backward=is_backward, name="") is compiled.function
+        )
+
+
+# ---------------------------------------------------------------------------------------------- errors of compilers
+def test_what_is_returned_must_be_callable() -> None:
+    with pytest.raises(BackendError) as caught:
+        run(lambda gm, _: "code", lambda x: [x + 1], X)
+    assert str(caught.value).splitlines() == [
+        "the back end 'test' did not return a callable for the forward graph",
+        "  expected: a callable that takes the inputs of the graph",
+        "  got:      'code' of type str",
+        "  fix:      return graph_module.forward to run the graph as it is",
+    ]
+
+
+@pytest.mark.parametrize("which", ["forward", "backward"])
+def test_exceptions_of_a_compiler_say_which_graph_it_was(which: str) -> None:
+    def compiler(gm: fx.GraphModule, example_inputs: Any) -> Any:
+        raise KeyError("lost")
+
+    with pytest.raises(BackendError, match=f"the back end 'test' failed on the {which} graph") as caught:
+        run(compiler, lambda x: [x + 1], X, is_backward=which == "backward")
+    assert isinstance(caught.value.__cause__, KeyError) and caught.value.got == "KeyError: 'lost'"
+
+
+def test_our_own_errors_pass() -> None:
+    def compiler(gm: fx.GraphModule, example_inputs: Any) -> Any:
+        raise UnsupportedError("no")
+
+    with pytest.raises(UnsupportedError, match=r"^no$"):
+        run(compiler, lambda x: [x + 1], X)
+
+
+# ---------------------------------------------------------------------------------------------- inductor
+INDUCTOR = resolve_backend("inductor")
+
+
+def inductor_graph(f: Callable[..., Any], *inputs: torch.Tensor, **options: Any) -> tuple[fx.GraphModule, list[Any]]:
+    assert INDUCTOR.decompositions is not None
+    return graph(f, *inputs, decomposition_table=INDUCTOR.decompositions(), **options)
+
+
+def layer(x: torch.Tensor, w: torch.Tensor) -> list[Any]:
+    y = torch.nn.functional.layer_norm(x @ w, (8,)).t()
+    return [y, None, x, torch.rand_like(y)]
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("role", ["forward", "backward", "inference"])
+def test_inductor(role: str) -> None:
+    x, w = torch.randn(4, 8), torch.randn(8, 8)
+    gm, examples = inductor_graph(layer, x, w)
+    text, code = str(gm.graph), gm.code
+    compiled = compile_with(getattr(INDUCTOR, role), gm, examples, is_backward=role == "backward", name="inductor")
+    assert (str(gm.graph), gm.code) == (text, code)  # inductor rewrote a copy
+    shifted = torch.randn(65)[1:].view(8, 8)  # the data are aligned to 4 bytes, those of the example to 64
+    for weight in (w, shifted):
+        inputs = [x, weight]
+        torch.manual_seed(0)
+        with torch.no_grad():
+            actual = compiled(inputs)
+        torch.manual_seed(0)
+        expected = layer(x, weight)
+        assert inputs == [] and actual[1] is None
+        for a, b, stride in zip(actual, expected, gm.meta["output_strides"], strict=True):
+            if b is not None:
+                torch.testing.assert_close(a, b)
+                assert a.stride() == b.stride() == tuple(stride)
+        assert actual[2].data_ptr() == x.data_ptr()
+
+
+@pytest.mark.inductor
+def test_inductor_on_real_examples_and_without_operations() -> None:
+    gm, _ = graph(lambda x: [x, None], X)
+    compiled = compile_with(INDUCTOR.inference, gm, [X], is_backward=False, name="inductor")
+    inputs = [X]
+    assert compiled(inputs) == (X, None) or list(compiled([X])) == [X, None]
+    assert inputs == [] and gm.meta["output_strides"] == [(3, 1), None]
+
+
+@pytest.mark.inductor
+def test_only_user_outputs_are_held_fixed_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+    from subclass_trace import _torch
+
+    seen = []
+
+    def compile_nothing(gm: fx.GraphModule, example_inputs: Any, *, visible: list[int], **_: Any) -> Any:
+        seen.append(visible)
+        return gm.forward, [(9,), None]
+
+    monkeypatch.setattr(_torch, "inductor_compile", compile_nothing)
+    gm, examples = graph(lambda x: [x + 1, x + 2, x + 3], X)
+    for count in (None, 0, 2):
+        if count is not None:
+            gm.meta["num_user_outputs"] = count
+        for role in (INDUCTOR.forward, INDUCTOR.backward, INDUCTOR.inference):
+            role(gm, examples)
+            assert gm.meta["output_strides"] == [(9,), None]
+    everything = [0, 1, 2]
+    assert seen == [everything] * 3 + [[], everything, everything] + [[0, 1], everything, everything]
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_inductor_trains(dynamic: bool) -> None:
+    import functorch.compile
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout((x @ w).relu(), 0.5).sum(0) * x.shape[0]
+
+    def compiler(role: str) -> Any:
+        return lambda gm, examples: compile_with(
+            getattr(INDUCTOR, role), gm, examples, is_backward=role == "backward", name="inductor"
+        )
+
+    assert INDUCTOR.decompositions is not None
+    compiled = functorch.compile.aot_function(
+        f,
+        fw_compiler=compiler("forward"),
+        bw_compiler=compiler("backward"),
+        decompositions=INDUCTOR.decompositions(),
+        dynamic=dynamic,
+    )
+    w = torch.randn(8, 8, requires_grad=True)
+    for batch in (4, 6) if dynamic else (4,):
+        x = torch.randn(batch, 8, requires_grad=True)
+        torch.manual_seed(0)
+        expected = torch.autograd.grad(f(x, w).square().sum(), [x, w])
+        torch.manual_seed(0)
+        actual = torch.autograd.grad(compiled(x, w).square().sum(), [x, w])
+        for a, b in zip(actual, expected, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.inductor
+def test_a_graph_without_inductors_decompositions_is_explained() -> None:
+    gm, examples = graph(lambda x: list(torch.native_layer_norm(x, [3], None, None, 1e-5)), X)
+    with pytest.raises(BackendError) as caught:
+        compile_with(INDUCTOR.inference, gm, examples, is_backward=False, name="inductor")
+    assert "captured without its decompositions" in caught.value.what
+    assert "aten.native_layer_norm.default" in str(caught.value.got)
+
+
+def test_a_missing_compiler_is_found_before_anything_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import config
+
+    gm, examples = graph(lambda x: [x + 1], X)
+    with config.patch({"cpp.cxx": ("no-such-compiler",)}), pytest.raises(BackendError) as caught:
+        compile_with(INDUCTOR.forward, gm, examples, is_backward=False, name="inductor")
+    assert str(caught.value).splitlines() == [
+        "the back end 'inductor' cannot be used here: no working C++ compiler",
+        "  expected: what inductor needs: a C++ compiler for the CPU (g++, clang++ or cl), Triton for CUDA",
+        "  got:      no working C++ compiler, for a graph on cpu",
+        '  fix:      use backend="eager", which needs none of this, or install it (CXX names a C++ compiler)',
+    ]
+    assert caught.value.__cause__ is None
+
+
+def test_importing_the_back_ends_imports_no_compiler() -> None:
+    import subprocess
+    import sys
+
+    code = "import subclass_trace.backends, sys; print({'torch._dynamo', 'torch._inductor'} & set(sys.modules))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "set()"

@@ -1,0 +1,44 @@
+"""Shared settings: hypothesis profiles, one torch thread, and which tests run by default.
+
+Profiles (``HYPOTHESIS_PROFILE=...``): dev (default), ci (the same examples in each run), thorough (for ``-m fuzz``).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+_SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much, HealthCheck.large_base_example]
+
+settings.register_profile("dev", max_examples=50, deadline=None, suppress_health_check=_SLOW)
+settings.register_profile("ci", max_examples=50, deadline=None, derandomize=True, suppress_health_check=_SLOW, database=None)
+settings.register_profile("thorough", max_examples=2000, deadline=None, suppress_health_check=_SLOW, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
+
+# Structured trace records of torch, thousands per capture: pytest would collect and print them.
+logging.getLogger("torch.__trace").propagate = False
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Random search runs only when it is asked for: ``-m fuzz``."""
+    if "fuzz" in (config.getoption("markexpr") or ""):
+        return
+    chosen = [i for i in items if i.get_closest_marker("fuzz") is None]
+    if len(chosen) != len(items):
+        config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker("fuzz") is not None])
+        items[:] = chosen
+
+
+@pytest.fixture(autouse=True)
+def _same_start() -> object:
+    """Each test starts from one seed, in grad mode, and leaves no mode behind."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    assert torch.is_grad_enabled(), "the test left grad mode off"
+    torch.set_grad_enabled(True)
+    assert not torch.compiler.is_compiling(), "the compiling flag was left on"

@@ -1,0 +1,493 @@
+"""`compile_graph` against `interpret_graph` and the graph's own forward: values, types, strides, aliases, memory."""
+
+from __future__ import annotations
+
+import gc
+import linecache
+import math
+import operator
+import traceback
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.fx as fx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from subclass_trace.errors import UnsupportedError, VerificationError
+from subclass_trace.runtime.graph_code import compile_graph, interpret_graph
+
+aten = torch.ops.aten
+
+
+def build(body: Callable[..., Any], *inputs: str, root: torch.nn.Module | None = None) -> fx.GraphModule:
+    """A graph written by hand: ``body(call, *placeholders)`` returns the outputs; ``call(target, *args)`` is a node."""
+    graph = fx.Graph()
+    placeholders = [graph.placeholder(name) for name in inputs]
+
+    def call(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        return graph.call_function(target, args, kwargs)
+
+    graph.output(body(call, *placeholders))
+    return fx.GraphModule(root or torch.nn.Module(), graph)
+
+
+def lines(gm: fx.GraphModule) -> list[str]:
+    return [line.strip() for line in compile_graph(gm).source.splitlines()][1:]
+
+
+def same(a: Any, b: Any) -> None:
+    assert type(a) is type(b), (a, b)
+    if isinstance(a, torch.Tensor):
+        assert (a.dtype, a.shape, a.stride(), a.device) == (b.dtype, b.shape, b.stride(), b.device)
+        assert a.storage_offset() == b.storage_offset()
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+    else:
+        assert a == b or (a != a and b != b)
+
+
+def check(gm: fx.GraphModule, *inputs: Any) -> tuple[Any, ...]:
+    """Run the three ways, on clones: outputs, mutated inputs, and which output is which input must agree."""
+    runs = []
+    for run in (compile_graph(gm), interpret_graph(gm), lambda values: gm.forward(*values)):
+        copies = [x.clone(memory_format=torch.preserve_format) if isinstance(x, torch.Tensor) else x for x in inputs]
+        torch.manual_seed(0)
+        boxed = list(copies)
+        with torch.no_grad():
+            outs = run(boxed)
+        outs = tuple(outs) if isinstance(outs, (tuple, list)) else (outs,)
+        places = [[x is o for x in (*copies, *outs) if isinstance(x, torch.Tensor)] for o in outs]
+        runs.append((outs, copies, places))
+        assert boxed == [] or run is not runs[0]
+    (outs, copies, places), *others = runs
+    assert isinstance(outs, tuple)
+    for other_outs, other_copies, other_places in others:
+        assert len(outs) == len(other_outs) and places == other_places
+        for a, b in zip((*outs, *copies), (*other_outs, *other_copies), strict=True):
+            same(a, b)
+    return outs
+
+
+# ---------------------------------------------------------------------------------------------- the text
+def test_a_small_graph_reads_well() -> None:
+    gm = make_fx(lambda x, y: ((x @ y).relu() + 1).sum(0), tracing_mode="fake")(torch.ones(2, 3), torch.ones(3, 4))
+    assert compile_graph(gm, name="forward").source.splitlines() == [
+        "def forward(inputs):",
+        "    (x_1, y_1) = inputs",
+        "    inputs.clear()",
+        "    mm = torch_mm(x_1, y_1)  # aten.mm.default",
+        "    del x_1, y_1",
+        "    relu = torch_relu(mm)  # aten.relu.default",
+        "    del mm",
+        "    add = torch_add(relu, 1)  # aten.add.Tensor",
+        "    del relu",
+        "    sum_1 = torch_sum(add, [0])  # aten.sum.dim_IntList",
+        "    del add",
+        "    return (sum_1,)",
+    ]
+
+
+def test_the_text_depends_on_the_graph_alone() -> None:
+    gm = make_fx(lambda x: x.exp().to(torch.float64), tracing_mode="fake")(torch.ones(2, 3))
+    assert compile_graph(gm).source == compile_graph(gm).source
+
+
+def test_long_lists_are_broken() -> None:
+    names = [f"argument_{i}" for i in range(40)]
+    gm = build(lambda call, *xs: [call(aten.cat.default, list(xs)), *xs[:20]], *names)
+    source = compile_graph(gm).source
+    assert max(len(line) for line in source.splitlines() if "cat" not in line) <= 120
+    check(gm, *(torch.full((2,), float(i)) for i in range(40)))
+
+
+def test_names_never_collide() -> None:
+    # fx itself avoids keywords and builtins; renamed nodes need not
+    gm = build(lambda call, a, b, c: [call(aten.add.Tensor, a, b), call(aten.neg.default, c)], "a", "b", "c")
+    for node, name in zip(gm.graph.nodes, ["inputs", "graph", "slice", "torch_add", "aten_neg_default"], strict=False):
+        node.name = name
+    boxed = compile_graph(gm)
+    assert boxed([torch.ones(1), torch.ones(1), torch.ones(1)]) == (torch.full((1,), 2.0), -torch.ones(1))
+
+
+def test_the_name_of_the_function_may_be_the_name_of_a_node() -> None:
+    assert check(build(lambda call, graph: [call(aten.neg.default, graph)], "graph"), torch.ones(1))
+
+
+# ---------------------------------------------------------------------------------------------- inputs and outputs
+def test_no_inputs_and_no_outputs() -> None:
+    assert check(build(lambda call: ())) == ()
+    assert lines(build(lambda call: ())) == ["inputs.clear()", "return ()"]
+
+
+def test_unused_inputs_are_dropped_at_once() -> None:
+    gm = build(lambda call, a, b: [call(aten.neg.default, b)], "a", "b")
+    assert lines(gm)[:3] == ["(a, b) = inputs", "inputs.clear()", "del a"]
+
+
+def test_outputs_may_be_inputs_repeated_none_and_numbers() -> None:
+    gm = build(lambda call, a, n: [a, None, (r := call(aten.neg.default, a)), r, a, n, 3, 2.5, True], "a", "n")
+    out = check(gm, torch.ones(2), 7)
+    assert out[0] is out[4] and out[2] is out[3] and out[5:] == (7, 3, 2.5, True)
+
+
+def test_a_single_output_and_nested_outputs_come_as_a_flat_tuple() -> None:
+    assert len(compile_graph(build(lambda call, a: a, "a"))([1])) == 1
+    gm = build(lambda call, a, b: ([a, (b, None)], {"x": a}), "a", "b")
+    assert compile_graph(gm)([1, 2]) == interpret_graph(gm)([1, 2]) == (1, 2, None, 1)
+
+
+@pytest.mark.parametrize("given", [[], [1], [1, 2, 3]])
+def test_a_wrong_number_of_inputs_is_an_error(given: list[Any]) -> None:
+    with pytest.raises(ValueError, match="to unpack"):
+        compile_graph(build(lambda call, a, b: [a, b], "a", "b"))(given)
+
+
+# ---------------------------------------------------------------------------------------------- arguments
+CONSTANTS = [
+    0, -3, 1.5, -0.0, math.inf, -math.inf, math.nan, 1e300, True, None, "text 'quoted'", 1 + 2j, complex(math.nan, 1),
+    -2j, torch.float32, torch.strided, torch.channels_last, torch.device("cpu"), torch.device("cuda", 1),
+    [], (), (1,), [1, [2.0, (3, None)]], {"a": [1], 2: (3,)}, slice(1, None, 2), slice(None), torch.Size([2, 3]), {},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", CONSTANTS, ids=repr)
+def test_constants_arrive_unchanged(value: Any) -> None:
+    seen = []
+
+    def sym_probe(*args: Any) -> int:
+        seen.append(args)
+        return 1
+
+    gm = build(lambda call, a: [call(sym_probe, a, value, -1)], "a")
+    compile_graph(gm)([0])
+    interpret_graph(gm)([0])
+    ours, theirs = seen
+    assert repr(ours) == repr(theirs) and math.copysign(1, ours[2]) == -1
+    assert [type(v) for v in _leaves(ours)] == [type(v) for v in _leaves(theirs)]
+
+
+def _leaves(value: Any) -> list[Any]:
+    return torch.utils._pytree.tree_leaves(value)
+
+
+def test_nodes_inside_containers() -> None:
+    seen = []
+
+    def probe(value: Any) -> int:
+        seen.append(value)
+        return 1
+
+    gm = build(lambda call, a, b: [call(probe, [a, (b, {"k": a, "s": slice(a, b, None)})])], "a", "b")
+    compile_graph(gm)([1, 2])
+    assert seen == [[1, (2, {"k": 1, "s": slice(1, 2, None)})]]
+
+
+def test_objects_are_globals() -> None:
+    class Token:
+        def __repr__(self) -> str:
+            return "None"  # fx prints arguments into the code of the graph module
+
+    token = Token()
+    seen = []
+    gm = build(lambda call: [call(lambda *x: seen.append(x), token, [token])])
+    compile_graph(gm)([])
+    assert seen == [(token, [token])]
+
+
+def test_arithmetic_on_sizes() -> None:
+    def body(call: Any, a: Any, b: Any) -> list[Any]:
+        infix = [operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod]
+        infix += [operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge]
+        results = [call(f, x, y) for f in infix for x, y in ((a, b), (a, -3), (-3, b))]
+        results += [call(operator.pow, a, 2), call(operator.pow, a, -1), call(operator.neg, a)]
+        results += [
+            call(torch.sym_max, a, b),
+            call(torch.sym_min, a, 3),
+            call(torch.sym_float, a),
+            call(math.ceil, 2.5),
+        ]
+        return [
+            *results,
+            call(operator.and_, call(operator.lt, a, b), True),
+            call(torch.sym_not, call(operator.eq, a, b)),
+        ]
+
+    gm = build(body, "a", "b")
+    out = check(gm, 7, 2)
+    assert out[-6:] == (7, 3, 7.0, 3, False, True)
+    power = build(lambda call, a: [call(operator.pow, -3, a)], "a")
+    # not compared with power.forward: fx forgets the parentheses
+    assert compile_graph(power)([2]) == interpret_graph(power)([2]) == (9,)
+
+
+def test_symbolic_sizes_that_are_no_node_are_refused() -> None:
+    size = ShapeEnv().create_unbacked_symint()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # fx dislikes such arguments, but lets them pass
+        gm = build(lambda call, a: [call(aten.view.default, a, [size])], "a")
+    with pytest.raises(VerificationError, match=r"(?s)no node of the graph computes it.*where:    view_default.*u0"):
+        compile_graph(gm)
+
+
+def test_methods_and_modules_are_refused() -> None:
+    graph = fx.Graph()
+    graph.output(graph.call_method("neg", (graph.placeholder("x"),)))
+    with pytest.raises(UnsupportedError, match="the graph holds a call_method node"):
+        compile_graph(fx.GraphModule(torch.nn.Module(), graph))
+
+
+def test_dynamic_sizes() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return x.view(-1, 2).sum(0), torch.cat([x, y]).reshape(2, -1), x.new_zeros(y.shape[0] * 2 + 1), x.shape[0] + 3
+
+    gm = make_fx(f, tracing_mode="symbolic")(torch.ones(4, 6), torch.ones(2, 6))
+    assert any("size(" in line for line in lines(gm))
+    assert check(gm, torch.randn(4, 6), torch.randn(2, 6))[-1] == 7
+    check(gm, torch.randn(6, 10), torch.randn(4, 10))
+
+
+# ---------------------------------------------------------------------------------------------- attributes and bodies
+def test_attributes_are_read_once() -> None:
+    root = torch.nn.Module()
+    root.inner = torch.nn.Module()
+    root.inner.weight = torch.ones(2)
+    gm = build(
+        lambda call, a: [call(aten.add.Tensor, a, _get(a, "inner.weight")), _get(a, "inner.weight")], "a", root=root
+    )
+    boxed = compile_graph(gm)
+    out = boxed([torch.ones(2)])
+    assert out[1] is root.inner.weight and out[0].tolist() == [2, 2]
+
+
+def _get(node: fx.Node, target: str) -> fx.Node:
+    return node.graph.get_attr(target)
+
+
+def test_bodies_of_higher_order_operations() -> None:
+    root = torch.nn.Module()
+    root.true_body = build(lambda call, a: [call(aten.neg.default, a)], "a")
+    root.false_body = build(lambda call, a: [call(aten.exp.default, a)], "a")
+
+    def body(call: Any, p: Any, a: Any) -> Any:
+        branches = _get(p, "true_body"), _get(p, "false_body")
+        return [call(operator.getitem, call(torch.ops.higher_order.cond, p, *branches, (a,)), 0)]
+
+    gm = build(body, "p", "a", root=root)
+    assert "cond = cond_1(p, true_body, false_body, (a,))  # cond" in lines(gm)
+    for flag in (True, False):
+        check(gm, torch.tensor(flag), torch.ones(2))
+
+
+# ---------------------------------------------------------------------------------------------- dead code
+def test_dead_code_is_not_run() -> None:
+    def body(call: Any, a: Any) -> Any:
+        dead = call(aten.neg.default, call(aten.exp.default, a))
+        call(operator.add, 1, call(aten.sym_size.int, dead, 0))
+        return [a]
+
+    assert lines(build(body, "a")) == ["(a,) = inputs", "inputs.clear()", "return (a,)"]
+
+
+def test_mutations_and_random_numbers_are_never_dead() -> None:
+    def body(call: Any, a: Any) -> Any:
+        call(aten.add_.Tensor, call(aten.view.default, a, [4]), 1.0)
+        call(aten.rand_like.default, a)
+        call(aten._assert_async.msg, call(aten.any.default, a), "all zero")
+        return [a, call(aten.rand_like.default, a)]
+
+    gm = build(body, "a")
+    assert sum("(a)  # aten.rand_like" in line for line in lines(gm)) == 2
+    out = check(gm, torch.ones(2, 2))
+    assert out[0].tolist() == [[2, 2], [2, 2]]
+    with pytest.raises(RuntimeError, match="all zero"):
+        compile_graph(gm)([torch.full((2, 2), -1.0)])
+
+
+def test_custom_operations_may_have_effects() -> None:
+    runs = []
+    with torch.library._scoped_library("st_graph_code", "DEF") as library:
+        library.define("effect(Tensor x) -> Tensor")
+        library.impl("effect", lambda x: runs.append(1) or x.clone(), "CPU")
+        gm = build(lambda call, a: (call(torch.ops.st_graph_code.effect.default, a), [a])[1], "a")
+        compile_graph(gm)([torch.ones(1)])
+    assert runs == [1]
+
+
+# ---------------------------------------------------------------------------------------------- memory
+def probing(log: list[Any]) -> Callable[..., Any]:
+    """An operation that notes which of the watched tensors are alive, and returns a new tensor."""
+
+    def probe(x: torch.Tensor, label: str) -> torch.Tensor:
+        log.append((label, sorted(name for name, ref in watched.items() if ref() is not None)))
+        result = x + 1
+        watched[label] = weakref.ref(result)
+        return result
+
+    watched: dict[str, weakref.ref[Any]] = {}
+    probe.watched = watched  # type: ignore[attr-defined]
+    return probe
+
+
+def test_every_value_is_dropped_after_its_last_use() -> None:
+    log: list[Any] = []
+    probe = probing(log)
+
+    def body(call: Any, a: Any, b: Any, unused: Any) -> Any:
+        c = call(probe, a, "c")
+        d = call(probe, b, "d")
+        call(probe, c, "unused result")
+        return [call(probe, call(probe, d, "e"), "f")]
+
+    inputs = [torch.ones(1), torch.ones(1), torch.ones(1)]
+    for name, tensor in zip(("a", "b", "unused"), inputs, strict=True):
+        probe.watched[name] = weakref.ref(tensor)  # type: ignore[attr-defined]
+    del tensor
+    out = compile_graph(build(body, "a", "b", "unused"))(inputs)
+    assert log == [
+        ("c", ["a", "b"]),
+        ("d", ["b", "c"]),
+        ("unused result", ["c", "d"]),
+        ("e", ["d"]),
+        ("f", ["e"]),
+    ]
+    assert inputs == [] and len(out) == 1
+
+
+def test_parts_of_a_tuple_do_not_keep_each_other_alive() -> None:
+    log: list[Any] = []
+    probe = probing(log)
+
+    def pair(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        parts = (x + 1, x + 2, x + 3)
+        probe.watched.update({f"part {i}": weakref.ref(p) for i, p in enumerate(parts)})  # type: ignore[attr-defined]
+        return parts
+
+    def body(call: Any, a: Any) -> Any:
+        parts = call(pair, a)
+        first = call(probe, call(operator.getitem, parts, 0), "first")
+        last = call(probe, call(operator.getitem, parts, 2), "last")
+        return [first, last]
+
+    gm = build(body, "a")
+    check(gm, torch.ones(1))
+    log.clear()
+    probe.watched.clear()  # type: ignore[attr-defined]
+    compile_graph(gm)([torch.ones(1)])
+    assert log == [("first", ["part 0", "part 2"]), ("last", ["first", "part 2"])]
+
+
+# ---------------------------------------------------------------------------------------------- tracebacks
+def test_tracebacks_show_the_line() -> None:
+    gm = build(lambda call, a, b: [call(aten.mm.default, a, b)], "a", "b")
+    boxed = compile_graph(gm, name="backward")
+    with pytest.raises(RuntimeError) as caught:
+        boxed([torch.ones(2, 3), torch.ones(2, 3)])
+    frame = traceback.extract_tb(caught.tb)[-1]
+    assert frame.name == "backward" and frame.line == "mm_default = aten_mm_default(a, b)  # aten.mm.default"
+
+
+def test_the_text_of_a_dead_graph_is_forgotten() -> None:
+    boxed = compile_graph(build(lambda call, a: [a], "a"))
+    filename = boxed.function.__code__.co_filename
+    assert linecache.getline(filename, 1) == "def graph(inputs):\n"
+    linecache.checkcache(filename)
+    assert linecache.getline(filename, 1) == "def graph(inputs):\n"
+    del boxed
+    gc.collect()
+    assert filename not in linecache.cache
+
+
+# ---------------------------------------------------------------------------------------------- random programs
+UNARY = ["relu", "neg", "exp", "sin", "clone", "detach", "contiguous", "t", "abs"]
+BINARY = ["add", "sub", "mul", "maximum", "minimum"]
+INPLACE = ["relu_", "neg_", "zero_", "mul_"]
+STEPS = [
+    *UNARY,
+    *BINARY,
+    *INPLACE,
+    "split",
+    "max",
+    "topk",
+    "cat",
+    "where",
+    "scalar",
+    "to",
+    "select",
+    "rand",
+    "view",
+    "sort",
+]
+
+
+def step(name: str, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    """One step of a random program, on 2-D float tensors of any 4-by-4 layout; results are 4-by-4 too."""
+    if name in UNARY:
+        return [getattr(torch.Tensor, name)(x)]
+    if name in BINARY:
+        return [getattr(torch, name)(x, y)]
+    if name == "mul_":
+        return [x.clone().mul_(y)]
+    if name in INPLACE:
+        return [getattr(x.clone().t(), name)()]
+    steps: dict[str, Callable[[], list[torch.Tensor]]] = {
+        "split": lambda: [torch.cat(list(reversed(x.split(2, 1))), 0).view(4, 4)],
+        "max": lambda: [x - x.max(1, keepdim=True)[0], x * x.max(0)[1]],
+        "topk": lambda: [x.topk(4)[0]],
+        "cat": lambda: [torch.cat([x[:2], y[2:]])],
+        "where": lambda: [torch.where(x > y, x, float("-inf")), x.masked_fill(y < 0, float("nan"))],
+        "scalar": lambda: [x.mul(2.5).add(1).sub(y, alpha=3).clamp(min=-2)],
+        "to": lambda: [x.to(torch.float64).to(torch.float32), x.to(torch.int32).to(torch.float32)],
+        "select": lambda: [x.select(0, 1).expand(4, 4), x[:, 1:2].expand(-1, 4)],
+        "rand": lambda: [torch.rand_like(x), x + torch.ones(4)],
+        "view": lambda: [x.reshape(2, 8).reshape(8, 2).t().reshape(4, 4)],
+        "sort": lambda: [x.sort(0)[0], x.gather(1, x.sort(1)[1])],
+    }
+    return steps[name]()
+
+
+programs = st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 99), st.integers(0, 99)), min_size=1, max_size=12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(program=programs, outputs=st.lists(st.integers(-1, 99), max_size=6), mutate=st.booleans())
+def test_random_programs(program: list[tuple[str, int, int]], outputs: list[int], mutate: bool) -> None:
+    def f(*inputs: torch.Tensor) -> list[Any]:
+        pool = list(inputs)
+        for name, i, j in program:
+            pool += step(name, pool[i % len(pool)], pool[j % len(pool)])
+        if mutate:
+            inputs[0].add_(pool[-1].nan_to_num(0.0))
+        return [None if k < 0 else pool[k % len(pool)] for k in outputs]
+
+    torch.manual_seed(1)
+    inputs = [torch.randn(4, 4), torch.randn(4, 4).t(), torch.randn(4, 1).expand(4, 4)]
+    check(make_fx(f, tracing_mode="fake")(*[x.clone() for x in inputs]), *inputs)
+
+
+@pytest.mark.parametrize("partitioner", ["default_partition", "min_cut_rematerialization_partition"])
+def test_as_the_compiler_of_aot_function(partitioner: str) -> None:
+    import functorch.compile
+
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    x = torch.randn(2, 3, 8, requires_grad=True)
+    expected = torch.autograd.grad(layer(x).square().sum(), [x, *layer.parameters()])
+    graphs = []
+
+    def compiler(gm: fx.GraphModule, example_inputs: Any) -> Any:
+        graphs.append(compile_graph(gm))
+        return graphs[-1]
+
+    compiled = functorch.compile.aot_module(
+        layer, fw_compiler=compiler, partition_fn=getattr(functorch.compile, partitioner)
+    )
+    actual = torch.autograd.grad(compiled(x).square().sum(), [x, *layer.parameters()])
+    assert len(graphs) == 2
+    for a, b in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)

@@ -391,16 +391,6 @@ def op_schema(op: OpOverload) -> Any:
     return op._schema
 
 
-def is_composite_implicit(op: OpOverload) -> bool:
-    """Is ``op`` defined by other operations, so that only those reach a dispatch mode?"""
-    return bool(op.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd))
-
-
-def functorch_active() -> bool:
-    """Is a functorch transform (vmap, grad, jvp) running?"""
-    return bool(torch._C._are_functorch_transforms_active())
-
-
 class StandIn(torch.Tensor):
     """A tensor without data, with the dispatch keys of a real one. It is passed to operations that never run."""
 

@@ -10,17 +10,20 @@ import os
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much, HealthCheck.large_base_example]
 
-settings.register_profile("dev", max_examples=50, deadline=None, suppress_health_check=_SLOW)
-settings.register_profile("ci", max_examples=50, deadline=None, derandomize=True, suppress_health_check=_SLOW, database=None)
-settings.register_profile("thorough", max_examples=2000, deadline=None, suppress_health_check=_SLOW, print_blob=True)
+_PHASES = [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink]
+_COMMON = settings(deadline=None, suppress_health_check=_SLOW, phases=_PHASES, print_blob=True)
+
+settings.register_profile("dev", _COMMON, max_examples=50)
+settings.register_profile("ci", _COMMON, max_examples=50, derandomize=True, database=None)
+settings.register_profile("thorough", _COMMON, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
 
 # Structured trace records of torch, thousands per capture: pytest would collect and print them.
-logging.getLogger("torch.__trace").propagate = False
+logging.getLogger("torch.__trace").addFilter(lambda record: False)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -71,21 +71,23 @@ def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: Dynam
     paths: list[Path] = []
     rows = []
     for argument in arguments:
-        leaves, spec = flatten(argument.value, argument.path)
+        with torch.no_grad(), _torch.no_modes():  # real tensors: nothing here is part of the trace
+            leaves, spec = flatten(argument.value, argument.path)
+            paths_here = leaf_paths(argument.value, argument.path)
+            aliases = [t.detach() if t.layout is torch.strided else t for t in leaves]
         places = []
-        for leaf, path in zip(leaves, leaf_paths(argument.value, argument.path), strict=True):
+        for leaf, alias, path in zip(leaves, aliases, paths_here, strict=True):
             _check_leaf(leaf, path, argument)
             if id(leaf) not in index:
                 index[id(leaf)] = len(originals)
-                with torch.no_grad(), _torch.no_modes():
-                    alias = leaf.detach() if leaf.layout is torch.strided else leaf
                 originals.append(session.fake(alias, str(path), dynamic(path, leaf)))
                 paths.append(path)
                 session.recorder.primal(originals[-1])
             places.append(index[id(leaf)])
         rows.append((argument, spec, tuple(places)))
     symbols = _Symbols(session, dynamic)
-    specs = [symbols.spec(a.value, spec, a.path, iter([originals[k] for k in ks])) for a, spec, ks in rows]
+    with _torch.no_modes():
+        specs = [symbols.spec(a.value, spec, a.path, iter([originals[k] for k in ks])) for a, spec, ks in rows]
     extra = symbols.unbound(specs, originals)
     for size in extra:
         session.recorder.primal(size)

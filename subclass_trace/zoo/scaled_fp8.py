@@ -206,11 +206,6 @@ def _fresh(func: Any, x: ScaledFP8, *args: Any, **kwargs: Any) -> ScaledFP8:
     return ScaledFP8(func(x.qdata, *args, **kwargs), x.scale.clone(), x.dtype)
 
 
-def _zeros_like(func: Any, x: ScaledFP8, *, dtype: torch.dtype | None = None, **kwargs: Any) -> torch.Tensor:
-    result: torch.Tensor = func(x.qdata, dtype=x.dtype if dtype is None else dtype, **kwargs)
-    return result
-
-
 def _to_copy(func: Any, x: ScaledFP8, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
     dtype = x.dtype if dtype is None else dtype
     if dtype not in _OUTER_DTYPES:
@@ -265,7 +260,6 @@ _RULES: dict[Any, Any] = {
     aten.addmm.default: _addmm,
     aten.clone.default: _fresh,
     aten._unsafe_view.default: _fresh,
-    aten.zeros_like.default: _zeros_like,
     aten._to_copy.default: _to_copy,
     aten.copy_.default: _copy_,
 }

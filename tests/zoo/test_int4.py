@@ -69,6 +69,9 @@ def test_copy(dense) -> None:
     assert torch.equal(w.packed, v.packed) and torch.equal(w.scale, v.scale)
     w.copy_(v.t().contiguous().t()[:1])  # broadcast, and from a dense source
     torch.testing.assert_close(w.dequantize(), v.dequantize()[:1].expand(6, 8))
+    square = PackedInt4.quantize(dense[:, :6])
+    square.copy_(square.clone().t())
+    torch.testing.assert_close(square.dequantize(), PackedInt4.quantize(dense[:, :6]).dequantize().t(), atol=1, rtol=0)
     plain = torch.empty(6, 8)
     assert plain.copy_(w) is plain
     torch.testing.assert_close(plain, w.dequantize())

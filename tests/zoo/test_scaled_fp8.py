@@ -117,6 +117,9 @@ def test_writing_a_whole_view_rescales_and_a_part_saturates() -> None:
     torch.testing.assert_close(x.dequantize(), torch.tensor([[1.0, 4096.0], [4096.0, 4096.0]]), atol=0.1, rtol=0)
     x[0].copy_(torch.tensor([256.0, 1e9]))
     torch.testing.assert_close(x.dequantize(), torch.tensor([[256.0, 4096.0], [4096.0, 4096.0]]), atol=8, rtol=0)
+    y = to_fp8(torch.ones(2), torch.float8_e5m2)
+    y[0].fill_(-1e9)  # a plain cast to e5m2 would give -inf
+    assert y.dequantize().tolist() == [-1.0, 1.0]
 
 
 def test_copy() -> None:

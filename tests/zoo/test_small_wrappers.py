@@ -150,7 +150,7 @@ def test_masked_pointwise_is_the_dense_program_where_present(program) -> None:
 
 
 def test_masked_results_own_their_mask() -> None:
-    x = masked(4)
+    x = Masked(rand(4), torch.tensor([True, True, False, True]))
     mask = x.mask.clone()
     for y in (x.clone(), x + 1, x.relu()):
         y.mul_(Masked(torch.ones(4), torch.zeros(4, dtype=torch.bool)))

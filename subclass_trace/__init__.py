@@ -18,6 +18,7 @@ from .errors import (
     VerificationError,
 )
 from .frontends.compile import Region, Specialization, compile
+from .frontends.trace import Trace, Tracer, trace
 from .options import Options
 
 __all__ = [
@@ -34,7 +35,10 @@ __all__ = [
     "Specialization",
     "SubclassTraceError",
     "TangentError",
+    "Trace",
+    "Tracer",
     "UnsupportedError",
     "VerificationError",
     "compile",
+    "trace",
 ]

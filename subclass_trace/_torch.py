@@ -241,7 +241,7 @@ from torch.utils import _python_dispatch  # noqa: E402
 from torch.utils._pytree import tree_map_only as tree_map_only  # noqa: E402
 
 return_and_correct_aliasing: Callable[..., Any] = _python_dispatch.return_and_correct_aliasing
-make_wrapper: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
+make_wrapper_subclass: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
 scaled_mm: Callable[..., torch.Tensor] = torch._scaled_mm
 disabled_torch_function: Any = torch._C._disabled_torch_function_impl
 
@@ -410,7 +410,8 @@ class StandIn(torch.Tensor):
         requires_grad: bool,
     ) -> torch.Tensor:
         """A stand-in of this metadata."""
-        return make_wrapper(StandIn, size, stride, 0, None, dtype, layout, device, False, requires_grad)  # type: ignore[no-any-return]
+        make: Any = torch.Tensor._make_wrapper_subclass
+        return make(StandIn, size, stride, 0, None, dtype, layout, device, False, requires_grad)  # type: ignore[no-any-return]
 
 
 no_overrides: Any = torch._C.DisableTorchFunction  # context: no __torch_function__, no function modes
@@ -550,3 +551,88 @@ def shape_conditions(env: ShapeEnv, known: Any) -> list[Any]:
         if bounds is not None and bounds.lower.is_Integer and bounds.lower > 0:
             conditions.append(sympy.Ge(symbol, bounds.lower, evaluate=False))
     return [c for c in conditions if c is not sympy.true]
+
+
+# ---------------------------------------------------------------------------------------------- fast construction
+def build_wrapper(cls: type, size: Any, stride: Any, offset: int, dtype: Any, layout: Any, device: Any) -> torch.Tensor:
+    """``Tensor._make_wrapper_subclass`` with positional arguments (a quarter faster than by keyword)."""
+    return WRAPPER_CONSTRUCTOR(cls, size, stride, offset, None, dtype, layout, device, False, False)
+
+
+WRAPPER_CONSTRUCTOR: Callable[..., torch.Tensor] = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+
+
+def dispatch_keys(t: torch.Tensor) -> int:
+    """The dispatch key set of a tensor as a number."""
+    return int(torch._C._dispatch_keys(t).raw_repr())  # type: ignore[attr-defined]
+
+
+class DispatchLog(TorchDispatchMode):
+    """Notes every operation that runs inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note it and run it."""
+        if func.namespace != "prim":
+            self.operations.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+#: class -> (attribute that alone decides the flatten context and opaque attributes, constructor from that attribute)
+def context_shortcut(cls: type) -> str | None:
+    """An attribute of which the flatten context (and any opaque attribute) is a function; None when there is none known."""
+    return "_spec" if _is_dtensor(cls) else None
+
+
+def _is_dtensor(cls: type) -> bool:
+    if cls.__name__ != "DTensor" or not cls.__module__.startswith("torch.distributed"):
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return cls is DTensor
+
+
+def shortcut_constructor(cls: type) -> Callable[..., torch.Tensor] | None:
+    """``make(cls, local tensor, spec, requires_grad=False)`` for DTensor, where this torch has it."""
+    return getattr(torch.Tensor, "_dtensor__new__", None) if _is_dtensor(cls) else None
+
+
+def tensor_guard(tensors: list[torch.Tensor], sizes: list[Any], strides: list[Any]) -> Callable[..., bool] | None:
+    """A C++ check of types, dispatch keys, dtypes, devices, requires_grad, sizes and strides, and of distinctness.
+
+    ``sizes`` and ``strides``: per tensor a list of ints, None where a dimension is not checked. None when this torch
+    has no such check: then the generated code compares in Python.
+    """
+    try:
+        from torch._C._dynamo.guards import TensorGuards
+    except ImportError:
+        return None
+    check: Callable[..., bool] = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    return check
+
+
+def base_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """``function.apply`` without its Python prologue; only right when no functorch transform is active."""
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc]
+
+
+peek_functorch = torch._C._functorch.peek_interpreter_stack
+dispatch_stack_length = torch._C._len_torch_dispatch_stack
+function_stack_length = torch._C._len_torch_function_stack
+any_autocast = torch._C._is_any_autocast_enabled
+grad_enabled = torch.is_grad_enabled
+set_grad = torch._C._set_grad_enabled
+keeps_graph_now = torch._C._autograd._get_current_graph_task_keep_graph
+forward_ad = torch.autograd.forward_ad
+
+
+def expression_source(expr: Any, names: dict[Any, str]) -> str:
+    """A sympy expression over size symbols as Python source with these local names."""
+    import sympy
+    from torch.utils._sympy.printers import PythonPrinter
+
+    renamed = expr.xreplace({s: sympy.Symbol(n, integer=True) for s, n in names.items()})
+    return f"({PythonPrinter().doprint(renamed)})"

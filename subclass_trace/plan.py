@@ -32,7 +32,7 @@ class InputPlan:
         path: where the user passes it.
         spec: what it must look like (guarded), and how it is taken apart.
         leaves: its dense leaves as places in the leaf table (one leaf may stand in several places).
-        is_leaf: is it an autograd leaf?
+        is_leaf: is it an autograd leaf? None where that does not matter: the region does not write it under autograd.
         position: where it stands among the flat arguments; None for a tensor that the function closes over.
         take_base: the input is the autograd base of the tensor at that position (docs/notes/views.md).
         constant: for a tensor that the function closes over: the tensor itself.
@@ -41,7 +41,7 @@ class InputPlan:
     path: Path
     spec: Spec
     leaves: tuple[int, ...]
-    is_leaf: bool
+    is_leaf: bool | None
     position: int | None
     take_base: bool = False
     constant: torch.Tensor | None = None
@@ -227,6 +227,7 @@ class Plan:
     differentiated: tuple[int, ...]  # inputs that get a gradient, in the order of the backward's outputs
     grad_mode_after: bool | None
     saved: tuple[SavedValue, ...]
+    offsets_matter: bool  # the graphs hold absolute storage offsets (as_strided)
     watched_inputs: tuple[int, ...] = ()  # wrappers whose version counter stands for a saved leaf's
 
     @property

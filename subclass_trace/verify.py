@@ -65,7 +65,7 @@ def verify_joint(joint: fx.GraphModule, *, num_forward: int, tangents: Sequence[
 
     Args:
         num_forward: how many of its outputs belong to the forward.
-        tangents: the names of the tangents that it was traced with.
+        tangents: the names of the tangents that it may take, those of the backwards that it differentiates included.
     """
     _sound(joint, "joint")
     _dense(joint, "joint")
@@ -148,7 +148,7 @@ def _tagged(joint: fx.GraphModule) -> None:
             tag in tags, "a node is neither forward nor backward", path, expected=f"partitioner_tag in {tags}", got=tag
         )
         number = node.meta.get("seq_nr")
-        known = isinstance(number, int) or not any(_tensors(node.meta["val"]))  # sizes belong to no autograd node
+        known = isinstance(number, int) or not _tensors(node.meta["val"])  # sizes belong to no autograd node
         _require(known, "a node belongs to no autograd node", path, expected="an integer seq_nr", got=number)
 
 

@@ -12,6 +12,7 @@ from .. import _torch
 from ..errors import AliasingError, UnsupportedError
 from ..plan import MutationPlan
 from ..subclass.flatten import flatten
+from ..subclass.paths import Path
 from ..subclass.spec import Spec, WrapperSpec, spec_leaves
 from .aliasing import family
 from .inputs import Argument, TracedInput, TracedInputs
@@ -151,11 +152,16 @@ def _refuse_as_eager(argument: Argument) -> None:
             fix="write to it under torch.no_grad(), or to a clone",
         )
     if _torch.creation_forbids_inplace(t):
-        raise AliasingError(
-            "Output of a function that returns several views (such as split) is modified in place; eager refuses it too.",
-            path=argument.path,
-            got="a member of a multi-output view, or a view made inside a custom autograd.Function",
-            fix="write to a clone of it",
-        )
+        raise multi_view_error(argument.path)
+
+
+def multi_view_error(path: Path) -> AliasingError:
+    """The error for an in-place operation that autograd tracks on a view that eager protects."""
+    return AliasingError(
+        "Output of a function that returns several views (such as split) is modified in place; eager refuses it too.",
+        path=path,
+        got="a member of a multi-output view, or a view made inside a custom autograd.Function",
+        fix="write to a clone of it",
+    )
 
 

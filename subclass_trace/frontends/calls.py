@@ -15,7 +15,9 @@ from ..capture.inputs import Argument
 from ..errors import UnsupportedError
 from ..subclass.context import snapshot
 from ..subclass.paths import Path
-from .modules import Root, State, replaced, states_of
+from ..runtime.codegen import Layout, StateSlot
+from ..runtime.guards import ModuleGuard, ModuleView
+from .modules import Root, State, replaced, states_of, submodules
 
 Tensor = torch.Tensor
 
@@ -67,6 +69,32 @@ class CallSite:
         states = states_of(found) if found else []
         flat = [*leaves, *[s.read() for s in states]]
         return CallSite(flat, tree, len(leaves), tuple(states), tuple(found))
+
+    def layout(self) -> Layout:
+        """How the generated entry finds the flat arguments."""
+        children: list[tuple[Any, Any]] = []
+        number: dict[int, int] = {}
+        for root in self.roots:
+            for name, module in root.module.named_modules():
+                if id(module) in number:
+                    continue
+                if module is root.module:
+                    where = next((k for k, v in enumerate(self.flat[: self.user_count]) if v is module), None)
+                    children.append(("root", None) if where is None else ("flat", where))
+                else:
+                    parent, _, own = name.rpartition(".")
+                    children.append((number[id(root.module.get_submodule(parent))], own))
+                number[id(module)] = len(children) - 1
+        slots = tuple(StateSlot(number[id(s.owner)], s.table, s.name) for s in self.states)
+        return Layout(self.tree, self.user_count, slots, tuple(children), _torch.pytree_namespace())
+
+    def module_view(self) -> ModuleView:
+        """The modules of the call as guards see them."""
+        modules: dict[int, ModuleGuard] = {}
+        for root in self.roots:
+            for module, _ in submodules(root):
+                modules.setdefault(id(module), ModuleGuard.of(module))
+        return ModuleView(tuple(modules.values()), tuple((id(s.owner), s.table, s.name) for s in self.states))
 
     def path(self, position: int) -> Path:
         """The path of a flat position."""

@@ -26,14 +26,17 @@ import torch
 from ..backends import resolve_backend
 from ..capture.mutation import NeedsAutogradBase
 from ..capture.region import Captured, capture
-from ..errors import ArgumentsError, GuardError
+from ..errors import ArgumentsError, GuardError, UnsupportedError
 from ..options import Options
 from ..partition.interface import resolve_partitioner
 from ..plan import Plan, SavedValue
 from ..runtime.backward import TRACE_LOCK
+from ..runtime.codegen import MISS, Entry, generate
 from ..runtime.guards import Ambient, Guards, eager_reason, failed_guard
 from ..runtime.reference import Program
+from ..runtime.sizes import hint_of
 from ..runtime.specialize import Graphs, alias_guard, build_program
+from ..subclass.template import example_maker
 from .calls import CallSite
 from .dynamic import SizeHistory, choose, sizes_of
 from .modules import roots_of
@@ -56,6 +59,12 @@ class Specialization:
     guards: Guards
     program: Program
     graphs: Graphs
+    entry: Entry | None
+
+    @property
+    def source(self) -> str | None:
+        """The generated entry; None where the reference interpreter serves the calls."""
+        return None if self.entry is None else self.entry.source
 
     @property
     def saved(self) -> tuple[SavedValue, ...]:
@@ -72,9 +81,10 @@ class Specialization:
 class Region:
     """A compiled function. Call it like the function; it keeps one `Specialization` per kind of call."""
 
-    def __init__(self, function: Callable[..., Any], options: Options) -> None:
-        self.function, self.options = function, options
+    def __init__(self, function: Callable[..., Any], options: Options, *, keep_joint: bool = False) -> None:
+        self.function, self.options, self._keep_joint = function, options, keep_joint
         self._entries: tuple[Specialization, ...] = ()
+        self._fast: tuple[Callable[..., Any], ...] = ()  # their generated entries
         self._eager_calls: dict[str, int] = {}
         self._history = SizeHistory()
         self._roots = tuple(roots_of(function))
@@ -82,6 +92,13 @@ class Region:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the region, compiling it first if no specialization serves this call."""
+        for serve in self._fast:
+            result = serve(args, kwargs)
+            if result is not MISS:
+                return result
+        return self._slow_call(args, kwargs)
+
+    def _slow_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         reason = eager_reason()
         if reason is not None:
             self._eager_calls[reason] = self._eager_calls.get(reason, 0) + 1
@@ -99,12 +116,24 @@ class Region:
         return self if instance is None else functools.partial(self, instance)
 
     def _find(self, site: CallSite, ambient: Ambient) -> Specialization | None:
+        modules = site.module_view()
         for entry in self._entries:
-            if failed_guard(entry.plan, entry.guards, site.tree, site.flat, ambient) is None:
+            if failed_guard(entry.plan, entry.guards, site.tree, site.flat, ambient, modules) is None:
                 return entry
         return None
 
     # ---------------------------------------------------------------- compiling
+    def specialize(self, *args: Any, **kwargs: Any) -> Specialization:
+        """The specialization for such a call, compiled now if there is none; nothing runs on the arguments' data.
+
+        Raises:
+            UnsupportedError: the call would run eagerly, because of what is active around it.
+        """
+        reason = eager_reason()
+        if reason is not None:
+            raise UnsupportedError("this call would run eagerly", got=reason, fix="leave that mode or transform first")
+        return self._specialize(args, kwargs)[0]
+
     def _specialize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Specialization, CallSite]:
         with TRACE_LOCK, _no_garbage_collection():
             # Another thread may have compiled it meanwhile; and while it did, module slots held its traced tensors.
@@ -115,6 +144,8 @@ class Region:
                 self._check_count(site, ambient)
                 entry = self._compile(site, ambient)
                 self._entries = (*self._entries, entry)
+                if entry.entry is not None:
+                    self._fast = (*self._fast, entry.entry.call)
             return entry, site
 
     def _compile(self, site: CallSite, ambient: Ambient) -> Specialization:
@@ -124,9 +155,13 @@ class Region:
         table = {**(backend.decompositions() if backend.decompositions else {}), **options.decompositions}
         captured, arguments, positions = self._capture(site, table)
         inputs = [a.value for a in arguments] + [c.value for c in captured.closed_over]
-        guards = Guards(ambient, site.tree, site.constants(), alias_guard(captured, inputs))
-        program, graphs = build_program(captured, arguments, positions, backend, partitioner)
-        return Specialization(self._reason(site, ambient), program.plan, guards, program, graphs)
+        view = site.module_view()
+        guards = Guards(ambient, site.tree, site.constants(), alias_guard(captured, inputs), view.modules, view.states)
+        program, graphs = build_program(captured, arguments, positions, backend, partitioner, self._keep_joint)
+        example = example_maker(captured.session.mode, hint_of)
+        with torch.no_grad():
+            entry = generate(program, guards, site.layout(), site.flat, example)
+        return Specialization(self._reason(site, ambient), program.plan, guards, program, graphs, entry)
 
     def _capture(self, site: CallSite, table: dict[Any, Any]) -> tuple[Captured, list[Any], list[int | None]]:
         bases: list[torch.Tensor] = []
@@ -170,7 +205,8 @@ class Region:
     def _reason(self, site: CallSite, ambient: Ambient) -> str:
         if not self._entries:
             return "first call"
-        rows = [failed_guard(e.plan, e.guards, site.tree, site.flat, ambient) for e in self._entries]
+        modules = site.module_view()
+        rows = [failed_guard(e.plan, e.guards, site.tree, site.flat, ambient, modules) for e in self._entries]
         return "; ".join(f"[{k}] {row}" for k, row in enumerate(rows))
 
     # ---------------------------------------------------------------- looking at it
@@ -187,7 +223,7 @@ class Region:
 
     def reset(self) -> None:
         """Forget all specializations."""
-        self._entries = ()
+        self._entries, self._fast = (), ()
         self._history = SizeHistory()
         self._eager_calls = {}
 

@@ -22,11 +22,11 @@ binding is called on *stand-ins*: tensors without data that have the dispatch ke
 what arrives and answers with stand-ins; nothing runs, so no data, no random state, no version counter and no size
 symbol is touched. It must record one call: of this overload, with these very tensors and these very numbers.
 
-The stand-ins are made from a *pattern* of the node's arguments: tensors as (rank, dtype, device, layout), symbolic
+The stand-ins are made from a *pattern* of the node's arguments: strided tensors as (rank, dtype, device), symbolic
 sizes as "a number", constants as themselves. The proof reads the pattern and nothing else, which is why its result may
 be cached under the pattern. What the pattern leaves out is varied instead: the proof is made in two worlds, one with
 sizes and numbers of 1, contiguous, without requires_grad; one with larger ones, strided, with requires_grad. A binding
-that looks at any of these issues something else in one of them. Rank, dtype, device and layout stay in the pattern,
+that looks at any of these issues something else in one of them. Rank, dtype and device stay in the pattern,
 because argument parsers look at them: a tensor of rank 0 may be taken for a number.
 
 One more call is allowed: factories (``torch.full``) turn what they made into a variable; with a dispatch mode, which
@@ -131,7 +131,6 @@ class _TensorPattern:
     rank: int
     dtype: torch.dtype
     device: torch.device
-    layout: torch.layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +171,9 @@ def _pattern(arg: Any) -> Any:
 
 def _value_pattern(val: Any) -> Any:
     if isinstance(val, torch.Tensor):
-        return _TensorPattern(val.dim(), val.dtype, val.device, val.layout)
+        if val.layout is not torch.strided:  # stand-ins have strides
+            raise _NoPattern
+        return _TensorPattern(val.dim(), val.dtype, val.device)
     if type(val) in _NUMBERS:
         return _NumberPattern(_NUMBERS[type(val)])
     if isinstance(val, (list, tuple)):
@@ -193,32 +194,28 @@ def _example(node: fx.Node) -> Any:
 
 # ---------------------------------------------------------------------------------------------- proofs
 def _search(op: _torch.OpOverload, args: Any, kwargs: Any) -> Binding:
-    if not _torch.is_composite_implicit(op):
-        name = _torch.op_name(op)
-        with _torch.plain_dispatch():
-            for holder_name, holder in _torch.BINDING_HOLDERS:
-                function: Any = getattr(holder, name, None)
-                if type(function) in _BINDING_TYPES and all(
-                    _issues_only(function, op, args, kwargs, w) for w in (0, 1)
-                ):
-                    return Binding(function, "binding", f"{holder_name}.{name}")
+    name = _torch.op_name(op)
+    with _torch.plain_dispatch():
+        for holder_name, holder in _torch.BINDING_HOLDERS:
+            function: Any = getattr(holder, name, None)
+            if type(function) in _BINDING_TYPES and all(_issues_only(function, op, args, kwargs, w) for w in (0, 1)):
+                return Binding(function, "binding", f"{holder_name}.{name}")
     return _raw(op)
 
 
 def _issues_only(function: Any, op: _torch.OpOverload, args: Any, kwargs: Any, world: int) -> bool:
     """In this world, does ``function`` issue ``op`` with these arguments, nothing else, and return its result?"""
     numbers = iter(itertools.count(5) if world else itertools.repeat(1))
+    values = _realize(args, world, numbers)
+    options = {k: _realize(v, world, numbers) for k, v in kwargs}
     try:
-        values = _realize(args, world, numbers)
-        options = {k: _realize(v, world, numbers) for k, v in kwargs}
         with _Recorder(op) as recorder:
             result = function(*values, **options)
     except Exception:  # whatever it is, this function is not this operation
         return False
-    if len(recorder.calls) != 1:
+    if not recorder.calls:
         return False
-    seen_args, seen_kwargs = recorder.calls[0]
-    return _same_call(op, (values, options), (seen_args, seen_kwargs)) and _same_result(result, recorder.answer)
+    return _same_call(op, (values, options), recorder.calls[0]) and _same_result(result, recorder.answer)
 
 
 def _realize(pattern: Any, world: int, numbers: Iterator[int]) -> Any:
@@ -238,7 +235,7 @@ def _realize(pattern: Any, world: int, numbers: Iterator[int]) -> Any:
 def _stand_in(pattern: _TensorPattern, world: int, requires_grad: bool) -> torch.Tensor:
     size = tuple(range(2, 2 + pattern.rank)) if world else (1,) * pattern.rank
     stride = tuple(3 * math.prod(size[:d]) for d in range(pattern.rank)) if world else (1,) * pattern.rank
-    return _torch.StandIn.make(size, stride, pattern.dtype, pattern.device, pattern.layout, requires_grad)
+    return _torch.StandIn.make(size, stride, pattern.dtype, pattern.device, torch.strided, requires_grad)
 
 
 class _Recorder(_torch.DispatchMode):  # type: ignore[misc]
@@ -266,7 +263,7 @@ class _Unexpected(Exception):
     """Something else than the wanted operation, or more than it, was issued."""
 
 
-_RESULT = _TensorPattern(1, torch.float32, torch.device("cpu"), torch.strided)
+_RESULT = _TensorPattern(1, torch.float32, torch.device("cpu"))
 _SIMPLE_RESULTS: dict[str, Any] = {"int": 1, "SymInt": 1, "float": 1.0, "number": 1.0, "bool": True}
 
 

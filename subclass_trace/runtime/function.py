@@ -89,6 +89,7 @@ class RegionFunction(torch.autograd.Function):
         """Gradients of the differentiated inputs."""
         plan = ctx.program.plan
         tensors = iter(ctx.saved_tensors)
+        ctx.maybe_clear_saved_tensors()  # unless the graph is retained: a saved value is freed after its last use
         names = [row.name for row in plan.saved]
         saved = {n: next(tensors) if v is None else v for n, v in zip(names, ctx.numbers, strict=True)}
         tangents = [grads[k] for k in plan.differentiable]

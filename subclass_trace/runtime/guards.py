@@ -61,6 +61,24 @@ def eager_reason() -> str | None:
     return None
 
 
+@dataclass(frozen=True)
+class ModuleGuard:
+    """What of a module decides a trace beside its tensors: which object it is, its training flag, its forward hooks."""
+
+    module: torch.nn.Module
+    training: bool
+    hooks: tuple[int, ...]
+
+    @staticmethod
+    def of(module: torch.nn.Module) -> ModuleGuard:
+        """The guard for a module as it is now."""
+        return ModuleGuard(module, module.training, (*module._forward_pre_hooks, *module._forward_hooks))
+
+    def holds(self) -> bool:
+        """Is the module still as it was?"""
+        return self == ModuleGuard.of(self.module)
+
+
 @dataclass(frozen=True, eq=False)
 class Guards:
     """All guards of one specialization that are not in its plan's input specs."""
@@ -69,14 +87,43 @@ class Guards:
     tree: Any
     constants: Mapping[int, Any]  # flat position -> snapshot of a non-tensor argument
     alias: tuple[Any, ...] | None
+    modules: tuple[ModuleGuard, ...] = ()
+    states: tuple[tuple[int, str, str], ...] = ()
 
 
-def failed_guard(plan: Plan, guards: Guards, tree: Any, flat: Sequence[Any], ambient: Ambient) -> str | None:
+@dataclass(frozen=True, eq=False)
+class ModuleView:
+    """The modules that a call uses, and their state slots (owner id, table, name)."""
+
+    modules: tuple[ModuleGuard, ...] = ()
+    states: tuple[tuple[int, str, str], ...] = ()
+
+
+def _failed_module_guard(guards: Guards, now: ModuleView) -> str | None:
+    for was, is_now in zip(guards.modules, now.modules, strict=False):
+        if was != is_now:
+            name = type(was.module).__qualname__
+            if was.module is not is_now.module:
+                return f"a module {name} is another object"
+            if was.training != is_now.training:
+                return f"a module {name}: expected training={was.training}, got {is_now.training}"
+            return f"a module {name} has other forward hooks"
+    if len(guards.modules) != len(now.modules) or guards.states != now.states:
+        return "the modules have other parameters, buffers or sub-modules"
+    return None
+
+
+def failed_guard(
+    plan: Plan, guards: Guards, tree: Any, flat: Sequence[Any], ambient: Ambient, modules: ModuleView | None = None
+) -> str | None:
     """The first guard that fails for this call, as a sentence with a path; None when all hold."""
     if ambient != guards.ambient:
         return f"the thread's state: expected {guards.ambient}, got {ambient}"
-    if tree != guards.tree or len(flat) != len(plan.positions):
+    if tree != guards.tree:
         return f"the structure of the arguments: expected {guards.tree}, got {tree}"
+    reason = _failed_module_guard(guards, modules or ModuleView())
+    if reason is not None:
+        return reason
     for position, value in guards.constants.items():
         if not same_context(value, flat[position]):
             return f"flat argument {position}: expected {value!r}, got {flat[position]!r}"
@@ -95,7 +142,7 @@ def _failed_tensor_guard(plan: Plan, guards: Guards, flat: Sequence[Any]) -> str
         return "two inputs are one tensor that were two when the specialization was made"
     for row, value in zip(plan.inputs, inputs, strict=True):
         reason = _structure(row.spec, value, row.path)
-        if reason is None and row.requires_grad and value.is_leaf != row.is_leaf:
+        if reason is None and row.is_leaf is not None and value.is_leaf != row.is_leaf:
             reason = f"{row.path}: expected is_leaf={row.is_leaf}"
         if reason is not None:
             return reason
@@ -122,7 +169,7 @@ def _failed_leaf_guard(plan: Plan, guards: Guards, inputs: Sequence[Tensor]) -> 
         if not bool(condition.xreplace(env)):
             return f"sizes: {condition} with {env}"
     for row, value in zip(plan.inputs, inputs, strict=True):
-        reason = _sizes(row.spec, value, row.path, env)
+        reason = _sizes(row.spec, value, row.path, env, plan.offsets_matter)
         if reason is not None:
             return reason
     if guards.alias is not None and alias_pattern(inputs, leaves) != guards.alias:
@@ -158,7 +205,7 @@ def _structure(spec: Spec, value: Any, path: Path) -> str | None:
     return None
 
 
-def _sizes(spec: Spec, value: Any, path: Path, env: Mapping[Any, int]) -> str | None:
+def _sizes(spec: Spec, value: Any, path: Path, env: Mapping[Any, int], offsets: bool) -> str | None:
     if isinstance(spec, OpaqueSpec):
         return None
     expected = tuple(evaluate(s, env) for s in spec.size)
@@ -168,11 +215,11 @@ def _sizes(spec: Spec, value: Any, path: Path, env: Mapping[Any, int]) -> str | 
         strides = tuple(evaluate(s, env) for s in spec.stride)
         if tuple(value.stride()) != strides:
             return f"{path}.stride(): expected {strides}, got {tuple(value.stride())}"
-        if isinstance(spec, LeafSpec) and value.storage_offset() != evaluate(spec.storage_offset, env):
+        if offsets and isinstance(spec, LeafSpec) and value.storage_offset() != evaluate(spec.storage_offset, env):
             return f"{path}.storage_offset(): expected {spec.storage_offset}, got {value.storage_offset()}"
     if isinstance(spec, WrapperSpec):
         for name, inner in zip(spec.names, spec.inners, strict=True):
-            reason = _sizes(inner, getattr(value, name), path.attr(name), env)
+            reason = _sizes(inner, getattr(value, name), path.attr(name), env, offsets)
             if reason is not None:
                 return reason
     return None

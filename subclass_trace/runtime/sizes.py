@@ -45,6 +45,11 @@ def hints(sizes: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(n.node.hint if isinstance(n, torch.SymInt) and not n.node.is_nested_int() else n for n in sizes)
 
 
+def hint_of(size: Any) -> int:
+    """A number to try a size with: its own value, or 8 for a dynamic one."""
+    return 8 if isinstance(size, (SizeExpr, torch.SymInt)) else int(size)
+
+
 def evaluate(size: Any, env: Env) -> Any:
     """The value of a size in this call."""
     return size.evaluate(env) if isinstance(size, SizeExpr) else size

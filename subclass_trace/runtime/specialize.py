@@ -84,7 +84,6 @@ def build_program(
     )
     saved = saved_table(parts, num_forward, _primal_paths(captured))
     plan = _plan(captured, arguments, positions, parts.forward, saved)
-    parts.forward.meta["num_user_outputs"] = num_forward
     call = compile_with(backend.forward, parts.forward, _examples(parts.forward), is_backward=False, name=backend.name)
 
     def compile_backward(graph: fx.GraphModule) -> Callable[[list[Any]], Sequence[Any]]:
@@ -147,17 +146,19 @@ def _plan(
         differentiated=captured.differentiated,
         grad_mode_after=captured.grad_mode_after,
         saved=saved,
+        offsets_matter=_offsets_matter(captured),
         watched_inputs=_watched(captured, inputs, saved),
     )
 
 
 def _inputs(captured: Captured, arguments: Sequence[Argument]) -> list[InputPlan]:
     rows = []
-    for i, a in zip(captured.inputs, arguments, strict=True):
-        rows.append(InputPlan(i.path, freeze(i.spec, snapshot), i.leaves, i.is_leaf, a.position, a.take_base))
+    written = {m.input for m in captured.mutations if m.differentiable}
+    for number, (i, a) in enumerate(zip(captured.inputs, arguments, strict=True)):
+        is_leaf = i.is_leaf if number in written else None
+        rows.append(InputPlan(i.path, freeze(i.spec, snapshot), i.leaves, is_leaf, a.position, a.take_base))
     for c in captured.closed_over:
-        spec = freeze(c.spec, snapshot)
-        rows.append(InputPlan(c.path, spec, c.leaves, c.value.is_leaf, None, constant=c.value))
+        rows.append(InputPlan(c.path, freeze(c.spec, snapshot), c.leaves, None, None, constant=c.value))
     return rows
 
 
@@ -203,6 +204,11 @@ def _conditions(captured: Captured) -> list[Any]:
     """What the trace assumed of the symbols."""
     known = {row.symbol for row in _symbols(captured)}
     return [c for c in _torch.shape_conditions(captured.session.shape_env, known) if c.free_symbols <= known]
+
+
+def _offsets_matter(captured: Captured) -> bool:
+    absolute = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default)
+    return any(n.target in absolute for n in captured.session.recorder.graph.nodes)
 
 
 def _detach(forward: fx.GraphModule, count: int) -> frozenset[int]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .. import _torch
+from ..capture.mutation import multi_view_error
 from ..errors import UnsupportedError
 from ..plan import InputPlan, MutationPlan
 from ..subclass.flatten import leaves_of
@@ -45,6 +46,8 @@ def deliver(plan: MutationPlan, inp: InputPlan, x: Tensor, new: Tensor | None, o
         new: the forward value with the new contents.
         old: the leaves of ``x``, taken before anything was delivered.
     """
+    if plan.differentiable and _torch.creation_forbids_inplace(x):
+        raise multi_view_error(inp.path)
     version = None if x.is_inference() else x._version
     if plan.metadata is not None:
         _write_metadata(x, inp, plan, old, env)

@@ -49,7 +49,9 @@ class Constant(torch.Tensor):
             stride, step = [], 1
             for n in reversed(size):
                 stride, step = [step, *stride], step * max(n, 1)
-        self: Constant = _torch.make_wrapper(cls, size, strides=stride, dtype=dtype, device=torch.device(device))
+        self: Constant = _torch.make_wrapper_subclass(
+            cls, size, strides=stride, dtype=dtype, device=torch.device(device)
+        )
         too_large = dtype.is_floating_point and abs(value) > torch.finfo(dtype).max
         self.value = math.copysign(math.inf, value) if too_large else value
         return self

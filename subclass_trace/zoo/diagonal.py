@@ -45,7 +45,7 @@ class Diagonal(torch.Tensor):
         outer_stride: Sequence[int] | None = None,
     ) -> Diagonal:
         (n,) = diag.shape
-        self: Diagonal = _torch.make_wrapper(
+        self: Diagonal = _torch.make_wrapper_subclass(
             cls,
             (n, n) if outer_size is None else outer_size,
             strides=(n, 1) if outer_stride is None else outer_stride,

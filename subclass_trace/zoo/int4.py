@@ -56,7 +56,7 @@ class PackedInt4(torch.Tensor):
         size, stride = (rows, 2 * half), (2 * packed.stride(0), 1)
         if transposed:
             size, stride = size[::-1], stride[::-1]
-        self: PackedInt4 = _torch.make_wrapper(
+        self: PackedInt4 = _torch.make_wrapper_subclass(
             cls,
             size if outer_size is None else outer_size,
             strides=stride if outer_stride is None else outer_stride,

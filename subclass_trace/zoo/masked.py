@@ -46,7 +46,7 @@ class Masked(torch.Tensor):
     ) -> Masked:
         if (mask.shape, mask.dtype) != (data.shape, torch.bool):
             raise ValueError(f"mask must be bool of size {tuple(data.shape)}, got {mask.dtype} of {tuple(mask.shape)}")
-        self: Masked = _torch.make_wrapper(
+        self: Masked = _torch.make_wrapper_subclass(
             cls,
             data.shape if outer_size is None else outer_size,
             strides=data.stride() if outer_stride is None else outer_stride,

@@ -48,7 +48,7 @@ class OptionalBias(torch.Tensor):
                 f"bias must be like data: {tuple(data.shape)}, {data.stride()}, {data.dtype}; "
                 f"got {tuple(bias.shape)}, {bias.stride()}, {bias.dtype}"
             )
-        self: OptionalBias = _torch.make_wrapper(
+        self: OptionalBias = _torch.make_wrapper_subclass(
             cls,
             data.shape if outer_size is None else outer_size,
             strides=data.stride() if outer_stride is None else outer_stride,

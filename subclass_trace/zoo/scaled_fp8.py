@@ -69,7 +69,7 @@ class ScaledFP8(torch.Tensor):
         outer_size: Sequence[int] | None = None,
         outer_stride: Sequence[int] | None = None,
     ) -> ScaledFP8:
-        self: ScaledFP8 = _torch.make_wrapper(
+        self: ScaledFP8 = _torch.make_wrapper_subclass(
             cls,
             qdata.shape if outer_size is None else outer_size,
             strides=qdata.stride() if outer_stride is None else outer_stride,

@@ -52,7 +52,7 @@ class TwoTensor(torch.Tensor):
                 f"{tuple(a.shape)}, {a.stride()}, {a.dtype}, {a.device} and "
                 f"{tuple(b.shape)}, {b.stride()}, {b.dtype}, {b.device}"
             )
-        self: TwoTensor = _torch.make_wrapper(
+        self: TwoTensor = _torch.make_wrapper_subclass(
             cls,
             a.shape if outer_size is None else outer_size,
             strides=a.stride() if outer_stride is None else outer_stride,

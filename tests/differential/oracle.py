@@ -77,7 +77,6 @@ def look(t: Any, *, outer: bool = True, strides: bool = True) -> Any:
             "requires_grad": t.requires_grad,
             "is_leaf": t.is_leaf,
             "has grad_fn": t.grad_fn is not None,
-            "is view": t._is_view(),
             "inference": t.is_inference(),
         }
     if is_traceable_wrapper_subclass(t):
@@ -90,10 +89,15 @@ def look(t: Any, *, outer: bool = True, strides: bool = True) -> Any:
     return seen
 
 
+def _keys(t: Tensor) -> set[int]:
+    """The storages behind a tensor."""
+    return {leaf.untyped_storage()._cdata for leaf in leaves(t) if leaf.layout is torch.strided and leaf.numel()}
+
+
 def relations(labelled: Sequence[tuple[str, Tensor]]) -> dict[str, list[str]]:
     """Which of the tensors are one object, share memory, or are views of one another."""
     same, shared, views = [], [], []
-    keys = [{leaf.untyped_storage()._cdata for leaf in leaves(t) if leaf.layout is torch.strided and leaf.numel()} for _, t in labelled]
+    keys = [_keys(t) for _, t in labelled]
     places = [[leaf.storage_offset() for leaf in leaves(t) if leaf.layout is torch.strided and leaf.numel()] for _, t in labelled]
     for j, (b, y) in enumerate(labelled):
         for i, (a, x) in enumerate(labelled[:j]):
@@ -141,7 +145,10 @@ def observe(
         labelled += [(f"result{k}", t) for k, t in enumerate(pytree.tree_leaves(out)) if isinstance(t, Tensor)]
         seen["relations"] = relations(labelled)
         seen["inputs after"] = [look(t, strides=strides) for t in given]
-        seen["version moved"] = [None if v is None else t._version > v for t, v in zip(given, versions, strict=True)]
+        moved = [None if v is None else t._version > v for t, v in zip(given, versions, strict=True)]
+        # A tensor inside another input: eager does not move its counter when the wrapper is written; moving it is safer.
+        alone = [sum(t is u or bool(_keys(t) & _keys(u)) for u in given) == 1 for t in given]
+        seen["version moved"] = [m if a else None for m, a in zip(moved, alone, strict=True)]
         behaviour.stage = "backward"
         if backward is not None:
             backward(tensors(out))

@@ -107,12 +107,12 @@ def _inputs(draw: Any, kind: str) -> tuple[list[str], list[str], list[str], dict
     elif relation == "view":
         args.append(f"{first}{draw(s.sampled_from(('[1:]', '.view(-1)', '.detach()', '.transpose(0, -1)')))}")
     elif relation == "overlap":
-        make += [f"o = {kind}(6, seed=7 + call)"]
+        make += [f"o = {kind}(6, seed=7 + 2 * call)"]
         args = ["o[:4]", "o[2:]"]
         roots = []
     elif relation in ("inner", "shared inner") and kind in ("two", "nested", "scaled"):
-        make += ["i = dense(3, 3, seed=8 + call)"]
-        second = "scale" if kind == "scaled" else "dense(3, 3, seed=9 + call)"
+        make += ["i = dense(3, 3, seed=8 + 2 * call)"]
+        second = "scale" if kind == "scaled" else "dense(3, 3, seed=9 + 2 * call)"
         make += ["scale = torch.tensor(2.0)"] if kind == "scaled" else []
         cls = "Scaled" if kind == "scaled" else "TwoTensor"
         args = [f"{cls}(i, {second})", "i" if relation == "inner" else f"{cls}(i, {second.replace('9', '11')})"]

@@ -119,6 +119,11 @@ def test_without_example_values_the_raw_callable_is_used() -> None:
     assert bind(graph.call_function(aten.neg.default, (x,))).callable is aten.neg.default._op
 
 
+def test_sparse_tensors_are_left_to_the_raw_callable() -> None:
+    x = torch.ones(2, 2).to_sparse()
+    assert bind(node(aten.neg.default, x)).kind == "op"
+
+
 def test_attributes_serve_as_example_values() -> None:
     root = torch.nn.Module()
     root.constant = torch.ones(2)
@@ -274,9 +279,11 @@ def test_inside_a_functorch_transform_nothing_is_proved_or_remembered() -> None:
 
 # ---------------------------------------------------------------------------------------------- the cache key
 def test_constants_that_compare_equal_are_different_patterns() -> None:
-    for value in (1, 1.0, True, 0.0, -0.0, float("nan"), float("nan"), 1 + 0j):
+    for count, value in enumerate((1, 1.0, True, 0.0, -0.0, float("nan"), 1 + 0j), start=1):
         bind(node(aten.full.default, [2], value, **FACTORY))
-    assert len(bindings._cache) == 7  # the two NaNs are one pattern
+        assert len(bindings._cache) == count
+    bind(node(aten.full.default, [2], float("nan"), **FACTORY))
+    assert len(bindings._cache) == count
 
 
 def test_rank_dtype_and_structure_are_part_of_the_pattern() -> None:
@@ -352,3 +359,14 @@ def test_numbers_known_at_run_time_must_arrive_unchanged(monkeypatch: pytest.Mon
     monkeypatch.setattr(_torch, "BINDING_HOLDERS", (("test", Holder),))
     size = ShapeEnv().create_unbacked_symint()
     assert bind(node(aten.add.Tensor, X, size)).kind == "op"
+
+
+@pytest.mark.parametrize("value", [2.0, True])
+def test_constants_must_keep_their_type(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Holder:
+        add = staticmethod(lambda x, y: torch.add(x, int(y)))
+
+    monkeypatch.setattr(bindings, "_BINDING_TYPES", (type(_twice),))
+    monkeypatch.setattr(_torch, "BINDING_HOLDERS", (("test", Holder),))
+    assert bind(node(aten.add.Tensor, X, value)).kind == "op"
+    assert bind(node(aten.add.Tensor, X, 2)).kind == "binding"

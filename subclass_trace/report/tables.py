@@ -1,0 +1,432 @@
+"""What a plan says, as tables of text. `text` and `html` render them.
+
+In: a `Plan`. Out: `Table` objects. Paths name everything: ``args[0].weight.a`` is a leaf of an input, ``result[1].b``
+one of a result. Rows that differ in indices alone (the layers of a model) are one row, ``self.layers[0..5].weight``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..plan import (
+    BasePrimal,
+    ConstantOutput,
+    InputOutput,
+    InputPlan,
+    LeafPrimal,
+    MutationPlan,
+    OutputPlan,
+    Plan,
+    SavedValue,
+    SizeOutput,
+    SizePrimal,
+    ValueOutput,
+    ViewOutput,
+)
+from ..subclass.paths import Path
+from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, leaf_count
+
+_INDEX = re.compile(r"\[\d+\]")
+_WIDEST_CONSTANT = 60
+
+
+@dataclass(frozen=True)
+class Table:
+    """A titled table. ``right`` are the columns of numbers; ``hidden`` rows were cut off at the end."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    right: tuple[int, ...] = ()
+    hidden: int = 0
+
+    def cut(self, limit: int | None) -> Table:
+        """The first ``limit`` rows."""
+        if limit is None or len(self.rows) <= limit:
+            return self
+        return Table(self.title, self.columns, self.rows[:limit], self.right, self.hidden + len(self.rows) - limit)
+
+
+# ---------------------------------------------------------------------------------------------- words
+def shape_text(size: Iterable[Any]) -> str:
+    """``[2, s0]``"""
+    return f"[{', '.join(map(str, size))}]"
+
+
+def dtype_text(dtype: object) -> str:
+    """``float32``"""
+    return str(dtype).removeprefix("torch.")
+
+
+def bytes_text(count: int) -> str:
+    """``1.5 KiB``"""
+    value, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def count_text(count: int, noun: str, plural: str | None = None) -> str:
+    """``1 input``, ``2 inputs``"""
+    return f"{count} {noun if count == 1 else plural or noun + 's'}"
+
+
+def constant_text(value: object) -> str:
+    """A short ``repr`` on one line; never raises."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # an author's __repr__ may raise anything
+        text = f"<{type(value).__qualname__}>"
+    return text if len(text) <= _WIDEST_CONSTANT else f"{text[: _WIDEST_CONSTANT - 3]}..."
+
+
+def numbers_text(numbers: Sequence[int]) -> str:
+    """``3``, ``3, 6``, ``3..7``, ``3, 6..33`` (the same step throughout)."""
+    steps = {b - a for a, b in itertools.pairwise(numbers)}
+    if len(numbers) > 3 and len(steps) == 1:
+        step = steps.pop()
+        return f"{numbers[0]}..{numbers[-1]}" if step == 1 else f"{numbers[0]}, {numbers[1]}..{numbers[-1]}"
+    return ", ".join(map(str, numbers))
+
+
+# ---------------------------------------------------------------------------------------------- names and paths
+def primal_names(plan: Plan) -> list[str]:
+    """The placeholder of each of ``plan.primals``: leaves of arguments, then sizes, then leaves of closed-over tensors.
+
+    Leaves that share a base with others have its name, which is that of the first of them.
+    """
+    number = _primal_number(plan)
+    names, sizes = [], _argument_leaves(plan)
+    for primal in plan.primals:
+        if isinstance(primal, SizePrimal):
+            names.append(f"primals_{sizes + 1}")
+            sizes += 1
+        else:
+            members = primal.members if isinstance(primal, BasePrimal) else (primal.leaf,)
+            names.append(f"primals_{min(number(m) for m in members) + 1}")
+    return names
+
+
+def leaf_names(plan: Plan) -> list[str]:
+    """The graph input of each dense leaf: its own, or the one that it shares with leaves of overlapping memory."""
+    names = [""] * plan.leaf_count
+    for primal, name in zip(plan.primals, primal_names(plan), strict=True):
+        if isinstance(primal, LeafPrimal):
+            names[primal.leaf] = name
+        elif isinstance(primal, BasePrimal):
+            for member in primal.members:
+                names[member] = f"{name} (shared)"
+    return names
+
+
+def _argument_leaves(plan: Plan) -> int:
+    return 1 + max((k for row in plan.inputs if row.position is not None for k in row.leaves), default=-1)
+
+
+def _primal_number(plan: Plan) -> Callable[[int], int]:
+    first = _argument_leaves(plan)
+    sizes = sum(isinstance(p, SizePrimal) for p in plan.primals)
+    return lambda leaf: leaf if leaf < first else leaf + sizes
+
+
+def leaf_paths(spec: Spec, path: str) -> list[str]:
+    """The path of each leaf of a value, in flatten order."""
+    if isinstance(spec, WrapperSpec):
+        return [p for n, s in zip(spec.names, spec.inners, strict=True) for p in leaf_paths(s, f"{path}.{n}")]
+    return [path] if isinstance(spec, LeafSpec) else []
+
+
+def input_names(plan: Plan) -> dict[str, str]:
+    """Placeholder -> what it is: the paths of its leaves, or the size that it is."""
+    paths: list[list[str]] = [[] for _ in range(plan.leaf_count)]
+    for row in plan.inputs:
+        for place, path in zip(row.leaves, leaf_paths(row.spec, str(row.path)), strict=True):
+            paths[place].append(path)
+    out = {}
+    for primal, name in zip(plan.primals, primal_names(plan), strict=True):
+        if isinstance(primal, SizePrimal):
+            out[name] = f"size {primal.size}"
+        elif isinstance(primal, BasePrimal):
+            out[name] = f"memory of {', '.join(p for m in primal.members for p in paths[m])}"
+        else:
+            out[name] = " and ".join(paths[primal.leaf])
+    return out
+
+
+def result_paths(plan: Plan) -> list[str]:
+    """The path of each flat result: ``result``, ``result[0]``, ``result['loss']``."""
+    return [str(a.codify("result")) for a in plan.out_tree.accessors()]
+
+
+def value_names(plan: Plan) -> list[str]:
+    """What each forward value is: a result, the new contents of an input, or an intermediate that views are made of."""
+    names: dict[int, str] = {}
+    for path, o in zip(result_paths(plan), plan.outputs, strict=True):
+        if isinstance(o, ValueOutput):
+            names.setdefault(o.value, path)
+    for m in plan.mutations:
+        if m.value is not None:
+            names.setdefault(m.value, f"new {plan.inputs[m.input].path}")
+    return [names.get(k, f"intermediate {k}") for k in range(len(plan.values))]
+
+
+def output_names(plan: Plan) -> list[str]:
+    """What each output of the forward graph is."""
+    leaves = [p for name, spec in zip(value_names(plan), plan.values, strict=True) for p in leaf_paths(spec, name)]
+    sizes = [f"size {k}" for k in range(plan.size_outputs)]
+    return [*leaves, *sizes, *map(saved_name, plan.saved)]
+
+
+def location_text(location: str) -> str:
+    """``file:line``, relative to the current directory if it lies there."""
+    return location.removeprefix(os.getcwd() + os.sep)
+
+
+def saved_name(row: SavedValue) -> str:
+    """What a saved value is: ``saved: args[0].a``, or ``saved: relu at model.py:10``."""
+    if row.path is not None:
+        return f"saved: {row.path}"
+    return f"saved: {_operation(row)}{f' at {location_text(row.where)}' if row.where else ''}"
+
+
+def _operation(row: SavedValue) -> str:
+    return row.operation.removeprefix("aten.").removesuffix(".default")
+
+
+def recipe(spec: Spec, outputs: Iterable[int]) -> str:
+    """How a value is made of forward outputs: ``TwoTensor(a=out[0], b=out[1])``. Opaque attributes are left out."""
+    numbers = iter(outputs)
+
+    def text(s: Spec) -> str:
+        if isinstance(s, LeafSpec):
+            return f"out[{next(numbers)}]"
+        if isinstance(s, OpaqueSpec):
+            return ""
+        parts = [(n, text(i)) for n, i in zip(s.names, s.inners, strict=True)]
+        inner = ", ".join(f"{n}={part}" for n, part in parts if part)
+        return f"{s.cls.__qualname__}({inner})"
+
+    return text(spec)
+
+
+# ---------------------------------------------------------------------------------------------- inputs
+def input_table(plan: Plan, *, group: bool = True) -> Table:
+    """One block of rows per input: its class, then its leaves, opaque attributes and contexts."""
+    names = leaf_names(plan)
+    blocks = [_input_block(row, names) for row in plan.inputs]
+    paths = [row.path for row in plan.inputs]
+    if group:
+        paths_text, blocks = _grouped(paths, blocks)
+    else:
+        paths_text = list(map(str, paths))
+    rows = []
+    for path, block in zip(paths_text, blocks, strict=True):
+        first = block[0]
+        rows.append((path, *first[1:-1], _places(first[-1])))
+        rows += [(name, *rest[:-1], _places(rest[-1])) for name, *rest in block[1:]]
+    for primal, name in zip(plan.primals, primal_names(plan), strict=True):
+        if isinstance(primal, SizePrimal):
+            rows.append((f"size {primal.size}", "int", "", "", "", name))
+    title = f"{count_text(len(plan.inputs), 'input')}, {count_text(plan.leaf_count, 'dense leaf', 'dense leaves')}"
+    return Table(title, ("input", "class", "shape", "dtype", "grad", "graph input"), tuple(rows))
+
+
+Block = list[tuple[Any, ...]]  # rows whose last column is the list of graph inputs
+
+
+def _input_block(row: InputPlan, names: Sequence[str]) -> Block:
+    places = iter(row.leaves)
+
+    def walk(spec: Spec, name: str, grad: str) -> Block:
+        if isinstance(spec, OpaqueSpec):
+            return [(name, "opaque", constant_text(spec.value), "", "", [])]
+        leaf = [names[next(places)]] if isinstance(spec, LeafSpec) else []
+        cls = "Tensor" if isinstance(spec, LeafSpec) else spec.cls.__qualname__
+        rows: Block = [(name, cls, shape_text(spec.size), dtype_text(spec.dtype), grad, leaf)]
+        if isinstance(spec, WrapperSpec):
+            indent = "  " * ((len(name) - len(name.lstrip())) // 2 + 1)
+            for inner_name, inner in zip(spec.names, spec.inners, strict=True):
+                rows += walk(inner, f"{indent}.{inner_name}", "")
+            if spec.context is not None and not (type(spec.context) is dict and not spec.context):
+                rows.append((f"{indent}context", "", constant_text(spec.context), "", "", []))
+        return rows
+
+    return walk(row.spec, "", "yes" if row.requires_grad else "")
+
+
+def _places(names: Sequence[str]) -> str:
+    if len(names) < 2:
+        return "".join(names)
+    numbers = [n.rsplit("_", 1)[1] for n in names]
+    if all(n.isdigit() for n in numbers):
+        return f"primals_{numbers_text([int(n) for n in numbers])}"
+    return ", ".join(names)
+
+
+def _grouped(paths: Sequence[Path], blocks: Sequence[Block]) -> tuple[list[str], list[Block]]:
+    """Merge blocks that are equal but for the graph inputs, and whose paths differ in indices alone."""
+    groups: dict[Any, list[int]] = {}
+    for k, (path, block) in enumerate(zip(paths, blocks, strict=True)):
+        pattern = (path.root, *(_INDEX.sub("[*]", step) for step in path.steps))
+        groups.setdefault((pattern, tuple(row[:-1] for row in block)), []).append(k)
+    texts, merged = [], []
+    for members in groups.values():
+        text = merged_path([paths[k] for k in members])
+        if text is None:  # the indices are no full range: a merged path would name others as well
+            texts += [str(paths[k]) for k in members]
+            merged += [blocks[k] for k in members]
+        else:
+            texts.append(text)
+            rows = zip(*[blocks[k] for k in members], strict=True)
+            merged.append([(*same[0][:-1], [n for row in same for n in row[-1]]) for same in rows])
+    return texts, merged
+
+
+def merged_path(paths: Sequence[Path]) -> str | None:
+    """One text for paths that differ in indices: ``self.layers[0..5].weight``; None when no text says exactly these."""
+    if len(paths) == 1:
+        return str(paths[0])
+    out, count = [paths[0].root], 1
+    for steps in zip(*(p.steps for p in paths), strict=True):
+        different = sorted(set(steps), key=lambda s: (len(s), s))
+        count *= len(different)
+        if len(different) == 1:
+            out.append(different[0])
+        elif all(_INDEX.fullmatch(s) for s in different):
+            numbers = [int(s[1:-1]) for s in different]
+            whole = numbers == list(range(numbers[0], numbers[-1] + 1))
+            out.append(f"[{numbers[0]}..{numbers[-1]}]" if whole else f"[{numbers_text(numbers)}]")
+        else:
+            return None
+    return "".join(out) if count == len(paths) else None
+
+
+def merged_paths(paths: Sequence[Path]) -> list[str]:
+    """The paths as text, those that differ in indices alone as one."""
+    return _grouped(paths, [[("", [])]] * len(paths))[0]
+
+
+def symbol_table(plan: Plan) -> Table:
+    """Where each dynamic size comes from in a call."""
+    paths: dict[int, str] = {}
+    for row in plan.inputs:
+        for place, path in zip(row.leaves, leaf_paths(row.spec, str(row.path)), strict=True):
+            paths.setdefault(place, path)
+    rows = []
+    for s in plan.symbols:
+        owner = paths[s.leaf] if s.leaf is not None else str(plan.inputs[s.input].path)  # type: ignore[index]
+        source = f"{owner}.{s.kind}()" if s.kind == "storage_offset" else f"{owner}.{s.kind}({s.dim})"
+        rows.append((str(s.symbol), source))
+    return Table(count_text(len(rows), "dynamic size"), ("size", "is"), tuple(rows))
+
+
+# ---------------------------------------------------------------------------------------------- mutations and results
+def _starts(plan: Plan) -> list[int]:
+    out, start = [], 0
+    for spec in plan.values:
+        out.append(start)
+        start += leaf_count(spec)
+    return out
+
+
+def _value_recipe(plan: Plan, value: int, spec: Spec) -> str:
+    start = _starts(plan)[value]
+    return recipe(spec, range(start, start + leaf_count(spec)))
+
+
+def mutation_table(plan: Plan) -> Table:
+    """What the region does to its inputs."""
+    rows = []
+    for m in plan.mutations:
+        source = "" if m.value is None else _value_recipe(plan, m.value, plan.values[m.value])
+        rows.append((str(plan.inputs[m.input].path), "; ".join(_changes(plan, m)), source))
+    return Table(f"{count_text(len(rows), 'input')} changed", ("input", "change", "new contents"), tuple(rows))
+
+
+def _changes(plan: Plan, m: MutationPlan) -> list[str]:
+    spec = plan.inputs[m.input].spec
+    paths = leaf_paths(spec, "")
+    out = []
+    if m.leaves:
+        out.append("data" if paths == [""] else f"data of {', '.join(paths[k] for k in m.leaves)}")
+    for k, how in m.replaced.items():
+        out.append(f"{'storage' if how == 'data' else 'attribute'} {paths[k]}".rstrip() + " replaced")
+    if m.metadata is not None:
+        before, after = shape_text(spec.size), shape_text(m.metadata.size)  # type: ignore[union-attr]
+        out.append(f"shape {before} -> {after}" if before != after else "strides or offset")
+    if m.attributes:
+        out.append(f"Python attributes {', '.join(m.attributes)}")
+    if m.differentiable:
+        out.append("new autograd history")
+    if m.starts_grad:
+        out.append("requires_grad_()")
+    return out
+
+
+def result_table(plan: Plan) -> Table:
+    """What each result is, and how it is put together."""
+    names = value_names(plan)
+    rows = [(path, *_result(plan, o, names)) for path, o in zip(result_paths(plan), plan.outputs, strict=True)]
+    columns = ("result", "kind", "class", "shape", "dtype", "grad", "made of")
+    return Table(count_text(len(rows), "result"), columns, tuple(rows))
+
+
+def _result(plan: Plan, o: OutputPlan, names: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(o, ConstantOutput):
+        return ("constant", type(o.value).__qualname__, "", "", "", constant_text(o.value))
+    if isinstance(o, SizeOutput):
+        return ("size", "int", "", "", "", f"out[{plan.forward_leaves + o.index}]")
+    if isinstance(o, InputOutput):
+        number = plan.positions[o.position]
+        row = plan.inputs[number if number is not None else 0]
+        return ("input itself", *_class_and_meta(row.spec), "yes" if row.requires_grad else "", str(row.path))
+    if isinstance(o, ViewOutput):
+        base = str(plan.inputs[o.base].path) if o.of_input else names[o.base]
+        return ("view", *_class_and_meta(o.spec), "yes" if o.requires_grad else "", f"view operations on {base}")
+    kind = "value in an input's memory" if o.aliases else "value"
+    grad = "yes" if o.value in plan.differentiable else ""
+    return (kind, *_class_and_meta(o.spec), grad, _value_recipe(plan, o.value, o.spec))
+
+
+def _class_and_meta(spec: Spec) -> tuple[str, str, str]:
+    if isinstance(spec, OpaqueSpec):
+        return (type(spec.value).__qualname__, "", "")
+    cls = spec.cls.__qualname__ if isinstance(spec, WrapperSpec) else "Tensor"
+    return (cls, shape_text(spec.size), dtype_text(spec.dtype))
+
+
+# ---------------------------------------------------------------------------------------------- saved activations
+def saved_table(plan: Plan, *, group: bool = True) -> Table:
+    """What is kept for the backward, largest groups of equal rows merged: origin, operation, shape, bytes, reason."""
+    groups: dict[Any, list[Any]] = {}
+    for k, row in enumerate(plan.saved):
+        origin, operation = row.path or location_text(row.where or "?"), _operation(row)
+        key = (_INDEX.sub("[*]", origin) if row.path else origin, operation, row.shape, row.dtype, row.reason)
+        groups.setdefault(key if group else k, []).append((row, origin, operation))
+    rows = []
+    for members in groups.values():
+        row, origin, operation = members[0]
+        if len(members) > 1 and row.path:
+            text = merged_path([_parsed(o) for _, o, _ in members])
+            origin = text or f"{origin} and {len(members) - 1} like it"
+        shape = shape_text(row.shape) if row.is_tensor else ""
+        size = sum(r.bytes for r, _, _ in members)
+        count = str(len(members)) if len(members) > 1 else ""
+        rows.append((origin, operation, count, shape, row.dtype, bytes_text(size) if size else "-", row.reason))
+    total = bytes_text(sum(row.bytes for row in plan.saved))
+    title = f"saved for the backward: {count_text(len(plan.saved), 'value')}, {total} beyond the inputs"
+    columns = ("origin", "operation", "count", "shape", "dtype", "bytes", "reason")
+    return Table(title, columns, tuple(rows), right=(2, 5))
+
+
+def _parsed(path: str) -> Path:
+    """A printed path as root and steps."""
+    root, *steps = re.findall(r"^[^.\[]+|\.[^.\[]+|\[[^\]]*\]", path)
+    return Path(root, tuple(steps))

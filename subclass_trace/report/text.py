@@ -1,0 +1,164 @@
+"""Reports as plain text: `describe` one specialization, `explain` all of a region.
+
+>>> import torch, subclass_trace as st
+>>> from subclass_trace.zoo import TwoTensor
+>>> double = st.compile(lambda x: (x * 2, x.shape[0]))
+>>> _ = double(TwoTensor(torch.ones(3), torch.zeros(3)))
+>>> print(double.specializations[0].report())
+1 input, 2 dense leaves
+  input    class      shape  dtype    grad  graph input
+  args[0]  TwoTensor  [3]    float32
+    .a     Tensor     [3]    float32        primals_1
+    .b     Tensor     [3]    float32        primals_2
+<BLANKLINE>
+2 results
+  result     kind      class      shape  dtype    grad  made of
+  result[0]  value     TwoTensor  [3]    float32        TwoTensor(a=out[0], b=out[1])
+  result[1]  constant  int                              3
+<BLANKLINE>
+no backward: no result is differentiable
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..plan import Plan
+from .tables import (
+    Table,
+    bytes_text,
+    constant_text,
+    count_text,
+    input_table,
+    merged_paths,
+    mutation_table,
+    result_table,
+    saved_table,
+    symbol_table,
+    value_names,
+)
+
+_ROWS = 40
+_WIDEST = 72
+
+
+def describe(plan: Plan, full: bool = False) -> str:
+    """A readable account of one specialization.
+
+    Args:
+        plan: what is described.
+        full: neither merge equal rows nor cut long tables.
+    """
+    parts = [render(t.cut(None if full else _ROWS)) for t in plan_tables(plan, full=full)]
+    return "\n\n".join([*parts, gradient_text(plan)])
+
+
+def plan_tables(plan: Plan, *, full: bool = False) -> list[Table]:
+    """The tables of a plan that have rows: inputs, dynamic sizes, changed inputs, results, saved activations."""
+    tables = [
+        input_table(plan, group=not full),
+        symbol_table(plan),
+        mutation_table(plan),
+        result_table(plan),
+        saved_table(plan, group=not full),
+    ]
+    return [t for t in tables if t.rows]
+
+
+def gradient_text(plan: Plan) -> str:
+    """One sentence on the backward."""
+    if not plan.trains:
+        return "no backward: no result is differentiable"
+    names = value_names(plan)
+    paths = merged_paths([plan.inputs[k].path for k in plan.differentiated])
+    shown = [*paths[:6], *([f"{len(paths) - 6} more"] if len(paths) > 6 else [])]
+    return f"backward: from {', '.join(names[k] for k in plan.differentiable)} to {', '.join(shown)}"
+
+
+def render(table: Table) -> str:
+    """A table as aligned text."""
+    rows = [table.columns, *[tuple(_cell(k, c) for k, c in enumerate(row)) for row in table.rows]]
+    widths = [max(len(row[k]) for row in rows) for k in range(len(table.columns))]
+    lines = [table.title]
+    for row in rows:
+        cells = [
+            c.rjust(w) if k in table.right else c.ljust(w) for k, (c, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append(f"  {'  '.join(cells)}".rstrip())
+    if table.hidden:
+        lines.append(f"  ... and {count_text(table.hidden, 'more row')} (full=True shows all)")
+    return "\n".join(lines)
+
+
+def _cell(column: int, text: str) -> str:
+    if len(text) <= _WIDEST:
+        return text
+    # Paths and lines stand in the first column: their end says more than their beginning.
+    return f"...{text[3 - _WIDEST :]}" if column == 0 else f"{text[: _WIDEST - 3]}..."
+
+
+# ---------------------------------------------------------------------------------------------- all specializations
+def explain(entries: Sequence[Any], eager_calls: Mapping[str, int]) -> str:
+    """Why each specialization exists, what it guards, what it saves; and which calls ran eagerly.
+
+    Args:
+        entries: the specializations of a region, oldest first.
+        eager_calls: reason -> how many calls ran without a specialization for it.
+    """
+    parts = [f"{count_text(len(entries), 'specialization')}"]
+    parts += [_entry(k, entry) for k, entry in enumerate(entries)]
+    if eager_calls:
+        rows = [f"  {count_text(n, 'call')}: {reason}" for reason, n in eager_calls.items()]
+        parts.append("\n".join(["calls that ran eagerly", *rows]))
+    return "\n\n".join(parts)
+
+
+def _entry(number: int, entry: Any) -> str:
+    plan: Plan = entry.plan
+    wrappers = sum(hasattr(row.spec, "cls") for row in plan.inputs)
+    leaves = count_text(plan.leaf_count, "dense leaf", "dense leaves")
+    rows = [
+        ("made for", entry.reason),
+        ("inputs", f"{count_text(len(plan.inputs), 'tensor')} ({count_text(wrappers, 'wrapper')}), {leaves}"),
+        ("guards", "; ".join(_guards(entry.guards))),
+        *_dynamic(plan),
+        ("backward", _backward(entry)),
+    ]
+    return "\n".join([f"[{number}]", *[f"  {name + ':':<10} {text}" for name, text in rows]])
+
+
+def _guards(guards: Any) -> list[str]:
+    ambient = guards.ambient
+    rows = [f"grad mode {'on' if ambient.grad else 'off'}", f"default dtype {ambient.dtype}".replace("torch.", "")]
+    if ambient.inference:
+        rows.append("inference mode")
+    if ambient.autocast:
+        rows.append(f"autocast {constant_text(ambient.autocast)}")
+    if ambient.deterministic:
+        rows.append("deterministic algorithms")
+    if guards.constants:
+        shown = ", ".join(constant_text(v) for v in list(guards.constants.values())[:6])
+        rows.append(f"{count_text(len(guards.constants), 'argument')} by value ({shown})")
+    if guards.alias is not None:
+        rows.append("which inputs share memory")
+    return rows
+
+
+def _dynamic(plan: Plan) -> list[tuple[str, str]]:
+    if not plan.symbols:
+        return []
+    sizes = ", ".join(f"{name} = {source}" for name, source in symbol_table(plan).rows)
+    conditions = "; ".join(map(str, plan.conditions)) or "none"
+    # Torch traces a size of 0 or 1 as a number; a symbol is at least 2.
+    return [("sizes", f"{sizes} (0 and 1 get specializations of their own)"), ("where", conditions)]
+
+
+def _backward(entry: Any) -> str:
+    plan: Plan = entry.plan
+    if not plan.trains:
+        return "none"
+    size = bytes_text(sum(row.bytes for row in plan.saved))
+    compiled = getattr(getattr(entry.program, "backwards", None), "compiled", ())
+    made = f"; {count_text(len(compiled), 'backward')} compiled" if compiled else ""
+    return f"{count_text(len(plan.saved), 'value')} saved, {size} beyond the inputs{made}"

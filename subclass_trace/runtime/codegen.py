@@ -1,0 +1,408 @@
+"""Generated source for one specialization: guard, unwrap, call, rewrap, straight down.
+
+`generate` returns an entry ``(args, kwargs) -> result``, or `MISS` when a guard fails. It does what `guards.failed_guard`
+and `reference.Program` do together; tests compare them. Print ``specialization.source`` to read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import optree
+import torch
+
+from .. import _torch
+from ..capture.aliasing import alias_pattern
+from ..plan import BasePrimal, ConstantOutput, InputOutput, LeafPrimal, ValueOutput, ViewOutput
+from ..subclass.context import same_context
+from ..subclass.spec import OpaqueSpec, Spec, spec_leaves
+from .emit import NotGenerated, Unwrapper, Wrapper, size_code, symbol_lines, tensor_checks
+from .function_code import FunctionEmitter
+from .guards import Guards
+from .rebuild import replay_view
+from .reference import Call, Program, base_value, finish
+from .source import Source
+
+Tensor = torch.Tensor
+
+
+class _Miss:
+    def __repr__(self) -> str:
+        return "MISS"
+
+
+#: what an entry returns when the call is not for this specialization
+MISS: Any = _Miss()
+
+
+@dataclass(frozen=True, eq=False)
+class StateSlot:
+    """Where the entry reads a module's tensor: ``modules[k]`` of the guards, table and name."""
+
+    module: int
+    table: str
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Everything about the flat arguments that the entry must know.
+
+    Attributes:
+        tree: structure of ``(args, kwargs)``.
+        user_count: flat positions that come from it; the rest are module states.
+        slots: the module states, in order.
+        children: for each guarded module how it is reached: ("flat", position), ("root", module) or (parent, name).
+    """
+
+    tree: Any
+    user_count: int
+    slots: tuple[StateSlot, ...]
+    children: tuple[tuple[Any, Any], ...]
+    namespace: str
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """The generated entry, and the source that it was made from."""
+
+    call: Callable[[tuple[Any, ...], dict[str, Any]], Any]
+    source: str
+
+
+def generate(
+    program: Program, guards: Guards, layout: Layout, flat: Sequence[Any], example: Callable[[Spec], Any], use_cpp: bool = True
+) -> Entry | None:
+    """The entry for a specialization, or None where the reference interpreter has to serve it.
+
+    Args:
+        flat: the flat arguments of the call that it was made for.
+        example: makes fake values of specs, to verify template constructors.
+        use_cpp: use torch's C++ tensor guard (private API) where there is one.
+    """
+    try:
+        return _EntryEmitter(program, guards, layout, flat, example, use_cpp).emit()
+    except NotGenerated:
+        return None
+
+
+class _EntryEmitter:
+    def __init__(
+        self, program: Program, guards: Guards, layout: Layout, flat: Sequence[Any], example: Any, use_cpp: bool
+    ) -> None:
+        self.program, self.plan, self.guards, self.layout = program, program.plan, guards, layout
+        self.flat, self.example, self.use_cpp = flat, example, use_cpp
+        self.source = Source()
+        self.source.bind("MISS", MISS)
+        self.unwrapper = Unwrapper(self.source, "return MISS")
+        self.values: dict[str, Tensor] = {}
+        self.unwrapper.shortcut_value = self._shortcut_value
+        self.real_inputs = [row.of(flat) for row in self.plan.inputs]
+
+    def emit(self) -> Entry:
+        """Write the entry from top to bottom."""
+        s = self.source
+        s.line("def entry(args, kwargs):")
+        s.depth = 1
+        s.line("try:")
+        s.depth = 2
+        flat = self._structure()
+        self._ambient()
+        flat += self._modules()
+        inputs = self._inputs(flat)
+        leaves = self._unwrap(inputs)
+        s.depth = 1
+        s.line("except (AttributeError, KeyError, TypeError, ValueError): return MISS")
+        symbols = symbol_lines(self.plan, s, inputs, leaves)
+        checks = tensor_checks(s, self.unwrapper.checks, self.values, symbols, self.use_cpp)
+        s.line(f"if not ({checks}): return MISS")
+        self._rest_of_guards(inputs, leaves, symbols)
+        self._run(flat, inputs, leaves, symbols)
+        return Entry(s.build("entry", "entry"), s.text())
+
+    def _shortcut_value(self, variable: str) -> Any:
+        value = self.values[variable]
+        attribute = _torch.context_shortcut(type(value))
+        assert attribute is not None
+        return getattr(value, attribute)
+
+    # ---------------------------------------------------------------- arguments
+    def _structure(self) -> list[str]:
+        """Flat user leaves as local names: destructured where the structure is positional, else by optree."""
+        s, tree, count = self.source, self.layout.tree, self.layout.user_count
+        args, kwargs = tree.children()
+        if kwargs.num_leaves == 0 and kwargs.num_children == 0 and all(c.is_leaf() for c in args.children()):
+            s.line(f"if len(args) != {count} or kwargs: return MISS")
+            names = [f"x{k}" for k in range(count)]
+            if names:
+                s.line(f"{', '.join(names)}, = args")
+        else:
+            s.bind("flatten", optree.tree_flatten)
+            s.line(f"leaves, tree = flatten((args, kwargs), namespace={self.layout.namespace!r})")
+            s.line(f"if tree != {s.constant(tree, 'tree')}: return MISS")
+            names = [f"x{k}" for k in range(count)]
+            if names:
+                s.line(f"{', '.join(names)}, = leaves")
+            return self._constants(names)
+        for name in names:  # a tuple or dict here would be structure, not a leaf
+            if self.plan.positions[int(name[1:])] is None:
+                s.bind("is_leaf", _is_leaf)
+                s.line(f"if not is_leaf({name}): return MISS")
+        return self._constants(names)
+
+    def _constants(self, names: list[str]) -> list[str]:
+        s = self.source
+        for position, value in self.guards.constants.items():
+            known = s.constant(value, "value")
+            if isinstance(value, (bool, type(None))):
+                s.line(f"if {names[position]} is not {known}: return MISS")
+            elif type(value) in (int, str):
+                s.line(f"if type({names[position]}) is not {type(value).__name__} or {names[position]} != {known}: return MISS")
+            else:
+                s.bind("same_context", same_context)
+                s.line(f"if not same_context({known}, {names[position]}): return MISS")
+        return names
+
+    def _ambient(self) -> None:
+        """Thread state; modes and transforms around the call lead to the slow path, which decides what to do."""
+        s, a = self.source, self.guards.ambient
+        s.bind("grad_enabled", _torch.grad_enabled)
+        s.bind("inference", torch.is_inference_mode_enabled)
+        s.bind("any_autocast", _torch.any_autocast)
+        s.bind("functorch", _torch.peek_functorch)
+        s.bind("dispatch_modes", _torch.dispatch_stack_length)
+        s.bind("function_modes", _torch.function_stack_length)
+        s.bind("forward_ad", _torch.forward_ad)
+        s.bind("deterministic", torch.are_deterministic_algorithms_enabled)
+        s.bind("default_dtype", torch.get_default_dtype)
+        parts = [
+            f"grad_enabled() is not {a.grad}",
+            f"inference() is not {a.inference}",
+            "functorch() is not None",
+            "dispatch_modes()",
+            "function_modes()",
+            "forward_ad._current_level >= 0",
+            f"deterministic() is not {a.deterministic}",
+            f"default_dtype() is not {s.constant(a.dtype)}",
+        ]
+        if a.autocast:
+            s.bind("autocast_state", _torch.autocast_state)
+            parts.append(f"autocast_state() != {s.constant(a.autocast, 'autocast')}")
+        else:
+            parts.append("any_autocast()")
+        s.line(f"if ({' or '.join(parts)}): return MISS")
+
+    def _modules(self) -> list[str]:
+        """Check the modules, and read their tensors."""
+        s = self.source
+        for k, ((parent, key), guard) in enumerate(zip(self.layout.children, self.guards.modules, strict=True)):
+            known = s.constant(guard.module, "module")
+            if parent == "root":
+                s.line(f"m{k} = {known}")
+            elif parent == "flat":
+                s.line(f"m{k} = x{key}")
+            else:
+                s.line(f"m{k} = m{parent}._modules[{key!r}]")
+            hooks = f"m{k}._forward_hooks or m{k}._forward_pre_hooks"
+            if guard.hooks:
+                hooks = f"(*m{k}._forward_pre_hooks, *m{k}._forward_hooks) != {s.constant(guard.hooks)}"
+            s.line(f"if m{k} is not {known} or m{k}.training is not {guard.training} or {hooks}: return MISS")
+            self._check_slots(k, guard.module)
+        names = []
+        for slot in self.layout.slots:
+            name = f"x{self.layout.user_count + len(names)}"
+            s.line(f"{name} = m{slot.module}.{slot.table}[{slot.name!r}]")
+            names.append(name)
+        return names
+
+    def _check_slots(self, k: int, module: torch.nn.Module) -> None:
+        """The module must have the very slots and children that it had."""
+        s = self.source
+        for table in ("_parameters", "_buffers", "_modules"):
+            held = getattr(module, table)
+            s.line(f"if len(m{k}.{table}) != {len(held)}: return MISS")
+            for name, value in held.items():
+                if value is None:
+                    s.line(f"if m{k}.{table}[{name!r}] is not None: return MISS")
+
+    def _inputs(self, flat: Sequence[str]) -> list[str]:
+        """A local name for each distinct input; other positions must hold the same tensor."""
+        s, plan = self.source, self.plan
+        names: list[str] = []
+        for number, row in enumerate(plan.inputs):
+            if row.position is None:
+                names.append(s.constant(row.constant, "closed_over"))
+            elif row.take_base:
+                base, x = f"b{number}", flat[row.position]
+                s.line(f"{base} = {x} if {x}._base is None else {x}._base")
+                names.append(base)
+            else:
+                names.append(flat[row.position])
+            self.values[names[-1]] = self.real_inputs[number]
+        for position, found in enumerate(plan.positions):
+            if found is not None and flat[position] != names[found]:
+                x, expected = flat[position], names[found]
+                also = f" and {x}._base is not {expected}" if plan.inputs[found].take_base else ""
+                s.line(f"if {x} is not {expected}{also}: return MISS")
+        return names
+
+    def _unwrap(self, inputs: Sequence[str]) -> list[str]:
+        """A local name for each dense leaf; a leaf in several places must be one tensor."""
+        table: dict[int, str] = {}
+        checks = self.unwrapper.checks
+        for row, name, value in zip(self.plan.inputs, inputs, self.real_inputs, strict=True):
+            start = len(checks.tensors)
+            self._register_values(name, row.spec, value)
+            leaves = self.unwrapper.unwrap(name, row.spec)
+            for place, leaf in zip(row.leaves, leaves, strict=True):
+                known = table.setdefault(place, leaf)
+                if known != leaf:
+                    checks.conditions.append(f"{leaf} is {known}")
+                    checks.tensors[start:] = [t for t in checks.tensors[start:] if t[0] != leaf]
+        return [table[k] for k in range(self.plan.leaf_count)]
+
+    def _register_values(self, name: str, spec: Spec, value: Any) -> None:
+        """Real values for the names that the unwrapper will make for ``value``, in the same order."""
+        self.values[name] = value
+        counter = self.source._count.get("u", 0)
+
+        def walk(spec: Spec, value: Any) -> None:
+            nonlocal counter
+            for attribute, inner in zip(getattr(spec, "names", ()), getattr(spec, "inners", ()), strict=True):
+                if isinstance(inner, OpaqueSpec):
+                    continue
+                local, child = f"u{counter}", getattr(value, attribute)
+                counter += 1
+                self.values[local] = child
+                walk(inner, child)
+
+        walk(spec, value)
+
+    def _rest_of_guards(self, inputs: Sequence[str], leaves: Sequence[str], symbols: dict[Any, str]) -> None:
+        s, plan = self.source, self.plan
+        for condition in plan.conditions:
+            s.line(f"if not {_torch.expression_source(condition, symbols)}: return MISS")
+        for row, name in zip(plan.inputs, inputs, strict=True):
+            if row.is_leaf is not None:
+                s.line(f"if {name}.is_leaf is not {row.is_leaf}: return MISS")
+        if plan.offsets_matter:
+            offsets: dict[int, Any] = {}
+            for row in plan.inputs:
+                offsets.update((k, leaf.storage_offset) for k, leaf in zip(row.leaves, spec_leaves(row.spec), strict=True))
+            for k, offset in offsets.items():
+                s.line(f"if {leaves[k]}.storage_offset() != {size_code(offset, symbols)}: return MISS")
+        if self.guards.alias is not None:
+            s.bind("alias_pattern", alias_pattern)
+            known = s.constant(self.guards.alias, "alias")
+            s.line(f"if alias_pattern(({_tuple(inputs)}), ({_tuple(leaves)})) != {known}: return MISS")
+
+    # ---------------------------------------------------------------- running
+    def _run(self, flat: Sequence[str], inputs: Sequence[str], leaves: Sequence[str], symbols: dict[Any, str]) -> None:
+        s, plan = self.source, self.plan
+        for m in plan.mutations:
+            if m.starts_grad:
+                s.line(f"{inputs[m.input]}.requires_grad_()")
+        s.line(f"p = [{', '.join(self._primal(p, leaves, symbols) for p in plan.primals)}]")
+        trains = plan.trains and self.guards.ambient.grad
+        env = "{" + ", ".join(f"{s.constant(k, 'symbol')}: {v}" for k, v in symbols.items()) + "}" if symbols else "None"
+        if trains:
+            values, sizes = self._train(inputs, env)
+        else:
+            values, sizes = self._infer(symbols)
+        simple = not plan.mutations and plan.grad_mode_after is None and all(map(self._is_simple, plan.outputs))
+        if not simple:
+            s.bind("finish", finish)
+            s.bind("Call", Call)
+            call = f"Call([{', '.join(inputs)}], [{', '.join(leaves)}], {env if symbols else '{}'}, [{', '.join(sizes)}])"
+            s.line(f"results = finish({s.constant(plan, 'plan')}, {call}, [{', '.join(values)}], [{', '.join(flat)}])")
+            self._return(None)
+            return
+        results = []
+        for o in plan.outputs:
+            if isinstance(o, ConstantOutput):
+                results.append(s.constant(o.value, "result"))
+            elif isinstance(o, InputOutput):
+                results.append(flat[o.position])
+            elif isinstance(o, ViewOutput):
+                s.bind("replay_view", replay_view)
+                base = inputs[o.base] if o.of_input else values[o.base]
+                results.append(f"replay_view({s.constant(o, 'view')}, {base})")
+            elif isinstance(o, ValueOutput):
+                results.append(values[o.value])
+            else:
+                results.append(sizes[o.index])
+        self._return(results)
+
+    def _is_simple(self, o: Any) -> bool:
+        return not getattr(o, "aliases", ()) and not getattr(o, "attributes", ())
+
+    def _primal(self, primal: Any, leaves: Sequence[str], symbols: dict[Any, str]) -> str:
+        if isinstance(primal, LeafPrimal):
+            return leaves[primal.leaf]
+        if isinstance(primal, BasePrimal):
+            base = self.source.bind("base_value", base_value)
+            known = self.source.constant(primal, "base")
+            return f"{base}({known}, [{', '.join(leaves)}], {size_code(primal.numel, symbols)})"
+        return size_code(primal.size, symbols)
+
+    def _infer(self, symbols: dict[Any, str]) -> tuple[list[str], list[str]]:
+        """Call the graph and rewrap; gradients are off while it runs."""
+        s, plan = self.source, self.plan
+        s.bind("forward", self.program.forward)
+        guarded = self.guards.ambient.grad and any(row.requires_grad for row in plan.inputs)
+        if guarded:
+            s.bind("set_grad", _torch.set_grad)
+            s.line("set_grad(False)")
+            s.line("try:")
+            s.depth += 1
+        if self.guards.ambient.autocast:
+            s.bind("no_autocast", _torch.disable_autocast)
+            s.line("with no_autocast():")
+            s.depth += 1
+        s.line("o = forward(p)")
+        if self.guards.ambient.autocast:
+            s.depth -= 1
+        flat = [f"o[{k}]" for k in range(plan.forward_leaves + plan.size_outputs)]
+        for k in plan.detach_values:
+            s.line(f"d{k} = o[{k}].detach()")
+            flat[k] = f"d{k}"
+        parts = iter(flat[: plan.forward_leaves])
+        wrapper = Wrapper(s, self.example, symbols)
+        values = [wrapper.wrap(spec, parts) for spec in plan.values]
+        if guarded:
+            s.line("pass")
+            s.depth -= 1
+            s.line("finally: set_grad(True)")
+        return values, flat[plan.forward_leaves :]
+
+    def _train(self, inputs: Sequence[str], env: str) -> tuple[list[str], list[str]]:
+        """Apply the generated autograd.Function."""
+        s, plan = self.source, self.plan
+        function = FunctionEmitter(self.program, self.guards.ambient, self.example, self.use_cpp).emit()
+        s.bind("apply", _torch.base_apply(function))
+        s.line(f"extra = [{env}, ({_tuple([inputs[i] for i in plan.watched_inputs])}), None]")
+        s.line(f"v = apply(p, extra, {', '.join(inputs[i] for i in plan.differentiated)})")
+        values = [f"v[{k}]" for k in range(len(plan.values))] if len(plan.values) != 1 else ["v"]
+        return values, [f"extra[2][{k}]" for k in range(plan.size_outputs)]
+
+    def _return(self, results: list[str] | None) -> None:
+        s, tree = self.source, self.plan.out_tree
+        listed = "results" if results is None else f"[{', '.join(results)}]"
+        if tree.is_leaf():
+            s.line(f"return {results[0] if results is not None else 'results[0]'}")
+        elif results is not None and tree.type is tuple and all(c.is_leaf() for c in tree.children()):
+            s.line(f"return ({_tuple(results)})")
+        else:
+            s.bind("unflatten", optree.tree_unflatten)
+            s.line(f"return unflatten({s.constant(tree, 'out_tree')}, {listed})")
+
+
+def _tuple(names: Sequence[str]) -> str:
+    return "".join(f"{n}, " for n in names)
+
+
+def _is_leaf(value: Any) -> bool:
+    return not isinstance(value, Tensor) and optree.tree_is_leaf(value, namespace=_torch.pytree_namespace())
+

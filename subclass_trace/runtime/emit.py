@@ -1,0 +1,236 @@
+"""Emitters for one value: taking it apart under guards, and putting it together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .. import _torch
+from ..plan import Plan
+from ..subclass.context import same_context, with_outer, without_outer
+from ..subclass.protocol import unflatten_of
+from ..subclass.spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec
+from ..subclass.template import template_of
+from .source import Source
+
+Tensor = torch.Tensor
+_IDENTITY = (bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, type)
+
+
+class NotGenerated(Exception):
+    """This plan holds something that the generator does not emit; the reference interpreter serves it."""
+
+
+def size_code(size: Any, symbols: dict[Any, str]) -> str:
+    """A size as source: a number, or an expression over the symbols' local names."""
+    if isinstance(size, SizeExpr):
+        return _torch.expression_source(size.expr, symbols)
+    if not isinstance(size, int):
+        raise NotGenerated(f"a size {size!r}")
+    return repr(size)
+
+
+def sizes_code(sizes: Sequence[Any], symbols: dict[Any, str]) -> str:
+    """A tuple of sizes as source."""
+    return "(" + "".join(f"{size_code(s, symbols)}, " for s in sizes) + ")"
+
+
+@dataclass
+class Checks:
+    """What is still to be checked after taking values apart."""
+
+    tensors: list[tuple[str, Spec]] = field(default_factory=list)  # distinct tensors, for the tensor guard
+    conditions: list[str] = field(default_factory=list)
+
+
+class Unwrapper:
+    """Emits taking inputs apart, and collects the checks of each value."""
+
+    def __init__(self, source: Source, miss: str) -> None:
+        self.source, self.miss = source, miss
+        self.checks = Checks()
+
+    def unwrap(self, variable: str, spec: Spec) -> list[str]:
+        """Local names of the leaves of ``variable``; call inside a ``try`` for missing attributes."""
+        if isinstance(spec, OpaqueSpec):
+            raise NotGenerated("an opaque value by itself")
+        if spec.layout is torch.jagged:
+            raise NotGenerated("a jagged tensor")
+        self.checks.tensors.append((variable, spec))
+        if isinstance(spec, LeafSpec):
+            return [variable]
+        leaves: list[str] = []
+        self._check_context(variable, spec)
+        for name, inner in zip(spec.names, spec.inners, strict=True):
+            if isinstance(inner, OpaqueSpec):
+                continue
+            if not name.isidentifier():
+                raise NotGenerated(f"an attribute named {name!r}")
+            local = self.source.name("u")
+            self.source.line(f"{local} = {variable}.{name}")
+            leaves += self.unwrap(local, inner)
+        return leaves
+
+    def _check_context(self, variable: str, spec: WrapperSpec) -> None:
+        source = self.source
+        shortcut = _torch.context_shortcut(spec.cls)
+        dynamic = any(isinstance(n, SizeExpr) for n in spec.size)
+        if shortcut is not None and not dynamic and self.shortcut_value is not None:
+            known = source.constant(self.shortcut_value(variable), "spec")
+            source.line(f"c = {variable}.{shortcut}")
+            source.line(f"if c is not {known} and c != {known}: {self.miss}")
+            return
+        source.line(f"if type({variable}) is not {source.constant(spec.cls, 'cls')}: {self.miss}")
+        source.line(f"n, c = {variable}.__tensor_flatten__()")
+        source.line(f"if (*n,) != {source.constant(spec.names)}: {self.miss}")
+        if dynamic:
+            source.bind("without_outer", without_outer)
+            source.line(f"c = without_outer(c, tuple({variable}.shape), {variable}.stride())")
+        known = source.constant(spec.context, "context")
+        if isinstance(spec.context, _IDENTITY):
+            source.line(f"if c is not {known}: {self.miss}")
+        else:
+            source.bind("same_context", same_context)
+            source.line(f"if c is not {known} and not same_context({known}, c): {self.miss}")
+        for name, inner in zip(spec.names, spec.inners, strict=True):
+            if isinstance(inner, OpaqueSpec):
+                source.bind("same_context", same_context)
+                value = source.constant(inner.value, "opaque")
+                source.line(f"if {variable}.{name} is not {value} and not same_context({variable}.{name}, {value}): {self.miss}")
+
+    #: maps a local name to the real value's shortcut attribute; set by the entry emitter, which has real inputs
+    shortcut_value: Callable[[str], Any] | None = None
+
+
+class Wrapper:
+    """Emits rewrapping: by a verified template, by DTensor's constructor, or by ``__tensor_unflatten__``."""
+
+    def __init__(self, source: Source, example: Callable[[Spec], Any], symbols: dict[Any, str]) -> None:
+        self.source, self.example, self.symbols = source, example, symbols
+
+    def wrap(self, spec: Spec, leaves: Iterator[str]) -> str:
+        """The expression (a local name) of a value made of the next leaves."""
+        if isinstance(spec, LeafSpec):
+            return next(leaves)
+        if isinstance(spec, OpaqueSpec):
+            return self.source.constant(spec.value, "opaque")
+        inner = [(n, self.wrap(s, leaves)) for n, s in zip(spec.names, spec.inners, strict=True)]
+        out = self.source.name("w")
+        if not self._by_shortcut(out, spec, dict(inner)) and not self._by_template(out, spec, inner):
+            self._by_unflatten(out, spec, inner)
+        return out
+
+    def _by_shortcut(self, out: str, spec: WrapperSpec, inner: dict[str, str]) -> bool:
+        construct, attribute = _torch.shortcut_constructor(spec.cls), _torch.context_shortcut(spec.cls)
+        if construct is None or attribute is None or any(isinstance(n, SizeExpr) for n in spec.size):
+            return False
+        tensors = [n for n, s in zip(spec.names, spec.inners, strict=True) if not isinstance(s, OpaqueSpec)]
+        value = self.example(spec)
+        if len(tensors) != 1 or value.requires_grad:
+            return False
+        source = self.source
+        made, known = source.constant(construct, "construct"), source.constant(getattr(value, attribute), "spec")
+        cls = source.constant(spec.cls, "cls")
+        source.line(f"{out} = {made}({cls}, {inner[tensors[0]]}, {known}, requires_grad=False)")
+        return True
+
+    def _by_template(self, out: str, spec: WrapperSpec, inner: list[tuple[str, str]]) -> bool:
+        template = template_of(spec, self.example)
+        if template is None:
+            return False
+        source = self.source
+        source.bind("make_wrapper", _torch.WRAPPER_CONSTRUCTOR)
+        parts = [source.constant(v) for v in (template.dtype, template.layout, template.device)]
+        meta = f"{source.constant(spec.size)}, {source.constant(spec.stride)}, {template.storage_offset}, None, {', '.join(parts)}"
+        source.line(f"{out} = make_wrapper({source.constant(spec.cls, 'cls')}, {meta}, False, False)")
+        for name, value in template.constants:
+            source.line(f"{out}.{name} = {source.constant(value)}")
+        for name, local in inner:
+            source.line(f"{out}.{name} = {local}")
+        return True
+
+    def _by_unflatten(self, out: str, spec: WrapperSpec, inner: list[tuple[str, str]]) -> None:
+        source = self.source
+        source.bind("Size", torch.Size)
+        source.bind("with_outer", with_outer)
+        parts = ", ".join(f"{name!r}: {local}" for name, local in inner)
+        size, stride = sizes_code(spec.size, self.symbols), sizes_code(spec.stride, self.symbols)
+        context = source.constant(spec.context, "context")
+        if not isinstance(spec.context, _IDENTITY):
+            context = f"with_outer({context}, {size}, {stride})"
+        unflatten = source.constant(unflatten_of(spec.cls), "unflatten")
+        source.line(f"{out} = {unflatten}({{{parts}}}, {context}, Size({size}), {stride})")
+
+
+def tensor_checks(
+    source: Source, checks: Checks, values: dict[str, Tensor] | None, symbols: dict[Any, str], use_cpp: bool
+) -> str:
+    """An expression that is true when all tensors are as their specs say.
+
+    ``values``: a real tensor for each local name, from which the C++ guard is made; without them, or without
+    ``use_cpp``, the comparison is emitted in Python.
+    """
+    rows = checks.tensors
+    conditions = list(checks.conditions)
+    for name, spec in rows:
+        conditions += _dynamic_checks(name, spec, symbols)
+    if not rows:
+        return " and ".join(conditions) or "True"
+    guard = None
+    if use_cpp and values is not None:
+        sizes = [[s if isinstance(s, int) else None for s in spec.size] for _, spec in rows]  # type: ignore[union-attr]
+        strides = [[s if isinstance(s, int) else None for s in spec.stride] for _, spec in rows]  # type: ignore[union-attr]
+        guard = _torch.tensor_guard([values[name] for name, _ in rows], sizes, strides)
+    if guard is not None:
+        check = source.constant(guard, "check")
+        return " and ".join([f"{check}({', '.join(name for name, _ in rows)})", *conditions])
+    python = [c for name, spec in rows for c in _python_checks(source, name, spec)]
+    distinct = f"len({{{', '.join(f'id({name})' for name, _ in rows)}}}) == {len(rows)}"
+    return " and ".join([*python, distinct, *conditions])
+
+
+def _dynamic_checks(name: str, spec: Spec, symbols: dict[Any, str]) -> list[str]:
+    out = []
+    for attribute, sizes in (("shape[{}]", spec.size), ("stride({})", spec.stride)):  # type: ignore[union-attr]
+        for d, n in enumerate(sizes):
+            if isinstance(n, SizeExpr):
+                code = size_code(n, symbols)
+                out.append(f"{name}.{attribute.format(d)} == {code}")
+    return out
+
+
+def _python_checks(source: Source, name: str, spec: Spec) -> list[str]:
+    """The checks of the C++ guard in Python: the tested fallback."""
+    assert not isinstance(spec, OpaqueSpec)
+    types = (Tensor, torch.nn.Parameter)
+    kind = f"type({name}) in {source.constant(types, 'dense')}"
+    if isinstance(spec, WrapperSpec):
+        kind = f"type({name}) is {source.constant(spec.cls, 'cls')}"
+    out = [kind]
+    for attribute in ("dtype", "device", "layout"):
+        out.append(f"{name}.{attribute} == {source.constant(getattr(spec, attribute))}")
+    out.append(f"{name}.requires_grad is {spec.requires_grad}")
+    if isinstance(spec, LeafSpec):
+        out.append(f"not {name}.is_conj() and not {name}.is_neg()")
+    out.append(f"{name}.dim() == {len(spec.size)}")
+    for attribute, sizes in (("shape[{}]", spec.size), ("stride({})", spec.stride)):
+        out += [f"{name}.{attribute.format(d)} == {n}" for d, n in enumerate(sizes) if isinstance(n, int)]
+    return out
+
+
+def symbol_lines(plan: Plan, source: Source, inputs: Sequence[str], leaves: Sequence[str]) -> dict[Any, str]:
+    """Emit reading the symbols' values; returns symbol -> local name."""
+    symbols: dict[Any, str] = {}
+    for row in plan.symbols:
+        local = symbols[row.symbol] = str(row.symbol)
+        if row.input is not None:
+            source.line(f"{local} = {inputs[row.input]}.shape[{row.dim}]")
+            continue
+        assert row.leaf is not None
+        leaf = leaves[row.leaf]
+        what = {"size": f"shape[{row.dim}]", "stride": f"stride({row.dim})", "storage_offset": "storage_offset()"}
+        source.line(f"{local} = {leaf}.{what[row.kind]}")
+    return symbols

@@ -1,0 +1,132 @@
+"""Template constructors: building a wrapper without running its ``__tensor_unflatten__``.
+
+An unflatten costs 3 to 8 microseconds; ``_make_wrapper_subclass`` and a few ``setattr`` cost one. A template is used
+only after it was compared with the author's unflatten, attribute by attribute, on two sets of inner tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import _torch
+from .context import same_context, with_outer
+from .protocol import unflatten_of
+from .spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec
+
+Tensor = torch.Tensor
+_IMMUTABLE = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, type)
+
+
+@dataclass(frozen=True, eq=False)
+class Template:
+    """How to build one level of a wrapper: metadata of the outer tensor, and attributes that are the same in each."""
+
+    dtype: torch.dtype
+    layout: torch.layout
+    device: torch.device
+    storage_offset: int
+    constants: tuple[tuple[str, Any], ...]
+
+
+def template_of(spec: WrapperSpec, example: Callable[[Spec], Any]) -> Template | None:
+    """The verified template for this level of ``spec``, or None when its unflatten must run.
+
+    Args:
+        example: makes a value of an inner spec (a fake tensor, or a wrapper of fake tensors).
+    """
+    if any(isinstance(s, OpaqueSpec) for s in spec.inners) or _has_slots(spec.cls):
+        return None
+    if any(isinstance(n, (SizeExpr, torch.SymInt)) for n in (*spec.size, *spec.stride)):
+        return None
+    first, second = _built(spec, example), _built(spec, example)
+    if first is None or second is None:
+        return None
+    constants = _constants(spec, first[0], second[0])
+    if constants is None:
+        return None
+    value, inner = first
+    template = Template(value.dtype, value.layout, value.device, value.storage_offset(), tuple(constants.items()))
+    made = build(template, spec, inner)
+    return template if _indistinguishable(value, made) else None
+
+
+def build(template: Template, spec: WrapperSpec, inner: dict[str, Any]) -> Tensor:
+    """What the generated code does, for comparison and for the reader."""
+    value = _torch.build_wrapper(
+        spec.cls, spec.size, spec.stride, template.storage_offset, template.dtype, template.layout, template.device
+    )
+    for name, constant in template.constants:
+        setattr(value, name, constant)
+    for name, t in inner.items():
+        setattr(value, name, t)
+    return value
+
+
+def _built(spec: WrapperSpec, example: Callable[[Spec], Any]) -> tuple[Tensor, dict[str, Any]] | None:
+    inner = {n: example(s) for n, s in zip(spec.names, spec.inners, strict=True)}
+    context = with_outer(spec.context, spec.size, spec.stride)
+    value = unflatten_of(spec.cls)(inner, context, torch.Size(spec.size), spec.stride)
+    usable = type(value) is spec.cls and not value.requires_grad and hasattr(value, "__dict__") and value.is_leaf
+    return (value, inner) if usable else None
+
+
+def _constants(spec: WrapperSpec, a: Tensor, b: Tensor) -> dict[str, Any] | None:
+    """State beside the inner tensors, if it is immutable and the same in two values with other inner tensors."""
+    x, y = vars(a), vars(b)
+    if set(x) != set(y) or not set(spec.names) <= set(x):
+        return None
+    constants = {k: v for k, v in x.items() if k not in spec.names}
+    for name, value in constants.items():
+        if not _is_immutable(value) or not same_context(value, y[name]):
+            return None
+    return constants
+
+
+def _is_immutable(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_immutable, value))
+    return isinstance(value, _IMMUTABLE)
+
+
+def _has_slots(cls: type) -> bool:
+    return any(getattr(k, "__slots__", ()) for k in cls.__mro__ if k is not torch.Tensor and k is not object)
+
+
+def _indistinguishable(a: Tensor, b: Tensor) -> bool:
+    if set(vars(a)) != set(vars(b)) or any(vars(b)[k] is not v and not same_context(v, vars(b)[k]) for k, v in vars(a).items()):
+        return False
+    with _torch.DispatchLog() as log:  # a class with a size or stride policy of its own answers by dispatch
+        same = all(f(a) == f(b) for f in _PROPERTIES)
+    return same and not log.operations and _torch.dispatch_keys(a) == _torch.dispatch_keys(b)
+
+
+_PROPERTIES: tuple[Callable[[Tensor], Any], ...] = (
+    lambda t: tuple(t.shape),
+    lambda t: tuple(t.stride()),
+    lambda t: t.storage_offset(),
+    lambda t: (t.dtype, t.device, t.layout, t.requires_grad, t.is_contiguous()),
+    lambda t: t.untyped_storage().nbytes(),
+)
+
+
+def example_maker(mode: Any, hint: Callable[[Any], int]) -> Callable[[Spec], Any]:
+    """A function that makes fake values of a spec under ``mode``; ``hint`` turns dynamic sizes into numbers."""
+
+    def make(spec: Spec) -> Any:
+        if isinstance(spec, OpaqueSpec):
+            return spec.value
+        if isinstance(spec, LeafSpec):
+            size, stride = tuple(map(hint, spec.size)), tuple(map(hint, spec.stride))
+            with mode:
+                return torch.empty_strided(size, stride, dtype=spec.dtype, device=spec.device)
+        inner = {n: make(s) for n, s in zip(spec.names, spec.inners, strict=True)}
+        size, stride = tuple(map(hint, spec.size)), tuple(map(hint, spec.stride))
+        return unflatten_of(spec.cls)(inner, with_outer(spec.context, size, stride), torch.Size(size), stride)
+
+    return make
+
+

@@ -1,0 +1,320 @@
+"""Partitioners, budgets, tags of selective checkpointing, and the table of what is saved."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+import subclass_trace as st
+from subclass_trace.zoo import TwoTensor
+
+aten = torch.ops.aten
+DENSE = (torch.Tensor, torch.nn.Parameter)
+
+
+def two(*size: int) -> TwoTensor:
+    return TwoTensor(torch.randn(size), torch.randn(size)).requires_grad_()
+
+
+def chain(x):
+    for _ in range(4):
+        x = x.sin().exp().tanh()
+    return x
+
+
+def saved_by_autograd(call) -> list[torch.Tensor]:
+    """All tensors that autograd saves while ``call`` runs."""
+    packed = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
+        call()
+    return packed
+
+
+# ---------------------------------------------------------------------------------------------- which partitioner
+@pytest.mark.parametrize("options", [{}, {"partitioner": "default"}, {"activation_memory_budget": 0.0}, {"activation_memory_budget": 0.5}], ids=str)
+@pytest.mark.parametrize("make", [lambda: torch.randn(8, 8, requires_grad=True), lambda: two(8, 8)], ids=["dense", "wrapper"])
+def test_gradients_do_not_depend_on_the_partitioner(options, make) -> None:
+    f = lambda x: (chain(x) @ chain(x)).relu()
+    x = make()
+    outs, grads = [], []
+    for call in (f, st.compile(f, **options)):
+        x.grad = None
+        out = call(x)
+        out.backward(torch.ones_like(out).detach())
+        outs.append(out.detach())
+        grads.append(x.grad)
+    for a, b in (outs, grads):
+        assert type(a) is type(b)
+        torch.testing.assert_close(*((a.b, b.b) if type(a) is TwoTensor else (a, b)))
+
+
+@pytest.mark.parametrize("options", [{}, {"partitioner": "default"}, {"activation_memory_budget": 0.0}, {"activation_memory_budget": 0.3}], ids=str)
+def test_dropout_mask_of_the_backward_under_any_partitioner(options) -> None:
+    region = st.compile(lambda x: F.dropout(x.sin(), 0.5) * x, **options)
+    x = torch.rand(64, requires_grad=True)
+    out = region(x)
+    out.sum().backward()
+    mask = (out.detach() != 0).float() * 2
+    want = mask * (x.detach().cos() * x.detach() + x.detach().sin())
+    torch.testing.assert_close(x.grad, want)
+
+
+def test_batch_norm_statistics_move_once_under_any_budget() -> None:
+    for budget in (0.0, 0.5, 1.0):
+        torch.manual_seed(0)
+        m = nn.Sequential(nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 4), nn.BatchNorm1d(4))
+        x = torch.randn(8, 4)
+        st.compile(m, activation_memory_budget=budget)(x).sum().backward()
+        torch.manual_seed(0)
+        other = nn.Sequential(nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 4), nn.BatchNorm1d(4))
+        x = torch.randn(8, 4)
+        other(x).sum().backward()
+        torch.testing.assert_close(m.state_dict(), other.state_dict())
+
+
+def test_a_callable_partitioner_is_called_with_the_dense_joint() -> None:
+    from functorch.compile import default_partition
+
+    calls = []
+
+    def mine(joint, inputs, *, num_fwd_outputs, **rest):
+        calls.append((joint, len(inputs), num_fwd_outputs))
+        names = [n.name for n in joint.graph.nodes if n.op == "placeholder"]
+        assert names == ["primals_1", "primals_2", "tangents_1", "tangents_2"]
+        return default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs)
+
+    region = st.compile(chain, partitioner=mine)
+    x = two(3)
+    out = region(x)
+    out.backward(torch.ones_like(out).detach())
+    assert [c[1:] for c in calls] == [(4, 2)]
+    want = torch.autograd.grad(chain(y := x.b.clone().requires_grad_()).sum(), y)[0]
+    torch.testing.assert_close(x.grad.b, want)
+
+
+def test_a_partitioner_that_renames_its_inputs_is_refused_by_type_or_right() -> None:
+    from functorch.compile import default_partition
+
+    def drops(joint, inputs, *, num_fwd_outputs, **rest):
+        forward, backward = default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs)
+        for k, n in enumerate(n for n in backward.graph.nodes if n.op == "placeholder"):
+            n.target = n.name = f"arg_{k}"
+        backward.graph.placeholder("another")
+        backward.recompile()
+        return forward, backward
+
+    with pytest.raises(st.VerificationError) as caught:
+        st.compile(chain, partitioner=drops)(torch.ones(2, requires_grad=True))
+    assert caught.value.expected and caught.value.fix
+
+
+def test_an_exception_of_a_partitioner_comes_through() -> None:
+    def broken(joint, inputs, **rest):
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises((ZeroDivisionError, st.SubclassTraceError), match="mine"):
+        st.compile(chain, partitioner=broken)(torch.ones(2, requires_grad=True))
+
+
+# ---------------------------------------------------------------------------------------------- what is saved
+@pytest.mark.parametrize("partitioner", ["min_cut", "default"])
+def test_saved_activations_are_dense(partitioner: str) -> None:
+    region = st.compile(lambda x, w: (x @ w).exp().relu(), partitioner=partitioner)
+    x, w = two(4, 4), TwoTensor(two(4, 4).detach(), two(4, 4).detach()).a.requires_grad_()
+    packed = saved_by_autograd(lambda: region(x, w))
+    activations = [t for t in packed if t is not x and t is not w]
+    assert activations and all(type(t) in DENSE for t in activations)
+
+
+def test_saved_activations_follow_the_outputs() -> None:
+    region = st.compile(lambda x: (x.exp(), x.sin()), partitioner="default")
+    region(two(3))
+    (entry,) = region.specializations
+    outputs = list(entry.graphs.forward.graph.output_node().args[0])
+    assert len(outputs) == 4 + len(entry.saved)
+    assert entry.graphs.forward.meta["num_user_outputs"] == 4
+    for row, node in zip(entry.saved, outputs[4:], strict=True):
+        assert row.is_tensor == isinstance(node.meta["val"], torch.Tensor)
+
+
+def test_the_table_of_saved_activations() -> None:
+    def f(x, w):
+        h = x @ w
+        return h.exp().sum()
+
+    region = st.compile(f, partitioner="default")
+    region(torch.randn(4, 5, requires_grad=True), two(5, 6))
+    (entry,) = region.specializations
+    rows = {r.path or r.operation: r for r in entry.saved}
+    assert rows["args[0]"].bytes == 0 and rows["args[0]"].operation == "input"
+    assert rows["args[1].a"].bytes == 0 and rows["args[1].b"].bytes == 0
+    exp = rows["aten.exp.default"]
+    assert exp.bytes == 4 * 6 * 4 and exp.shape == (4, 6) and exp.dtype == "float32"
+    assert exp.where is not None and exp.where.startswith(__file__)
+    line = int(exp.where.rpartition(":")[2])
+    assert "h.exp()" in open(__file__).read().splitlines()[line - 1]
+
+
+def test_a_smaller_budget_saves_less() -> None:
+    def saved_bytes(budget: float) -> int:
+        region = st.compile(lambda x: chain(x @ x), activation_memory_budget=budget)
+        region(torch.randn(16, 16, requires_grad=True))
+        return sum(r.bytes for r in region.specializations[0].saved)
+
+    full, none = saved_bytes(1.0), saved_bytes(0.0)
+    assert none < full and none == 0
+
+
+def test_min_cut_saves_no_more_than_default() -> None:
+    def saved_bytes(name: str) -> int:
+        region = st.compile(chain, partitioner=name)
+        region(torch.randn(16, 16, requires_grad=True))
+        return sum(r.bytes for r in region.specializations[0].saved)
+
+    assert saved_bytes("min_cut") < saved_bytes("default")
+
+
+def test_symbolic_sizes_are_saved() -> None:
+    region = st.compile(lambda x: x.sum(0).expand(x.shape[0] * 2, 3) * x.shape[0], dynamic=True)
+    for n in (4, 5):
+        x = torch.randn(n, 3, requires_grad=True)
+        region(x).sum().backward()
+        torch.testing.assert_close(x.grad, torch.full((n, 3), 2.0 * n * n))
+    assert len(region.specializations) == 1
+
+
+def test_nothing_is_saved_without_grad() -> None:
+    region = st.compile(chain)
+    assert saved_by_autograd(lambda: region(torch.ones(3))) == []
+    with torch.no_grad():
+        region(torch.ones(3, requires_grad=True))
+    assert [s.saved for s in region.specializations] == [(), ()]
+
+
+def test_a_saved_input_that_the_region_overwrites() -> None:
+    """Min-cut likes to save the input; the write-back must not change what the backward reads."""
+
+    def f(x):
+        y = x.sin() * x
+        x.copy_(torch.zeros_like(x))
+        return y
+
+    for make in (lambda: torch.full((3,), 0.7), lambda: TwoTensor(torch.full((3,), 0.7), torch.full((3,), 0.3))):
+        grads = []
+        for call in (f, st.compile(f)):
+            w = make().requires_grad_()
+            x = w * 1
+            y = call(x)
+            y.backward(torch.ones_like(y).detach())
+            grads.append(w.grad)
+        torch.testing.assert_close(*(g if type(g) is torch.Tensor else g.b for g in grads))
+
+
+@pytest.mark.parametrize("make", [lambda: torch.ones(3), lambda: TwoTensor(torch.ones(3), torch.ones(3))], ids=["dense", "wrapper"])
+def test_an_input_that_the_caller_changes_before_the_backward(make) -> None:
+    region = st.compile(lambda x: x.sin())
+    w = make().requires_grad_()
+    x = w * 1
+    y = region(x)
+    with torch.no_grad():
+        x.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward(torch.ones_like(y).detach())
+
+
+# ---------------------------------------------------------------------------------------------- checkpointing
+def _policy(save: set, calls: list):
+    def policy(ctx, op, *args, **kwargs):
+        calls.append(op)
+        return CheckpointPolicy.MUST_SAVE if op in save else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return policy
+
+
+def test_selective_checkpoint_tags_reach_the_joint_graph() -> None:
+    from functorch.compile import min_cut_rematerialization_partition
+
+    tags: dict[str, object] = {}
+    policy_calls: list = []
+
+    def looking(joint, inputs, **kwargs):
+        for n in joint.graph.nodes:
+            if "recompute" in n.meta:
+                tags[str(n.target)] = n.meta["recompute"]
+        return min_cut_rematerialization_partition(joint, inputs, **kwargs)
+
+    def block(x):
+        return (x @ x).exp().sin()
+
+    def f(x):
+        context = lambda: create_selective_checkpoint_contexts(_policy({aten.mm.default}, policy_calls))
+        return checkpoint(block, x, use_reentrant=False, context_fn=context).sum()
+
+    region = st.compile(f, partitioner=looking)
+    x = torch.randn(4, 4, requires_grad=True)
+    region(x).backward()
+    assert tags == {
+        "aten.mm.default": CheckpointPolicy.MUST_SAVE,
+        "aten.exp.default": CheckpointPolicy.PREFER_RECOMPUTE,
+        "aten.sin.default": CheckpointPolicy.PREFER_RECOMPUTE,
+    }
+    y = x.detach().clone().requires_grad_()
+    block(y).sum().backward()
+    torch.testing.assert_close(x.grad, y.grad)
+
+
+def test_selective_checkpoint_saves_what_the_policy_says() -> None:
+    def f(x):
+        context = lambda: create_selective_checkpoint_contexts([aten.mm.default])
+        return checkpoint(lambda x: (x @ x).exp().sin().exp(), x, use_reentrant=False, context_fn=context)
+
+    region = st.compile(f)
+    x = torch.randn(4, 4, requires_grad=True)
+    region(x).sum().backward()
+    assert {r.operation for r in region.specializations[0].saved} == {"input", "aten.mm.default"}
+
+
+@pytest.mark.parametrize("make", [lambda: torch.randn(4, 4, requires_grad=True), lambda: two(4, 4)], ids=["dense", "wrapper"])
+def test_plain_checkpoint_in_the_region_saves_only_its_input(make) -> None:
+    region = st.compile(lambda x: checkpoint(lambda x: x.exp().sin().exp(), x, use_reentrant=False))
+    x = make()
+    out = region(x)
+    out.backward(torch.ones_like(out).detach())
+    assert {r.operation for r in region.specializations[0].saved} == {"input"}
+
+
+def test_checkpoint_with_dropout_in_the_region() -> None:
+    region = st.compile(lambda x: checkpoint(lambda x: F.dropout(x.sin(), 0.5), x, use_reentrant=False))
+    x = torch.rand(50, requires_grad=True)
+    out = region(x)
+    out.sum().backward()
+    torch.testing.assert_close(x.grad, (out.detach() != 0) * 2 * x.detach().cos())
+
+
+def test_checkpoint_around_the_region() -> None:
+    region = st.compile(lambda x: F.dropout(x.sin(), 0.5))
+    for make in (lambda: torch.rand(50, requires_grad=True), lambda: two(50)):
+        x = make()
+        torch.manual_seed(0)
+        out = checkpoint(region, x, use_reentrant=False)
+        out.backward(torch.ones_like(out).detach())
+        y = x.detach().requires_grad_()
+        torch.manual_seed(0)
+        want = F.dropout(y.sin(), 0.5)
+        want.backward(torch.ones_like(want).detach())
+        torch.testing.assert_close(*(g if type(g) is torch.Tensor else g.b for g in (x.grad, y.grad)))
+
+
+def test_saved_tensor_hooks_around_the_region() -> None:
+    region = st.compile(chain)
+    unpacked = []
+    x = torch.rand(4, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.numpy(force=True), lambda a: unpacked.append(a) or torch.from_numpy(a)):
+        out = region(x)
+    out.sum().backward()
+    want = torch.autograd.grad(chain(y := x.detach().clone().requires_grad_()).sum(), y)[0]
+    torch.testing.assert_close(x.grad, want)
+    assert unpacked

@@ -1,0 +1,256 @@
+"""Forms that authors give the protocol: each traces like eager."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import return_and_correct_aliasing
+from torch.utils._pytree import tree_map_only
+
+import subclass_trace as st
+from subclass_trace.zoo import Constant, Diagonal, OptionalBias, PackedInt4, TwoTensor
+
+aten = torch.ops.aten
+
+
+def make_class(name: str, unflatten: Any, context: Any = lambda x: x.tag) -> type:
+    """A one-inner wrapper that keeps its tag; ``unflatten(cls)`` gives the descriptor."""
+
+    class Wrapper(torch.Tensor):
+        @staticmethod
+        def __new__(cls, data, tag="t", size=None, stride=None):
+            size, stride = data.shape if size is None else size, data.stride() if stride is None else stride
+            self = torch.Tensor._make_wrapper_subclass(cls, size, strides=stride, dtype=data.dtype)
+            self.data_, self.tag = data, tag
+            return self
+
+        def __tensor_flatten__(self):
+            return ["data_"], context(self)
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args, kwargs=None):
+            tags = [a.tag for a in args if isinstance(a, cls)]
+            out = func(*tree_map_only(cls, lambda x: x.data_, args), **tree_map_only(cls, lambda x: x.data_, kwargs or {}))
+            out = tree_map_only(torch.Tensor, lambda d: cls(d, tags[0]), out)
+            return return_and_correct_aliasing(func, args, kwargs or {}, out)
+
+    Wrapper.__name__ = Wrapper.__qualname__ = name
+    Wrapper.__tensor_unflatten__ = unflatten(Wrapper)
+    return Wrapper
+
+
+FORMS = {
+    "static": lambda cls: staticmethod(lambda inner, context, size, stride: cls(inner["data_"], context, size, stride)),
+    "class": lambda cls: classmethod(lambda c, inner, context, size, stride: c(inner["data_"], context, size, stride)),
+    "old static": lambda cls: staticmethod(lambda inner, context: cls(inner["data_"], context)),
+    "old class": lambda cls: classmethod(lambda c, inner, context: c(inner["data_"], context)),
+    "defaults": lambda cls: staticmethod(lambda inner, context, size=None, stride=None: cls(inner["data_"], context, size, stride)),
+    "named": lambda cls: staticmethod(lambda inner_tensors, meta, outer_size, outer_stride: cls(inner_tensors["data_"], meta)),
+    "drops grad": lambda cls: staticmethod(lambda inner, context, size, stride: cls(inner["data_"].detach(), context, size, stride)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_of_unflatten(form: str) -> None:
+    cls = make_class("Form", FORMS[form])
+    region = st.compile(lambda x: (x * x, x.detach(), x))
+    for k in range(2):
+        x = cls(torch.arange(3.0) + k, "mine").requires_grad_()
+        y, d, same = region(x)
+        assert (type(y), y.tag, y.requires_grad, y.is_leaf) == (cls, "mine", True, False)
+        assert (type(d), d.requires_grad) == (cls, False) and same is x
+        y.backward(cls(torch.ones(3), "mine"))
+        assert type(x.grad) is cls
+        torch.testing.assert_close(x.grad.data_, 2 * (torch.arange(3.0) + k))
+    assert len(region.specializations) == 1
+
+
+class Compared:
+    """Equal by value, not hashable."""
+
+    def __init__(self, v):
+        self.v = v
+
+    def __eq__(self, other):
+        return isinstance(other, Compared) and self.v == other.v
+
+    __hash__ = None
+
+
+@pytest.mark.parametrize(
+    ("first", "same", "other"),
+    [
+        ({"a": [1]}, {"a": [1]}, {"a": [2]}),
+        ([1, {2}], [1, {2}], [1, {3}]),
+        (float("nan"), math.nan, 0.0),
+        ((1, float("nan")), (1, float("nan")), (2, float("nan"))),
+        (Compared(1), Compared(1), Compared(2)),
+        (torch.float32, torch.float32, torch.float64),
+        (torch.tensor([1, 2]), torch.tensor([1, 2]), torch.tensor([1, 3])),
+        (1, 1, True),
+        (0.0, 0.0, -0.0),
+        ("x", "x", "y"),
+        (None, None, 0),
+    ],
+)
+def test_contexts_are_compared_by_value(first: object, same: object, other: object) -> None:
+    cls = make_class("Context", FORMS["static"])
+    region = st.compile(lambda x: x * 2)
+    for context, count in ((first, 1), (same, 1), (other, 2), (first, 2)):
+        out = region(cls(torch.ones(2), context))
+        assert type(out.tag) is type(context)
+        assert repr(out.tag) == repr(context) or out.tag == context
+        assert len(region.specializations) == count
+
+
+def test_array_context() -> None:
+    numpy = pytest.importorskip("numpy")
+    cls = make_class("Arrays", FORMS["static"])
+    region = st.compile(lambda x: x * 2)
+    for value, count in (([1, 2], 1), ([1, 2], 1), ([3, 4], 2)):
+        out = region(cls(torch.ones(2), numpy.array(value)))
+        assert out.tag.tolist() == value
+        assert len(region.specializations) == count
+
+
+def test_identity_compared_contexts() -> None:
+    cls = make_class("Identity", FORMS["static"])
+    region = st.compile(lambda x: x * 2)
+    a, b = object(), object()
+    for context, count in ((a, 1), (a, 1), (b, 2), (a, 2)):
+        assert region(cls(torch.ones(2), context)).tag is context
+        assert len(region.specializations) == count
+
+
+def test_a_mutable_context_changed_in_place_is_noticed() -> None:
+    cls = make_class("Mutable", FORMS["static"])
+    region = st.compile(lambda x: x * x.tag["factor"])
+    context = {"factor": 2}
+    x = cls(torch.ones(2), context)
+    assert region(x).data_.tolist() == [2, 2]
+    context["factor"] = 5
+    assert region(x).data_.tolist() == [5, 5]
+    assert len(region.specializations) == 2
+
+
+def test_results_do_not_share_the_guards_context() -> None:
+    cls = make_class("Shared", FORMS["static"])
+    region = st.compile(lambda x: x * 2)
+    first = region(cls(torch.ones(2), {"k": 1}))
+    first.tag["k"] = 99
+    assert region(cls(torch.ones(2), {"k": 1})).tag == {"k": 1}
+    assert len(region.specializations) == 1
+
+
+# ---------------------------------------------------------------------------------------------- inner tensors
+def test_an_optional_inner_tensor() -> None:
+    region = st.compile(lambda x: x * 2)
+    plain, biased = OptionalBias(torch.ones(2)), OptionalBias(torch.ones(2), torch.full((2,), 3.0))
+    for x, count in ((plain, 1), (biased, 2), (plain, 2), (biased, 2)):
+        out = region(x)
+        assert (out.bias is None) == (x.bias is None)
+        assert len(region.specializations) == count
+    assert out.bias.tolist() == [6, 6]
+
+
+def test_no_inner_tensor() -> None:
+    region = st.compile(lambda x, y: (x * 2, x + y, x))
+    for k in range(2):
+        x = Constant(3.0, (2, 2))
+        double, total, same = region(x, torch.ones(2, 2) * k)
+        want = x * 2
+        assert type(double) is type(want) and double.shape == (2, 2)
+        assert total.tolist() == [[3.0 + k] * 2] * 2
+        assert same is x
+    assert len(region.specializations) == 1
+
+
+def test_outer_shape_of_another_rank() -> None:
+    def f(x, v):
+        return x @ v, x.t(), x * 2
+
+    region = st.compile(f)
+    x, v = Diagonal(torch.tensor([1.0, 2.0, 3.0])), torch.ones(3)
+    for got, want in zip(region(x, v), f(x, v), strict=True):
+        assert type(got) is type(want) and got.shape == want.shape and got.stride() == want.stride()
+    assert region(x, v)[0].tolist() == [1, 2, 3]
+
+
+def test_outer_dtype_and_shape_unlike_the_inner() -> None:
+    w = PackedInt4.from_dense(torch.randn(4, 8)) if hasattr(PackedInt4, "from_dense") else None
+    if w is None:
+        pytest.skip("no constructor from dense")
+    x = torch.randn(2, 8)
+    region = st.compile(lambda w, x: x @ w.t())
+    torch.testing.assert_close(region(w, x), x @ w.t())
+
+
+def test_attributes_that_cannot_be_set() -> None:
+    class Listed(torch.Tensor):
+        """Serves its inner tensors from a list, by __getattr__."""
+
+        @staticmethod
+        def __new__(cls, parts):
+            self = torch.Tensor._make_wrapper_subclass(cls, parts[0].shape)
+            self.parts = list(parts)
+            return self
+
+        def __getattr__(self, name):
+            if name.startswith("part"):
+                return self.parts[int(name[4:])]
+            raise AttributeError(name)
+
+        def __tensor_flatten__(self):
+            return [f"part{k}" for k in range(len(self.parts))], None
+
+        @staticmethod
+        def __tensor_unflatten__(inner, context, size, stride):
+            return Listed([inner[k] for k in sorted(inner)])
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args, kwargs=None):
+            n = len(next(a for a in args if isinstance(a, cls)).parts)
+            each = [func(*tree_map_only(cls, lambda x, k=k: x.parts[k], args), **(kwargs or {})) for k in range(n)]
+            return return_and_correct_aliasing(func, args, kwargs or {}, cls(each))
+
+    region = st.compile(lambda x: (x.add_(1), x * 3)[1])
+    for n in (2, 3):
+        x = Listed([torch.full((2,), float(k)) for k in range(n)])
+        out = region(x)
+        assert [p.tolist() for p in out.parts] == [[3.0 * (k + 1)] * 2 for k in range(n)]
+        assert [p.tolist() for p in x.parts] == [[k + 1.0] * 2 for k in range(n)]
+    assert len(region.specializations) == 2
+
+
+def test_three_levels_deep() -> None:
+    def build(k):
+        leaf = lambda j: torch.full((2,), float(j + k))
+        pair = lambda j: TwoTensor(leaf(j), leaf(j + 1))
+        return TwoTensor(TwoTensor(pair(0), pair(2)), TwoTensor(pair(4), pair(6))).requires_grad_()
+
+    region = st.compile(lambda x: x * x)
+    x = build(1)
+    out = region(x)
+    assert type(out.a.b.a) is torch.Tensor and out.a.b.a.tolist() == [9, 9]
+    out.backward(build(0).detach())
+    assert x.grad.b.b.b.tolist() == [2 * 8 * 7] * 2
+
+
+def test_wrapper_parameter_keeps_its_class_and_grad() -> None:
+    w = torch.nn.Parameter(TwoTensor(torch.ones(2), torch.full((2,), 2.0)))
+    out = st.compile(lambda w: w * w)(w)
+    assert type(w) is TwoTensor and type(out) is TwoTensor
+    out.sum().backward()
+    assert type(w.grad) is TwoTensor and w.grad.b.tolist() == [4, 4]
+
+
+def test_inner_tensor_taken_out_and_wrapper_made_in_the_region() -> None:
+    region = st.compile(lambda x, d: (x.a, TwoTensor(d, d * 2), x.b + 1))
+    x, d = TwoTensor(torch.ones(2), torch.zeros(2)), torch.full((2,), 3.0)
+    a, made, plain = region(x, d)
+    assert a is x.a or a.data_ptr() == x.a.data_ptr()
+    assert type(made) is TwoTensor and made.a.data_ptr() == d.data_ptr() and made.b.tolist() == [6, 6]
+    assert type(plain) is torch.Tensor and plain.tolist() == [1, 1]

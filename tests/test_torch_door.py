@@ -1,0 +1,120 @@
+"""Only `subclass_trace/_torch.py` touches torch's private API, and all that it touches exists in the installed torch."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pathlib
+
+import pytest
+import torch
+
+import subclass_trace
+
+ROOT = pathlib.Path(subclass_trace.__file__).parent
+DOOR = ROOT / "_torch.py"
+FILES = sorted(p for p in ROOT.rglob("*.py") if p != DOOR)
+#: private by name, but torch documents them for authors of subclasses, or they are part of the protocol
+ALLOWED_ATTRIBUTES = {"torch.__file__", "torch.__version__"}
+
+
+def _dotted(node: ast.AST) -> str | None:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        head = _dotted(node.value)
+        return None if head is None else f"{head}.{node.attr}"
+    return None
+
+
+def _private(dotted: str) -> bool:
+    parts = dotted.split(".")
+    own = dotted in ALLOWED_ATTRIBUTES
+    return not own and parts[0] in ("torch", "functorch") and any(p.startswith("_") and not p.endswith("__") for p in parts)
+
+
+def _aliases(tree: ast.AST) -> dict[str, str]:
+    """Local name -> what it is in torch, for ``import torch.x as y`` and ``from torch.x import y``."""
+    names = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for a in node.names:
+                names[a.asname or a.name.split(".")[0]] = a.name if a.asname else a.name.split(".")[0]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            for a in node.names:
+                names[a.asname or a.name] = f"{node.module}.{a.name}"
+    return names
+
+
+def private_uses(source: str) -> list[str]:
+    """``line: name`` of each private torch name that a source reads, imports or sets."""
+    tree = ast.parse(source)
+    names = _aliases(tree)
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {(node.lineno, a.name) for a in node.names if _private(a.name)}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            found |= {(node.lineno, f"{node.module}.{a.name}") for a in node.names if _private(f"{node.module}.{a.name}")}
+        elif isinstance(node, ast.Attribute):
+            dotted = _dotted(node)
+            if dotted is not None:
+                head, _, rest = dotted.partition(".")
+                full = f"{names.get(head, '?')}.{rest}"
+                if _private(full):
+                    found.add((node.lineno, full))
+    return [f"{line}: {name}" for line, name in sorted(found)]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_only_the_door_touches_private_torch(path: pathlib.Path) -> None:
+    assert private_uses(path.read_text()) == []
+
+
+def test_the_scan_can_fail() -> None:
+    assert private_uses("import torch\ntorch._C.x") == ["2: torch._C", "2: torch._C.x"]
+    assert private_uses("from torch._ops import OpOverload") == ["1: torch._ops.OpOverload"]
+    assert private_uses("import torch.utils.checkpoint as c\nc._private") == ["2: torch.utils.checkpoint._private"]
+    assert private_uses("import torch\ntorch.sin(x); x._version") == []
+
+
+def _imports_of_the_door() -> list[tuple[str, str]]:
+    rows = []
+    for node in ast.walk(ast.parse(DOOR.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("torch"):
+            rows += [(node.module, a.name) for a in node.names]
+    return sorted(set(rows))
+
+
+#: not there on every supported torch; the door handles their absence
+OPTIONAL = {("torch._opaque_base", "OpaqueBase"), ("torch._library.opaque_object", "is_opaque_type")}
+
+
+@pytest.mark.parametrize(("module", "name"), _imports_of_the_door())
+def test_what_the_door_imports_exists(module: str, name: str) -> None:
+    if (module, name) in OPTIONAL and torch.__version__ < "2.13":
+        pytest.skip("optional")
+    found = importlib.import_module(module)
+    assert hasattr(found, name) or importlib.import_module(f"{module}.{name}")
+
+
+def _attributes_of_the_door() -> list[str]:
+    tree = ast.parse(DOOR.read_text())
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and (dotted := _dotted(node)) and dotted.startswith("torch."):
+            names.add(dotted)
+    return sorted(names)
+
+
+@pytest.mark.parametrize("dotted", _attributes_of_the_door())
+def test_what_the_door_reads_exists(dotted: str) -> None:
+    value = torch
+    for part in dotted.split(".")[1:]:
+        value = getattr(value, part)
+
+
+def test_the_door_defines_each_name_once() -> None:
+    tree = ast.parse(DOOR.read_text())
+    names = [n.name for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))]
+    assert sorted(names) == sorted(set(names))

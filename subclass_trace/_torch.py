@@ -358,7 +358,7 @@ class FunctionalReplay:
     def finish(self, outputs: list[Any]) -> torch.fx.GraphModule:
         """The finished graph."""
         self.tracer.create_node("output", "output", (outputs,), {})
-        return torch.fx.GraphModule(self.tracer.root, self.tracer.graph, "joint")
+        return graph_module(self.tracer.root, self.tracer.graph, "joint")
 
 
 # --- op bindings and back ends
@@ -636,3 +636,20 @@ def expression_source(expr: Any, names: dict[Any, str]) -> str:
 
     renamed = expr.xreplace({s: sympy.Symbol(n, integer=True) for s, n in names.items()})
     return f"({PythonPrinter().doprint(renamed)})"
+
+
+def graph_module(root: Any, graph: torch.fx.Graph, name: str = "GraphModule") -> torch.fx.GraphModule:
+    """A graph module that writes its Python code only when somebody reads or calls it."""
+    from torch.fx._lazy_graph_module import _make_graph_module
+
+    with lazy_graph_modules():
+        return _make_graph_module(root, graph, name)
+
+
+@contextlib.contextmanager
+def lazy_graph_modules() -> Iterator[None]:
+    """Graph modules that torch makes inside are lazy as well."""
+    from torch.fx._lazy_graph_module import _use_lazy_graph_module
+
+    with _use_lazy_graph_module(True):
+        yield

@@ -56,7 +56,7 @@ def enabled(on: bool = True) -> Iterator[None]:
 
 def _require(holds: object, what: str, path: object, *, expected: object, got: object) -> None:
     if not holds:
-        raise VerificationError(what, path=path, expected=expected, got=got)
+        raise VerificationError(what, path=path, expected=str(expected), got=str(got))
 
 
 # ---------------------------------------------------------------------------------------------- graphs

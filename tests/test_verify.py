@@ -148,7 +148,7 @@ def nested_outputs(s: Subject) -> None:
 def wrapper_constant(s: Subject) -> None:
     s.joint.wrapper = two(3)
     with s.joint.graph.inserting_before(calls(s.joint)[0]):
-        s.joint.graph.get_attr("wrapper")
+        s.joint.graph.create_node("get_attr", "wrapper")
 
 
 def in_place(s: Subject) -> None:
@@ -318,6 +318,7 @@ BROKEN_SIZES: list[tuple[str, Callable[[Subject], Any]]] = [
 def test_what_the_package_makes_is_right(plain: Subject, dynamic: Subject) -> None:
     plain.verify()
     dynamic.verify()
+    subject(lambda x: x * torch.tensor([1.0, 2.0]), two(2).requires_grad_()).verify()
 
 
 @pytest.mark.parametrize(("what", "break_it"), BROKEN, ids=[f"{k}-{w[:40]}" for k, (w, _) in enumerate(BROKEN)])

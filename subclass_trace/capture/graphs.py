@@ -42,7 +42,7 @@ def finish_joint(
         module = functionalize(session, forward, backward, boundary, groups)
         _drop_dead(module.graph)
     else:
-        module = fx.GraphModule(recorder.root, _live_copy(recorder.graph, [*forward, *backward]), "joint")
+        module = _torch.graph_module(recorder.root, _live_copy(recorder.graph, [*forward, *backward]), "joint")
     _write_stack_traces(module.graph)
     return module
 
@@ -151,4 +151,4 @@ def extract(joint: fx.GraphModule, outputs: Sequence[Any], inputs: Sequence[str]
         if node in nodes and node not in env and node.op != "output":
             env[node] = graph.node_copy(node, env.__getitem__)
     graph.output([env[n] if isinstance(n, fx.Node) else n for n in outputs])
-    return fx.GraphModule(joint, graph)
+    return _torch.graph_module(joint, graph)

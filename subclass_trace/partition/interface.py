@@ -173,4 +173,3 @@ def _storage(node: fx.Node) -> Any:
 def _set_outputs(module: fx.GraphModule, outputs: Sequence[Any]) -> None:
     end = next(iter(reversed(module.graph.nodes)))
     end.args = (list(outputs),)
-    module.graph.lint()

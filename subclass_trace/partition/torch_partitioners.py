@@ -56,7 +56,8 @@ def call(
     named = "static_lifetime_input_indices" in parameters
     if named or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         keywords["static_lifetime_input_indices"] = list(static)
-    return partitioner(joint, inputs, **keywords)
+    with _torch.lazy_graph_modules():
+        return partitioner(joint, inputs, **keywords)
 
 
 @contextlib.contextmanager

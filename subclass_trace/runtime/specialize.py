@@ -117,7 +117,7 @@ def _examples(graph: fx.GraphModule) -> list[Any]:
 def _copy(module: fx.GraphModule) -> fx.GraphModule:
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
-    return fx.GraphModule(module, graph)
+    return _torch.graph_module(module, graph)
 
 
 # ---------------------------------------------------------------------------------------------- the plan

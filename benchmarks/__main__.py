@@ -1,0 +1,54 @@
+"""``python -m benchmarks``: run the benchmarks and print ratios beside their goals."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import warnings
+from pathlib import Path
+
+from . import first_call, memory, steady
+from .results import Figure, as_json, as_markdown, as_text
+
+BENCHMARKS = {"first_call": first_call, "steady": steady, "memory": memory}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what the command line asks for.
+
+    Returns: 1 with ``--strict`` when a goal is missed, else 0.
+    """
+    options = _parser().parse_args(arguments)
+    warnings.filterwarnings("ignore")
+    start = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"[{time.monotonic() - start:5.0f} s] {text}", file=sys.stderr, flush=True)
+
+    figures: list[Figure] = []
+    for name in options.only or BENCHMARKS:
+        figures += BENCHMARKS[name].run(options.quick, say)
+    say("done")
+    print(as_markdown(figures) if options.markdown else as_text(figures))
+    if options.json:
+        options.json.write_text(json.dumps(as_json(figures), indent=2) + "\n")
+    missed = [f for f in figures if f.missed]
+    if missed:
+        print(f"\n{len(missed)} of {sum(f.goal is not None for f in figures)} goals missed", file=sys.stderr)
+    return int(bool(missed and options.strict))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Ratios beside their goals.")
+    parser.add_argument("--quick", action="store_true", help="smaller programs and few rounds: under a minute, noisy")
+    parser.add_argument("--only", action="append", choices=sorted(BENCHMARKS), help="run this one; may be repeated")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures, with raw times and bytes")
+    parser.add_argument("--markdown", action="store_true", help="print the tables of docs/benchmarks.md")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 when a goal is missed")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""Timing that can be trusted on a shared machine: ratios, interleaved in one process, in CPU time.
+
+    >>> t = interleaved({"one": lambda: sum(range(300)), "three": lambda: [sum(range(300)) for _ in range(3)]}, rounds=5)
+    >>> 1 < t.ratio("three", "one") < 9
+    True
+
+`interleaved` is for calls that can be repeated; `once` for those that happen only once, as a first call does. Both take
+the variants in turn (and start each round with another one), so that a slow moment of the machine hits all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Action = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Timings:
+    """CPU microseconds per call: name -> one sample for each round."""
+
+    samples: Mapping[str, list[float]]
+
+    def ratio(self, name: str, base: str) -> float:
+        """Median over the rounds of the ratio within the round."""
+        pairs = zip(self.samples[name], self.samples[base], strict=True)
+        return statistics.median(a / b for a, b in pairs)
+
+    def ratios(self, base: str) -> dict[str, float]:
+        """All ratios to ``base``."""
+        return {name: self.ratio(name, base) for name in self.samples}
+
+    def median(self, name: str) -> float:
+        """Median time. It depends on the machine and its load; the ratios hardly do."""
+        return statistics.median(self.samples[name])
+
+    def medians(self) -> dict[str, float]:
+        """All median times."""
+        return {name: self.median(name) for name in self.samples}
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """One thread, and a garbage collector that leaves everything alone that exists now. It stays switched on."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        torch.set_num_threads(threads)
+
+
+def interleaved(variants: Mapping[str, Action], *, rounds: int, burst_ms: float = 4.0, warm_up: int = 30) -> Timings:
+    """Time repeatable calls, in thread CPU time.
+
+    Args:
+        rounds: each variant gives one sample per round.
+        burst_ms: a sample is the mean of a burst of calls at least this long: shorter ones measure cold caches.
+        warm_up: calls before the first sample.
+    """
+    clock = time.thread_time_ns
+    with quiet():
+        counts = {name: _burst(action, burst_ms, warm_up) for name, action in variants.items()}
+        samples: dict[str, list[float]] = {name: [] for name in variants}
+        for number in range(rounds):
+            for name in _rotated(list(variants), number):
+                action, repeat = variants[name], range(counts[name])
+                start = clock()
+                for _ in repeat:
+                    action()
+                samples[name].append((clock() - start) / len(repeat) / 1e3)
+            gc.collect()
+    return Timings(samples)
+
+
+def _burst(action: Action, burst_ms: float, warm_up: int) -> int:
+    """How many calls take ``burst_ms``. A single call may be longer than that."""
+    clock = time.thread_time_ns
+    for _ in range(warm_up):
+        action()
+    calls, spent = 0, 0
+    while spent < burst_ms * 1e6:
+        start = clock()
+        for _ in range(max(1, calls)):
+            action()
+        spent = clock() - start
+        calls = max(1, 2 * calls)
+    return max(1, int(calls / 2 * burst_ms * 1e6 / spent) + 1)
+
+
+def once(variants: Mapping[str, Callable[[], Action]], *, rounds: int, fresh: Action = lambda: None) -> Timings:
+    """Time calls that happen once, in process CPU time (other threads may take part).
+
+    Args:
+        variants: name -> makes a new callable, which is called once; only this call is timed.
+        fresh: called before each: forgets what earlier calls left in caches.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in variants}
+    for number in range(rounds):
+        for name in _rotated(list(variants), number):
+            fresh()
+            action = variants[name]()
+            with quiet():
+                start = time.process_time_ns()
+                action()
+                samples[name].append((time.process_time_ns() - start) / 1e3)
+            del action
+    return Timings(samples)
+
+
+def _rotated(names: list[str], by: int) -> list[str]:
+    by %= max(1, len(names))
+    return names[by:] + names[:by]

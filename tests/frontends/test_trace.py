@@ -1,0 +1,273 @@
+"""`st.trace`: the graphs and what their inputs and outputs are; nothing runs, nothing changes."""
+
+from __future__ import annotations
+
+import html.parser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import subclass_trace as st
+from subclass_trace import verify
+from subclass_trace.subclass.flatten import leaves_of
+from subclass_trace.zoo import TwoTensor
+
+aten = torch.ops.aten
+
+
+def two(*size: int) -> TwoTensor:
+    return TwoTensor(torch.rand(size), torch.rand(size))
+
+
+def product(x: torch.Tensor, w: torch.Tensor) -> dict[str, torch.Tensor]:
+    y = x * w
+    return {"y": y.sin()}
+
+
+def test_the_whole_text() -> None:
+    found = st.trace(product, torch.rand(3), two(3).requires_grad_())
+    first = product.__code__.co_firstlineno
+    here = found.saved[0].where or str(__file__)
+    text = "\n".join(line for line in str(found).splitlines() if "test_trace.py" not in line)
+    assert here
+    assert text == _EXPECTED
+    assert f"test_trace.py:{first + 1}  y = x * w" in str(found)
+    assert f'test_trace.py:{first + 2}  return {{"y": y.sin()}}' in str(found)
+
+
+_EXPECTED = """\
+trace of product
+
+2 inputs, 3 dense leaves
+  input    class      shape  dtype    grad  graph input
+  args[0]  Tensor     [3]    float32        primals_1
+  args[1]  TwoTensor  [3]    float32  yes
+    .a     Tensor     [3]    float32        primals_2
+    .b     Tensor     [3]    float32        primals_3
+
+1 result
+  result       kind   class      shape  dtype    grad  made of
+  result['y']  value  TwoTensor  [3]    float32  yes   TwoTensor(a=out[0], b=out[1])
+
+saved for the backward: 3 values, 0 B beyond the inputs
+  origin     operation  count  shape  dtype    bytes  reason
+  args[0]    input             [3]    float32      -  partition
+  args[1].a  input             [3]    float32      -  partition
+  args[1].b  input             [3]    float32      -  partition
+
+backward: from result['y'] to args[1]
+
+def joint(
+    primals_1,  # float32[3]  args[0]
+    primals_2,  # float32[3]  args[1].a
+    primals_3,  # float32[3]  args[1].b
+    tangents_1,  # float32[3]  tangent of result['y'].a
+    tangents_2,  # float32[3]  tangent of result['y'].b
+):
+    mul_tensor = aten.mul.Tensor(primals_1, primals_2)  # float32[3]
+    mul_tensor_1 = aten.mul.Tensor(primals_1, primals_3)  # float32[3]
+    sin_default = aten.sin.default(mul_tensor)  # float32[3]
+    sin_default_1 = aten.sin.default(mul_tensor_1)  # float32[3]
+    cos_default = aten.cos.default(mul_tensor)  # float32[3]
+    cos_default_1 = aten.cos.default(mul_tensor_1)  # float32[3]
+    mul_tensor_2 = aten.mul.Tensor(tangents_1, cos_default)  # float32[3]
+    mul_tensor_3 = aten.mul.Tensor(tangents_2, cos_default_1)  # float32[3]
+    mul_tensor_4 = aten.mul.Tensor(mul_tensor_2, primals_1)  # float32[3]
+    mul_tensor_5 = aten.mul.Tensor(mul_tensor_3, primals_1)  # float32[3]
+    return (
+        sin_default,  # result['y'].a
+        sin_default_1,  # result['y'].b
+        mul_tensor_4,  # gradient of args[1].a
+        mul_tensor_5,  # gradient of args[1].b
+    )
+
+def forward(
+    primals_1,  # float32[3]  args[0]
+    primals_2,  # float32[3]  args[1].a
+    primals_3,  # float32[3]  args[1].b
+):
+    mul_tensor = aten.mul.Tensor(primals_1, primals_2)  # float32[3]
+    mul_tensor_1 = aten.mul.Tensor(primals_1, primals_3)  # float32[3]
+    sin_default = aten.sin.default(mul_tensor)  # float32[3]
+    sin_default_1 = aten.sin.default(mul_tensor_1)  # float32[3]
+    return (
+        sin_default,  # result['y'].a
+        sin_default_1,  # result['y'].b
+        primals_1,  # saved: args[0]
+        primals_2,  # saved: args[1].a
+        primals_3,  # saved: args[1].b
+    )
+
+def backward(
+    primals_1,  # float32[3]  args[0]
+    primals_2,  # float32[3]  args[1].a
+    primals_3,  # float32[3]  args[1].b
+    tangents_1,  # float32[3]  tangent of result['y'].a
+    tangents_2,  # float32[3]  tangent of result['y'].b
+):
+    mul_tensor = aten.mul.Tensor(primals_1, primals_2)  # float32[3]
+    cos_default = aten.cos.default(mul_tensor)  # float32[3]
+    mul_tensor_1 = aten.mul.Tensor(primals_1, primals_3)  # float32[3]
+    cos_default_1 = aten.cos.default(mul_tensor_1)  # float32[3]
+    mul_tensor_2 = aten.mul.Tensor(tangents_1, cos_default)  # float32[3]
+    mul_tensor_3 = aten.mul.Tensor(tangents_2, cos_default_1)  # float32[3]
+    mul_tensor_4 = aten.mul.Tensor(mul_tensor_2, primals_1)  # float32[3]
+    mul_tensor_5 = aten.mul.Tensor(mul_tensor_3, primals_1)  # float32[3]
+    return (
+        mul_tensor_4,  # gradient of args[1].a
+        mul_tensor_5,  # gradient of args[1].b
+    )"""
+
+
+def test_the_graphs_compute_what_eager_does() -> None:
+    x, w = torch.rand(3), two(3).requires_grad_()
+    found = st.trace(product, x, w)
+    expected = product(x, w)["y"]
+    assert found.joint is not None and found.backward is not None
+    a, b, *saved = found.forward(x, *leaves_of(w))
+    assert torch.equal(a, expected.a) and torch.equal(b, expected.b)
+    tangent = two(3)
+    expected.backward(tangent)
+    grads = found.backward(*saved, *leaves_of(tangent))
+    assert all(map(torch.equal, grads, leaves_of(w.grad)))
+    joint = found.joint(x, *leaves_of(w), *leaves_of(tangent))
+    assert all(map(torch.equal, joint, [a, b, *grads]))
+    assert "sin" in found.forward.code
+
+
+def test_nothing_changes_and_nothing_runs() -> None:
+    runs: list[type] = []
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        runs.append(type(x.a))
+        x.mul_(2)
+        return torch.nn.functional.dropout(x * w)
+
+    x, w = two(3), two(3).requires_grad_()
+    before = [t.clone() for t in (*leaves_of(x), *leaves_of(w))]
+    random = torch.get_rng_state()
+    found = st.trace(f, x, w)
+    assert len(runs) == 1 and runs[0] is not torch.Tensor
+    assert all(map(torch.equal, before, (*leaves_of(x), *leaves_of(w))))
+    assert torch.equal(random, torch.get_rng_state())
+    assert (x._version, w._version, w.grad, w.grad_fn, w.is_leaf, x.requires_grad) == (0, 0, None, None, True, False)
+    assert [str(found.plan.inputs[m.input].path) for m in found.plan.mutations] == ["args[0]"]
+
+
+def test_without_a_backward() -> None:
+    found = st.trace(lambda x, *, k: (x + k, None), two(3), k=2)
+    assert found.joint is None and found.backward is None
+    assert list(found.graphs) == ["forward"] and found.saved == () and found.gradients == ()
+    assert str(found).endswith("result[0].b\n    )")
+    assert repr(found).startswith("<Trace of ") and repr(found).endswith(": forward>")
+
+
+def test_specs_by_path() -> None:
+    found = st.trace(product, torch.rand(3), two(3).requires_grad_())
+    assert list(found.spec) == ["args[0]", "args[1]", "result['y']"]
+    assert found.spec["result['y']"].cls is TwoTensor
+
+
+def test_modules_and_keyword_arguments() -> None:
+    module = torch.nn.Linear(3, 2)
+    module.weight = torch.nn.Parameter(two(2, 3))
+    found = st.trace(module, input=two(4, 3))
+    assert found.function == "Linear"
+    assert list(found.names.values())[:3] == ["kwargs['input'].a", "kwargs['input'].b", "self.weight.a"]
+    assert isinstance(module.weight, torch.nn.Parameter) and module.weight.grad is None
+
+
+def test_options() -> None:
+    called: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        called.append(graph)
+
+    def doubled(x: torch.Tensor, *_: Any) -> torch.Tensor:
+        return x + x
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x).sin().cos()
+
+    x = two(3).requires_grad_()
+    decompositions = {aten.relu.default: doubled}
+    found = st.Tracer(backend=backend, partitioner="default", decompositions=decompositions)(f, x)
+    targets = {n.target for n in found.forward.graph.nodes}
+    assert aten.add.Tensor in targets and aten.relu.default not in targets
+    assert called == []
+    assert len(found.saved) > len(st.trace(f, x).saved) - 1
+    with pytest.raises(st.OptionError, match="did you mean 'partitioner'"):
+        st.Tracer(partitoner="default")
+
+
+def test_dynamic_sizes_and_size_results() -> None:
+    found = st.Tracer(dynamic=True)(lambda x: (x * 2, x.shape[0]), two(5, 3))
+    symbol = str(found.plan.symbols[0].symbol)
+    assert f"primals_1,  # float32[{symbol}, " in found.code("forward")
+    assert found.results[-1] == "size 0"
+
+
+def test_refused_where_it_would_run_eagerly() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        st.trace(torch.sin, x)
+        return x
+
+    with pytest.raises(st.UnsupportedError, match="this call would run eagerly"):
+        torch.func.vmap(f)(torch.rand(2, 3))
+
+
+def test_refusals_are_those_of_a_region() -> None:
+    with pytest.raises(st.ArgumentsError):
+        st.trace(product, torch.rand(3))
+    with pytest.raises(st.DataDependentError):
+        st.trace(lambda x: x if x.sum() > 0 else -x, torch.rand(3))
+
+
+def test_constants_branches_and_verification() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda t: t * 2, lambda t: t.sin(), (x + torch.tensor([1.0, 2.0]),))
+
+    with verify.enabled():
+        found = st.trace(f, torch.rand(2))
+    assert "self._constant" in found.code("forward") and "cond(" in found.code("forward")
+
+
+# ---------------------------------------------------------------------------------------------- pages
+class Page(html.parser.HTMLParser):
+    """Checks that tags are closed in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        if tag not in ("meta", "!doctype"):
+            self.open.append(tag)
+        assert not any(name in ("src", "href") for name, _ in attrs), "the page is not self-contained"
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_page(tmp_path: Path) -> None:
+    found = st.trace(product, torch.rand(3), two(3).requires_grad_())
+    text = found.to_html(tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == text
+    page = Page()
+    page.feed(text)
+    assert page.open == []
+    assert "mul_tensor = aten.mul.Tensor(primals_1, primals_2)" in page.text
+    assert "TwoTensor(a=out[0], b=out[1])" in page.text
+    assert '<span data-name="primals_1">primals_1</span>' in text
+
+
+def test_show(capsys: pytest.CaptureFixture[str]) -> None:
+    found = st.trace(product, torch.rand(3), torch.rand(3))
+    found.show()
+    assert capsys.readouterr().out == f"{found}\n"

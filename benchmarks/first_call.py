@@ -1,6 +1,6 @@
 """The first call of a region: tracing, partitioning, code generation, and the first forward and backward.
 
-Each measurement is of a new region with emptied caches. ``aot_function`` gets the same partitioner and a compiler that
+Each measurement is of a new region with emptied caches, in a process that has imported everything. ``aot_function`` gets the same partitioner and a compiler that
 does nothing; ``torch.compile`` gets its ``aot_eager`` back end, whose partitioner is min_cut. With all sizes symbolic,
 every dimension of every input is, in both.
 """
@@ -50,6 +50,8 @@ def _traced_sizes(region: Any) -> list[Any]:
 def run(quick: bool, say: Callable[[str], None]) -> Iterator[Figure]:
     """Measure."""
     with ranks():
+        say("first call, warm-up")
+        _warm_up(transformer("dense", layers=1))
         for subject in subjects(quick):
             say(f"first call, {subject.name}")
             yield from _static(subject, rounds=1 if quick else 5)
@@ -57,6 +59,13 @@ def run(quick: bool, say: Callable[[str], None]) -> Iterator[Figure]:
         for kind, layers in kinds:
             say(f"first call, {layers} layers, {kind}, all sizes symbolic")
             yield _symbolic(transformer(kind, layers=layers), rounds=1 if quick else 3)
+
+
+def _warm_up(subject: Subject) -> None:
+    """What happens once per process does not count: imports above all."""
+    f = subject.function
+    for compiled in (stacks.ours(f), stacks.aot(f), stacks.dynamo(f), stacks.ours(f, dynamic=True), stacks.aot(f, dynamic=True)):
+        subject.step(compiled)
 
 
 def _static(subject: Subject, rounds: int) -> Iterator[Figure]:

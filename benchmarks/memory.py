@@ -10,6 +10,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -89,9 +91,8 @@ def peak_bytes(subject: Subject, function: Callable[..., Any]) -> int:
     Raises:
         WrongValues: something that the step allocated was not freed.
     """
-    with torch.profiler.record_function("warm up"):
-        subject.step(function)
-    with _no_warnings(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    subject.step(function)
+    with _silent(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         subject.step(function)
     events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
     current = peak = 0
@@ -104,7 +105,16 @@ def peak_bytes(subject: Subject, function: Callable[..., Any]) -> int:
 
 
 @contextlib.contextmanager
-def _no_warnings() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+def _silent() -> Iterator[None]:
+    """The profiler's library writes lines of its own to the standard error stream; and Python's part warns."""
+    sys.stderr.flush()
+    keep, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        os.dup2(keep, 2)
+        os.close(keep)
+        os.close(null)

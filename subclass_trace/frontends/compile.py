@@ -157,7 +157,15 @@ class Region:
         inputs = [a.value for a in arguments] + [c.value for c in captured.closed_over]
         view = site.module_view()
         guards = Guards(ambient, site.tree, site.constants(), alias_guard(captured, inputs), view.modules, view.states)
-        program, graphs = build_program(captured, arguments, positions, backend, partitioner, self._keep_joint)
+        program, graphs = build_program(
+            captured,
+            arguments,
+            positions,
+            backend,
+            partitioner,
+            keep_joint=self._keep_joint,
+            keep_input_mutations=options.keep_inference_input_mutations,
+        )
         example = example_maker(captured.session.mode, hint_of)
         with torch.no_grad():
             entry = generate(program, guards, site.layout(), site.flat, example)

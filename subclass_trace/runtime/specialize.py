@@ -57,16 +57,20 @@ def build_program(
     backend: Backend,
     partitioner: Partitioner,
     keep_joint: bool = False,
+    keep_input_mutations: bool = False,
 ) -> tuple[Program, Graphs]:
     """Partition and compile a capture.
 
     Args:
         positions: flat position -> number of the argument; None where it is no tensor.
         keep_joint: keep a copy of the joint graph (partitioners consume it).
+        keep_input_mutations: without a backward, data is written back inside the graph, by ``copy_`` on its inputs.
     """
     num_forward = len(captured.forward_nodes)
     if captured.tape is None:
         forward = captured.forward_graph()
+        if keep_input_mutations:
+            captured = replace(captured, mutations=write_back_in_graph(captured, forward))
         plan = _plan(captured, arguments, positions, forward, ())
         call = compile_with(backend.inference, forward, _examples(forward), is_backward=False, name=backend.name)
         return Program(plan, call, None), Graphs(None, forward, None)
@@ -239,6 +243,41 @@ def _freeze_output(o: OutputPlan) -> OutputPlan:
         aliases = tuple(None if a is None else (a[0], to_expr(a[1])) for a in o.aliases)
         return replace(o, spec=freeze(o.spec), aliases=aliases)
     return o
+
+
+def write_back_in_graph(captured: Captured, forward: fx.GraphModule) -> tuple[MutationPlan, ...]:
+    """Append ``copy_`` nodes for the data that inputs get, where nothing but data changes; returns what is left to do.
+
+    An input that shares written memory with another one is one graph input together with it, and stays outside.
+    """
+    graph, outputs = forward.graph, output_args(forward.graph)
+    inputs = {str(n.target): n for n in placeholders(graph) if "alias_base" not in n.meta}
+    starts = [0]
+    for spec in captured.values:
+        starts.append(starts[-1] + leaf_count(spec))
+    held = {_storage(n.meta["val"]) for n in placeholders(graph) if isinstance(n.meta["val"], Tensor)}
+    rows = []
+    end = next(iter(reversed(graph.nodes)))
+    for m in captured.mutations:
+        leaves = (*captured.inputs, *captured.closed_over)[m.input].leaves
+        names = [f"primals_{captured.leaf_primals[leaves[k]] + 1}" for k in m.leaves]
+        only_data = m.value is not None and not m.replaced and m.metadata is None and not m.differentiable
+        values = [outputs[starts[m.value or 0] + k] for k in m.leaves]
+        if not only_data or not all(n in inputs for n in names) or any(_storage(v.meta["val"]) in held for v in values):
+            rows.append(m)
+            continue
+        for k, name in zip(m.leaves, names, strict=True):
+            place = starts[m.value or 0] + k
+            with graph.inserting_before(end):
+                copy = graph.call_function(torch.ops.aten.copy_.default, (inputs[name], outputs[place]))
+            copy.meta.update(inputs[name].meta)
+            outputs[place] = copy
+        # copy_ moves the version counter of a dense input by one itself; of a wrapper it sees the leaves only.
+        dense = not isinstance((*captured.inputs, *captured.closed_over)[m.input].spec, WrapperSpec)
+        rows.append(replace(m, leaves=(), version_bumps=m.version_bumps - dense))
+    end.args = (outputs,)
+    forward.recompile()
+    return tuple(rows)
 
 
 # ---------------------------------------------------------------------------------------------- what is saved

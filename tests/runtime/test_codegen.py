@@ -1,0 +1,237 @@
+"""The generated entry against the reference interpreter: same guards, same results, with and without the C++ guard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import subclass_trace as st
+from subclass_trace.frontends.calls import CallSite
+from subclass_trace.runtime import codegen
+from subclass_trace.runtime.codegen import MISS, generate
+from subclass_trace.runtime.guards import Ambient, failed_guard
+from subclass_trace.subclass.template import example_maker
+from subclass_trace.runtime.sizes import hint_of
+from subclass_trace.zoo import Masked, OptionalBias, PackedInt4, TwoTensor
+
+
+def two(*shape: int, grad: bool = False, seed: int = 0) -> TwoTensor:
+    g = torch.Generator().manual_seed(seed)
+    t = TwoTensor(torch.randn(shape, generator=g), torch.randn(shape, generator=g))
+    return t.requires_grad_() if grad else t
+
+
+def dense(*shape: int, grad: bool = False, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).requires_grad_(grad)
+
+
+def module() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+MODULE = module()
+
+# function, arguments it is compiled for, other calls (served or not)
+PROGRAMS: list[tuple[str, Callable[..., Any], tuple[Any, ...], list[tuple[Any, ...]]]] = [
+    ("two", lambda x, y: (x * y).sin(), (two(3), two(3, seed=1)), [
+        (two(3, seed=2), two(3)), (two(4), two(4)), (dense(3), two(3)), (two(3, grad=True), two(3)), (two(3),), (two(3), 2),
+    ]),
+    ("dense", lambda x: x.cos() + 1, (dense(3, 4),), [
+        (dense(4, 3).t(),), (dense(3, 4).double(),), (nn.Parameter(dense(3, 4)),), (dense(3, 4, grad=True),), (None,), ((dense(3, 4),),),
+    ]),
+    ("same twice", lambda x, y: x * y, (lambda t: (t, t))(two(3)), [(two(3), two(3)), (lambda t: (t, t))(two(3, seed=4))]),
+    ("leaf twice", lambda x: x * 2, (lambda a: (TwoTensor(a, a),))(dense(3)), [(two(3),), (lambda a: (TwoTensor(a, a),))(dense(3, seed=3))]),
+    ("nested", lambda x: x.sin(), (TwoTensor(two(2, 3), two(2, 3, seed=1)),), [(TwoTensor(two(2, 3), dense(2, 3)),), (two(2, 3),)]),
+    ("numbers", lambda x, n, s: x * n if s == "a" else x + n, (two(3), 2, "a"), [
+        (two(3), 3, "a"), (two(3), 2.0, "a"), (two(3), True, "a"), (two(3), 2, "b"),
+    ]),
+    ("structure", lambda d, *, k: {"o": [d["x"] + k[0]]}, (), []),
+    ("optional", lambda x: x.sin(), (OptionalBias(dense(3)),), [(OptionalBias(dense(3), dense(3, seed=1)),)]),
+    ("masked", lambda x: x * 2, (Masked(dense(3), dense(3) > 0),), [(Masked(dense(3), dense(3) > 5),)]),
+    ("packed", lambda w, x: nn.functional.linear(x, w), (PackedInt4.quantize(dense(4, 6)), dense(2, 6)), [
+        (PackedInt4.quantize(dense(4, 8)), dense(2, 8)),
+    ]),
+    ("mutated", lambda x, y: x.add_(y).sum(), (dense(3), dense(3, seed=1)), [(lambda t: (t, t[:]))(dense(3)), (lambda t: (t, t))(dense(3))]),
+    ("train", lambda x, y: (x @ y).relu(), (two(2, 3, grad=True), dense(3, 2, grad=True)), [(two(2, 3), dense(3, 2))]),
+    ("module", lambda m, x: m(x), (MODULE, dense(5, 3)), [(module(), dense(5, 3)), (MODULE, dense(5, 3, grad=True))]),
+    ("shares memory", lambda x, y: x + y, (lambda t: (t[:2], t[1:]))(dense(3)), [(dense(2), dense(2)), (lambda t: (t[1:], t[:2]))(dense(3))]),
+]
+KEYWORDS: dict[str, list[dict[str, Any]]] = {
+    "structure": [
+        {"d": {"x": two(3)}, "k": (dense(3),)},
+        {"d": {"x": two(3)}, "k": [dense(3)]},
+        {"d": {"y": two(3)}, "k": (dense(3),)},
+        {"d": {"x": two(3), "y": 1}, "k": (dense(3),)},
+    ]
+}
+
+
+def compiled(name: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    kwargs = KEYWORDS[name][0] if name in KEYWORDS else {}
+    if name == "structure":
+        args, kwargs = (kwargs["d"],), {"k": kwargs["k"]}
+    region = st.compile(fn)
+    region(*args, **kwargs)
+    return region, args, kwargs
+
+
+def regenerated(region: Any, args: tuple[Any, ...], kwargs: dict[str, Any], use_cpp: bool) -> Any:
+    entry = region.specializations[0]
+    site = CallSite.of(args, kwargs, region._roots)
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with torch.no_grad():
+        made = generate(entry.program, entry.guards, site.layout(), site.flat, example_maker(FakeTensorMode(), hint_of), use_cpp)
+    assert made is not None
+    return made.call
+
+
+@pytest.mark.parametrize("use_cpp", [True, False], ids=["cpp", "python"])
+@pytest.mark.parametrize(("name", "fn", "args", "others"), PROGRAMS, ids=[p[0] for p in PROGRAMS])
+def test_entry_serves_exactly_the_calls_that_the_reference_guards_allow(
+    name: str, fn: Any, args: tuple[Any, ...], others: list[tuple[Any, ...]], use_cpp: bool
+) -> None:
+    region, args, kwargs = compiled(name, fn, args)
+    serve = regenerated(region, args, kwargs, use_cpp)
+    entry = region.specializations[0]
+    calls = [(args, kwargs), *[(o, {}) for o in others], *[((k["d"],), {"k": k["k"]}) for k in KEYWORDS.get(name, [])]]
+    served = 0
+    for a, k in calls:
+        try:
+            site = CallSite.of(a, k, region._roots)
+            reason = failed_guard(entry.plan, entry.guards, site.tree, site.flat, Ambient.now(), site.module_view())
+        except st.SubclassTraceError as error:
+            reason = str(error)
+        result = serve(a, k)
+        assert (result is MISS) == (reason is not None), (a, reason)
+        served += result is not MISS
+    assert served >= 1
+
+
+@pytest.mark.parametrize("use_cpp", [True, False], ids=["cpp", "python"])
+def test_every_part_of_the_threads_state_is_guarded(use_cpp: bool) -> None:
+    region = st.compile(lambda x: x.sin())
+    x = two(3)
+    region(x)
+    serve = regenerated(region, (x,), {}, use_cpp)
+    assert serve((x,), {}) is not MISS
+    for state in (
+        torch.no_grad(),
+        torch.inference_mode(),
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        torch.utils._python_dispatch.TorchDispatchMode(),
+        torch.autograd.forward_ad.dual_level(),
+    ):
+        with state:
+            assert serve((x,), {}) is MISS, state
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert serve((x,), {}) is MISS
+    finally:
+        torch.set_default_dtype(before)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert serve((x,), {}) is MISS
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.func.vmap(lambda t: torch.zeros(()) if serve((x,), {}) is MISS else t)(torch.ones(2)).sum() == 0
+
+
+def test_module_guards() -> None:
+    net = module()
+    x = dense(5, 3)
+    region = st.compile(net)
+    region(x)
+    serve = region.specializations[0].entry.call
+    assert serve((x,), {}) is not MISS
+    net.eval()
+    assert serve((x,), {}) is MISS
+    net.train()
+    handle = net[0].register_forward_hook(lambda m, a, o: o * 2)
+    assert serve((x,), {}) is MISS
+    handle.remove()
+    assert serve((x,), {}) is not MISS
+    net[0].register_buffer("extra", torch.zeros(1))
+    assert serve((x,), {}) is MISS
+    del net[0].extra
+    bias, net[0].bias = net[0].bias, None
+    assert serve((x,), {}) is MISS
+    net[0].bias = bias
+    old, net[2] = net[2], nn.Linear(4, 2)
+    assert serve((x,), {}) is MISS
+    net[2] = old
+    net[0].weight = nn.Parameter(torch.ones(4, 3))  # another tensor of the same kind is read, not baked in
+    torch.testing.assert_close(serve((x,), {}), net(x))
+
+
+def test_backward_goes_fast_after_the_first_and_falls_back_for_other_tangents(monkeypatch: pytest.MonkeyPatch) -> None:
+    region = st.compile(lambda x, w: x @ w)
+    x, w = two(2, 3, grad=True), dense(3, 2, grad=True)
+    region(x, w)
+    from subclass_trace.runtime import function_code
+
+    slow = []
+    original = function_code.run_backward
+    monkeypatch.setattr(function_code, "run_backward", lambda *a: slow.append(1) or original(*a))
+    for step in range(4):
+        out = region(x, w)
+        grads = torch.autograd.grad(out, [x, w], torch.ones_like(out) * (step + 1))
+        expected = torch.autograd.grad(x @ w, [x, w], torch.ones_like(out) * (step + 1))
+        for g, e in zip(grads, expected, strict=True):
+            assert type(g) is type(e)
+            torch.testing.assert_close(g.a, e.a)
+            torch.testing.assert_close(g.b, e.b)
+    assert len(slow) == 1
+    out = region(x, w)
+    tangent = torch.ones_like(out)
+    expanded = TwoTensor(torch.ones(1, 1).expand(2, 2), torch.ones(1, 1).expand(2, 2))
+    grads = torch.autograd.grad(out, [x, w], expanded)
+    torch.testing.assert_close(grads[0].a, torch.autograd.grad(x @ w, [x, w], tangent)[0].a)
+    assert len(slow) == 2
+
+
+def swap(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    t = x.clone()
+    x.copy_(y)
+    y.copy_(t)
+    return x + y
+
+
+def add_and_view(x: torch.Tensor, y: torch.Tensor) -> Any:
+    x.add_(y).mul_(2.0)
+    return x * 2, x[0]
+
+
+@pytest.mark.parametrize("fn", [swap, add_and_view])
+@pytest.mark.parametrize("make", [two, dense])
+def test_input_mutations_kept_in_the_graph(fn: Any, make: Any) -> None:
+    region = st.compile(fn, keep_inference_input_mutations=True)
+    for _ in range(2):
+        expected, got = [make(3, 2), make(3, 2, seed=1)], [make(3, 2), make(3, 2, seed=1)]
+        versions = [t._version for t in got]
+        want, have = fn(*expected), region(*got)
+        for a, b in zip(st_leaves([*expected, want]), st_leaves([*got, have]), strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
+        assert [t._version for t in got] == [t._version - e + g for t, e, g in zip(expected, versions, versions, strict=True)]
+    code = region.specializations[0].graphs.forward.code
+    assert "copy_" in code
+
+
+def st_leaves(values: Any) -> list[torch.Tensor]:
+    from subclass_trace.subclass.flatten import leaves_of
+
+    return [leaf for v in torch.utils._pytree.tree_leaves(values) for leaf in leaves_of(v)]
+
+
+def test_source_is_readable_and_stands_in_tracebacks() -> None:
+    region = st.compile(lambda x, y: x + y)
+    region(two(3), two(3))
+    source = region.specializations[0].source
+    assert "u0 = x0.a" in source and "return MISS" in source and source.startswith("def entry(args, kwargs):")
+    assert repr(codegen.MISS) == "MISS"

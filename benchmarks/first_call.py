@@ -54,11 +54,11 @@ def run(quick: bool, say: Callable[[str], None]) -> Iterator[Figure]:
         _warm_up(transformer("dense", layers=1))
         for subject in subjects(quick):
             say(f"first call, {subject.name}")
-            yield from _static(subject, rounds=1 if quick else 5)
+            yield from _static(subject, rounds=1 if quick else 4)
         kinds = [("dense", 1)] if quick else [("dense", 6), ("TwoTensor", 2)]
         for kind, layers in kinds:
             say(f"first call, {layers} layers, {kind}, all sizes symbolic")
-            yield _symbolic(transformer(kind, layers=layers), rounds=1 if quick else 3)
+            yield _symbolic(transformer(kind, layers=layers), rounds=1 if quick else 2)
 
 
 def _warm_up(subject: Subject) -> None:

@@ -75,11 +75,15 @@ def verify_joint(joint: fx.GraphModule, *, num_forward: int, tangents: Sequence[
     _separate(joint, num_forward)
 
 
-def verify_forward(forward: fx.GraphModule) -> None:
-    """The graph of a region without a backward."""
+def verify_forward(forward: fx.GraphModule, *, write_back: bool = False) -> None:
+    """The graph of a region without a backward.
+
+    Args:
+        write_back: it may end in ``copy_`` operations on its inputs.
+    """
     _sound(forward, "forward")
     _dense(forward, "forward")
-    _functional(forward, "forward")
+    _functional(forward, "forward", allowed=_write_backs(forward) if write_back else ())
     _named_inputs(forward, ())
 
 
@@ -119,10 +123,10 @@ def _dense(module: fx.GraphModule, where: str) -> None:
             _require(plain, "a constant is not dense", path, expected="a plain tensor", got=type(held).__qualname__)
 
 
-def _functional(module: fx.GraphModule, where: str) -> None:
+def _functional(module: fx.GraphModule, where: str, allowed: Collection[fx.Node] = ()) -> None:
     """No operation writes to its arguments, in the branches of higher order operators neither."""
     for node in module.graph.nodes:
-        if node.op == "call_function" and isinstance(node.target, _torch.OpOverload):
+        if node.op == "call_function" and isinstance(node.target, _torch.OpOverload) and node not in allowed:
             mutable = _torch.op_schema(node.target).is_mutable
             _require(
                 not mutable,
@@ -135,6 +139,19 @@ def _functional(module: fx.GraphModule, where: str) -> None:
             held = _attribute(module, str(node.target))
             if isinstance(held, fx.GraphModule):
                 _functional(held, f"{where}.{node.target}")
+
+
+def _write_backs(module: fx.GraphModule) -> list[fx.Node]:
+    """The ``copy_`` operations on graph inputs at the end of a graph: after them nothing reads the inputs."""
+    found = []
+    for node in reversed(module.graph.nodes):
+        if node.op == "output":
+            continue
+        target = node.args[0] if node.target is torch.ops.aten.copy_.default else None
+        if not isinstance(target, fx.Node) or target.op != "placeholder":
+            break
+        found.append(node)
+    return found
 
 
 def _tagged(joint: fx.GraphModule) -> None:

@@ -360,6 +360,20 @@ def test_forward_alone(plain: Subject) -> None:
         verify.verify_forward(plain.joint)
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_write_back_inside_the_graph(plain: Subject, late: bool) -> None:
+    forward = plain.parts.forward
+    with forward.graph.inserting_before(forward.graph.output_node()):
+        copy = forward.graph.call_function(aten.copy_.default, (placeholders(forward)[4], calls(forward)[0]))
+        if late:  # something runs after it
+            forward.graph.node_copy(calls(forward)[1])
+    copy.meta.update(calls(forward)[0].meta)
+    if not late:
+        verify.verify_forward(forward, write_back=True)
+    with pytest.raises(VerificationError, match="the graph holds an operation that writes to its arguments"):
+        verify.verify_forward(forward, write_back=late)
+
+
 def test_every_rule_is_broken_by_a_test() -> None:
     """Each message of the verifier stands in this file."""
     messages = set()

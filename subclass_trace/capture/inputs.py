@@ -131,12 +131,10 @@ def _traced(session: Session, spec: Spec, leaves: list[Tensor], argument: Argume
                 fix="make __tensor_unflatten__ a classmethod that builds `cls`",
             )
         session.recorder.know_wrapper(traced)
-    if spec.requires_grad:  # type: ignore[union-attr]
-        if traced.requires_grad:
-            traced = traced.detach()
-        _torch.make_nonleaf(traced)
-    elif traced.requires_grad:
+    if traced.requires_grad:  # some classes set it themselves
         traced.requires_grad_(False)
+    if spec.requires_grad:  # type: ignore[union-attr]
+        _torch.make_nonleaf(traced)
     return traced
 
 

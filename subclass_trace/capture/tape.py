@@ -112,7 +112,7 @@ class Tape:
             leaves = [leaves[0], *own[1 : len(leaves)]]
         value = rebuild(spec, iter(leaves))
         if value.requires_grad:
-            value = value.detach()
+            value.requires_grad_(False)
         recorder.know_wrapper(value)
         return value, names
 

@@ -14,7 +14,7 @@ from .interface import Partitioned
 def saved_table(parts: Partitioned, num_forward: int, paths: Mapping[str, str]) -> tuple[SavedValue, ...]:
     """One row per saved value, in order. ``paths`` names graph inputs.
 
-    Bytes are counted once per storage; inputs cost nothing, since the caller holds them anyway.
+    Bytes are counted once per storage, for dynamic sizes as in the traced call; inputs cost nothing, since the caller holds them anyway.
     """
     rows = []
     seen: set[int] = set()
@@ -26,7 +26,7 @@ def saved_table(parts: Partitioned, num_forward: int, paths: Mapping[str, str]) 
         size = 0
         if tensor and value.op != "placeholder":
             key = val.untyped_storage()._cdata
-            size = 0 if key in seen or _shares_input(key, parts) else int(val.numel()) * val.element_size()
+            size = 0 if key in seen or _shares_input(key, parts) else _hint(val.numel()) * val.element_size()
             seen.add(key)
         reason = "other tangents" if name in parts.extra else "partition"
         operation = "input" if node.op == "placeholder" else str(node.target)
@@ -34,6 +34,11 @@ def saved_table(parts: Partitioned, num_forward: int, paths: Mapping[str, str]) 
         dtype = str(val.dtype).removeprefix("torch.") if tensor else "int"
         rows.append(SavedValue(name, tensor, paths.get(name), where(node), operation, shape, dtype, size, reason))
     return tuple(rows)
+
+
+def _hint(n: int | torch.SymInt) -> int:
+    """The value in the traced call; reading it must not become a guard."""
+    return int(n.node.hint or 0) if isinstance(n, torch.SymInt) else n
 
 
 def _number(n: object) -> object:

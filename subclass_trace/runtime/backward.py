@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.fx as fx
 
+from .. import _torch
 from ..capture.graphs import extract, needed, output_args
 from ..capture.tape import Tape, TracedBackward
 from ..errors import TangentError
@@ -52,6 +53,13 @@ class CompiledBackward:
     next: Backwards | None
     differentiable: tuple[int, ...]
     tangent_names: tuple[str, ...]
+    conditions: tuple[Any, ...] = ()  # on the sizes, beyond those of the specialization
+
+    def serves(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> bool:
+        """Is this the backward for these tangents?"""
+        if self.create_graph != create_graph or not all(bool(c.xreplace(dict(env))) for c in self.conditions):
+            return False
+        return all(_matches(known, now, env) for known, now in zip(self.tangents, tangents, strict=True))
 
     def run(self, saved: Mapping[str, Any], tangents: Sequence[Tensor], env: Env) -> list[Tensor | None]:
         """Gradients from saved values and the dense leaves of the tangents."""
@@ -74,7 +82,9 @@ class Backwards:
         saved: frozenset[str],
         compile_backward: CompileBackward,
         output_paths: Sequence[str],
+        symbols: frozenset[Any] = frozenset(),
     ) -> None:
+        self.symbols = symbols
         self.tape, self.num_forward, self.saved = tape, num_forward, saved
         self.compile_backward, self.output_paths = compile_backward, tuple(output_paths)
         self.compiled: tuple[CompiledBackward, ...] = ()
@@ -100,15 +110,19 @@ class Backwards:
 
     def _lookup(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> CompiledBackward | None:
         for entry in self.compiled:
-            if entry.create_graph == create_graph and all(map(_matches, entry.tangents, tangents, [env] * len(tangents))):
+            if entry.serves(tangents, create_graph, env):
                 return entry
         return None
 
     def _trace(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> CompiledBackward:
         live = [flatten(o)[1] for o in self.tape.outputs]
         specs = [None if t is None else _symbolic(canonical(t), o, env) for t, o in zip(tangents, live, strict=True)]
+        shape_env = self.tape.session.shape_env
+        before = set(_torch.shape_conditions(shape_env, self.symbols))
         traced = self.tape.trace(specs, create_graph=create_graph)
-        return self.build(traced, specs, create_graph)
+        entry = self.build(traced, specs, create_graph)
+        added = [c for c in _torch.shape_conditions(shape_env, self.symbols) if c not in before]
+        return replace(entry, conditions=tuple(c for c in added if c.free_symbols <= self.symbols))
 
     def build(self, traced: TracedBackward, tangents: Sequence[Spec | None], create_graph: bool) -> CompiledBackward:
         """Compile a traced backward as a program over saved values and tangents."""
@@ -123,7 +137,7 @@ class Backwards:
         inputs = tuple(("tangent", number[n]) if n in number else ("saved", n) for n in names)
         following = None
         if traced.next is not None:
-            following = Backwards(traced.next, self.num_forward, frozenset(have), self.compile_backward, ())
+            following = Backwards(traced.next, self.num_forward, frozenset(have), self.compile_backward, (), self.symbols)
         frozen = tuple(None if t is None else freeze(t) for t in tangents)
         grads = tuple(None if g is None else freeze(g) for g in traced.grads)
         call = self.compile_backward(graph)

@@ -71,8 +71,8 @@ def build_program(
         forward = captured.forward_graph()
         if keep_input_mutations:
             captured = replace(captured, mutations=write_back_in_graph(captured, forward))
-        plan = _plan(captured, arguments, positions, forward, ())
         call = compile_with(backend.inference, forward, _examples(forward), is_backward=False, name=backend.name)
+        plan = _plan(captured, arguments, positions, forward, ())
         return Program(plan, call, None), Graphs(None, forward, None)
     guess = captured.tape.guess()
     traced = captured.tape.trace(guess)
@@ -87,14 +87,16 @@ def build_program(
         static=[captured.leaf_primals[k] for k in _static_leaves(captured, arguments)],
     )
     saved = saved_table(parts, num_forward, _primal_paths(captured))
-    plan = _plan(captured, arguments, positions, parts.forward, saved)
     call = compile_with(backend.forward, parts.forward, _examples(parts.forward), is_backward=False, name=backend.name)
 
     def compile_backward(graph: fx.GraphModule) -> Callable[[list[Any]], Sequence[Any]]:
         return compile_with(backend.backward, graph, _examples(graph), is_backward=True, name=backend.name)
 
-    backwards = Backwards(captured.tape, num_forward, frozenset(parts.saved), compile_backward, _output_paths(plan))
-    backwards.add(_first_backward(parts, traced, guess, compile_backward))
+    first = _first_backward(parts, traced, guess, compile_backward)
+    plan = _plan(captured, arguments, positions, parts.forward, saved)  # now: compiling may have added conditions
+    known = frozenset(row.symbol for row in plan.symbols)
+    backwards = Backwards(captured.tape, num_forward, frozenset(parts.saved), compile_backward, _output_paths(plan), known)
+    backwards.add(first)
     return Program(plan, call, backwards), Graphs(kept, parts.forward, parts.backward)
 
 

@@ -175,6 +175,11 @@ def test_mutations() -> None:
     )
 
 
+def test_mutation_inside_the_graph() -> None:
+    plan = plan_of(lambda x: x.mul_(2), two(2), keep_inference_input_mutations=True)
+    assert column(tables.mutation_table(plan), "change") == ["data, written by the graph itself"]
+
+
 def test_kinds_of_results() -> None:
     def f(x: torch.Tensor, w: torch.Tensor) -> Any:
         y = x * w

@@ -29,8 +29,9 @@ def subjects(quick: bool) -> list[tuple[Subject, Goal]]:
     return [
         (five_operations("TwoTensor", train=False), Goal("<=", 1.4)),
         (five_operations("TwoTensor", train=True), Goal("<=", 2.2)),
-        (many_parameters("DTensor", train=False, count=count), Goal("<=", 1.4)),
+        # Training first: after an inference over DTensors in the same process, torch's aot_function fails on training.
         (many_parameters("DTensor", train=True, count=count), Goal("<=", 2.3)),
+        (many_parameters("DTensor", train=False, count=count), Goal("<=", 1.4)),
     ]
 
 

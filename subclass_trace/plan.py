@@ -129,6 +129,19 @@ class MutationPlan:
     starts_grad: bool = False
 
 
+@dataclass(frozen=True, eq=False)
+class AssignmentPlan:
+    """A tensor that the region assigned to a module: ``owner.<table>[name] = results[result]``.
+
+    ``table`` is "_parameters", "_buffers", or "__dict__" for a plain attribute.
+    """
+
+    owner: torch.nn.Module
+    table: str
+    name: str
+    result: int
+
+
 # ---------------------------------------------------------------------------------------------- outputs
 @dataclass(frozen=True, eq=False)
 class ConstantOutput:
@@ -151,6 +164,13 @@ class InputOutput:
     position: int
 
 
+@dataclass(frozen=True)
+class SameOutput:
+    """The very object that is result number ``result``."""
+
+    result: int
+
+
 @dataclass(frozen=True, eq=False)
 class ViewOutput:
     """A view of an input, or of a forward value: the recorded view operations are replayed on the real base."""
@@ -167,16 +187,17 @@ class ViewOutput:
 class ValueOutput:
     """Forward value ``value``. ``aliases[k]`` is (input leaf, delta) where leaf k lies in the memory of an input leaf.
 
-    ``attributes`` are Python attributes that the region set on it.
+    ``attributes`` are Python attributes that the region set on it; ``starts_grad``: it requires grad and has no history.
     """
 
     value: int
     spec: Spec
     aliases: tuple[tuple[int, Any] | None, ...] = ()
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    starts_grad: bool = False
 
 
-OutputPlan: TypeAlias = ConstantOutput | SizeOutput | InputOutput | ViewOutput | ValueOutput
+OutputPlan: TypeAlias = ConstantOutput | SizeOutput | InputOutput | SameOutput | ViewOutput | ValueOutput
 
 
 # ---------------------------------------------------------------------------------------------- saved activations
@@ -213,6 +234,8 @@ class Plan:
 
     inputs: tuple[InputPlan, ...]
     positions: tuple[int | None, ...]  # flat position -> input number; None where it is no tensor
+    through_base: frozenset[int]  # positions whose tensor is a view, represented by its autograd base
+    assignments: tuple[AssignmentPlan, ...]
     leaf_count: int
     primals: tuple[Primal, ...]
     symbols: tuple[SymbolPlan, ...]

@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     results = {name: ranks[0] for name, ranks in outcome.items()}
     failures = {name: _failures(ranks) for name, ranks in outcome.items()}
     for name, result in results.items():
-        show.part(console, chosen[name][0], result, TOLERANCE)
+        show.part(console, chosen[name][0], result, TOLERANCE, options.report)
     show.summary(console, results, TOLERANCE)
     if options.json:
         print(json.dumps({name: show.as_json(result, failures[name]) for name, result in results.items()}, indent=1))
@@ -75,6 +75,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a smaller model and fewer steps")
     parser.add_argument("--json", action="store_true", help="print a JSON object; the tables go to standard error")
     parser.add_argument("--backend", default="eager", help="what st.compile is given (eager)")
+    parser.add_argument("--report", action="store_true", help="also print the full report of each compiled region")
     parser.add_argument("--only", action="append", choices=PARTS, help="one part; can be given again")
     return parser.parse_args(arguments)
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 from .side_by_side import WARM_UP, Result
 
-ROWS = 12  # of the table of saved activations; the rest is added up
+ROWS = 12  # of a table; the rest is added up
 
 
 def size(count: float) -> str:
@@ -27,13 +32,13 @@ def size(count: float) -> str:
     return f"{count / 1024:.1f} GiB"
 
 
-def part(console: Console, title: str, result: Result, tolerance: float) -> None:
+def part(console: Console, title: str, result: Result, tolerance: float, report: bool = False) -> None:
     """Everything about one training."""
     console.rule(f"[bold]{title}")
     console.print(_curve(result, tolerance))
-    console.print("[bold]What was unwrapped and what is rebuilt[/bold]")
-    console.print(result.report, markup=False, highlight=False)
-    console.print(_saved(result))
+    console.print(_unwrapped(result), _saved(result), highlight=False)
+    if report:
+        console.print(result.report, markup=False, highlight=False, soft_wrap=True)
 
 
 def summary(console: Console, results: dict[str, Result], tolerance: float) -> None:
@@ -61,7 +66,8 @@ def as_json(result: Result, failures: list[str]) -> dict[str, Any]:
             for name, curve in (("eager", result.eager), ("compiled", result.compiled))
         },
         "saved_bytes": {"eager": result.eager_saved_bytes, "compiled": sum(row.bytes for row in result.saved)},
-        "saved": [{"name": row.name, "bytes": row.bytes, "where": row.where} for row in result.saved],
+        "unwrapped": [asdict(row) for row in result.unwrapped],
+        "saved": [asdict(row) for row in result.saved],
         "specializations": result.specializations,
         "report": result.report,
     }
@@ -77,16 +83,53 @@ def _curve(result: Result, tolerance: float) -> Table:
     return table
 
 
-def _saved(result: Result) -> Table:
-    rows = sorted(result.saved, key=lambda row: -row.bytes)
+def _unwrapped(result: Result) -> Table:
+    wrappers = [row for row in result.unwrapped if row.leaves]
+    dense, leaves = len(result.unwrapped) - len(wrappers), sum(len(row.leaves) for row in wrappers)
     table = Table(
-        "saved activation", "bytes", "made at", title=f"Saved for backward: {len(rows)} tensors, {_total(result)}"
+        "input",
+        Column("of them", justify="right"),
+        "wrapper",
+        "what the graph gets",
+        title=f"Unwrapped: {len(wrappers)} wrappers into {leaves} dense tensors; {dense} inputs are dense already",
     )
-    for row in rows[:ROWS]:
-        table.add_row(row.name, f"{row.bytes:,}", row.where)
+    groups = Counter((re.sub(r"\[\d+\](?=\.)", "[*]", row.path), row.kind, row.leaves) for row in wrappers)
+    rows = [(path.replace("args[*].", "", 1), count, kind, parts) for (path, kind, parts), count in groups.items()]
+    for path, count, kind, parts in rows[:ROWS]:
+        table.add_row(Text(path), str(count), Text(kind), Text(", ".join(parts)))
     if rest := rows[ROWS:]:
-        table.add_row(f"{len(rest)} smaller ones", f"{sum(row.bytes for row in rest):,}", "")
+        table.add_row(f"{len(rest)} more rows", str(sum(row[1] for row in rest)), "", "")
     return table
+
+
+def _saved(result: Result) -> Table:
+    groups: dict[tuple[str, str, str], list[int]] = {}
+    free = 0
+    for row in result.saved:
+        if row.bytes:
+            groups.setdefault((row.operation, row.shape, row.where), []).append(row.bytes)
+        else:
+            free += 1
+    rows = sorted(((sum(sizes), len(sizes), *key) for key, sizes in groups.items()), key=lambda row: -row[0])
+    table = Table(
+        "made by",
+        "each",
+        Column("of them", justify="right"),
+        Column("bytes", justify="right"),
+        "at",
+        title=f"Saved for backward: {len(result.saved)} tensors, {_total(result)}; {free} of them cost nothing "
+        "(inputs, views)",
+    )
+    for count_bytes, count, operation, shape, where in rows[:ROWS]:
+        place = where.removeprefix(f"{Path.cwd()}/")
+        table.add_row(Text(_short(operation)), Text(shape), str(count), f"{count_bytes:,}", Text(place))
+    if rest := rows[ROWS:]:
+        table.add_row(f"{len(rest)} more rows", "", str(sum(r[1] for r in rest)), f"{sum(r[0] for r in rest):,}", "")
+    return table
+
+
+def _short(operation: str) -> str:
+    return operation.removeprefix("aten.").replace(".default", "")
 
 
 def _total(result: Result) -> str:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from statistics import fmean, median
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -59,10 +59,20 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class SavedRow:
-    """One tensor that the compiled forward keeps for the backward."""
+class Unwrapped:
+    """One input of the region: its class and shape, and the dense tensors that the graph gets in its place."""
 
-    name: str
+    path: str
+    kind: str
+    leaves: tuple[str, ...]  # empty for a dense tensor, which goes in as it is
+
+
+@dataclass(frozen=True)
+class SavedRow:
+    """One tensor that the compiled forward keeps for the backward. Inputs cost no bytes: they are alive anyway."""
+
+    operation: str
+    shape: str
     bytes: int
     where: str
 
@@ -74,6 +84,7 @@ class Result:
     eager: Curve
     compiled: Curve
     eager_saved_bytes: int
+    unwrapped: list[Unwrapped]
     saved: list[SavedRow]
     specializations: int
     report: str
@@ -113,9 +124,9 @@ def train(
         eager=eager.curve,
         compiled=compiled.curve,
         eager_saved_bytes=eager_saved_bytes,
+        unwrapped=[Unwrapped(str(row.path), _kind(row.spec), tuple(_parts(row.spec))) for row in first.plan.inputs],
         saved=[
-            SavedRow(row.path or f"{row.operation} {tuple(row.shape)} {row.dtype}", row.bytes, row.where or "")
-            for row in first.saved
+            SavedRow(row.operation, f"{list(row.shape)} {row.dtype}", row.bytes, row.where or "") for row in first.saved
         ],
         specializations=len(compiled_loss.specializations),
         report=first.report(),
@@ -158,6 +169,20 @@ def _bytes_saved(model: nn.Module, tokens: Tensor, targets: Tensor) -> int:
         loss = loss_fn(model, tokens, targets)  # holds what was saved, so that no address is used twice
     del loss
     return sum(kept.values())
+
+
+def _kind(spec: Any) -> str:
+    """``DTensor [96, 96]``: the class and what the wrapper shows to the outside."""
+    return f"{getattr(spec, 'cls', Tensor).__qualname__} {list(spec.size)}"
+
+
+def _parts(spec: Any, name: str = "") -> Iterator[str]:
+    """The dense tensors of a wrapper's spec, ``.qdata [96, 96] float8_e4m3fn``; none of a dense one."""
+    for attribute, inner in zip(getattr(spec, "names", ()), getattr(spec, "inners", ()), strict=True):
+        if hasattr(inner, "names"):
+            yield from _parts(inner, f"{name}.{attribute}")
+        elif hasattr(inner, "dtype"):  # not an opaque attribute such as a device mesh
+            yield f"{name}.{attribute} {list(inner.size)} {str(inner.dtype).removeprefix('torch.')}"
 
 
 def _leaves(value: object) -> Iterator[Tensor]:

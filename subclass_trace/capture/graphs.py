@@ -33,6 +33,7 @@ def finish_joint(
     backward: Sequence[Any],
     boundary: fx.Node | None,
     groups: Sequence[Sequence[int]],
+    also: Sequence[Any] = (),
 ) -> fx.GraphModule:
     """A joint graph module with outputs ``[*forward, *backward]``: live nodes only, functional, with stack traces."""
     recorder = session.recorder
@@ -40,17 +41,33 @@ def finish_joint(
         from .functionalize import functionalize
 
         module = functionalize(session, forward, backward, boundary, groups)
-        _drop_dead(module.graph)
+        if not also:
+            _drop_dead(module.graph)
     else:
-        module = _torch.graph_module(recorder.root, _live_copy(recorder.graph, [*forward, *backward]), "joint")
+        module = _torch.graph_module(recorder.root, _live_copy(recorder.graph, [*forward, *backward], also), "joint")
+    module.meta["draws"] = _keep_draws(module.graph, len(forward)) if backward else 0
     _write_stack_traces(module.graph)
     return module
 
 
-def _live_copy(graph: fx.Graph, outputs: list[Any]) -> fx.Graph:
-    """A copy with what ``outputs`` need. Primals stay, used or not: the run time binds them by position."""
+def _keep_draws(graph: fx.Graph, num_forward: int) -> int:
+    """Make random numbers that nothing reads outputs of the forward, so that a partitioner keeps drawing them."""
+    outputs = output_args(graph)
+    dead = [n for n in graph.nodes if is_draw(n) and not n.users]
+    if dead:
+        next(iter(reversed(graph.nodes))).args = ([*outputs[:num_forward], *dead, *outputs[num_forward:]],)
+    return len(dead)
+
+
+def is_draw(node: fx.Node) -> bool:
+    """A forward node that moves the random generator: it is never dropped, and never run twice."""
+    return is_random(node) and node.meta.get("partitioner_tag") != "is_backward"
+
+
+def _live_copy(graph: fx.Graph, outputs: list[Any], also: Sequence[Any] = ()) -> fx.Graph:
+    """A copy with what ``outputs`` need, and random draws. Primals stay, used or not: they are bound by position."""
     live: set[fx.Node] = set()
-    todo = [n for n in outputs if isinstance(n, fx.Node)]
+    todo = [n for n in [*outputs, *also] if isinstance(n, fx.Node)] + [n for n in graph.nodes if is_draw(n)]
     while todo:
         node = todo.pop()
         if node not in live:
@@ -69,7 +86,7 @@ def _live_copy(graph: fx.Graph, outputs: list[Any]) -> fx.Graph:
 def _drop_dead(graph: fx.Graph) -> None:
     for node in reversed(list(graph.nodes)):
         dead_tangent = node.op == "placeholder" and str(node.target).startswith("tangents")
-        if not node.users and (node.op in ("call_function", "get_attr") or dead_tangent):
+        if not node.users and not is_draw(node) and (node.op in ("call_function", "get_attr") or dead_tangent):
             graph.erase_node(node)
 
 
@@ -104,7 +121,7 @@ def where(node: fx.Node) -> str | None:
 
 
 def is_random(node: fx.Node) -> bool:
-    """Does the node draw random numbers?"""
+    """Does the node draw random numbers from a global generator?"""
     return isinstance(node.target, _torch.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
 
 
@@ -126,7 +143,7 @@ def needed(
         nodes.add(node)
         if node.name in have:
             continue
-        redraw = not allow_random and is_random(node) and node.meta.get("partitioner_tag") != "is_backward"
+        redraw = not allow_random and is_draw(node)
         if node.op == "placeholder" or redraw:
             missing.add(node.name)
             continue

@@ -14,6 +14,7 @@ from ..plan import (
     InputOutput,
     MutationPlan,
     OutputPlan,
+    SameOutput,
     SizeOutput,
     ValueOutput,
     ViewOutput,
@@ -52,12 +53,23 @@ class OutputClassifier:
                 self._leaf_of.setdefault(_torch.StorageWeakRef(t.untyped_storage()), k)
         tensors = [o for o in results if isinstance(o, Tensor)]
         self._output_ids = {id(o) for o in tensors}
-        views = [o for o in tensors if o._base is not None and o.requires_grad and not _torch.is_multi_output_view(o)]
-        self._base_users = collections.Counter(id(o._base) for o in views)
+        views = {id(o): o for o in tensors if o._base is not None and not _torch.is_multi_output_view(o)}
+        self._base_users = collections.Counter(id(o._base) for o in views.values())
         self._emitted: dict[int, int] = {}
+        self._result_of: dict[int, int] = {}
+        self._count = 0
 
     def classify(self, o: Any) -> OutputPlan:
-        """The plan of one output."""
+        """The plan of one output. Call it for the outputs in order."""
+        plan = self._classify(o)
+        if isinstance(plan, (ViewOutput, ValueOutput)):
+            first = self._result_of.setdefault(id(o), self._count)
+            if first != self._count:
+                plan = SameOutput(first)
+        self._count += 1
+        return plan
+
+    def _classify(self, o: Any) -> OutputPlan:
         if isinstance(o, _torch.SYM_TYPES):
             self.sizes.append(o)
             return SizeOutput(len(self.sizes) - 1)
@@ -73,10 +85,12 @@ class OutputClassifier:
                 replay = _torch.view_function(o)
                 return ViewOutput(number, True, replay, o.grad_fn is not None, spec, self._attributes(o, leaves, spec))
             shared = self._base_users[id(base)] > 1 or id(base) in self._output_ids
-            if number is None and o.requires_grad and shared and not _torch.is_multi_output_view(o):
-                value = self._emit_once(base)
-                return ViewOutput(value, False, _torch.view_function(o), True, spec, self._attributes(o, leaves, spec))
-        return ValueOutput(self._emit_once(o), spec, self._aliases(leaves), self._attributes(o, leaves, spec))
+            if number is None and shared and not _torch.is_multi_output_view(o):
+                value, replay = self._emit_once(base), _torch.view_function(o)
+                return ViewOutput(value, False, replay, o.grad_fn is not None, spec, self._attributes(o, leaves, spec))
+        starts_grad = o.requires_grad and o.grad_fn is None
+        value = self._emit_once(o)
+        return ValueOutput(value, spec, self._aliases(leaves), self._attributes(o, leaves, spec), starts_grad)
 
     def _attributes(self, o: Tensor, leaves: list[Tensor], spec: Spec) -> dict[str, Any]:
         """Python attributes that a freshly rebuilt value would not have: the region set them."""

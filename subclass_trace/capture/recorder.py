@@ -492,6 +492,6 @@ class Recorder(_torch.TorchDispatchMode):
 
 
 def _symint(env: Any, symbol: Any) -> Any:
-    hint = getattr(env, "backed_var_to_val", None) or getattr(env, "var_to_val", {})
-    value = hint.get(symbol)
+    hints = getattr(env, "backed_var_to_val", None)  # torch 2.11 has the other name
+    value = (env.var_to_val if hints is None else hints).get(symbol)
     return env.create_symintnode(symbol, hint=None if value is None else int(value))

@@ -10,14 +10,14 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.fx as fx
 
 from .. import _torch
-from ..errors import DataDependentError, SubclassTraceError
-from ..plan import MutationPlan, OutputPlan
+from ..errors import DataDependentError, SubclassTraceError, UnsupportedError
+from ..plan import AssignmentPlan, MutationPlan, OutputPlan
 from ..subclass.flatten import flatten
 from ..subclass.paths import Path
 from ..subclass.spec import Spec
@@ -32,7 +32,19 @@ from .session import Session
 from .tape import Tape, tensors_saved_by_autograd
 
 Tensor = torch.Tensor
-RunFunction = Callable[[Sequence[Tensor]], tuple[list[Any], Any, list[Any]]]
+
+
+class Run(NamedTuple):
+    """What the user function gave: flat results and their structure, the flat tensors that it was handed (by position
+    in the call), and what it assigned to modules (those values stand after the results)."""
+
+    results: list[Any]
+    tree: Any
+    handed: list[Any]
+    assignments: tuple[AssignmentPlan, ...] = ()
+
+
+RunFunction = Callable[[Sequence[Tensor]], Run]
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,15 +78,18 @@ class Captured:
     mutations: tuple[MutationPlan, ...]
     outputs: tuple[OutputPlan, ...]
     result: Any
+    assignments: tuple[AssignmentPlan, ...]
     differentiable: tuple[int, ...]
     differentiated: tuple[int, ...]
     tape: Tape | None
     saved_by_autograd: frozenset[str]
     grad_mode_after: bool | None
 
-    def forward_graph(self) -> fx.GraphModule:
-        """The functional forward graph, for a region without a backward."""
-        return finish_joint(self.session, self.forward_nodes, [], self.boundary, self.groups)
+    def forward_graph(self, also: Sequence[str] = ()) -> fx.GraphModule:
+        """The functional forward graph, for a region without a backward; nodes named in ``also`` are kept in it."""
+        by_name = {n.name: n for n in self.session.recorder.graph.nodes} if also else {}
+        kept = [by_name[n] for n in also if n in by_name]
+        return finish_joint(self.session, self.forward_nodes, [], self.boundary, self.groups, kept)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,8 +114,7 @@ def capture(
     """Capture one region.
 
     Args:
-        call: runs the user function on the traced tensors (one per argument); returns flat results, their structure,
-            and the flat tensors that it handed to the function (by position in the call).
+        call: runs the user function on the traced tensors (one per argument).
         arguments: the distinct tensors of the call.
         dynamic: which sizes become symbols; ``any_dynamic`` False promises that none does.
         decompositions: operation -> function, applied while recording.
@@ -125,39 +139,41 @@ class _Capture:
         with self.session.modes(), _restored_versions(recorder) as versions:
             inputs = trace_inputs(self.session, self.arguments, dynamic)
             before = remember(inputs)
-            results, tree, handed = self._call(call, inputs)
+            run = self._call(call, inputs)
+            results = run.results
             after = torch.is_grad_enabled()
             torch.set_grad_enabled(grad_mode)
             mutations = read_mutations(inputs, before, recorder, self.arguments, self._emit)
             mutations += self._closed_over_mutations(len(inputs.inputs), versions)
-            classifier = OutputClassifier(inputs, handed, mutations, recorder, results, self._emit)
+            classifier = OutputClassifier(inputs, run.handed, mutations, recorder, results, self._emit)
             outputs = [classifier.classify(o) for o in results]
             flat = [flatten(t) for t in self.values]
             forward = [recorder.node_of(leaf) for leaves, _ in flat for leaf in leaves]
             forward += [recorder.node_of(s) for s in classifier.sizes]
             boundary = next(iter(reversed(recorder.graph.nodes)), None)
-            rows = self._edges(inputs, mutations, grad_mode)
+            rows = self._edges(inputs, mutations)
         return self._finish(
-            inputs, mutations, outputs, classifier.sizes, flat, forward, boundary, rows, (results, tree, after, grad_mode)
+            inputs, mutations, outputs, classifier.sizes, flat, forward, boundary, rows, run, after if after != grad_mode else None
         )
 
     # ---------------------------------------------------------------- steps
-    def _call(self, call: RunFunction, inputs: TracedInputs) -> tuple[list[Any], Any, list[Any]]:
+    def _call(self, call: RunFunction, inputs: TracedInputs) -> Run:
         self.recorder.start_at(sys._getframe())
         hooks: Any = contextlib.nullcontext()
         if _torch.saved_tensor_hooks_active():  # the user's hooks see our saved values at run time instead
             hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
-        with hooks, checkpoint_as_tags(self.recorder), _typed_errors(self.recorder):
-            return call([i.traced for i in inputs.inputs])
+        try:
+            with hooks, checkpoint_as_tags(self.recorder), _typed_errors(self.recorder):
+                return call([i.traced for i in inputs.inputs])
+        finally:
+            self.recorder.start_at(None)  # a frame holds everything that its callers hold
 
     def _emit(self, t: Tensor) -> int:
         self.values.append(t)
         return len(self.values) - 1
 
-    def _edges(self, inputs: TracedInputs, mutations: Sequence[MutationPlan], grad_mode: bool) -> list[tuple[int, Any]]:
+    def _edges(self, inputs: TracedInputs, mutations: Sequence[MutationPlan]) -> list[tuple[int, Any]]:
         """(input number, gradient edge) for each input to differentiate."""
-        if not grad_mode:
-            return []
         starts = {m.input for m in mutations if m.starts_grad}
         rows = []
         for n, i in enumerate(inputs.inputs):
@@ -180,16 +196,16 @@ class _Capture:
         forward: Sequence[Any],
         boundary: fx.Node | None,
         rows: Sequence[tuple[int, Any]],
-        run: tuple[Sequence[Any], Any, bool, bool],
+        run: Run,
+        grad_mode_after: bool | None,
     ) -> Captured:
         recorder = self.recorder
-        _, tree, after, grad_mode = run
         tracked = {m.value for m in mutations if m.differentiable}
         mutated = {m.value for m in mutations if m.value is not None}
         differentiable = [
             k
             for k, t in enumerate(self.values)
-            if grad_mode and t.requires_grad and t.grad_fn is not None and (k not in mutated or k in tracked)
+            if t.requires_grad and t.grad_fn is not None and (k not in mutated or k in tracked)
         ]
         edges = [e for _, e in rows]
         leaf_primals, size_primals = self._primals(inputs)
@@ -216,12 +232,13 @@ class _Capture:
             size_outputs=tuple(sizes),
             mutations=tuple(mutations),
             outputs=tuple(outputs),
-            result=tree,
+            result=run.tree,
+            assignments=run.assignments,
             differentiable=tuple(differentiable) if tape else (),
             differentiated=tuple(n for n, _ in rows) if tape else (),
             tape=tape,
             saved_by_autograd=saved,
-            grad_mode_after=after if after != grad_mode else None,
+            grad_mode_after=grad_mode_after,
         )
 
     # ---------------------------------------------------------------- closed-over tensors
@@ -305,6 +322,25 @@ def _typed_errors(recorder: Any) -> Iterator[None]:
             expected="sizes and branches that follow from the inputs' metadata",
             got=" ".join(str(error).split())[:300],
             fix="use torch.where or torch.cond, or move this part out of the region",
+        ) from error
+    except RuntimeError as error:
+        if ".numpy()" not in str(error) and ".tolist()" not in str(error) and "data_ptr" not in str(error):
+            raise
+        raise DataDependentError(
+            "the region reads the values inside a tensor (.numpy(), .tolist(), data_ptr())",
+            path=_user_line(error, recorder),
+            expected="operations whose result is a tensor",
+            got=" ".join(str(error).split())[:300],
+            fix="move this part out of the region",
+        ) from error
+    except AssertionError as error:
+        if "fake mode" not in str(error):
+            raise
+        raise UnsupportedError(
+            "the region met a tensor of another trace",
+            path=_user_line(error, recorder),
+            got=" ".join(str(error).split())[:300],
+            fix="do not keep tensors from inside a region in Python state that another region reads",
         ) from error
 
 

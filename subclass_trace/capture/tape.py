@@ -29,11 +29,16 @@ Tensor = torch.Tensor
 class TracedBackward:
     """One backward: the joint graph it is part of, the names of its tangents, the specs of its gradients.
 
+    The first ``num_forward`` outputs of ``joint`` are the forward's; the last ``draws`` of them are random numbers that
+    nothing reads, kept because drawing them moves the generator.
+
     ``grads[k]`` is None where input k gets no gradient. ``next`` is the tape of the backward itself (only when traced
     with ``create_graph``), and ``differentiable`` tells which gradients are its outputs.
     """
 
     joint: fx.GraphModule
+    num_forward: int
+    draws: int
     tangents: tuple[str, ...]
     grads: tuple[Spec | None, ...]
     next: Tape | None
@@ -65,6 +70,8 @@ class Tape:
         with self.session.modes(), _torch.without_tracing(), torch.no_grad():
             for out in self.outputs:
                 fresh = out if out.is_nested else map_leaves(_fresh_like, out)
+                if fresh is not out and fresh.requires_grad:  # a context may repeat it (DTensor's does)
+                    fresh.requires_grad_(False)
                 coerce = getattr(fresh, "__coerce_tangent_metadata__", None)
                 specs.append(flatten(fresh if coerce is None else coerce())[1])
         return specs
@@ -100,7 +107,8 @@ class Tape:
             following = Tape(
                 self.session, outputs, [*self.edges, *edges], self.forward_nodes, self.boundary, self.groups
             )
-        return TracedBackward(joint, tuple(names), tuple(None if r is None else r[1] for r in flat), following, live)
+        hidden = joint.meta["draws"]
+        return TracedBackward(joint, len(self.forward_nodes) + hidden, hidden, tuple(names), tuple(None if r is None else r[1] for r in flat), following, live)
 
     def _tangent(self, out: Tensor, spec: Spec) -> tuple[Tensor, list[str]]:
         recorder = self.session.recorder

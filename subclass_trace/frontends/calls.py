@@ -12,8 +12,11 @@ import torch
 from .. import _torch
 from ..capture.aliasing import family
 from ..capture.inputs import Argument
+from ..capture.region import Run
 from ..errors import UnsupportedError
+from ..plan import AssignmentPlan
 from ..subclass.context import snapshot
+from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
 from ..runtime.codegen import Layout, StateSlot
 from ..runtime.guards import ModuleGuard, ModuleView
@@ -131,10 +134,10 @@ class CallSite:
 
     def runner(
         self, function: Callable[..., Any], arguments: Sequence[Argument], positions: Sequence[int | None]
-    ) -> Callable[[Sequence[Tensor]], tuple[list[Any], Any, list[Any]]]:
+    ) -> Callable[[Sequence[Tensor]], Run]:
         """Runs ``function`` once on traced tensors (one per argument); see `capture.region.capture`."""
 
-        def run(traced: Sequence[Tensor]) -> tuple[list[Any], Any, list[Any]]:
+        def run(traced: Sequence[Tensor]) -> Run:
             made: dict[int, Tensor] = {}
             handed: list[Any] = []
             for value, number in zip(self.flat, positions, strict=True):
@@ -147,12 +150,13 @@ class CallSite:
                         made[id(value)] = _torch.view_function(value)(traced[number])
                     handed.append(made[id(value)])
             args, kwargs = optree.tree_unflatten(self.tree, handed[: self.user_count])
-            with replaced(self.states, handed[self.user_count :]):
+            with replaced(self.roots, self.states, handed[self.user_count :]) as assigned:
                 result = function(*args, **kwargs)
             results, tree = flatten_tree(result)
             for k, value in enumerate(results):
-                _check_result(value, k)
-            return results, tree, handed
+                _check_result(value, Path("result").item(k))
+            plans = [AssignmentPlan(a.owner, a.table, a.name, len(results) + k) for k, a in enumerate(assigned)]
+            return Run([*results, *[a.value for a in assigned]], tree, handed, tuple(plans))
 
         return run
 
@@ -163,16 +167,21 @@ def _modules_among(leaves: Sequence[Any], tree: Any) -> list[tuple[torch.nn.Modu
     return [(v, p) for v, p in zip(leaves, argument_paths(tree), strict=True) if isinstance(v, torch.nn.Module)]
 
 
-def _check_result(value: Any, position: int) -> None:
+def _check_result(value: Any, path: Path, depth: int = 0) -> None:
     """An object that is no pytree node but holds traced tensors would hand fake tensors to the caller."""
-    held = getattr(value, "__dict__", None)
-    if isinstance(value, (Tensor, torch.nn.Module, type)) or not held:
+    if isinstance(value, (Tensor, torch.nn.Module, type)) or depth > 3:
         return
-    for name, inner in held.items():
-        if isinstance(inner, Tensor) and _torch.is_fake(inner):
+    held = [(path.attr(k), v) for k, v in getattr(value, "__dict__", {}).items()]
+    if isinstance(value, (list, tuple, set)):
+        held += [(path.item(k), v) for k, v in enumerate(value)]
+    elif isinstance(value, dict):
+        held += [(path.item(k), v) for k, v in value.items()]
+    for where, inner in held:
+        _check_result(inner, where, depth + 1)
+        if isinstance(inner, Tensor) and any(map(_torch.is_fake, leaves_of(inner))):
             raise UnsupportedError(
                 f"the region returns a {type(value).__qualname__} that holds tensors and is no registered pytree node",
-                path=f"result[{position}].{name}",
+                path=where,
                 expected="tensors, containers, or a class registered with optree or torch.utils._pytree",
                 got=f"{type(value).__module__}.{type(value).__qualname__}",
                 fix="register the class with optree.register_pytree_node, or return its tensors",

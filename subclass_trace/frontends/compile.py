@@ -16,6 +16,7 @@ import functools
 import gc
 import inspect
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
@@ -39,7 +40,7 @@ from ..runtime.specialize import Graphs, alias_guard, build_program
 from ..subclass.template import example_maker
 from .calls import CallSite
 from .dynamic import SizeHistory, choose, sizes_of
-from .modules import roots_of
+from .modules import names_of, roots_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -137,6 +138,7 @@ class Region:
     def _specialize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Specialization, CallSite]:
         with TRACE_LOCK, _no_garbage_collection():
             # Another thread may have compiled it meanwhile; and while it did, module slots held its traced tensors.
+            self._roots = tuple(roots_of(self.function))  # a name may be bound to another module now
             site, ambient = CallSite.of(args, kwargs, self._roots), Ambient.now()
             entry = self._find(site, ambient)
             if entry is None:
@@ -156,11 +158,12 @@ class Region:
         captured, arguments, positions = self._capture(site, table)
         inputs = [a.value for a in arguments] + [c.value for c in captured.closed_over]
         view = site.module_view()
-        guards = Guards(ambient, site.tree, site.constants(), alias_guard(captured, inputs), view.modules, view.states)
+        guards = Guards(ambient, site.tree, site.constants(), alias_guard(captured, inputs), view.modules, view.states, tuple(names_of(self.function)))
         program, graphs = build_program(
             captured,
             arguments,
             positions,
+            frozenset(k for k, n in enumerate(positions) if n is not None and site.flat[k] is not arguments[n].value),
             backend,
             partitioner,
             keep_joint=self._keep_joint,
@@ -228,6 +231,10 @@ class Region:
         from ..report.text import explain
 
         return explain(self._entries, self._eager_calls)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Region:
+        """A region for a copy of the function, without specializations."""
+        return type(self)(copy.deepcopy(self.function, memo), self.options)
 
     def reset(self) -> None:
         """Forget all specializations."""

@@ -10,10 +10,11 @@ import contextlib
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from ..runtime.guards import BY_VALUE, NameGuard
 from ..subclass.paths import Path
 
 Module = torch.nn.Module
@@ -90,17 +91,67 @@ def states_of(roots: Sequence[Root]) -> list[State]:
     return out
 
 
+class Assigned(NamedTuple):
+    """A tensor that the function assigned to a module while it was traced."""
+
+    owner: Module
+    table: str
+    name: str
+    value: torch.Tensor
+
+
 @contextlib.contextmanager
-def replaced(states: Sequence[State], values: Sequence[torch.Tensor]) -> Iterator[None]:
+def replaced(
+    roots: Sequence[Root], states: Sequence[State], values: Sequence[torch.Tensor]
+) -> Iterator[list[Assigned]]:
     """While inside, the slots hold ``values``. Captures are serialised, so no other capture sees them.
 
-    A slot that the function itself assigned is left as the function left it, if it holds a real tensor then.
+    Yields a list that is filled on the way out: what the function assigned to slots or plain attributes. The modules
+    are left as they were; the run time makes the assignments in each call.
     """
     before = [s.read() for s in states]
+    modules = list({id(m): m for root in roots for m, _ in submodules(root)}.values())
+    attributes = [dict(vars(m)) for m in modules]
+    assigned: list[Assigned] = []
     for s, v in zip(states, values, strict=True):
         getattr(s.owner, s.table)[s.name] = v
     try:
-        yield
+        yield assigned
     finally:
-        for s, v in zip(states, before, strict=True):
-            getattr(s.owner, s.table)[s.name] = v
+        for s, v, old in zip(states, values, before, strict=True):
+            now = getattr(s.owner, s.table).get(s.name)
+            if isinstance(now, torch.Tensor) and now is not v:
+                assigned.append(Assigned(s.owner, s.table, s.name, now))
+            getattr(s.owner, s.table)[s.name] = old
+        for m, old_attributes in zip(modules, attributes, strict=True):
+            assigned += _restore_attributes(m, old_attributes)
+
+
+def _restore_attributes(module: Module, before: dict[str, Any]) -> list[Assigned]:
+    """Plain attributes that hold another tensor now; they are put back."""
+    out = []
+    for name, value in list(vars(module).items()):
+        if isinstance(value, torch.Tensor) and before.get(name) is not value:
+            out.append(Assigned(module, "__dict__", name, value))
+            if name in before:
+                vars(module)[name] = before[name]
+            else:
+                del vars(module)[name]
+    return out
+
+
+def names_of(function: Callable[..., Any]) -> list[NameGuard]:
+    """The cells and globals of ``function`` that hold a tensor, a module, a number or a string."""
+    plain = function.__func__ if isinstance(function, types.MethodType) else function
+    code = getattr(plain, "__code__", None)
+    kinds = (torch.Tensor, Module, *BY_VALUE)
+    found = []
+    for cell in getattr(plain, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):
+            if isinstance(cell.cell_contents, kinds):
+                found.append(NameGuard(cell, None, cell.cell_contents))
+    table = getattr(plain, "__globals__", {})
+    for name in getattr(code, "co_names", ()):
+        if name in table and isinstance(table[name], kinds):
+            found.append(NameGuard(table, name, table[name]))
+    return found

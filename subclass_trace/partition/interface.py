@@ -16,7 +16,7 @@ import torch
 import torch.fx as fx
 
 from .. import _torch
-from ..capture.graphs import is_random, output_args, placeholders
+from ..capture.graphs import extract, is_draw, needed, output_args, placeholders
 from ..errors import OptionError, VerificationError
 from . import torch_partitioners
 
@@ -49,8 +49,8 @@ def resolve_partitioner(choice: str | Partitioner, budget: float | None) -> Part
     Raises:
         OptionError: unknown name, or a budget outside [0, 1], or a budget with a partitioner that knows none.
     """
-    if budget is not None and not 0 <= budget <= 1:
-        raise OptionError("activation_memory_budget is out of range", expected="a number from 0 to 1", got=budget)
+    if budget is not None and not (isinstance(budget, (int, float)) and 0 <= budget <= 1):
+        raise OptionError("activation_memory_budget is out of range", expected="a number from 0 to 1", got=repr(budget))
     if callable(choice):
         found: Partitioner = choice
     elif choice in torch_partitioners.BY_NAME:
@@ -60,13 +60,13 @@ def resolve_partitioner(choice: str | Partitioner, budget: float | None) -> Part
         raise OptionError(
             f"unknown partitioner {choice!r}",
             expected=f"one of {sorted(torch_partitioners.BY_NAME)}, or a callable",
-            got=choice,
+            got=repr(choice),
             fix=f"did you mean {close[0]!r}?" if close else None,
         )
     if budget is None:
         return found
     if choice != "min_cut":
-        raise OptionError("activation_memory_budget needs the min_cut partitioner", expected="min_cut", got=choice)
+        raise OptionError("activation_memory_budget needs the min_cut partitioner", expected="min_cut", got=repr(choice))
     return torch_partitioners.min_cut_with_budget(budget)
 
 
@@ -74,6 +74,7 @@ def partition(
     joint: fx.GraphModule,
     *,
     num_forward: int,
+    draws: int = 0,
     tangents: Sequence[str],
     partitioner: Partitioner,
     serve: Collection[str],
@@ -83,6 +84,7 @@ def partition(
     """Split ``joint`` (which is consumed).
 
     Args:
+        num_forward: how many outputs are the forward's; the last ``draws`` of them are computed and dropped.
         serve: nodes that eager autograd would have saved. All of them must be computable from what is saved, so that a
             backward for other tangents is (docs/notes/tangents.md); values missing for it are saved too.
         written: graph inputs that the region writes. What is saved of their memory is cloned, since the write-back
@@ -91,16 +93,52 @@ def partition(
     """
     ancestry = _ancestry(joint.graph)
     inputs = [n.meta.get("val") for n in placeholders(joint.graph)]
+    whole = _copy(joint) if any(is_draw(n) for n in joint.graph.nodes) else None
     forward, backward = torch_partitioners.call(partitioner, joint, inputs, num_forward, static)
+    if whole is not None and any(is_draw(n) for n in backward.graph.nodes):
+        forward, backward = _draw_once(whole, forward, num_forward, tangents)
     outputs = output_args(forward.graph)
     saved = [n.name for n in outputs[num_forward:]]
     backward_inputs = _bind(placeholders(backward.graph), saved, tangents)
     extra = _missing(ancestry, serve, set(saved))
     by_name = {n.name: n for n in forward.graph.nodes}
     extra_nodes = [by_name[n] for n in sorted(extra) if n in by_name]
-    _set_outputs(forward, [*outputs[:num_forward], *_protected(forward, [*outputs[num_forward:], *extra_nodes], written)])
+    _set_outputs(forward, [*outputs[: num_forward - draws], *_protected(forward, [*outputs[num_forward:], *extra_nodes], written)])
     names = (*saved, *(n.name for n in extra_nodes))
     return Partitioned(forward, backward, names, tuple(backward_inputs), frozenset(n.name for n in extra_nodes))
+
+
+def save_all(forward: fx.GraphModule, names: Collection[str], written: Collection[str]) -> Partitioned:
+    """For a forward without a traced backward: save the nodes with these names (those that the graph has)."""
+    by_name = {n.name: n for n in forward.graph.nodes}
+    saved = sorted(n for n in names if n in by_name)
+    _set_outputs(forward, [*output_args(forward.graph), *_protected(forward, [by_name[n] for n in saved], written)])
+    return Partitioned(forward, forward, tuple(saved), (), frozenset())
+
+
+def _draw_once(
+    joint: fx.GraphModule, forward: fx.GraphModule, num_forward: int, tangents: Sequence[str]
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The partitioner recomputes random numbers in the backward, which would draw others: save them instead."""
+    by_name = {n.name: n for n in joint.graph.nodes}
+    saved = [n.name for n in output_args(forward.graph)[num_forward:]]
+    outputs = output_args(joint.graph)
+    for _ in by_name:
+        _, missing = needed(outputs[num_forward:], {*saved, *tangents})
+        if not missing:
+            break
+        saved += sorted(missing)
+    primals = [n.name for n in placeholders(joint.graph) if not n.name.startswith("tangents")]
+    first = extract(joint, [*outputs[:num_forward], *[by_name[n] for n in saved]], primals)
+    nodes, _ = needed(outputs[num_forward:], {*saved, *tangents})
+    taken = [n for n in [*saved, *tangents] if by_name.get(n) in nodes]
+    return first, extract(joint, outputs[num_forward:], taken)
+
+
+def _copy(module: fx.GraphModule) -> fx.GraphModule:
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    return _torch.graph_module(module, graph)
 
 
 def _bind(nodes: Sequence[fx.Node], saved: Sequence[str], tangents: Sequence[str]) -> list[str]:
@@ -124,7 +162,7 @@ def _ancestry(graph: fx.Graph) -> dict[str, tuple[bool, tuple[str, ...]]]:
     """name -> (it cannot be computed again, names of its inputs); taken before a partitioner changes the graph."""
     table = {}
     for n in graph.nodes:
-        fixed = n.op == "placeholder" or (is_random(n) and n.meta.get("partitioner_tag") != "is_backward")
+        fixed = n.op == "placeholder" or is_draw(n)
         table[n.name] = (fixed, tuple(i.name for i in n.all_input_nodes))
     return table
 

@@ -11,7 +11,7 @@ from ..plan import SavedValue
 from .interface import Partitioned
 
 
-def saved_table(parts: Partitioned, num_forward: int, paths: Mapping[str, str]) -> tuple[SavedValue, ...]:
+def saved_table(parts: Partitioned, paths: Mapping[str, str]) -> tuple[SavedValue, ...]:
     """One row per saved value, in order. ``paths`` names graph inputs.
 
     Bytes are counted once per storage, for dynamic sizes as in the traced call; inputs cost nothing, since the caller holds them anyway.
@@ -19,7 +19,7 @@ def saved_table(parts: Partitioned, num_forward: int, paths: Mapping[str, str]) 
     rows = []
     seen: set[int] = set()
     nodes = {n.name: n for n in parts.forward.graph.nodes}
-    values = output_args(parts.forward.graph)[num_forward:]
+    values = output_args(parts.forward.graph)[-len(parts.saved) :] if parts.saved else []
     for name, value in zip(parts.saved, values, strict=True):
         node, val = nodes.get(name, value), value.meta.get("val")
         tensor = isinstance(val, torch.Tensor)

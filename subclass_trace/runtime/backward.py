@@ -7,7 +7,7 @@ user function, and computed from the same saved activations. See docs/notes/tang
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,11 +61,13 @@ class CompiledBackward:
             return False
         return all(_matches(known, now, env) for known, now in zip(self.tangents, tangents, strict=True))
 
-    def run(self, saved: Mapping[str, Any], tangents: Sequence[Tensor], env: Env) -> list[Tensor | None]:
-        """Gradients from saved values and the dense leaves of the tangents."""
+    def run(self, saved: dict[str, Any], tangents: Sequence[Tensor], env: Env) -> list[Tensor | None]:
+        """Gradients from saved values (which are consumed) and the dense leaves of the tangents."""
         wanted = [s for t in self.tangents if t is not None for s in spec_leaves(concrete(t, env))]
         leaves = [fit_strides(t, s.stride) for t, s in zip(tangents, wanted, strict=True)]
         args = [saved[key] if kind == "saved" else leaves[key] for kind, key in self.inputs]
+        if not self.create_graph:  # the program frees each value after its last use; nothing else may hold it
+            saved.clear()
         with torch.no_grad():
             flat = iter(self.call(args))
         sizes = evaluator(env)
@@ -78,14 +80,13 @@ class Backwards:
     def __init__(
         self,
         tape: Tape,
-        num_forward: int,
         saved: frozenset[str],
         compile_backward: CompileBackward,
         output_paths: Sequence[str],
         symbols: frozenset[Any] = frozenset(),
     ) -> None:
         self.symbols = symbols
-        self.tape, self.num_forward, self.saved = tape, num_forward, saved
+        self.tape, self.saved = tape, saved
         self.compile_backward, self.output_paths = compile_backward, tuple(output_paths)
         self.compiled: tuple[CompiledBackward, ...] = ()
 
@@ -126,7 +127,7 @@ class Backwards:
 
     def build(self, traced: TracedBackward, tangents: Sequence[Spec | None], create_graph: bool) -> CompiledBackward:
         """Compile a traced backward as a program over saved values and tangents."""
-        outputs = output_args(traced.joint.graph)[self.num_forward :]
+        outputs = output_args(traced.joint.graph)[traced.num_forward :]
         have = self.saved | set(traced.tangents)
         nodes, missing = needed(outputs, have)
         if missing:
@@ -137,7 +138,7 @@ class Backwards:
         inputs = tuple(("tangent", number[n]) if n in number else ("saved", n) for n in names)
         following = None
         if traced.next is not None:
-            following = Backwards(traced.next, self.num_forward, frozenset(have), self.compile_backward, (), self.symbols)
+            following = Backwards(traced.next, frozenset(have), self.compile_backward, (), self.symbols)
         frozen = tuple(None if t is None else freeze(t) for t in tangents)
         grads = tuple(None if g is None else freeze(g) for g in traced.grads)
         call = self.compile_backward(graph)

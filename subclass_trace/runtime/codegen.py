@@ -15,7 +15,7 @@ import torch
 
 from .. import _torch
 from ..capture.aliasing import alias_pattern
-from ..plan import BasePrimal, ConstantOutput, InputOutput, LeafPrimal, ValueOutput, ViewOutput
+from ..plan import BasePrimal, ConstantOutput, InputOutput, LeafPrimal, SameOutput, ValueOutput, ViewOutput
 from ..subclass.context import same_context
 from ..subclass.spec import OpaqueSpec, Spec, spec_leaves
 from .emit import NotGenerated, Unwrapper, Wrapper, size_code, symbol_lines, tensor_checks
@@ -110,6 +110,7 @@ class _EntryEmitter:
         s.depth = 2
         flat = self._structure()
         self._ambient()
+        self._names()
         flat += self._modules()
         inputs = self._inputs(flat)
         leaves = self._unwrap(inputs)
@@ -194,6 +195,20 @@ class _EntryEmitter:
             parts.append("any_autocast()")
         s.line(f"if ({' or '.join(parts)}): return MISS")
 
+    def _names(self) -> None:
+        """Closure cells and globals must be bound as they were."""
+        s = self.source
+        for guard in self.guards.names:
+            holder, known = s.constant(guard.holder, "holder"), s.constant(guard.value, "bound")
+            now = f"{holder}.cell_contents" if guard.key is None else f"{holder}[{guard.key!r}]"
+            if type(guard.value) in (int, str, bytes):
+                s.line(f"if {now} != {known} or type({now}) is not {type(guard.value).__name__}: return MISS")
+            elif isinstance(guard.value, (float, complex)):
+                check = s.constant(guard.holds, "holds")
+                s.line(f"if not {check}(): return MISS")
+            else:
+                s.line(f"if {now} is not {known}: return MISS")
+
     def _modules(self) -> list[str]:
         """Check the modules, and read their tensors."""
         s = self.source
@@ -235,17 +250,19 @@ class _EntryEmitter:
             if row.position is None:
                 names.append(s.constant(row.constant, "closed_over"))
             elif row.take_base:
-                base, x = f"b{number}", flat[row.position]
-                s.line(f"{base} = {x} if {x}._base is None else {x}._base")
+                base = f"b{number}"
+                s.line(f"{base} = {flat[row.position]}._base")
+                s.line(f"if {base} is None: return MISS")
                 names.append(base)
             else:
                 names.append(flat[row.position])
             self.values[names[-1]] = self.real_inputs[number]
         for position, found in enumerate(plan.positions):
             if found is not None and flat[position] != names[found]:
-                x, expected = flat[position], names[found]
-                also = f" and {x}._base is not {expected}" if plan.inputs[found].take_base else ""
-                s.line(f"if {x} is not {expected}{also}: return MISS")
+                part = "._base" if position in plan.through_base else ""
+                if part and plan.inputs[found].position == position:
+                    continue  # the base was taken from here
+                s.line(f"if {flat[position]}{part} is not {names[found]}: return MISS")
         return names
 
     def _unwrap(self, inputs: Sequence[str]) -> list[str]:
@@ -305,13 +322,13 @@ class _EntryEmitter:
             if m.starts_grad:
                 s.line(f"{inputs[m.input]}.requires_grad_()")
         s.line(f"p = [{', '.join(self._primal(p, leaves, symbols) for p in plan.primals)}]")
-        trains = plan.trains and self.guards.ambient.grad
         env = "{" + ", ".join(f"{s.constant(k, 'symbol')}: {v}" for k, v in symbols.items()) + "}" if symbols else "None"
-        if trains:
+        if plan.trains:
             values, sizes = self._train(inputs, env)
         else:
             values, sizes = self._infer(symbols)
-        simple = not plan.mutations and plan.grad_mode_after is None and all(map(self._is_simple, plan.outputs))
+        simple = not plan.mutations and not plan.assignments and plan.grad_mode_after is None
+        simple = simple and all(map(self._is_simple, plan.outputs))
         if not simple:
             s.bind("finish", finish)
             s.bind("Call", Call)
@@ -336,7 +353,8 @@ class _EntryEmitter:
         self._return(results)
 
     def _is_simple(self, o: Any) -> bool:
-        return not getattr(o, "aliases", ()) and not getattr(o, "attributes", ())
+        special = isinstance(o, SameOutput) or getattr(o, "starts_grad", False)
+        return not special and not getattr(o, "aliases", ()) and not getattr(o, "attributes", ())
 
     def _primal(self, primal: Any, leaves: Sequence[str], symbols: dict[Any, str]) -> str:
         if isinstance(primal, LeafPrimal):
@@ -383,7 +401,12 @@ class _EntryEmitter:
         function = FunctionEmitter(self.program, self.guards.ambient, self.example, self.use_cpp).emit()
         s.bind("apply", _torch.base_apply(function))
         s.line(f"extra = [{env}, ({_tuple([inputs[i] for i in plan.watched_inputs])}), None]")
-        s.line(f"v = apply(p, extra, {', '.join(inputs[i] for i in plan.differentiated)})")
+        call = f"v = apply(p, extra, {', '.join(inputs[i] for i in plan.differentiated)})"
+        if self.guards.ambient.grad:
+            s.line(call)
+        else:  # the region enables gradients itself
+            s.bind("enable_grad", torch.enable_grad)
+            s.line(f"with enable_grad(): {call}")
         values = [f"v[{k}]" for k in range(len(plan.values))] if len(plan.values) != 1 else ["v"]
         return values, [f"extra[2][{k}]" for k in range(plan.size_outputs)]
 

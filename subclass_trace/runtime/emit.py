@@ -92,6 +92,11 @@ class Unwrapper:
         known = source.constant(spec.context, "context")
         if isinstance(spec.context, _IDENTITY):
             source.line(f"if c is not {known}: {self.miss}")
+        elif type(spec.context) in (int, str, bytes):
+            source.line(f"if type(c) is not {type(spec.context).__name__} or c != {known}: {self.miss}")
+        elif type(spec.context) is tuple:
+            source.bind("same_context", same_context)
+            source.line(f"if not same_context({known}, c): {self.miss}")
         else:
             source.bind("same_context", same_context)
             source.line(f"if c is not {known} and not same_context({known}, c): {self.miss}")

@@ -6,7 +6,7 @@ expected ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,13 +20,13 @@ Tensor = torch.Tensor
 
 
 def run_backward(
-    backwards: Backwards, inputs: Sequence[Tensor], saved: Mapping[str, Any], tangents: Sequence[Tensor | None], env: Env
+    backwards: Backwards, inputs: Sequence[Tensor], saved: dict[str, Any], tangents: Sequence[Tensor | None], env: Env
 ) -> Sequence[Tensor | None]:
     """Gradients for whatever tangents arrive.
 
     Args:
         inputs: the differentiated inputs; used (for their history) only when the backward is differentiated again.
-        saved: name -> saved value.
+        saved: name -> saved value; consumed, unless the backward is differentiated again.
         tangents: one per differentiable output; None where the caller uses that output not at all.
     """
     if all(t is None for t in tangents):
@@ -46,7 +46,7 @@ class DifferentiableBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, backwards: Backwards, entry: CompiledBackward, saved: Mapping[str, Any], env: Env, count: int, *args: Any
+        ctx: Any, backwards: Backwards, entry: CompiledBackward, saved: dict[str, Any], env: Env, count: int, *args: Any
     ) -> tuple[Any, ...]:
         """``args`` are the differentiated inputs (passed for their history alone) and the tangents."""
         ctx.set_materialize_grads(False)
@@ -64,7 +64,7 @@ class DifferentiableBackward(torch.autograd.Function):
         entry: CompiledBackward = ctx.entry
         assert entry.next is not None
         tangents = [grads[k] for k in entry.differentiable]
-        result = run_backward(entry.next, ctx.connected, ctx.saved_values, tangents, ctx.env)
+        result = run_backward(entry.next, ctx.connected, dict(ctx.saved_values), tangents, ctx.env)
         return (None, None, None, None, None, *result)
 
 
@@ -88,10 +88,11 @@ class RegionFunction(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
         """Gradients of the differentiated inputs."""
         plan = ctx.program.plan
-        tensors = iter(ctx.saved_tensors)
+        tensors = list(ctx.saved_tensors)[::-1]
         ctx.maybe_clear_saved_tensors()  # unless the graph is retained: a saved value is freed after its last use
         names = [row.name for row in plan.saved]
-        saved = {n: next(tensors) if v is None else v for n, v in zip(names, ctx.numbers, strict=True)}
+        saved = {n: tensors.pop() if v is None else v for n, v in zip(names, ctx.numbers, strict=True)}
+        tensors.clear()
         tangents = [grads[k] for k in plan.differentiable]
         result = run_backward(ctx.program.backwards, ctx.inputs, saved, tangents, ctx.env)
         if not _torch.keeps_graph():

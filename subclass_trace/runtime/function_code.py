@@ -30,15 +30,18 @@ class FastBackward:
     def __init__(self, program: Program, use_cpp: bool) -> None:
         assert program.backwards is not None
         self.program, self.use_cpp = program, use_cpp
-        self.expected = program.backwards.compiled[0].tangents
+        compiled = program.backwards.compiled
+        self.expected = compiled[0].tangents if compiled else ()
         self.check: Callable[..., bool] | None = None
 
     def slow(self, ctx: Any, saved: list[Any], grads: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
         """The general backward; arms the fast one when these are the tangents that it was made for."""
         program = self.program
         assert program.backwards is not None
-        values = iter(saved)
-        named = {row.name: next(values) if n is None else n for row, n in zip(program.plan.saved, ctx.numbers, strict=True)}
+        values = saved[::-1]
+        saved.clear()
+        named = {row.name: values.pop() if n is None else n for row, n in zip(program.plan.saved, ctx.numbers, strict=True)}
+        values.clear()
         tangents = [grads[k] for k in program.plan.differentiable]
         if self.check is None and not torch.is_grad_enabled():
             self._arm(tangents)
@@ -49,6 +52,8 @@ class FastBackward:
 
     def _arm(self, tangents: list[Tensor | None]) -> None:
         rows: list[tuple[Tensor, Spec]] = []
+        if len(tangents) != len(self.expected):
+            return
         for t, spec in zip(tangents, self.expected, strict=True):
             if t is None or spec is None or any(isinstance(n, SizeExpr) for s in spec_leaves(spec) for n in s.size):
                 return
@@ -140,7 +145,8 @@ class FunctionEmitter:
         s.line("saved = list(ctx.saved_tensors)")
         s.line("ctx.maybe_clear_saved_tensors()")
         slow = f"return fast.slow(ctx, saved, ({''.join(f'{n}, ' for n in names)}))"
-        if self.dynamic:
+        assert self.program.backwards is not None
+        if self.dynamic or not self.program.backwards.compiled:
             s.line(slow)
         else:
             try:

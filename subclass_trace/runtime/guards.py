@@ -14,7 +14,7 @@ import torch
 
 from .. import _torch
 from ..capture.aliasing import alias_pattern
-from ..plan import InputPlan, Plan
+from ..plan import Plan
 from ..subclass.context import same_context, without_outer
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
@@ -80,6 +80,30 @@ class ModuleGuard:
 
 
 @dataclass(frozen=True, eq=False)
+class NameGuard:
+    """A closure cell (``key`` None) or a global that the function names, and what it was bound to.
+
+    Numbers and strings are compared by value, tensors and modules by identity.
+    """
+
+    holder: Any
+    key: str | None
+    value: Any
+
+    def holds(self) -> bool:
+        """Is it bound as it was?"""
+        try:
+            now = self.holder.cell_contents if self.key is None else self.holder.get(self.key)
+        except ValueError:  # the cell was emptied
+            return False
+        return now is self.value or (isinstance(self.value, BY_VALUE) and same_context(self.value, now))
+
+
+#: names bound to these are guarded by value
+BY_VALUE = (bool, int, float, complex, str, bytes, type(None))
+
+
+@dataclass(frozen=True, eq=False)
 class Guards:
     """All guards of one specialization that are not in its plan's input specs."""
 
@@ -89,6 +113,7 @@ class Guards:
     alias: tuple[Any, ...] | None
     modules: tuple[ModuleGuard, ...] = ()
     states: tuple[tuple[int, str, str], ...] = ()
+    names: tuple[NameGuard, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +146,9 @@ def failed_guard(
         return f"the thread's state: expected {guards.ambient}, got {ambient}"
     if tree != guards.tree:
         return f"the structure of the arguments: expected {guards.tree}, got {tree}"
+    for name in guards.names:
+        if not name.holds():
+            return f"the name {name.key or 'of a closure cell'} is bound to another object"
     reason = _failed_module_guard(guards, modules or ModuleView())
     if reason is not None:
         return reason
@@ -136,7 +164,7 @@ def _failed_tensor_guard(plan: Plan, guards: Guards, flat: Sequence[Any]) -> str
             return f"{row.path}: expected a tensor, got {type(row.of(flat)).__qualname__}"
     inputs = [row.of(flat) for row in plan.inputs]
     for position, number in enumerate(plan.positions):
-        if number is not None and not _stands_for(flat[position], inputs[number], plan.inputs[number]):
+        if number is not None and not _stands_for(flat[position], inputs[number], position in plan.through_base):
             return f"flat argument {position}: expected the same tensor as {plan.inputs[number].path}"
     if len({id(x) for x in inputs}) != len(inputs):
         return "two inputs are one tensor that were two when the specialization was made"
@@ -149,10 +177,10 @@ def _failed_tensor_guard(plan: Plan, guards: Guards, flat: Sequence[Any]) -> str
     return _failed_leaf_guard(plan, guards, inputs)
 
 
-def _stands_for(value: Any, expected: Tensor, row: InputPlan) -> bool:
-    if value is expected:
-        return True
-    return row.take_base and isinstance(value, Tensor) and value._base is expected
+def _stands_for(value: Any, expected: Tensor, through_base: bool) -> bool:
+    if through_base:
+        return isinstance(value, Tensor) and value._base is expected
+    return value is expected
 
 
 def _failed_leaf_guard(plan: Plan, guards: Guards, inputs: Sequence[Tensor]) -> str | None:

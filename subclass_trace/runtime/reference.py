@@ -21,6 +21,7 @@ from ..plan import (
     OutputPlan,
     Plan,
     Primal,
+    SameOutput,
     SizeOutput,
     ViewOutput,
 )
@@ -60,9 +61,10 @@ class Program:
         for m in self.plan.mutations:
             if m.starts_grad:
                 call.inputs[m.input].requires_grad_()
-        if self.plan.trains and torch.is_grad_enabled():
+        if self.plan.trains:  # also under no_grad: the region may enable gradients itself
             differentiated = [call.inputs[i] for i in self.plan.differentiated]
-            values = list(RegionFunction.apply(self, call, *differentiated))
+            with torch.enable_grad():
+                values = list(RegionFunction.apply(self, call, *differentiated))
         else:
             with torch.no_grad():
                 values, call.sizes, _ = self.run_forward(call)
@@ -117,7 +119,12 @@ def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]
     for m in plan.mutations:
         new = None if m.value is None else values[m.value]
         deliver(m, plan.inputs[m.input], call.inputs[m.input], new, old[m.input], call.env)
-    results = [make_output(o, call, values, flat) for o in plan.outputs]
+    results: list[Any] = []
+    for o in plan.outputs:
+        results.append(results[o.result] if isinstance(o, SameOutput) else make_output(o, call, values, flat))
+    for a in plan.assignments:
+        getattr(a.owner, a.table)[a.name] = results[a.result]
+    del results[plan.out_tree.num_leaves :]  # what was only made to be assigned
     if plan.grad_mode_after is not None:
         torch.set_grad_enabled(plan.grad_mode_after)
     return results
@@ -137,6 +144,8 @@ def make_output(o: OutputPlan, call: Call, values: Sequence[Tensor], flat: Seque
         value = values[o.value]
         if o.aliases and not value.requires_grad:
             value = alias_of_leaves(o, value, call.leaves, call.env)
+        if o.starts_grad:
+            value.requires_grad_()
     for name, attribute in o.attributes.items():
         setattr(value, name, attribute)
     return value

@@ -15,7 +15,7 @@ from ..capture.aliasing import alias_pattern
 from ..capture.graphs import output_args, placeholders
 from ..capture.inputs import Argument
 from ..capture.region import Captured
-from ..partition.interface import Partitioned, Partitioner, partition
+from ..partition.interface import Partitioned, Partitioner, partition, save_all
 from ..partition.saved import saved_table
 from ..plan import (
     BasePrimal,
@@ -54,6 +54,7 @@ def build_program(
     captured: Captured,
     arguments: Sequence[Argument],
     positions: Sequence[int | None],
+    through_base: frozenset[int],
     backend: Backend,
     partitioner: Partitioner,
     keep_joint: bool = False,
@@ -63,41 +64,70 @@ def build_program(
 
     Args:
         positions: flat position -> number of the argument; None where it is no tensor.
+        through_base: positions whose tensor is a view that its autograd base stands for.
         keep_joint: keep a copy of the joint graph (partitioners consume it).
         keep_input_mutations: without a backward, data is written back inside the graph, by ``copy_`` on its inputs.
     """
-    num_forward = len(captured.forward_nodes)
     if captured.tape is None:
         forward = captured.forward_graph()
         if keep_input_mutations:
             captured = replace(captured, mutations=write_back_in_graph(captured, forward))
         call = compile_with(backend.inference, forward, _examples(forward), is_backward=False, name=backend.name)
-        plan = _plan(captured, arguments, positions, forward, ())
+        plan = _plan(captured, arguments, positions, through_base, forward, ())
         return Program(plan, call, None), Graphs(None, forward, None)
-    guess = captured.tape.guess()
-    traced = captured.tape.trace(guess)
+    try:
+        guess = captured.tape.guess()
+        traced = captured.tape.trace(guess)
+    except Exception:  # whatever it is, eager would raise it in the backward, if there ever is one
+        return _without_backward(captured, arguments, positions, through_base, backend)
     kept = _copy(traced.joint) if keep_joint else None
     parts = partition(
         traced.joint,
-        num_forward=num_forward,
+        num_forward=traced.num_forward,
+        draws=traced.draws,
         tangents=traced.tangents,
         partitioner=partitioner,
         serve=captured.saved_by_autograd,
         written=_written(captured),
         static=[captured.leaf_primals[k] for k in _static_leaves(captured, arguments)],
     )
-    saved = saved_table(parts, num_forward, _primal_paths(captured))
+    saved = saved_table(parts, _primal_paths(captured))
     call = compile_with(backend.forward, parts.forward, _examples(parts.forward), is_backward=False, name=backend.name)
+    compile_backward = _backward_compiler(backend)
+    first = _first_backward(parts, traced, guess, compile_backward)
+    plan = _plan(captured, arguments, positions, through_base, parts.forward, saved)  # now: compiling may have added conditions
+    known = frozenset(row.symbol for row in plan.symbols)
+    backwards = Backwards(captured.tape, frozenset(parts.saved), compile_backward, _output_paths(plan), known)
+    backwards.add(first)
+    return Program(plan, call, backwards), Graphs(kept, parts.forward, parts.backward)
 
+
+def _without_backward(
+    captured: Captured,
+    arguments: Sequence[Argument],
+    positions: Sequence[int | None],
+    through_base: frozenset[int],
+    backend: Backend,
+) -> tuple[Program, Graphs]:
+    """A region whose guessed backward cannot be traced: it saves what eager saves, and tries again in the backward."""
+    assert captured.tape is not None
+    forward = captured.forward_graph(sorted(captured.saved_by_autograd))
+    parts = save_all(forward, captured.saved_by_autograd, _written(captured))
+    saved = saved_table(parts, _primal_paths(captured))
+    call = compile_with(backend.forward, forward, _examples(forward), is_backward=False, name=backend.name)
+    plan = _plan(captured, arguments, positions, through_base, forward, saved)
+    compile_backward = _backward_compiler(backend)
+    known = frozenset(row.symbol for row in plan.symbols)
+    names = frozenset(parts.saved)
+    backwards = Backwards(captured.tape, names, compile_backward, _output_paths(plan), known)
+    return Program(plan, call, backwards), Graphs(None, forward, None)
+
+
+def _backward_compiler(backend: Backend) -> Callable[[fx.GraphModule], Callable[[list[Any]], Sequence[Any]]]:
     def compile_backward(graph: fx.GraphModule) -> Callable[[list[Any]], Sequence[Any]]:
         return compile_with(backend.backward, graph, _examples(graph), is_backward=True, name=backend.name)
 
-    first = _first_backward(parts, traced, guess, compile_backward)
-    plan = _plan(captured, arguments, positions, parts.forward, saved)  # now: compiling may have added conditions
-    known = frozenset(row.symbol for row in plan.symbols)
-    backwards = Backwards(captured.tape, num_forward, frozenset(parts.saved), compile_backward, _output_paths(plan), known)
-    backwards.add(first)
-    return Program(plan, call, backwards), Graphs(kept, parts.forward, parts.backward)
+    return compile_backward
 
 
 def _first_backward(parts: Partitioned, traced: Any, guess: Sequence[Any], compile_backward: Any) -> CompiledBackward:
@@ -131,6 +161,7 @@ def _plan(
     captured: Captured,
     arguments: Sequence[Argument],
     positions: Sequence[int | None],
+    through_base: frozenset[int],
     forward: fx.GraphModule,
     saved: tuple[SavedValue, ...],
 ) -> Plan:
@@ -138,6 +169,8 @@ def _plan(
     return Plan(
         inputs=inputs,
         positions=tuple(positions),
+        through_base=through_base,
+        assignments=captured.assignments,
         leaf_count=len(captured.leaf_primals),
         primals=tuple(_primals(captured, forward)),
         symbols=tuple(_symbols(captured)),

@@ -15,7 +15,7 @@ from ..capture.mutation import multi_view_error
 from ..errors import UnsupportedError
 from ..plan import InputPlan, MutationPlan
 from ..subclass.flatten import leaves_of
-from ..subclass.spec import LeafSpec, WrapperSpec, spec_leaves
+from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
 from .sizes import Env, concrete
 
 Tensor = torch.Tensor
@@ -62,7 +62,7 @@ def deliver(plan: MutationPlan, inp: InputPlan, x: Tensor, new: Tensor | None, o
             _replace(x, inp, k, how, fresh[k].detach(), old[k])
     for name, value in plan.attributes.items():
         setattr(x, name, value)
-    if version is not None and plan.version_bumps:
+    if version is not None and x._version != version + plan.version_bumps:
         _torch.set_version(x, version + plan.version_bumps)
 
 
@@ -73,9 +73,18 @@ def _write_metadata(x: Tensor, inp: InputPlan, plan: MutationPlan, old: Sequence
         if k not in plan.replaced and _layout(a) != _layout(b):
             with torch.no_grad():
                 leaf.as_strided_(b.size, b.stride, leaf.storage_offset() + b.storage_offset - a.storage_offset)
-    if isinstance(after, WrapperSpec) and (tuple(x.shape), tuple(x.stride())) != (after.size, after.stride):
+    _write_outer(x, after)
+
+
+def _write_outer(x: Any, after: Spec) -> None:
+    """Outer sizes of the wrapper and of the wrappers inside it, set below the dispatch of their classes."""
+    if not isinstance(after, WrapperSpec):
+        return
+    if (tuple(x.shape), tuple(x.stride())) != (after.size, after.stride):
         with _torch.without_dispatch(), torch.no_grad():
             torch.ops.aten.as_strided_.default(x, after.size, after.stride, x.storage_offset())
+    for name, inner in zip(after.names, after.inners, strict=True):
+        _write_outer(getattr(x, name), inner)
 
 
 def _layout(leaf: LeafSpec) -> tuple[Any, ...]:

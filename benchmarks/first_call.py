@@ -1,8 +1,8 @@
 """The first call of a region: tracing, partitioning, code generation, and the first forward and backward.
 
-Each measurement is of a new region with emptied caches, in a process that has imported everything. ``aot_function`` gets the same partitioner and a compiler that
-does nothing; ``torch.compile`` gets its ``aot_eager`` back end, whose partitioner is min_cut. With all sizes symbolic,
-every dimension of every input is, in both.
+Each measurement is of a new region with emptied caches, in a process that imported everything. ``aot_function`` gets
+the same partitioner and a compiler that does nothing; ``torch.compile`` gets its ``aot_eager`` back end, whose
+partitioner is min_cut. With all sizes symbolic, every dimension of every input is, in both.
 """
 
 from __future__ import annotations
@@ -64,8 +64,10 @@ def run(quick: bool, say: Callable[[str], None]) -> Iterator[Figure]:
 def _warm_up(subject: Subject) -> None:
     """What happens once per process does not count: imports above all."""
     f = subject.function
-    for compiled in (stacks.ours(f), stacks.aot(f), stacks.dynamo(f), stacks.ours(f, dynamic=True), stacks.aot(f, dynamic=True)):
+    for compiled in (stacks.ours(f), stacks.aot(f), stacks.dynamo(f)):
         subject.step(compiled)
+    for make in (stacks.ours, stacks.aot):
+        subject.step(make(f, dynamic=True))
 
 
 def _static(subject: Subject, rounds: int) -> Iterator[Figure]:
@@ -98,9 +100,7 @@ def _symbolic(subject: Subject, rounds: int) -> Figure:
     }
     times = once({k: _first(subject, make) for k, make in made.items()}, rounds=rounds, fresh=stacks.forget)
     case = f"{subject.name}, min_cut, all sizes symbolic"
-    return Figure(
-        "first_call", _AGAINST_AOT, case, times.ratio("aot_function", "ours"), SYMBOLIC, raw=times.medians()
-    )
+    return Figure("first_call", _AGAINST_AOT, case, times.ratio("aot_function", "ours"), SYMBOLIC, raw=times.medians())
 
 
 def _first(subject: Subject, make: Callable[[], Any]) -> Callable[[], Callable[[], Any]]:

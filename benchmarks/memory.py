@@ -49,7 +49,7 @@ def run(quick: bool, say: Callable[[str], None]) -> Iterator[Figure]:
         eager = subject.function
         for budget, goal in _GOALS.items():
             say(f"memory, {subject.name}, budget {budget}")
-            torch._dynamo.reset()
+            stacks.forget()
             region = stacks.ours(eager, budget=None if budget == 1.0 else budget)
             stacks_: dict[str, Callable[..., Any]] = {"ours": region, "aot_function": stacks.aot(eager)}
             if not (quick and budget != 1.0):

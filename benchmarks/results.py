@@ -96,8 +96,8 @@ def as_text(figures: Iterable[Figure]) -> str:
         used = _used(rows)
         table = [[row[k] for k in used] for row in [_HEAD, *rows]]
         widths = [max(len(row[k]) for row in table) for k in range(len(used))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
-        out.append("\n".join([title, "  " + lines[0], *("  " + line for line in lines[1:])]))
+        padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in table]
+        out.append("\n".join([title, *("  " + "  ".join(row).rstrip() for row in padded)]))
     return "\n\n".join(out)
 
 

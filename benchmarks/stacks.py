@@ -1,7 +1,8 @@
-"""The stacks that are compared. Each makes a compiled callable of a function; all of them run graphs as eager kernels."""
+"""The stacks that are compared: each makes a compiled callable of a function, and runs its graphs as eager kernels."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,9 @@ Function = Callable[..., Any]
 _PARTITIONERS = {"min_cut": min_cut_rematerialization_partition, "default": default_partition}
 
 
-def ours(function: Function, partitioner: str = "min_cut", *, dynamic: bool = False, budget: float | None = None) -> st.Region:
+def ours(
+    function: Function, partitioner: str = "min_cut", *, dynamic: bool = False, budget: float | None = None
+) -> st.Region:
     """This package with its own back end."""
     return st.compile(
         function, backend="eager", partitioner=partitioner, dynamic=dynamic, activation_memory_budget=budget
@@ -40,3 +43,9 @@ def forget() -> None:
     torch._dynamo.reset()
     FakeTensorMode.cache_clear()
     bindings._cache.clear()
+    if "torch.distributed.tensor" in sys.modules:
+        # Also needed for aot_function to work at all: it fails on DTensors when their operations ran before.
+        from torch.distributed.tensor import DTensor
+
+        DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()  # type: ignore[no-untyped-call]
+        getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", lambda: None)()

@@ -1,7 +1,7 @@
 """What is benchmarked: programs and the tensors they run on.
 
-A `Subject` is a function, its inputs and a tangent, over dense tensors, `TwoTensor` s, or `DTensor` s of four (pretended)
-ranks with replicated placement, so that every stack runs exactly the same kernels on the inner tensors.
+A `Subject` is a function, its inputs and a tangent, over dense tensors, over `TwoTensor`, or over `DTensor` with four
+(pretended) ranks and replicated placement, so that every stack runs exactly the same kernels on the inner tensors.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ def check(subject: Subject, function: Callable[..., Tensor], stack: str) -> None
             try:
                 torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
             except AssertionError as error:
-                raise WrongValues(f"{subject.name}: the {which} of {stack} is not that of eager mode: {error}") from None
+                message = f"{subject.name}: the {which} of {stack} is not that of eager mode: {error}"
+                raise WrongValues(message) from None
 
 
 # ---------------------------------------------------------------------------------------------- kinds of tensors
@@ -122,9 +123,7 @@ def ranks(count: int = 4) -> Iterator[None]:
 def _block(x: Tensor, p: Sequence[Tensor], heads: int = 4) -> Tensor:
     batch, length, width = x.shape
     h = F.layer_norm(x, (width,), p[0], p[1])
-    q, k, v = (
-        t.view(batch, length, heads, width // heads).transpose(1, 2) for t in F.linear(h, p[2]).chunk(3, -1)
-    )
+    q, k, v = (t.view(batch, length, heads, width // heads).transpose(1, 2) for t in F.linear(h, p[2]).chunk(3, -1))
     weights = ((q @ k.transpose(-2, -1)) * (1 / math.sqrt(width // heads))).softmax(-1)
     x = x + F.linear((weights @ v).transpose(1, 2).reshape(batch, length, width), p[3])
     h = F.layer_norm(x, (width,), p[4], p[5])

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -119,6 +120,11 @@ def is_multi_output_view(t: torch.Tensor) -> bool:
     """Is this one of several views that one operation made, such as a member of ``split``?"""
     meta = torch._C._autograd.CreationMeta
     return t._is_view() and torch._C._autograd._get_creation_meta(t) == meta.MULTI_OUTPUT_NODE
+
+
+def mark_multi_output_view(t: torch.Tensor) -> None:
+    """Let autograd protect ``t`` as it protects a member of ``split``."""
+    torch._C._autograd._set_creation_meta(t, torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE)  # type: ignore[attr-defined]
 
 
 def creation_forbids_inplace(t: torch.Tensor) -> bool:
@@ -500,6 +506,10 @@ def functorch_config(**values: Any) -> Iterator[None]:
 
     with config.patch(**values):
         yield
+
+
+#: the generator behind non-reentrant ``torch.utils.checkpoint.checkpoint``
+CHECKPOINT_GENERATOR = "_checkpoint_without_reentrant_generator"
 
 
 # ---------------------------------------------------------------------------------------------- thread state

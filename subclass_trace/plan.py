@@ -173,7 +173,10 @@ class SameOutput:
 
 @dataclass(frozen=True, eq=False)
 class ViewOutput:
-    """A view of an input, or of a forward value: the recorded view operations are replayed on the real base."""
+    """A view of an input, or of a forward value: the recorded view operations are replayed on the real base.
+
+    ``one_of_several``: a member of ``split`` and the like, which autograd protects from in-place operations.
+    """
 
     base: int
     of_input: bool
@@ -181,6 +184,7 @@ class ViewOutput:
     requires_grad: bool
     spec: Spec
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    one_of_several: bool = False
 
 
 @dataclass(frozen=True, eq=False)

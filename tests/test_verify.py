@@ -86,8 +86,8 @@ def subject(function: Callable[..., Any], *args: Any, **options: Any) -> Subject
         written=specialize._written(captured),
         static=[],
     )
-    saved = specialize.saved_table(parts, num_forward, specialize._primal_paths(captured))
-    plan = specialize._plan(captured, arguments, positions, parts.forward, saved)
+    saved = specialize.saved_table(parts, specialize._primal_paths(captured))
+    plan = specialize._plan(captured, arguments, positions, frozenset(), parts.forward, saved)
     return Subject(captured, traced.joint, num_forward, traced.tangents, parts, plan)
 
 

@@ -14,13 +14,14 @@ from typing import Any
 
 import torch.utils.checkpoint as checkpoint
 
+from .. import _torch
 from .recorder import CheckpointTag, Recorder
 
 
 @contextlib.contextmanager
 def checkpoint_as_tags(recorder: Recorder) -> Iterator[None]:
     """While inside, on this thread, non-reentrant checkpoint tags nodes of ``recorder``. Captures are serialised."""
-    original = checkpoint._checkpoint_without_reentrant_generator
+    original = getattr(checkpoint, _torch.CHECKPOINT_GENERATOR)
     thread, numbers = threading.get_ident(), itertools.count()
 
     def tagging(fn: Any, preserve_rng_state: bool = True, context_fn: Any = checkpoint.noop_context_fn, *a: Any, **k: Any) -> Any:
@@ -34,11 +35,11 @@ def checkpoint_as_tags(recorder: Recorder) -> Iterator[None]:
         finally:
             recorder.checkpoint = before
 
-    checkpoint._checkpoint_without_reentrant_generator = tagging
+    setattr(checkpoint, _torch.CHECKPOINT_GENERATOR, tagging)
     try:
         yield
     finally:
-        checkpoint._checkpoint_without_reentrant_generator = original
+        setattr(checkpoint, _torch.CHECKPOINT_GENERATOR, original)
 
 
 def _policy(context_fn: Any) -> Any:

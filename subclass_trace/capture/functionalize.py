@@ -20,7 +20,7 @@ from .aliasing import byte_range
 from .session import Session
 
 Tensor = torch.Tensor
-_COPIED = ("recompute", "ac_graph_id", "frames")
+_COPIED = ("recompute", "ac_graph_id")
 
 
 def functionalize(
@@ -80,7 +80,9 @@ class _Replay:
                     self.env[node] = value if isinstance(value, torch.nn.Module) else replay.constant(node.target, value)
                 elif node.op == "call_function":
                     self._set_meta(meta, node)
+                    last = next(iter(reversed(replay.graph.nodes)), None)
                     self.env[node] = self._call(node, root)
+                    self._copy_frames(node, last)
                 if node is boundary:
                     forward_nodes = [self._node(x) for x in forward]
             if forward_nodes is None:
@@ -146,6 +148,16 @@ class _Replay:
             meta.pop(key, None)
             if key in node.meta:
                 meta[key] = node.meta[key]
+
+    def _copy_frames(self, node: fx.Node, last: fx.Node | None) -> None:
+        """fx copies only the meta keys that it knows to the nodes that a call makes."""
+        frames = node.meta.get("frames")
+        if frames is None:
+            return
+        for made in reversed(self.functional.graph.nodes):
+            if made is last:
+                return
+            made.meta.setdefault("frames", frames)
 
     def _call(self, node: fx.Node, root: torch.nn.Module) -> Any:
         if isinstance(node.target, _torch.HigherOrderOperator):

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 import torch.fx as fx
-import torch.utils._pytree as pytree
 
 from .. import _torch
+from .._torch import pytree
 from ..errors import UnsupportedError
 from .functionalize import functionalize_branch
 from .recorder import Recorder

@@ -53,7 +53,7 @@ class OutputClassifier:
                 self._leaf_of.setdefault(_torch.StorageWeakRef(t.untyped_storage()), k)
         tensors = [o for o in results if isinstance(o, Tensor)]
         self._output_ids = {id(o) for o in tensors}
-        views = {id(o): o for o in tensors if o._base is not None and not _torch.is_multi_output_view(o)}
+        views = {id(o): o for o in tensors if o._base is not None}
         self._base_users = collections.Counter(id(o._base) for o in views.values())
         self._emitted: dict[int, int] = {}
         self._result_of: dict[int, int] = {}
@@ -82,15 +82,18 @@ class OutputClassifier:
         if base is not None and not _torch.is_custom_function_output(o):
             number = self._input_of.get(id(base))
             if number is not None and number not in self._reshaped:
-                replay = _torch.view_function(o)
-                return ViewOutput(number, True, replay, o.grad_fn is not None, spec, self._attributes(o, leaves, spec))
+                return self._view(o, number, True, leaves, spec)
             shared = self._base_users[id(base)] > 1 or id(base) in self._output_ids
-            if number is None and shared and not _torch.is_multi_output_view(o):
-                value, replay = self._emit_once(base), _torch.view_function(o)
-                return ViewOutput(value, False, replay, o.grad_fn is not None, spec, self._attributes(o, leaves, spec))
+            if number is None and shared:
+                return self._view(o, self._emit_once(base), False, leaves, spec)
         starts_grad = o.requires_grad and o.grad_fn is None
         value = self._emit_once(o)
         return ValueOutput(value, spec, self._aliases(leaves), self._attributes(o, leaves, spec), starts_grad)
+
+    def _view(self, o: Tensor, base: int, of_input: bool, leaves: list[Tensor], spec: Spec) -> ViewOutput:
+        replay, attributes = _torch.view_function(o), self._attributes(o, leaves, spec)
+        several = _torch.is_multi_output_view(o)
+        return ViewOutput(base, of_input, replay, o.grad_fn is not None, spec, attributes, several)
 
     def _attributes(self, o: Tensor, leaves: list[Tensor], spec: Spec) -> dict[str, Any]:
         """Python attributes that a freshly rebuilt value would not have: the region set them."""

@@ -390,7 +390,11 @@ class Recorder(_torch.TorchDispatchMode):
             func = aten._native_batch_norm_legit.default
         if func._schema.is_mutable:
             self._note_writes(func, args, kwargs)
+        versions = self._foreach_versions(func, args)
         out = func(*args, **kwargs)
+        for t, version in versions:  # the fake kernel of a foreach operation does not move it; the real one does
+            if t._version == version:
+                torch.autograd.graph.increment_version(t)
         # lift_fresh's result would alias the constant: a region that writes to it must not change the constant.
         target = aten.lift_fresh_copy.default if func is aten.lift_fresh.default else func
         node = self.graph.create_node(
@@ -430,6 +434,11 @@ class Recorder(_torch.TorchDispatchMode):
                     self.track(o, item)
         else:
             node.meta["val"] = out
+
+    def _foreach_versions(self, func: Any, args: Any) -> list[tuple[Tensor, int]]:
+        if not func._schema.is_mutable or not func._schema.name.startswith("aten::_foreach") or not args:
+            return []
+        return [(t, t._version) for t in args[0] if isinstance(t, Tensor) and not t.is_inference()]
 
     def _note_writes(self, func: Any, args: Any, kwargs: Any) -> None:
         self.mutable = True

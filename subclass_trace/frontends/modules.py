@@ -7,6 +7,7 @@ While a region is captured the traced tensors stand in their places; tied ones a
 from __future__ import annotations
 
 import contextlib
+import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -104,27 +105,87 @@ class Assigned(NamedTuple):
 def replaced(
     roots: Sequence[Root], states: Sequence[State], values: Sequence[torch.Tensor]
 ) -> Iterator[list[Assigned]]:
-    """While inside, the slots hold ``values``. Captures are serialised, so no other capture sees them.
+    """While inside, and on this thread alone, the slots hold ``values``. Captures are serialised.
 
     Yields a list that is filled on the way out: what the function assigned to slots or plain attributes. The modules
     are left as they were; the run time makes the assignments in each call.
     """
     before = [s.read() for s in states]
+    overlays = _Overlays(states)
     modules = list({id(m): m for root in roots for m, _ in submodules(root)}.values())
     attributes = [dict(vars(m)) for m in modules]
     assigned: list[Assigned] = []
-    for s, v in zip(states, values, strict=True):
-        getattr(s.owner, s.table)[s.name] = v
+    overlays.install(values)
     try:
         yield assigned
     finally:
         for s, v, old in zip(states, values, before, strict=True):
             now = getattr(s.owner, s.table).get(s.name)
-            if isinstance(now, torch.Tensor) and now is not v:
+            if isinstance(now, torch.Tensor) and now is not v and now is not old:
                 assigned.append(Assigned(s.owner, s.table, s.name, now))
-            getattr(s.owner, s.table)[s.name] = old
+        overlays.remove()
         for m, old_attributes in zip(modules, attributes, strict=True):
             assigned += _restore_attributes(m, old_attributes)
+
+
+class _Overlay(dict[str, Any]):
+    """A module's ``_parameters`` or ``_buffers`` that shows traced tensors to one thread, and the real ones to others."""
+
+    def __init__(self, real: dict[str, Any]) -> None:
+        super().__init__(real)
+        self.real, self.thread, self.traced = real, threading.get_ident(), dict(real)
+
+    def _mine(self) -> dict[str, Any]:
+        return self.traced if threading.get_ident() == self.thread else self.real
+
+    def __getitem__(self, key: str) -> Any:
+        return self._mine()[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._mine()[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._mine()[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._mine()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._mine())
+
+    def __len__(self) -> int:
+        return len(self._mine())
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self._mine().get(key, default)
+
+    def keys(self) -> Any:
+        return self._mine().keys()
+
+    def values(self) -> Any:
+        return self._mine().values()
+
+    def items(self) -> Any:
+        return self._mine().items()
+
+
+class _Overlays:
+    """Puts overlays in the place of the tables of some slots, and the tables back."""
+
+    def __init__(self, states: Sequence[State]) -> None:
+        self.states = states
+        self.tables = {(id(s.owner), s.table): (s.owner, s.table, getattr(s.owner, s.table)) for s in states}
+
+    def install(self, values: Sequence[torch.Tensor]) -> None:
+        overlays = {key: _Overlay(real) for key, (_, _, real) in self.tables.items()}
+        for s, v in zip(self.states, values, strict=True):
+            overlays[id(s.owner), s.table].traced[s.name] = v
+        for key, (owner, table, _) in self.tables.items():
+            vars(owner)[table] = overlays[key]
+
+    def remove(self) -> None:
+        for owner, table, real in self.tables.values():
+            vars(owner)[table] = real
 
 
 def _restore_attributes(module: Module, before: dict[str, Any]) -> list[Assigned]:

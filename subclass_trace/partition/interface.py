@@ -197,7 +197,8 @@ def _protected(forward: fx.GraphModule, saved: Sequence[fx.Node], written: Colle
             with forward.graph.inserting_before(end):
                 clone = forward.graph.call_function(torch.ops.aten.clone.default, (node,))
             clone.meta.update(node.meta)
-            clone.meta["val"] = _torch.detached(node.meta["val"].fake_mode, node.meta["val"])
+            with node.meta["val"].fake_mode:
+                clone.meta["val"] = torch.ops.aten.clone.default(node.meta["val"])
             out.append(clone)
         else:
             out.append(node)

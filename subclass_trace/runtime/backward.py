@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import _torch
+from .. import _torch, verify
 from ..capture.graphs import extract, needed, output_args
 from ..capture.tape import Tape, TracedBackward
 from ..errors import TangentError
@@ -134,6 +134,9 @@ class Backwards:
             raise self._not_computable(tangents, missing)
         names = [n.name for n in traced.joint.graph.nodes if n in nodes and n.name in have]
         graph = extract(traced.joint, outputs, names)
+        if verify.ENABLED:
+            verify.verify_joint(traced.joint, num_forward=traced.num_forward, tangents=tuple(have))
+            verify.verify_backward(graph, names, have)
         number = {name: k for k, name in enumerate(traced.tangents)}
         inputs = tuple(("tangent", number[n]) if n in number else ("saved", n) for n in names)
         following = None

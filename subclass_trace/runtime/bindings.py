@@ -51,7 +51,7 @@ from .. import _torch
 
 _CACHE_LIMIT = 8192
 _CONSTANTS = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
-_BINDING_TYPES = (type(torch.add), type(torch._C.TensorBase.add))
+_BINDING_TYPES = (type(torch.add), type(torch.Tensor.add))
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .. import _torch
 from ..plan import ValueOutput, ViewOutput
 from ..subclass.flatten import leaves_of
 from ..subclass.spec import LeafSpec, spec_leaves
@@ -20,7 +21,10 @@ def replay_view(plan: ViewOutput, base: Tensor) -> Tensor:
     """Replay the recorded view operations on ``base``. They are those that the user issued, never ``as_strided``."""
     enabled = torch.is_grad_enabled()
     with torch.set_grad_enabled(enabled and (plan.requires_grad or not base.requires_grad)):
-        return plan.replay(base)
+        view = plan.replay(base)
+    if plan.one_of_several:
+        _torch.mark_multi_output_view(view)
+    return view
 
 
 def alias_of_leaves(plan: ValueOutput, value: Tensor, leaves: Sequence[Tensor], env: Env) -> Tensor:

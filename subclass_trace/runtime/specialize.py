@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import _torch
+from .. import _torch, verify
 from ..backends import Backend, compile_with
 from ..capture.aliasing import alias_pattern
 from ..capture.graphs import output_args, placeholders
@@ -72,14 +72,20 @@ def build_program(
         forward = captured.forward_graph()
         if keep_input_mutations:
             captured = replace(captured, mutations=write_back_in_graph(captured, forward))
-        call = compile_with(backend.inference, forward, _examples(forward), is_backward=False, name=backend.name)
         plan = _plan(captured, arguments, positions, through_base, forward, ())
+        if verify.ENABLED:
+            verify.verify_forward(forward, write_back=keep_input_mutations)
+            verify.verify_plan(plan)
+        call = compile_with(backend.inference, forward, _examples(forward), is_backward=False, name=backend.name)
+        plan = replace(plan, conditions=tuple(_conditions(captured)))  # compiling may have added some
         return Program(plan, call, None), Graphs(None, forward, None)
     try:
         guess = captured.tape.guess()
         traced = captured.tape.trace(guess)
     except Exception:  # whatever it is, eager would raise it in the backward, if there ever is one
         return _without_backward(captured, arguments, positions, through_base, backend)
+    if verify.ENABLED:
+        verify.verify_joint(traced.joint, num_forward=traced.num_forward, tangents=traced.tangents)
     kept = _copy(traced.joint) if keep_joint else None
     parts = partition(
         traced.joint,
@@ -92,10 +98,16 @@ def build_program(
         static=[captured.leaf_primals[k] for k in _static_leaves(captured, arguments)],
     )
     saved = saved_table(parts, _primal_paths(captured))
+    plan = _plan(captured, arguments, positions, through_base, parts.forward, saved)
+    if verify.ENABLED:
+        visible = traced.num_forward - traced.draws
+        verify.verify_partition(parts, num_forward=visible, tangents=traced.tangents, written=_written(captured))
+        verify.verify_plan(plan)
+        verify.verify_inputs(parts.forward, plan)
     call = compile_with(backend.forward, parts.forward, _examples(parts.forward), is_backward=False, name=backend.name)
     compile_backward = _backward_compiler(backend)
     first = _first_backward(parts, traced, guess, compile_backward)
-    plan = _plan(captured, arguments, positions, through_base, parts.forward, saved)  # now: compiling may have added conditions
+    plan = replace(plan, conditions=tuple(_conditions(captured)))  # compiling may have added some
     known = frozenset(row.symbol for row in plan.symbols)
     backwards = Backwards(captured.tape, frozenset(parts.saved), compile_backward, _output_paths(plan), known)
     backwards.add(first)

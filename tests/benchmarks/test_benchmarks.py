@@ -30,13 +30,13 @@ def test_interleaved_gives_one_sample_per_round_and_variant() -> None:
     times = interleaved({n: count(n) for n in calls}, rounds=3, burst_ms=0.1, warm_up=2)
     assert {k: len(v) for k, v in times.samples.items()} == {"a": 3, "b": 3}
     assert all(sample > 0 for row in times.samples.values() for sample in row)
-    assert all(n > 2 + 3 for n in calls.values()), "bursts of many calls"
+    assert all(n > 2 + 2 * 3 for n in calls.values()), "bursts of many calls"
 
 
-def test_a_call_longer_than_a_burst_is_called_once_per_sample() -> None:
+def test_a_call_longer_than_a_burst_is_called_few_times_per_sample() -> None:
     calls = []
     interleaved({"a": lambda: calls.append(sum(range(100_000)))}, rounds=2, burst_ms=1e-3, warm_up=0)
-    assert len(calls) <= 1 + 2 * 2
+    assert len(calls) <= 1 + 2 * 2 * 2
 
 
 def test_a_ratio_is_the_median_of_the_ratios_within_the_rounds() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as s
+from hypothesis import assume, given, settings
+from hypothesis import assume, strategies as s
 from oracle import Inputs, backward_of, check
 from torch import nn
 from wrappers import Scaled, biased, dense, masked, nested, scaled, two
@@ -218,7 +218,13 @@ def test_generated_modules(names: list[str], tied: bool, training: list[bool]) -
             module.train(flag).zero_grad()
             torch.manual_seed(step)
             x = dense(5, 4, seed=step).requires_grad_() * 1
-            call(x).pow(2).sum().backward()
+            loss = call(x).pow(2).sum()
+            try:
+                loss.backward()
+            except RuntimeError:
+                if call is eager:  # two in-place activations in a row: eager refuses the program
+                    assume(False)
+                raise
             with torch.no_grad():
                 for p in module.parameters():
                     if p.grad is not None:

@@ -11,9 +11,35 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch import SymBool, SymFloat
+from torch._C import DispatchKey, DispatchKeySet, _ExcludeDispatchKeyGuard
+from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher
+from torch._ops import HigherOrderOperator as HigherOrderOperator
+from torch._ops import OpOverload as OpOverload
+from torch._subclasses.fake_impls import fast_detach
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.fx.experimental.proxy_tensor import disable_autocast_cache as disable_autocast_cache
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    StatelessSymbolicContext,
+    compute_unbacked_bindings,
+)
+from torch.fx.experimental.symbolic_shapes import ShapeEnv as ShapeEnv
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _python_dispatch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import autograd_would_have_decomposed as autograd_would_have_decomposed
+from torch.utils._pytree import tree_map_only as tree_map_only
+
+__all__ = ["pytree"]  # torch's own pytrees, for the arguments of higher order operators
 
 # ---------------------------------------------------------------------------------------------- kinds of tensors
 FAKE_TYPES: tuple[type, ...] = (FakeTensor,)
@@ -32,7 +58,9 @@ def is_functorch_wrapped(value: torch.Tensor) -> bool:
 def overrides_torch_dispatch(cls: type) -> bool:
     """Does the class define its own ``__torch_dispatch__``?"""
     own = getattr(cls, "__torch_dispatch__", None)
-    return own is not None and own is not torch._C._disabled_torch_dispatch_impl and own != torch.Tensor.__torch_dispatch__
+    return (
+        own is not None and own is not torch._C._disabled_torch_dispatch_impl and own != torch.Tensor.__torch_dispatch__
+    )
 
 
 def is_opaque(value: object) -> bool:
@@ -56,39 +84,22 @@ def no_modes() -> Iterator[None]:
     with _disable_current_modes():
         yield
 
+
 # ---------------------------------------------------------------------------------------------- capture
-from torch import SymBool, SymFloat  # noqa: E402
-from torch._C import DispatchKey, DispatchKeySet, _ExcludeDispatchKeyGuard  # noqa: E402
-from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher  # noqa: E402
-from torch._ops import HigherOrderOperator as HigherOrderOperator  # noqa: E402
-from torch._ops import OpOverload as OpOverload  # noqa: E402
-from torch._subclasses.fake_impls import fast_detach  # noqa: E402
-from torch.fx.experimental.proxy_tensor import disable_autocast_cache as disable_autocast_cache  # noqa: E402
-from torch.fx.experimental.symbolic_shapes import (  # noqa: E402
-    DimDynamic as DimDynamic,
-)
-from torch.fx.experimental.symbolic_shapes import (  # noqa: E402
-    GuardOnDataDependentSymNode as GuardOnDataDependentSymNode,
-)
-from torch.fx.experimental.symbolic_shapes import (  # noqa: E402
-    ShapeEnv as ShapeEnv,
-)
-from torch.fx.experimental.symbolic_shapes import (  # noqa: E402
-    StatelessSymbolicContext,
-    compute_unbacked_bindings,
-)
-from torch.multiprocessing.reductions import StorageWeakRef as StorageWeakRef  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # noqa: E402
-from torch.utils._python_dispatch import autograd_would_have_decomposed as autograd_would_have_decomposed  # noqa: E402
+
+
+def storage_ref(t: torch.Tensor) -> StorageWeakRef:
+    """Equal for tensors that share a storage; does not keep it alive."""
+    return StorageWeakRef(t.untyped_storage())  # type: ignore[no-untyped-call]
+
+
+def apply_function(function: type[torch.autograd.Function], *args: Any) -> Any:
+    """``function.apply(*args)``."""
+    return function.apply(*args)  # type: ignore[no-untyped-call]
+
 
 PROXY_MODE_KEY = torch._C._TorchDispatchModeKey.PROXY
 SYM_TYPES = (torch.SymInt, SymFloat, SymBool)
-from torch._subclasses.fake_tensor import (  # noqa: E402
-    DataDependentOutputException as DataDependentOutputException,
-)
-from torch._subclasses.fake_tensor import (  # noqa: E402
-    DynamicOutputShapeException as DynamicOutputShapeException,
-)
 
 
 def fake_mode(shape_env: ShapeEnv) -> FakeTensorMode:
@@ -98,7 +109,7 @@ def fake_mode(shape_env: ShapeEnv) -> FakeTensorMode:
 
 def detached(mode: FakeTensorMode, fake: torch.Tensor) -> torch.Tensor:
     """An alias of a fake tensor without autograd history; issues no operation that a mode could see."""
-    return fast_detach(mode, fake, False)  # type: ignore[no-any-return]
+    return fast_detach(mode, fake, False)  # type: ignore[arg-type]
 
 
 def autograd_sequence_number() -> int:
@@ -113,7 +124,7 @@ def node_sequence_number(node: Any) -> int:
 
 def view_function(view: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     """Replays on a new base exactly the view operations that made ``view`` from its own base."""
-    return view._view_func_unsafe  # type: ignore[attr-defined,no-any-return]
+    return view._view_func_unsafe
 
 
 def is_multi_output_view(t: torch.Tensor) -> bool:
@@ -124,7 +135,7 @@ def is_multi_output_view(t: torch.Tensor) -> bool:
 
 def mark_multi_output_view(t: torch.Tensor) -> None:
     """Let autograd protect ``t`` as it protects a member of ``split``."""
-    torch._C._autograd._set_creation_meta(t, torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE)  # type: ignore[attr-defined]
+    torch._C._autograd._set_creation_meta(t, torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE)
 
 
 def creation_forbids_inplace(t: torch.Tensor) -> bool:
@@ -148,7 +159,7 @@ def make_nonleaf(t: torch.Tensor) -> None:
 
 def set_version(t: torch.Tensor, version: int) -> None:
     """Set the version counter of a tensor."""
-    torch._C._autograd._unsafe_set_version_counter((t,), (version,))  # type: ignore[attr-defined]
+    torch._C._autograd._unsafe_set_version_counter((t,), (version,))
 
 
 @contextlib.contextmanager
@@ -243,8 +254,6 @@ def exclude_functionalize() -> Any:
 
 
 # --- for authors: what `zoo/` and `authoring/` need of torch's private names
-from torch.utils import _python_dispatch  # noqa: E402
-from torch.utils._pytree import tree_map_only as tree_map_only  # noqa: E402
 
 return_and_correct_aliasing: Callable[..., Any] = _python_dispatch.return_and_correct_aliasing
 make_wrapper_subclass: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
@@ -272,7 +281,7 @@ def is_dense(t: torch.Tensor) -> bool:
 
 
 class FunctionalReplay:
-    """Running a graph once more under functional tensors and proxies, so that it comes out without in-place operations."""
+    """Running a graph once more under functional tensors and proxies, so that it comes out without in-place ones."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
         from torch.fx.experimental.proxy_tensor import PythonKeyTracer
@@ -332,7 +341,7 @@ class FunctionalReplay:
             return get_proxy_slot(value, self.tracer).force().node
         if not isinstance(value, torch.Tensor):
             return value
-        torch._sync(value)
+        torch._sync(value)  # type: ignore[attr-defined,no-untyped-call]
         inner = torch._from_functional_tensor(value.elem)  # type: ignore[attr-defined]
         return get_proxy_slot(inner, self.tracer, None, lambda p: p.proxy.node)
 
@@ -553,7 +562,7 @@ def pytree_namespace() -> str:
 
 def shape_conditions(env: ShapeEnv, known: Any) -> list[Any]:
     """What a trace assumed of its size symbols, as sympy conditions: branches taken, and ranges of the symbols."""
-    import sympy
+    import sympy  # type: ignore[import-untyped]
 
     conditions = [g.expr for g in env.guards]
     for symbol in known:
@@ -569,19 +578,19 @@ def build_wrapper(cls: type, size: Any, stride: Any, offset: int, dtype: Any, la
     return WRAPPER_CONSTRUCTOR(cls, size, stride, offset, None, dtype, layout, device, False, False)
 
 
-WRAPPER_CONSTRUCTOR: Callable[..., torch.Tensor] = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+WRAPPER_CONSTRUCTOR: Callable[..., torch.Tensor] = torch.Tensor._make_wrapper_subclass
 
 
 def dispatch_keys(t: torch.Tensor) -> int:
     """The dispatch key set of a tensor as a number."""
-    return int(torch._C._dispatch_keys(t).raw_repr())  # type: ignore[attr-defined]
+    return int(torch._C._dispatch_keys(t).raw_repr())
 
 
-class DispatchLog(TorchDispatchMode):
+class DispatchLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes every operation that runs inside."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[Any] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -626,7 +635,8 @@ def tensor_guard(tensors: list[torch.Tensor], sizes: list[Any], strides: list[An
 
 def base_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """``function.apply`` without its Python prologue; only right when no functorch transform is active."""
-    return super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    apply: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    return apply
 
 
 peek_functorch = torch._C._functorch.peek_interpreter_stack

@@ -1,12 +1,12 @@
 """Typed errors. Every refusal says what happened, where (a path), what was expected, what came, and how to fix it.
 
-    >>> print(ProtocolError("the inner tensor is missing", path="args[0].scale", expected="a tensor",
-    ...                     got="no attribute 'scale'", fix="set self.scale in __init__"))
-    the inner tensor is missing
-      where:    args[0].scale
-      expected: a tensor
-      got:      no attribute 'scale'
-      fix:      set self.scale in __init__
+>>> print(ProtocolError("the inner tensor is missing", path="args[0].scale", expected="a tensor",
+...                     got="no attribute 'scale'", fix="set self.scale in __init__"))
+the inner tensor is missing
+  where:    args[0].scale
+  expected: a tensor
+  got:      no attribute 'scale'
+  fix:      set self.scale in __init__
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ Primal: TypeAlias = LeafPrimal | SizePrimal | BasePrimal
 
 @dataclass(frozen=True)
 class SymbolPlan:
-    """Where a symbol's value comes from: ``kind`` 'size' | 'stride' | 'storage_offset' of a leaf, or the outer 'size' of an input."""
+    """Where a symbol's value comes from: a leaf's ``kind`` 'size', 'stride' or 'storage_offset', or an input's outer 'size'."""
 
     symbol: Any
     kind: str

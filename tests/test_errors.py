@@ -67,7 +67,9 @@ def liar(names: object) -> Liar:
 def refused(f, *args, **kwargs) -> st.SubclassTraceError:
     """Call; the error; the caller's tensors (values and versions) are as before."""
     given = [a for a in args if type(a) in (torch.Tensor, TwoTensor)]
-    before = [(t.a.clone(), t._version) if isinstance(t, TwoTensor) else (t.detach().clone(), t._version) for t in given]
+    before = [
+        (t.a.clone(), t._version) if isinstance(t, TwoTensor) else (t.detach().clone(), t._version) for t in given
+    ]
     with pytest.raises(st.SubclassTraceError) as caught:
         f(*args, **kwargs)
     for t, (value, version) in zip(given, before, strict=True):
@@ -133,7 +135,12 @@ def test_a_refused_subclass_inside_a_wrapper_is_named_by_its_path() -> None:
 @pytest.mark.parametrize(
     ("names", "path", "expected", "got"),
     [
-        ((["missing"], None), "args[0].missing", "a tensor at attribute 'missing'", "'Liar' object has no attribute 'missing'"),
+        (
+            (["missing"], None),
+            "args[0].missing",
+            "a tensor at attribute 'missing'",
+            "'Liar' object has no attribute 'missing'",
+        ),
         ((["number"], None), "args[0].number", "a tensor, or an opaque object such as a DeviceMesh", "int: 3"),
         ((["none"], None), "args[0].none", "a tensor, or an opaque object such as a DeviceMesh", "NoneType: None"),
         (["a"], "args[0]", "([attribute names], context)", "['a']"),

@@ -12,7 +12,9 @@ HEAVY = ("pytest", "hypothesis", "torch._dynamo", "torch._inductor", "rich", "to
 
 def loaded_after(statement: str) -> set[str]:
     code = f"import torch; before = set(__import__('sys').modules); {statement}; import sys; print(*sys.modules, sep=chr(10))"
-    run = subprocess.run([sys.executable, "-W", "error::DeprecationWarning", "-c", code], capture_output=True, text=True, timeout=120)
+    run = subprocess.run(
+        [sys.executable, "-W", "error::DeprecationWarning", "-c", code], capture_output=True, text=True, timeout=120
+    )
     assert run.returncode == 0, run.stderr
     return set(run.stdout.split())
 

@@ -30,7 +30,11 @@ def _dotted(node: ast.AST) -> str | None:
 def _private(dotted: str) -> bool:
     parts = dotted.split(".")
     own = dotted in ALLOWED_ATTRIBUTES
-    return not own and parts[0] in ("torch", "functorch") and any(p.startswith("_") and not p.endswith("__") for p in parts)
+    return (
+        not own
+        and parts[0] in ("torch", "functorch")
+        and any(p.startswith("_") and not p.endswith("__") for p in parts)
+    )
 
 
 def _aliases(tree: ast.AST) -> dict[str, str]:
@@ -55,7 +59,9 @@ def private_uses(source: str) -> list[str]:
         if isinstance(node, ast.Import):
             found |= {(node.lineno, a.name) for a in node.names if _private(a.name)}
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            found |= {(node.lineno, f"{node.module}.{a.name}") for a in node.names if _private(f"{node.module}.{a.name}")}
+            found |= {
+                (node.lineno, f"{node.module}.{a.name}") for a in node.names if _private(f"{node.module}.{a.name}")
+            }
         elif isinstance(node, ast.Attribute):
             dotted = _dotted(node)
             if dotted is not None:

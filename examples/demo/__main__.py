@@ -14,7 +14,10 @@ from . import data, fp8, show, tensor_parallel, workers
 from .model import Sizes
 from .side_by_side import WARM_UP, Job, Result
 
-TOLERANCE = 1e-3  # relative, at every step: the same operations, but another order of adding gradients up
+# Relative, at every step. The eager back end runs the same kernels in the same order: all losses measured so far were
+# equal bit for bit. Other back ends round differently: 4e-7 measured for inductor with DTensor weights, and 4e-3 with FP8
+# weights, where the smallest difference makes a value fall to the next FP8 number, 6 % away.
+TOLERANCE, LOOSE_TOLERANCE = 1e-6, 2e-2
 FALL = 0.9  # the last losses must be below this part of the first one
 ENOUGH = 20  # steps to expect that of
 PATIENCE = 90.0  # seconds without a step before a worker counts as hung
@@ -50,10 +53,11 @@ def main(arguments: list[str] | None = None) -> int:
         console.print(str(error), markup=False, highlight=False)
         return 1
     results = {name: ranks[0] for name, ranks in outcome.items()}
-    failures = {name: _failures(ranks) for name, ranks in outcome.items()}
+    tolerance = TOLERANCE if options.backend in ("eager", "aot_eager") else LOOSE_TOLERANCE
+    failures = {name: _failures(ranks, tolerance) for name, ranks in outcome.items()}
     for name, result in results.items():
-        show.part(console, chosen[name][0], result, TOLERANCE, options.report)
-    show.summary(console, results, TOLERANCE)
+        show.part(console, chosen[name][0], result, tolerance, options.report)
+    show.summary(console, results, tolerance)
     if options.json:
         print(json.dumps({name: show.as_json(result, failures[name]) for name, result in results.items()}, indent=1))
     for name, messages in failures.items():
@@ -62,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
     failed = any(failures.values())
     if not failed:
         console.print(
-            f"[bold green]ok:[/bold green] the compiled loss curves are the eager ones "
+            f"[bold green]ok:[/bold green] the compiled loss curves are the eager ones, within {tolerance:g} "
             f"({time.perf_counter() - start:.0f} s in all)",
             highlight=False,
         )
@@ -104,12 +108,12 @@ def _train(console: Console, name: str, worker: workers.Worker, world: int, job:
         return workers.run(worker, job, world=world, progress=stepped, patience=PATIENCE)
 
 
-def _failures(ranks: list[Result]) -> list[str]:
+def _failures(ranks: list[Result], tolerance: float) -> list[str]:
     """Why this training is not right; empty when it is."""
     result, messages = ranks[0], []
-    if not (difference := result.largest_difference()) <= TOLERANCE:
+    if not (difference := result.largest_difference()) <= tolerance:
         messages.append(
-            f"the loss curves differ: expected a relative difference of at most {TOLERANCE:g} at every step, "
+            f"the loss curves differ: expected a relative difference of at most {tolerance:g} at every step, "
             f"got {difference:.2e}"
         )
     for name, curve in (("eager", result.eager), ("compiled", result.compiled)):

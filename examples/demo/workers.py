@@ -82,8 +82,15 @@ def _collect(
         elif kind == "result":
             results[rank] = payload
         else:
-            raise WorkerError(f"worker {rank} failed\n{payload}")
+            raise WorkerError(f"worker {rank} failed{_others_dead(processes, rank)}\n{payload}")
     return [results[rank] for rank in range(len(processes))]
+
+
+def _others_dead(processes: list[Any], rank: int) -> str:
+    """A worker that dies makes the others fail in their collectives: the dead one is the cause."""
+    time.sleep(0.2)
+    dead = [(k, process.exitcode) for k, process in enumerate(processes) if k != rank and process.exitcode]
+    return "".join(f", and worker {k} died with exit code {code}" for k, code in dead)
 
 
 def _process(worker: Worker, job: Job, rank: int, world: int, port: int, events: Queue[Any], log: str) -> None:
@@ -102,8 +109,15 @@ def _process(worker: Worker, job: Job, rank: int, world: int, port: int, events:
         events.put(("result", rank, result))
         dist.barrier()  # no process leaves while another still talks to it
         dist.destroy_process_group()
-    except BaseException:
-        events.put(("error", rank, traceback.format_exc()))
+    except BaseException as error:
+        events.put(("error", rank, _account(error)))
+
+
+def _account(error: BaseException, lines: int = 40) -> str:
+    """The last frames and the message, in so many lines: a compiler's message may have thousands."""
+    text = "".join(traceback.format_exception(error, limit=-4, chain=False)).splitlines()
+    cut = [*text[: lines - 10], f"... {len(text) - lines} lines ...", *text[-10:]] if len(text) > lines else text
+    return "\n".join(line[:300] for line in cut)
 
 
 def _loopback() -> str:

@@ -24,7 +24,9 @@ def checkpoint_as_tags(recorder: Recorder) -> Iterator[None]:
     original = getattr(checkpoint, _torch.CHECKPOINT_GENERATOR)
     thread, numbers = threading.get_ident(), itertools.count()
 
-    def tagging(fn: Any, preserve_rng_state: bool = True, context_fn: Any = checkpoint.noop_context_fn, *a: Any, **k: Any) -> Any:
+    def tagging(
+        fn: Any, preserve_rng_state: bool = True, context_fn: Any = checkpoint.noop_context_fn, *a: Any, **k: Any
+    ) -> Any:
         if threading.get_ident() != thread:
             yield from original(fn, preserve_rng_state, context_fn, *a, **k)
             return

@@ -24,7 +24,11 @@ _COPIED = ("recompute", "ac_graph_id")
 
 
 def functionalize(
-    session: Session, forward: Sequence[Any], backward: Sequence[Any], boundary: fx.Node | None, groups: Sequence[Sequence[int]]
+    session: Session,
+    forward: Sequence[Any],
+    backward: Sequence[Any],
+    boundary: fx.Node | None,
+    groups: Sequence[Sequence[int]],
 ) -> fx.GraphModule:
     """Replay the recorder's graph functionally, with outputs ``[*forward, *backward]``.
 
@@ -65,7 +69,12 @@ class _Replay:
         self.wrapped: dict[int, Any] = {}
 
     def run(
-        self, graph: fx.Graph, root: torch.nn.Module, forward: Sequence[Any], backward: Sequence[Any], boundary: fx.Node | None
+        self,
+        graph: fx.Graph,
+        root: torch.nn.Module,
+        forward: Sequence[Any],
+        backward: Sequence[Any],
+        boundary: fx.Node | None,
     ) -> fx.GraphModule:
         replay = self.functional
         replay.adopt(root, [n.target for n in graph.nodes if n.op == "get_attr"])
@@ -77,7 +86,9 @@ class _Replay:
                     self.env[node] = self._input(node, inputs, meta)
                 elif node.op == "get_attr":
                     value = getattr(root, node.target)
-                    self.env[node] = value if isinstance(value, torch.nn.Module) else replay.constant(node.target, value)
+                    self.env[node] = (
+                        value if isinstance(value, torch.nn.Module) else replay.constant(node.target, value)
+                    )
                 elif node.op == "call_function":
                     self._set_meta(meta, node)
                     last = next(iter(reversed(replay.graph.nodes)), None)
@@ -143,7 +154,10 @@ class _Replay:
 
     # ---------------------------------------------------------------- operations
     def _set_meta(self, meta: dict[str, Any], node: fx.Node) -> None:
-        meta["partitioner_tag"], meta["grad_fn_seq_nr"] = node.meta.get("partitioner_tag"), [node.meta.get("seq_nr", -1)]
+        meta["partitioner_tag"], meta["grad_fn_seq_nr"] = (
+            node.meta.get("partitioner_tag"),
+            [node.meta.get("seq_nr", -1)],
+        )
         for key in _COPIED:
             meta.pop(key, None)
             if key in node.meta:
@@ -171,9 +185,10 @@ class _Replay:
         graph = self.functional.graph
 
         def argument(x: fx.Node) -> Any:
-            return graph.get_attr(x.target) if x.op == "get_attr" else self._node(x)
+            return graph.get_attr(str(x.target)) if x.op == "get_attr" else self._node(x)
 
-        copy = graph.call_function(node.target, fx.node.map_arg(node.args, argument), fx.node.map_arg(node.kwargs, argument))
+        target: Any = node.target
+        copy = graph.call_function(target, fx.node.map_arg(node.args, argument), fx.node.map_arg(node.kwargs, argument))
         copy.meta.update(node.meta)
         value = node.meta["val"]
         if isinstance(value, Tensor):

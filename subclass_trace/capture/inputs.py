@@ -93,11 +93,11 @@ def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: Dynam
         session.recorder.primal(size)
     values = tuple(session.tracked(fake) for fake in originals)
     inputs = []
-    for (argument, _, places), spec in zip(rows, specs, strict=True):
-        traced = _traced(session, spec, [values[k] for k in places], argument)
+    for (argument, _, own), spec in zip(rows, specs, strict=True):
+        traced = _traced(session, spec, [values[k] for k in own], argument)
         edge = torch.autograd.graph.get_gradient_edge(traced) if traced.requires_grad else None
         is_leaf = argument.value.is_leaf
-        inputs.append(TracedInput(argument.path, spec, places, is_leaf, traced, edge))
+        inputs.append(TracedInput(argument.path, spec, own, is_leaf, traced, edge))
     return TracedInputs(tuple(inputs), values, tuple(originals), tuple(paths), tuple(extra))
 
 

@@ -79,7 +79,15 @@ def read_mutations(
         value = emit(row.traced) if change.data or change.replaced or differentiable else None
         plans.append(
             MutationPlan(
-                number, value, change.data, change.replaced, differentiable, change.metadata, change.attributes, bumps, starts
+                number,
+                value,
+                change.data,
+                change.replaced,
+                differentiable,
+                change.metadata,
+                change.attributes,
+                bumps,
+                starts,
             )
         )
     return plans
@@ -130,7 +138,7 @@ def _same_layout(a: Spec, b: Spec) -> bool:
 
 
 def _same_storage(a: Tensor, b: Tensor) -> bool:
-    return bool(_torch.StorageWeakRef(a.untyped_storage()) == _torch.StorageWeakRef(b.untyped_storage()))
+    return bool(_torch.storage_ref(a) == _torch.storage_ref(b))
 
 
 def _moved_history(row: TracedInput) -> bool:
@@ -163,5 +171,3 @@ def multi_view_error(path: Path) -> AliasingError:
         got="a member of a multi-output view, or a view made inside a custom autograd.Function",
         fix="write to a clone of it",
     )
-
-

@@ -50,7 +50,7 @@ class OutputClassifier:
         self._offsets = [t.storage_offset() if t.layout is torch.strided else 0 for t in inputs.originals]
         for k, t in enumerate(inputs.originals):
             if t.layout is torch.strided:
-                self._leaf_of.setdefault(_torch.StorageWeakRef(t.untyped_storage()), k)
+                self._leaf_of.setdefault(_torch.storage_ref(t), k)
         tensors = [o for o in results if isinstance(o, Tensor)]
         self._output_ids = {id(o) for o in tensors}
         views = {id(o): o for o in tensors if o._base is not None}
@@ -116,8 +116,6 @@ class OutputClassifier:
     def _aliases(self, leaves: Sequence[Tensor]) -> tuple[tuple[int, Any] | None, ...]:
         rows: list[tuple[int, Any] | None] = []
         for t in leaves:
-            k = self._leaf_of.get(_torch.StorageWeakRef(t.untyped_storage())) if t.layout is torch.strided else None
+            k = self._leaf_of.get(_torch.storage_ref(t)) if t.layout is torch.strided else None
             rows.append(None if k is None else (k, t.storage_offset() - self._offsets[k]))
         return tuple(rows) if any(r is not None for r in rows) else ()
-
-

@@ -58,7 +58,7 @@ class CheckpointTag:
     graph_id: int
 
 
-class Recorder(_torch.TorchDispatchMode):
+class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes the graph. One instance per capture; it is entered again to trace further backwards into the same graph."""
 
     supports_higher_order_operators = True
@@ -69,7 +69,7 @@ class Recorder(_torch.TorchDispatchMode):
         return True
 
     def __init__(self, mode: Any, decompositions: dict[Any, Callable[..., Any]], outer: Recorder | None = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         # On the instance: __exit__ looks in its __dict__, and would otherwise pop a mode of the user.
         self._mode_key = _torch.PROXY_MODE_KEY
         self.mode, self.decompositions, self.outer = mode, decompositions, outer
@@ -217,7 +217,12 @@ class Recorder(_torch.TorchDispatchMode):
         for a in args:
             if isinstance(a, (list, tuple)):
                 self._notice_wrappers(a)
-            elif isinstance(a, Tensor) and type(a) not in _DENSE and id(a) not in self._known_wrappers and is_traceable(a):
+            elif (
+                isinstance(a, Tensor)
+                and type(a) not in _DENSE
+                and id(a) not in self._known_wrappers
+                and is_traceable(a)
+            ):
                 self._known_wrappers[id(a)] = a
                 leaves, _ = flatten(a)
                 if a.requires_grad and any(not _torch.is_fake(t) and not self._made_here(t) for t in leaves):
@@ -450,16 +455,16 @@ class Recorder(_torch.TorchDispatchMode):
             value = kwargs[a.name] if a.name in kwargs else args[i] if i < len(args) else None
             for t in value if isinstance(value, (list, tuple)) else [value]:
                 if isinstance(t, Tensor):
-                    self.writes.append((_torch.StorageWeakRef(t.untyped_storage()), byte_range(t)))
+                    self.writes.append((_torch.storage_ref(t), byte_range(t)))
 
     def was_written(self, leaf: Tensor) -> bool:
         """Did an operation of the region write into the memory that ``leaf`` can touch?"""
-        storage = _torch.StorageWeakRef(leaf.untyped_storage())
+        storage = _torch.storage_ref(leaf)
         mine = byte_range(leaf)
         return any(s == storage and mine.overlaps(r) for s, r in self.writes)
 
     def _argument(self, a: Any) -> Any:
-        if isinstance(a, Tensor) or isinstance(a, _torch.SYM_TYPES):
+        if isinstance(a, (Tensor, *_torch.SYM_TYPES)):
             return self.node_of(a)
         if type(a) in (list, tuple):
             return [self._argument(x) for x in a]

@@ -85,6 +85,11 @@ class Captured:
     saved_by_autograd: frozenset[str]
     grad_mode_after: bool | None
 
+    @property
+    def all_inputs(self) -> tuple[TracedInput | ClosedOverInput, ...]:
+        """Arguments, then closed-over tensors: what input numbers count."""
+        return (*self.inputs, *self.closed_over)
+
     def forward_graph(self, also: Sequence[str] = ()) -> fx.GraphModule:
         """The functional forward graph, for a region without a backward; nodes named in ``also`` are kept in it."""
         by_name = {n.name: n for n in self.session.recorder.graph.nodes} if also else {}
@@ -153,7 +158,16 @@ class _Capture:
             boundary = next(iter(reversed(recorder.graph.nodes)), None)
             rows = self._edges(inputs, mutations)
         return self._finish(
-            inputs, mutations, outputs, classifier.sizes, flat, forward, boundary, rows, run, after if after != grad_mode else None
+            inputs,
+            mutations,
+            outputs,
+            classifier.sizes,
+            flat,
+            forward,
+            boundary,
+            rows,
+            run,
+            after if after != grad_mode else None,
         )
 
     # ---------------------------------------------------------------- steps

@@ -43,7 +43,9 @@ class Session:
         source = _torch.input_source(name)
         if not any(dims):
             return self.mode.from_tensor(real, static_shapes=True, source=source)
-        return self.mode.from_tensor(real, static_shapes=False, source=source, symbolic_context=_torch.dynamic_context(dims))
+        return self.mode.from_tensor(
+            real, static_shapes=False, source=source, symbolic_context=_torch.dynamic_context(dims)
+        )
 
     def tracked(self, fake: torch.Tensor) -> torch.Tensor:
         """A fresh alias of a fake leaf that is the same graph value."""

@@ -108,7 +108,15 @@ class Tape:
                 self.session, outputs, [*self.edges, *edges], self.forward_nodes, self.boundary, self.groups
             )
         hidden = joint.meta["draws"]
-        return TracedBackward(joint, len(self.forward_nodes) + hidden, hidden, tuple(names), tuple(None if r is None else r[1] for r in flat), following, live)
+        return TracedBackward(
+            joint,
+            len(self.forward_nodes) + hidden,
+            hidden,
+            tuple(names),
+            tuple(None if r is None else r[1] for r in flat),
+            following,
+            live,
+        )
 
     def _tangent(self, out: Tensor, spec: Spec) -> tuple[Tensor, list[str]]:
         recorder = self.session.recorder
@@ -124,7 +132,9 @@ class Tape:
         recorder.know_wrapper(value)
         return value, names
 
-    def _differentiate(self, outs: Sequence[Tensor], tangents: Sequence[Tensor], create: bool) -> Sequence[Tensor | None]:
+    def _differentiate(
+        self, outs: Sequence[Tensor], tangents: Sequence[Tensor], create: bool
+    ) -> Sequence[Tensor | None]:
         if not outs or not self.edges:
             return [None] * len(self.edges)
         try:
@@ -132,7 +142,9 @@ class Tape:
                 outs, self.edges, tangents, allow_unused=True, retain_graph=True, create_graph=create
             )
         except NotImplementedError as error:
-            raise UnsupportedError(f"the backward uses an operation that a wrapper does not implement: {error}") from error
+            raise UnsupportedError(
+                f"the backward uses an operation that a wrapper does not implement: {error}"
+            ) from error
 
 
 def _fresh_like(t: Tensor) -> Tensor:

@@ -15,11 +15,11 @@ from ..capture.inputs import Argument
 from ..capture.region import Run
 from ..errors import UnsupportedError
 from ..plan import AssignmentPlan
+from ..runtime.codegen import Layout, StateSlot
+from ..runtime.guards import ModuleGuard, ModuleView
 from ..subclass.context import snapshot
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
-from ..runtime.codegen import Layout, StateSlot
-from ..runtime.guards import ModuleGuard, ModuleView
 from .modules import Root, State, replaced, states_of, submodules
 
 Tensor = torch.Tensor
@@ -27,7 +27,7 @@ Tensor = torch.Tensor
 
 def flatten_tree(tree: Any) -> tuple[list[Any], Any]:
     """Flat leaves and structure of a user pytree: whatever is registered with optree or torch; None is structure."""
-    return optree.tree_flatten(tree, namespace=_torch.pytree_namespace())  # type: ignore[return-value]
+    return optree.tree_flatten(tree, namespace=_torch.pytree_namespace())
 
 
 def argument_paths(tree: Any) -> list[Path]:
@@ -128,9 +128,7 @@ class CallSite:
 
     def constants(self) -> dict[int, Any]:
         """Flat arguments that are no tensors and no modules: guarded by value."""
-        return {
-            k: snapshot(v) for k, v in enumerate(self.flat[: self.user_count]) if not isinstance(v, Tensor)
-        }
+        return {k: snapshot(v) for k, v in enumerate(self.flat[: self.user_count]) if not isinstance(v, Tensor)}
 
     def runner(
         self, function: Callable[..., Any], arguments: Sequence[Argument], positions: Sequence[int | None]

@@ -1,23 +1,23 @@
 """`compile`: a function or module becomes a region that is traced through its wrapper tensors and compiled.
 
-    >>> import torch, subclass_trace as st
-    >>> from subclass_trace.zoo import TwoTensor
-    >>> @st.compile
-    ... def f(x, y):
-    ...     return (x * y).sin()
-    >>> x = TwoTensor(torch.zeros(2), torch.ones(2))
-    >>> type(f(x, x)).__name__, len(f.specializations)
-    ('TwoTensor', 1)
+>>> import torch, subclass_trace as st
+>>> from subclass_trace.zoo import TwoTensor
+>>> @st.compile
+... def f(x, y):
+...     return (x * y).sin()
+>>> x = TwoTensor(torch.zeros(2), torch.ones(2))
+>>> type(f(x, x)).__name__, len(f.specializations)
+('TwoTensor', 1)
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
 import gc
 import inspect
-import contextlib
-import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
@@ -37,7 +37,7 @@ from ..runtime.guards import Ambient, Guards, eager_reason, failed_guard
 from ..runtime.reference import Program
 from ..runtime.sizes import hint_of
 from ..runtime.specialize import Graphs, alias_guard, build_program
-from ..subclass.template import example_maker
+from ..subclass.template import Examples
 from .calls import CallSite
 from .dynamic import SizeHistory, choose, sizes_of
 from .modules import names_of, roots_of
@@ -158,7 +158,15 @@ class Region:
         captured, arguments, positions = self._capture(site, table)
         inputs = [a.value for a in arguments] + [c.value for c in captured.closed_over]
         view = site.module_view()
-        guards = Guards(ambient, site.tree, site.constants(), alias_guard(captured, inputs), view.modules, view.states, tuple(names_of(self.function)))
+        guards = Guards(
+            ambient,
+            site.tree,
+            site.constants(),
+            alias_guard(captured, inputs),
+            view.modules,
+            view.states,
+            tuple(names_of(self.function)),
+        )
         program, graphs = build_program(
             captured,
             arguments,
@@ -169,9 +177,9 @@ class Region:
             keep_joint=self._keep_joint,
             keep_input_mutations=options.keep_inference_input_mutations,
         )
-        example = example_maker(captured.session.mode, hint_of)
+        examples = Examples(captured.session.mode, hint_of)
         with torch.no_grad():
-            entry = generate(program, guards, site.layout(), site.flat, example)
+            entry = generate(program, guards, site.layout(), site.flat, examples)
         return Specialization(self._reason(site, ambient), program.plan, guards, program, graphs, entry)
 
     def _capture(self, site: CallSite, table: dict[Any, Any]) -> tuple[Captured, list[Any], list[int | None]]:
@@ -300,4 +308,3 @@ def make_options(options: dict[str, Any]) -> Options:
             fix = f"did you mean {close[0]!r}?" if close else None
             raise OptionError(f"unknown option {name!r}", expected=f"one of {known}", got=name, fix=fix)
     return Options(**options)
-

@@ -66,7 +66,9 @@ def resolve_partitioner(choice: str | Partitioner, budget: float | None) -> Part
     if budget is None:
         return found
     if choice != "min_cut":
-        raise OptionError("activation_memory_budget needs the min_cut partitioner", expected="min_cut", got=repr(choice))
+        raise OptionError(
+            "activation_memory_budget needs the min_cut partitioner", expected="min_cut", got=repr(choice)
+        )
     return torch_partitioners.min_cut_with_budget(budget)
 
 
@@ -103,7 +105,10 @@ def partition(
     extra = _missing(ancestry, serve, set(saved))
     by_name = {n.name: n for n in forward.graph.nodes}
     extra_nodes = [by_name[n] for n in sorted(extra) if n in by_name]
-    _set_outputs(forward, [*outputs[: num_forward - draws], *_protected(forward, [*outputs[num_forward:], *extra_nodes], written)])
+    _set_outputs(
+        forward,
+        [*outputs[: num_forward - draws], *_protected(forward, [*outputs[num_forward:], *extra_nodes], written)],
+    )
     names = (*saved, *(n.name for n in extra_nodes))
     return Partitioned(forward, backward, names, tuple(backward_inputs), frozenset(n.name for n in extra_nodes))
 
@@ -167,7 +172,9 @@ def _ancestry(graph: fx.Graph) -> dict[str, tuple[bool, tuple[str, ...]]]:
     return table
 
 
-def _missing(table: Mapping[str, tuple[bool, tuple[str, ...]]], want: Collection[str], have: Collection[str]) -> set[str]:
+def _missing(
+    table: Mapping[str, tuple[bool, tuple[str, ...]]], want: Collection[str], have: Collection[str]
+) -> set[str]:
     """What is not given among ``have``, cannot be computed again, and is needed for ``want``."""
     todo = [n for n in want if n in table]
     seen: set[str] = set()
@@ -206,7 +213,7 @@ def _protected(forward: fx.GraphModule, saved: Sequence[fx.Node], written: Colle
 
 
 def _storage(node: fx.Node) -> Any:
-    return _torch.StorageWeakRef(node.meta["val"].untyped_storage())
+    return _torch.storage_ref(node.meta["val"])
 
 
 def _set_outputs(module: fx.GraphModule, outputs: Sequence[Any]) -> None:

@@ -14,7 +14,8 @@ from .interface import Partitioned
 def saved_table(parts: Partitioned, paths: Mapping[str, str]) -> tuple[SavedValue, ...]:
     """One row per saved value, in order. ``paths`` names graph inputs.
 
-    Bytes are counted once per storage, for dynamic sizes as in the traced call; inputs cost nothing, since the caller holds them anyway.
+    Bytes are counted once per storage, for dynamic sizes as in the traced call. Inputs cost nothing: the caller holds
+    them anyway.
     """
     rows = []
     seen: set[int] = set()

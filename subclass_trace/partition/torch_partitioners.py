@@ -45,7 +45,11 @@ BY_NAME: dict[str, Callable[..., Partition]] = {"min_cut": min_cut, "default": d
 
 
 def call(
-    partitioner: Callable[..., Partition], joint: fx.GraphModule, inputs: Sequence[Any], num_forward: int, static: Sequence[int]
+    partitioner: Callable[..., Partition],
+    joint: fx.GraphModule,
+    inputs: Sequence[Any],
+    num_forward: int,
+    static: Sequence[int],
 ) -> Partition:
     """Call a partitioner with the keywords that it takes."""
     keywords: dict[str, Any] = {"num_fwd_outputs": num_forward}

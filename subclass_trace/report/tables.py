@@ -22,6 +22,7 @@ from ..plan import (
     MutationPlan,
     OutputPlan,
     Plan,
+    SameOutput,
     SavedValue,
     SizeOutput,
     SizePrimal,
@@ -392,6 +393,8 @@ def _result(plan: Plan, o: OutputPlan, names: Sequence[str]) -> tuple[str, ...]:
     if isinstance(o, ViewOutput):
         base = str(plan.inputs[o.base].path) if o.of_input else names[o.base]
         return ("view", *_class_and_meta(o.spec), "yes" if o.requires_grad else "", f"view operations on {base}")
+    if isinstance(o, SameOutput):
+        return ("same object", "", "", "", "", f"result {o.result}")
     kind = "value in an input's memory" if o.aliases else "value"
     grad = "yes" if o.value in plan.differentiable else ""
     return (kind, *_class_and_meta(o.spec), grad, _value_recipe(plan, o.value, o.spec))

@@ -15,9 +15,10 @@ import torch
 
 from .. import _torch
 from ..capture.aliasing import alias_pattern
-from ..plan import BasePrimal, ConstantOutput, InputOutput, LeafPrimal, SameOutput, ValueOutput, ViewOutput
+from ..plan import BasePrimal, ConstantOutput, InputOutput, LeafPrimal, SameOutput, SizeOutput, ValueOutput, ViewOutput
 from ..subclass.context import same_context
 from ..subclass.spec import OpaqueSpec, Spec, spec_leaves
+from ..subclass.template import Examples
 from .emit import NotGenerated, Unwrapper, Wrapper, size_code, symbol_lines, tensor_checks
 from .function_code import FunctionEmitter
 from .guards import Guards
@@ -73,27 +74,27 @@ class Entry:
 
 
 def generate(
-    program: Program, guards: Guards, layout: Layout, flat: Sequence[Any], example: Callable[[Spec], Any], use_cpp: bool = True
+    program: Program, guards: Guards, layout: Layout, flat: Sequence[Any], examples: Examples, use_cpp: bool = True
 ) -> Entry | None:
     """The entry for a specialization, or None where the reference interpreter has to serve it.
 
     Args:
         flat: the flat arguments of the call that it was made for.
-        example: makes fake values of specs, to verify template constructors.
+        examples: makes fake values of specs, to verify template constructors.
         use_cpp: use torch's C++ tensor guard (private API) where there is one.
     """
     try:
-        return _EntryEmitter(program, guards, layout, flat, example, use_cpp).emit()
+        return _EntryEmitter(program, guards, layout, flat, examples, use_cpp).emit()
     except NotGenerated:
         return None
 
 
 class _EntryEmitter:
     def __init__(
-        self, program: Program, guards: Guards, layout: Layout, flat: Sequence[Any], example: Any, use_cpp: bool
+        self, program: Program, guards: Guards, layout: Layout, flat: Sequence[Any], examples: Examples, use_cpp: bool
     ) -> None:
         self.program, self.plan, self.guards, self.layout = program, program.plan, guards, layout
-        self.flat, self.example, self.use_cpp = flat, example, use_cpp
+        self.flat, self.examples, self.use_cpp = flat, examples, use_cpp
         self.source = Source()
         self.source.bind("MISS", MISS)
         self.unwrapper = Unwrapper(self.source, "return MISS")
@@ -160,7 +161,9 @@ class _EntryEmitter:
             if isinstance(value, (bool, type(None))):
                 s.line(f"if {names[position]} is not {known}: return MISS")
             elif type(value) in (int, str):
-                s.line(f"if type({names[position]}) is not {type(value).__name__} or {names[position]} != {known}: return MISS")
+                s.line(
+                    f"if type({names[position]}) is not {type(value).__name__} or {names[position]} != {known}: return MISS"
+                )
             else:
                 s.bind("same_context", same_context)
                 s.line(f"if not same_context({known}, {names[position]}): return MISS")
@@ -225,7 +228,7 @@ class _EntryEmitter:
                 hooks = f"(*m{k}._forward_pre_hooks, *m{k}._forward_hooks) != {s.constant(guard.hooks)}"
             s.line(f"if m{k} is not {known} or m{k}.training is not {guard.training} or {hooks}: return MISS")
             self._check_slots(k, guard.module)
-        names = []
+        names: list[str] = []
         for slot in self.layout.slots:
             name = f"x{self.layout.user_count + len(names)}"
             s.line(f"{name} = m{slot.module}.{slot.table}[{slot.name!r}]")
@@ -307,7 +310,9 @@ class _EntryEmitter:
         if plan.offsets_matter:
             offsets: dict[int, Any] = {}
             for row in plan.inputs:
-                offsets.update((k, leaf.storage_offset) for k, leaf in zip(row.leaves, spec_leaves(row.spec), strict=True))
+                offsets.update(
+                    (k, leaf.storage_offset) for k, leaf in zip(row.leaves, spec_leaves(row.spec), strict=True)
+                )
             for k, offset in offsets.items():
                 s.line(f"if {leaves[k]}.storage_offset() != {size_code(offset, symbols)}: return MISS")
         if self.guards.alias is not None:
@@ -322,7 +327,9 @@ class _EntryEmitter:
             if m.starts_grad:
                 s.line(f"{inputs[m.input]}.requires_grad_()")
         s.line(f"p = [{', '.join(self._primal(p, leaves, symbols) for p in plan.primals)}]")
-        env = "{" + ", ".join(f"{s.constant(k, 'symbol')}: {v}" for k, v in symbols.items()) + "}" if symbols else "None"
+        env = (
+            "{" + ", ".join(f"{s.constant(k, 'symbol')}: {v}" for k, v in symbols.items()) + "}" if symbols else "None"
+        )
         if plan.trains:
             values, sizes = self._train(inputs, env)
         else:
@@ -332,7 +339,9 @@ class _EntryEmitter:
         if not simple:
             s.bind("finish", finish)
             s.bind("Call", Call)
-            call = f"Call([{', '.join(inputs)}], [{', '.join(leaves)}], {env if symbols else '{}'}, [{', '.join(sizes)}])"
+            call = (
+                f"Call([{', '.join(inputs)}], [{', '.join(leaves)}], {env if symbols else '{}'}, [{', '.join(sizes)}])"
+            )
             s.line(f"results = finish({s.constant(plan, 'plan')}, {call}, [{', '.join(values)}], [{', '.join(flat)}])")
             self._return(None)
             return
@@ -348,7 +357,7 @@ class _EntryEmitter:
                 results.append(f"replay_view({s.constant(o, 'view')}, {base})")
             elif isinstance(o, ValueOutput):
                 results.append(values[o.value])
-            else:
+            elif isinstance(o, SizeOutput):
                 results.append(sizes[o.index])
         self._return(results)
 
@@ -387,7 +396,7 @@ class _EntryEmitter:
             s.line(f"d{k} = o[{k}].detach()")
             flat[k] = f"d{k}"
         parts = iter(flat[: plan.forward_leaves])
-        wrapper = Wrapper(s, self.example, symbols)
+        wrapper = Wrapper(s, self.examples, symbols)
         values = [wrapper.wrap(spec, parts) for spec in plan.values]
         if guarded:
             s.line("pass")
@@ -398,7 +407,7 @@ class _EntryEmitter:
     def _train(self, inputs: Sequence[str], env: str) -> tuple[list[str], list[str]]:
         """Apply the generated autograd.Function."""
         s, plan = self.source, self.plan
-        function = FunctionEmitter(self.program, self.guards.ambient, self.example, self.use_cpp).emit()
+        function = FunctionEmitter(self.program, self.guards.ambient, self.examples, self.use_cpp).emit()
         s.bind("apply", _torch.base_apply(function))
         s.line(f"extra = [{env}, ({_tuple([inputs[i] for i in plan.watched_inputs])}), None]")
         call = f"v = apply(p, extra, {', '.join(inputs[i] for i in plan.differentiated)})"
@@ -428,4 +437,3 @@ def _tuple(names: Sequence[str]) -> str:
 
 def _is_leaf(value: Any) -> bool:
     return not isinstance(value, Tensor) and optree.tree_is_leaf(value, namespace=_torch.pytree_namespace())
-

@@ -13,7 +13,7 @@ from ..plan import Plan
 from ..subclass.context import same_context, with_outer, without_outer
 from ..subclass.protocol import unflatten_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec
-from ..subclass.template import template_of
+from ..subclass.template import Examples
 from .source import Source
 
 Tensor = torch.Tensor
@@ -104,7 +104,9 @@ class Unwrapper:
             if isinstance(inner, OpaqueSpec):
                 source.bind("same_context", same_context)
                 value = source.constant(inner.value, "opaque")
-                source.line(f"if {variable}.{name} is not {value} and not same_context({variable}.{name}, {value}): {self.miss}")
+                source.line(
+                    f"if {variable}.{name} is not {value} and not same_context({variable}.{name}, {value}): {self.miss}"
+                )
 
     #: maps a local name to the real value's shortcut attribute; set by the entry emitter, which has real inputs
     shortcut_value: Callable[[str], Any] | None = None
@@ -113,8 +115,8 @@ class Unwrapper:
 class Wrapper:
     """Emits rewrapping: by a verified template, by DTensor's constructor, or by ``__tensor_unflatten__``."""
 
-    def __init__(self, source: Source, example: Callable[[Spec], Any], symbols: dict[Any, str]) -> None:
-        self.source, self.example, self.symbols = source, example, symbols
+    def __init__(self, source: Source, examples: Examples, symbols: dict[Any, str]) -> None:
+        self.source, self.examples, self.symbols = source, examples, symbols
 
     def wrap(self, spec: Spec, leaves: Iterator[str]) -> str:
         """The expression (a local name) of a value made of the next leaves."""
@@ -133,7 +135,7 @@ class Wrapper:
         if construct is None or attribute is None or any(isinstance(n, SizeExpr) for n in spec.size):
             return False
         tensors = [n for n, s in zip(spec.names, spec.inners, strict=True) if not isinstance(s, OpaqueSpec)]
-        value = self.example(spec)
+        value = self.examples.make(spec)
         if len(tensors) != 1 or value.requires_grad:
             return False
         source = self.source
@@ -143,13 +145,14 @@ class Wrapper:
         return True
 
     def _by_template(self, out: str, spec: WrapperSpec, inner: list[tuple[str, str]]) -> bool:
-        template = template_of(spec, self.example)
+        template = self.examples.template(spec)
         if template is None:
             return False
         source = self.source
         source.bind("make_wrapper", _torch.WRAPPER_CONSTRUCTOR)
         parts = [source.constant(v) for v in (template.dtype, template.layout, template.device)]
-        meta = f"{source.constant(spec.size)}, {source.constant(spec.stride)}, {template.storage_offset}, None, {', '.join(parts)}"
+        outer = f"{source.constant(spec.size)}, {source.constant(spec.stride)}, {template.storage_offset}"
+        meta = f"{outer}, None, {', '.join(parts)}"
         source.line(f"{out} = make_wrapper({source.constant(spec.cls, 'cls')}, {meta}, False, False)")
         for name, value in template.constants:
             source.line(f"{out}.{name} = {source.constant(value)}")

@@ -38,14 +38,16 @@ def run_backward(
         leaves = [leaf for r in rows if r is not None for leaf in r[0]]
         return entry.run(saved, leaves, env)
     present = [t for t in tangents if t is not None]
-    return list(DifferentiableBackward.apply(backwards, entry, saved, env, len(inputs), *inputs, *present))
+    return list(
+        _torch.apply_function(DifferentiableBackward, backwards, entry, saved, env, len(inputs), *inputs, *present)
+    )
 
 
 class DifferentiableBackward(torch.autograd.Function):
     """The backward as a differentiable region. Its own backward is traced from the tape of the backward when it runs."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, backwards: Backwards, entry: CompiledBackward, saved: dict[str, Any], env: Env, count: int, *args: Any
     ) -> tuple[Any, ...]:
         """``args`` are the differentiated inputs (passed for their history alone) and the tangents."""
@@ -59,7 +61,7 @@ class DifferentiableBackward(torch.autograd.Function):
         return tuple(grads)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         """One order higher, by the same machinery."""
         entry: CompiledBackward = ctx.entry
         assert entry.next is not None
@@ -72,7 +74,7 @@ class RegionFunction(torch.autograd.Function):
     """The forward of a specialization with a backward: the reference, which `codegen` specialises."""
 
     @staticmethod
-    def forward(ctx: Any, program: Any, call: Any, *inputs: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def forward(ctx: Any, program: Any, call: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
         """``inputs`` are the differentiated inputs; ``call`` carries the graph's inputs in and its sizes out."""
         plan = program.plan
         values, call.sizes, saved = program.run_forward(call)
@@ -85,7 +87,7 @@ class RegionFunction(torch.autograd.Function):
         return tuple(values)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         """Gradients of the differentiated inputs."""
         plan = ctx.program.plan
         tensors = list(ctx.saved_tensors)[::-1]

@@ -15,6 +15,7 @@ import torch
 from .. import _torch
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.spec import SizeExpr, Spec, WrapperSpec, leaf_count, same_spec, spec_leaves
+from ..subclass.template import Examples
 from .emit import NotGenerated, Unwrapper, Wrapper
 from .function import run_backward
 from .guards import Ambient
@@ -40,7 +41,9 @@ class FastBackward:
         assert program.backwards is not None
         values = saved[::-1]
         saved.clear()
-        named = {row.name: values.pop() if n is None else n for row, n in zip(program.plan.saved, ctx.numbers, strict=True)}
+        named = {
+            row.name: values.pop() if n is None else n for row, n in zip(program.plan.saved, ctx.numbers, strict=True)
+        }
         values.clear()
         tangents = [grads[k] for k in program.plan.differentiable]
         if self.check is None and not torch.is_grad_enabled():
@@ -72,9 +75,9 @@ class FastBackward:
 class FunctionEmitter:
     """Writes the two methods and makes the class."""
 
-    def __init__(self, program: Program, ambient: Ambient, example: Callable[[Spec], Any], use_cpp: bool) -> None:
+    def __init__(self, program: Program, ambient: Ambient, examples: Examples, use_cpp: bool) -> None:
         assert program.backwards is not None
-        self.program, self.plan, self.ambient, self.example = program, program.plan, ambient, example
+        self.program, self.plan, self.ambient, self.examples = program, program.plan, ambient, examples
         self.fast = FastBackward(program, use_cpp)
         self.dynamic = bool(self.plan.symbols)
 
@@ -111,7 +114,7 @@ class FunctionEmitter:
             s.line(f"extra[2] = o[{count}:{count + plan.size_outputs}]")
         s.line("ctx.inputs = inputs")
         s.line(f"ctx.env = {'env' if self.dynamic else 'None'}")
-        parts, wrapper = iter(flat), Wrapper(s, self.example, symbols)
+        parts, wrapper = iter(flat), Wrapper(s, self.examples, symbols)
         values = [wrapper.wrap(spec, parts) for spec in plan.values]
         fixed = [f"v{k}" for k in range(len(values)) if k not in plan.differentiable]
         for k, value in enumerate(values):
@@ -189,7 +192,7 @@ class FunctionEmitter:
         s.bind("keeps", _torch.keeps_graph_now)
         s.line("if not keeps(): ctx.inputs = ()")
         parts = iter([f"r[{k}]" for k in range(sum(leaf_count(g) for g in entry.grads if g is not None))])
-        wrapper = Wrapper(s, self.example, {})
+        wrapper = Wrapper(s, self.examples, {})
         grads = ["None" if g is None else wrapper.wrap(g, parts) for g in entry.grads]
         s.line(f"return None, None, {''.join(f'{g}, ' for g in grads)}")
 

@@ -251,4 +251,3 @@ def _sizes(spec: Spec, value: Any, path: Path, env: Mapping[Any, int], offsets: 
             if reason is not None:
                 return reason
     return None
-

@@ -64,7 +64,7 @@ class Program:
         if self.plan.trains:  # also under no_grad: the region may enable gradients itself
             differentiated = [call.inputs[i] for i in self.plan.differentiated]
             with torch.enable_grad():
-                values = list(RegionFunction.apply(self, call, *differentiated))
+                values = list(_torch.apply_function(RegionFunction, self, call, *differentiated))
         else:
             with torch.no_grad():
                 values, call.sizes, _ = self.run_forward(call)
@@ -138,6 +138,7 @@ def make_output(o: OutputPlan, call: Call, values: Sequence[Tensor], flat: Seque
         return call.sizes[o.index]
     if isinstance(o, InputOutput):
         return flat[o.position]
+    assert not isinstance(o, SameOutput)
     if isinstance(o, ViewOutput):
         value = replay_view(o, call.inputs[o.base] if o.of_input else values[o.base])
     else:

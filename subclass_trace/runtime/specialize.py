@@ -306,7 +306,7 @@ def write_back_in_graph(captured: Captured, forward: fx.GraphModule) -> tuple[Mu
     rows = []
     end = next(iter(reversed(graph.nodes)))
     for m in captured.mutations:
-        leaves = (*captured.inputs, *captured.closed_over)[m.input].leaves
+        leaves = captured.all_inputs[m.input].leaves
         names = [f"primals_{captured.leaf_primals[leaves[k]] + 1}" for k in m.leaves]
         only_data = m.value is not None and not m.replaced and m.metadata is None and not m.differentiable
         values = [outputs[starts[m.value or 0] + k] for k in m.leaves]
@@ -320,7 +320,7 @@ def write_back_in_graph(captured: Captured, forward: fx.GraphModule) -> tuple[Mu
             copy.meta.update(inputs[name].meta)
             outputs[place] = copy
         # copy_ moves the version counter of a dense input by one itself; of a wrapper it sees the leaves only.
-        dense = not isinstance((*captured.inputs, *captured.closed_over)[m.input].spec, WrapperSpec)
+        dense = not isinstance(captured.all_inputs[m.input].spec, WrapperSpec)
         rows.append(replace(m, leaves=(), version_bumps=m.version_bumps - dense))
     end.args = (outputs,)
     forward.recompile()
@@ -330,12 +330,7 @@ def write_back_in_graph(captured: Captured, forward: fx.GraphModule) -> tuple[Mu
 # ---------------------------------------------------------------------------------------------- what is saved
 def _written(captured: Captured) -> list[str]:
     """Graph inputs that the region writes."""
-    leaves = {
-        place
-        for m in captured.mutations
-        for k in m.leaves
-        for place in [(*captured.inputs, *captured.closed_over)[m.input].leaves[k]]
-    }
+    leaves = {place for m in captured.mutations for k in m.leaves for place in [captured.all_inputs[m.input].leaves[k]]}
     numbers = {captured.leaf_primals[k] for k in leaves}
     numbers |= {n for group in captured.groups for n in group}
     return [f"primals_{n + 1}" for n in sorted(numbers)]
@@ -347,7 +342,7 @@ def _static_leaves(captured: Captured, arguments: Sequence[Argument]) -> list[in
 
 def _primal_paths(captured: Captured) -> Mapping[str, str]:
     paths: dict[str, str] = {}
-    for row in (*captured.inputs, *captured.closed_over):
+    for row in captured.all_inputs:
         for leaf, path in zip(row.leaves, _leaf_paths(row.spec, str(row.path)), strict=True):
             paths.setdefault(f"primals_{captured.leaf_primals[leaf] + 1}", path)
     return paths
@@ -384,7 +379,7 @@ def _output_paths(plan: Plan) -> list[str]:
 def alias_guard(captured: Captured, inputs: Sequence[Tensor]) -> tuple[Any, ...] | None:
     """The alias pattern, when it decided anything: something is written, or leaves share memory."""
     table: dict[int, Tensor] = {}
-    for row, value in zip((*captured.inputs, *captured.closed_over), inputs, strict=True):
+    for row, value in zip(captured.all_inputs, inputs, strict=True):
         table.update(zip(row.leaves, leaves_of(value), strict=True))
     pattern = alias_pattern(inputs, [table[k] for k in range(len(captured.leaf_primals))])
     return pattern if captured.mutations or len(pattern) > 1 else None

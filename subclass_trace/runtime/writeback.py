@@ -25,7 +25,7 @@ class WriteBack(torch.autograd.Function):
     """``x`` gets the contents and the history of ``new``, leaf by leaf; for views autograd relates it to the base."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, new: Tensor, positions: Sequence[int]) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, new: Tensor, positions: Sequence[int]) -> Tensor:
         """Copy the leaves at ``positions``; autograd moves the version counter."""
         old, fresh = leaves_of(x), leaves_of(new)
         for k in positions:
@@ -34,7 +34,7 @@ class WriteBack(torch.autograd.Function):
         return x
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:
         """The gradient belongs to the new contents."""
         return None, grad, None
 
@@ -53,7 +53,7 @@ def deliver(plan: MutationPlan, inp: InputPlan, x: Tensor, new: Tensor | None, o
         _write_metadata(x, inp, plan, old, env)
     fresh = [] if new is None else leaves_of(new)
     if plan.differentiable and not plan.replaced and new is not None:
-        WriteBack.apply(x, new, plan.leaves)
+        _torch.apply_function(WriteBack, x, new, plan.leaves)
     else:
         with torch.no_grad():
             for k in plan.leaves:

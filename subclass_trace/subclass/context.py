@@ -15,7 +15,19 @@ import torch
 
 from .. import _torch
 
-_ATOMS = (int, str, bytes, bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, type, enum.Enum)
+_ATOMS = (
+    int,
+    str,
+    bytes,
+    bool,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    type,
+    enum.Enum,
+)
 _MAX_DEPTH = 20
 
 

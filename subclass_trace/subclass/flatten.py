@@ -1,12 +1,12 @@
 """The reference flatten and unflatten, for any depth of nesting.
 
-    >>> import torch
-    >>> from torch.testing._internal.two_tensor import TwoTensor
-    >>> leaves, spec = flatten(TwoTensor(torch.zeros(2), torch.ones(2)))
-    >>> len(leaves), spec.cls.__name__, spec.names
-    (2, 'TwoTensor', ('a', 'b'))
-    >>> unflatten(spec, leaves).b
-    tensor([1., 1.])
+>>> import torch
+>>> from torch.testing._internal.two_tensor import TwoTensor
+>>> leaves, spec = flatten(TwoTensor(torch.zeros(2), torch.ones(2)))
+>>> len(leaves), spec.cls.__name__, spec.names
+(2, 'TwoTensor', ('a', 'b'))
+>>> unflatten(spec, leaves).b
+tensor([1., 1.])
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ def leaves_of(value: Any) -> list[torch.Tensor]:
     """The dense leaves of a value, in flatten order."""
     leaves: list[torch.Tensor] = []
     visit(
-        value, leaf=lambda t, _: leaves.append(t), wrapper=lambda t, names, inners, context, _: None, opaque=lambda v, _: None
+        value,
+        leaf=lambda t, _: leaves.append(t),
+        wrapper=lambda t, names, inners, context, _: None,
+        opaque=lambda v, _: None,
     )
     return leaves
 

@@ -1,7 +1,7 @@
 """Printable accessors: where in the arguments a value sits.
 
-    >>> str(Path("args").item(0).attr("weight").attr("_local_tensor"))
-    'args[0].weight._local_tensor'
+>>> str(Path("args").item(0).attr("weight").attr("_local_tensor"))
+'args[0].weight._local_tensor'
 """
 
 from __future__ import annotations

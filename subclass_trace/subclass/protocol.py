@@ -1,10 +1,10 @@
 """Is a class traceable, and if not, why not?
 
-    >>> import torch
-    >>> class Bare(torch.Tensor):
-    ...     pass
-    >>> [str(p) for p in problems(Bare)][0]
-    'Bare has no __tensor_flatten__(self) -> (attribute names, context)'
+>>> import torch
+>>> class Bare(torch.Tensor):
+...     pass
+>>> [str(p) for p in problems(Bare)][0]
+'Bare has no __tensor_flatten__(self) -> (attribute names, context)'
 """
 
 from __future__ import annotations
@@ -73,8 +73,12 @@ def problems(cls: type) -> tuple[Problem, ...]:
     found = []
     flatten, unflatten = getattr(cls, "__tensor_flatten__", None), getattr(cls, "__tensor_unflatten__", None)
     if flatten is None:
-        found.append(Problem(cls, "__tensor_flatten__", "has no __tensor_flatten__(self) -> (attribute names, context)"))
-    elif not callable(flatten) or isinstance(inspect.getattr_static(cls, "__tensor_flatten__"), (staticmethod, classmethod)):
+        found.append(
+            Problem(cls, "__tensor_flatten__", "has no __tensor_flatten__(self) -> (attribute names, context)")
+        )
+    elif not callable(flatten) or isinstance(
+        inspect.getattr_static(cls, "__tensor_flatten__"), (staticmethod, classmethod)
+    ):
         found.append(Problem(cls, "__tensor_flatten__", "has a __tensor_flatten__ that is not an instance method"))
     if unflatten is None:
         what = "has no static __tensor_unflatten__(inner_tensors, context, outer_size, outer_stride)"

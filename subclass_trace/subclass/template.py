@@ -18,7 +18,20 @@ from .protocol import unflatten_of
 from .spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec
 
 Tensor = torch.Tensor
-_IMMUTABLE = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, type)
+_IMMUTABLE = (
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    bool,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    type,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +62,7 @@ def template_of(spec: WrapperSpec, example: Callable[[Spec], Any]) -> Template |
     if constants is None:
         return None
     value, inner = first
-    template = Template(value.dtype, value.layout, value.device, value.storage_offset(), tuple(constants.items()))
+    template = Template(value.dtype, value.layout, value.device, int(value.storage_offset()), tuple(constants.items()))
     made = build(template, spec, inner)
     return template if _indistinguishable(value, made) else None
 
@@ -97,7 +110,9 @@ def _has_slots(cls: type) -> bool:
 
 
 def _indistinguishable(a: Tensor, b: Tensor) -> bool:
-    if set(vars(a)) != set(vars(b)) or any(vars(b)[k] is not v and not same_context(v, vars(b)[k]) for k, v in vars(a).items()):
+    if set(vars(a)) != set(vars(b)) or any(
+        vars(b)[k] is not v and not same_context(v, vars(b)[k]) for k, v in vars(a).items()
+    ):
         return False
     with _torch.DispatchLog() as log:  # a class with a size or stride policy of its own answers by dispatch
         same = all(f(a) == f(b) for f in _PROPERTIES)
@@ -113,20 +128,45 @@ _PROPERTIES: tuple[Callable[[Tensor], Any], ...] = (
 )
 
 
-def example_maker(mode: Any, hint: Callable[[Any], int]) -> Callable[[Spec], Any]:
-    """A function that makes fake values of a spec under ``mode``; ``hint`` turns dynamic sizes into numbers."""
+class Examples:
+    """Makes fake values of specs under a fake mode, and remembers the templates that were verified on them.
 
-    def make(spec: Spec) -> Any:
+    ``hint`` turns dynamic sizes into numbers.
+    """
+
+    def __init__(self, mode: Any, hint: Callable[[Any], int]) -> None:
+        self.mode, self.hint = mode, hint
+        self._templates: dict[Any, Template | None] = {}
+
+    def make(self, spec: Spec) -> Any:
+        """A value of this spec, of fake leaves."""
         if isinstance(spec, OpaqueSpec):
             return spec.value
+        size, stride = tuple(map(self.hint, spec.size)), tuple(map(self.hint, spec.stride))
         if isinstance(spec, LeafSpec):
-            size, stride = tuple(map(hint, spec.size)), tuple(map(hint, spec.stride))
-            with mode:
+            with self.mode:
                 return torch.empty_strided(size, stride, dtype=spec.dtype, device=spec.device)
-        inner = {n: make(s) for n, s in zip(spec.names, spec.inners, strict=True)}
-        size, stride = tuple(map(hint, spec.size)), tuple(map(hint, spec.stride))
+        inner = {n: self.make(s) for n, s in zip(spec.names, spec.inners, strict=True)}
         return unflatten_of(spec.cls)(inner, with_outer(spec.context, size, stride), torch.Size(size), stride)
 
-    return make
+    def template(self, spec: WrapperSpec) -> Template | None:
+        """The verified template of one level; equal specs (the layers of a model) are verified once."""
+        key = _template_key(spec)
+        if key is None:
+            return template_of(spec, self.make)
+        if key not in self._templates:
+            self._templates[key] = template_of(spec, self.make)
+        return self._templates[key]
 
 
+def _template_key(spec: Spec) -> Any:
+    """What decides a template, hashable; None where a context may not be compared by hash."""
+    if isinstance(spec, OpaqueSpec):
+        return None
+    meta = (spec.size, spec.stride, spec.storage_offset, spec.dtype, spec.device, spec.layout)
+    if isinstance(spec, LeafSpec):
+        return meta
+    inners = tuple(map(_template_key, spec.inners))
+    if None in inners or not _is_immutable(spec.context):
+        return None
+    return (spec.cls, spec.names, type(spec.context), spec.context, meta, inners)

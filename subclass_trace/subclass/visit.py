@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -15,7 +16,7 @@ from ..errors import ProtocolError
 from .context import with_outer
 from .paths import Path
 from .protocol import Kind, kind_of, refuse, unflatten_of
-from .spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec
+from .spec import LeafSpec, OpaqueSpec, Spec
 
 R = TypeVar("R")
 VALUE = Path("value")
@@ -90,7 +91,8 @@ def visit(
         raise refuse(value, path)
     names, values, context = inner_values(value, path)
     results = [
-        visit(v, leaf=leaf, wrapper=wrapper, opaque=opaque, path=path.attr(n)) for n, v in zip(names, values, strict=True)
+        visit(v, leaf=leaf, wrapper=wrapper, opaque=opaque, path=path.attr(n))
+        for n, v in zip(names, values, strict=True)
     ]
     return wrapper(value, names, results, context, path)
 
@@ -114,17 +116,22 @@ def rebuild(spec: Spec, leaves: Iterator[Any], size: Callable[[Sequence[Any]], S
     return unflatten_of(spec.cls)(inner, with_outer(spec.context, outer, stride), torch.Size(outer), stride)
 
 
-def map_spec(spec: Spec, size: Callable[[Sequence[Any]], Sequence[Any]], context: Callable[[Any], Any] = lambda c: c) -> Spec:
+def map_spec(
+    spec: Spec, size: Callable[[Sequence[Any]], Sequence[Any]], context: Callable[[Any], Any] = lambda c: c
+) -> Spec:
     """A copy of ``spec`` with sizes, strides and offsets mapped by ``size`` and contexts by ``context``."""
 
     def one(value: Any) -> Any:
-        return tuple(size((value,)))[0]
+        return next(iter(size((value,))))
 
     if isinstance(spec, OpaqueSpec):
         return spec
-    meta = (tuple(size(spec.size)), tuple(size(spec.stride)), one(spec.storage_offset))
-    rest = (spec.dtype, spec.device, spec.layout, spec.requires_grad)
+    meta = {
+        "size": tuple(size(spec.size)),
+        "stride": tuple(size(spec.stride)),
+        "storage_offset": one(spec.storage_offset),
+    }
     if isinstance(spec, LeafSpec):
-        return LeafSpec(*meta, *rest)
+        return replace(spec, **meta)
     inners = tuple(map_spec(s, size, context) for s in spec.inners)
-    return WrapperSpec(spec.cls, spec.names, inners, context(spec.context), *meta, *rest)
+    return replace(spec, inners=inners, context=context(spec.context), **meta)

@@ -16,7 +16,11 @@ def two(*size: int, k: float = 0.5) -> TwoTensor:
 
 
 def dense(t):
-    return [t] if type(t) in (torch.Tensor, torch.nn.Parameter) else [d for n in t.__tensor_flatten__()[0] for d in dense(getattr(t, n))]
+    return (
+        [t]
+        if type(t) in (torch.Tensor, torch.nn.Parameter)
+        else [d for n in t.__tensor_flatten__()[0] for d in dense(getattr(t, n))]
+    )
 
 
 def close(a, b) -> None:
@@ -25,7 +29,11 @@ def close(a, b) -> None:
         torch.testing.assert_close(x, y)
 
 
-MAKE = {"dense": lambda: torch.rand(3, 4), "two": lambda: two(3, 4), "nested": lambda: TwoTensor(two(3, 4), two(3, 4, k=1))}
+MAKE = {
+    "dense": lambda: torch.rand(3, 4),
+    "two": lambda: two(3, 4),
+    "nested": lambda: TwoTensor(two(3, 4), two(3, 4, k=1)),
+}
 makes = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 
 
@@ -70,7 +78,9 @@ def test_each_subset_in_turn_runs_the_function_once(make) -> None:
         x.grad = None
         out = region(x)[k]
         out.backward(torch.ones_like(out).detach())
-        want = torch.autograd.grad((y := x.detach().requires_grad_(), (y.sin(), y * y)[k])[1], y, torch.ones_like(out).detach())[0]
+        want = torch.autograd.grad(
+            (y := x.detach().requires_grad_(), (y.sin(), y * y)[k])[1], y, torch.ones_like(out).detach()
+        )[0]
         close(x.grad, want)
     assert len(ran) == 1
 
@@ -103,7 +113,15 @@ def test_another_set_of_inner_tensors_in_the_tangent(present) -> None:
     close(got, want)
 
 
-@pytest.mark.parametrize("tangent", [lambda: torch.rand(4, 3).t(), lambda: torch.rand(1).expand(3, 4), lambda: torch.rand(3, 8)[:, ::2], lambda: torch.zeros(3, 4)])
+@pytest.mark.parametrize(
+    "tangent",
+    [
+        lambda: torch.rand(4, 3).t(),
+        lambda: torch.rand(1).expand(3, 4),
+        lambda: torch.rand(3, 8)[:, ::2],
+        lambda: torch.zeros(3, 4),
+    ],
+)
 def test_strides_of_the_tangent(tangent) -> None:
     region = st.compile(lambda x: x.view(-1).sin().view(3, 4))
     g = tangent()
@@ -319,7 +337,11 @@ def test_custom_function_in_the_region() -> None:
             return g * 100 + x
 
     both(lambda x: Twice.apply(x).sin(), MAKE["dense"], lambda call, x: [call(x).sum().backward(), x.grad][1:])
-    both(lambda x: Twice.apply(x).sin(), MAKE["two"], lambda call, x: list(torch.autograd.grad(o := call(x), x, torch.ones_like(o).detach())))
+    both(
+        lambda x: Twice.apply(x).sin(),
+        MAKE["two"],
+        lambda call, x: list(torch.autograd.grad(o := call(x), x, torch.ones_like(o).detach())),
+    )
 
 
 def test_higher_backward_after_the_inputs_values_changed_is_refused() -> None:

@@ -69,7 +69,12 @@ def look(t: Any, *, outer: bool = True, strides: bool = True) -> Any:
     """All that is visible of one value."""
     if not isinstance(t, Tensor):
         return t
-    seen: dict[str, Any] = {"type": type(t).__name__, "shape": list(t.shape), "dtype": str(t.dtype), "device": str(t.device)}
+    seen: dict[str, Any] = {
+        "type": type(t).__name__,
+        "shape": list(t.shape),
+        "dtype": str(t.dtype),
+        "device": str(t.device),
+    }
     if strides:
         seen["stride"] = _strides(t)
     if outer:
@@ -98,7 +103,10 @@ def relations(labelled: Sequence[tuple[str, Tensor]]) -> dict[str, list[str]]:
     """Which of the tensors are one object, share memory, or are views of one another."""
     same, shared, views = [], [], []
     keys = [_keys(t) for _, t in labelled]
-    places = [[leaf.storage_offset() for leaf in leaves(t) if leaf.layout is torch.strided and leaf.numel()] for _, t in labelled]
+    places = [
+        [leaf.storage_offset() for leaf in leaves(t) if leaf.layout is torch.strided and leaf.numel()]
+        for _, t in labelled
+    ]
     for j, (b, y) in enumerate(labelled):
         for i, (a, x) in enumerate(labelled[:j]):
             if x is y:
@@ -183,7 +191,9 @@ def difference(a: Any, b: Any, path: str = "") -> str | None:
     if isinstance(a, list) and a and isinstance(a[0], dict):
         if len(a) != len(b):
             return f"{path}: {len(a)} eager, {len(b)} compiled"
-        return next((d for i, (x, y) in enumerate(zip(a, b, strict=True)) if (d := difference(x, y, f"{path}[{i}]"))), None)
+        return next(
+            (d for i, (x, y) in enumerate(zip(a, b, strict=True)) if (d := difference(x, y, f"{path}[{i}]"))), None
+        )
     if isinstance(a, list) and any(isinstance(x, (Tensor, dict)) for x in (*a, *b)):
         pairs = zip(a, b, strict=True)
         return next((d for i, (x, y) in enumerate(pairs) if (d := difference(x, y, f"{path}[{i}]"))), None)
@@ -236,7 +246,9 @@ def check(
             raise Difference(what) from error
         if want.error is not None:
             if want.stage != got.stage and not isinstance(got.error, st.SubclassTraceError):
-                raise Difference(f"{where}eager raises in the {want.stage}, compiled in the {got.stage}: {got.error}") from got.error
+                raise Difference(
+                    f"{where}eager raises in the {want.stage}, compiled in the {got.stage}: {got.error}"
+                ) from got.error
             return region
         found = difference(want.seen, got.seen)
         if found:

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from hypothesis import strategies as s
-
 import wrappers
+from hypothesis import strategies as s
 from oracle import Inputs
 
 KINDS = ("dense", "two", "nested", "scaled", "masked", "biased")
@@ -21,13 +20,49 @@ SIZES = ((3, 3), (2, 3), (4,), (2, 2, 2))
 
 POINTWISE = ("{a} * 2", "{a} + 1", "{a}.sin()", "{a}.tanh()", "{a}.relu()", "-{a}", "{a}.exp()", "{a}.sigmoid()")
 OTHER = ("{a}.clone()", "{a}.detach()", "{a}.contiguous()", "F.dropout({a}, 0.5, True)", "torch.zeros_like({a})")
-BINARY = ("{a} + {b}", "{a} * {b}", "{a} - {b}", "torch.where({a} > 0, {a}, {b})", "torch.cat([{a}, {b}])", "torch.stack([{a}, {b}])")
+BINARY = (
+    "{a} + {b}",
+    "{a} * {b}",
+    "{a} - {b}",
+    "torch.where({a} > 0, {a}, {b})",
+    "torch.cat([{a}, {b}])",
+    "torch.stack([{a}, {b}])",
+)
 REDUCE = ("{a}.sum()", "{a}.sum(0)", "{a}.mean(-1, keepdim=True)", "{a}.amax(0)", "{a}.cumsum(0)")
-VIEWS = ("{a}.view(-1)", "{a}[0]", "{a}[1:]", "{a}[..., ::2]", "{a}.unsqueeze(0)", "{a}.transpose(0, -1)", "{a}.view_as({a})")
-VIEWS += ("{a}.narrow(0, 0, 1)", "{a}.expand(2, *{a}.shape)", "{a}.diagonal()", "{a}.reshape(-1)", "{a}[:]", "{a}.squeeze()")
+VIEWS = (
+    "{a}.view(-1)",
+    "{a}[0]",
+    "{a}[1:]",
+    "{a}[..., ::2]",
+    "{a}.unsqueeze(0)",
+    "{a}.transpose(0, -1)",
+    "{a}.view_as({a})",
+)
+VIEWS += (
+    "{a}.narrow(0, 0, 1)",
+    "{a}.expand(2, *{a}.shape)",
+    "{a}.diagonal()",
+    "{a}.reshape(-1)",
+    "{a}[:]",
+    "{a}.squeeze()",
+)
 MULTI = ("{a}.split(1)", "{a}.unbind(0)", "{a}.chunk(2, -1)", "{a}.sort()")
-INDEX = ("{a}[[0, 1]]", "{a}.index_select(0, torch.tensor([1, 0]))", "{a}.flip(0)", "torch.gather({a}, 0, torch.zeros_like({a}).long())")
-INPLACE = ("{a}.add_(1)", "{a}.mul_(2)", "{a}.zero_()", "{a}[0] = 1", "{a}[0].mul_(3)", "{a}.relu_()", "{a}.sin_()", "{a}.view(-1)[1:].add_(2)")
+INDEX = (
+    "{a}[[0, 1]]",
+    "{a}.index_select(0, torch.tensor([1, 0]))",
+    "{a}.flip(0)",
+    "torch.gather({a}, 0, torch.zeros_like({a}).long())",
+)
+INPLACE = (
+    "{a}.add_(1)",
+    "{a}.mul_(2)",
+    "{a}.zero_()",
+    "{a}[0] = 1",
+    "{a}[0].mul_(3)",
+    "{a}.relu_()",
+    "{a}.sin_()",
+    "{a}.view(-1)[1:].add_(2)",
+)
 INPLACE2 = ("{a}.copy_({b})", "{a}.add_({b})", "{a}.mul_({b})", "{a}[:1] = {b}[:1]", "{a}[0].copy_({b}[0])")
 MASKED = ("{a} * 2", "{a} + 1", "{a}.sin()", "{a}.relu()", "-{a}", "{a}.clone()", "{a}.detach()", "{a}.sum()")
 
@@ -119,7 +154,7 @@ def _inputs(draw: Any, kind: str) -> tuple[list[str], list[str], list[str], dict
         roots = []
     env: dict[str, Any] = {"torch": torch, "F": F}
     scope = {"torch": torch, "call": 0, **vars(wrappers)}
-    scope |= {k: wrappers.dense for k in KINDS} | {"TwoTensor": lambda a, b: a, "Scaled": lambda a, b: a}
+    scope |= dict.fromkeys(KINDS, wrappers.dense) | {"TwoTensor": lambda a, b: a, "Scaled": lambda a, b: a}
     exec("\n".join(make), scope)
     for k, a in enumerate(args):
         env[f"x{k}"] = eval(a, scope).detach().clone()
@@ -136,7 +171,9 @@ def _line(draw: Any, kind: str, env: dict[str, Any], number: int) -> str:
     text = draw(s.sampled_from(draw(s.sampled_from(groups))))
     b = draw(s.sampled_from(names)) if "{b}" in text or text == "matmul" else a
     if text == "matmul":
-        text = "{a} @ {b}" if env[a].dim() == 2 and env[a].shape[-1] == env[b].shape[0] else "{a} @ {a}.transpose(-2, -1)"
+        text = (
+            "{a} @ {b}" if env[a].dim() == 2 and env[a].shape[-1] == env[b].shape[0] else "{a} @ {a}.transpose(-2, -1)"
+        )
     expression = text.format(a=a, b=b)
     if text in INPLACE or text in INPLACE2:
         return expression

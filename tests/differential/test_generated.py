@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as s
+from hypothesis import given, settings
 from oracle import Difference, backward_of, check
 from strategies import Program, programs
 

@@ -9,14 +9,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import assume, given, settings
-from hypothesis import assume, strategies as s
+from hypothesis import strategies as s
 from oracle import Inputs, backward_of, check
 from torch import nn
 from wrappers import Scaled, biased, dense, masked, nested, scaled, two
 
 from subclass_trace.zoo import TwoTensor
 
-KINDS: dict[str, Callable[..., Any]] = {"dense": dense, "two": two, "nested": nested, "scaled": scaled, "biased": biased, "masked": masked}
+KINDS: dict[str, Callable[..., Any]] = {
+    "dense": dense,
+    "two": two,
+    "nested": nested,
+    "scaled": scaled,
+    "biased": biased,
+    "masked": masked,
+}
 POINTWISE = ("dense", "two", "nested", "masked")
 
 
@@ -201,7 +208,11 @@ class Tied(nn.Module):
 
 
 @settings(max_examples=25)
-@given(s.lists(s.sampled_from(sorted(LAYERS)), min_size=1, max_size=4), s.booleans(), s.lists(s.booleans(), min_size=2, max_size=3))
+@given(
+    s.lists(s.sampled_from(sorted(LAYERS)), min_size=1, max_size=4),
+    s.booleans(),
+    s.lists(s.booleans(), min_size=2, max_size=3),
+)
 def test_generated_modules(names: list[str], tied: bool, training: list[bool]) -> None:
     import copy
 
@@ -237,7 +248,12 @@ def test_generated_modules(names: list[str], tied: bool, training: list[bool]) -
 @pytest.mark.parametrize("kind", ["two", "nested"])
 @pytest.mark.parametrize(
     "f",
-    [lambda x: F.linear(x, x), lambda x: F.layer_norm(x, (3,)), lambda x: F.softmax(x, -1), lambda x: torch.cat([x, x]).view(2, 3, 3).bmm(torch.stack([x, x]))],
+    [
+        lambda x: F.linear(x, x),
+        lambda x: F.layer_norm(x, (3,)),
+        lambda x: F.softmax(x, -1),
+        lambda x: torch.cat([x, x]).view(2, 3, 3).bmm(torch.stack([x, x])),
+    ],
 )
 def test_library_functions(f: Callable[[Any], Any], kind: str) -> None:
     def make(call: int) -> Inputs:

@@ -62,7 +62,12 @@ def tangent(out: Tensor) -> Tensor:
         out = out.trigger_wait()
     if isinstance(out, DTensor):
         return DTensor.from_local(
-            tangent(out._local_tensor), out.device_mesh, out.placements, run_check=False, shape=out.shape, stride=out.stride()
+            tangent(out._local_tensor),
+            out.device_mesh,
+            out.placements,
+            run_check=False,
+            shape=out.shape,
+            stride=out.stride(),
         )
     if is_traceable_wrapper_subclass(out):
         names, context = out.__tensor_flatten__()

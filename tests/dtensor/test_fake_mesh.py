@@ -48,7 +48,10 @@ def test_linear(mesh, kind) -> None:
     place_x, place_w, place_out = LINEAR[kind]
 
     def make():
-        x, w = whole(mesh, 8, 16, placements=place_x, grad=True), whole(mesh, 12, 16, placements=place_w, seed=1, grad=True)
+        x, w = (
+            whole(mesh, 8, 16, placements=place_x, grad=True),
+            whole(mesh, 12, 16, placements=place_w, seed=1, grad=True),
+        )
         return (x, w), (x, w)
 
     region = check(F.linear, make)
@@ -64,7 +67,10 @@ def test_column_then_row_with_biases(mesh) -> None:
 
     def make():
         x = whole(mesh, 4, 16, grad=True)
-        w1, b1 = whole(mesh, 32, 16, placements=ROWS, seed=1, grad=True), whole(mesh, 32, placements=ROWS, seed=2, grad=True)
+        w1, b1 = (
+            whole(mesh, 32, 16, placements=ROWS, seed=1, grad=True),
+            whole(mesh, 32, placements=ROWS, seed=2, grad=True),
+        )
         w2, b2 = whole(mesh, 16, 32, placements=COLUMNS, seed=3, grad=True), whole(mesh, 16, seed=4, grad=True)
         return (x, w1, b1, w2, b2), (x, w1, b1, w2, b2)
 
@@ -484,7 +490,9 @@ def test_wrapper_inside_a_dtensor(mesh) -> None:
     from subclass_trace.zoo import TwoTensor
 
     def make():
-        x = DTensor.from_local(TwoTensor(values(2, 8), values(2, 8, seed=1)), mesh, ROWS, run_check=False).requires_grad_()
+        x = DTensor.from_local(
+            TwoTensor(values(2, 8), values(2, 8, seed=1)), mesh, ROWS, run_check=False
+        ).requires_grad_()
         return (x,), (x,)
 
     region = check(lambda x: (x * 2).sin(), make)

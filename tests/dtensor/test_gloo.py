@@ -119,8 +119,6 @@ def loopback(monkeypatch):
         pytest.skip("this torch has no gloo")
     names = [name for _, name in socket.if_nameindex()]
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", next((n for n in names if n.startswith("lo")), "lo"))
-    folders = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]  # the new processes import this file
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(f for f in folders if f))
 
 
 def test_tensor_parallel_training_is_the_single_process_one(loopback, tmp_path) -> None:
@@ -131,7 +129,9 @@ def test_tensor_parallel_training_is_the_single_process_one(loopback, tmp_path) 
         assert found["compiled"] == pytest.approx(losses, rel=1e-5)
         assert found["specializations"] == 1
         assert "_c10d_functional.all_reduce.default" in found["forward"]
-        for e, c, r in zip(found["eager parameters"], found["compiled parameters"], reference.parameters(), strict=True):
+        for e, c, r in zip(
+            found["eager parameters"], found["compiled parameters"], reference.parameters(), strict=True
+        ):
             assert torch.equal(e, c)
             torch.testing.assert_close(c, r.detach(), rtol=1e-5, atol=1e-6)
 

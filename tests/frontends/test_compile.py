@@ -38,7 +38,10 @@ class Record:
 
 
 optree.register_pytree_node(
-    Record, lambda r: ((r.t,), r.n), lambda n, children: Record(children[0], n), namespace=optree.registry.__dict__.get("__GLOBAL_NAMESPACE") or "torch"
+    Record,
+    lambda r: ((r.t,), r.n),
+    lambda n, children: Record(children[0], n),
+    namespace=optree.registry.__dict__.get("__GLOBAL_NAMESPACE") or "torch",
 )
 
 
@@ -70,7 +73,14 @@ def test_keyword_arguments_defaults_and_variadics() -> None:
         return x * scale + y + sum(rest) + sum(others.values())
 
     region, t = st.compile(f), torch.ones(2)
-    calls = [((t, t), {}), ((t,), {"y": t}), ((t, t, t, t), {}), ((t, t), {"scale": 3}), ((t, t), {"z": t, "w": t}), ((t, t), {"w": t, "z": t})]
+    calls = [
+        ((t, t), {}),
+        ((t,), {"y": t}),
+        ((t, t, t, t), {}),
+        ((t, t), {"scale": 3}),
+        ((t, t), {"z": t, "w": t}),
+        ((t, t), {"w": t, "z": t}),
+    ]
     for args, kwargs in calls * 2:
         torch.testing.assert_close(region(*args, **kwargs), f(*args, **kwargs))
     assert len(region.specializations) <= len(calls)
@@ -201,7 +211,16 @@ def test_results_that_are_no_tensors(value: object) -> None:
 def test_python_arguments_are_guarded_by_value() -> None:
     region = st.compile(lambda x, n, s, b: (x * n, s, b))
     t = torch.ones(1)
-    rows = [(1, "a", None), (1, "a", None), (1.0, "a", None), (True, "a", None), (1, "b", None), (1, "a", 0), (float("nan"), "a", 0), (float("nan"), "a", 0)]
+    rows = [
+        (1, "a", None),
+        (1, "a", None),
+        (1.0, "a", None),
+        (True, "a", None),
+        (1, "b", None),
+        (1, "a", 0),
+        (float("nan"), "a", 0),
+        (float("nan"), "a", 0),
+    ]
     for row in rows:
         out = region(t, *row)
         want = t * row[0]
@@ -225,7 +244,9 @@ def test_closed_over_dense_tensor_is_read_at_each_call() -> None:
     assert region(torch.ones(2)).tolist() == [2, 2]
 
 
-@pytest.mark.parametrize("make", [lambda: torch.ones(2), lambda: TwoTensor(torch.ones(2), torch.ones(2))], ids=["dense", "wrapper"])
+@pytest.mark.parametrize(
+    "make", [lambda: torch.ones(2), lambda: TwoTensor(torch.ones(2), torch.ones(2))], ids=["dense", "wrapper"]
+)
 def test_closed_over_tensor_that_requires_grad_gets_its_gradient(make) -> None:
     c = make().requires_grad_()
     region = st.compile(lambda x: (x * c * c).sum())
@@ -310,7 +331,17 @@ class Tied(nn.Module):
         lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
         lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)),
     ],
-    ids=["linear", "layernorm", "batchnorm", "dropout", "shared module", "tied", "transformer", "weight norm", "spectral norm"],
+    ids=[
+        "linear",
+        "layernorm",
+        "batchnorm",
+        "dropout",
+        "shared module",
+        "tied",
+        "transformer",
+        "weight norm",
+        "spectral norm",
+    ],
 )
 def test_training_a_module(make) -> None:
     check_training(make, torch.randn(3, 4))
@@ -747,7 +778,11 @@ def test_a_reused_id_does_not_confuse_the_guards() -> None:
 
 def test_an_alias_pattern_that_appears_later() -> None:
     region = st.compile(lambda x, y: (x.add_(1), y * 2)[1])
-    for build in (lambda: (torch.zeros(4), torch.zeros(4)), lambda: (t := torch.zeros(6), (t[:4], t[2:]))[1], lambda: (t := torch.zeros(8), (t[:4], t[4:]))[1]):
+    for build in (
+        lambda: (torch.zeros(4), torch.zeros(4)),
+        lambda: (t := torch.zeros(6), (t[:4], t[2:]))[1],
+        lambda: (t := torch.zeros(8), (t[:4], t[4:]))[1],
+    ):
         want = (lambda x, y: (x.add_(1), y * 2)[1])(*build())
         assert region(*build()).equal(want)
 
@@ -767,7 +802,11 @@ def test_a_view_family_of_a_nonleaf_wrapper_costs_one_specialization() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- dynamic sizes
-@pytest.mark.parametrize("make", [lambda n: torch.ones(n, 3), lambda n: TwoTensor(torch.ones(n, 3), torch.zeros(n, 3))], ids=["dense", "wrapper"])
+@pytest.mark.parametrize(
+    "make",
+    [lambda n: torch.ones(n, 3), lambda n: TwoTensor(torch.ones(n, 3), torch.zeros(n, 3))],
+    ids=["dense", "wrapper"],
+)
 @pytest.mark.parametrize("grad", [False, True])
 def test_automatic_dynamic(make, grad: bool) -> None:
     region = st.compile(lambda x: (x * 2).sin() + x.shape[0])

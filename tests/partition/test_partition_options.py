@@ -36,8 +36,14 @@ def saved_by_autograd(call) -> list[torch.Tensor]:
 
 
 # ---------------------------------------------------------------------------------------------- which partitioner
-@pytest.mark.parametrize("options", [{}, {"partitioner": "default"}, {"activation_memory_budget": 0.0}, {"activation_memory_budget": 0.5}], ids=str)
-@pytest.mark.parametrize("make", [lambda: torch.randn(8, 8, requires_grad=True), lambda: two(8, 8)], ids=["dense", "wrapper"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"partitioner": "default"}, {"activation_memory_budget": 0.0}, {"activation_memory_budget": 0.5}],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "make", [lambda: torch.randn(8, 8, requires_grad=True), lambda: two(8, 8)], ids=["dense", "wrapper"]
+)
 def test_gradients_do_not_depend_on_the_partitioner(options, make) -> None:
     f = lambda x: (chain(x) @ chain(x)).relu()
     x = make()
@@ -53,7 +59,11 @@ def test_gradients_do_not_depend_on_the_partitioner(options, make) -> None:
         torch.testing.assert_close(*((a.b, b.b) if type(a) is TwoTensor else (a, b)))
 
 
-@pytest.mark.parametrize("options", [{}, {"partitioner": "default"}, {"activation_memory_budget": 0.0}, {"activation_memory_budget": 0.3}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"partitioner": "default"}, {"activation_memory_budget": 0.0}, {"activation_memory_budget": 0.3}],
+    ids=str,
+)
 def test_dropout_mask_of_the_backward_under_any_partitioner(options) -> None:
     region = st.compile(lambda x: F.dropout(x.sin(), 0.5) * x, **options)
     x = torch.rand(64, requires_grad=True)
@@ -214,7 +224,9 @@ def test_a_saved_input_that_the_region_overwrites() -> None:
         torch.testing.assert_close(*(g if type(g) is torch.Tensor else g.b for g in grads))
 
 
-@pytest.mark.parametrize("make", [lambda: torch.ones(3), lambda: TwoTensor(torch.ones(3), torch.ones(3))], ids=["dense", "wrapper"])
+@pytest.mark.parametrize(
+    "make", [lambda: torch.ones(3), lambda: TwoTensor(torch.ones(3), torch.ones(3))], ids=["dense", "wrapper"]
+)
 def test_an_input_that_the_caller_changes_before_the_backward(make) -> None:
     region = st.compile(lambda x: x.sin())
     w = make().requires_grad_()
@@ -279,7 +291,9 @@ def test_selective_checkpoint_saves_what_the_policy_says() -> None:
     assert saved == {"input", "aten.mm.default"}
 
 
-@pytest.mark.parametrize("make", [lambda: torch.randn(4, 4, requires_grad=True), lambda: two(4, 4)], ids=["dense", "wrapper"])
+@pytest.mark.parametrize(
+    "make", [lambda: torch.randn(4, 4, requires_grad=True), lambda: two(4, 4)], ids=["dense", "wrapper"]
+)
 def test_plain_checkpoint_in_the_region_saves_only_its_input(make) -> None:
     region = st.compile(lambda x: checkpoint(lambda x: x.exp().sin().exp(), x, use_reentrant=False))
     x = make()
@@ -314,7 +328,9 @@ def test_saved_tensor_hooks_around_the_region() -> None:
     region = st.compile(chain)
     unpacked = []
     x = torch.rand(4, requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.numpy(force=True), lambda a: unpacked.append(a) or torch.from_numpy(a)):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: t.numpy(force=True), lambda a: unpacked.append(a) or torch.from_numpy(a)
+    ):
         out = region(x)
     out.sum().backward()
     want = torch.autograd.grad(chain(y := x.detach().clone().requires_grad_()).sum(), y)[0]

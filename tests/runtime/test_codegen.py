@@ -14,8 +14,8 @@ from subclass_trace.frontends.calls import CallSite
 from subclass_trace.runtime import codegen
 from subclass_trace.runtime.codegen import MISS, generate
 from subclass_trace.runtime.guards import Ambient, failed_guard
-from subclass_trace.subclass.template import example_maker
 from subclass_trace.runtime.sizes import hint_of
+from subclass_trace.subclass.template import Examples
 from subclass_trace.zoo import Masked, OptionalBias, PackedInt4, TwoTensor
 
 
@@ -38,28 +38,86 @@ MODULE = module()
 
 # function, arguments it is compiled for, other calls (served or not)
 PROGRAMS: list[tuple[str, Callable[..., Any], tuple[Any, ...], list[tuple[Any, ...]]]] = [
-    ("two", lambda x, y: (x * y).sin(), (two(3), two(3, seed=1)), [
-        (two(3, seed=2), two(3)), (two(4), two(4)), (dense(3), two(3)), (two(3, grad=True), two(3)), (two(3),), (two(3), 2),
-    ]),
-    ("dense", lambda x: x.cos() + 1, (dense(3, 4),), [
-        (dense(4, 3).t(),), (dense(3, 4).double(),), (nn.Parameter(dense(3, 4)),), (dense(3, 4, grad=True),), (None,), ((dense(3, 4),),),
-    ]),
-    ("same twice", lambda x, y: x * y, (lambda t: (t, t))(two(3)), [(two(3), two(3)), (lambda t: (t, t))(two(3, seed=4))]),
-    ("leaf twice", lambda x: x * 2, (lambda a: (TwoTensor(a, a),))(dense(3)), [(two(3),), (lambda a: (TwoTensor(a, a),))(dense(3, seed=3))]),
-    ("nested", lambda x: x.sin(), (TwoTensor(two(2, 3), two(2, 3, seed=1)),), [(TwoTensor(two(2, 3), dense(2, 3)),), (two(2, 3),)]),
-    ("numbers", lambda x, n, s: x * n if s == "a" else x + n, (two(3), 2, "a"), [
-        (two(3), 3, "a"), (two(3), 2.0, "a"), (two(3), True, "a"), (two(3), 2, "b"),
-    ]),
+    (
+        "two",
+        lambda x, y: (x * y).sin(),
+        (two(3), two(3, seed=1)),
+        [
+            (two(3, seed=2), two(3)),
+            (two(4), two(4)),
+            (dense(3), two(3)),
+            (two(3, grad=True), two(3)),
+            (two(3),),
+            (two(3), 2),
+        ],
+    ),
+    (
+        "dense",
+        lambda x: x.cos() + 1,
+        (dense(3, 4),),
+        [
+            (dense(4, 3).t(),),
+            (dense(3, 4).double(),),
+            (nn.Parameter(dense(3, 4)),),
+            (dense(3, 4, grad=True),),
+            (None,),
+            ((dense(3, 4),),),
+        ],
+    ),
+    (
+        "same twice",
+        lambda x, y: x * y,
+        (lambda t: (t, t))(two(3)),
+        [(two(3), two(3)), (lambda t: (t, t))(two(3, seed=4))],
+    ),
+    (
+        "leaf twice",
+        lambda x: x * 2,
+        (lambda a: (TwoTensor(a, a),))(dense(3)),
+        [(two(3),), (lambda a: (TwoTensor(a, a),))(dense(3, seed=3))],
+    ),
+    (
+        "nested",
+        lambda x: x.sin(),
+        (TwoTensor(two(2, 3), two(2, 3, seed=1)),),
+        [(TwoTensor(two(2, 3), dense(2, 3)),), (two(2, 3),)],
+    ),
+    (
+        "numbers",
+        lambda x, n, s: x * n if s == "a" else x + n,
+        (two(3), 2, "a"),
+        [
+            (two(3), 3, "a"),
+            (two(3), 2.0, "a"),
+            (two(3), True, "a"),
+            (two(3), 2, "b"),
+        ],
+    ),
     ("structure", lambda d, *, k: {"o": [d["x"] + k[0]]}, (), []),
     ("optional", lambda x: x.sin(), (OptionalBias(dense(3)),), [(OptionalBias(dense(3), dense(3, seed=1)),)]),
     ("masked", lambda x: x * 2, (Masked(dense(3), dense(3) > 0),), [(Masked(dense(3), dense(3) > 5),)]),
-    ("packed", lambda w, x: nn.functional.linear(x, w), (PackedInt4.quantize(dense(4, 6)), dense(2, 6)), [
-        (PackedInt4.quantize(dense(4, 8)), dense(2, 8)),
-    ]),
-    ("mutated", lambda x, y: x.add_(y).sum(), (dense(3), dense(3, seed=1)), [(lambda t: (t, t[:]))(dense(3)), (lambda t: (t, t))(dense(3))]),
+    (
+        "packed",
+        lambda w, x: nn.functional.linear(x, w),
+        (PackedInt4.quantize(dense(4, 6)), dense(2, 6)),
+        [
+            (PackedInt4.quantize(dense(4, 8)), dense(2, 8)),
+        ],
+    ),
+    (
+        "mutated",
+        lambda x, y: x.add_(y).sum(),
+        (dense(3), dense(3, seed=1)),
+        [(lambda t: (t, t[:]))(dense(3)), (lambda t: (t, t))(dense(3))],
+    ),
     ("train", lambda x, y: (x @ y).relu(), (two(2, 3, grad=True), dense(3, 2, grad=True)), [(two(2, 3), dense(3, 2))]),
     ("module", lambda m, x: m(x), (MODULE, dense(5, 3)), [(module(), dense(5, 3)), (MODULE, dense(5, 3, grad=True))]),
-    ("shares memory", lambda x, y: x + y, (lambda t: (t[:2], t[1:]))(dense(3)), [(dense(2), dense(2)), (lambda t: (t[1:], t[:2]))(dense(3))]),
+    (
+        "shares memory",
+        lambda x, y: x + y,
+        (lambda t: (t[:2], t[1:]))(dense(3)),
+        [(dense(2), dense(2)), (lambda t: (t[1:], t[:2]))(dense(3))],
+    ),
 ]
 KEYWORDS: dict[str, list[dict[str, Any]]] = {
     "structure": [
@@ -86,7 +144,9 @@ def regenerated(region: Any, args: tuple[Any, ...], kwargs: dict[str, Any], use_
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with torch.no_grad():
-        made = generate(entry.program, entry.guards, site.layout(), site.flat, example_maker(FakeTensorMode(), hint_of), use_cpp)
+        made = generate(
+            entry.program, entry.guards, site.layout(), site.flat, Examples(FakeTensorMode(), hint_of), use_cpp
+        )
     assert made is not None
     return made.call
 
@@ -218,7 +278,9 @@ def test_input_mutations_kept_in_the_graph(fn: Any, make: Any) -> None:
         want, have = fn(*expected), region(*got)
         for a, b in zip(st_leaves([*expected, want]), st_leaves([*got, have]), strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=0)
-        assert [t._version for t in got] == [t._version - e + g for t, e, g in zip(expected, versions, versions, strict=True)]
+        assert [t._version for t in got] == [
+            t._version - e + g for t, e, g in zip(expected, versions, versions, strict=True)
+        ]
     code = region.specializations[0].graphs.forward.code
     assert "copy_" in code
 

@@ -33,7 +33,9 @@ def make_class(name: str, unflatten: Any, context: Any = lambda x: x.tag) -> typ
         @classmethod
         def __torch_dispatch__(cls, func, types, args, kwargs=None):
             tags = [a.tag for a in args if isinstance(a, cls)]
-            out = func(*tree_map_only(cls, lambda x: x.data_, args), **tree_map_only(cls, lambda x: x.data_, kwargs or {}))
+            out = func(
+                *tree_map_only(cls, lambda x: x.data_, args), **tree_map_only(cls, lambda x: x.data_, kwargs or {})
+            )
             out = tree_map_only(torch.Tensor, lambda d: cls(d, tags[0]), out)
             return return_and_correct_aliasing(func, args, kwargs or {}, out)
 
@@ -47,9 +49,15 @@ FORMS = {
     "class": lambda cls: classmethod(lambda c, inner, context, size, stride: c(inner["data_"], context, size, stride)),
     "old static": lambda cls: staticmethod(lambda inner, context: cls(inner["data_"], context)),
     "old class": lambda cls: classmethod(lambda c, inner, context: c(inner["data_"], context)),
-    "defaults": lambda cls: staticmethod(lambda inner, context, size=None, stride=None: cls(inner["data_"], context, size, stride)),
-    "named": lambda cls: staticmethod(lambda inner_tensors, meta, outer_size, outer_stride: cls(inner_tensors["data_"], meta)),
-    "drops grad": lambda cls: staticmethod(lambda inner, context, size, stride: cls(inner["data_"].detach(), context, size, stride)),
+    "defaults": lambda cls: staticmethod(
+        lambda inner, context, size=None, stride=None: cls(inner["data_"], context, size, stride)
+    ),
+    "named": lambda cls: staticmethod(
+        lambda inner_tensors, meta, outer_size, outer_stride: cls(inner_tensors["data_"], meta)
+    ),
+    "drops grad": lambda cls: staticmethod(
+        lambda inner, context, size, stride: cls(inner["data_"].detach(), context, size, stride)
+    ),
 }
 
 

@@ -1,0 +1,357 @@
+"""OpInfo sweep: every operation that torch describes, on wrapped samples, eager against compiled, forward and backward.
+
+    python -m tests.opinfo.sweep --out results.jsonl     run all operations (a quarter of an hour), in processes of their own
+    python -m tests.opinfo.sweep --ops svd einsum        some, by name
+    python -m tests.opinfo.sweep --markdown              write docs/opinfo.md from results.jsonl of the last run
+
+Outcomes: ``ok``; ``refused`` (a typed error of this package); ``wrong`` (another value, type, stride, alias, gradient or
+random state than eager, or an error that eager does not have is *not* one of ours: ``crash``); ``recompiles`` (right, but
+the second call of the same shapes found no specialization); ``eager fails`` (on all samples: nothing to compare with).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "differential"))
+import oracle
+
+import subclass_trace as st
+from subclass_trace.zoo import TwoTensor
+
+Tensor = torch.Tensor
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = Path(os.environ.get("OPINFO_RESULTS", ROOT / "build" / "opinfo.jsonl"))
+TABLE = ROOT / "docs" / "opinfo.md"
+VARIANTS = ("two", "nested", "in-place")
+#: from bad to good; an operation counts as the worst of its samples
+OUTCOMES = ("crash", "timeout", "wrong", "recompiles", "refused", "ok", "eager fails")
+#: values of a fresh allocation, or of a generator that is not seeded: only types and sizes can be compared
+UNDEFINED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
+#: what one run of the default tests takes: each family of operation once
+QUICK = """add mul sub div where clamp exp sin sigmoid nn.functional.relu nn.functional.gelu nn.functional.softmax
+    sum mean amax std var cumsum prod logsumexp norm argmax sort topk max.reduction_with_dim unique nonzero masked_select
+    view reshape transpose permute t expand squeeze unsqueeze select narrow split chunk unbind diagonal as_strided
+    unfold movedim cat stack gather scatter scatter_add index_select index_put index_add masked_fill __getitem__ take
+    mm bmm addmm einsum matmul nn.functional.linear nn.functional.conv2d nn.functional.layer_norm nn.functional.batch_norm
+    nn.functional.embedding nn.functional.cross_entropy nn.functional.dropout nn.functional.max_pool2d
+    linalg.svd linalg.inv cholesky fft.fft bernoulli randn_like to clone contiguous""".split()
+
+
+def database() -> dict[str, Any]:
+    """All operations by full name."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return {full_name(op): op for op in op_db}
+
+
+def full_name(op: Any) -> str:
+    """Name with the variant, as torch writes it."""
+    return op.name + (f".{op.variant_test_name}" if op.variant_test_name else "")
+
+
+# ---------------------------------------------------------------------------------------------- samples
+def dtype_of(op: Any) -> torch.dtype | None:
+    """float32, or one dtype that is supported."""
+    supported = op.supported_dtypes("cpu")
+    order = (torch.float32, torch.int64, torch.bool, torch.complex64, torch.int32, torch.uint8)
+    return next((d for d in order if d in supported), None)
+
+
+def samples_of(op: Any, dtype: torch.dtype, grad: bool, count: int) -> list[Any]:
+    """A few samples, spread over the first fifty."""
+    torch.manual_seed(0)
+    found = list(islice(op.sample_inputs("cpu", dtype, requires_grad=grad), 50))
+    if len(found) <= count:
+        return found
+    return [found[k * (len(found) - 1) // (count - 1)] for k in range(count)] if count > 1 else found[:1]
+
+
+def scaled(t: Tensor, factor: float) -> Tensor:
+    """Another tensor with the same layout in memory; floating values are multiplied."""
+    t = t.detach()
+    if t.layout is not torch.strided or t.is_conj() or t.is_neg():
+        return t.clone()
+    memory = t.untyped_storage().clone()
+    if t.dtype.is_floating_point or t.dtype.is_complex:
+        torch.empty(0, dtype=t.dtype).set_(memory).mul_(factor)
+    return torch.empty(0, dtype=t.dtype).set_(memory, t.storage_offset(), t.shape, t.stride())
+
+
+def wrap(t: Tensor, depth: int, factor: float, ratio: float) -> Tensor:
+    """A TwoTensor, ``depth`` levels deep."""
+    if depth == 0:
+        return scaled(t, factor)
+    return TwoTensor(wrap(t, depth - 1, factor, ratio), wrap(t, depth - 1, factor * ratio**depth, ratio))
+
+
+def maker(sample: Any, variant: str, grad: bool, ratio: float) -> oracle.Make:
+    """call number -> the sample as wrappers; other calls have other values."""
+    depth = 2 if variant == "nested" else 1
+
+    def make(call: int) -> oracle.Inputs:
+        memo: dict[int, Tensor] = {}
+        roots: list[Tensor] = []
+
+        def one(t: Tensor) -> Tensor:
+            if id(t) not in memo:
+                if t.layout is not torch.strided:
+                    memo[id(t)] = t.detach().clone()
+                else:
+                    new = wrap(t, depth, 1.0 - 0.25 * call, ratio)
+                    if grad and t.requires_grad:
+                        roots.append(new.requires_grad_())
+                    memo[id(t)] = new
+            return memo[id(t)]
+
+        tree = pytree.tree_map_only(Tensor, one, (sample.input, tuple(sample.args), dict(sample.kwargs)))
+        return oracle.Inputs(tree, tuple(roots))
+
+    return make
+
+
+# ---------------------------------------------------------------------------------------------- one operation
+def program(op: Any, variant: str) -> Callable[..., Any] | None:
+    """The region."""
+    if variant == "in-place":
+        change = op.inplace_variant
+        if change is None:
+            return None
+
+        def fn(x: Any, args: Any, kwargs: Any) -> Any:
+            y = x.clone()
+            change(y, *args, **kwargs)
+            return y
+
+        return fn
+    return lambda x, args, kwargs: op.op(x, *args, **kwargs)
+
+
+def _dense(seen: Any) -> Any:
+    """Sparse values as dense ones, so that they can be compared."""
+    if isinstance(seen, Tensor):
+        return seen if seen.layout is torch.strided else seen.to_dense()
+    if isinstance(seen, dict):
+        return {k: _dense(v) for k, v in seen.items()}
+    return [_dense(v) for v in seen] if isinstance(seen, list) else seen
+
+
+def _without_values(seen: Any) -> Any:
+    if isinstance(seen, dict):
+        return {k: _without_values(v) for k, v in seen.items() if k != "value"}
+    return [_without_values(v) for v in seen] if isinstance(seen, list) else seen
+
+
+def compare(fn: Callable[..., Any], make: oracle.Make, *, backward: bool, values: bool = True) -> tuple[str, str]:
+    """Outcome and reason of one sample: two calls of one region."""
+    region = st.compile(fn, backend="eager")
+    back = oracle.backward_of(range(8)) if backward else None
+    for call in range(2):
+        want = oracle.observe(fn, make(call), seed=7 + call, backward=back, strides=True)
+        if want.error is not None:
+            if call:
+                return "ok", ""
+            if back is not None and want.stage == "backward":
+                return compare(fn, make, backward=False, values=values)
+            return "eager fails", _line(want.error)
+        got = oracle.observe(region, make(call), seed=7 + call, backward=back, strides=True)
+        if got.error is not None:
+            kind = "refused" if isinstance(got.error, st.SubclassTraceError) else "crash"
+            where = "" if got.stage == "call" else f"in the {got.stage}: "
+            return kind, f"{where}{_line(got.error)}"
+        a, b = _dense(want.seen), _dense(got.seen)
+        found = oracle.difference(a, b) if values else oracle.difference(_without_values(a), _without_values(b))
+        if found:
+            return "wrong", f"call {call}: {found}"
+    if len(region.specializations) > 1:
+        return "recompiles", str(region.specializations[-1].reason)
+    return "ok", ""
+
+
+def _line(error: BaseException) -> str:
+    what = getattr(error, "what", None) or str(error)
+    return f"{type(error).__name__}: {' '.join(what.split())[:160]}"
+
+
+def run_sample(op: Any, sample: Any, variant: str, grad: bool) -> tuple[str, str]:
+    """One sample in one variant."""
+    fn = program(op, variant)
+    if fn is None:
+        return "eager fails", "no in-place variant"
+    result = ("eager fails", "")
+    for ratio in (0.5, 1.0):  # different halves; equal ones where eager asks for that
+        result = compare(fn, maker(sample, variant, grad, ratio), backward=grad, values=op.name not in UNDEFINED)
+        if result[0] != "eager fails":
+            break
+    return result
+
+
+def run(op: Any, count: int = 3, variants: tuple[str, ...] = VARIANTS) -> dict[str, tuple[str, str]]:
+    """variant -> the worst outcome of the samples, with its reason."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dtype = dtype_of(op)
+        if dtype is None:
+            return {v: ("eager fails", "no dtype of this table") for v in variants}
+        grad = bool(op.supports_autograd and (dtype.is_floating_point or dtype.is_complex))
+        samples = samples_of(op, dtype, grad, count)
+        worst = {}
+        for variant in variants:
+            if variant == "in-place" and op.inplace_variant is None:
+                continue
+            rows = [(*run_sample(op, s, variant, grad), k) for k, s in enumerate(samples[: 1 + (variant != "in-place") * count])]
+            outcome, reason, k = min(rows, key=lambda r: OUTCOMES.index(r[0]), default=("eager fails", "no samples", 0))
+            worst[variant] = (outcome, f"sample {k}: {reason}" if reason and len(samples) > 1 else reason)
+    return worst
+
+
+# ---------------------------------------------------------------------------------------------- all operations
+def _worker(names: list[str], count: int) -> None:
+    torch.set_num_threads(1)
+    ops = database()
+    for name in names:
+        print(json.dumps({"start": name}), flush=True)
+        try:
+            found = run(ops[name], count)
+        except Exception as error:  # the harness, or the operation's own sample function
+            found = {v: ("crash", f"outside the comparison: {_line(error)}") for v in VARIANTS[:1]}
+        print(json.dumps({"op": name, "found": found}), flush=True)
+
+
+def sweep(names: list[str], count: int, out: Path, limit: int, chunk: int = 40) -> None:
+    """Run all, a process per chunk; an operation that kills its process, or hangs, is an outcome."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    done = {r["op"] for r in _read(out)}
+    left = [n for n in names if n not in done]
+    while left:
+        part, left = left[:chunk], left[chunk:]
+        while part:
+            part = _chunk(part, count, out, limit)
+            print(f"{len(left) + len(part)} operations left", file=sys.stderr, flush=True)
+
+
+def _chunk(names: list[str], count: int, out: Path, limit: int) -> list[str]:
+    """Run some operations in one process; returns those that it did not get to."""
+    command = [sys.executable, "-m", "tests.opinfo.sweep", "--worker", "--count", str(count), "--ops", *names]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None
+    left, current = list(names), None
+    os.set_blocking(process.stdout.fileno(), False)
+    buffer, since = b"", time.time()
+    with out.open("a") as file:
+        while True:
+            buffer += process.stdout.read() or b""
+            *lines, buffer = buffer.split(b"\n")
+            for line in lines:
+                row = json.loads(line)
+                since = time.time()
+                current = row.get("start")
+                if current is None:
+                    file.write(json.dumps(row) + "\n")
+                    file.flush()
+                    left.remove(row["op"])
+            ended = process.poll() is not None
+            if not lines and (ended or time.time() - since > limit + (0 if current else 60)):
+                break
+            time.sleep(0.05)
+        if left:
+            process.kill()
+            process.wait()
+            current = current or left[0]
+            code = process.returncode
+            ours = -code == signal.SIGKILL
+            why = ("timeout", f"more than {limit} s") if ours else ("crash", f"the process ended with {code}")
+            file.write(json.dumps({"op": current, "found": {"two": why}}) + "\n")
+            left.remove(current)
+    return left
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+# ---------------------------------------------------------------------------------------------- the table
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """The results as a page of the docs."""
+    counts = {v: Counter(r["found"][v][0] for r in rows if v in r["found"]) for v in VARIANTS}
+    lines = [
+        "# Operations",
+        "",
+        f"Written by `python -m tests.opinfo.sweep --markdown`, torch {torch.__version__}. {len(rows)} operations of torch's",
+        "OpInfo database on CPU, float32 where supported: a few samples each, forward and backward, compiled (`backend=\"eager\"`)",
+        "against eager: values, types, strides, aliasing, gradients, random state. `two`: all tensors are TwoTensors; `nested`:",
+        "TwoTensors of TwoTensors; `in-place`: the in-place form on a value of the region, one sample.",
+        "",
+        "| outcome | " + " | ".join(VARIANTS) + " |",
+        "|---" * (len(VARIANTS) + 1) + "|",
+    ]
+    lines += [f"| {o} | " + " | ".join(str(counts[v][o]) for v in VARIANTS) + " |" for o in reversed(OUTCOMES) if any(counts[v][o] for v in VARIANTS)]
+    titles = {
+        "refused": "Refused, by a typed error",
+        "eager fails": "Eager fails",
+        "recompiles": "Right, but each call is compiled",
+        "wrong": "Wrong",
+        "crash": "Untyped errors",
+        "timeout": "Too slow",
+    }
+    for outcome in OUTCOMES:
+        if outcome == "ok":
+            continue
+        listed = list(_listed(rows, outcome))
+        if listed:
+            lines += ["", f"## {titles[outcome]}", "", "| operation | variants | reason |", "|---|---|---|", *listed]
+    return "\n".join(lines) + "\n"
+
+
+def _listed(rows: list[dict[str, Any]], outcome: str) -> Iterator[str]:
+    for row in sorted(rows, key=lambda r: r["op"]):
+        hits = {v: why for v, (o, why) in row["found"].items() if o == outcome and why != "no in-place variant"}
+        if hits:
+            reason = next(iter(hits.values())).replace("|", "\\|")
+            yield f"| `{row['op']}` | {', '.join(hits)} | {reason} |"
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.opinfo.sweep", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ops", nargs="*", help="names (all)")
+    parser.add_argument("--count", type=int, default=3, help="samples per operation")
+    parser.add_argument("--limit", type=int, default=60, help="seconds per operation")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--markdown", action="store_true", help=f"write {TABLE.relative_to(ROOT)} from the results")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        return _worker(options.ops, options.count)
+    if options.ops:
+        names = [n for n in database() if n in options.ops or n.split(".")[-1] in options.ops]
+        for name in names:
+            for variant, (outcome, reason) in run(database()[name], options.count).items():
+                print(f"{name:40} {variant:9} {outcome:12} {reason}")
+        return None
+    sweep(list(database()), options.count, options.out, options.limit)
+    rows = _read(options.out)
+    if options.markdown:
+        TABLE.write_text(markdown(rows))
+    print(Counter(o for r in rows for o, _ in r["found"].values()))
+    return None
+
+
+if __name__ == "__main__":
+    main()

@@ -102,8 +102,10 @@ def partition(
     outputs = output_args(forward.graph)
     saved = [n.name for n in outputs[num_forward:]]
     backward_inputs = _bind(placeholders(backward.graph), saved, tangents)
-    extra = _missing(ancestry, serve, set(saved))
     by_name = {n.name: n for n in forward.graph.nodes}
+    extra = _missing(ancestry, serve, set(saved))
+    if extra & set(written):
+        extra = _without_written(ancestry, serve, set(saved), set(written), by_name)
     extra_nodes = [by_name[n] for n in sorted(extra) if n in by_name]
     _set_outputs(
         forward,
@@ -190,6 +192,21 @@ def _missing(
         else:
             todo.extend(inputs)
     return missing
+
+
+def _without_written(
+    table: Mapping[str, tuple[bool, tuple[str, ...]]],
+    want: Collection[str],
+    have: set[str],
+    written: set[str],
+    available: Collection[str],
+) -> set[str]:
+    """Like `_missing`, but a wanted value is saved itself where it would need the old contents of a written input."""
+    extra: set[str] = set()
+    for name in sorted(want):
+        missing = _missing(table, [name], have | extra)
+        extra |= {name} if missing & written and name in available else missing
+    return extra
 
 
 def _protected(forward: fx.GraphModule, saved: Sequence[fx.Node], written: Collection[str]) -> list[fx.Node]:

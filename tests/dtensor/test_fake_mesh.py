@@ -549,7 +549,7 @@ def test_error_of_the_region_is_the_eager_one(mesh) -> None:
     with pytest.raises(RuntimeError) as eager:
         _column(x, w)
     local = w._local_tensor
-    with pytest.raises(Exception, match="reduction dim|shapes") as compiled:
+    with pytest.raises(Exception, match=r"reduction dim|shapes") as compiled:
         st.compile(_column)(x, w)
     assert str(eager.value).splitlines()[0][:20] in str(compiled.value)
     assert w._local_tensor is local

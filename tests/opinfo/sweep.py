@@ -12,12 +12,15 @@ the second call of the same shapes found no specialization); ``eager fails`` (on
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import types
+import unittest
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -55,9 +58,15 @@ QUICK = """add mul sub div where clamp exp sin sigmoid nn.functional.relu nn.fun
 
 def database() -> dict[str, Any]:
     """All operations by full name."""
-    from torch.testing._internal.common_methods_invocations import op_db
+    if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:  # torch's test base class inherits from it; nothing here uses it
+        stub: Any = types.ModuleType("expecttest")
+        stub.TestCase, stub.ACCEPT = unittest.TestCase, False
+        sys.modules.setdefault("expecttest", stub)
+    from torch.testing._internal import common_methods_invocations as invocations
 
-    return {full_name(op): op for op in op_db}
+    # Random operations come with a call of torch.manual_seed around them: a Python side effect, not a part of the operation.
+    invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
+    return {full_name(op): op for op in invocations.op_db}
 
 
 def full_name(op: Any) -> str:

@@ -48,17 +48,26 @@ class Timings:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """One thread, and a garbage collector that leaves everything alone that exists now. It stays switched on."""
+def one_thread() -> Iterator[None]:
+    """Torch's kernels run in the calling thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    gc.collect()
-    gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
         torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """One thread, and a garbage collector that leaves everything alone that exists now. It stays switched on."""
+    gc.collect()
+    gc.freeze()
+    try:
+        with one_thread():
+            yield
+    finally:
+        gc.unfreeze()
 
 
 def interleaved(variants: Mapping[str, Action], *, rounds: int, burst_ms: float = 10.0, warm_up: int = 30) -> Timings:
@@ -107,13 +116,15 @@ def _burst(action: Action, burst_ms: float, warm_up: int) -> int:
 def once(variants: Mapping[str, Callable[[], Action]], *, rounds: int, fresh: Action = lambda: None) -> Timings:
     """Time calls that happen once, in process CPU time (other threads may take part).
 
+    The garbage collector works as it does in any process: what it costs a first call is part of its cost.
+
     Args:
         variants: name -> makes a new callable, which is called once; only this call is timed.
         fresh: called before each: forgets what earlier calls left in caches.
     """
     clock = time.process_time_ns
     samples: dict[str, list[float]] = {name: [] for name in variants}
-    with quiet():
+    with one_thread():
         for number in range(rounds):
             for name in _rotated(list(variants), number):
                 fresh()

@@ -547,9 +547,23 @@ def dispatch_modes_active() -> bool:
     return _len_torch_dispatch_stack() > 0
 
 
+def default_devices() -> tuple[torch.device, ...] | None:
+    """The devices of ``torch.set_default_device`` and ``with torch.device(...)`` that are active, outermost first.
+
+    None when another ``__torch_function__`` mode is active as well.
+    """
+    from torch.overrides import _get_current_function_mode_stack
+    from torch.utils._device import DeviceContext
+
+    modes = _get_current_function_mode_stack()
+    if not all(isinstance(m, DeviceContext) for m in modes):
+        return None
+    return tuple(m.device for m in modes)
+
+
 def function_modes_active() -> bool:
-    """Is a ``__torch_function__`` mode active?"""
-    return int(torch._C._len_torch_function_stack()) > 0
+    """Is a ``__torch_function__`` mode active, other than a default device?"""
+    return int(torch._C._len_torch_function_stack()) > 0 and default_devices() is None
 
 
 # ---------------------------------------------------------------------------------------------- pytrees

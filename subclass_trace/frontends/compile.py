@@ -240,6 +240,21 @@ class Region:
 
         return explain(self._entries, self._eager_calls)
 
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the function's own: ``parameters()``, ``train()``, ``state_dict()`` of a module."""
+        if name == "function" or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(name)
+        return getattr(self.function, name)
+
+    def __repr__(self) -> str:
+        """The function and how many specializations there are."""
+        name = getattr(self.function, "__qualname__", None) or type(self.function).__qualname__
+        return f"<region {name}, {len(self._entries)} specializations>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as the function and the options; specializations are made anew."""
+        return type(self), (self.function, self.options)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Region:
         """A region for a copy of the function, without specializations."""
         return type(self)(copy.deepcopy(self.function, memo), self.options)

@@ -178,6 +178,7 @@ class _EntryEmitter:
         s.bind("functorch", _torch.peek_functorch)
         s.bind("dispatch_modes", _torch.dispatch_stack_length)
         s.bind("function_modes", _torch.function_stack_length)
+        s.bind("default_devices", _torch.default_devices)
         s.bind("forward_ad", _torch.forward_ad)
         s.bind("deterministic", torch.are_deterministic_algorithms_enabled)
         s.bind("default_dtype", torch.get_default_dtype)
@@ -186,7 +187,7 @@ class _EntryEmitter:
             f"inference() is not {a.inference}",
             "functorch() is not None",
             "dispatch_modes()",
-            "function_modes()",
+            "function_modes()" if not a.devices else f"default_devices() != {s.constant(a.devices, 'devices')}",
             "forward_ad._current_level >= 0",
             f"deterministic() is not {a.deterministic}",
             f"default_dtype() is not {s.constant(a.dtype)}",

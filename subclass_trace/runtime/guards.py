@@ -28,13 +28,14 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Ambient:
-    """Thread state that decides a trace: grad mode, inference mode, autocast, determinism, default dtype."""
+    """Thread state that decides a trace: grad mode, inference mode, autocast, determinism, defaults."""
 
     grad: bool
     inference: bool
     autocast: tuple[Any, ...]
     deterministic: bool
     dtype: torch.dtype
+    devices: tuple[torch.device, ...] = ()  # default devices
 
     @staticmethod
     def now() -> Ambient:
@@ -45,6 +46,7 @@ class Ambient:
             _torch.autocast_state(),
             torch.are_deterministic_algorithms_enabled(),
             torch.get_default_dtype(),
+            _torch.default_devices() or (),
         )
 
 

@@ -50,7 +50,7 @@ def run(quick: bool, say: Callable[[str], None]) -> Iterator[Figure]:
             variants: dict[str, Callable[[], Any]] = {"graph": base}
             variants |= {name: _step(subject, function) for name, function in compiled.items()}
             variants["dense eager"] = subject.dense()
-            times = interleaved(variants, rounds=5 if quick else 25)
+            times = interleaved(variants, rounds=5 if quick else 20)
             ratios = times.ratios("graph")
             what = _TRAINING if subject.trains else _INFERENCE
             yield Figure("steady", what, subject.name, ratios.pop("ours"), goal, ratios, times.medians())

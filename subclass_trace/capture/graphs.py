@@ -7,6 +7,7 @@ graph of every backward that is traced later.
 from __future__ import annotations
 
 import linecache
+import operator
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -125,6 +126,12 @@ def is_random(node: fx.Node) -> bool:
     return isinstance(node.target, _torch.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
 
 
+def is_drawn(node: fx.Node) -> bool:
+    """A draw, or one of its results: an operation with several results is saved by result, since a tuple is no tensor."""
+    part = node.target is operator.getitem and isinstance(node.args[0], fx.Node)
+    return is_draw(node.args[0]) if part else is_draw(node)  # type: ignore[arg-type]
+
+
 def needed(
     outputs: Iterable[Any], have: Collection[str], *, allow_random: bool = False
 ) -> tuple[set[fx.Node], set[str]]:
@@ -143,7 +150,7 @@ def needed(
         nodes.add(node)
         if node.name in have:
             continue
-        redraw = not allow_random and is_draw(node)
+        redraw = not allow_random and is_drawn(node)
         if node.op == "placeholder" or redraw:
             missing.add(node.name)
             continue

@@ -19,7 +19,7 @@ from ..plan import (
     ValueOutput,
     ViewOutput,
 )
-from ..subclass.flatten import flatten, leaves_of
+from ..subclass.flatten import flatten, leaves_of, map_leaves
 from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec, WrapperSpec
 from ..subclass.visit import rebuild
@@ -55,6 +55,10 @@ class OutputClassifier:
         self._output_ids = {id(o) for o in tensors}
         views = {id(o): o for o in tensors if o._base is not None}
         self._base_users = collections.Counter(id(o._base) for o in views.values())
+        several = [o for o in {id(o): o for o in tensors}.values() if _torch.is_multi_output_view(o)]
+        self._edges = [i.edge for i in inputs.inputs if i.edge is not None]
+        self._refuses_zeros: dict[type, bool] = {}
+        self._siblings = collections.Counter(o.grad_fn for o in several)
         self._emitted: dict[int, int] = {}
         self._result_of: dict[int, int] = {}
         self._count = 0
@@ -81,11 +85,40 @@ class OutputClassifier:
         base = o._base
         if base is not None and not _torch.is_custom_function_output(o):
             number = self._input_of.get(id(base))
+            if self._needs_siblings(o):
+                return self._value(o, leaves, spec)
             if number is not None and number not in self._reshaped:
                 return self._view(o, number, True, leaves, spec)
             shared = self._base_users[id(base)] > 1 or id(base) in self._output_ids
             if number is None and shared:
                 return self._view(o, self._emit_once(base), False, leaves, spec)
+        return self._value(o, leaves, spec)
+
+    def _needs_siblings(self, o: Tensor) -> bool:
+        """Must the gradients of several members of one ``split`` meet in one node?
+
+        Replayed one by one, each gets a node of its own, which fills in dense zeros for its siblings. A class that
+        cannot mix those with its own tensors (DTensor) refuses; its members are values of the region's autograd node
+        then, and do not keep their ``_base`` (docs/semantics.md).
+        """
+        if o.grad_fn is None or _torch.is_fake(o) or self._siblings[o.grad_fn] < 2:
+            return False
+        if type(o) not in self._refuses_zeros:
+            self._refuses_zeros[type(o)] = self._backward_alone_fails(o)
+        return self._refuses_zeros[type(o)]
+
+    def _backward_alone_fails(self, o: Tensor) -> bool:
+        with _torch.without_tracing(), torch.no_grad():
+            tangent = map_leaves(torch.empty_like, o)
+            if tangent.requires_grad:
+                tangent.requires_grad_(False)
+            try:
+                torch.autograd.grad([o], self._edges, [tangent], retain_graph=True, allow_unused=True)
+            except Exception:  # whatever the class raises, eager would raise it too for one member alone
+                return True
+        return False
+
+    def _value(self, o: Tensor, leaves: list[Tensor], spec: Spec) -> ValueOutput:
         starts_grad = o.requires_grad and o.grad_fn is None
         value = self._emit_once(o)
         return ValueOutput(value, spec, self._aliases(leaves), self._attributes(o, leaves, spec), starts_grad)

@@ -82,7 +82,6 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.checkpoint: CheckpointTag | None = None
         self.writes: list[tuple[Any, ByteRange]] = []
         self.closed_over: list[ClosedOver] = []
-        self.first_placeholder: fx.Node | None = None
         self._last_placeholder: fx.Node | None = None
         self._nodes: dict[int, tuple[fx.Node, Tensor]] = {}  # holds the tensors, so that ids stay unique
         self._lifted: dict[int, tuple[Tensor, Tensor]] = {}
@@ -100,7 +99,6 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         with self.graph.inserting_after(self._last_placeholder) if self._last_placeholder else self._at_start():
             node = self.graph.placeholder(name)
         self._last_placeholder = node
-        self.first_placeholder = self.first_placeholder or node
         if isinstance(value, Tensor):
             self.track(value, node)
             if not name.startswith("tangents"):
@@ -498,11 +496,6 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         """``file:line`` of the innermost user frame."""
         frames = self._user_frames()
         return f"{frames[0][0].co_filename}:{frames[0][1]}" if frames else None
-
-    def close(self, root: Any, values: Sequence[Any]) -> None:
-        """Forget values that no later backward can reach. (The graph and its nodes stay.)"""
-        keep = {id(v) for v in values}
-        self._nodes = {k: v for k, v in self._nodes.items() if k in keep or v[0].op in ("placeholder", "get_attr")}
 
 
 def _symint(env: Any, symbol: Any) -> Any:

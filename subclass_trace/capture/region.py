@@ -128,7 +128,24 @@ def capture(
         SubclassTraceError: a refusal, with the path or line it is about. The caller's tensors are unchanged.
     """
     session = Session(dynamic=any_dynamic, decompositions=decompositions)
-    return _Capture(session, arguments).run(call, dynamic)
+    with _same_random_state():
+        return _Capture(session, arguments).run(call, dynamic)
+
+
+@contextlib.contextmanager
+def _same_random_state() -> Iterator[None]:
+    """Tracing draws no random numbers: if the generator moved, the function seeded it, which a graph cannot do again."""
+    before = torch.get_rng_state()
+    yield
+    with _torch.no_modes():
+        if not torch.equal(before, torch.get_rng_state()):
+            torch.set_rng_state(before)
+            raise UnsupportedError(
+                "the region sets the state of the random generator",
+                expected="a function that draws random numbers and leaves seeding to its caller",
+                got="torch.manual_seed, set_rng_state or fork_rng inside the region",
+                fix="seed before the call, or pass a torch.Generator",
+            )
 
 
 class _Capture:

@@ -16,7 +16,7 @@ import torch
 import torch.fx as fx
 
 from .. import _torch
-from ..capture.graphs import extract, is_draw, needed, output_args, placeholders
+from ..capture.graphs import extract, is_draw, is_drawn, needed, output_args, placeholders
 from ..errors import OptionError, VerificationError
 from . import torch_partitioners
 
@@ -169,7 +169,7 @@ def _ancestry(graph: fx.Graph) -> dict[str, tuple[bool, tuple[str, ...]]]:
     """name -> (it cannot be computed again, names of its inputs); taken before a partitioner changes the graph."""
     table = {}
     for n in graph.nodes:
-        fixed = n.op == "placeholder" or is_draw(n)
+        fixed = n.op == "placeholder" or is_drawn(n)
         table[n.name] = (fixed, tuple(i.name for i in n.all_input_nodes))
     return table
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 
 import torch
+import torch.fx as fx
 
 from ..capture.graphs import output_args, where
 from ..plan import SavedValue
@@ -30,11 +32,19 @@ def saved_table(parts: Partitioned, paths: Mapping[str, str]) -> tuple[SavedValu
             size = 0 if key in seen or _shares_input(key, parts) else _hint(val.numel()) * val.element_size()
             seen.add(key)
         reason = "other tangents" if name in parts.extra else "partition"
-        operation = "input" if node.op == "placeholder" else str(node.target)
+        operation = _operation(node)
         shape = tuple(map(_number, val.shape)) if tensor else ()
         dtype = str(val.dtype).removeprefix("torch.") if tensor else "int"
         rows.append(SavedValue(name, tensor, paths.get(name), where(node), operation, shape, dtype, size, reason))
     return tuple(rows)
+
+
+def _operation(node: fx.Node) -> str:
+    if node.op == "placeholder":
+        return "input"
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        return f"{node.args[0].target}[{node.args[1]}]"
+    return str(node.target)
 
 
 def _hint(n: int | torch.SymInt) -> int:

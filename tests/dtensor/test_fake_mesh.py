@@ -543,7 +543,6 @@ def test_vocabulary_parallel_embedding(mesh) -> None:
     assert len(region.specializations) == 1, region.explain()
 
 
-@pytest.mark.xfail(strict=True, reason="each part of a split is replayed by itself; its backward mixes in dense zeros")
 @pytest.mark.parametrize("name", ["chunk", "unbind"])
 def test_all_parts_of_a_split_are_results(mesh, name) -> None:
     def make():

@@ -58,7 +58,9 @@ QUICK = """add mul sub div where clamp exp sin sigmoid nn.functional.relu nn.fun
 
 def database() -> dict[str, Any]:
     """All operations by full name."""
-    if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:  # torch's test base class inherits from it; nothing here uses it
+    if (
+        "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None
+    ):  # torch's test base class inherits from it; nothing here uses it
         stub: Any = types.ModuleType("expecttest")
         stub.TestCase, stub.ACCEPT = unittest.TestCase, False
         sys.modules.setdefault("expecttest", stub)
@@ -223,7 +225,10 @@ def run(op: Any, count: int = 3, variants: tuple[str, ...] = VARIANTS) -> dict[s
         for variant in variants:
             if variant == "in-place" and op.inplace_variant is None:
                 continue
-            rows = [(*run_sample(op, s, variant, grad), k) for k, s in enumerate(samples[: 1 + (variant != "in-place") * count])]
+            rows = [
+                (*run_sample(op, s, variant, grad), k)
+                for k, s in enumerate(samples[: 1 + (variant != "in-place") * count])
+            ]
             outcome, reason, k = min(rows, key=lambda r: OUTCOMES.index(r[0]), default=("eager fails", "no samples", 0))
             worst[variant] = (outcome, f"sample {k}: {reason}" if reason and len(samples) > 1 else reason)
     return worst
@@ -303,14 +308,18 @@ def markdown(rows: list[dict[str, Any]]) -> str:
         "# Operations",
         "",
         f"Written by `python -m tests.opinfo.sweep --markdown`, torch {torch.__version__}. {len(rows)} operations of torch's",
-        "OpInfo database on CPU, float32 where supported: a few samples each, forward and backward, compiled (`backend=\"eager\"`)",
+        'OpInfo database on CPU, float32 where supported: a few samples each, forward and backward, compiled (`backend="eager"`)',
         "against eager: values, types, strides, aliasing, gradients, random state. `two`: all tensors are TwoTensors; `nested`:",
         "TwoTensors of TwoTensors; `in-place`: the in-place form on a value of the region, one sample.",
         "",
         "| outcome | " + " | ".join(VARIANTS) + " |",
         "|---" * (len(VARIANTS) + 1) + "|",
     ]
-    lines += [f"| {o} | " + " | ".join(str(counts[v][o]) for v in VARIANTS) + " |" for o in reversed(OUTCOMES) if any(counts[v][o] for v in VARIANTS)]
+    lines += [
+        f"| {o} | " + " | ".join(str(counts[v][o]) for v in VARIANTS) + " |"
+        for o in reversed(OUTCOMES)
+        if any(counts[v][o] for v in VARIANTS)
+    ]
     titles = {
         "refused": "Refused, by a typed error",
         "eager fails": "Eager fails",
@@ -338,7 +347,9 @@ def _listed(rows: list[dict[str, Any]], outcome: str) -> Iterator[str]:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m tests.opinfo.sweep", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.opinfo.sweep", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ops", nargs="*", help="names (all)")
     parser.add_argument("--count", type=int, default=3, help="samples per operation")
     parser.add_argument("--limit", type=int, default=60, help="seconds per operation")

@@ -71,11 +71,21 @@ def is_opaque(value: object) -> bool:
         return False
     if isinstance(value, OpaqueBase):
         return True
+    cls = type(value)
+    if cls not in _OPAQUE_TYPES:
+        _OPAQUE_TYPES[cls] = _is_opaque_type(cls)
+    return _OPAQUE_TYPES[cls]
+
+
+_OPAQUE_TYPES: dict[type, bool] = {}
+
+
+def _is_opaque_type(cls: type) -> bool:
     try:
         from torch._library.opaque_object import is_opaque_type
     except ImportError:
         return False
-    return bool(is_opaque_type(type(value)))
+    return bool(is_opaque_type(cls))
 
 
 @contextlib.contextmanager

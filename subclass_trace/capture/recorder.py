@@ -135,7 +135,9 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     def track(self, value: Tensor, node: fx.Node) -> None:
         """``value`` is what ``node`` computes."""
         self._nodes[id(value)] = (node, value)
-        node.meta["val"] = _torch.detached(self.mode, value) if _torch.is_fake(value) else value
+        # Without grad mode nothing will give the value a history: it is its own snapshot.
+        snapshot = _torch.is_fake(value) and (torch.is_grad_enabled() or node.op == "placeholder")
+        node.meta["val"] = _torch.detached(self.mode, value) if snapshot else value
 
     def alias(self, value: Tensor, like: Tensor) -> None:
         """``value`` is the very value of ``like``: no node of its own."""
@@ -446,6 +448,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _note_writes(self, func: Any, args: Any, kwargs: Any) -> None:
         self.mutable = True
         if torch.Tag.inplace_view in func.tags:
+            self._keep_metadata([a for a in args if isinstance(a, Tensor)])
             return
         for i, a in enumerate(func._schema.arguments):
             if a.alias_info is None or not a.alias_info.is_write:
@@ -454,6 +457,13 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             for t in value if isinstance(value, (list, tuple)) else [value]:
                 if isinstance(t, Tensor):
                     self.writes.append((_torch.storage_ref(t), byte_range(t)))
+
+    def _keep_metadata(self, changed: Sequence[Tensor]) -> None:
+        """The sizes of these are about to change in place: what a node computed must not change with them."""
+        for t in changed:
+            hit = self._nodes.get(id(t))
+            if hit is not None and hit[0].meta.get("val") is t:
+                hit[0].meta["val"] = _torch.detached(self.mode, t)
 
     def was_written(self, leaf: Tensor) -> bool:
         """Did an operation of the region write into the memory that ``leaf`` can touch?"""

@@ -275,6 +275,9 @@ def _no_garbage_collection() -> Iterator[None]:
         yield
     finally:
         if enabled:
+            if gc.get_freeze_count() == 0:  # else the caller froze objects, which unfreeze would release
+                gc.freeze()  # there and back: what was made here is old at once, so that enabling does not
+                gc.unfreeze()  # set off a full collection over all of it
             gc.enable()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 import torch.fx as fx
@@ -21,6 +21,8 @@ def saved_table(parts: Partitioned, paths: Mapping[str, str]) -> tuple[SavedValu
     """
     rows = []
     seen: set[int] = set()
+    given = [n.meta.get("val") for n in parts.forward.graph.nodes if n.op == "placeholder"]
+    inputs = {v.untyped_storage()._cdata for v in given if isinstance(v, torch.Tensor)}
     nodes = {n.name: n for n in parts.forward.graph.nodes}
     values = output_args(parts.forward.graph)[-len(parts.saved) :] if parts.saved else []
     for name, value in zip(parts.saved, values, strict=True):
@@ -29,7 +31,7 @@ def saved_table(parts: Partitioned, paths: Mapping[str, str]) -> tuple[SavedValu
         size = 0
         if tensor and value.op != "placeholder":
             key = val.untyped_storage()._cdata
-            size = 0 if key in seen or _shares_input(key, parts) else _hint(val.numel()) * val.element_size()
+            size = 0 if key in seen or key in inputs else _hint(val.numel()) * val.element_size()
             seen.add(key)
         reason = "other tangents" if name in parts.extra else "partition"
         operation = _operation(node)
@@ -54,8 +56,3 @@ def _hint(n: int | torch.SymInt) -> int:
 
 def _number(n: object) -> object:
     return n if isinstance(n, int) else str(n)
-
-
-def _shares_input(key: int, parts: Partitioned) -> bool:
-    inputs: Sequence[object] = [n.meta.get("val") for n in parts.forward.graph.nodes if n.op == "placeholder"]
-    return any(isinstance(v, torch.Tensor) and v.untyped_storage()._cdata == key for v in inputs)

@@ -136,7 +136,7 @@ class Wrapper:
             return False
         tensors = [n for n, s in zip(spec.names, spec.inners, strict=True) if not isinstance(s, OpaqueSpec)]
         value = self.examples.make(spec)
-        if len(tensors) != 1 or value.requires_grad:
+        if len(tensors) != 1:
             return False
         source = self.source
         made, known = source.constant(construct, "construct"), source.constant(getattr(value, attribute), "spec")

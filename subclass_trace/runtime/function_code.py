@@ -41,14 +41,14 @@ class FastBackward:
         assert program.backwards is not None
         values = saved[::-1]
         saved.clear()
-        named = {
-            row.name: values.pop() if n is None else n for row, n in zip(program.plan.saved, ctx.numbers, strict=True)
-        }
+        numbers = getattr(ctx, "numbers", None) or (None,) * len(program.plan.saved)
+        rows = zip(program.plan.saved, numbers, strict=True)
+        named = {row.name: values.pop() if n is None else n for row, n in rows}
         values.clear()
         tangents = [grads[k] for k in program.plan.differentiable]
         if self.check is None and not torch.is_grad_enabled():
             self._arm(tangents)
-        result = run_backward(program.backwards, ctx.inputs, named, tangents, ctx.env or {})
+        result = run_backward(program.backwards, ctx.inputs, named, tangents, getattr(ctx, "env", None) or {})
         if not _torch.keeps_graph():
             ctx.inputs = ()
         return (None, None, *result)
@@ -113,7 +113,8 @@ class FunctionEmitter:
         if plan.size_outputs:
             s.line(f"extra[2] = o[{count}:{count + plan.size_outputs}]")
         s.line("ctx.inputs = inputs")
-        s.line(f"ctx.env = {'env' if self.dynamic else 'None'}")
+        if self.dynamic:
+            s.line("ctx.env = env")
         parts, wrapper = iter(flat), Wrapper(s, self.examples, symbols)
         values = [wrapper.wrap(spec, parts) for spec in plan.values]
         fixed = [f"v{k}" for k in range(len(values)) if k not in plan.differentiable]
@@ -133,9 +134,7 @@ class FunctionEmitter:
         numbers = ["None" if row.is_tensor else f"o[{first + k}]" for k, row in enumerate(plan.saved)]
         watched = ["*extra[1]"] if plan.watched_inputs else []
         s.line(f"ctx.save_for_backward({', '.join([*tensors, *watched])})")
-        if all(row.is_tensor for row in plan.saved):
-            s.line(f"ctx.numbers = {s.constant((None,) * len(plan.saved))}")
-        else:
+        if not all(row.is_tensor for row in plan.saved):
             s.line(f"ctx.numbers = ({''.join(f'{n}, ' for n in numbers)})")
 
     # ---------------------------------------------------------------- backward
@@ -173,8 +172,6 @@ class FunctionEmitter:
         s.depth = 2
         for k, spec in zip(self.plan.differentiable, entry.tangents, strict=True):
             assert spec is not None
-            if isinstance(spec, WrapperSpec):
-                s.line(f"if type(g{k}) is not {s.constant(spec.cls, 'cls')}: {slow}")
             leaves += unwrapper.unwrap(f"g{k}", spec)
         s.line("pass")
         s.depth = 1

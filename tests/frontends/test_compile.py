@@ -706,7 +706,7 @@ def test_around_the_region(transform: str) -> None:
             dual = torch.autograd.forward_ad.make_dual(x[0], torch.ones(2))
             assert torch.autograd.forward_ad.unpack_dual(region(dual)).tangent.item() == 6
     elif transform == "function mode":
-        with torch.device("meta"):
+        with torch.overrides.BaseTorchFunctionMode():
             assert region(x[0]).item() == 5
     else:
         from torch.utils.flop_counter import FlopCounterMode
@@ -715,6 +715,18 @@ def test_around_the_region(transform: str) -> None:
             st.compile(lambda x: x @ x)(x)
         assert counter.get_total_flops() == 16
     assert len(region.specializations) == 0
+
+
+def test_default_device_is_guarded_and_compiled() -> None:
+    region = st.compile(lambda x: x + torch.ones(2, device=None))
+    with torch.device("cpu"):
+        assert region(torch.zeros(2)).tolist() == [1, 1]
+    assert len(region.specializations) == 1
+    assert region(torch.zeros(2)).tolist() == [1, 1]
+    assert len(region.specializations) == 2
+    with torch.device("cpu"):
+        assert region(torch.zeros(2)).tolist() == [1, 1]
+    assert len(region.specializations) == 2
 
 
 # ---------------------------------------------------------------------------------------------- specializations

@@ -1,0 +1,39 @@
+"""Every case of the semantics table holds, and docs/semantics.md is the table of today's cases."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from cases import CASES, Case
+
+import subclass_trace as st
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.group}: {c.name}")
+def test_case(case: Case) -> None:
+    if not case.refused and not case.differs:
+        return case.run()
+    with pytest.raises((AssertionError, st.SubclassTraceError)) as caught:
+        case.run()
+    error = caught.value
+    if case.refused:  # the comparison with eager wraps the error of the region
+        error = error if isinstance(error, st.SubclassTraceError) else error.__cause__
+        assert type(error).__name__ == case.refused, f"{case.refused} was expected"
+    else:
+        assert isinstance(error, AssertionError) and error.__cause__ is None, f"another value was expected, not {error}"
+
+
+def test_names_are_different() -> None:
+    names = [(c.group, c.name) for c in CASES]
+    assert len(set(names)) == len(names)
+
+
+def test_the_page_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(ROOT / "tools"), *sys.path])
+    import semantics_table
+
+    assert semantics_table.PAGE.read_text() == semantics_table.page(), "run: python tools/semantics_table.py"

@@ -32,6 +32,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.fx.experimental.symbolic_shapes import ShapeEnv as ShapeEnv
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode as TorchFunctionMode
 from torch.utils import _python_dispatch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
@@ -181,6 +182,17 @@ def compiling_flag() -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = before
+
+
+@contextlib.contextmanager
+def without_mkldnn() -> Iterator[None]:
+    """Composite operations do not choose oneDNN's fused ones. (The public context manager warns about TF32.)"""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
 
 
 @contextlib.contextmanager
@@ -565,7 +577,7 @@ def default_devices() -> tuple[torch.device, ...] | None:
     from torch.overrides import _get_current_function_mode_stack
     from torch.utils._device import DeviceContext
 
-    modes = _get_current_function_mode_stack()
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     if not all(isinstance(m, DeviceContext) for m in modes):
         return None
     return tuple(m.device for m in modes)

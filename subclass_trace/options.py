@@ -47,5 +47,10 @@ class Options:
 
         resolve_backend(self.backend, fw_compiler=self.fw_compiler, bw_compiler=self.bw_compiler)
         resolve_partitioner(self.partitioner, self.activation_memory_budget)
+        if not isinstance(self.dynamic, bool):
+            raise OptionError("dynamic is neither True nor False", expected="a bool", got=repr(self.dynamic))
+        if not (isinstance(self.decompositions, dict) and all(map(callable, self.decompositions))):
+            got = repr(self.decompositions)[:200]
+            raise OptionError("decompositions is no dict from operations to functions", expected="a dict", got=got)
         if self.max_specializations < 1:
             raise OptionError("max_specializations is out of range", expected="1 or more", got=self.max_specializations)

@@ -11,9 +11,11 @@ import torch
 from .. import _torch
 from ..errors import AliasingError, UnsupportedError
 from ..plan import MutationPlan
+from ..subclass.context import same_context, snapshot, without_outer
 from ..subclass.flatten import flatten
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, WrapperSpec, spec_leaves
+from ..subclass.visit import map_spec
 from .aliasing import family
 from .inputs import Argument, TracedInput, TracedInputs
 from .recorder import Recorder
@@ -43,8 +45,9 @@ def remember(inputs: TracedInputs) -> list[Before]:
     rows = []
     for i in inputs.inputs:
         t = i.traced
-        attributes = dict(t.__dict__) if isinstance(i.spec, WrapperSpec) and hasattr(t, "__dict__") else {}
-        rows.append(Before(flatten(t)[1], None if t.is_inference() else t._version, attributes))
+        attributes = dict(t.__dict__) if hasattr(t, "__dict__") else {}
+        spec = map_spec(flatten(t)[1], lambda sizes: sizes, snapshot)
+        rows.append(Before(spec, None if t.is_inference() else t._version, attributes))
     return rows
 
 
@@ -120,14 +123,33 @@ def _change(row: TracedInput, was: Before, inputs: TracedInputs, recorder: Recor
             replaced[k] = "data"
     data = tuple(k for k, t in enumerate(originals) if k not in replaced and recorder.was_written(t))
     attributes: dict[str, Any] = {}
-    if isinstance(row.spec, WrapperSpec) and hasattr(row.traced, "__dict__"):
+    if hasattr(row.traced, "__dict__"):
         attributes = {
             k: v
             for k, v in row.traced.__dict__.items()
             if not isinstance(v, Tensor) and (k not in was.attributes or was.attributes[k] is not v)
         }
+    if not attributes and not same_contexts(after, was.spec):
+        raise UnsupportedError(
+            "the region changes the flatten context of an input in place",
+            path=row.path,
+            expected="the context as it was before the call",
+            got=f"{getattr(after, 'context', None)!r:.200}",
+            fix="assign a new object to the attribute, or return a new wrapper",
+        )
     metadata = None if _same_layout(after, was.spec) else after
     return _Change(data, replaced, metadata, attributes)
+
+
+def same_contexts(a: Spec, b: Spec) -> bool:
+    """Are the contexts of two specs of one structure the same, at every level?"""
+    if not isinstance(a, WrapperSpec) or not isinstance(b, WrapperSpec):
+        return True
+    if not same_context(a.context, b.context):
+        size = (a.size, a.stride)
+        if not same_context(without_outer(a.context, *size), without_outer(b.context, b.size, b.stride)):
+            return False
+    return all(map(same_contexts, a.inners, b.inners))
 
 
 def _same_layout(a: Spec, b: Spec) -> bool:

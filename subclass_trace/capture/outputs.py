@@ -21,7 +21,7 @@ from ..plan import (
 )
 from ..subclass.flatten import flatten, leaves_of, map_leaves
 from ..subclass.protocol import is_traceable
-from ..subclass.spec import Spec, WrapperSpec
+from ..subclass.spec import Spec, WrapperSpec, spec_leaves
 from ..subclass.visit import rebuild
 from .inputs import TracedInputs
 from .recorder import Recorder
@@ -87,12 +87,22 @@ class OutputClassifier:
             number = self._input_of.get(id(base))
             if self._needs_siblings(o):
                 return self._value(o, leaves, spec)
-            if number is not None and number not in self._reshaped:
+            if number is not None and (number not in self._reshaped or self._replays_on(base, o, spec)):
                 return self._view(o, number, True, leaves, spec)
             shared = self._base_users[id(base)] > 1 or id(base) in self._output_ids
             if number is None and shared:
                 return self._view(o, self._emit_once(base), False, leaves, spec)
         return self._value(o, leaves, spec)
+
+    def _replays_on(self, base: Tensor, o: Tensor, spec: Spec) -> bool:
+        """The base has another shape than when it came in: was the view made of it as it is now?"""
+        with _torch.without_tracing(), torch.no_grad():
+            try:
+                again = flatten(_torch.view_function(o)(base))[1]
+            except (RuntimeError, IndexError, ValueError):
+                return False
+        places = [[(s.size, s.stride, s.storage_offset) for s in spec_leaves(x)] for x in (again, spec)]
+        return places[0] == places[1]
 
     def _needs_siblings(self, o: Tensor) -> bool:
         """Must the gradients of several members of one ``split`` meet in one node?

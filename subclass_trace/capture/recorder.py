@@ -448,7 +448,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _note_writes(self, func: Any, args: Any, kwargs: Any) -> None:
         self.mutable = True
         if torch.Tag.inplace_view in func.tags:
-            self._keep_metadata([a for a in args if isinstance(a, Tensor)])
+            self.keep_metadata([a for a in args if isinstance(a, Tensor)])
             return
         for i, a in enumerate(func._schema.arguments):
             if a.alias_info is None or not a.alias_info.is_write:
@@ -458,7 +458,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if isinstance(t, Tensor):
                     self.writes.append((_torch.storage_ref(t), byte_range(t)))
 
-    def _keep_metadata(self, changed: Sequence[Tensor]) -> None:
+    def keep_metadata(self, changed: Sequence[Tensor]) -> None:
         """The sizes of these are about to change in place: what a node computed must not change with them."""
         for t in changed:
             hit = self._nodes.get(id(t))

@@ -23,6 +23,7 @@ from ..subclass.paths import Path
 from ..subclass.spec import Spec
 from .aliasing import alias_groups
 from .checkpoint import checkpoint_as_tags
+from .functions import CapturedFunctions
 from .graphs import finish_joint
 from .inputs import Argument, DynamicDims, TracedInput, TracedInputs, trace_inputs
 from .mutation import read_mutations, remember
@@ -167,6 +168,7 @@ class _Capture:
             torch.set_grad_enabled(grad_mode)
             mutations = read_mutations(inputs, before, recorder, self.arguments, self._emit)
             mutations += self._closed_over_mutations(len(inputs.inputs), versions)
+            self._check_closed_over(results)
             classifier = OutputClassifier(inputs, run.handed, mutations, recorder, results, self._emit)
             outputs = [classifier.classify(o) for o in results]
             flat = [flatten(t) for t in self.values]
@@ -194,7 +196,8 @@ class _Capture:
         if _torch.saved_tensor_hooks_active():  # the user's hooks see our saved values at run time instead
             hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
         try:
-            with hooks, checkpoint_as_tags(self.recorder), _typed_errors(self.recorder):
+            functions = CapturedFunctions(self.recorder)
+            with hooks, checkpoint_as_tags(self.recorder), _typed_errors(self.recorder), functions:
                 return call([i.traced for i in inputs.inputs])
         finally:
             self.recorder.start_at(None)  # a frame holds everything that its callers hold
@@ -293,6 +296,20 @@ class _Capture:
                 primals = [primal_of[id(t)] for t in leaves]
             edge = torch.autograd.graph.get_gradient_edge(c.value) if c.value.requires_grad else None
             yield ClosedOverInput(c.value, c.path, spec, tuple(place[p] for p in primals if p is not None), edge)
+
+    def _check_closed_over(self, results: Sequence[Any]) -> None:
+        """Autograd keeps the real tensor that a function closes over; if the region writes it too, no tape can be kept."""
+        tracked = any(isinstance(o, Tensor) and o.grad_fn is not None for o in results)
+        for c in self.recorder.closed_over:
+            fake = self.recorder.lifted_fake(c.value) if c.primal is not None else None
+            if tracked and fake is not None and self.recorder.was_written(fake):
+                raise UnsupportedError(
+                    "the region writes a tensor that it closes over, and has differentiable results",
+                    path=c.path,
+                    expected="closed-over tensors that are only read, where gradients are wanted",
+                    got=f"a tensor of shape {tuple(c.value.shape)} that is written in place",
+                    fix="pass the tensor as an argument, or register it as a buffer of the module",
+                )
 
     def _closed_over_mutations(self, first: int, versions: Mapping[int, tuple[Tensor, int]]) -> list[MutationPlan]:
         """A closed-over dense tensor that was written in place: its new contents are a forward value too."""

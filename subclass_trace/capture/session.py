@@ -35,6 +35,8 @@ class Session:
             enter(_torch.compiling_flag())
             # Anomaly mode (PyTorch PR 101047) keeps its forward stacks; its NaN check would read values.
             enter(torch.autograd.set_detect_anomaly(torch.is_anomaly_enabled(), False))
+            # Its fused LSTM keeps a workspace only while gradients are on, which a graph's kernels never see.
+            enter(_torch.without_mkldnn())
             enter(self.recorder)
             yield
 

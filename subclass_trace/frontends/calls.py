@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import types
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +19,10 @@ from ..errors import UnsupportedError
 from ..plan import AssignmentPlan
 from ..runtime.codegen import Layout, StateSlot
 from ..runtime.guards import ModuleGuard, ModuleView
-from ..subclass.context import snapshot
+from ..subclass.context import argument_snapshot
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
-from .modules import Root, State, replaced, states_of, submodules
+from .modules import Root, State, leaked, replaced, states_of, submodules
 
 Tensor = torch.Tensor
 
@@ -128,7 +130,23 @@ class CallSite:
 
     def constants(self) -> dict[int, Any]:
         """Flat arguments that are no tensors and no modules: guarded by value."""
-        return {k: snapshot(v) for k, v in enumerate(self.flat[: self.user_count]) if not isinstance(v, Tensor)}
+        return {
+            k: argument_snapshot(v) for k, v in enumerate(self.flat[: self.user_count]) if not isinstance(v, Tensor)
+        }
+
+    def _check_containers(self, args: Any, kwargs: Any, handed: Sequence[Any]) -> None:
+        """The function got copies of the containers among its arguments: a change of them would be lost."""
+        leaves, tree = flatten_tree((args, kwargs))
+        if tree == self.tree and all(a is b for a, b in zip(leaves, handed, strict=False)):
+            return
+        changed = [str(p) for p, a, b in zip(argument_paths(self.tree), leaves, handed, strict=False) if a is not b]
+        raise UnsupportedError(
+            "the region changes a container among its arguments",
+            path=changed[0] if changed and tree == self.tree else "args",
+            expected="lists, dicts and other containers as they came in",
+            got="an item that was added, removed or replaced",
+            fix="return the new value instead",
+        )
 
     def runner(
         self, function: Callable[..., Any], arguments: Sequence[Argument], positions: Sequence[int | None]
@@ -150,6 +168,16 @@ class CallSite:
             args, kwargs = optree.tree_unflatten(self.tree, handed[: self.user_count])
             with replaced(self.roots, self.states, handed[self.user_count :]) as assigned:
                 result = function(*args, **kwargs)
+            self._check_containers(args, kwargs, handed)
+            name = leaked(function)
+            if name is not None:
+                raise UnsupportedError(
+                    "a traced tensor escapes from the region through Python state",
+                    path=name,
+                    expected="results that are returned; module buffers and attributes may be assigned",
+                    got=f"a traced tensor in {name!r}, which the function reads or writes",
+                    fix="return the tensor, or keep it in a buffer of a module",
+                )
             results, tree = flatten_tree(result)
             for k, value in enumerate(results):
                 _check_result(value, Path("result").item(k))
@@ -167,6 +195,15 @@ def _modules_among(leaves: Sequence[Any], tree: Any) -> list[tuple[torch.nn.Modu
 
 def _check_result(value: Any, path: Path, depth: int = 0) -> None:
     """An object that is no pytree node but holds traced tensors would hand fake tensors to the caller."""
+    lazy = isinstance(value, (Iterator, types.CoroutineType, types.FunctionType, functools.partial, types.MethodType))
+    if lazy and not isinstance(value, Tensor):
+        raise UnsupportedError(
+            f"the region returns a {type(value).__qualname__}, which would compute outside of the region",
+            path=path,
+            expected="tensors, and containers of them",
+            got=type(value).__qualname__,
+            fix="return a list or tuple, and make functions outside of the region",
+        )
     if isinstance(value, (Tensor, torch.nn.Module, type)) or depth > 3:
         return
     held = [(path.attr(k), v) for k, v in getattr(value, "__dict__", {}).items()]

@@ -27,7 +27,7 @@ import torch
 from ..backends import resolve_backend
 from ..capture.mutation import NeedsAutogradBase
 from ..capture.region import Captured, capture
-from ..errors import ArgumentsError, GuardError, UnsupportedError
+from ..errors import ArgumentsError, GuardError, OptionError, UnsupportedError
 from ..options import Options
 from ..partition.interface import resolve_partitioner
 from ..plan import Plan, SavedValue
@@ -305,7 +305,21 @@ def compile(function: Any = None, **options: Any) -> Any:
     """
     if function is None:
         return lambda f: compile(f, **options)
+    if not callable(function):
+        raise OptionError(
+            "there is nothing to compile",
+            expected="a function, a method or an nn.Module",
+            got=repr(function),
+            fix="write st.compile(function, backend=...) or @st.compile(backend=...)",
+        )
     return Region(function, make_options(options))
+
+
+_ELSEWHERE = {
+    "fullgraph": "a region always is one graph: leave the option out",
+    "mode": "choose a backend, a partitioner and an activation_memory_budget instead",
+    "options": "pass a compiler of your own: backend=lambda gm, example_inputs: ...",
+}
 
 
 def make_options(options: dict[str, Any]) -> Options:
@@ -317,12 +331,10 @@ def make_options(options: dict[str, Any]) -> Options:
     import difflib
     from dataclasses import fields
 
-    from ..errors import OptionError
-
     known = [f.name for f in fields(Options)]
     for name in options:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
-            fix = f"did you mean {close[0]!r}?" if close else None
+            fix = f"did you mean {close[0]!r}?" if close else _ELSEWHERE.get(name)
             raise OptionError(f"unknown option {name!r}", expected=f"one of {known}", got=name, fix=fix)
     return Options(**options)

@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .. import _torch
 from ..runtime.guards import BY_VALUE, NameGuard
+from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
 
 Module = torch.nn.Module
@@ -23,7 +25,7 @@ Module = torch.nn.Module
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """One parameter or buffer slot: ``owner.<table>[name]``, where table is "_parameters" or "_buffers"."""
+    """One slot that holds a tensor: ``owner.<table>[name]``; table is "_parameters", "_buffers" or "__dict__"."""
 
     owner: Module
     table: str
@@ -89,6 +91,9 @@ def states_of(roots: Sequence[Root]) -> list[State]:
                 for name, value in getattr(module, table).items():
                     if value is not None:
                         out.append(State(module, table, name, path.attr(name)))
+            for name, value in vars(module).items():  # a plain attribute that holds a tensor
+                if isinstance(value, torch.Tensor):
+                    out.append(State(module, "__dict__", name, path.attr(name)))
     return out
 
 
@@ -174,18 +179,25 @@ class _Overlays:
 
     def __init__(self, states: Sequence[State]) -> None:
         self.states = states
-        self.tables = {(id(s.owner), s.table): (s.owner, s.table, getattr(s.owner, s.table)) for s in states}
+        dicts = [s for s in states if s.table != "__dict__"]
+        self.tables = {(id(s.owner), s.table): (s.owner, s.table, getattr(s.owner, s.table)) for s in dicts}
+        self.attributes = [(s.owner, s.name, s.read()) for s in states if s.table == "__dict__"]
 
     def install(self, values: Sequence[torch.Tensor]) -> None:
         overlays = {key: _Overlay(real) for key, (_, _, real) in self.tables.items()}
         for s, v in zip(self.states, values, strict=True):
-            overlays[id(s.owner), s.table].traced[s.name] = v
+            if s.table == "__dict__":
+                vars(s.owner)[s.name] = v
+            else:
+                overlays[id(s.owner), s.table].traced[s.name] = v
         for key, (owner, table, _) in self.tables.items():
             vars(owner)[table] = overlays[key]
 
     def remove(self) -> None:
         for owner, table, real in self.tables.values():
             vars(owner)[table] = real
+        for owner, name, value in self.attributes:
+            vars(owner)[name] = value
 
 
 def _restore_attributes(module: Module, before: dict[str, Any]) -> list[Assigned]:
@@ -199,6 +211,35 @@ def _restore_attributes(module: Module, before: dict[str, Any]) -> list[Assigned
             else:
                 del vars(module)[name]
     return out
+
+
+def leaked(function: Callable[..., Any]) -> str | None:
+    """The name of a closure cell or global of ``function`` through which a traced tensor escaped, if there is one."""
+    plain = function.__func__ if isinstance(function, types.MethodType) else function
+    code = getattr(plain, "__code__", None)
+    held: list[tuple[str, Any]] = []
+    for name, cell in zip(getattr(code, "co_freevars", ()), getattr(plain, "__closure__", None) or (), strict=False):
+        with contextlib.suppress(ValueError):
+            held.append((name, cell.cell_contents))
+    table = getattr(plain, "__globals__", {})
+    held += [(n, table[n]) for n in getattr(code, "co_names", ()) if n in table]
+    held.append(("self", getattr(function, "__self__", None)))
+    return next((name for name, value in held if _holds_fake(value, 2)), None)
+
+
+def _holds_fake(value: Any, depth: int) -> bool:
+    if isinstance(value, torch.Tensor):
+        return any(map(_torch.is_fake, leaves_of(value)))
+    if depth == 0 or isinstance(value, (type, types.ModuleType, types.FunctionType)):
+        return False
+    items: list[Any] = []
+    if isinstance(value, dict):
+        items = list(value.values())
+    elif isinstance(value, (list, tuple, set)):
+        items = list(value)
+    elif hasattr(value, "__dict__"):
+        items = list(vars(value).values())
+    return any(_holds_fake(v, depth - 1) for v in items[:1000])
 
 
 def names_of(function: Callable[..., Any]) -> list[NameGuard]:

@@ -153,9 +153,8 @@ def _bind(nodes: Sequence[fx.Node], saved: Sequence[str], tangents: Sequence[str
     names = [str(n.target) for n in nodes]
     if all(n in known for n in names):
         return names
-    used = [t for t in tangents if t in names]
-    positional = [*saved, *(used or tangents)]
-    if len(positional) != len(names):
+    positional = [*saved, *tangents]
+    if len(positional) != len(names) or any(n in known or n.startswith(("primals", "tangents")) for n in names):
         raise VerificationError(
             "the partitioner's backward takes inputs that are neither saved values nor tangents",
             expected=f"placeholders named after {sorted(known)}",

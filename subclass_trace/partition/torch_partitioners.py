@@ -12,6 +12,7 @@ import torch.fx as fx
 
 from .. import _torch
 from ..capture.graphs import is_random
+from ..errors import BackendError
 
 Partition = tuple[fx.GraphModule, fx.GraphModule]
 
@@ -61,7 +62,15 @@ def call(
     if named or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         keywords["static_lifetime_input_indices"] = list(static)
     with _torch.lazy_graph_modules():
-        return partitioner(joint, inputs, **keywords)
+        result = partitioner(joint, inputs, **keywords)
+    if not (isinstance(result, tuple) and len(result) == 2 and all(isinstance(g, fx.GraphModule) for g in result)):
+        raise BackendError(
+            "the partitioner returned something else than two graph modules",
+            expected="(forward, backward)",
+            got=repr(result)[:200],
+            fix="return two torch.fx.GraphModule, as functorch.compile's partitioners do",
+        )
+    return result
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ import torch
 from .. import _torch
 from ..capture.aliasing import alias_pattern
 from ..plan import BasePrimal, ConstantOutput, InputOutput, LeafPrimal, SameOutput, SizeOutput, ValueOutput, ViewOutput
-from ..subclass.context import same_context
+from ..subclass.context import same_argument
 from ..subclass.spec import OpaqueSpec, Spec, spec_leaves
 from ..subclass.template import Examples
 from .emit import NotGenerated, Unwrapper, Wrapper, size_code, symbol_lines, tensor_checks
@@ -165,8 +165,8 @@ class _EntryEmitter:
                     f"if type({names[position]}) is not {type(value).__name__} or {names[position]} != {known}: return MISS"
                 )
             else:
-                s.bind("same_context", same_context)
-                s.line(f"if not same_context({known}, {names[position]}): return MISS")
+                s.bind("same_argument", same_argument)
+                s.line(f"if not same_argument({known}, {names[position]}): return MISS")
         return names
 
     def _ambient(self) -> None:
@@ -229,6 +229,11 @@ class _EntryEmitter:
                 hooks = f"(*m{k}._forward_pre_hooks, *m{k}._forward_hooks) != {s.constant(guard.hooks)}"
             s.line(f"if m{k} is not {known} or m{k}.training is not {guard.training} or {hooks}: return MISS")
             self._check_slots(k, guard.module)
+            if guard.attributes:
+                values = tuple(v for _, v in guard.attributes)
+                now = "".join(f"d[{name!r}], " for name, _ in guard.attributes)
+                s.line(f"d = m{k}.__dict__")
+                s.line(f"if ({now}) != {s.constant(values, 'attributes')}: return MISS")
         names: list[str] = []
         for slot in self.layout.slots:
             name = f"x{self.layout.user_count + len(names)}"

@@ -80,8 +80,9 @@ class RegionFunction(torch.autograd.Function):
         values, call.sizes, saved = program.run_forward(call)
         ctx.program, ctx.env, ctx.inputs = program, call.env, inputs
         ctx.set_materialize_grads(False)
-        tensors = [s for s in saved if isinstance(s, Tensor)]
-        ctx.numbers = [None if isinstance(s, Tensor) else s for s in saved]
+        # A kernel may give no tensor where its signature has one (mkldnn's workspace): None is saved like a tensor.
+        tensors = [s for s, row in zip(saved, plan.saved, strict=True) if row.is_tensor]
+        ctx.numbers = [None if row.is_tensor else s for s, row in zip(saved, plan.saved, strict=True)]
         ctx.save_for_backward(*tensors, *[call.inputs[i] for i in plan.watched_inputs])
         ctx.mark_non_differentiable(*[v for k, v in enumerate(values) if k not in plan.differentiable])
         return tuple(values)

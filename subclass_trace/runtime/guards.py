@@ -15,7 +15,7 @@ import torch
 from .. import _torch
 from ..capture.aliasing import alias_pattern
 from ..plan import Plan
-from ..subclass.context import same_context, without_outer
+from ..subclass.context import same_argument, same_context, without_outer
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
 from ..subclass.protocol import Kind, kind_of
@@ -65,16 +65,25 @@ def eager_reason() -> str | None:
 
 @dataclass(frozen=True)
 class ModuleGuard:
-    """What of a module decides a trace beside its tensors: which object it is, its training flag, its forward hooks."""
+    """What of a module decides a trace beside its tensors: which object it is, its training flag, its forward hooks.
+
+    ``attributes``: its public attributes that are numbers, strings, or tuples of them, and an instance's own ``forward``.
+    """
 
     module: torch.nn.Module
     training: bool
     hooks: tuple[int, ...]
+    attributes: tuple[tuple[str, Any], ...] = ()
 
     @staticmethod
     def of(module: torch.nn.Module) -> ModuleGuard:
         """The guard for a module as it is now."""
-        return ModuleGuard(module, module.training, (*module._forward_pre_hooks, *module._forward_hooks))
+        held = vars(module)
+        simple = [(k, v) for k, v in held.items() if not k.startswith("_") and k != "training" and is_simple(v)]
+        if "forward" in held:
+            simple.append(("forward", held["forward"]))
+        hooks = (*module._forward_pre_hooks, *module._forward_hooks)
+        return ModuleGuard(module, module.training, hooks, tuple(simple))
 
     def holds(self) -> bool:
         """Is the module still as it was?"""
@@ -99,6 +108,13 @@ class NameGuard:
         except ValueError:  # the cell was emptied
             return False
         return now is self.value or (isinstance(self.value, BY_VALUE) and same_context(self.value, now))
+
+
+def is_simple(value: Any) -> bool:
+    """A number, a string, None, or a tuple of them: compared by value."""
+    if type(value) is tuple:
+        return all(map(is_simple, value))
+    return type(value) in BY_VALUE or isinstance(value, (torch.dtype, torch.device))
 
 
 #: names bound to these are guarded by value
@@ -134,7 +150,10 @@ def _failed_module_guard(guards: Guards, now: ModuleView) -> str | None:
                 return f"a module {name} is another object"
             if was.training != is_now.training:
                 return f"a module {name}: expected training={was.training}, got {is_now.training}"
-            return f"a module {name} has other forward hooks"
+            if was.hooks != is_now.hooks:
+                return f"a module {name} has other forward hooks"
+            changed = sorted({k for k, _ in set(was.attributes) ^ set(is_now.attributes)})
+            return f"a module {name}: another value of {', '.join(changed)}"
     if len(guards.modules) != len(now.modules) or guards.states != now.states:
         return "the modules have other parameters, buffers or sub-modules"
     return None
@@ -155,7 +174,7 @@ def failed_guard(
     if reason is not None:
         return reason
     for position, value in guards.constants.items():
-        if not same_context(value, flat[position]):
+        if not same_argument(value, flat[position]):
             return f"flat argument {position}: expected {value!r}, got {flat[position]!r}"
     return _failed_tensor_guard(plan, guards, flat)
 

@@ -6,6 +6,7 @@ array whose ``==`` is an array. See docs/notes/contexts.md.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import enum
 import math
@@ -38,7 +39,7 @@ def same_context(a: Any, b: Any, _depth: int = 0) -> bool:
     with NaN equal to NaN and the sign of zero; containers elementwise; arrays and tensors by shape, dtype, device and
     bytes; generated dataclass equality fieldwise; else the author's ``==``, where anything but ``True`` is "different".
     """
-    if a is b and not isinstance(a, (list, dict, set, torch.Tensor)):
+    if a is b and not isinstance(a, (list, dict, set, torch.Tensor)) and not _is_mutable_dataclass(a):
         return True
     if type(a) is not type(b) or _depth > _MAX_DEPTH:
         return False
@@ -76,6 +77,11 @@ def snapshot(context: Any) -> Any:
         return {k: snapshot(v) for k, v in context.items()}
     if type(context) is set:
         return set(context)
+    if _is_mutable_dataclass(context):
+        twin = copy.copy(context)
+        for f in dataclasses.fields(context):
+            object.__setattr__(twin, f.name, snapshot(getattr(context, f.name)))
+        return twin
     if type(context).__module__ == "numpy" and hasattr(context, "copy"):
         return context.copy()
     if type(context) is torch.Tensor:
@@ -119,6 +125,51 @@ def with_outer(context: Any, size: tuple[Any, ...], stride: tuple[Any, ...]) -> 
     if type(context) is dict:
         return {k: with_outer(v, size, stride) for k, v in context.items()}
     return snapshot(context)
+
+
+def _is_mutable_dataclass(value: Any) -> bool:
+    """An instance of a dataclass with generated equality that is not frozen."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return False
+    parameters = type(value).__dataclass_params__  # type: ignore[attr-defined]
+    return bool(parameters.eq and not parameters.frozen and "__eq__" in vars(type(value)))
+
+
+class ObjectState:
+    """A plain object among the arguments: the object, and the values of its attributes when it was seen.
+
+    It is what it was if it is the same (or an equal) object and its attributes have the same values.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.attributes = {k: snapshot(v) for k, v in vars(value).items()}
+
+    def holds(self, now: Any) -> bool:
+        """Is ``now`` the object as it was?"""
+        if not same_context(self.value, now):
+            return False
+        held = getattr(now, "__dict__", {})
+        return held.keys() == self.attributes.keys() and all(
+            v is held[k] if isinstance(v, torch.Tensor) else same_context(v, held[k])
+            for k, v in self.attributes.items()
+        )
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+def argument_snapshot(value: Any) -> Any:
+    """What a guard keeps of an argument that is no tensor: like `snapshot`, and of plain objects their attributes."""
+    plain = hasattr(value, "__dict__") and not callable(value) and not dataclasses.is_dataclass(value)
+    if plain and not isinstance(value, enum.Enum):
+        return ObjectState(value)
+    return snapshot(value)
+
+
+def same_argument(known: Any, now: Any) -> bool:
+    """Is an argument as it was when `argument_snapshot` was taken?"""
+    return known.holds(now) if isinstance(known, ObjectState) else same_context(known, now)
 
 
 def _like(context: tuple[Any, ...], items: list[Any]) -> Any:

@@ -109,6 +109,18 @@ def refuse(value: torch.Tensor, path: Path) -> ProtocolError:
     )
 
 
+def refuse_layout(value: torch.Tensor, path: Path) -> ProtocolError:
+    """The error for a dense-typed tensor that has no strides."""
+    kind = "quantized" if value.is_quantized else "nested" if value.is_nested else str(value.layout)
+    return ProtocolError(
+        f"a {kind} tensor cannot be traced",
+        path=path,
+        expected="a strided tensor, or a wrapper subclass whose inner tensors are strided",
+        got=f"layout {value.layout}, dtype {value.dtype}",
+        fix="use a wrapper subclass (for example a jagged NestedTensor), or convert it before the call",
+    )
+
+
 _UNFLATTEN: dict[type, Callable[..., torch.Tensor]] = {}
 
 

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import torch
 
 from .. import _torch
-from ..errors import ProtocolError
+from ..errors import ProtocolError, SubclassTraceError
 from .context import with_outer
 from .paths import Path
-from .protocol import Kind, kind_of, refuse, unflatten_of
+from .protocol import Kind, kind_of, refuse, refuse_layout, unflatten_of
 from .spec import LeafSpec, OpaqueSpec, Spec
 
 R = TypeVar("R")
@@ -30,7 +30,15 @@ def inner_values(wrapper: torch.Tensor, path: Path = VALUE) -> tuple[tuple[str, 
             is missing, or one that is neither a tensor nor opaque.
     """
     cls = type(wrapper)
-    flat = wrapper.__tensor_flatten__()  # type: ignore[attr-defined]
+    try:
+        flat = wrapper.__tensor_flatten__()  # type: ignore[attr-defined]
+    except Exception as error:
+        raise ProtocolError(
+            f"{cls.__qualname__}.__tensor_flatten__ raised {type(error).__name__}: {error}",
+            path=path,
+            expected="([attribute names], context), from a method without arguments",
+            fix="make it return what __init__ has set, without computing",
+        ) from error
     if not (isinstance(flat, tuple) and len(flat) == 2 and isinstance(flat[0], (list, tuple))):
         raise ProtocolError(
             f"{cls.__qualname__}.__tensor_flatten__ returned something else than a pair",
@@ -86,6 +94,8 @@ def visit(
         return opaque(value, path)
     kind = kind_of(type(value))
     if kind is Kind.LEAF:
+        if value.layout is not torch.strided or value.is_quantized or (value.is_nested and not _torch.is_fake(value)):
+            raise refuse_layout(value, path)
         return leaf(value, path)
     if kind is Kind.REFUSED:
         raise refuse(value, path)
@@ -113,7 +123,18 @@ def rebuild(spec: Spec, leaves: Iterator[Any], size: Callable[[Sequence[Any]], S
     inner = {n: rebuild(s, leaves, size) for n, s in zip(spec.names, spec.inners, strict=True)}
     outer, stride = tuple(size(spec.size)), tuple(size(spec.stride))
     # A fresh context: a mutable one must not be shared by the results of two calls.
-    return unflatten_of(spec.cls)(inner, with_outer(spec.context, outer, stride), torch.Size(outer), stride)
+    context = with_outer(spec.context, outer, stride)
+    try:
+        return unflatten_of(spec.cls)(inner, context, torch.Size(outer), stride)
+    except SubclassTraceError:
+        raise
+    except Exception as error:
+        raise ProtocolError(
+            f"{spec.cls.__qualname__}.__tensor_unflatten__ raised {type(error).__name__}: {error}",
+            expected="__tensor_unflatten__(inner_tensors, context, outer_size, outer_stride), for what was flattened",
+            got=f"inner tensors {sorted(inner)}, context {context!r:.80}, outer size {outer}",
+            fix="rebuild from exactly the names and the context that __tensor_flatten__ returned",
+        ) from error
 
 
 def map_spec(

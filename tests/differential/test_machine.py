@@ -7,6 +7,7 @@ written, wrappers made in the region, inner tensors taken out and inputs that sh
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -52,6 +53,13 @@ MORE_INPLACE = (
     "{a}.detach().mul_(2)",
     "{a}.requires_grad_()",
     "{a}.clamp_(-1, 1)",
+)
+#: Faults that are known (cases of tests/semantics with ``fault=``): what their messages look like. Take out what is mended.
+FAULTS = (
+    r"relations\.views: .* eager",  # a view of an inner tensor, or of an input whose shape is changed, loses `_base`
+    r"version moved: \[.*True.*\] eager",  # a view's shape is changed in place: the version of its base stays
+    r"only compiled raises .*KeyError: \d|eager raises in the backward, compiled in the call: \d",  # backward refused by eager
+    r"only compiled raises .*tensor being mutated that has internal overlap",  # window of an unfold
 )
 picks = s.integers(0, 30)
 
@@ -196,9 +204,15 @@ class Machine(RuleBasedStateMachine):
             ", ".join(f"{self._fresh()}{c}" for c in "abc"[:count]) + ("," if count == 1 else ""),
         )
 
+    def _shape_may_change(self) -> bool:
+        """A fault: a detached tensor follows. And eager leaves a wrapper broken whose inner tensor changes its shape."""
+        return not any(word in line for line in (*self.lines, *self.make) for word in ("detach", ".a", ".b"))
+
     @rule(text=s.sampled_from(MORE_INPLACE), a=picks, no_grad=s.integers(0, 2))
     def write(self, text: str, a: int, no_grad: int) -> None:
         if self.kind == "masked" and text not in INPLACE[:3]:
+            return
+        if text in ("{a}.t_()", "{a}.unsqueeze_(0)") and not self._shape_may_change():
             return
         self._step(text, self._name(a), self._name(a), no_grad == 2)
 
@@ -206,7 +220,10 @@ class Machine(RuleBasedStateMachine):
     def write_from(self, text: str, a: int, b: int, no_grad: int) -> None:
         if self.kind == "masked":
             return
-        self._step(text, self._name(a), self._name(b), no_grad == 2)
+        x, y = self._name(a), self._name(b)
+        if x != y and self.env[x].untyped_storage()._cdata == self.env[y].untyped_storage()._cdata:
+            return  # reading what is being written: in eager the result depends on the order of the loop
+        self._step(text, x, y, no_grad == 2)
 
     @precondition(lambda self: self.kind in DEPTH)
     @rule(a=picks, b=picks)
@@ -251,6 +268,8 @@ class Machine(RuleBasedStateMachine):
         try:
             check(fn, make, backward=None if choice is None else backward_of(choice, self.how), specializations=1)
         except Difference as found:
+            if any(re.search(known, str(found)) for known in FAULTS):
+                return
             raise Difference(f"{found}\n{program!r}") from found.__cause__
 
 

@@ -32,7 +32,7 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Case:
-    """A fact: ``run`` passes, raises ``refused``, or shows the difference named by ``differs``."""
+    """A fact: ``run`` passes, raises ``refused``, or shows the difference named by ``differs``; ``fault``: a bug, open."""
 
     group: str
     name: str
@@ -40,18 +40,39 @@ class Case:
     torch: str  # what torch.compile does
     refused: str = ""
     differs: str = ""
+    fault: str = ""
 
     @property
     def expectation(self) -> str:
         """As the table prints it."""
-        return f"refused: `{self.refused}`" if self.refused else f"differs: {self.differs}" if self.differs else "supported"
+        if self.fault:
+            return f"**fault**: {self.fault}"
+        return (
+            f"refused: `{self.refused}`"
+            if self.refused
+            else f"differs: {self.differs}"
+            if self.differs
+            else "supported"
+        )
 
 
 CASES: list[Case] = []
 YES = "supported"
 
 
-def same(group: str, name: str, fn: Callable[..., Any], make: Callable[[int], Any], *, back: Any = None, torch: str = YES, refused: str = "", differs: str = "", **how: Any) -> None:
+def same(
+    group: str,
+    name: str,
+    fn: Callable[..., Any],
+    make: Callable[[int], Any],
+    *,
+    back: Any = None,
+    torch: str = YES,
+    refused: str = "",
+    differs: str = "",
+    fault: str = "",
+    **how: Any,
+) -> None:
     """Eager and compiled agree: values, types, strides, aliasing, versions, gradients, random state."""
 
     def run() -> None:
@@ -61,10 +82,12 @@ def same(group: str, name: str, fn: Callable[..., Any], make: Callable[[int], An
 
         check(fn, inputs, backward=None if back is None else backward_of(back), **{"specializations": 1, **how})
 
-    CASES.append(Case(group, name, run, torch, refused, differs))
+    CASES.append(Case(group, name, run, torch, refused, differs, fault))
 
 
-def fact(group: str, name: str, *, torch: str = YES, refused: str = "", differs: str = "") -> Callable[[Callable[[], Any]], Any]:
+def fact(
+    group: str, name: str, *, torch: str = YES, refused: str = "", differs: str = ""
+) -> Callable[[Callable[[], Any]], Any]:
     """A case with a program of its own."""
 
     def add(run: Callable[[], Any]) -> Any:
@@ -111,14 +134,61 @@ def no_grad(f: Callable[..., Any]) -> Callable[..., Any]:
 
 # ---------------------------------------------------------------------------------------------- aliasing
 A = "Aliasing of inputs"
-same(A, "two wrappers share an inner tensor, one is written", lambda x, y: (x.mul_(2), y * 3)[1], lambda c: (lambda i: (TwoTensor(i, dense(3, seed=c)), TwoTensor(i, dense(3, seed=c + 5))))(dense(3, seed=c + 9)), torch="silently wrong")
-same(A, "a wrapper and its own inner tensor, either written", lambda x, y: (x.mul_(2), y.add_(1), x * 1), lambda c: (lambda w: (w, w.a))(two(3, seed=c)), torch="silently wrong")
-same(A, "two quantised tensors share their scale, it is written", lambda x, y: (x.scale.mul_(2), y * 1)[1], lambda c: (lambda s: (Scaled(dense(3, seed=c), s), Scaled(dense(3, seed=c + 5), s)))(torch.tensor(0.5)), torch="silently wrong")
-same(A, "one tensor is both halves of a wrapper", lambda x: x.add_(1), lambda c: (lambda i: TwoTensor(i, i))(dense(3, seed=c)), torch="error (assertion)")
-same(A, "the same wrapper twice, written", lambda x, y: (x.mul_(2), y * 1)[1], lambda c: (lambda w: (w, w))(two(3, seed=c)))
-same(A, "base and view, the base is written", lambda x, y: (x.mul_(2), y * 3)[1], lambda c: (lambda w: (w, w[1:]))(two(4, seed=c)), torch="refused")
-same(A, "overlapping ranges of a value that requires grad", lambda x, y: (x.mul_(2), y * 3)[1], lambda c: (lambda w: (lambda v: Inputs((v[:5], v[3:]), (w,)))(w * 1))(two(8, seed=c).requires_grad_()), back=(0,), torch="refused")
-same(A, "interleaved strides do not alias", lambda x, y: (x.mul_(2), y * 3)[1], lambda c: (lambda w: (w[::2], w[1::2]))(two(8, seed=c)))
+same(
+    A,
+    "two wrappers share an inner tensor, one is written",
+    lambda x, y: (x.mul_(2), y * 3)[1],
+    lambda c: (lambda i: (TwoTensor(i, dense(3, seed=c)), TwoTensor(i, dense(3, seed=c + 5))))(dense(3, seed=c + 9)),
+    torch="silently wrong",
+)
+same(
+    A,
+    "a wrapper and its own inner tensor, either written",
+    lambda x, y: (x.mul_(2), y.add_(1), x * 1),
+    lambda c: (lambda w: (w, w.a))(two(3, seed=c)),
+    torch="silently wrong",
+)
+same(
+    A,
+    "two quantised tensors share their scale, it is written",
+    lambda x, y: (x.scale.mul_(2), y * 1)[1],
+    lambda c: (lambda s: (Scaled(dense(3, seed=c), s), Scaled(dense(3, seed=c + 5), s)))(torch.tensor(0.5)),
+    torch="silently wrong",
+)
+same(
+    A,
+    "one tensor is both halves of a wrapper",
+    lambda x: x.add_(1),
+    lambda c: (lambda i: TwoTensor(i, i))(dense(3, seed=c)),
+    torch="error (assertion)",
+)
+same(
+    A,
+    "the same wrapper twice, written",
+    lambda x, y: (x.mul_(2), y * 1)[1],
+    lambda c: (lambda w: (w, w))(two(3, seed=c)),
+)
+same(
+    A,
+    "base and view, the base is written",
+    lambda x, y: (x.mul_(2), y * 3)[1],
+    lambda c: (lambda w: (w, w[1:]))(two(4, seed=c)),
+    torch="refused",
+)
+same(
+    A,
+    "overlapping ranges of a value that requires grad",
+    lambda x, y: (x.mul_(2), y * 3)[1],
+    lambda c: (lambda w: (lambda v: Inputs((v[:5], v[3:]), (w,)))(w * 1))(two(8, seed=c).requires_grad_()),
+    back=(0,),
+    torch="refused",
+)
+same(
+    A,
+    "interleaved strides do not alias",
+    lambda x, y: (x.mul_(2), y * 3)[1],
+    lambda c: (lambda w: (w[::2], w[1::2]))(two(8, seed=c)),
+)
 
 
 @fact(A, "another alias pattern on a later call is another specialization", torch="silently wrong")
@@ -139,15 +209,77 @@ same(M, "value of a view chain", lambda x: (x.view(-1)[1:4].mul_(2), x * 1)[1], 
 same(M, "inner tensor of a wrapper (`x.a.add_(1)`)", lambda x: (x.a.add_(1), x * 2)[1], plain(), torch="silently wrong")
 same(M, "leaf that requires grad, under no_grad", lambda x: (no_grad(lambda: x.add_(1))(), x * 2)[1], root(), back=(0,))
 same(M, "leaf that requires grad, outside no_grad: eager refuses too", lambda x: x.add_(1), root())
-same(M, "non-leaf, used afterwards with its own gradient", lambda x: (x.add_(1), x * 2), nonleaf(), back=(0, 1), torch="error (wrong guess of the gradient's type)")
+same(
+    M,
+    "non-leaf, used afterwards with its own gradient",
+    lambda x: (x.add_(1), x * 2),
+    nonleaf(),
+    back=(0, 1),
+    torch="error (wrong guess of the gradient's type)",
+)
 same(M, "through `.data`", lambda x: (x.data.add_(1), x * 2)[1], root(), back=(0,))
 same(M, "`_foreach_add_` on a list", lambda x: (torch._foreach_add_([x], 1.0), x * 1)[1], plain())
-same(M, "shape: `unsqueeze_`, `transpose_`", lambda x: (x.unsqueeze_(0).transpose_(0, 1), x * 1)[1], plain(), torch="graph break")
-same(M, "swap of two inputs", lambda x, y: (t := x.clone(), x.copy_(y), y.copy_(t), None)[3], lambda c: (two(3, seed=c), two(3, seed=c + 7)), torch="supported (inductor: silently wrong)")
-same(M, "a Python attribute of an input is set", lambda x: (setattr(x, "tag", "new"), x * 2)[1], plain(scaled), torch="silently wrong")
-same(M, "a member of a split, tracked by autograd: eager refuses too", lambda x, y: x.mul_(2), lambda c: (lambda w: Inputs((w * 1).split(2), (w,)))(two(4, seed=c).requires_grad_()))
-same(M, "an inner tensor is replaced", lambda x: (setattr(x, "scale", x.scale * 2), x * 1)[1], plain(scaled), torch="silently wrong")
-same(M, "a tensor that the function closes over", lambda x: (_COUNTER.add_(1), x * _COUNTER)[1], lambda c: (_COUNTER.zero_(), two(3, seed=c))[1])
+same(
+    M,
+    "shape: `unsqueeze_`, `transpose_`",
+    lambda x: (x.unsqueeze_(0).transpose_(0, 1), x * 1)[1],
+    plain(),
+    torch="graph break",
+)
+same(
+    M,
+    "shape of an input after `detach()` of it",
+    lambda x: (d := x.detach(), x.unsqueeze_(0), d * 1)[2],
+    plain(dense),
+    fault="the detached tensor changes its shape too",
+)
+same(
+    M,
+    "disjoint window of an overlapping view (`unfold`)",
+    lambda x: (x.unfold(0, 2, 1)[:1].add_(1), x * 1)[1],
+    plain(dense, 4),
+    fault="untyped error of torch's functionalisation",
+)
+same(
+    M,
+    "in-place operation without a functional form in torch (`polygamma_`)",
+    lambda x: x.clone().abs_().polygamma_(1),
+    plain(dense),
+    fault="untyped error of torch's functionalisation",
+)
+same(
+    M,
+    "swap of two inputs",
+    lambda x, y: (t := x.clone(), x.copy_(y), y.copy_(t), None)[3],
+    lambda c: (two(3, seed=c), two(3, seed=c + 7)),
+    torch="supported (inductor: silently wrong)",
+)
+same(
+    M,
+    "a Python attribute of an input is set",
+    lambda x: (setattr(x, "tag", "new"), x * 2)[1],
+    plain(scaled),
+    torch="silently wrong",
+)
+same(
+    M,
+    "a member of a split, tracked by autograd: eager refuses too",
+    lambda x, y: x.mul_(2),
+    lambda c: (lambda w: Inputs((w * 1).split(2), (w,)))(two(4, seed=c).requires_grad_()),
+)
+same(
+    M,
+    "an inner tensor is replaced",
+    lambda x: (setattr(x, "scale", x.scale * 2), x * 1)[1],
+    plain(scaled),
+    torch="silently wrong",
+)
+same(
+    M,
+    "a tensor that the function closes over",
+    lambda x: (_COUNTER.add_(1), x * _COUNTER)[1],
+    lambda c: (_COUNTER.zero_(), two(3, seed=c))[1],
+)
 
 _COUNTER = torch.zeros(())
 
@@ -156,11 +288,26 @@ O = "Outputs"
 same(O, "the input itself, twice", lambda x: (x, x), root(), back=(0,))
 same(O, "view of an input", lambda x: x.view(-1)[1:], root(), back=(0,))
 same(O, "view of a wrapper whose inner shape is another", lambda x: x[1:], plain(scaled), torch="silently wrong")
-same(O, "two views of one intermediate, differentiable", lambda x: (v := x * 2, v[0], v[1:])[1:], root(), back=(0, 1), torch="error")
+same(
+    O,
+    "two views of one intermediate, differentiable",
+    lambda x: (v := x * 2, v[0], v[1:])[1:],
+    root(),
+    back=(0, 1),
+    torch="error",
+)
 same(O, "members of a split of an intermediate", lambda x: (x * 2).split(1), root(), back=(0, 1, 2), torch="error")
 same(O, "value and its detach", lambda x: (v := x * 2, v.detach())[0:2], root(), back=(0,), torch="error")
 same(O, "another wrapper type than came in", lambda x: Scaled(x.a.detach(), torch.tensor(2.0)), plain())
 same(O, "an inner tensor taken out of the wrapper", lambda x: (x.a, x * 2), plain())
+same(
+    O,
+    "a view of an inner tensor beside that tensor",
+    lambda x: (x.a, x.a.view(-1)[1:]),
+    plain(),
+    fault="memory is shared, `_base` is lost",
+)
+same(O, "torch.Size", lambda x: x.shape, plain(), fault="becomes a tuple")
 same(O, "None, numbers, nested containers", lambda x: {"a": [x * 2, None], "b": (x.dim(), "text")}, plain())
 same(O, "wrapper without inner tensors", lambda x: x + 1, lambda c: Constant(2.0, (3, 3)), torch="error (internal)")
 same(O, "wrapper of wrappers", lambda x: (x @ x.t()).relu(), root(nested), back=(0,))
@@ -177,8 +324,59 @@ def _container() -> None:
 
 # ---------------------------------------------------------------------------------------------- backward
 B = "Backward"
-same(B, "only some outputs get a gradient", lambda x: (x * 2, x.sin()), root(), back=(1,), torch="error (wrong guess of the gradient's type)")
-same(B, "gradient of another type than the output", lambda x: x * 2, root(scaled), back=(0,), torch="error (wrong guess of the gradient's type)")
+same(
+    B,
+    "only some outputs get a gradient",
+    lambda x: (x * 2, x.sin()),
+    root(),
+    back=(1,),
+    torch="error (wrong guess of the gradient's type)",
+)
+same(
+    B,
+    "gradient that depends on nothing (`sgn`)",
+    lambda x: x.sgn(),
+    root(),
+    back=(0,),
+    fault="untyped StopIteration of torch's partitioner",
+)
+same(
+    B,
+    "gradient whose size depends on the data, dense",
+    lambda x, v: torch.index_put(x, (x > 0,), v),
+    lambda c: (lambda x, v: Inputs((x, v), (x, v)))(
+        dense(3, 3, seed=c).requires_grad_(), torch.tensor(2.0, requires_grad=True)
+    ),
+    back=(0,),
+)
+same(
+    B,
+    "gradient whose size depends on the data, wrapper",
+    lambda x, v: x.index_fill(0, TwoTensor(torch.tensor([0, 1]), torch.tensor([0, 1])), v),
+    lambda c: (lambda x, v: Inputs((x, v), (x, v)))(
+        two(3, 3, seed=c).requires_grad_(), TwoTensor(torch.tensor(1.0), torch.tensor(1.0)).requires_grad_()
+    ),
+    back=(0,),
+    torch="graph break",
+    fault="untyped GuardOnDataDependentSymNode in the backward",
+)
+same(
+    B,
+    "eager refuses the backward, and it is not asked for",
+    lambda x: (v := x.index_select(0, torch.tensor([1, 0])), w := v.amax(0), v[:1].copy_(x[:1]), x.copy_(w), w.sum())[
+        4
+    ],
+    nonleaf(dense),
+    fault="KeyError when the plan is made",
+)
+same(
+    B,
+    "gradient of another type than the output",
+    lambda x: x * 2,
+    root(scaled),
+    back=(0,),
+    torch="error (wrong guess of the gradient's type)",
+)
 
 
 @fact(B, "plain gradient for a wrapper output", torch="error (wrong guess of the gradient's type)")
@@ -188,7 +386,9 @@ def _plain_tangent() -> None:
         x = scaled(3, seed=1).requires_grad_()
         call(lambda x: x * 2)(x).sum().backward()
         grads.append(x.grad)
-    assert type(grads[0]) is type(grads[1]) and torch.equal(*(g.data_ * g.scale if isinstance(g, Scaled) else g for g in grads))
+    assert type(grads[0]) is type(grads[1]) and torch.equal(
+        *(g.data_ * g.scale if isinstance(g, Scaled) else g for g in grads)
+    )
 
 
 @fact(B, "two backwards with `retain_graph`")
@@ -246,11 +446,30 @@ def _hooks() -> None:
 
 # ---------------------------------------------------------------------------------------------- random numbers
 R = "Random numbers"
-same(R, "dropout: the random stream of eager, also after the call", lambda x: F.dropout(x, 0.5, True) * 2, root(), back=(0,))
+same(
+    R,
+    "dropout: the random stream of eager, also after the call",
+    lambda x: F.dropout(x, 0.5, True) * 2,
+    root(),
+    back=(0,),
+)
 same(R, "two equal random operations are not merged", lambda x: torch.randn_like(x) - torch.randn_like(x), plain())
-same(R, "dropout in a checkpoint is not drawn again", lambda x: checkpoint(lambda y: F.dropout(y.sin(), 0.5, True), x, use_reentrant=False), root(), back=(0,))
+same(
+    R,
+    "dropout in a checkpoint is not drawn again",
+    lambda x: checkpoint(lambda y: F.dropout(y.sin(), 0.5, True), x, use_reentrant=False),
+    root(),
+    back=(0,),
+)
 same(R, "rrelu, gumbel_softmax", lambda x: F.gumbel_softmax(F.rrelu(x, training=True)), root(), back=(0,))
-same(R, "`torch.manual_seed` in the region", lambda x: (torch.manual_seed(3), torch.rand(2) + x)[1], plain(dense, 2), torch="graph break", refused="UnsupportedError")
+same(
+    R,
+    "`torch.manual_seed` in the region",
+    lambda x: (torch.manual_seed(3), torch.rand(2) + x)[1],
+    plain(dense, 2),
+    torch="graph break",
+    refused="UnsupportedError",
+)
 
 # ---------------------------------------------------------------------------------------------- modes and numbers
 N = "Modes and numbers"
@@ -274,13 +493,49 @@ def _double_by_default() -> Any:
         torch.set_default_dtype(before)
 
 
-same(N, "autocast in the region", _mode(lambda: torch.autocast("cpu", torch.bfloat16), lambda x: x @ x.sin()), plain(dense))
-same(N, "one leaf used twice under autocast", _mode(lambda: torch.autocast("cpu", torch.bfloat16), lambda x: x @ x), root(dense), back=(0,), torch="differs in the same way", differs="each use is cast anew, so gradients add up in float32; eager's cache casts once and adds up in bfloat16")
-same(N, "default dtype set in the region", _mode(_double_by_default, lambda x: x + torch.ones(3)), plain(dense))
+same(
+    N,
+    "autocast in the region",
+    _mode(lambda: torch.autocast("cpu", torch.bfloat16), lambda x: x @ x.sin()),
+    plain(dense),
+)
+same(
+    N,
+    "one leaf used twice under autocast",
+    _mode(lambda: torch.autocast("cpu", torch.bfloat16), lambda x: x @ x),
+    root(dense),
+    back=(0,),
+    torch="differs in the same way",
+    differs="each use is cast anew, so gradients add up in float32; eager's cache casts once and adds up in bfloat16",
+)
+same(
+    N,
+    "default dtype set in the region",
+    _mode(_double_by_default, lambda x: x + torch.ones(3)),
+    plain(dense),
+    fault="factories without a dtype use the default of the caller",
+)
 same(N, "channels_last", lambda x: x.to(memory_format=torch.channels_last) * 2, plain(two, 2, 3, 4, 4))
-same(N, "zero-sized and 0-dim", lambda x, y: (x.sum(), y * 2), lambda c: (two(0, 3, seed=c), TwoTensor(torch.tensor(1.0), torch.tensor(2.0))))
-same(N, "batch norm updates its statistics once", lambda x, m, v: F.batch_norm(x, m, v, training=True), lambda c: (two(4, 3, seed=c), two(3, seed=1), TwoTensor(torch.ones(3), torch.ones(3))))
-same(N, "conj bit of an inner tensor", lambda x: x * 2, lambda c: (lambda t: TwoTensor(t.conj(), t.conj()))(torch.tensor([1 + 2j])), torch="differs in the same way", differs="the bit is honoured; eager drops it inside `__torch_dispatch__`")
+same(
+    N,
+    "zero-sized and 0-dim",
+    lambda x, y: (x.sum(), y * 2),
+    lambda c: (two(0, 3, seed=c), TwoTensor(torch.tensor(1.0), torch.tensor(2.0))),
+)
+same(
+    N,
+    "batch norm updates its statistics once",
+    lambda x, m, v: F.batch_norm(x, m, v, training=True),
+    lambda c: (two(4, 3, seed=c), two(3, seed=1), TwoTensor(torch.ones(3), torch.ones(3))),
+)
+same(
+    N,
+    "conj bit of an inner tensor",
+    lambda x: x * 2,
+    lambda c: (lambda t: TwoTensor(t.conj(), t.conj()))(torch.tensor([1 + 2j])),
+    torch="differs in the same way",
+    differs="the bit is honoured; eager drops it inside `__torch_dispatch__`",
+)
 
 
 @fact(N, "grad mode, inference mode, autocast around the call are guards")
@@ -321,11 +576,36 @@ def _size_outputs() -> None:
 
 
 same(D, "output size from the data, dense (`nonzero`)", lambda x: (x > 0).nonzero() * 2, plain(dense))
-same(D, "output size from the data, wrapper", lambda x: (x > 0).nonzero(), lambda c: (lambda t: TwoTensor(t, t.clone()))(dense(3, seed=c)), torch="graph break", refused="DataDependentError")
-same(D, "`if` on a value", lambda x: x * 2 if x.sum() > 0 else x, plain(dense), torch="graph break", refused="DataDependentError")
-same(D, "`.item()` of a plain tensor, used as a number", lambda x: x * x.sum().item(), plain(dense), torch="graph break", refused="DataDependentError")
-same(D, "`.tolist()`, `.numpy()`", lambda x: x.tolist(), plain(dense), torch="graph break", refused="DataDependentError")
-same(D, "torch.cond, dense", lambda x: torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (x,)), plain(dense))
+same(
+    D,
+    "output size from the data, wrapper",
+    lambda x: (x > 0).nonzero(),
+    lambda c: (lambda t: TwoTensor(t, t.clone()))(dense(3, seed=c)),
+    torch="graph break",
+    refused="DataDependentError",
+)
+same(
+    D,
+    "`if` on a value",
+    lambda x: x * 2 if x.sum() > 0 else x,
+    plain(dense),
+    torch="graph break",
+    refused="DataDependentError",
+)
+same(
+    D,
+    "`.item()` of a plain tensor, used as a number",
+    lambda x: x * x.sum().item(),
+    plain(dense),
+    torch="graph break",
+    refused="DataDependentError",
+)
+same(
+    D, "`.tolist()`, `.numpy()`", lambda x: x.tolist(), plain(dense), torch="graph break", refused="DataDependentError"
+)
+same(
+    D, "torch.cond, dense", lambda x: torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (x,)), plain(dense)
+)
 
 # ---------------------------------------------------------------------------------------------- contexts
 C = "Contexts of wrappers"
@@ -400,7 +680,13 @@ def _functorch() -> None:
 
 
 same(S, "torch.func.grad inside the region", lambda x: torch.func.grad(lambda y: y.sin().sum())(x), plain(dense))
-same(S, "checkpoint inside the region", lambda x: checkpoint(lambda y: y.sin().cos(), x, use_reentrant=False) * 2, root(), back=(0,))
+same(
+    S,
+    "checkpoint inside the region",
+    lambda x: checkpoint(lambda y: y.sin().cos(), x, use_reentrant=False) * 2,
+    root(),
+    back=(0,),
+)
 
 
 @fact(S, "checkpoint around the region")
@@ -414,7 +700,12 @@ def _checkpoint_around() -> None:
     assert torch.allclose(*found)
 
 
-@fact(S, "saved_tensors_hooks around the region", torch="differs in the same way", differs="they see the dense saved activations, not wrappers")
+@fact(
+    S,
+    "saved_tensors_hooks around the region",
+    torch="differs in the same way",
+    differs="they see the dense saved activations, not wrappers",
+)
 def _saved_hooks() -> None:
     seen: list[Any] = []
     x = two(3, seed=1).requires_grad_()
@@ -487,7 +778,12 @@ def _exception() -> None:
         raise AssertionError("no error")
 
 
-@fact(S, "a write before an exception", torch="graph break or nothing written", differs="nothing is written; eager keeps what was written before it")
+@fact(
+    S,
+    "a write before an exception",
+    torch="graph break or nothing written",
+    differs="nothing is written; eager keeps what was written before it",
+)
 def _exception_differs() -> None:
     results = []
     for call in (lambda f: f, st.compile):
@@ -498,7 +794,12 @@ def _exception_differs() -> None:
     assert torch.equal(*results)
 
 
-@fact(S, "Python side effects", torch="supported (graph break where needed)", differs="they happen once per specialization, when it is traced")
+@fact(
+    S,
+    "Python side effects",
+    torch="supported (graph break where needed)",
+    differs="they happen once per specialization, when it is traced",
+)
 def _side_effects() -> None:
     counts = []
     for call in (lambda f: f, st.compile):

@@ -1,0 +1,58 @@
+"""What user code does to a tensor without an operation that the recorder could see.
+
+A ``__torch_function__`` mode is active while the user function runs: it hands every call on unchanged, except those
+that read memory (refused by name), and ``x.data = y``, which gives ``x`` the value of ``y``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .. import _torch
+from ..errors import DataDependentError, UnsupportedError
+from .recorder import Recorder
+
+Tensor = torch.Tensor
+_READS = ("numpy", "tolist", "data_ptr", "__array__")
+
+
+class CapturedFunctions(_torch.TorchFunctionMode):
+    """Hands calls on; see the module's docstring."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name == "__set__" and getattr(func, "__self__", None) is Tensor.data:
+            return self._set_data(func, *args)
+        if name in _READS and _torch.is_fake(args[0]):
+            raise DataDependentError(
+                f"the region reads the values inside a tensor (.{name}())",
+                path=self.recorder.user_line(),
+                expected="operations whose result is a tensor",
+                got=f"{name} on a tensor of shape {tuple(args[0].shape)}",
+                fix="move this part out of the region",
+            )
+        if func is Tensor.backward:
+            raise UnsupportedError(
+                "the region calls .backward()",
+                path=self.recorder.user_line(),
+                expected="torch.autograd.grad inside the region, or .backward() on its result outside",
+                fix="use torch.autograd.grad(loss, inputs)",
+            )
+        return func(*args, **(kwargs or {}))
+
+    def _set_data(self, func: Any, x: Tensor, y: Tensor) -> Any:
+        recorder = self.recorder
+        if not (_torch.is_fake(x) and isinstance(y, Tensor)):
+            return func(x, y)
+        value = y if _torch.is_fake(y) else recorder.lift(y)
+        recorder.node_of(x)
+        recorder.keep_metadata([x])
+        func(x, value)
+        recorder.alias(x, value)
+        return None

@@ -1,0 +1,53 @@
+"""Operations of torch's OpInfo database on wrapped samples; ``-m fuzz`` takes all of them (see `sweep.py`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sweep import EAGER_DIES, QUICK, VARIANTS, database, run
+
+BAD = ("crash", "timeout", "wrong", "recompiles")
+#: operation -> what is known to be wrong; each with its cause, none for good
+FAULTS: dict[str, str] = {
+    "broadcast_shapes": "a torch.Size comes back as a tuple",
+    "sgn": "no input of the backward graph: StopIteration in torch's partitioner",
+    "normal": "the same",
+    "normal.number_mean": "the same",
+    "max_pool2d_with_indices_backward": "the same",
+    **{f"polygamma.polygamma_n_{n}": "polygamma_ cannot be functionalised by torch" for n in range(5)},
+    "index_fill": "GuardOnDataDependentSymNode in the backward is not typed",
+    "index_put": "the same",
+    "linalg.eig": "an effect token is missing in the functionalising replay",
+    "to_sparse": "a wrapper of a sparse tensor: untyped error",
+    "nn.functional.max_unpool2d": "torch's fake kernel has other strides than the kernel (channels_last)",
+    "nn.functional.max_unpool2d.grad": "the same",
+}
+
+
+@pytest.fixture(scope="module")
+def ops() -> dict[str, Any]:
+    return database()
+
+
+def _bad(op: Any, count: int, variants: tuple[str, ...]) -> dict[str, Any]:
+    return {v: row for v, row in run(op, count, variants).items() if row[0] in BAD}
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_operation(ops: dict[str, Any], name: str) -> None:
+    found = _bad(ops[name], 1, ("two", "in-place"))
+    if found and name in FAULTS:
+        pytest.xfail(FAULTS[name])
+    assert not found
+
+
+@pytest.mark.fuzz
+def test_all_operations(ops: dict[str, Any]) -> None:
+    found = {name: bad for name, op in ops.items() if (bad := _bad(op, 3, VARIANTS))}
+    assert not {name: bad for name, bad in found.items() if name not in FAULTS}
+    assert set(FAULTS) == set(found), "take what is mended out of FAULTS"
+
+
+def test_the_lists_name_operations(ops: dict[str, Any]) -> None:
+    assert {*FAULTS, *QUICK, *EAGER_DIES} <= set(ops) and len(set(QUICK)) == len(QUICK)

@@ -358,6 +358,8 @@ def test_an_unregistered_object_that_hides_tensors_in_a_list() -> None:
 def test_a_result_that_escapes_by_a_side_effect_is_not_silent() -> None:
     """A fake tensor that Python state keeps must not be used by a later region without a typed error."""
     kept = []
-    st.compile(lambda x: kept.append(x + 1) or x * 2)(torch.ones(2))
+    error = refused(st.compile(lambda x: kept.append(x + 1) or x * 2), torch.ones(2))
+    assert error.path == "kept"
+    kept[:] = kept[-1:]
     error = refused(st.compile(lambda x: x + kept[0]), torch.ones(2))
     assert isinstance(error, st.UnsupportedError)

@@ -17,6 +17,7 @@ import torch.fx as fx
 from .. import _torch
 from ..errors import UnsupportedError
 from .aliasing import byte_range
+from .frames import frames_text
 from .session import Session
 
 Tensor = torch.Tensor
@@ -178,7 +179,16 @@ class _Replay:
             return self._opaque(node, root)
         args = fx.node.map_arg(node.args, self.env.__getitem__)
         kwargs = fx.node.map_arg(node.kwargs, self.env.__getitem__)
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+        try:
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+        except RuntimeError as error:
+            raise UnsupportedError(
+                f"torch cannot make {node.target} functional in this place: {' '.join(str(error).split())[:300]}",
+                path=frames_text(node),
+                expected="in-place operations that have a functional form, on views that torch can rebuild",
+                got=str(node.target),
+                fix="use the out-of-place operation, or write to a clone",
+            ) from error
 
     def _opaque(self, node: fx.Node, root: torch.nn.Module) -> Any:
         """A higher order operator is copied as it is: its branches are functional already."""

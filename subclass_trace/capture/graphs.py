@@ -42,8 +42,7 @@ def finish_joint(
         from .functionalize import functionalize
 
         module = functionalize(session, forward, backward, boundary, groups)
-        if not also:
-            _drop_dead(module.graph)
+        _drop_dead(module.graph, only_backward=bool(also))
     else:
         module = _torch.graph_module(recorder.root, _live_copy(recorder.graph, [*forward, *backward], also), "joint")
     module.meta["draws"] = _keep_draws(module.graph, len(forward)) if backward else 0
@@ -84,10 +83,13 @@ def _live_copy(graph: fx.Graph, outputs: list[Any], also: Sequence[Any] = ()) ->
     return new
 
 
-def _drop_dead(graph: fx.Graph) -> None:
+def _drop_dead(graph: fx.Graph, only_backward: bool) -> None:
+    """Erase what nothing reads. Tangents may be left over from a backward that could not be traced."""
     for node in reversed(list(graph.nodes)):
         dead_tangent = node.op == "placeholder" and str(node.target).startswith("tangents")
-        if not node.users and not is_draw(node) and (node.op in ("call_function", "get_attr") or dead_tangent):
+        mine = not only_backward or node.meta.get("partitioner_tag") == "is_backward"
+        dead = mine and not is_draw(node) and node.op in ("call_function", "get_attr")
+        if not node.users and (dead or dead_tangent):
             graph.erase_node(node)
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.fx as fx
 
 from .. import _torch
-from ..errors import UnsupportedError
+from ..errors import DataDependentError, UnsupportedError
 from ..subclass.flatten import flatten, leaves_of, map_leaves
 from ..subclass.spec import Spec, spec_leaves
 from ..subclass.visit import rebuild
@@ -141,6 +141,13 @@ class Tape:
             return torch.autograd.grad(
                 outs, self.edges, tangents, allow_unused=True, retain_graph=True, create_graph=create
             )
+        except _torch.DATA_DEPENDENT_ERRORS as error:
+            raise DataDependentError(
+                "sizes in the backward depend on the values inside a tensor",
+                expected="sizes that follow from the inputs' metadata",
+                got=" ".join(str(error).split())[:300],
+                fix="move this part out of the region",
+            ) from error
         except NotImplementedError as error:
             raise UnsupportedError(
                 f"the backward uses an operation that a wrapper does not implement: {error}"

@@ -32,6 +32,15 @@ def flatten_tree(tree: Any) -> tuple[list[Any], Any]:
     return optree.tree_flatten(tree, namespace=_torch.pytree_namespace())
 
 
+def flatten_results(tree: Any) -> tuple[list[Any], Any]:
+    """Like `flatten_tree`; a torch.Size of plain numbers stays one (torch's pytree would make it a tuple)."""
+
+    def is_size(value: Any) -> bool:
+        return isinstance(value, torch.Size) and all(type(n) is int for n in value)
+
+    return optree.tree_flatten(tree, is_leaf=is_size, namespace=_torch.pytree_namespace())
+
+
 def argument_paths(tree: Any) -> list[Path]:
     """The path of each flat leaf of ``(args, kwargs)``."""
     out = []
@@ -178,7 +187,7 @@ class CallSite:
                     got=f"a traced tensor in {name!r}, which the function reads or writes",
                     fix="return the tensor, or keep it in a buffer of a module",
                 )
-            results, tree = flatten_tree(result)
+            results, tree = flatten_results(result)
             for k, value in enumerate(results):
                 _check_result(value, Path("result").item(k))
             plans = [AssignmentPlan(a.owner, a.table, a.name, len(results) + k) for k, a in enumerate(assigned)]

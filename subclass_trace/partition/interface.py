@@ -96,7 +96,12 @@ def partition(
     ancestry = _ancestry(joint.graph)
     inputs = [n.meta.get("val") for n in placeholders(joint.graph)]
     whole = _copy(joint) if any(is_draw(n) for n in joint.graph.nodes) else None
-    forward, backward = torch_partitioners.call(partitioner, joint, inputs, num_forward, static)
+    if _has_gradient(joint, num_forward):
+        forward, backward = torch_partitioners.call(partitioner, joint, inputs, num_forward, static)
+    else:  # every gradient is a constant: torch's partitioners expect one that depends on a tangent
+        whole = whole or _copy(joint)
+        nothing = extract(whole, output_args(whole.graph)[:num_forward], [n.name for n in _primals(whole.graph)])
+        forward, backward = _draw_once(whole, nothing, num_forward, tangents)
     if whole is not None and any(is_draw(n) for n in backward.graph.nodes):
         forward, backward = _draw_once(whole, forward, num_forward, tangents)
     outputs = output_args(forward.graph)
@@ -123,6 +128,25 @@ def save_all(forward: fx.GraphModule, names: Collection[str], written: Collectio
     return Partitioned(forward, forward, tuple(saved), (), frozenset())
 
 
+def _primals(graph: fx.Graph) -> list[fx.Node]:
+    return [n for n in placeholders(graph) if not n.name.startswith("tangents")]
+
+
+def _has_gradient(joint: fx.GraphModule, num_forward: int) -> bool:
+    """Does a gradient depend on a tangent?"""
+    todo = [n for n in output_args(joint.graph)[num_forward:] if isinstance(n, fx.Node)]
+    seen: set[fx.Node] = set()
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.op == "placeholder" and node.name.startswith("tangents"):
+            return True
+        todo.extend(node.all_input_nodes)
+    return False
+
+
 def _draw_once(
     joint: fx.GraphModule, forward: fx.GraphModule, num_forward: int, tangents: Sequence[str]
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -135,7 +159,7 @@ def _draw_once(
         if not missing:
             break
         saved += sorted(missing)
-    primals = [n.name for n in placeholders(joint.graph) if not n.name.startswith("tangents")]
+    primals = [n.name for n in _primals(joint.graph)]
     first = extract(joint, [*outputs[:num_forward], *[by_name[n] for n in saved]], primals)
     nodes, _ = needed(outputs[num_forward:], {*saved, *tangents})
     taken = [n for n in [*saved, *tangents] if by_name.get(n) in nodes]

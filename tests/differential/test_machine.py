@@ -59,8 +59,12 @@ FAULTS = (
     r"relations\.views: .* eager",  # a view of an inner tensor, or of an input whose shape is changed, loses `_base`
     r"version moved: \[.*True.*\] eager",  # a view's shape is changed in place: the version of its base stays
     r"only compiled raises .*KeyError: \d|eager raises in the backward, compiled in the call: \d",  # backward refused by eager
+    r"relations\.shared memory: .* eager",  # a written view of a wrapper that was made of detached inputs
+    r"only compiled raises \(in the backward\): TangentError",  # a view of an input, which is clamped, as the only output
     r"only compiled raises .*tensor being mutated that has internal overlap",  # window of an unfold
 )
+#: Views of inputs whose shape is changed in place lose the last change, or their memory: True when that is mended.
+SHAPES_CHANGE = False
 picks = s.integers(0, 30)
 
 
@@ -205,8 +209,8 @@ class Machine(RuleBasedStateMachine):
         )
 
     def _shape_may_change(self) -> bool:
-        """A fault: a detached tensor follows. And eager leaves a wrapper broken whose inner tensor changes its shape."""
-        return not any(word in line for line in (*self.lines, *self.make) for word in ("detach", ".a", ".b"))
+        """Eager leaves a wrapper broken whose inner tensor changes its shape."""
+        return SHAPES_CHANGE and not any(word in line for line in (*self.lines, *self.make) for word in (".a", ".b"))
 
     @rule(text=s.sampled_from(MORE_INPLACE), a=picks, no_grad=s.integers(0, 2))
     def write(self, text: str, a: int, no_grad: int) -> None:

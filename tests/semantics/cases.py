@@ -284,36 +284,57 @@ same(
 _COUNTER = torch.zeros(())
 
 # ---------------------------------------------------------------------------------------------- outputs
-O = "Outputs"
-same(O, "the input itself, twice", lambda x: (x, x), root(), back=(0,))
-same(O, "view of an input", lambda x: x.view(-1)[1:], root(), back=(0,))
-same(O, "view of a wrapper whose inner shape is another", lambda x: x[1:], plain(scaled), torch="silently wrong")
+P = "Outputs"
+same(P, "the input itself, twice", lambda x: (x, x), root(), back=(0,))
+same(P, "view of an input", lambda x: x.view(-1)[1:], root(), back=(0,))
+same(P, "view of a wrapper whose inner shape is another", lambda x: x[1:], plain(scaled), torch="silently wrong")
 same(
-    O,
+    P,
     "two views of one intermediate, differentiable",
     lambda x: (v := x * 2, v[0], v[1:])[1:],
     root(),
     back=(0, 1),
     torch="error",
 )
-same(O, "members of a split of an intermediate", lambda x: (x * 2).split(1), root(), back=(0, 1, 2), torch="error")
-same(O, "value and its detach", lambda x: (v := x * 2, v.detach())[0:2], root(), back=(0,), torch="error")
-same(O, "another wrapper type than came in", lambda x: Scaled(x.a.detach(), torch.tensor(2.0)), plain())
-same(O, "an inner tensor taken out of the wrapper", lambda x: (x.a, x * 2), plain())
+same(P, "members of a split of an intermediate", lambda x: (x * 2).split(1), root(), back=(0, 1, 2), torch="error")
+same(P, "value and its detach", lambda x: (v := x * 2, v.detach())[0:2], root(), back=(0,), torch="error")
+same(P, "another wrapper type than came in", lambda x: Scaled(x.a.detach(), torch.tensor(2.0)), plain())
+same(P, "an inner tensor taken out of the wrapper", lambda x: (x.a, x * 2), plain())
 same(
-    O,
+    P,
     "a view of an inner tensor beside that tensor",
     lambda x: (x.a, x.a.view(-1)[1:]),
     plain(),
     fault="memory is shared, `_base` is lost",
 )
-same(O, "torch.Size", lambda x: x.shape, plain(), fault="becomes a tuple")
-same(O, "None, numbers, nested containers", lambda x: {"a": [x * 2, None], "b": (x.dim(), "text")}, plain())
-same(O, "wrapper without inner tensors", lambda x: x + 1, lambda c: Constant(2.0, (3, 3)), torch="error (internal)")
-same(O, "wrapper of wrappers", lambda x: (x @ x.t()).relu(), root(nested), back=(0,))
+same(
+    P,
+    "a view of an input whose own shape was changed",
+    lambda x: x.unsqueeze(0).unsqueeze_(0),
+    plain(dense),
+    fault="the second change is lost",
+)
+same(
+    P,
+    "a view of an input that was written and changed its shape",
+    lambda x: (x.mul_(2), x.unsqueeze_(0), x.split(1))[2],
+    nonleaf(dense),
+    fault="does not share memory with the input",
+)
+same(
+    P,
+    "a wrapper made of the detached input, and a written view of it",
+    lambda x: (v := TwoTensor(x.detach(), x.detach()), w := v[0], w.mul_(2), (v, w))[3],
+    nonleaf(),
+    fault="they do not share memory",
+)
+same(P, "torch.Size", lambda x: x.shape, plain(), fault="becomes a tuple")
+same(P, "None, numbers, nested containers", lambda x: {"a": [x * 2, None], "b": (x.dim(), "text")}, plain())
+same(P, "wrapper without inner tensors", lambda x: x + 1, lambda c: Constant(2.0, (3, 3)), torch="error (internal)")
+same(P, "wrapper of wrappers", lambda x: (x @ x.t()).relu(), root(nested), back=(0,))
 
 
-@fact(O, "an unregistered container with tensors", torch="graph break", refused="UnsupportedError")
+@fact(P, "an unregistered container with tensors", torch="graph break", refused="UnsupportedError")
 def _container() -> None:
     class Box:
         def __init__(self, value: Tensor) -> None:
@@ -331,6 +352,14 @@ same(
     root(),
     back=(1,),
     torch="error (wrong guess of the gradient's type)",
+)
+same(
+    B,
+    "a view of an input that is written by an operation whose backward needs values",
+    lambda x: (v := x.narrow(0, 0, 1), x.clamp_(-1, 1), v)[2],
+    nonleaf(scaled),
+    back=(0,),
+    fault="TangentError",
 )
 same(
     B,

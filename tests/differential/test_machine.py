@@ -61,6 +61,8 @@ FAULTS = (
     r"only compiled raises .*KeyError: \d|eager raises in the backward, compiled in the call: \d",  # backward refused by eager
     r"relations\.shared memory: .* eager",  # a written view of a wrapper that was made of detached inputs
     r"only compiled raises \(in the backward\): TangentError",  # a view of an input, which is clamped, as the only output
+    r"(is_leaf|requires_grad): (True|False) eager",  # requires_grad_ of an output, beside one of an input or of a split's member
+    r"grads\[\d\]: None eager|only eager raises",  # views of views that were made under no_grad
     r"only compiled raises .*tensor being mutated that has internal overlap",  # window of an unfold
 )
 #: Views of inputs whose shape is changed in place lose the last change, or their memory: True when that is mended.

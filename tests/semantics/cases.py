@@ -316,13 +316,6 @@ same(
 )
 same(
     P,
-    "a view of an input that was written and changed its shape",
-    lambda x: (x.mul_(2), x.unsqueeze_(0), x.split(1))[2],
-    nonleaf(dense),
-    fault="does not share memory with the input",
-)
-same(
-    P,
     "a wrapper made of the detached input, and a written view of it",
     lambda x: (v := TwoTensor(x.detach(), x.detach()), w := v[0], w.mul_(2), (v, w))[3],
     nonleaf(),
@@ -360,6 +353,28 @@ same(
     nonleaf(scaled),
     back=(0,),
     fault="TangentError",
+)
+same(
+    B,
+    "`requires_grad_()` of a value, after its input was given one",
+    lambda x: (v := x.sigmoid(), x.requires_grad_(), v.requires_grad_(), v)[3],
+    plain(dense),
+    fault="the result of the second call is no leaf",
+)
+same(
+    B,
+    "`requires_grad_()` of a member of a split",
+    lambda x: (v := x.split(1)[0], v.requires_grad_(), v)[2],
+    plain(),
+    fault="the output does not require grad",
+)
+same(
+    B,
+    "view of a view that was made under no_grad",
+    lambda x: no_grad(lambda: x.view(-1))().view(-1),
+    root(),
+    back=(0,),
+    fault="has a gradient; in eager the input gets none",
 )
 same(
     B,

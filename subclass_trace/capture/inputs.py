@@ -82,7 +82,7 @@ def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: Dynam
                 index[id(leaf)] = len(originals)
                 originals.append(session.fake(alias, str(path), dynamic(path, leaf)))
                 paths.append(path)
-                session.recorder.primal(originals[-1])
+                session.recorder.primal(originals[-1], untouched=True)
             places.append(index[id(leaf)])
         rows.append((argument, spec, tuple(places)))
     symbols = _Symbols(session, dynamic)

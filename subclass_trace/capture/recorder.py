@@ -94,13 +94,20 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._stop_frame: Any = None
 
     # ------------------------------------------------------------------ values and their nodes
-    def placeholder(self, name: str, value: Any) -> fx.Node:
-        """Add a graph input after the last one; ``value`` (a tensor or a SymInt) is from now on its node."""
+    def placeholder(self, name: str, value: Any, untouched: bool = False) -> fx.Node:
+        """Add a graph input after the last one; ``value`` (a tensor or a SymInt) is from now on its node.
+
+        ``untouched``: no operation will run on ``value`` itself, so that it needs no snapshot.
+        """
         with self.graph.inserting_after(self._last_placeholder) if self._last_placeholder else self._at_start():
             node = self.graph.placeholder(name)
         self._last_placeholder = node
         if isinstance(value, Tensor):
-            self.track(value, node)
+            if untouched:
+                self._nodes[id(value)] = (node, value)
+                node.meta["val"] = value
+            else:
+                self.track(value, node)
             if not name.startswith("tangents"):
                 self._bind_sizes(node, value)
         else:
@@ -108,10 +115,10 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._sources.setdefault(value.node.expr, (node, "self", 0))
         return node
 
-    def primal(self, value: Any) -> int:
+    def primal(self, value: Any, untouched: bool = False) -> int:
         """Add the next dense graph input, ``primals_N``; returns N - 1."""
         self.primals += 1
-        self.placeholder(f"primals_{self.primals}", value)
+        self.placeholder(f"primals_{self.primals}", value, untouched)
         return self.primals - 1
 
     def tangent(self, value: Any) -> str:

@@ -10,16 +10,7 @@ from sweep import EAGER_DIES, QUICK, VARIANTS, database, run
 BAD = ("crash", "timeout", "wrong", "recompiles")
 #: operation -> what is known to be wrong; each with its cause, none for good
 FAULTS: dict[str, str] = {
-    "broadcast_shapes": "a torch.Size comes back as a tuple",
-    "sgn": "no input of the backward graph: StopIteration in torch's partitioner",
-    "normal": "the same",
-    "normal.number_mean": "the same",
-    "max_pool2d_with_indices_backward": "the same",
-    **{f"polygamma.polygamma_n_{n}": "polygamma_ cannot be functionalised by torch" for n in range(5)},
-    "index_fill": "GuardOnDataDependentSymNode in the backward is not typed",
-    "index_put": "the same",
     "linalg.eig": "an effect token is missing in the functionalising replay",
-    "to_sparse": "a wrapper of a sparse tensor: untyped error",
     "nn.functional.max_unpool2d": "torch's fake kernel has other strides than the kernel (channels_last)",
     "nn.functional.max_unpool2d.grad": "the same",
 }

@@ -185,6 +185,7 @@ class ViewOutput:
     spec: Spec
     attributes: Mapping[str, Any] = field(default_factory=dict)
     one_of_several: bool = False
+    starts_grad: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,6 +257,18 @@ class Plan:
     saved: tuple[SavedValue, ...]
     offsets_matter: bool  # the graphs hold absolute storage offsets (as_strided)
     watched_inputs: tuple[int, ...] = ()  # wrappers whose version counter stands for a saved leaf's
+
+    @property
+    def compared_inputs(self) -> tuple[int, ...]:
+        """Watched inputs that are differentiated, as places among those: at hand in the backward, so that their version
+        is compared there, which is a fifth of what saving them costs."""
+        place = {number: k for k, number in enumerate(self.differentiated)}
+        return tuple(place[i] for i in self.watched_inputs if i in place)
+
+    @property
+    def kept_inputs(self) -> tuple[int, ...]:
+        """The other watched inputs: they are saved, and autograd compares."""
+        return tuple(i for i in self.watched_inputs if i not in self.differentiated)
 
     @property
     def trains(self) -> bool:

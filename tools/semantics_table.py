@@ -27,7 +27,8 @@ def page() -> str:
         f"{kinds[0]} supported, {kinds[1]} refused by a typed error, {kinds[2]} that differ from eager on purpose,",
         f"{kinds[3]} faults (tests that are expected to fail, until somebody mends them). The last column",
         "is what torch.compile (2.13, `aot_eager`) does with such a program over wrappers, from a survey of 507 programs;",
-        '"silently wrong" means other numbers or another type without an error.',
+        'which the tests do not repeat: "silently wrong" means other numbers or another type without an error; "supported",',
+        "that the survey lists no failure of this kind.",
     ]
     for group, cases in groupby(CASES, key=lambda c: c.group):
         lines += ["", f"## {group}", "", "| program | here | torch.compile |", "|---|---|---|"]

@@ -181,7 +181,7 @@ class _Replay:
         kwargs = fx.node.map_arg(node.kwargs, self.env.__getitem__)
         try:
             return node.target(*args, **kwargs)  # type: ignore[operator]
-        except RuntimeError as error:
+        except (RuntimeError, AssertionError) as error:
             raise UnsupportedError(
                 f"torch cannot make {node.target} functional in this place: {' '.join(str(error).split())[:300]}",
                 path=frames_text(node),

@@ -136,7 +136,8 @@ class OutputClassifier:
     def _view(self, o: Tensor, base: int, of_input: bool, leaves: list[Tensor], spec: Spec) -> ViewOutput:
         replay, attributes = _torch.view_function(o), self._attributes(o, leaves, spec)
         several = _torch.is_multi_output_view(o)
-        return ViewOutput(base, of_input, replay, o.grad_fn is not None, spec, attributes, several)
+        starts_grad = o.requires_grad and o.grad_fn is None and o._base is not None and not o._base.requires_grad
+        return ViewOutput(base, of_input, replay, o.grad_fn is not None, spec, attributes, several, starts_grad)
 
     def _attributes(self, o: Tensor, leaves: list[Tensor], spec: Spec) -> dict[str, Any]:
         """Python attributes that a freshly rebuilt value would not have: the region set them."""

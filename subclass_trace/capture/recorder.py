@@ -413,6 +413,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             "call_function", target, tuple(map(self._argument, args)), {k: self._argument(v) for k, v in kwargs.items()}
         )
         self.annotate(node, func, args, kwargs)
+        if _is_factory(func) and isinstance(out, Tensor) and node.kwargs.get("dtype") is None:
+            node.kwargs = {**node.kwargs, "dtype": out.dtype}  # the default dtype may be another one in the call
         self._track_result(node, out, args)
         if self.mode.shape_env.pending_fresh_unbacked_symbols:
             self._bind_data_dependent(node, out)
@@ -455,7 +457,9 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _note_writes(self, func: Any, args: Any, kwargs: Any) -> None:
         self.mutable = True
         if torch.Tag.inplace_view in func.tags:
-            self.keep_metadata([a for a in args if isinstance(a, Tensor)])
+            changed = [a for a in args if isinstance(a, Tensor)]
+            self.keep_metadata(changed)
+            self._part_aliases(changed[:1])
             return
         for i, a in enumerate(func._schema.arguments):
             if a.alias_info is None or not a.alias_info.is_write:
@@ -464,6 +468,18 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             for t in value if isinstance(value, (list, tuple)) else [value]:
                 if isinstance(t, Tensor):
                     self.writes.append((_torch.storage_ref(t), byte_range(t)))
+
+    def _part_aliases(self, changed: Sequence[Tensor]) -> None:
+        """The shape of these changes in place: values that were the same node (``detach``) get a node of their own."""
+        for t in changed:
+            node = self.node_of(t)
+            others = [k for k, (n, v) in self._nodes.items() if n is node and v is not t]
+            if not others:
+                continue
+            own = self.graph.call_function(aten.alias.default, (node,))
+            own.meta.update({k: v for k, v in node.meta.items() if k != "alias_base"})
+            for k in others:
+                self._nodes[k] = (own, self._nodes[k][1])
 
     def keep_metadata(self, changed: Sequence[Tensor]) -> None:
         """The sizes of these are about to change in place: what a node computed must not change with them."""
@@ -513,6 +529,18 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         """``file:line`` of the innermost user frame."""
         frames = self._user_frames()
         return f"{frames[0][0].co_filename}:{frames[0][1]}" if frames else None
+
+
+_FACTORIES: dict[Any, bool] = {}
+
+
+def _is_factory(func: Any) -> bool:
+    """Does the operation make a tensor from no tensor, with a dtype that may be left out?"""
+    if func not in _FACTORIES:
+        arguments = func._schema.arguments
+        takes = any("Tensor" in str(a.type) for a in arguments)
+        _FACTORIES[func] = not takes and any(a.name == "dtype" and a.kwarg_only for a in arguments)
+    return _FACTORIES[func]
 
 
 def _symint(env: Any, symbol: Any) -> Any:

@@ -384,7 +384,8 @@ class _EntryEmitter:
         """Call the graph and rewrap; gradients are off while it runs."""
         s, plan = self.source, self.plan
         s.bind("forward", self.program.forward)
-        guarded = self.guards.ambient.grad and any(row.requires_grad for row in plan.inputs)
+        wants = any(row.requires_grad for row in plan.inputs) or any(m.starts_grad for m in plan.mutations)
+        guarded = self.guards.ambient.grad and wants
         if guarded:
             s.bind("set_grad", _torch.set_grad)
             s.line("set_grad(False)")
@@ -415,7 +416,7 @@ class _EntryEmitter:
         s, plan = self.source, self.plan
         function = FunctionEmitter(self.program, self.guards.ambient, self.examples, self.use_cpp).emit()
         s.bind("apply", _torch.base_apply(function))
-        s.line(f"extra = [{env}, ({_tuple([inputs[i] for i in plan.watched_inputs])}), None]")
+        s.line(f"extra = [{env}, ({_tuple([inputs[i] for i in plan.kept_inputs])}), None]")
         call = f"v = apply(p, extra, {', '.join(inputs[i] for i in plan.differentiated)})"
         if self.guards.ambient.grad:
             s.line(call)

@@ -43,6 +43,14 @@ def run_backward(
     )
 
 
+def changed_since_forward() -> None:
+    """What autograd raises for a saved tensor that was written between forward and backward."""
+    raise RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace operation: a wrapper whose "
+        "inner tensor the backward reads was written after the forward. Write to a clone of it."
+    )
+
+
 class DifferentiableBackward(torch.autograd.Function):
     """The backward as a differentiable region. Its own backward is traced from the tape of the backward when it runs."""
 
@@ -83,7 +91,8 @@ class RegionFunction(torch.autograd.Function):
         # A kernel may give no tensor where its signature has one (mkldnn's workspace): None is saved like a tensor.
         tensors = [s for s, row in zip(saved, plan.saved, strict=True) if row.is_tensor]
         ctx.numbers = [None if row.is_tensor else s for s, row in zip(saved, plan.saved, strict=True)]
-        ctx.save_for_backward(*tensors, *[call.inputs[i] for i in plan.watched_inputs])
+        ctx.versions = tuple(inputs[k]._version for k in plan.compared_inputs)
+        ctx.save_for_backward(*tensors, *[call.inputs[i] for i in plan.kept_inputs])
         ctx.mark_non_differentiable(*[v for k, v in enumerate(values) if k not in plan.differentiable])
         return tuple(values)
 
@@ -92,6 +101,8 @@ class RegionFunction(torch.autograd.Function):
         """Gradients of the differentiated inputs."""
         plan = ctx.program.plan
         tensors = list(ctx.saved_tensors)[::-1]
+        if ctx.inputs and tuple(ctx.inputs[k]._version for k in plan.compared_inputs) != ctx.versions:
+            changed_since_forward()
         ctx.maybe_clear_saved_tensors()  # unless the graph is retained: a saved value is freed after its last use
         names = [row.name for row in plan.saved]
         saved = {n: tensors.pop() if v is None else v for n, v in zip(names, ctx.numbers, strict=True)}

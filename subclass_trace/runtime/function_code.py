@@ -17,7 +17,7 @@ from ..subclass.flatten import flatten, leaves_of
 from ..subclass.spec import SizeExpr, Spec, WrapperSpec, leaf_count, same_spec, spec_leaves
 from ..subclass.template import Examples
 from .emit import NotGenerated, Unwrapper, Wrapper
-from .function import run_backward
+from .function import changed_since_forward, run_backward
 from .guards import Ambient
 from .reference import Program
 from .source import Source
@@ -132,7 +132,9 @@ class FunctionEmitter:
         plan = self.plan
         tensors = [f"o[{first + k}]" for k, row in enumerate(plan.saved) if row.is_tensor]
         numbers = ["None" if row.is_tensor else f"o[{first + k}]" for k, row in enumerate(plan.saved)]
-        watched = ["*extra[1]"] if plan.watched_inputs else []
+        watched = ["*extra[1]"] if plan.kept_inputs else []
+        if self.plan.compared_inputs:
+            s.line(f"ctx.versions = ({''.join(f'inputs[{k}]._version, ' for k in self.plan.compared_inputs)})")
         s.line(f"ctx.save_for_backward({', '.join([*tensors, *watched])})")
         if not all(row.is_tensor for row in plan.saved):
             s.line(f"ctx.numbers = ({''.join(f'{n}, ' for n in numbers)})")
@@ -145,6 +147,12 @@ class FunctionEmitter:
         s.line(f"def backward(ctx, {', '.join(names)}):")
         s.depth = 1
         s.line("saved = list(ctx.saved_tensors)")
+        if self.plan.compared_inputs:
+            s.bind("changed_since_forward", changed_since_forward)
+            now = "".join(f"i[{k}]._version, " for k in self.plan.compared_inputs)
+            s.line("i = ctx.inputs")
+            s.line(f"if i and ({now}) != ctx.versions: changed_since_forward()")
+            s.line("i = None")
         s.line("ctx.maybe_clear_saved_tensors()")
         slow = f"return fast.slow(ctx, saved, ({''.join(f'{n}, ' for n in names)}))"
         assert self.program.backwards is not None
@@ -182,6 +190,8 @@ class FunctionEmitter:
         if any(kind == "saved" and name not in number for kind, name in entry.inputs):
             raise NotGenerated("a saved size")
         args = [leaves[key] if kind == "tangent" else f"saved[{number[key]}]" for kind, key in entry.inputs]
+        if args[: len(number)] == [f"saved[{k}]" for k in range(len(number))] and not self.plan.kept_inputs:
+            args[: len(number)] = ["*saved"]
         s.line(f"p = [{', '.join(args)}]")
         s.line(f"del saved{''.join(f', {n}' for n in dict.fromkeys([*leaves, *self._tangent_names()]))}")
         s.bind("graph", entry.call)

@@ -145,8 +145,8 @@ def make_output(o: OutputPlan, call: Call, values: Sequence[Tensor], flat: Seque
         value = values[o.value]
         if o.aliases and not value.requires_grad:
             value = alias_of_leaves(o, value, call.leaves, call.env)
-        if o.starts_grad:
-            value.requires_grad_()
+    if o.starts_grad:
+        value.requires_grad_()
     for name, attribute in o.attributes.items():
         setattr(value, name, attribute)
     return value

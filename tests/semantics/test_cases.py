@@ -14,14 +14,18 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def _parameter(case: Case) -> object:
-    marks = pytest.mark.xfail(reason=case.fault, strict=True) if case.fault else ()
-    return pytest.param(case, id=f"{case.group}: {case.name}", marks=marks)
+    return pytest.param(case, id=f"{case.group}: {case.name}")
 
 
 @pytest.mark.parametrize("case", [_parameter(c) for c in CASES])
 def test_case(case: Case) -> None:
+    if case.fault:  # a known fault, listed in docs/semantics.md; this flips when it is mended: delete `fault=` then
+        with pytest.raises(Exception):
+            case.run()
+        return
     if not case.refused and not case.differs:
-        return case.run()
+        case.run()
+        return
     with pytest.raises((AssertionError, st.SubclassTraceError)) as caught:
         case.run()
     error = caught.value

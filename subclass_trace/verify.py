@@ -355,7 +355,7 @@ def verify_plan(plan: Plan) -> None:
     twice = len({m.input for m in plan.mutations}) == len(plan.mutations)
     got = [m.input for m in plan.mutations]
     _require(twice, "an input is changed by two rows", "mutations", expected="one row per input", got=got)
-    leaves = plan.out_tree.num_leaves
+    leaves = plan.out_tree.num_leaves + len(plan.assignments)  # what modules are given stands after the results
     same = leaves == len(plan.outputs)
     _require(same, "results are missing", "outputs", expected=f"{leaves}, as in out_tree", got=len(plan.outputs))
     for k, output in enumerate(plan.outputs):

@@ -12,6 +12,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 
+from subclass_trace import verify
+
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much, HealthCheck.large_base_example]
 
 _PHASES = [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink]
@@ -21,6 +23,9 @@ settings.register_profile("dev", _COMMON, max_examples=50)
 settings.register_profile("ci", _COMMON, max_examples=50, derandomize=True, database=None)
 settings.register_profile("thorough", _COMMON, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
+
+# Between stages, every graph and plan that the tests make is checked.
+verify.ENABLED = True
 
 # Structured trace records of torch, thousands per capture: pytest would collect and print them.
 logging.getLogger("torch.__trace").addFilter(lambda record: False)

@@ -160,8 +160,9 @@ def _draw_once(
             break
         saved += sorted(missing)
     primals = [n.name for n in _primals(joint.graph)]
-    first = extract(joint, [*outputs[:num_forward], *[by_name[n] for n in saved]], primals)
     nodes, _ = needed(outputs[num_forward:], {*saved, *tangents})
+    saved = [n for n in saved if by_name[n] in nodes]  # with the draws at hand, some of the rest is not needed
+    first = extract(joint, [*outputs[:num_forward], *[by_name[n] for n in saved]], primals)
     taken = [n for n in [*saved, *tangents] if by_name.get(n) in nodes]
     return first, extract(joint, outputs[num_forward:], taken)
 

@@ -12,7 +12,7 @@ import torch.fx as fx
 from .. import _torch, verify
 from ..backends import Backend, compile_with
 from ..capture.aliasing import alias_pattern
-from ..capture.graphs import output_args, placeholders
+from ..capture.graphs import is_drawn, output_args, placeholders
 from ..capture.inputs import Argument
 from ..capture.region import Captured
 from ..partition.interface import Partitioned, Partitioner, partition, save_all
@@ -124,7 +124,10 @@ def _without_backward(
     """A region whose guessed backward cannot be traced: it saves what eager saves, and tries again in the backward."""
     assert captured.tape is not None
     forward = captured.forward_graph(sorted(captured.saved_by_autograd))
-    parts = save_all(forward, captured.saved_by_autograd, _written(captured))
+    # Which results eager keeps cannot always be read off (an output that a node saves is unpacked as a new object), so
+    # whatever cannot be computed again is saved as well; inputs cost nothing.
+    fixed = {n.name for n in forward.graph.nodes if n.op == "placeholder" or is_drawn(n)}
+    parts = save_all(forward, captured.saved_by_autograd | fixed, _written(captured))
     saved = saved_table(parts, _primal_paths(captured))
     call = compile_with(backend.forward, forward, _examples(forward), is_backward=False, name=backend.name)
     plan = _plan(captured, arguments, positions, through_base, forward, saved)

@@ -1,4 +1,4 @@
-"""Only `subclass_trace/_torch.py` touches torch's private API, and all that it touches exists in the installed torch."""
+"""Only the package `subclass_trace/_torch/` touches torch's private API, and all that it touches exists in the installed torch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 import subclass_trace
 
 ROOT = pathlib.Path(subclass_trace.__file__).parent
-DOOR = ROOT / "_torch.py"
-FILES = sorted(p for p in ROOT.rglob("*.py") if p != DOOR)
+DOOR = sorted((ROOT / "_torch").glob("*.py"))
+FILES = sorted(p for p in ROOT.rglob("*.py") if p not in DOOR)
 #: private by name, but torch documents them for authors of subclasses, or they are part of the protocol
 ALLOWED_ATTRIBUTES = {"torch.__file__", "torch.__version__"}
 
@@ -86,7 +86,7 @@ def test_the_scan_can_fail() -> None:
 
 def _imports_of_the_door() -> list[tuple[str, str]]:
     rows = []
-    for node in ast.walk(ast.parse(DOOR.read_text())):
+    for node in (n for path in DOOR for n in ast.walk(ast.parse(path.read_text()))):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("torch"):
             rows += [(node.module, a.name) for a in node.names]
     return sorted(set(rows))
@@ -105,9 +105,8 @@ def test_what_the_door_imports_exists(module: str, name: str) -> None:
 
 
 def _attributes_of_the_door() -> list[str]:
-    tree = ast.parse(DOOR.read_text())
     names = set()
-    for node in ast.walk(tree):
+    for node in (n for path in DOOR for n in ast.walk(ast.parse(path.read_text()))):
         if isinstance(node, ast.Attribute) and (dotted := _dotted(node)) and dotted.startswith("torch."):
             names.add(dotted)
     return sorted(names)
@@ -121,6 +120,6 @@ def test_what_the_door_reads_exists(dotted: str) -> None:
 
 
 def test_the_door_defines_each_name_once() -> None:
-    tree = ast.parse(DOOR.read_text())
-    names = [n.name for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))]
+    trees = [ast.parse(path.read_text()) for path in DOOR]
+    names = [n.name for tree in trees for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))]
     assert sorted(names) == sorted(set(names))

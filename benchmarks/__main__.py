@@ -10,10 +10,16 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
-from . import first_call, memory, steady
+from . import first_call, memory, models, partition, steady
 from .results import Figure, as_json, as_markdown, as_text
 
-BENCHMARKS = {"steady": steady, "memory": memory, "first_call": first_call}  # the finest measurement first
+BENCHMARKS = {
+    "steady": steady,
+    "models": models,
+    "memory": memory,
+    "first_call": first_call,
+    "partition": partition,
+}  # the finest measurement first
 
 
 def main(arguments: list[str] | None = None) -> int:

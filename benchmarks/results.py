@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-COLUMNS = ("aot_function", "torch.compile", "eager", "dense eager")
+COLUMNS = ("by hand", "aot_function", "torch.compile", "eager", "dense eager")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import torch
 
 from subclass_trace.runtime.graph_code import compile_graph
 from subclass_trace.subclass.flatten import leaves_of
+from subclass_trace.zoo import TwoTensor
 
 from . import stacks
 from .harness import interleaved
@@ -49,6 +50,8 @@ def run(quick: bool, say: Callable[[str], None]) -> Iterator[Figure]:
             compiled, base = _stacks(subject)
             variants: dict[str, Callable[[], Any]] = {"graph": base}
             variants |= {name: _step(subject, function) for name, function in compiled.items()}
+            if subject.trains and isinstance(subject.inputs[0], TwoTensor):
+                variants["by hand"] = _step(subject, _by_hand(subject, compiled["ours"]))
             variants["dense eager"] = subject.dense()
             times = interleaved(variants, rounds=5 if quick else 20)
             ratios = times.ratios("graph")
@@ -78,6 +81,41 @@ def _stacks(subject: Subject) -> tuple[dict[str, Callable[..., Any]], Callable[[
     if len(region.specializations) != 1:
         raise WrongValues(f"{subject.name}: {len(region.specializations)} specializations for one kind of call")
     return {**found, "eager": subject.function}, _base(subject, region)
+
+
+def _by_hand(subject: Subject, region: Any) -> Callable[..., Any]:
+    """The least that a training step can cost with autograd: the same graphs in an ``autograd.Function`` for these very
+    inputs, without a guard, a check of the tangent, or a version comparison. Only TwoTensors."""
+    graphs, count = region.specializations[0].graphs, 2
+    forward = compile_graph(graphs.forward, name="forward").function
+    backward = compile_graph(graphs.backward, name="backward").function
+    t = subject.tangent
+    meta = (tuple(t.shape), t.stride(), 0, None, t.dtype, t.layout, t.device, False, False)
+
+    def wrap(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        out = torch.Tensor._make_wrapper_subclass(TwoTensor, *meta)
+        out.a, out.b = a, b
+        return out
+
+    class ByHand(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, primals: list[Any], *inputs: torch.Tensor) -> torch.Tensor:
+            results = forward(primals)
+            ctx.saved = results[count:]
+            ctx.set_materialize_grads(False)
+            return wrap(results[0], results[1])
+
+        @staticmethod
+        def backward(ctx: Any, tangent: Any) -> Any:
+            saved, ctx.saved = ctx.saved, None
+            grads = backward([*saved, tangent.a, tangent.b])
+            return None, *[wrap(grads[k], grads[k + 1]) for k in range(0, len(grads), 2)]
+
+    apply = super(torch.autograd.Function, ByHand).apply  # C's, without the Python prologue
+    ByHand._backward_cls.apply = ByHand.backward
+    step = lambda *inputs: apply([leaf for x in inputs for leaf in (x.a, x.b)], *inputs)  # noqa: E731
+    check(subject, step, "by hand")
+    return step
 
 
 def _base(subject: Subject, region: Any) -> Callable[[], Any]:

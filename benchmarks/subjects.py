@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from subclass_trace.subclass.flatten import leaves_of
-from subclass_trace.zoo import TwoTensor
+from subclass_trace.zoo import TwoTensor, convert_linears
 
 Tensor = torch.Tensor
 Wrap = Callable[[Tensor], Tensor]
@@ -145,6 +145,51 @@ def transformer(kind: str, *, layers: int, width: int = 32, length: int = 8, bat
     x = torch.randn(batch, length, w, generator=generator)
     inputs = tuple(wrap(t).requires_grad_() for t in (x, *values))
     return Subject(f"{layers} layers, {kind}", _transformer, inputs, wrap(torch.ones_like(x)))
+
+
+def _biased_block(x: Tensor, *p: Tensor, heads: int = 4) -> Tensor:
+    batch, length, width = x.shape
+    h = F.layer_norm(x, (width,), p[0], p[1])
+    q, k, v = (
+        F.linear(h, p[n], p[n + 1]).view(batch, length, heads, width // heads).transpose(1, 2) for n in (2, 4, 6)
+    )
+    weights = ((q @ k.transpose(-2, -1)) * (1 / math.sqrt(width // heads))).softmax(-1)
+    x = x + F.linear((weights @ v).transpose(1, 2).reshape(batch, length, width), p[8], p[9])
+    h = F.layer_norm(x, (width,), p[10], p[11])
+    return x + F.linear(F.gelu(F.linear(h, p[12], p[13])), p[14], p[15])
+
+
+def block(kind: str, *, train: bool, width: int = 32, length: int = 8) -> Subject:
+    """A usual transformer block: four projections and two feed-forward layers with biases, 16 parameters; batch 1."""
+    wrap, generator = KINDS[kind], torch.Generator().manual_seed(0)
+    w, wide = (width, width), 4 * width
+    shapes: list[tuple[int, ...]] = [(width,), (width,), *[w, (width,)] * 4, (width,), (width,)]
+    shapes += [(wide, width), (wide,), (width, wide), (width,)]
+    values = [torch.randn(*s, generator=generator) / math.sqrt(width) for s in shapes]
+    x = torch.randn(1, length, width, generator=generator)
+    inputs = tuple(wrap(t).requires_grad_(train) for t in (x, *values))
+    name = f"1 block, d={width}, T={length}, {kind}, {'training' if train else 'inference'}"
+    return Subject(name, _biased_block, inputs, wrap(torch.ones_like(x)))
+
+
+def linear_stack(kind: str, *, layers: int = 8, width: int = 64, batch: int = 16) -> Subject | None:
+    """Linear layers with a weight-only quantised weight and a GELU, inference: "ScaledFP8", or torchao's "Int8Tensor".
+
+    None when torchao is not installed.
+    """
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[m for _ in range(layers) for m in (torch.nn.Linear(width, width), torch.nn.GELU())])
+    model.requires_grad_(False)
+    if kind == "ScaledFP8":
+        model = convert_linears(model, fp8_weight=True)
+    else:
+        try:
+            from torchao.quantization import Int8WeightOnlyConfig, quantize_
+        except ImportError:
+            return None
+        quantize_(model, Int8WeightOnlyConfig())
+    x = torch.randn(batch, width)
+    return Subject(f"{layers} linear layers, {kind}, inference", model, (x,), x)
 
 
 def _five(x: Tensor, y: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 See README.md for a first look, docs/concepts.md for the words, docs/architecture.md for how it works.
 """
 
+from .authoring import WrapperTensor
 from .errors import (
     AliasingError,
     ArgumentsError,
@@ -18,8 +19,11 @@ from .errors import (
     VerificationError,
 )
 from .frontends.compile import Region, Specialization, compile
+from .frontends.frontier import MemoryFrontier, memory_frontier
 from .frontends.trace import Trace, Tracer, trace
 from .options import Options
+from .partition.min_cut import MinCut
+from .tape import compiled_autograd
 
 __all__ = [
     "AliasingError",
@@ -28,6 +32,8 @@ __all__ = [
     "DataDependentError",
     "ExportError",
     "GuardError",
+    "MemoryFrontier",
+    "MinCut",
     "OptionError",
     "Options",
     "ProtocolError",
@@ -39,6 +45,9 @@ __all__ = [
     "Tracer",
     "UnsupportedError",
     "VerificationError",
+    "WrapperTensor",
     "compile",
+    "memory_frontier",
+    "compiled_autograd",
     "trace",
 ]

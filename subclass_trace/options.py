@@ -18,8 +18,8 @@ class Options:
         fw_compiler, bw_compiler: separate compilers for the two graphs; they override the back end's.
         dynamic: True makes every size of the arguments symbolic from the first call on.
         automatic_dynamic: a size that changed between calls becomes symbolic in the next specialization.
-        partitioner: "min_cut", "default", or a callable as in ``functorch.compile``.
-        activation_memory_budget: 0 (recompute everything) to 1 (save what min_cut saves); None is 1.
+        partitioner: "min_cut", "torch_min_cut", "default", a `MinCut`, or a callable as in ``functorch.compile``.
+        activation_memory_budget: a share, 0 (save the least possible) to 1 (what min_cut saves), or a number of bytes.
         decompositions: operation -> function, applied while capturing, before those of the back end.
         keep_inference_input_mutations: without a backward, in-place changes of inputs stay in the graph as ``copy_``.
         max_specializations: more of them raise a GuardError that says which guard kept failing.
@@ -31,7 +31,7 @@ class Options:
     dynamic: bool = False
     automatic_dynamic: bool = True
     partitioner: str | Callable[..., Any] = "min_cut"
-    activation_memory_budget: float | None = None
+    activation_memory_budget: float | int | None = None
     decompositions: dict[Any, Callable[..., Any]] = field(default_factory=dict)
     keep_inference_input_mutations: bool = False
     max_specializations: int = 64

@@ -92,7 +92,11 @@ Primal: TypeAlias = LeafPrimal | SizePrimal | BasePrimal
 
 @dataclass(frozen=True)
 class SymbolPlan:
-    """Where a symbol's value comes from: a leaf's ``kind`` 'size', 'stride' or 'storage_offset', or an input's outer 'size'."""
+    """Where a symbol's value comes from.
+
+    A leaf's ``kind`` 'size', 'stride' or 'storage_offset', an input's outer 'size', or an 'argument': the number at flat
+    position ``dim``.
+    """
 
     symbol: Any
     kind: str
@@ -172,34 +176,124 @@ class SameOutput:
 
 
 @dataclass(frozen=True, eq=False)
+class ViewStep:
+    """One call of the user's that leads from a tensor to a view of it, or that changes the shape of a view in place.
+
+    ``grad``: grad mode at the call; ``item``: which of several results.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    grad: bool
+    item: int | None
+    in_place: bool
+
+
+@dataclass(frozen=True)
+class ViewSteps:
+    """Replays calls one after the other, each in its own grad mode: where one function of autograd is not enough."""
+
+    steps: tuple[ViewStep, ...]
+
+    def __call__(self, base: torch.Tensor) -> torch.Tensor:
+        """The view of ``base``."""
+        value: Any = base
+        for step in self.steps:
+            with torch.set_grad_enabled(step.grad):
+                out = step.function(value, *step.args, **step.kwargs)
+            value = out if step.item is None else out[step.item]
+        return value  # type: ignore[no-any-return]
+
+    @property
+    def version_bumps(self) -> int:
+        """How many of the calls move the version counter."""
+        return sum(step.in_place for step in self.steps)
+
+
+@dataclass(frozen=True)
+class StridedView:
+    """A view of a dense base by its place in the memory, ``delta`` elements after the start of the base."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    delta: int
+
+    def __call__(self, base: torch.Tensor) -> torch.Tensor:
+        """The view of ``base``."""
+        return base.as_strided(self.size, self.stride, base.storage_offset() + self.delta)
+
+
+Replay: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
 class ViewOutput:
     """A view of an input, or of a forward value: the recorded view operations are replayed on the real base.
 
     ``one_of_several``: a member of ``split`` and the like, which autograd protects from in-place operations.
+    ``early``: made of an input as it comes in, before the region's change of its shape is delivered.
     """
 
     base: int
     of_input: bool
-    replay: Callable[[torch.Tensor], torch.Tensor]
+    replay: Replay
     requires_grad: bool
     spec: Spec
     attributes: Mapping[str, Any] = field(default_factory=dict)
     one_of_several: bool = False
     starts_grad: bool = False
+    early: bool = False
+
+    @property
+    def version_bumps(self) -> int:
+        """By how much making it moves the version counter that it shares with its base."""
+        return self.replay.version_bumps if isinstance(self.replay, ViewSteps) else 0
 
 
 @dataclass(frozen=True, eq=False)
 class ValueOutput:
-    """Forward value ``value``. ``aliases[k]`` is (input leaf, delta) where leaf k lies in the memory of an input leaf.
+    """Forward value ``value``. ``attributes`` are Python attributes that the region set on it."""
 
-    ``attributes`` are Python attributes that the region set on it; ``starts_grad``: it requires grad and has no history.
+    value: int
+    spec: Spec
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LeafAlias:
+    """Where a dense leaf of a forward value lies: in the memory of another tensor of the call.
+
+    Attributes:
+        value: the forward value that holds the other tensor; None for an input leaf.
+        leaf: which leaf of that value, or of the inputs.
+        delta: bytes from the start of the other tensor to the start of this one.
+        same: it is that very tensor.
+    """
+
+    value: int | None
+    leaf: int
+    delta: Any
+    same: bool
+
+
+@dataclass(frozen=True, eq=False)
+class ValueAlias:
+    """A forward value that shares memory with an input or with another value.
+
+    Attributes:
+        value: its number.
+        spec: with the layout of its leaves.
+        leaves: for each leaf the tensor whose memory it lies in, or None.
+        holder: (input number, attribute names) when the value is a wrapper inside that input: the very object.
+        within: it has a history, so that the memory is shared before autograd sees the value.
     """
 
     value: int
     spec: Spec
-    aliases: tuple[tuple[int, Any] | None, ...] = ()
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-    starts_grad: bool = False
+    leaves: tuple[LeafAlias | None, ...]
+    holder: tuple[int, tuple[str, ...]] | None = None
+    within: bool = False
 
 
 OutputPlan: TypeAlias = ConstantOutput | SizeOutput | InputOutput | SameOutput | ViewOutput | ValueOutput
@@ -246,6 +340,7 @@ class Plan:
     symbols: tuple[SymbolPlan, ...]
     conditions: tuple[Any, ...]
     values: tuple[Spec, ...]
+    saves_results: bool  # a saved value shares memory with a differentiable result that is a plain tensor
     detach_values: frozenset[int]  # flat positions among the forward outputs that must be detached to stay distinct
     size_outputs: int
     mutations: tuple[MutationPlan, ...]
@@ -256,6 +351,9 @@ class Plan:
     grad_mode_after: bool | None
     saved: tuple[SavedValue, ...]
     offsets_matter: bool  # the graphs hold absolute storage offsets (as_strided)
+    aliases: tuple[ValueAlias, ...] = ()
+    fresh_leaves: tuple[int, ...] = ()  # values that the region made autograd leaves (`requires_grad_()`)
+    dangling: tuple[int, ...] = ()  # values that require grad, but whose history leads to no input
     watched_inputs: tuple[int, ...] = ()  # wrappers whose version counter stands for a saved leaf's
 
     @property

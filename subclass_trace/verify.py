@@ -30,6 +30,7 @@ from .plan import (
     SizeOutput,
     SizePrimal,
     SymbolPlan,
+    ValueAlias,
     ValueOutput,
     ViewOutput,
 )
@@ -360,6 +361,8 @@ def verify_plan(plan: Plan) -> None:
     _require(same, "results are missing", "outputs", expected=f"{leaves}, as in out_tree", got=len(plan.outputs))
     for k, output in enumerate(plan.outputs):
         _plan_output(plan, f"outputs[{k}]", output)
+    for k, alias in enumerate(plan.aliases):
+        _plan_alias(plan, f"aliases[{k}]", alias)
     _plan_autograd(plan)
     _plan_sizes(plan)
 
@@ -404,7 +407,12 @@ def _plan_positions(plan: Plan) -> None:
 def _plan_symbol(plan: Plan, k: int, row: SymbolPlan) -> None:
     """A symbol is read from a dimension that exists."""
     path = f"symbols[{k}] {row.symbol}"
-    kinds = ("size", "stride", "storage_offset")
+    if row.kind == "argument":
+        _exists(row.dim, len(plan.positions), "a position", path)
+        number = plan.positions[row.dim]
+        _require(number is None, "a symbol is read from a tensor", path, expected="a number", got=f"input {number}")
+        return
+    kinds = ("size", "stride", "storage_offset", "argument")
     _require(row.kind in kinds, "a symbol comes from an unknown kind of number", path, expected=kinds, got=row.kind)
     one = (row.leaf is None) != (row.input is None)
     got = f"leaf={row.leaf}, input={row.input}"
@@ -481,11 +489,24 @@ def _plan_output(plan: Plan, path: str, o: OutputPlan) -> None:
         count = leaf_count(o.spec)
         held = leaf_count(plan.values[o.value])
         _require(held == count, "the result does not fit its value", path, expected=f"{count} leaves", got=held)
-        fits = len(o.aliases) in (0, count)
-        _require(fits, "aliases do not fit the result", path, expected=f"0 or {count}", got=len(o.aliases))
-        for alias in o.aliases:
-            if alias is not None:
-                _exists(alias[0], plan.leaf_count, "a leaf", path)
+
+
+def _plan_alias(plan: Plan, path: str, row: ValueAlias) -> None:
+    """A value that shares memory, and what it shares it with, exist."""
+    _exists(row.value, len(plan.values), "a forward value", path)
+    count = leaf_count(plan.values[row.value])
+    fits = len(row.leaves) == count
+    _require(fits, "aliases do not fit the value", path, expected=count, got=len(row.leaves))
+    if row.holder is not None:
+        _exists(row.holder[0], len(plan.inputs), "an input", path)
+    for alias in row.leaves:
+        if alias is None:
+            continue
+        if alias.value is None:
+            _exists(alias.leaf, plan.leaf_count, "a leaf", path)
+        else:
+            _exists(alias.value, len(plan.values), "a forward value", path)
+            _exists(alias.leaf, leaf_count(plan.values[alias.value]), "a leaf", path)
 
 
 def _plan_autograd(plan: Plan) -> None:
@@ -547,8 +568,10 @@ def _all_sizes(plan: Plan) -> Iterator[tuple[str, Any]]:
             yield from _spec_sizes(m.metadata, f"mutations[{k}].metadata", leaves=True)
     for k, o in enumerate(plan.outputs):
         if isinstance(o, ValueOutput):
-            yield from _spec_sizes(o.spec, f"outputs[{k}]", leaves=bool(o.aliases))
-            yield from ((f"outputs[{k}].aliases", a[1]) for a in o.aliases if a is not None)
+            yield from _spec_sizes(o.spec, f"outputs[{k}]", leaves=False)
+    for k, alias in enumerate(plan.aliases):
+        yield from _spec_sizes(alias.spec, f"aliases[{k}]", leaves=True)
+        yield from ((f"aliases[{k}]", a.delta) for a in alias.leaves if a is not None)
     for k, primal in enumerate(plan.primals):
         if isinstance(primal, SizePrimal):
             yield f"primals[{k}]", primal.size

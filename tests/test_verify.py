@@ -23,9 +23,11 @@ from subclass_trace.partition.interface import Partitioned, partition, resolve_p
 from subclass_trace.plan import (
     BasePrimal,
     InputOutput,
+    LeafAlias,
     LeafPrimal,
     Plan,
     SizeOutput,
+    ValueAlias,
 )
 from subclass_trace.runtime import specialize
 from subclass_trace.zoo import TwoTensor
@@ -87,7 +89,7 @@ def subject(function: Callable[..., Any], *args: Any, **options: Any) -> Subject
         static=[],
     )
     saved = specialize.saved_table(parts, specialize._primal_paths(captured))
-    plan = specialize._plan(captured, arguments, positions, frozenset(), parts.forward, saved)
+    plan = specialize._plan(captured, arguments, positions, frozenset(), parts.first, saved)
     return Subject(captured, traced.joint, num_forward, traced.tangents, parts, plan)
 
 
@@ -126,6 +128,13 @@ def change_input(s: Subject, k: int, **fields: Any) -> None:
 
 def change_output(s: Subject, k: int, output: Any) -> None:
     change(s, outputs=(*s.plan.outputs[:k], output, *s.plan.outputs[k + 1 :]))
+
+
+INPUT_LEAF = LeafAlias(None, 0, 0, True)
+
+
+def alias(s: Subject, *leaves: LeafAlias | None) -> ValueAlias:
+    return ValueAlias(1, s.plan.values[1], leaves)
 
 
 def change_mutation(s: Subject, **fields: Any) -> None:
@@ -280,8 +289,12 @@ BROKEN: list[tuple[str, Callable[[Subject], Any]]] = [
     ("a view cannot be replayed", lambda s: change_output(s, 1, replace(s.plan.outputs[1], replay=None))),
     (VALUE, lambda s: change_output(s, 0, replace(s.plan.outputs[0], value=99))),
     ("the result does not fit its value", lambda s: change_output(s, 0, replace(s.plan.outputs[0], value=0))),
-    ("aliases do not fit the result", lambda s: change_output(s, 0, replace(s.plan.outputs[0], aliases=((0, 0),)))),
-    (LEAF, lambda s: change_output(s, 0, replace(s.plan.outputs[0], aliases=((99, 0), None)))),
+    ("aliases do not fit the value", lambda s: change(s, aliases=(alias(s, INPUT_LEAF),))),
+    (LEAF, lambda s: change(s, aliases=(alias(s, replace(INPUT_LEAF, leaf=99), None),))),
+    (LEAF, lambda s: change(s, aliases=(alias(s, replace(INPUT_LEAF, value=0, leaf=9), None),))),
+    (VALUE, lambda s: change(s, aliases=(alias(s, replace(INPUT_LEAF, value=99), None),))),
+    (VALUE, lambda s: change(s, aliases=(replace(alias(s, None, None), value=99),))),
+    (INPUT, lambda s: change(s, aliases=(replace(alias(s, None, None), holder=(99, ())),))),
     (VALUE, lambda s: change(s, differentiable=(99,))),
     (INPUT, lambda s: change(s, differentiated=(99,))),
     ("an input gets a gradient unasked", lambda s: change(s, differentiated=(0,))),

@@ -7,6 +7,10 @@ Anything that pulls in Dynamo or inductor is imported inside a function, so that
 from __future__ import annotations
 
 import contextlib
+import logging
+import functools
+import math
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -116,6 +120,24 @@ SYM_TYPES = (torch.SymInt, SymFloat, SymBool)
 def fake_mode(shape_env: ShapeEnv) -> FakeTensorMode:
     """The mode in which the user function runs during capture."""
     return FakeTensorMode(shape_env=shape_env, static_shapes=True, allow_non_fake_inputs=False)
+
+
+@contextlib.contextmanager
+def quiet_fake_errors() -> Iterator[None]:
+    """Fake kernels that refuse inside are not logged: the caller tries something that may fail."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+def like_format_of(fake: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """A fresh fake tensor with the memory format that ``other`` suggests."""
+    from torch._prims_common import suggest_memory_format
+
+    return torch.empty_like(fake, memory_format=suggest_memory_format(other))  # type: ignore[arg-type]
 
 
 def detached(mode: FakeTensorMode, fake: torch.Tensor) -> torch.Tensor:
@@ -265,9 +287,32 @@ def unbacked_bindings(env: ShapeEnv, out: object) -> dict[Any, Any]:
 def sympy_to_nodes(expr: Any, env: dict[Any, Any]) -> Any:
     """Evaluate a sympy expression over fx proxies."""
     from torch.utils._sympy.interp import sympy_interp
+
+    return sympy_interp(_proxy_analysis(), env, expr)
+
+
+@functools.cache
+def _proxy_analysis() -> Any:
+    """Torch's arithmetic on plain Python numbers, with what would compute at once on a proxy as a node instead."""
     from torch.utils._sympy.reference import PythonReferenceAnalysis
 
-    return sympy_interp(PythonReferenceAnalysis, env, expr)
+    def node(function: Callable[..., Any]) -> Any:
+        return staticmethod(
+            lambda x, *rest: x.tracer.create_proxy("call_function", function, (x,), {})
+            if isinstance(x, torch.fx.Proxy)
+            else function(x)
+        )
+
+    members = {
+        "int_truediv": staticmethod(operator.truediv),
+        "bitwise_and": staticmethod(operator.and_),
+        "bitwise_or": staticmethod(operator.or_),
+        "floor_to_int": node(math.floor),
+        "ceil_to_int": node(math.ceil),
+        "trunc_to_int": node(math.trunc),
+        "round_to_int": node(round),
+    }
+    return type("ProxyAnalysis", (PythonReferenceAnalysis,), members)
 
 
 def exclude_functionalize() -> Any:
@@ -368,11 +413,11 @@ class FunctionalReplay:
         return get_proxy_slot(inner, self.tracer, None, lambda p: p.proxy.node)
 
     @contextlib.contextmanager
-    def active(self) -> Iterator[dict[str, Any]]:
+    def active(self, decompositions: dict[Any, Callable[..., Any]]) -> Iterator[dict[str, Any]]:
         """The modes of the replay; yields the dict that is copied into each new node's meta."""
         import torch.fx.traceback as fx_traceback
         from torch._subclasses.functional_tensor import FunctionalTensorMode
-        from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, maybe_enable_thunkify
+        from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, decompose, maybe_enable_thunkify
 
         with contextlib.ExitStack() as stack:
             enter = stack.enter_context
@@ -380,6 +425,7 @@ class FunctionalReplay:
             enter(self.mode)
             enter(enable_python_dispatcher())
             enter(ProxyTorchDispatchMode(self.tracer, "symbolic"))
+            enter(decompose(decompositions))
             enter(disable_autocast_cache())
             enter(fx_traceback.preserve_node_meta())
             enter(maybe_enable_thunkify())
@@ -667,6 +713,15 @@ def tensor_guard(tensors: list[torch.Tensor], sizes: list[Any], strides: list[An
         return None
     check: Callable[..., bool] = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
     return check
+
+
+def call_backward_directly(function: type[torch.autograd.Function]) -> None:
+    """Let the engine call ``function.backward`` without the frame that looks it up on each call.
+
+    The engine calls ``apply`` of the node's class; torch's version of it serves ``vjp`` and boxed gradients as well.
+    """
+    node_class: Any = function._backward_cls  # type: ignore[attr-defined]
+    node_class.apply = function.backward
 
 
 def base_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:

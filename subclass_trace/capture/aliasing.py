@@ -6,7 +6,7 @@ that a ``uint8`` view and a ``float32`` view of one storage compare.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -87,3 +87,17 @@ def alias_pattern(inputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]
             start = min(m[1] for m in members)
             pattern.append(tuple((k, lo - start, hi - start) for k, lo, hi in members))
     return tuple(pattern)
+
+
+def alias_check(known: tuple[Any, ...]) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], bool]:
+    """A test whether `alias_pattern` of a call equals ``known``, quick for the usual pattern: nothing is related."""
+    if known != (tuple(range(len(known[0]))),):
+        return lambda inputs, leaves: alias_pattern(inputs, leaves) == known
+
+    def unrelated(inputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> bool:
+        strided = all(t.layout is torch.strided for t in leaves) and not any(t._is_view() for t in inputs)
+        if strided and len({t.untyped_storage()._cdata for t in leaves}) == len(leaves):
+            return True
+        return alias_pattern(inputs, leaves) == known
+
+    return unrelated

@@ -30,21 +30,23 @@ def functionalize(
     backward: Sequence[Any],
     boundary: fx.Node | None,
     groups: Sequence[Sequence[int]],
+    also: Sequence[fx.Node] = (),
 ) -> fx.GraphModule:
     """Replay the recorder's graph functionally, with outputs ``[*forward, *backward]``.
 
     Args:
         boundary: last node of the forward; ``forward`` is read there, before the backward may write anything.
         groups: primals (by number) that overlap in memory and of which one is written.
+        also: nodes whose values at the boundary are wanted; ``meta["names"]`` of the result says which nodes have them.
     """
-    return _Replay(session, groups).run(session.recorder.graph, session.recorder.root, forward, backward, boundary)
+    return _Replay(session.recorder, groups).run(forward, backward, boundary, also)
 
 
-def functionalize_branch(mode: Any, root: torch.nn.Module, graph: fx.Graph) -> fx.GraphModule:
+def functionalize_branch(recorder: Any) -> fx.GraphModule:
     """The same for a branch of a higher order operator, whose output node is in the graph."""
-    output = next(iter(reversed(graph.nodes))).args[0]
+    output = next(iter(reversed(recorder.graph.nodes))).args[0]
     results = list(output) if isinstance(output, (list, tuple)) else [output]
-    module = _Replay(_BranchSession(mode), ()).run(graph, root, [], results, None)
+    module = _Replay(recorder, ()).run([], results, None)
     if not isinstance(output, (list, tuple)):
         last = next(iter(reversed(module.graph.nodes)))
         last.args = (last.args[0][0],)
@@ -52,36 +54,98 @@ def functionalize_branch(mode: Any, root: torch.nn.Module, graph: fx.Graph) -> f
     return module
 
 
-class _BranchSession:
-    """What a replay needs of a session, for a branch."""
+def overlapping_views(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """Views with several elements in one place (``unfold``, ``expand``) through which a part is written, with their roots.
 
-    def __init__(self, mode: Any) -> None:
-        self.mode = mode
+    Their own inverse would add up what lies in one place, or write it several times. Made of the root by its place in
+    the memory, the part that is written is a part of the root like any other.
+    """
+    found: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        if node.op != "call_function" or not isinstance(node.target, _torch.OpOverload):
+            continue
+        if not node.target._schema.is_mutable or torch.Tag.inplace_view in node.target.tags:
+            continue
+        for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            for target in value if isinstance(value, (list, tuple)) else [value]:
+                if written and isinstance(target, fx.Node):
+                    _refuse_overlap(target, node)
+                    root, chain = _view_chain(target)
+                    if all(v.meta["val"].dtype == root.meta["val"].dtype for v in chain):
+                        last = max((k for k, v in enumerate(chain) if _has_no_inverse(v)), default=-1)
+                        found |= dict.fromkeys(chain[: last + 1], root)
+    return found
+
+
+def _view_chain(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
+    """The tensor that ``node`` is a view of, and the views on the way, last first."""
+    chain = []
+    while node.op == "call_function" and node.args and isinstance(node.args[0], fx.Node):
+        made: Any = node.args[0] if node.target is operator.getitem else node
+        target = made.target
+        if not isinstance(target, _torch.OpOverload) or not (target.is_view or target._schema.is_mutable):
+            break
+        if target.is_view:
+            chain.append(node)
+        node = made.args[0]
+    return node, chain
+
+
+def _has_no_inverse(view: fx.Node) -> bool:
+    return view.target is torch.ops.aten.unfold.default or _overlaps_itself(view.meta["val"])
+
+
+def _refuse_overlap(target: fx.Node, node: fx.Node) -> None:
+    if _overlaps_itself(target.meta["val"]):
+        raise UnsupportedError(
+            "the region writes to a tensor with several elements in one place; the result depends on the order of writes",
+            path=frames_text(node),
+            expected="in-place operations on tensors without overlap, as torch asks for",
+            got=f"{node.target} on shape {tuple(target.meta['val'].shape)}, stride {tuple(target.meta['val'].stride())}",
+            fix="write to a clone, or to a part of the view without overlap",
+        )
+
+
+def _overlaps_itself(t: Tensor) -> bool:
+    """May two elements lie in one place? Exact for what views make of a tensor without overlap."""
+    if t.layout is not torch.strided or t.numel() == 0:
+        return False
+    reach = 0
+    for stride, size in sorted(zip(t.stride(), t.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += stride * (size - 1)
+    return False
 
 
 class _Replay:
-    def __init__(self, session: Any, groups: Sequence[Sequence[int]]) -> None:
-        self.mode = session.mode
+    def __init__(self, recorder: Any, groups: Sequence[Sequence[int]]) -> None:
+        self.recorder, self.mode = recorder, recorder.mode
         self.functional = _torch.FunctionalReplay(self.mode)
         self.group_of = {f"primals_{k + 1}": g for g, members in enumerate(groups) for k in members}
         self.groups = [[f"primals_{k + 1}" for k in members] for members in groups]
         self.env: dict[fx.Node, Any] = {}
         self.bases: dict[int, tuple[Any, int, torch.dtype]] = {}
         self.wrapped: dict[int, Any] = {}
+        self.by_place: dict[fx.Node, fx.Node] = {}
 
     def run(
         self,
-        graph: fx.Graph,
-        root: torch.nn.Module,
         forward: Sequence[Any],
         backward: Sequence[Any],
         boundary: fx.Node | None,
+        also: Sequence[fx.Node] = (),
     ) -> fx.GraphModule:
-        replay = self.functional
+        replay, graph, root = self.functional, self.recorder.graph, self.recorder.root
         replay.adopt(root, [n.target for n in graph.nodes if n.op == "get_attr"])
         inputs = self._place_inputs(graph)
+        self.by_place = overlapping_views(graph)
         forward_nodes: list[Any] | None = None
-        with replay.active() as meta:
+        names: dict[str, str] = {}
+        # What is functional only now is decomposed here: the recorder leaves mutable operations alone.
+        with replay.active(self.recorder.decompositions) as meta:
             for node in graph.nodes:
                 if node.op == "placeholder":
                     self.env[node] = self._input(node, inputs, meta)
@@ -97,10 +161,14 @@ class _Replay:
                     self._copy_frames(node, last)
                 if node is boundary:
                     forward_nodes = [self._node(x) for x in forward]
+                    names = {n.name: self._node(n).name for n in also}
             if forward_nodes is None:
                 forward_nodes = [self._node(x) for x in forward]
+                names = {n.name: self._node(n).name for n in also}
             nodes = [*forward_nodes, *[self._node(x) for x in backward]]
-        return replay.finish(nodes)
+        module = replay.finish(nodes)
+        module.meta["names"] = names
+        return module
 
     # ---------------------------------------------------------------- inputs
     def _place_inputs(self, graph: fx.Graph) -> dict[fx.Node, Any]:
@@ -180,6 +248,8 @@ class _Replay:
         args = fx.node.map_arg(node.args, self.env.__getitem__)
         kwargs = fx.node.map_arg(node.kwargs, self.env.__getitem__)
         try:
+            if node in self.by_place:
+                return self._view_by_place(self.by_place[node], node.meta["val"])
             return node.target(*args, **kwargs)  # type: ignore[operator]
         except (RuntimeError, AssertionError) as error:
             raise UnsupportedError(
@@ -189,6 +259,14 @@ class _Replay:
                 got=str(node.target),
                 fix="use the out-of-place operation, or write to a clone",
             ) from error
+
+    def _view_by_place(self, root: fx.Node, view: Tensor) -> Any:
+        group = self.group_of.get(str(root.target)) if root.op == "placeholder" else None
+        if group is None:
+            return self.env[root].as_strided(view.shape, view.stride(), view.storage_offset())
+        _, start, dtype = self.bases[group]
+        offset = view.storage_offset() - start // dtype.itemsize
+        return self.wrapped[group].as_strided(view.shape, view.stride(), offset)
 
     def _opaque(self, node: fx.Node, root: torch.nn.Module) -> Any:
         """A higher order operator is copied as it is: its branches are functional already."""

@@ -1,7 +1,8 @@
 """What user code does to a tensor without an operation that the recorder could see.
 
 A ``__torch_function__`` mode is active while the user function runs: it hands every call on unchanged, except those
-that read memory (refused by name), and ``x.data = y``, which gives ``x`` the value of ``y``.
+that read memory (refused by name), and ``x.data = y``, which gives ``x`` the value of ``y``. It also
+notes how views are made (`views`), and hands traced stand-ins to calls on closed-over tensors (`closed_over`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 
 from .. import _torch
 from ..errors import DataDependentError, UnsupportedError
+from .closed_over import StandIns
 from .recorder import Recorder
 
 Tensor = torch.Tensor
@@ -24,9 +26,14 @@ class CapturedFunctions(_torch.TorchFunctionMode):
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self.recorder = recorder
+        self.views = recorder.views
+        self.stand_ins = StandIns(recorder)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.compiler.is_dynamo_compiling():  # torch.cond lets Dynamo look at this mode as well
+            return func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
+        args, kwargs = self.stand_ins.swap(func, args, kwargs or {})
         if name == "__set__" and getattr(func, "__self__", None) is Tensor.data:
             return self._set_data(func, *args)
         if name in _READS and _torch.is_fake(args[0]):
@@ -44,7 +51,9 @@ class CapturedFunctions(_torch.TorchFunctionMode):
                 expected="torch.autograd.grad inside the region, or .backward() on its result outside",
                 fix="use torch.autograd.grad(loss, inputs)",
             )
-        return func(*args, **(kwargs or {}))
+        out = func(*args, **kwargs)
+        self.views.note(func, args, kwargs, out)
+        return self.stand_ins.back.get(id(out), out)
 
     def _set_data(self, func: Any, x: Tensor, y: Tensor) -> Any:
         recorder = self.recorder
@@ -54,5 +63,6 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         recorder.node_of(x)
         recorder.keep_metadata([x])
         func(x, value)
+        self.views.forget(x)
         recorder.alias(x, value)
         return None

@@ -36,15 +36,20 @@ def finish_joint(
     groups: Sequence[Sequence[int]],
     also: Sequence[Any] = (),
 ) -> fx.GraphModule:
-    """A joint graph module with outputs ``[*forward, *backward]``: live nodes only, functional, with stack traces."""
+    """A joint graph module with outputs ``[*forward, *backward]``: live nodes only, functional, with stack traces.
+
+    Args:
+        also: forward nodes that stay in the graph, needed or not; ``meta["names"]`` says what each is called in it.
+    """
     recorder = session.recorder
     if recorder.mutable:
         from .functionalize import functionalize
 
-        module = functionalize(session, forward, backward, boundary, groups)
-        _drop_dead(module.graph, only_backward=bool(also))
+        module = functionalize(session, forward, backward, boundary, groups, also)
+        _drop_dead(module.graph, set(module.meta["names"].values()))
     else:
         module = _torch.graph_module(recorder.root, _live_copy(recorder.graph, [*forward, *backward], also), "joint")
+        module.meta["names"] = {n.name: n.name for n in also}
     module.meta["draws"] = _keep_draws(module.graph, len(forward)) if backward else 0
     _write_stack_traces(module.graph)
     return module
@@ -83,12 +88,11 @@ def _live_copy(graph: fx.Graph, outputs: list[Any], also: Sequence[Any] = ()) ->
     return new
 
 
-def _drop_dead(graph: fx.Graph, only_backward: bool) -> None:
+def _drop_dead(graph: fx.Graph, keep: Collection[str]) -> None:
     """Erase what nothing reads. Tangents may be left over from a backward that could not be traced."""
     for node in reversed(list(graph.nodes)):
         dead_tangent = node.op == "placeholder" and str(node.target).startswith("tangents")
-        mine = not only_backward or node.meta.get("partitioner_tag") == "is_backward"
-        dead = mine and not is_draw(node) and node.op in ("call_function", "get_attr")
+        dead = node.name not in keep and not is_draw(node) and node.op in ("call_function", "get_attr")
         if not node.users and (dead or dead_tangent):
             graph.erase_node(node)
 
@@ -103,7 +107,8 @@ def _write_stack_traces(graph: fx.Graph) -> None:
             if frames not in cache:
                 cache[frames] = "".join(_frame_text(code, line) for code, line in reversed(frames))
             node.meta["stack_trace"] = cache[frames]
-            of_sequence.setdefault(node.meta["seq_nr"], cache[frames])
+            if "seq_nr" in node.meta:  # a branch of a higher order operator has none
+                of_sequence.setdefault(node.meta["seq_nr"], cache[frames])
         elif node.meta.get("partitioner_tag") == "is_backward" and node.meta.get("seq_nr") in of_sequence:
             node.meta["stack_trace"] = of_sequence[node.meta["seq_nr"]]
 

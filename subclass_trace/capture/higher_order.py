@@ -67,7 +67,7 @@ class _Branches:
         inner.graph.output(pytree.tree_unflatten([inner.node_of(o) for o in results], out_spec))
         module = fx.GraphModule(inner.root, inner.graph)
         if inner.mutable:
-            module = functionalize_branch(outer.mode, inner.root, inner.graph)
+            module = functionalize_branch(inner)
         self.modules[id(function)] = module
         self.operands.append(operands)
         return out

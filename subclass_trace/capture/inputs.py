@@ -28,11 +28,14 @@ DynamicDims = Callable[[Path, Tensor], list[bool]]
 
 @dataclass(frozen=True, eq=False)
 class Argument:
-    """One distinct tensor of a call; ``static``: it is alive between calls anyway (a parameter or buffer)."""
+    """One distinct tensor of a call; ``static``: it is alive between calls anyway (a parameter or buffer).
+
+    ``position`` is None for a tensor that the function closes over.
+    """
 
     value: Tensor
     path: Path
-    position: int
+    position: int | None
     static: bool = False
     take_base: bool = False
 
@@ -160,16 +163,13 @@ class _Symbols:
         size, stride = spec.size, spec.stride
         dims = self.dynamic(path, value)
         if any(dims):
-            size = tuple(
-                _torch.new_symbol(self.session.shape_env, n, f"{path}.size({d})") if dynamic else n
-                for d, (n, dynamic) in enumerate(zip(spec.size, dims, strict=True))
-            )
+            size = self.session.outer_size(value, path, dims)
             stride = symbolic_strides(spec.size, spec.stride, size)
         rest = (spec.storage_offset, spec.dtype, spec.device, spec.layout, spec.requires_grad)
         return WrapperSpec(spec.cls, spec.names, inners, spec.context, size, stride, *rest)
 
     def unbound(self, specs: Sequence[Spec], originals: Sequence[Tensor]) -> list[Any]:
-        """Sizes whose symbol is the size, stride or offset of no dense leaf."""
+        """Sizes, and arguments that are sizes, whose symbol is the size, stride or offset of no dense leaf."""
         known: set[Any] = {None}
         for fake in originals:
             strided = fake.layout is torch.strided
@@ -187,6 +187,9 @@ class _Symbols:
 
         for spec in specs:
             look(spec)
+        for size in self.session.arguments.values():
+            if _torch.size_symbol(size) not in known:
+                extra.setdefault(_torch.size_symbol(size), size)
         return list(extra.values())
 
 

@@ -42,23 +42,26 @@ class Before:
 
 def remember(inputs: TracedInputs) -> list[Before]:
     """Take the state that `read_mutations` compares with."""
-    rows = []
-    for i in inputs.inputs:
-        t = i.traced
-        attributes = dict(t.__dict__) if hasattr(t, "__dict__") else {}
-        spec = map_spec(flatten(t)[1], lambda sizes: sizes, snapshot)
-        rows.append(Before(spec, None if t.is_inference() else t._version, attributes))
-    return rows
+    return [state_of(i.traced) for i in inputs.inputs]
+
+
+def state_of(traced: Tensor) -> Before:
+    """The state of one traced tensor."""
+    attributes = dict(traced.__dict__) if hasattr(traced, "__dict__") else {}
+    spec = map_spec(flatten(traced)[1], lambda sizes: sizes, snapshot)
+    return Before(spec, None if traced.is_inference() else traced._version, attributes)
 
 
 def read_mutations(
     inputs: TracedInputs,
-    before: Sequence[Before],
+    before: Sequence[Before | None],
     recorder: Recorder,
     arguments: Sequence[Argument],
     emit: Callable[[Tensor], int],
 ) -> list[MutationPlan]:
-    """One plan per input that the region changed. ``emit`` adds a live tensor to the forward values.
+    """One plan per input that the region changed; where ``before`` is None, nobody looks.
+
+    ``emit`` adds a live tensor to the forward values.
 
     Raises:
         RuntimeError: eager would refuse too (a leaf that requires grad is written in place).
@@ -69,15 +72,19 @@ def read_mutations(
         families.setdefault(id(family(a.value)), set()).add(id(a.value))
     plans = []
     for number, (row, was, argument) in enumerate(zip(inputs.inputs, before, arguments, strict=True)):
+        if was is None:
+            continue
         change = _change(row, was, inputs, recorder)
         differentiable = _moved_history(row)
         starts = row.edge is None and row.traced.requires_grad and row.traced.grad_fn is None
         bumps = 0 if was.version is None else row.traced._version - was.version
-        if not (change.data or change.replaced or change.metadata or change.attributes or differentiable or starts):
+        changed = change.data or change.replaced or change.metadata or change.attributes
+        if not (changed or differentiable or starts or bumps):  # the shape of a view of it may have changed: bumps
             continue
         if differentiable:
             _refuse_as_eager(argument)
             if len(families[id(family(argument.value))]) > 1:
+                _refuse_closed_over(argument)
                 raise NeedsAutogradBase(family(argument.value))
         value = emit(row.traced) if change.data or change.replaced or differentiable else None
         plans.append(
@@ -183,6 +190,17 @@ def _refuse_as_eager(argument: Argument) -> None:
         )
     if _torch.creation_forbids_inplace(t):
         raise multi_view_error(argument.path)
+
+
+def _refuse_closed_over(argument: Argument) -> None:
+    if argument.position is None:
+        raise UnsupportedError(
+            "the region writes a tensor that it closes over, which is a view of an argument (or its base), under autograd",
+            path=argument.path,
+            expected="tensors that autograd relates among the arguments",
+            got=f"a tensor of shape {tuple(argument.value.shape)}",
+            fix="pass the tensor as an argument too",
+        )
 
 
 def multi_view_error(path: Path) -> AliasingError:

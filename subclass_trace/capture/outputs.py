@@ -9,13 +9,16 @@ from typing import Any
 import torch
 
 from .. import _torch
+from ..errors import UnsupportedError
 from ..plan import (
     ConstantOutput,
     InputOutput,
     MutationPlan,
     OutputPlan,
+    Replay,
     SameOutput,
     SizeOutput,
+    StridedView,
     ValueOutput,
     ViewOutput,
 )
@@ -24,7 +27,9 @@ from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec, WrapperSpec, spec_leaves
 from ..subclass.visit import rebuild
 from .inputs import TracedInputs
+from .mutation import Before
 from .recorder import Recorder
+from .sharing import Sharing
 
 Tensor = torch.Tensor
 
@@ -35,22 +40,20 @@ class OutputClassifier:
     def __init__(
         self,
         inputs: TracedInputs,
+        before: Sequence[Before | None],
         handed: Sequence[Any],
         mutations: Sequence[MutationPlan],
         recorder: Recorder,
         results: Sequence[Any],
+        sharing: Sharing,
         emit: Callable[[Tensor], int],
     ) -> None:
-        self.recorder, self.emit = recorder, emit
+        self.inputs, self.before = inputs, before
+        self.recorder, self.sharing, self.emit = recorder, sharing, emit
         self.sizes: list[Any] = []
         self._input_of = {id(i.traced): n for n, i in enumerate(inputs.inputs)}
         self._position_of = {id(t): k for k, t in reversed(list(enumerate(handed))) if isinstance(t, Tensor)}
         self._reshaped = {m.input for m in mutations if m.metadata is not None or m.replaced}
-        self._leaf_of: dict[Any, int] = {}
-        self._offsets = [t.storage_offset() if t.layout is torch.strided else 0 for t in inputs.originals]
-        for k, t in enumerate(inputs.originals):
-            if t.layout is torch.strided:
-                self._leaf_of.setdefault(_torch.storage_ref(t), k)
         tensors = [o for o in results if isinstance(o, Tensor)]
         self._output_ids = {id(o) for o in tensors}
         views = {id(o): o for o in tensors if o._base is not None}
@@ -83,26 +86,75 @@ class OutputClassifier:
             return InputOutput(self._position_of[id(o)])
         leaves, spec = flatten(o)
         base = o._base
-        if base is not None and not _torch.is_custom_function_output(o):
+        if base is not None and not _torch.is_custom_function_output(o) and not self._needs_siblings(o):
             number = self._input_of.get(id(base))
-            if self._needs_siblings(o):
-                return self._value(o, leaves, spec)
-            if number is not None and (number not in self._reshaped or self._replays_on(base, o, spec)):
-                return self._view(o, number, True, leaves, spec)
-            shared = self._base_users[id(base)] > 1 or id(base) in self._output_ids
-            if number is None and shared:
-                return self._view(o, self._emit_once(base), False, leaves, spec)
+            if number is not None or self._base_is_seen(o, base):
+                found = self._replay(o, base, number, spec)
+                if found is not None:
+                    return self._view(o, number, leaves, spec, *found)
         return self._value(o, leaves, spec)
 
-    def _replays_on(self, base: Tensor, o: Tensor, spec: Spec) -> bool:
-        """The base has another shape than when it came in: was the view made of it as it is now?"""
-        with _torch.without_tracing(), torch.no_grad():
+    # ---------------------------------------------------------------- views
+    def _base_is_seen(self, o: Tensor, base: Tensor) -> bool:
+        """Does it make a difference to the caller that ``o`` is a view of ``base``, which is no input?"""
+        shared = self._base_users[id(base)] > 1 or id(base) in self._output_ids
+        by_base = o.requires_grad and o.grad_fn is None and base.requires_grad  # made under no_grad: it is no leaf
+        of_leaf = base.requires_grad and base.grad_fn is None
+        return shared or by_base or of_leaf or self.sharing.is_inside_input(base)
+
+    def _replay(self, o: Tensor, base: Tensor, number: int | None, spec: Spec) -> tuple[Replay, bool] | None:
+        """How ``o`` is made of ``base``, and whether that is done before the new shape of an input is delivered."""
+        by_autograd = _torch.view_function(o)
+        connected = self._leads_to(o, base, number)
+        reshaped = number in self._reshaped
+        if connected and not reshaped and not self.recorder.views.reshaped:
+            return by_autograd, False
+        steps = self.recorder.views.steps(o, base)
+        ways: list[Replay] = [*([by_autograd] if connected else []), *([] if steps is None else [steps])]
+        bases = [(_fresh(base, self.recorder), False)]
+        if number is not None and reshaped:
+            bases.append((self._as_it_came(number), True))
+        for fresh, early in bases:
+            for way in ways:
+                if self._gives(way, fresh, spec):
+                    return way, early
+        if not connected:
+            raise UnsupportedError(
+                "a result is a view of a view that was made under no_grad, and how it was made is not known",
+                got=f"a view of shape {tuple(o.shape)}",
+                fix="make both views in the same grad mode",
+            )
+        return _by_place(o, base)
+
+    def _leads_to(self, o: Tensor, base: Tensor, number: int | None) -> bool:
+        """Does the history of ``o`` lead to its base? A view of a view that was made under no_grad has one of its own."""
+        if o.grad_fn is None or not base.requires_grad:
+            return True
+        edge = None if number is None else self.inputs.inputs[number].edge
+        ends = {base.grad_fn, None if edge is None else edge.node} - {None}
+        todo, seen = [o.grad_fn], set()
+        while todo:
+            node = todo.pop()
+            if node in ends or getattr(node, "variable", None) is base:
+                return True
+            if node not in seen:
+                seen.add(node)
+                todo.extend(n for n, _ in node.next_functions if n is not None)
+        return False
+
+    def _as_it_came(self, number: int) -> Tensor:
+        leaves = [self.recorder.bare(self.inputs.originals[k]) for k in self.inputs.inputs[number].leaves]
+        before = self.before[number]
+        return rebuild(self.inputs.inputs[number].spec if before is None else before.spec, iter(leaves))  # type: ignore[no-any-return]
+
+    def _gives(self, way: Replay, base: Tensor, spec: Spec) -> bool:
+        """Is the view of ``base`` laid out as ``spec`` says?"""
+        with _torch.without_tracing(), _torch.quiet_fake_errors(), torch.no_grad():
             try:
-                again = flatten(_torch.view_function(o)(base))[1]
-            except (RuntimeError, IndexError, ValueError):
+                again = flatten(way(_fresh(base, self.recorder)))[1]
+            except (RuntimeError, IndexError, ValueError, NotImplementedError):
                 return False
-        places = [[(s.size, s.stride, s.storage_offset) for s in spec_leaves(x)] for x in (again, spec)]
-        return places[0] == places[1]
+        return _places(again) == _places(spec)
 
     def _needs_siblings(self, o: Tensor) -> bool:
         """Must the gradients of several members of one ``split`` meet in one node?
@@ -129,15 +181,17 @@ class OutputClassifier:
         return False
 
     def _value(self, o: Tensor, leaves: list[Tensor], spec: Spec) -> ValueOutput:
-        starts_grad = o.requires_grad and o.grad_fn is None
-        value = self._emit_once(o)
-        return ValueOutput(value, spec, self._aliases(leaves), self._attributes(o, leaves, spec), starts_grad)
+        return ValueOutput(self._emit_once(o), spec, self._attributes(o, leaves, spec))
 
-    def _view(self, o: Tensor, base: int, of_input: bool, leaves: list[Tensor], spec: Spec) -> ViewOutput:
-        replay, attributes = _torch.view_function(o), self._attributes(o, leaves, spec)
+    def _view(
+        self, o: Tensor, number: int | None, leaves: list[Tensor], spec: Spec, replay: Replay, early: bool
+    ) -> ViewOutput:
+        base: Any = o._base
+        starts_grad = o.requires_grad and o.grad_fn is None and not base.requires_grad
+        place = self._emit_once(base) if number is None else number
         several = _torch.is_multi_output_view(o)
-        starts_grad = o.requires_grad and o.grad_fn is None and o._base is not None and not o._base.requires_grad
-        return ViewOutput(base, of_input, replay, o.grad_fn is not None, spec, attributes, several, starts_grad)
+        rest = (self._attributes(o, leaves, spec), several, starts_grad, early)
+        return ViewOutput(place, number is not None, replay, o.grad_fn is not None, spec, *rest)
 
     def _attributes(self, o: Tensor, leaves: list[Tensor], spec: Spec) -> dict[str, Any]:
         """Python attributes that a freshly rebuilt value would not have: the region set them."""
@@ -157,9 +211,26 @@ class OutputClassifier:
             self._emitted[id(t)] = self.emit(t)
         return self._emitted[id(t)]
 
-    def _aliases(self, leaves: Sequence[Tensor]) -> tuple[tuple[int, Any] | None, ...]:
-        rows: list[tuple[int, Any] | None] = []
-        for t in leaves:
-            k = self._leaf_of.get(_torch.storage_ref(t)) if t.layout is torch.strided else None
-            rows.append(None if k is None else (k, t.storage_offset() - self._offsets[k]))
-        return tuple(rows) if any(r is not None for r in rows) else ()
+
+def _fresh(t: Tensor, recorder: Recorder) -> Tensor:
+    """The same value over aliases of its leaves: nothing that is done to it is seen by the traced one."""
+    with _torch.without_tracing(), torch.no_grad():
+        leaves, spec = flatten(t)
+        fresh = rebuild(spec, iter([recorder.bare(leaf) for leaf in leaves]))
+        return fresh.requires_grad_(False) if fresh.requires_grad else fresh  # type: ignore[no-any-return]
+
+
+def _places(spec: Spec) -> list[Any]:
+    """Shapes and places in memory, of the value and of its leaves."""
+    rows: list[Any] = [(s.size, s.stride, s.storage_offset) for s in spec_leaves(spec)]
+    return [*rows, spec.size, spec.stride]  # type: ignore[union-attr]
+
+
+def _by_place(o: Tensor, base: Tensor) -> tuple[Replay, bool] | None:
+    """What eager autograd falls back to for dense views: their place in the memory of the base."""
+    if is_traceable(o) or is_traceable(base) or o.dtype != base.dtype:
+        return None
+    delta: Any = o.storage_offset() - base.storage_offset()
+    if not all(type(n) is int for n in (*o.shape, *o.stride(), delta)):
+        return None
+    return StridedView(tuple(o.shape), tuple(o.stride()), delta), False

@@ -30,6 +30,7 @@ from ..subclass.flatten import flatten
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from .aliasing import ByteRange, byte_range
+from .views import ViewLog
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -48,6 +49,7 @@ class ClosedOver:
     value: Tensor
     path: Path
     primal: int | None  # its place among the graph inputs; None for a wrapper (its leaves have entries of their own)
+    original: Tensor | None = None  # its fake, as it came in
 
 
 @dataclass
@@ -82,6 +84,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.checkpoint: CheckpointTag | None = None
         self.writes: list[tuple[Any, ByteRange]] = []
         self.closed_over: list[ClosedOver] = []
+        self.sealed = False  # the user function has run: its inputs are known
         self._last_placeholder: fx.Node | None = None
         self._nodes: dict[int, tuple[fx.Node, Tensor]] = {}  # holds the tensors, so that ids stay unique
         self._lifted: dict[int, tuple[Tensor, Tensor]] = {}
@@ -90,6 +93,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._sources: dict[Any, tuple[fx.Node, str, int]] = {}
         self.primals = 0
         self.tangents = 0
+        self.views = ViewLog()
         self._submodules = 0
         self._stop_frame: Any = None
 
@@ -150,6 +154,15 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         """``value`` is the very value of ``like``: no node of its own."""
         self._nodes[id(value)] = (self.node_of(like), value)
 
+    def first_of_storage(self, t: Tensor) -> Tensor:
+        """An alias, without history, of the first tensor of the graph that has the storage of ``t``."""
+        storage = _torch.storage_ref(t)
+        strided = (v for _, v in self._nodes.values() if v.layout is torch.strided)
+        first = next((v for v in strided if _torch.storage_ref(v) == storage), t)
+        out = _torch.detached(self.mode, first)
+        self.alias(out, first)
+        return out
+
     def bare(self, fake: Tensor) -> Tensor:
         """A fake tensor of the same metadata that nobody has touched."""
         return _torch.detached(self.mode, fake)
@@ -189,18 +202,30 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     def lift(self, real: Tensor) -> Tensor:
         """The fake that stands for a real dense tensor which the function closes over; it becomes a graph input.
 
-        One that is first met in a backward is read from where it is, when the backward runs, as in eager.
+        One that is first met in a backward, or later, is read from where it is when the backward runs, as in eager.
         """
         hit = self._lifted.get(id(real))
-        if hit is None and self.tag == "is_backward":
+        if hit is None and (self.tag == "is_backward" or self.sealed):
             return self._constant(real)
         if hit is None:
-            fake = _torch.detached(self.mode, self.mode.from_tensor(real, static_shapes=True))
+            with torch.no_grad(), _torch.no_modes():
+                alias = real.detach()
+                original = self.mode.from_tensor(alias, static_shapes=True)
             path = Path("closed_over").item(len(self.closed_over))
-            self.closed_over.append(ClosedOver(real, path, self.primals))
-            self.primal(fake)
+            self.closed_over.append(ClosedOver(real, path, self.primals, original))
+            self.primal(original, untouched=True)
+            fake = _torch.detached(self.mode, original)
+            self.alias(fake, original)
             hit = self._lifted[id(real)] = (fake, real)
         return hit[0]
+
+    def adopt(self, real: Tensor, fake: Tensor) -> None:
+        """A real leaf that the function reaches by name is an input: ``fake``."""
+        self._lifted.setdefault(id(real), (fake, real))
+
+    def close_over_wrapper(self, wrapper: Tensor) -> None:
+        """The region closes over a wrapper, whose leaves were lifted."""
+        self.closed_over.append(ClosedOver(wrapper, Path("closed_over").item(len(self.closed_over)), None))
 
     def lifted_fake(self, real: Tensor) -> Tensor | None:
         """The fake that stands for a lifted tensor, if it was lifted."""
@@ -236,8 +261,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
                     for t in leaves:
                         if type(t) in _REAL:
                             self.lift(t)
-                    path = Path("closed_over").item(len(self.closed_over))
-                    self.closed_over.append(ClosedOver(a, path, None))
+                    self.close_over_wrapper(a)
 
     def _made_here(self, t: Tensor) -> bool:
         return id(t) in self._nodes
@@ -325,10 +349,21 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.namespace == "prim":
             return func(*args, **kwargs)
         if func is aten._local_scalar_dense.default:
-            return self._local_scalar(args[0])
+            return self._local_scalar(func, args[0])
+        if func is aten.equal.default:
+            known = self._known(func, args)
+            if known is not None:
+                return known
+        if func is aten.polygamma_.default:  # torch has no functional form of it
+            with self:
+                return args[0].copy_(aten.polygamma.default(args[1], args[0]))
         real = self._real_arguments(args, kwargs)
         if real:
             return self._with_lifted(func, types, args, kwargs, real)
+        if func is aten.detach.default:
+            out = func(*args)
+            self.alias(out, args[0])
+            return out
         if func in self.decompositions and not func._schema.is_mutable:
             with self:
                 out = self.decompositions[func](*args, **kwargs)
@@ -339,20 +374,42 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out
-        if func is aten.detach.default:
-            out = func(*args)
-            self.alias(out, args[0])
-            return out
         return self._record(func, args, kwargs)
 
-    def _local_scalar(self, t: Tensor) -> Any:
-        raise DataDependentError(
+    def _local_scalar(self, func: Any, t: Tensor) -> Any:
+        """``t.item()``: a number that only the call knows, as a symbol of the graph."""
+        if type(t) in _REAL:
+            t = self._lift_argument(t)
+        known = self._known(func, (t,))
+        if known is not None:
+            return known
+        if t.dtype is torch.bool:  # of no use but for control flow
+            raise self._asks_for_value(t)
+        try:
+            return self._record(func, (t,), {})
+        except _torch.DATA_DEPENDENT_ERRORS as error:
+            raise self._asks_for_value(t) from error
+
+    def _asks_for_value(self, t: Tensor) -> DataDependentError:
+        return DataDependentError(
             "the region asks for the value inside a tensor (.item(), int(), float(), bool(), an `if` or an index on it)",
             path=self.user_line(),
             expected="an operation whose result is a tensor",
             got=f"a tensor of dtype {t.dtype} and shape {tuple(t.shape)} turned into a Python number",
-            fix="keep it a tensor (torch.where, index_select, masked operations), or compute the number outside the region",
+            fix="keep it a tensor (torch.where, index_select), or compute the number outside the region",
         )
+
+    def _known(self, func: Any, args: Sequence[Any]) -> Any:
+        """The result of an operation that tells a number, where it depends on constants alone; else None."""
+        from .known import known_value
+
+        if not all(isinstance(a, Tensor) and self.knows(a) for a in args):
+            return None
+        values = [known_value(self, a) for a in args]
+        if any(v is None for v in values):
+            return None
+        with _torch.no_modes():
+            return func(*values)
 
     def _real_arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
         found = []
@@ -404,6 +461,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._note_writes(func, args, kwargs)
         versions = self._foreach_versions(func, args)
         out = func(*args, **kwargs)
+        if func is aten.max_unpool2d.default:  # the fake kernel makes it contiguous, the real one does not
+            out = _torch.like_format_of(out, args[0])
         for t, version in versions:  # the fake kernel of a foreach operation does not move it; the real one does
             if t._version == version:
                 torch.autograd.graph.increment_version(t)
@@ -477,7 +536,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not others:
                 continue
             own = self.graph.call_function(aten.alias.default, (node,))
-            own.meta.update({k: v for k, v in node.meta.items() if k != "alias_base"})
+            own.meta["val"] = node.meta["val"]
+            self.annotate(own)
             for k in others:
                 self._nodes[k] = (own, self._nodes[k][1])
 

@@ -17,12 +17,13 @@ import torch.fx as fx
 
 from .. import _torch
 from ..errors import DataDependentError, SubclassTraceError, UnsupportedError
-from ..plan import AssignmentPlan, MutationPlan, OutputPlan
+from ..plan import AssignmentPlan, MutationPlan, OutputPlan, ValueAlias
 from ..subclass.flatten import flatten
-from ..subclass.paths import Path
 from ..subclass.spec import Spec
 from .aliasing import alias_groups
 from .checkpoint import checkpoint_as_tags
+from .closed_over import ClosedOverInput, ClosedOverTensors, originals_of, restored_versions
+from .functionalize import overlapping_views
 from .functions import CapturedFunctions
 from .graphs import finish_joint
 from .inputs import Argument, DynamicDims, TracedInput, TracedInputs, trace_inputs
@@ -30,6 +31,7 @@ from .mutation import read_mutations, remember
 from .outputs import OutputClassifier
 from .recorder import Recorder
 from .session import Session
+from .sharing import Sharing
 from .tape import Tape, tensors_saved_by_autograd
 
 Tensor = torch.Tensor
@@ -45,7 +47,8 @@ class Run(NamedTuple):
     assignments: tuple[AssignmentPlan, ...] = ()
 
 
-RunFunction = Callable[[Sequence[Tensor]], Run]
+#: runs the function on the traced inputs; its second argument is told which traced tensor a named real one is
+RunFunction = Callable[[Sequence[Tensor], Callable[[Tensor, Tensor], None]], Run]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +61,8 @@ class Captured:
         size_primals: graph-input number -> SymInt, for inputs that are sizes.
         groups: overlapping leaves of which one is written.
         values: specs of the live tensors that the forward graph returns.
-        mutations, outputs: see `plan`.
+        mutations, outputs, aliases, fresh_leaves, dangling: see `plan`.
+        views: numbers of the values that are views when the region runs eagerly.
         differentiable: numbers of the values that get tangents.
         differentiated: numbers of the inputs (closed-over ones counted after the arguments) that get gradients.
         tape: the retained autograd graph; None when nothing is differentiable.
@@ -78,6 +82,10 @@ class Captured:
     size_outputs: tuple[Any, ...]
     mutations: tuple[MutationPlan, ...]
     outputs: tuple[OutputPlan, ...]
+    aliases: tuple[ValueAlias, ...]
+    fresh_leaves: tuple[int, ...]
+    dangling: tuple[int, ...]
+    views: frozenset[int]
     result: Any
     assignments: tuple[AssignmentPlan, ...]
     differentiable: tuple[int, ...]
@@ -85,6 +93,11 @@ class Captured:
     tape: Tape | None
     saved_by_autograd: frozenset[str]
     grad_mode_after: bool | None
+
+    def served(self, graph: fx.GraphModule) -> frozenset[str]:
+        """What `saved_by_autograd` is called in a finished graph."""
+        names = graph.meta["names"]
+        return frozenset(names[n] for n in self.saved_by_autograd if n in names)
 
     @property
     def all_inputs(self) -> tuple[TracedInput | ClosedOverInput, ...]:
@@ -98,17 +111,6 @@ class Captured:
         return finish_joint(self.session, self.forward_nodes, [], self.boundary, self.groups, kept)
 
 
-@dataclass(frozen=True, eq=False)
-class ClosedOverInput:
-    """A closed-over tensor as an input: the tensor, its spec, the graph inputs of its leaves."""
-
-    value: Tensor
-    path: Path
-    spec: Spec
-    leaves: tuple[int, ...]  # places in the leaf table
-    edge: Any
-
-
 def capture(
     call: RunFunction,
     arguments: Sequence[Argument],
@@ -116,6 +118,7 @@ def capture(
     dynamic: DynamicDims,
     any_dynamic: bool,
     decompositions: dict[Any, Callable[..., Any]],
+    session: Session | None = None,
 ) -> Captured:
     """Capture one region.
 
@@ -124,11 +127,13 @@ def capture(
         arguments: the distinct tensors of the call.
         dynamic: which sizes become symbols; ``any_dynamic`` False promises that none does.
         decompositions: operation -> function, applied while recording.
+        session: where to trace, if another tracer has made the symbols; else a new one.
 
     Raises:
         SubclassTraceError: a refusal, with the path or line it is about. The caller's tensors are unchanged.
     """
-    session = Session(dynamic=any_dynamic, decompositions=decompositions)
+    if session is None:
+        session = Session(dynamic=any_dynamic, decompositions=decompositions)
     with _same_random_state():
         return _Capture(session, arguments).run(call, dynamic)
 
@@ -159,32 +164,43 @@ class _Capture:
     def run(self, call: RunFunction, dynamic: DynamicDims) -> Captured:
         recorder = self.recorder
         grad_mode = torch.is_grad_enabled()
-        with self.session.modes(), _restored_versions(recorder) as versions:
+        with self.session.modes(), restored_versions(recorder) as versions:
             inputs = trace_inputs(self.session, self.arguments, dynamic)
             before = remember(inputs)
             run = self._call(call, inputs)
             results = run.results
             after = torch.is_grad_enabled()
             torch.set_grad_enabled(grad_mode)
-            mutations = read_mutations(inputs, before, recorder, self.arguments, self._emit)
-            mutations += self._closed_over_mutations(len(inputs.inputs), versions)
-            self._check_closed_over(results)
-            classifier = OutputClassifier(inputs, run.handed, mutations, recorder, results, self._emit)
+            closed = ClosedOverTensors(recorder, self.stand_ins, inputs)
+            mine = inputs
+            inputs, arguments, states = closed.among(inputs, self.arguments, before)
+            mutations = read_mutations(inputs, states, recorder, arguments, self._emit)
+            mutations += closed.mutations(versions, self._emit)
+            closed.check(results)
+            contents = {m.value for m in mutations if m.value is not None}
+            sharing = Sharing(inputs, recorder)
+            results = [self.stand_ins.result(o) for o in results]
+            classifier = OutputClassifier(inputs, states, run.handed, mutations, recorder, results, sharing, self._emit)
             outputs = [classifier.classify(o) for o in results]
+            aliases = sharing.aliases(self.values, contents, self._emit)
             flat = [flatten(t) for t in self.values]
             forward = [recorder.node_of(leaf) for leaves, _ in flat for leaf in leaves]
             forward += [recorder.node_of(s) for s in classifier.sizes]
             boundary = next(iter(reversed(recorder.graph.nodes)), None)
             rows = self._edges(inputs, mutations)
+            leaves = self._fresh_leaves(contents)
         return self._finish(
-            inputs,
+            mine,
+            closed.rows,
             mutations,
             outputs,
+            aliases,
             classifier.sizes,
             flat,
             forward,
             boundary,
             rows,
+            leaves,
             run,
             after if after != grad_mode else None,
         )
@@ -197,14 +213,40 @@ class _Capture:
             hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
         try:
             functions = CapturedFunctions(self.recorder)
+            self.stand_ins = functions.stand_ins
             with hooks, checkpoint_as_tags(self.recorder), _typed_errors(self.recorder), functions:
-                return call([i.traced for i in inputs.inputs])
+                return call([i.traced for i in inputs.inputs], functions.stand_ins.adopt)
         finally:
             self.recorder.start_at(None)  # a frame holds everything that its callers hold
 
     def _emit(self, t: Tensor) -> int:
         self.values.append(t)
         return len(self.values) - 1
+
+    def _fresh_leaves(self, contents: set[int]) -> list[int]:
+        """Values that the region made autograd leaves, by ``requires_grad_()``.
+
+        Raises:
+            UnsupportedError: another value was computed from one: its gradient would belong to a result of the region.
+        """
+        numbers = [k for k, t in enumerate(self.values) if k not in contents and is_own_leaf(t)]
+        leaves = {id(self.values[k]) for k in numbers}
+        todo: list[Any] = [t.grad_fn for t in self.values if leaves and t.grad_fn is not None]
+        seen: set[Any] = set()
+        while todo:
+            node = todo.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            todo += [n for n, _ in node.next_functions]
+            if id(getattr(node, "variable", None)) in leaves:
+                raise UnsupportedError(
+                    "the region makes an autograd leaf and computes with it: gradients would end in a result of the region",
+                    expected="requires_grad_() on arguments, or on values that nothing else is computed from",
+                    got=f"requires_grad_() on a tensor of shape {tuple(node.variable.shape)}",
+                    fix="make the leaf outside of the region and pass it as an argument",
+                )
+        return numbers
 
     def _edges(self, inputs: TracedInputs, mutations: Sequence[MutationPlan]) -> list[tuple[int, Any]]:
         """(input number, gradient edge) for each input to differentiate."""
@@ -215,21 +257,21 @@ class _Capture:
                 rows.append((n, i.edge))
             elif n in starts:
                 rows.append((n, torch.autograd.graph.get_gradient_edge(i.traced)))
-        for k, c in enumerate(self.recorder.closed_over):
-            if c.value.requires_grad:
-                rows.append((len(inputs.inputs) + k, torch.autograd.graph.get_gradient_edge(c.value)))
         return rows
 
     def _finish(
         self,
         inputs: TracedInputs,
+        closed: Sequence[ClosedOverInput],
         mutations: Sequence[MutationPlan],
         outputs: Sequence[OutputPlan],
+        aliases: Sequence[ValueAlias],
         sizes: Sequence[Any],
         flat: Sequence[tuple[list[Tensor], Spec]],
         forward: Sequence[Any],
         boundary: fx.Node | None,
         rows: Sequence[tuple[int, Any]],
+        fresh_leaves: Sequence[int],
         run: Run,
         grad_mode_after: bool | None,
     ) -> Captured:
@@ -243,19 +285,21 @@ class _Capture:
         ]
         edges = [e for _, e in rows]
         leaf_primals, size_primals = self._primals(inputs)
-        originals = [*inputs.originals, *self._closed_fakes()]
+        originals = [*inputs.originals, *originals_of(recorder)]
         written = _written_groups(originals, leaf_primals, recorder)
         tape = None
         saved: frozenset[str] = frozenset()
         if differentiable and edges:
             live = [self.values[k] for k in differentiable]
-            tape = Tape(self.session, live, edges, forward, boundary, written)
-            kept = tensors_saved_by_autograd(live, edges)
-            saved = frozenset(recorder.node_of(t).name for t in kept if recorder.knows(t))
+            with self.session.modes():  # an output that its own node saves is unpacked by `detach`
+                kept = tensors_saved_by_autograd(live, edges)
+            served = {n: None for t in kept if recorder.knows(t) and isinstance(n := recorder.node_of(t), fx.Node)}
+            saved = frozenset(n.name for n in served)
+            tape = Tape(self.session, live, edges, forward, boundary, written, tuple(served))
         return Captured(
             session=self.session,
             inputs=inputs.inputs,
-            closed_over=tuple(self._closed_over(leaf_primals)),
+            closed_over=tuple(closed),
             leaf_primals=tuple(leaf_primals),
             originals=tuple(originals),
             size_primals=size_primals,
@@ -266,6 +310,10 @@ class _Capture:
             size_outputs=tuple(sizes),
             mutations=tuple(mutations),
             outputs=tuple(outputs),
+            aliases=tuple(aliases),
+            fresh_leaves=tuple(fresh_leaves),
+            views=frozenset(k for k, t in enumerate(self.values) if t._is_view()),
+            dangling=() if tape else tuple(differentiable),
             result=run.tree,
             assignments=run.assignments,
             differentiable=tuple(differentiable) if tape else (),
@@ -283,43 +331,11 @@ class _Capture:
         closed = [c.primal for c in self.recorder.closed_over if c.primal is not None]
         return [*range(count), *closed], sizes
 
-    def _closed_fakes(self) -> list[Tensor]:
-        fakes = [self.recorder.lifted_fake(c.value) for c in self.recorder.closed_over if c.primal is not None]
-        return [f for f in fakes if f is not None]
 
-    def _closed_over(self, leaf_primals: Sequence[int]) -> Iterator[ClosedOverInput]:
-        place = {p: k for k, p in enumerate(leaf_primals)}
-        primal_of = {id(c.value): c.primal for c in self.recorder.closed_over if c.primal is not None}
-        for c in self.recorder.closed_over:
-            with _torch.no_modes():
-                leaves, spec = flatten(c.value)
-                primals = [primal_of[id(t)] for t in leaves]
-            edge = torch.autograd.graph.get_gradient_edge(c.value) if c.value.requires_grad else None
-            yield ClosedOverInput(c.value, c.path, spec, tuple(place[p] for p in primals if p is not None), edge)
-
-    def _check_closed_over(self, results: Sequence[Any]) -> None:
-        """Autograd keeps the real tensor that a function closes over; if the region writes it too, no tape can be kept."""
-        tracked = any(isinstance(o, Tensor) and o.grad_fn is not None for o in results)
-        for c in self.recorder.closed_over:
-            fake = self.recorder.lifted_fake(c.value) if c.primal is not None else None
-            if tracked and fake is not None and self.recorder.was_written(fake):
-                raise UnsupportedError(
-                    "the region writes a tensor that it closes over, and has differentiable results",
-                    path=c.path,
-                    expected="closed-over tensors that are only read, where gradients are wanted",
-                    got=f"a tensor of shape {tuple(c.value.shape)} that is written in place",
-                    fix="pass the tensor as an argument, or register it as a buffer of the module",
-                )
-
-    def _closed_over_mutations(self, first: int, versions: Mapping[int, tuple[Tensor, int]]) -> list[MutationPlan]:
-        """A closed-over dense tensor that was written in place: its new contents are a forward value too."""
-        plans = []
-        for k, c in enumerate(self.recorder.closed_over):
-            fake = self.recorder.lifted_fake(c.value) if c.primal is not None else None
-            if fake is not None and self.recorder.was_written(fake):
-                bumps = c.value._version - versions[id(c.value)][1] if id(c.value) in versions else 0
-                plans.append(MutationPlan(first + k, self._emit(fake), (0,), version_bumps=bumps))
-        return plans
+def is_own_leaf(t: Tensor) -> bool:
+    """Is it an autograd leaf that requires grad by itself, not through the base that it is a view of?"""
+    base = t._base
+    return t.requires_grad and t.grad_fn is None and (base is None or not base.requires_grad)
 
 
 def _written_groups(
@@ -329,31 +345,12 @@ def _written_groups(
     for members in alias_groups(originals):
         if any(recorder.was_written(originals[k]) for k in members):
             groups.append(tuple(leaf_primals[k] for k in members))
+    if recorder.mutable:  # what is written through an overlapping view is seen as a flat piece of memory too
+        grouped = {n for members in groups for n in members}
+        roots = {str(root.target) for root in overlapping_views(recorder.graph).values()}
+        alone = (n for n in leaf_primals if n not in grouped and f"primals_{n + 1}" in roots)
+        groups += [(n,) for n in alone]
     return tuple(groups)
-
-
-@contextlib.contextmanager
-def _restored_versions(recorder: Any) -> Iterator[dict[int, tuple[Tensor, int]]]:
-    """In-place operations on closed-over tensors move their version counters while traced: move them back.
-
-    Yields id -> (tensor, version before the region touched it).
-    """
-    versions: dict[int, tuple[Tensor, int]] = {}
-    lift = recorder.lift
-
-    def noting(real: Tensor) -> Tensor:
-        if id(real) not in versions and not real.is_inference():
-            versions[id(real)] = (real, real._version)
-        return lift(real)  # type: ignore[no-any-return]
-
-    recorder.lift = noting
-    try:
-        yield versions
-    finally:
-        del recorder.lift
-        for real, version in versions.values():
-            if real._version != version:
-                _torch.set_version(real, version)
 
 
 @contextlib.contextmanager

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 import torch.fx.traceback
 
 from .. import _torch
+from ..subclass.paths import Path
 from .recorder import Recorder
 
 
 class Session:
     """Lives as long as a specialization may trace further backwards; holds no real tensor but closed-over ones."""
 
-    def __init__(self, *, dynamic: bool, decompositions: dict[Any, Callable[..., Any]]) -> None:
+    #: sizes that come in as numbers, by position in the call; only another tracer than ours makes such
+    arguments: Mapping[int, Any] = MappingProxyType({})
+
+    def __init__(
+        self,
+        *,
+        dynamic: bool,
+        decompositions: dict[Any, Callable[..., Any]],
+        mode: Any = None,
+        recorder: type[Recorder] = Recorder,
+    ) -> None:
         self.dynamic = dynamic
-        self.shape_env = _torch.ShapeEnv()
-        self.mode = _torch.fake_mode(self.shape_env)
-        self.recorder = Recorder(self.mode, decompositions)
+        self.shape_env = _torch.ShapeEnv() if mode is None else mode.shape_env
+        self.mode = _torch.fake_mode(self.shape_env) if mode is None else mode
+        self.recorder = recorder(self.mode, decompositions)
 
     @contextlib.contextmanager
     def modes(self) -> Iterator[None]:
@@ -47,6 +59,13 @@ class Session:
             return self.mode.from_tensor(real, static_shapes=True, source=source)
         return self.mode.from_tensor(
             real, static_shapes=False, source=source, symbolic_context=_torch.dynamic_context(dims)
+        )
+
+    def outer_size(self, wrapper: torch.Tensor, path: Path, dims: Sequence[bool]) -> tuple[Any, ...]:
+        """The outer size of a wrapper, with new symbols where ``dims`` says so."""
+        return tuple(
+            _torch.new_symbol(self.shape_env, n, f"{path}.size({d})") if dynamic else n
+            for d, (n, dynamic) in enumerate(zip(wrapper.shape, dims, strict=True))
         )
 
     def tracked(self, fake: torch.Tensor) -> torch.Tensor:

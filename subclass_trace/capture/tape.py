@@ -56,6 +56,7 @@ class Tape:
         forward_nodes: Sequence[Any],
         boundary: fx.Node | None,
         groups: Sequence[Sequence[int]],
+        served: Sequence[fx.Node] = (),
     ) -> None:
         self.session = session
         self.outputs = tuple(outputs)
@@ -63,6 +64,7 @@ class Tape:
         self.forward_nodes = list(forward_nodes)
         self.boundary = boundary
         self.groups = groups
+        self.served = tuple(served)  # what eager autograd keeps: stays in each joint graph
 
     def guess(self) -> list[Spec]:
         """The tangents that the live outputs suggest, one per output; the author hook is honoured."""
@@ -99,14 +101,13 @@ class Tape:
                 recorder.tag = "is_forward"
             flat = [None if g is None else flatten(g) for g in grads]
             nodes = [recorder.node_of(leaf) for row in flat if row is not None for leaf in row[0]]
-            joint = finish_joint(self.session, self.forward_nodes, nodes, self.boundary, self.groups)
+            joint = finish_joint(self.session, self.forward_nodes, nodes, self.boundary, self.groups, self.served)
         live = tuple(k for k, g in enumerate(grads) if g is not None and g.requires_grad) if create_graph else ()
         following = None
         if create_graph:
             outputs = [g for k in live if (g := grads[k]) is not None]
-            following = Tape(
-                self.session, outputs, [*self.edges, *edges], self.forward_nodes, self.boundary, self.groups
-            )
+            rest = (self.forward_nodes, self.boundary, self.groups, self.served)
+            following = Tape(self.session, outputs, [*self.edges, *edges], *rest)
         hidden = joint.meta["draws"]
         return TracedBackward(
             joint,

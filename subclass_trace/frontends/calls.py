@@ -14,7 +14,7 @@ import torch
 from .. import _torch
 from ..capture.aliasing import family
 from ..capture.inputs import Argument
-from ..capture.region import Run
+from ..capture.region import Run, RunFunction
 from ..errors import UnsupportedError
 from ..plan import AssignmentPlan
 from ..runtime.codegen import Layout, StateSlot
@@ -22,7 +22,7 @@ from ..runtime.guards import ModuleGuard, ModuleView
 from ..subclass.context import argument_snapshot
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
-from .modules import Root, State, leaked, replaced, states_of, submodules
+from .modules import NamedTensor, Root, State, leaked, replaced, states_of, submodules
 
 Tensor = torch.Tensor
 
@@ -62,7 +62,7 @@ class CallSite:
         flat: user leaves, then module states.
         tree: structure of ``(args, kwargs)``.
         paths: of the user leaves.
-        states: the module slots behind the rest of ``flat``.
+        states: the module slots behind the rest of ``flat``; ``names``: then the names of the function that hold tensors.
         roots: the module trees they belong to.
     """
 
@@ -71,9 +71,12 @@ class CallSite:
     user_count: int
     states: tuple[State, ...]
     roots: tuple[Root, ...]
+    names: tuple[NamedTensor, ...] = ()
 
     @staticmethod
-    def of(args: tuple[Any, ...], kwargs: dict[str, Any], roots: Sequence[Root]) -> CallSite:
+    def of(
+        args: tuple[Any, ...], kwargs: dict[str, Any], roots: Sequence[Root], names: Sequence[NamedTensor] = ()
+    ) -> CallSite:
         """Flatten a call; modules among the arguments are found here."""
         leaves, tree = flatten_tree((args, kwargs))
         found = list(roots)
@@ -81,8 +84,8 @@ class CallSite:
             if not any(leaf is r.module for r in found):
                 found.append(Root(leaf, path))
         states = states_of(found) if found else []
-        flat = [*leaves, *[s.read() for s in states]]
-        return CallSite(flat, tree, len(leaves), tuple(states), tuple(found))
+        flat = [*leaves, *[s.read() for s in states], *[n.read() for n in names]]
+        return CallSite(flat, tree, len(leaves), tuple(states), tuple(found), tuple(names))
 
     def layout(self) -> Layout:
         """How the generated entry finds the flat arguments."""
@@ -100,7 +103,8 @@ class CallSite:
                     children.append((number[id(root.module.get_submodule(parent))], own))
                 number[id(module)] = len(children) - 1
         slots = tuple(StateSlot(number[id(s.owner)], s.table, s.name) for s in self.states)
-        return Layout(self.tree, self.user_count, slots, tuple(children), _torch.pytree_namespace())
+        names = tuple((n.holder, n.key) for n in self.names)
+        return Layout(self.tree, self.user_count, slots, tuple(children), _torch.pytree_namespace(), names)
 
     def module_view(self) -> ModuleView:
         """The modules of the call as guards see them."""
@@ -108,12 +112,18 @@ class CallSite:
         for root in self.roots:
             for module, _ in submodules(root):
                 modules.setdefault(id(module), ModuleGuard.of(module))
-        return ModuleView(tuple(modules.values()), tuple((id(s.owner), s.table, s.name) for s in self.states))
+        return ModuleView(tuple(modules.values()), self._slots())
+
+    def _slots(self) -> tuple[tuple[int, str, str], ...]:
+        """What stands behind the user's leaves in ``flat``."""
+        states = [(id(s.owner), s.table, s.name) for s in self.states]
+        return (*states, *[(id(n.holder), "name", n.key or "") for n in self.names])
 
     def path(self, position: int) -> Path:
         """The path of a flat position."""
         if position >= self.user_count:
-            return self.states[position - self.user_count].path
+            k = position - self.user_count - len(self.states)
+            return self.names[k].path if k >= 0 else self.states[k].path
         return argument_paths(self.tree)[position]
 
     def arguments(self, bases: Sequence[Tensor] = ()) -> tuple[list[Argument], list[int | None]]:
@@ -121,7 +131,8 @@ class CallSite:
 
         Views of a tensor in ``bases`` are represented by that base.
         """
-        paths = [*argument_paths(self.tree), *[s.path for s in self.states]]
+        paths = [*argument_paths(self.tree), *[s.path for s in self.states], *[n.path for n in self.names]]
+        named = self.user_count + len(self.states)
         arguments: list[Argument] = []
         positions: list[int | None] = []
         number: dict[int, int] = {}
@@ -132,7 +143,7 @@ class CallSite:
             target = family(value) if any(family(value) is b for b in bases) else value
             if id(target) not in number:
                 number[id(target)] = len(arguments)
-                static = position >= self.user_count or isinstance(value, torch.nn.Parameter)
+                static = self.user_count <= position < named or isinstance(value, torch.nn.Parameter)
                 arguments.append(Argument(target, paths[position], position, static, target is not value))
             positions.append(number[id(target)])
         return arguments, positions
@@ -159,10 +170,10 @@ class CallSite:
 
     def runner(
         self, function: Callable[..., Any], arguments: Sequence[Argument], positions: Sequence[int | None]
-    ) -> Callable[[Sequence[Tensor]], Run]:
+    ) -> RunFunction:
         """Runs ``function`` once on traced tensors (one per argument); see `capture.region.capture`."""
 
-        def run(traced: Sequence[Tensor]) -> Run:
+        def run(traced: Sequence[Tensor], adopt: Callable[[Tensor, Tensor], None]) -> Run:
             made: dict[int, Tensor] = {}
             handed: list[Any] = []
             for value, number in zip(self.flat, positions, strict=True):
@@ -174,8 +185,12 @@ class CallSite:
                     if id(value) not in made:
                         made[id(value)] = _torch.view_function(value)(traced[number])
                     handed.append(made[id(value)])
+            named = self.user_count + len(self.states)
+            for real, value in zip(self.flat[named:], handed[named:], strict=True):
+                adopt(real, value)
             args, kwargs = optree.tree_unflatten(self.tree, handed[: self.user_count])
-            with replaced(self.roots, self.states, handed[self.user_count :]) as assigned:
+            states = handed[self.user_count : self.user_count + len(self.states)]
+            with replaced(self.roots, self.states, states) as assigned:
                 result = function(*args, **kwargs)
             self._check_containers(args, kwargs, handed)
             name = leaked(function)

@@ -24,6 +24,7 @@ from typing import Any, TypeVar, overload
 import optree
 import torch
 
+from .._torch.dynamo import never_compiled
 from ..backends import resolve_backend
 from ..capture.mutation import NeedsAutogradBase
 from ..capture.region import Captured, capture
@@ -40,7 +41,7 @@ from ..runtime.specialize import Graphs, alias_guard, build_program
 from ..subclass.template import Examples
 from .calls import CallSite
 from .dynamic import SizeHistory, choose, sizes_of
-from .modules import names_of, roots_of
+from .modules import named_tensors, names_of, roots_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -91,6 +92,7 @@ class Region:
         self._roots = tuple(roots_of(function))
         functools.update_wrapper(self, function, updated=())
 
+    @never_compiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the region, compiling it first if no specialization serves this call."""
         for serve in self._fast:
@@ -104,7 +106,7 @@ class Region:
         if reason is not None:
             self._eager_calls[reason] = self._eager_calls.get(reason, 0) + 1
             return self.function(*args, **kwargs)
-        site = CallSite.of(args, kwargs, self._roots)
+        site = CallSite.of(args, kwargs, self._roots, named_tensors(self.function))
         ambient = Ambient.now()
         entry = self._find(site, ambient)
         if entry is None:
@@ -139,7 +141,8 @@ class Region:
         with TRACE_LOCK, _no_garbage_collection():
             # Another thread may have compiled it meanwhile; and while it did, module slots held its traced tensors.
             self._roots = tuple(roots_of(self.function))  # a name may be bound to another module now
-            site, ambient = CallSite.of(args, kwargs, self._roots), Ambient.now()
+            site = CallSite.of(args, kwargs, self._roots, named_tensors(self.function))
+            ambient = Ambient.now()
             entry = self._find(site, ambient)
             if entry is None:
                 self._check_arguments(args, kwargs)

@@ -19,6 +19,7 @@ from .. import _torch
 from ..runtime.guards import BY_VALUE, NameGuard
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
+from ..subclass.protocol import is_traceable
 
 Module = torch.nn.Module
 
@@ -242,18 +243,48 @@ def _holds_fake(value: Any, depth: int) -> bool:
     return any(_holds_fake(v, depth - 1) for v in items[:1000])
 
 
-def names_of(function: Callable[..., Any]) -> list[NameGuard]:
-    """The cells and globals of ``function`` that hold a tensor, a module, a number or a string."""
+@dataclass(frozen=True, eq=False)
+class NamedTensor:
+    """A closure cell (``key`` None) or a global of the function that holds a tensor: an input of the region."""
+
+    holder: Any
+    key: str | None
+    path: Path
+
+    def read(self) -> Any:
+        """What the name is bound to now."""
+        return self.holder.cell_contents if self.key is None else self.holder.get(self.key)
+
+
+def _bound_names(function: Callable[..., Any]) -> Iterator[tuple[Any, str | None, str, Any]]:
+    """(holder, key, name, value) for the cells and globals that ``function`` names."""
     plain = function.__func__ if isinstance(function, types.MethodType) else function
     code = getattr(plain, "__code__", None)
-    kinds = (torch.Tensor, Module, *BY_VALUE)
-    found = []
-    for cell in getattr(plain, "__closure__", None) or ():
-        with contextlib.suppress(ValueError):
-            if isinstance(cell.cell_contents, kinds):
-                found.append(NameGuard(cell, None, cell.cell_contents))
+    for name, cell in zip(getattr(code, "co_freevars", ()), getattr(plain, "__closure__", None) or (), strict=False):
+        with contextlib.suppress(ValueError):  # an empty cell
+            yield cell, None, name, cell.cell_contents
     table = getattr(plain, "__globals__", {})
     for name in getattr(code, "co_names", ()):
-        if name in table and isinstance(table[name], kinds):
-            found.append(NameGuard(table, name, table[name]))
-    return found
+        if name in table:
+            yield table, name, name, table[name]
+
+
+def names_of(function: Callable[..., Any]) -> list[NameGuard]:
+    """The cells and globals of ``function`` that hold a module, a number or a string."""
+    kinds = (Module, *BY_VALUE)
+    return [
+        NameGuard(holder, key, value) for holder, key, _, value in _bound_names(function) if isinstance(value, kinds)
+    ]
+
+
+def named_tensors(function: Callable[..., Any]) -> list[NamedTensor]:
+    """The cells and globals of ``function`` that hold a dense tensor, or a wrapper."""
+    rows = _bound_names(function)
+    return [NamedTensor(holder, key, Path(name)) for holder, key, name, value in rows if _is_input(value)]
+
+
+def _is_input(value: Any) -> bool:
+    if not isinstance(value, torch.Tensor) or value.layout not in (torch.strided, torch.jagged):
+        return False
+    dense = type(value) in (torch.Tensor, torch.nn.Parameter)
+    return dense or is_traceable(value)

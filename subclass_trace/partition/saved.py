@@ -3,37 +3,44 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 import torch.fx as fx
 
-from ..capture.graphs import output_args, where
+from ..capture.graphs import where
 from ..plan import SavedValue
 from .interface import Partitioned
 
 
-def saved_table(parts: Partitioned, paths: Mapping[str, str]) -> tuple[SavedValue, ...]:
+def saved_table(parts: Partitioned, paths: Mapping[str, str], copied: Collection[str] = ()) -> tuple[SavedValue, ...]:
     """One row per saved value, in order. ``paths`` names graph inputs.
 
-    Bytes are counted once per storage, for dynamic sizes as in the traced call. Inputs cost nothing: the caller holds
-    them anyway.
+    Bytes are counted once per storage, for dynamic sizes as in the traced call. Inputs and results cost nothing: the
+    caller holds them anyway. ``copied`` are results that no caller gets.
     """
     rows = []
     seen: set[int] = set()
-    given = [n.meta.get("val") for n in parts.forward.graph.nodes if n.op == "placeholder"]
+    half = parts.first
+    given = [n.meta.get("val") for n in half.inputs]
     inputs = {v.untyped_storage()._cdata for v in given if isinstance(v, torch.Tensor)}
-    nodes = {n.name: n for n in parts.forward.graph.nodes}
-    values = output_args(parts.forward.graph)[-len(parts.saved) :] if parts.saved else []
+    results = half.outputs[: len(half.outputs) - len(parts.saved)]
+    held = [n.meta.get("val") for n in results if isinstance(n, fx.Node) and n.name not in copied]
+    inputs |= {v.untyped_storage()._cdata for v in held if isinstance(v, torch.Tensor)}
+    nodes = {n.name: n for n in (*half.inputs, *half.body)}
+    values = half.results[-len(parts.saved) :] if parts.saved else []
     for name, value in zip(parts.saved, values, strict=True):
         node, val = nodes.get(name, value), value.meta.get("val")
         tensor = isinstance(val, torch.Tensor)
         size = 0
         if tensor and value.op != "placeholder":
             key = val.untyped_storage()._cdata
-            size = 0 if key in seen or key in inputs else _hint(val.numel()) * val.element_size()
+            size = 0 if key in seen or key in inputs else _hint(val.untyped_storage().nbytes())
             seen.add(key)
         reason = "other tangents" if name in parts.extra else "partition"
+        if name in parts.packed:
+            reason += f", as {parts.packed[name].form}"
+            size = 0 if parts.packed[name].form == "cpu" else size
         operation = _operation(node)
         shape = tuple(map(_number, val.shape)) if tensor else ()
         dtype = str(val.dtype).removeprefix("torch.") if tensor else "int"

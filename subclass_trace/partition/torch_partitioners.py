@@ -42,9 +42,6 @@ def min_cut_with_budget(budget: float) -> Callable[..., Partition]:
     return partitioner
 
 
-BY_NAME: dict[str, Callable[..., Partition]] = {"min_cut": min_cut, "default": default}
-
-
 def call(
     partitioner: Callable[..., Partition],
     joint: fx.GraphModule,

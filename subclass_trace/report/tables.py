@@ -395,7 +395,8 @@ def _result(plan: Plan, o: OutputPlan, names: Sequence[str]) -> tuple[str, ...]:
         return ("view", *_class_and_meta(o.spec), "yes" if o.requires_grad else "", f"view operations on {base}")
     if isinstance(o, SameOutput):
         return ("same object", "", "", "", "", f"result {o.result}")
-    kind = "value in an input's memory" if o.aliases else "value"
+    shares = any(row.value == o.value for row in plan.aliases)
+    kind = "value in shared memory" if shares else "value"
     grad = "yes" if o.value in plan.differentiable else ""
     return (kind, *_class_and_meta(o.spec), grad, _value_recipe(plan, o.value, o.spec))
 

@@ -48,12 +48,12 @@ class CompiledBackward:
     create_graph: bool
     inputs: tuple[tuple[str, Any], ...]
     call: Boxed
-    graph: fx.GraphModule
     grads: tuple[Spec | None, ...]
     next: Backwards | None
     differentiable: tuple[int, ...]
     tangent_names: tuple[str, ...]
     conditions: tuple[Any, ...] = ()  # on the sizes, beyond those of the specialization
+    graph: Any = None  # its graph module, or the `Half` that makes it; pasted into tapes of compiled autograd
 
     def serves(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> bool:
         """Is this the backward for these tangents?"""
@@ -146,7 +146,15 @@ class Backwards:
         grads = tuple(None if g is None else freeze(g) for g in traced.grads)
         call = self.compile_backward(graph)
         return CompiledBackward(
-            frozen, create_graph, inputs, call, graph, grads, following, traced.differentiable, traced.tangents
+            frozen,
+            create_graph,
+            inputs,
+            call,
+            grads,
+            following,
+            traced.differentiable,
+            traced.tangents,
+            graph=graph,
         )
 
     def _not_computable(self, tangents: Sequence[Spec | None], missing: set[str]) -> TangentError:

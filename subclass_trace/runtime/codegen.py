@@ -14,13 +14,22 @@ import optree
 import torch
 
 from .. import _torch
-from ..capture.aliasing import alias_pattern
+from ..capture.aliasing import alias_check
 from ..plan import BasePrimal, ConstantOutput, InputOutput, LeafPrimal, SameOutput, SizeOutput, ValueOutput, ViewOutput
 from ..subclass.context import same_argument
 from ..subclass.spec import OpaqueSpec, Spec, spec_leaves
 from ..subclass.template import Examples
-from .emit import NotGenerated, Unwrapper, Wrapper, size_code, symbol_lines, tensor_checks
-from .function_code import FunctionEmitter
+from .emit import (
+    NotGenerated,
+    Unwrapper,
+    Wrapper,
+    copies_alone,
+    size_code,
+    symbol_lines,
+    tensor_checks,
+    write_copies,
+)
+from .function_code import FunctionEmitter, needs_extra
 from .guards import Guards
 from .rebuild import replay_view
 from .reference import Call, Program, base_value, finish
@@ -55,6 +64,7 @@ class Layout:
         tree: structure of ``(args, kwargs)``.
         user_count: flat positions that come from it; the rest are module states.
         slots: the module states, in order.
+        names: (cell, None) or (globals, key) of each named tensor; they stand after the module states.
         children: for each guarded module how it is reached: ("flat", position), ("root", module) or (parent, name).
     """
 
@@ -63,6 +73,7 @@ class Layout:
     slots: tuple[StateSlot, ...]
     children: tuple[tuple[Any, Any], ...]
     namespace: str
+    names: tuple[tuple[Any, str | None], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,6 +250,13 @@ class _EntryEmitter:
             name = f"x{self.layout.user_count + len(names)}"
             s.line(f"{name} = m{slot.module}.{slot.table}[{slot.name!r}]")
             names.append(name)
+        for holder, key in self.layout.names:
+            name = f"x{self.layout.user_count + len(names)}"
+            known = s.constant(holder, "holder")
+            s.line(f"{name} = {known}.cell_contents" if key is None else f"{name} = {known}[{key!r}]")
+            s.bind("Tensor", Tensor)
+            s.line(f"if not isinstance({name}, Tensor): return MISS")
+            names.append(name)
         return names
 
     def _check_slots(self, k: int, module: torch.nn.Module) -> None:
@@ -322,9 +340,8 @@ class _EntryEmitter:
             for k, offset in offsets.items():
                 s.line(f"if {leaves[k]}.storage_offset() != {size_code(offset, symbols)}: return MISS")
         if self.guards.alias is not None:
-            s.bind("alias_pattern", alias_pattern)
-            known = s.constant(self.guards.alias, "alias")
-            s.line(f"if alias_pattern(({_tuple(inputs)}), ({_tuple(leaves)})) != {known}: return MISS")
+            check = s.bind("alias_check", alias_check(self.guards.alias))
+            s.line(f"if not {check}(({_tuple(inputs)}), ({_tuple(leaves)})): return MISS")
 
     # ---------------------------------------------------------------- running
     def _run(self, flat: Sequence[str], inputs: Sequence[str], leaves: Sequence[str], symbols: dict[Any, str]) -> None:
@@ -340,8 +357,9 @@ class _EntryEmitter:
             values, sizes = self._train(inputs, env)
         else:
             values, sizes = self._infer(symbols)
-        simple = not plan.mutations and not plan.assignments and plan.grad_mode_after is None
-        simple = simple and all(map(self._is_simple, plan.outputs))
+        copied = copies_alone(plan, inference=self.guards.ambient.inference)
+        simple = copied and not plan.assignments and plan.grad_mode_after is None
+        simple = simple and not plan.aliases and not plan.fresh_leaves and not plan.dangling and all(map(self._is_simple, plan.outputs))
         if not simple:
             s.bind("finish", finish)
             s.bind("Call", Call)
@@ -351,6 +369,7 @@ class _EntryEmitter:
             s.line(f"results = finish({s.constant(plan, 'plan')}, {call}, [{', '.join(values)}], [{', '.join(flat)}])")
             self._return(None)
             return
+        write_copies(s, plan, inputs, values)
         results = []
         for o in plan.outputs:
             if isinstance(o, ConstantOutput):
@@ -369,7 +388,7 @@ class _EntryEmitter:
 
     def _is_simple(self, o: Any) -> bool:
         special = isinstance(o, SameOutput) or getattr(o, "starts_grad", False)
-        return not special and not getattr(o, "aliases", ()) and not getattr(o, "attributes", ())
+        return not special and not getattr(o, "early", False) and not getattr(o, "attributes", ())
 
     def _primal(self, primal: Any, leaves: Sequence[str], symbols: dict[Any, str]) -> str:
         if isinstance(primal, LeafPrimal):
@@ -414,10 +433,15 @@ class _EntryEmitter:
     def _train(self, inputs: Sequence[str], env: str) -> tuple[list[str], list[str]]:
         """Apply the generated autograd.Function."""
         s, plan = self.source, self.plan
+        if any(row.within for row in plan.aliases):
+            raise NotGenerated("a value with a history in memory that is written")
         function = FunctionEmitter(self.program, self.guards.ambient, self.examples, self.use_cpp).emit()
         s.bind("apply", _torch.base_apply(function))
-        s.line(f"extra = [{env}, ({_tuple([inputs[i] for i in plan.kept_inputs])}), None]")
-        call = f"v = apply(p, extra, {', '.join(inputs[i] for i in plan.differentiated)})"
+        args = ["p", *[inputs[i] for i in plan.differentiated]]
+        if needs_extra(plan):
+            s.line(f"extra = [{env}, ({_tuple([inputs[i] for i in plan.kept_inputs])}), None]")
+            args.insert(1, "extra")
+        call = f"v = apply({', '.join(args)})"
         if self.guards.ambient.grad:
             s.line(call)
         else:  # the region enables gradients itself

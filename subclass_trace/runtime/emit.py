@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from .. import _torch
-from ..plan import Plan
+from ..plan import MutationPlan, Plan, ViewOutput
 from ..subclass.context import same_context, with_outer, without_outer
-from ..subclass.protocol import unflatten_of
+from ..subclass.protocol import flattens_alike, unflatten_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec
 from ..subclass.template import Examples
 from .source import Source
@@ -84,6 +84,8 @@ class Unwrapper:
             source.line(f"if c is not {known} and c != {known}: {self.miss}")
             return
         source.line(f"if type({variable}) is not {source.constant(spec.cls, 'cls')}: {self.miss}")
+        if flattens_alike(spec.cls) and not any(isinstance(s, OpaqueSpec) for s in spec.inners):
+            return
         source.line(f"n, c = {variable}.__tensor_flatten__()")
         source.line(f"if (*n,) != {source.constant(spec.names)}: {self.miss}")
         if dynamic:
@@ -242,3 +244,34 @@ def symbol_lines(plan: Plan, source: Source, inputs: Sequence[str], leaves: Sequ
         what = {"size": f"shape[{row.dim}]", "stride": f"stride({row.dim})", "storage_offset": "storage_offset()"}
         source.line(f"{local} = {leaf}.{what[row.kind]}")
     return symbols
+
+
+def copies_alone(plan: Plan, *, inference: bool) -> bool:
+    """Are all mutations new contents of dense inputs that autograd does not watch, as batch norm's statistics are?
+
+    Inference tensors have no version counter, so that theirs are left to the reference.
+    """
+    if plan.mutations and inference:
+        return False
+    if any(isinstance(o, ViewOutput) and o.version_bumps for o in plan.outputs):
+        return False
+    return all(_is_copy(m, plan) for m in plan.mutations)
+
+
+def _is_copy(m: MutationPlan, plan: Plan) -> bool:
+    row = plan.inputs[m.input]
+    if m.value is None or m.metadata is not None or m.replaced or m.attributes or m.differentiable or m.starts_grad:
+        return False
+    plain = isinstance(row.spec, LeafSpec) and not row.requires_grad and not row.take_base
+    return plain and m.leaves == (0,) and m.value not in plan.differentiable
+
+
+def write_copies(source: Source, plan: Plan, inputs: Sequence[str], values: Sequence[str]) -> None:
+    """Emit the mutations of `copies_alone`: a copy into each input, whose version then stands where eager leaves it."""
+    for m in plan.mutations:
+        assert m.value is not None
+        x = inputs[m.input]
+        source.line(f"{x}.copy_({values[m.value]})")
+        if m.version_bumps != 1:
+            source.bind("set_version", _torch.set_version)
+            source.line(f"set_version({x}, {x}._version + {m.version_bumps - 1})")

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from .. import _torch
+from .._torch.dynamo import never_compiled
 from ..subclass.flatten import flatten, leaves_of
 from .backward import Backwards, CompiledBackward
 from .sizes import Env
@@ -69,6 +70,7 @@ class DifferentiableBackward(torch.autograd.Function):
         return tuple(grads)
 
     @staticmethod
+    @never_compiled
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         """One order higher, by the same machinery."""
         entry: CompiledBackward = ctx.entry
@@ -76,6 +78,20 @@ class DifferentiableBackward(torch.autograd.Function):
         tangents = [grads[k] for k in entry.differentiable]
         result = run_backward(entry.next, ctx.connected, dict(ctx.saved_values), tangents, ctx.env)
         return (None, None, None, None, None, *result)
+
+
+class Dangling(torch.autograd.Function):
+    """Gives a value a history that leads nowhere: it was computed from an autograd leaf that nobody else sees."""
+
+    @staticmethod
+    def forward(ctx: Any, origin: Tensor, box: Sequence[Tensor]) -> Tensor:
+        """The value in ``box``, which gets the history; ``origin`` requires grad."""
+        return box[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
+        """There is nobody to give a gradient to."""
+        return None, None
 
 
 class RegionFunction(torch.autograd.Function):
@@ -97,6 +113,7 @@ class RegionFunction(torch.autograd.Function):
         return tuple(values)
 
     @staticmethod
+    @never_compiled
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         """Gradients of the differentiated inputs."""
         plan = ctx.program.plan

@@ -7,22 +7,40 @@ a tensor guard made from tangents that really came.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from .. import _torch
+from ..plan import Plan
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.spec import SizeExpr, Spec, WrapperSpec, leaf_count, same_spec, spec_leaves
 from ..subclass.template import Examples
+from .backward import CompiledBackward
 from .emit import NotGenerated, Unwrapper, Wrapper
 from .function import changed_since_forward, run_backward
 from .guards import Ambient
+from .rebuild import fit_strides
 from .reference import Program
 from .source import Source
 
 Tensor = torch.Tensor
+
+
+def needs_extra(plan: Plan) -> bool:
+    """Does `apply` take ``extra``, the list ``[symbol values, watched inputs, None]`` whose last item receives the sizes?"""
+    return bool(plan.symbols or plan.kept_inputs or plan.size_outputs)
+
+
+def kept_on_node(plan: Plan) -> bool:
+    """Are the saved activations plain references of the node, with their versions compared as autograd would?
+
+    Half of what ``save_for_backward`` and ``saved_tensors`` cost. Autograd's own variables serve where they do more:
+    when saved-tensor hooks are active, for a result that is saved (a plain reference would be a cycle), and for what has
+    no version.
+    """
+    return not plan.saves_results
 
 
 class FastBackward:
@@ -34,6 +52,7 @@ class FastBackward:
         compiled = program.backwards.compiled
         self.expected = compiled[0].tangents if compiled else ()
         self.check: Callable[..., bool] | None = None
+        self.fit: Callable[..., Sequence[Tensor]] | None = None  # brings leaves to the strides of the trace
 
     def slow(self, ctx: Any, saved: list[Any], grads: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
         """The general backward; arms the fast one when these are the tangents that it was made for."""
@@ -51,7 +70,7 @@ class FastBackward:
         result = run_backward(program.backwards, ctx.inputs, named, tangents, getattr(ctx, "env", None) or {})
         if not _torch.keeps_graph():
             ctx.inputs = ()
-        return (None, None, *result)
+        return (None, None, *result) if needs_extra(program.plan) else (None, *result)
 
     def _arm(self, tangents: list[Tensor | None]) -> None:
         rows: list[tuple[Tensor, Spec]] = []
@@ -60,7 +79,7 @@ class FastBackward:
         for t, spec in zip(tangents, self.expected, strict=True):
             if t is None or spec is None or any(isinstance(n, SizeExpr) for s in spec_leaves(spec) for n in s.size):
                 return
-            if not same_spec(flatten(t)[1], spec) or t.requires_grad:
+            if not same_spec(flatten(t)[1], spec, strides=False) or t.requires_grad:
                 return
             rows.append((t, spec))
             if isinstance(spec, WrapperSpec):
@@ -68,7 +87,11 @@ class FastBackward:
         if len({id(t) for t, _ in rows}) != len(rows) or not self.use_cpp:
             return
         sizes = [list(s.size) for _, s in rows]  # type: ignore[union-attr]
-        strides = [list(s.stride) for _, s in rows]  # type: ignore[union-attr]
+        strides = [list(t.stride()) for t, _ in rows]
+        wanted = [s.stride for spec in self.expected if spec is not None for s in spec_leaves(spec)]
+        real = [leaf for t in tangents if t is not None for leaf in leaves_of(t)]
+        if any(tuple(t.stride()) != tuple(w) for t, w in zip(real, wanted, strict=True)):
+            self.fit = lambda *leaves: list(map(fit_strides, leaves, wanted))
         self.check = _torch.tensor_guard([t for t, _ in rows], sizes, strides)
 
 
@@ -80,18 +103,22 @@ class FunctionEmitter:
         self.program, self.plan, self.ambient, self.examples = program, program.plan, ambient, examples
         self.fast = FastBackward(program, use_cpp)
         self.dynamic = bool(self.plan.symbols)
+        self._nones = "None, None, " if needs_extra(self.plan) else "None, "
 
     def emit(self) -> type[torch.autograd.Function]:
-        """The Function: ``apply(graph inputs, [symbol values, watched inputs, None], *differentiated inputs)``."""
+        """The Function: ``apply(graph inputs, extra, *differentiated inputs)``; ``extra`` as in `needs_extra`."""
         forward, backward = self._forward(), self._backward()
-        members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-        return type("RegionFunction", (torch.autograd.Function,), members)
+        members: dict[str, Any] = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+        members["program"] = self.program  # compiled autograd finds the backward graph there
+        function = type("RegionFunction", (torch.autograd.Function,), members)
+        _torch.call_backward_directly(function)
+        return function
 
     # ---------------------------------------------------------------- forward
     def _forward(self) -> Callable[..., Any]:
         s, plan = Source(), self.plan
         s.bind("graph", self.program.forward)
-        s.line("def forward(ctx, p, extra, *inputs):")
+        s.line(f"def forward(ctx, p, {'extra, ' if needs_extra(plan) else ''}*inputs):")
         s.depth = 1
         if self.ambient.autocast:
             s.bind("no_autocast", _torch.disable_autocast)
@@ -129,15 +156,51 @@ class FunctionEmitter:
         return s.build("forward", "forward")
 
     def _save(self, s: Source, first: int) -> None:
+        """Keep the saved activations: on the node itself, or in autograd's own variables (see `kept_on_node`)."""
         plan = self.plan
         tensors = [f"o[{first + k}]" for k, row in enumerate(plan.saved) if row.is_tensor]
         numbers = ["None" if row.is_tensor else f"o[{first + k}]" for k, row in enumerate(plan.saved)]
-        watched = ["*extra[1]"] if plan.kept_inputs else []
-        if self.plan.compared_inputs:
-            s.line(f"ctx.versions = ({''.join(f'inputs[{k}]._version, ' for k in self.plan.compared_inputs)})")
-        s.line(f"ctx.save_for_backward({', '.join([*tensors, *watched])})")
+        watched = [f"extra[1][{k}]" for k in range(len(plan.kept_inputs))]
+        compared = [f"inputs[{k}]" for k in plan.compared_inputs]
         if not all(row.is_tensor for row in plan.saved):
-            s.line(f"ctx.numbers = ({''.join(f'{n}, ' for n in numbers)})")
+            s.line(f"ctx.numbers = ({_tuple(numbers)})")
+        if kept_on_node(plan):
+            s.bind("saved_tensor_hooks_active", _torch.saved_tensor_hooks_active)
+            everything = [*tensors, *watched, *compared]
+            s.line("kept = None")
+            s.line("if not saved_tensor_hooks_active():")
+            s.line("    try:")
+            s.line(f"        ctx.versions = ({_versions(everything)})")
+            s.line(f"        kept = [{', '.join(everything)}]")
+            s.line("    except (RuntimeError, AttributeError): pass  # an inference tensor, or None from a kernel")
+            s.line("ctx.kept = kept")
+            s.line("if kept is None:")
+            s.depth += 1
+        s.line(f"ctx.versions = ({_versions(compared)})")
+        s.line(f"ctx.save_for_backward({', '.join([*tensors, *watched])})")
+        s.depth = 1
+
+    def _unsave(self, s: Source) -> None:
+        """``saved``: the saved activations as a list, compared with the forward's versions and released."""
+        plan = self.plan
+        s.bind("changed_since_forward", changed_since_forward)
+        s.bind("keeps", _torch.keeps_graph_now)
+        s.line("keep = keeps()")
+        if kept_on_node(plan):
+            count = sum(row.is_tensor for row in plan.saved) + len(plan.kept_inputs)
+            names = [f"saved[{k}]" for k in range(count + len(plan.compared_inputs))]
+            s.line("saved = ctx.kept")
+            s.line("if saved is not None:")
+            s.line(f"    if ({_versions(names)}) != ctx.versions: changed_since_forward()")
+            s.line(f"    saved = saved[:{count}]")
+            s.line("    if not keep: ctx.kept = None  # a second backward is for saved_tensors to refuse")
+            s.line("else:")
+            s.depth += 1
+        s.line("saved = list(ctx.saved_tensors)")
+        if compared := [f"ctx.inputs[{k}]" for k in plan.compared_inputs]:
+            s.line(f"if ctx.inputs and ({_versions(compared)}) != ctx.versions: changed_since_forward()")
+        s.line("ctx.maybe_clear_saved_tensors()")
+        s.depth = 1
 
     # ---------------------------------------------------------------- backward
     def _backward(self) -> Callable[..., Any]:
@@ -146,23 +209,17 @@ class FunctionEmitter:
         names = [f"g{k}" for k in range(len(self.plan.values))]
         s.line(f"def backward(ctx, {', '.join(names)}):")
         s.depth = 1
-        s.line("saved = list(ctx.saved_tensors)")
-        if self.plan.compared_inputs:
-            s.bind("changed_since_forward", changed_since_forward)
-            now = "".join(f"i[{k}]._version, " for k in self.plan.compared_inputs)
-            s.line("i = ctx.inputs")
-            s.line(f"if i and ({now}) != ctx.versions: changed_since_forward()")
-            s.line("i = None")
-        s.line("ctx.maybe_clear_saved_tensors()")
+        self._unsave(s)
         slow = f"return fast.slow(ctx, saved, ({''.join(f'{n}, ' for n in names)}))"
         assert self.program.backwards is not None
+        prologue = len(s.lines)
         if self.dynamic or not self.program.backwards.compiled:
             s.line(slow)
         else:
             try:
                 self._fast_path(s, slow)
             except NotGenerated:
-                s.lines = s.lines[: s.lines.index("    ctx.maybe_clear_saved_tensors()") + 1]
+                del s.lines[prologue:]
                 s.depth = 1
                 s.line(slow)
         return s.build("backward", "backward")
@@ -175,17 +232,18 @@ class FunctionEmitter:
         assert self.program.backwards is not None
         entry = self.program.backwards.compiled[0]
         unwrapper = Unwrapper(s, slow)
+        unwrapper.shortcut_value = _shortcut_of({f"g{k}": t for k, t in self._tangents(entry)}, self.examples)
         leaves: list[str] = []
         s.line("try:")
         s.depth = 2
-        for k, spec in zip(self.plan.differentiable, entry.tangents, strict=True):
-            assert spec is not None
+        for k, spec in self._tangents(entry):
             leaves += unwrapper.unwrap(f"g{k}", spec)
         s.line("pass")
         s.depth = 1
         s.line(f"except AttributeError: {slow}")
         rows = self._checked(entry.tangents, leaves)
         s.line(f"if not check({', '.join(rows)}): {slow}")
+        s.line(f"if fast.fit is not None: {', '.join(leaves)}, = fast.fit({', '.join(leaves)})")
         number = {row.name: k for k, row in enumerate(r for r in self.plan.saved if r.is_tensor)}
         if any(kind == "saved" and name not in number for kind, name in entry.inputs):
             raise NotGenerated("a saved size")
@@ -196,12 +254,18 @@ class FunctionEmitter:
         s.line(f"del saved{''.join(f', {n}' for n in dict.fromkeys([*leaves, *self._tangent_names()]))}")
         s.bind("graph", entry.call)
         s.line("r = graph(p)")
-        s.bind("keeps", _torch.keeps_graph_now)
-        s.line("if not keeps(): ctx.inputs = ()")
+        s.line("if not keep: ctx.inputs = ()")
         parts = iter([f"r[{k}]" for k in range(sum(leaf_count(g) for g in entry.grads if g is not None))])
         wrapper = Wrapper(s, self.examples, {})
         grads = ["None" if g is None else wrapper.wrap(g, parts) for g in entry.grads]
-        s.line(f"return None, None, {''.join(f'{g}, ' for g in grads)}")
+        s.line(f"return {self._nones}{''.join(f'{g}, ' for g in grads)}")
+
+    def _tangents(self, entry: CompiledBackward) -> list[tuple[int, Spec]]:
+        """The values whose tangents arrive, with the specs of the tangents."""
+        rows = list(zip(self.plan.differentiable, entry.tangents, strict=True))
+        if any(spec is None for _, spec in rows):
+            raise NotGenerated("an absent tangent")
+        return rows  # type: ignore[return-value]
 
     def _tangent_names(self) -> list[str]:
         return [f"g{k}" for k in self.plan.differentiable]
@@ -213,3 +277,25 @@ class FunctionEmitter:
             own = [next(parts) for _ in range(leaf_count(spec))]
             rows += [f"g{k}", *own] if isinstance(spec, WrapperSpec) else own
         return rows
+
+
+def _shortcut_of(specs: dict[str, Spec], examples: Examples) -> Callable[[str], Any]:
+    """The one attribute that tells a class's context (DTensor's ``_spec``), for tangents by their local names."""
+
+    def shortcut(variable: str) -> Any:
+        spec = specs.get(variable)
+        if not isinstance(spec, WrapperSpec):
+            raise NotGenerated("a wrapper with a shortcut inside another one")
+        attribute = _torch.context_shortcut(spec.cls)
+        assert attribute is not None
+        return getattr(examples.make(spec), attribute)
+
+    return shortcut
+
+
+def _tuple(names: Sequence[str]) -> str:
+    return "".join(f"{n}, " for n in names)
+
+
+def _versions(names: Sequence[str]) -> str:
+    return _tuple([f"{n}._version" for n in names])

@@ -38,8 +38,8 @@ import math
 import operator
 import re
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -47,7 +47,9 @@ import torch.fx as fx
 
 from .. import _torch
 from ..errors import UnsupportedError, VerificationError
+from ..partition.half import Half
 from .bindings import bind
+from .round_trips import without_round_trips
 
 _WIDTH = 110
 _file_numbers = itertools.count()
@@ -90,6 +92,52 @@ class BoxedGraph:
         return self.function(inputs)
 
 
+@dataclass(frozen=True, eq=False)
+class Listing:
+    """What is to be run, in order.
+
+    Attributes:
+        owner: the module that ``get_attr`` nodes read.
+        inputs: nodes whose values are passed.
+        body: ``get_attr`` and ``call_function`` nodes.
+        results: nodes and constants to return.
+        merged: a node that arguments may name -> the node of the list that has its value.
+    """
+
+    owner: fx.GraphModule
+    inputs: list[fx.Node]
+    body: list[fx.Node]
+    results: list[Any]
+    merged: Mapping[fx.Node, fx.Node]
+
+    @classmethod
+    def of_module(cls, gm: fx.GraphModule) -> Listing:
+        """The nodes of a graph that do something.
+
+        Raises:
+            UnsupportedError: the graph holds a ``call_method`` or ``call_module`` node.
+        """
+        for node in gm.graph.nodes:
+            if node.op in ("call_method", "call_module"):
+                raise UnsupportedError(
+                    f"the graph holds a {node.op} node",
+                    path=node.name,
+                    expected="placeholder, get_attr, call_function and output nodes",
+                    got=node.format_node(),
+                    fix="trace to aten operations, for example with make_fx",
+                )
+        nodes = list(gm.graph.nodes)
+        inputs = [n for n in nodes if n.op == "placeholder"]
+        attributes = [n for n in nodes if n.op == "get_attr" and n.users]
+        results = list(_flat(gm.graph.output_node().args[0]))
+        return cls(gm, inputs, [*attributes, *_schedule(gm.graph)], results, {})
+
+    @classmethod
+    def of_half(cls, half: Half) -> Listing:
+        """One of the two programs of a partition."""
+        return cls(half.owner, half.inputs, half.body, half.outputs, half.merged)
+
+
 def compile_graph(gm: fx.GraphModule, *, name: str = "graph") -> BoxedGraph:
     """Generate and compile the code of a dense graph.
 
@@ -104,7 +152,13 @@ def compile_graph(gm: fx.GraphModule, *, name: str = "graph") -> BoxedGraph:
         UnsupportedError: the graph holds a ``call_method`` or ``call_module`` node.
         VerificationError: an argument of a node is a symbolic size that is not a node of the graph.
     """
-    writer = _Writer(gm, name)
+    return compile_listing(Listing.of_module(gm), name=name)
+
+
+def compile_listing(listing: Listing, *, name: str) -> BoxedGraph:
+    """`compile_graph` for a list of nodes: all of them are run, in this order, but views that change nothing."""
+    body, merged = without_round_trips(listing.body, listing.results, listing.merged, frozenset(listing.inputs))
+    writer = _Writer(replace(listing, body=body, merged=merged), name)
     source = writer.write()
     filename = f"<subclass_trace {name} {next(_file_numbers)}>"
     namespace = writer.namespace
@@ -202,8 +256,8 @@ def _has_effects(node: fx.Node) -> bool:
 class _Writer:
     """Writes one function. Names are those of the nodes, made unique among everything the function mentions."""
 
-    def __init__(self, gm: fx.GraphModule, name: str) -> None:
-        self.gm = gm
+    def __init__(self, listing: Listing, name: str) -> None:
+        self.listing = listing
         self.name = name
         self.lines: list[str] = []
         self.namespace: dict[str, Any] = {}  # the globals of the function
@@ -212,42 +266,39 @@ class _Writer:
         self._taken = {name, "inputs", *keyword.kwlist, *dir(builtins)}
 
     def write(self) -> str:
-        """The source of the whole graph."""
-        nodes = list(self.gm.graph.nodes)
-        inputs = [n for n in nodes if n.op == "placeholder"]
-        for node in nodes:  # variables first: they have the better right to their names
-            if node.op in ("call_method", "call_module"):
-                raise UnsupportedError(
-                    f"the graph holds a {node.op} node",
-                    path=node.name,
-                    expected="placeholder, get_attr, call_function and output nodes",
-                    got=node.format_node(),
-                    fix="trace to aten operations, for example with make_fx",
-                )
-            if node.op == "get_attr" and node.users:
-                self.variables[node] = self._global(_attribute(self.gm, node), node.name)
-            elif node.op != "output":
-                self.variables[node] = self._fresh(node.name)
-        order = _schedule(self.gm.graph)
-        results = list(_flat(self.gm.graph.output_node().args[0]))
-        last_use = self._last_uses(inputs, order, results)
+        """The source of the whole list."""
+        listing = self.listing
+        order = [n for n in listing.body if n.op != "get_attr"]
+        for node in (*listing.inputs, *order):  # variables first: they have the better right to their names
+            self.variables[node] = self._fresh(node.name)
+        for node in listing.body:
+            if node.op == "get_attr":
+                self.variables[node] = self._global(_attribute(listing.owner, node), node.name)
+        for node, other in listing.merged.items():
+            if other in self.variables:
+                self.variables[node] = self.variables[other]
+        last_use = self._last_uses(order)
         self.lines.append(f"def {self.name}(inputs):")
-        if inputs:
-            self._statement("(", [self.variables[n] for n in inputs], ") = inputs")
+        if listing.inputs:
+            self._statement("(", [self.variables[n] for n in listing.inputs], ") = inputs")
         self.lines.append("    inputs.clear()")
         self._delete(last_use.get(None, []))
         for node in order:
             self._call(node, used=node in last_use.used)
             self._delete(last_use.get(node, []))
-        self._statement("return (", [self._text(r, self.gm.graph.output_node()) for r in results], ")")
+        self._statement("return (", [self._text(r, None) for r in listing.results], ")")
         return "\n".join(self.lines)
 
-    def _last_uses(self, inputs: list[fx.Node], order: list[fx.Node], results: list[Any]) -> _LastUses:
+    def _last_uses(self, order: list[fx.Node]) -> _LastUses:
         """Which local values die after which node; under None those that nothing uses."""
-        kept = {r for r in results if isinstance(r, fx.Node)}
-        last: dict[fx.Node, fx.Node | None] = dict.fromkeys(inputs)
+        merged = self.listing.merged
+        kept = {merged.get(r, r) for r in self.listing.results if isinstance(r, fx.Node)}
+        last: dict[fx.Node, fx.Node | None] = dict.fromkeys(self.listing.inputs)
         for node in order:
-            last.update((used, node) for used in node.all_input_nodes if used.op != "get_attr")
+            for named in node.all_input_nodes:
+                used = merged.get(named, named)
+                if used.op != "get_attr":
+                    last[used] = node
         uses = _LastUses()
         uses.used = kept | {used for used, by in last.items() if by is not None}
         for used, by in last.items():
@@ -295,7 +346,7 @@ class _Writer:
         self.lines.append("    )" if head == "del " else f"    {tail}")
 
     # ------------------------------------------------------------------------------------------ arguments
-    def _text(self, arg: Any, user: fx.Node) -> str:
+    def _text(self, arg: Any, user: fx.Node | None) -> str:
         if isinstance(arg, fx.Node):
             return self.variables[arg]
         if type(arg) in (int, bool, str, type(None)):
@@ -313,9 +364,9 @@ class _Writer:
         if isinstance(arg, _torch.SYM_TYPES):
             raise VerificationError(
                 "a symbolic size is an argument of a node, but no node of the graph computes it",
-                path=user.name,
+                path="output" if user is None else user.name,
                 expected="a node of the graph, or a plain number",
-                got=f"{arg} in {user.format_node()}",
+                got=f"{arg} in {'the results' if user is None else user.format_node()}",
                 fix="make the size an input of the graph",
             )
         named = isinstance(arg, (*_NAMED, float, complex))

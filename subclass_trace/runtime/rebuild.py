@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
 
 from .. import _torch
-from ..plan import ValueOutput, ViewOutput
+from ..plan import ValueAlias, ViewOutput
 from ..subclass.flatten import leaves_of
 from ..subclass.spec import LeafSpec, spec_leaves
 from ..subclass.visit import rebuild
@@ -26,23 +27,37 @@ def replay_view(plan: ViewOutput, base: Tensor) -> Tensor:
     return view
 
 
-def alias_of_leaves(plan: ValueOutput, value: Tensor, leaves: Sequence[Tensor], env: Env) -> Tensor:
-    """``value`` with each leaf that lies in an input's memory replaced by a view of that input's leaf."""
-    parts = leaves_of(value)
-    spec = concrete(plan.spec, env)
-    for k, (alias, leaf_spec) in enumerate(zip(plan.aliases, spec_leaves(spec), strict=True)):
+def share(
+    row: ValueAlias,
+    value: Tensor,
+    values: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    leaves: Sequence[Tensor],
+    env: Env,
+) -> Tensor:
+    """``value`` with each leaf that lies in other memory replaced by a view of that memory.
+
+    Args:
+        values: the forward values, of which ``value`` is one.
+        inputs, leaves: of the call.
+    """
+    if row.holder is not None:
+        number, names = row.holder
+        return functools.reduce(getattr, names, inputs[number])
+    parts, spec = leaves_of(value), concrete(row.spec, env)
+    for k, (alias, leaf) in enumerate(zip(row.leaves, spec_leaves(spec), strict=True)):
         if alias is not None:
-            place, delta = alias
-            parts[k] = _view_like(leaves[place].detach(), leaf_spec, evaluate(delta, env))
+            source = leaves[alias.leaf] if alias.value is None else leaves_of(values[alias.value])[alias.leaf]
+            parts[k] = source if alias.same else view_like(source, leaf, evaluate(alias.delta, env))
     return rebuild(spec, iter(parts))  # type: ignore[no-any-return]
 
 
-def _view_like(source: Tensor, spec: LeafSpec, delta: int) -> Tensor:
-    if source.dtype == spec.dtype:
-        return source.as_strided(spec.size, spec.stride, source.storage_offset() + delta)
+def view_like(source: Tensor, spec: LeafSpec, delta: int) -> Tensor:
+    """A tensor laid out as ``spec`` says, ``delta`` bytes after the start of ``source``, without relation to it."""
+    start = source.storage_offset() * source.element_size() + delta
     flat = torch.empty(0, dtype=spec.dtype, device=source.device)
-    flat.set_(source.untyped_storage(), 0, (0,), (1,))
-    return flat.as_strided(spec.size, spec.stride, spec.storage_offset)
+    with torch.no_grad():
+        return flat.set_(source.untyped_storage(), start // spec.dtype.itemsize, spec.size, spec.stride)
 
 
 def fit_strides(t: Tensor, stride: Sequence[int]) -> Tensor:

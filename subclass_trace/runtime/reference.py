@@ -28,10 +28,10 @@ from ..plan import (
 from ..subclass.flatten import leaves_of
 from ..subclass.visit import rebuild
 from .backward import Backwards
-from .function import RegionFunction
-from .rebuild import alias_of_leaves, replay_view
+from .function import Dangling, RegionFunction
+from .rebuild import replay_view, share
 from .sizes import bind, evaluate, evaluator
-from .writeback import deliver
+from .writeback import deliver, set_version
 
 Tensor = torch.Tensor
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -78,7 +78,7 @@ class Program:
         for row, value in zip(plan.inputs, inputs, strict=True):
             for place, leaf in zip(row.leaves, leaves_of(value), strict=True):
                 table[place] = leaf
-        return Call(inputs, table, bind(plan, inputs, table))
+        return Call(inputs, table, bind(plan, inputs, table, flat))
 
     def run_forward(self, call: Call) -> tuple[list[Tensor], list[Any], list[Any]]:
         """Values (rewrapped), symbolic sizes, saved activations (dense)."""
@@ -91,6 +91,7 @@ class Program:
         count = plan.forward_leaves
         parts, sizes = iter(flat[:count]), evaluator(call.env)
         values = [rebuild(spec, parts, sizes) for spec in plan.values]
+        share_values(plan, call, values, within=True)
         return values, flat[count : count + plan.size_outputs], flat[count + plan.size_outputs :]
 
 
@@ -104,24 +105,45 @@ def primal_value(primal: Primal, call: Call) -> Any:
 
 
 def base_value(primal: BasePrimal, leaves: Sequence[Tensor], numel: int) -> Tensor:
-    """A flat view over the memory that the members share; no copy."""
+    """A flat view over the memory that the members share; no copy. Its storage starts where it does: a graph makes the
+    members of it by their places."""
+    width = primal.dtype.itemsize
     start = min(byte_range(leaves[k]).start for k in primal.members)
     leaf = leaves[primal.members[0]]
-    if leaf.dtype != primal.dtype:
+    storage = leaf.untyped_storage()
+    with torch.no_grad():
         flat = torch.empty(0, dtype=primal.dtype, device=leaf.device)
-        leaf = flat.set_(leaf.untyped_storage(), 0, (0,), (1,))
-    return leaf.detach().as_strided((numel,), (1,), start // primal.dtype.itemsize)
+        return flat.set_(storage[start : start + numel * width] if start else storage, 0, (numel,), (1,))
 
 
 def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]) -> list[Any]:
     """Deliver mutations, then make the results: whatever views an input sees its new contents."""
+    values = list(values)
     old = [leaves_of(x) for x in call.inputs] if plan.mutations else []
+    versions = [None if x.is_inference() else x._version for x in call.inputs] if plan.mutations else []
+    share_values(plan, call, values, within=False)
+    for k in plan.fresh_leaves:
+        values[k].requires_grad_()
+    for k in plan.dangling:
+        with torch.enable_grad():
+            _torch.apply_function(Dangling, torch.zeros((), requires_grad=True), values[k : k + 1])
+    early = {
+        k: replay_view(o, call.inputs[o.base])
+        for k, o in enumerate(plan.outputs)
+        if isinstance(o, ViewOutput) and o.early
+    }
     for m in plan.mutations:
         new = None if m.value is None else values[m.value]
         deliver(m, plan.inputs[m.input], call.inputs[m.input], new, old[m.input], call.env)
+        version = versions[m.input]
+        if version is not None:
+            set_version(call.inputs[m.input], version + m.version_bumps - _bumps_to_come(plan, m.input))
     results: list[Any] = []
-    for o in plan.outputs:
-        results.append(results[o.result] if isinstance(o, SameOutput) else make_output(o, call, values, flat))
+    for k, o in enumerate(plan.outputs):
+        if isinstance(o, SameOutput):
+            results.append(results[o.result])
+        else:
+            results.append(make_output(o, call, values, flat, early.get(k)))
     for a in plan.assignments:
         getattr(a.owner, a.table)[a.name] = results[a.result]
     del results[plan.out_tree.num_leaves :]  # what was only made to be assigned
@@ -130,8 +152,23 @@ def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]
     return results
 
 
-def make_output(o: OutputPlan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]) -> Any:
-    """One flat result."""
+def share_values(plan: Plan, call: Call, values: list[Tensor], within: bool) -> None:
+    """Put what lies in other memory there: values with a history inside the autograd function, others outside of it."""
+    for row in plan.aliases:
+        if row.within is within:
+            values[row.value] = share(row, values[row.value], values, call.inputs, call.leaves, call.env)
+
+
+def _bumps_to_come(plan: Plan, number: int) -> int:
+    """By how much making the results will move the version counter of an input."""
+    views = (o for o in plan.outputs if isinstance(o, ViewOutput) and o.of_input and o.base == number)
+    return sum(o.version_bumps for o in views if not o.early)
+
+
+def make_output(
+    o: OutputPlan, call: Call, values: Sequence[Tensor], flat: Sequence[Any], early: Tensor | None = None
+) -> Any:
+    """One flat result; ``early``: it was made already."""
     if isinstance(o, ConstantOutput):
         return o.value
     if isinstance(o, SizeOutput):
@@ -140,12 +177,11 @@ def make_output(o: OutputPlan, call: Call, values: Sequence[Tensor], flat: Seque
         return flat[o.position]
     assert not isinstance(o, SameOutput)
     if isinstance(o, ViewOutput):
-        value = replay_view(o, call.inputs[o.base] if o.of_input else values[o.base])
+        base = call.inputs[o.base] if o.of_input else values[o.base]
+        value = replay_view(o, base) if early is None else early
     else:
         value = values[o.value]
-        if o.aliases and not value.requires_grad:
-            value = alias_of_leaves(o, value, call.leaves, call.env)
-    if o.starts_grad:
+    if isinstance(o, ViewOutput) and o.starts_grad:
         value.requires_grad_()
     for name, attribute in o.attributes.items():
         setattr(value, name, attribute)

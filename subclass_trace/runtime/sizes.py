@@ -65,8 +65,12 @@ def concrete(spec: Spec, env: Env) -> Spec:
     return map_spec(spec, evaluator(env)) if env else spec
 
 
-def read_symbol(row: SymbolPlan, inputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> int:
+def read_symbol(
+    row: SymbolPlan, inputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], flat: Sequence[Any] = ()
+) -> int:
     """The value of one symbol in this call."""
+    if row.kind == "argument":
+        return int(flat[row.dim])
     if row.input is not None:
         return int(inputs[row.input].shape[row.dim])
     assert row.leaf is not None
@@ -76,6 +80,8 @@ def read_symbol(row: SymbolPlan, inputs: Sequence[torch.Tensor], leaves: Sequenc
     return int(leaf.stride(row.dim) if row.kind == "stride" else leaf.storage_offset())
 
 
-def bind(plan: Plan, inputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> dict[Any, int]:
+def bind(
+    plan: Plan, inputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], flat: Sequence[Any] = ()
+) -> dict[Any, int]:
     """Symbol -> value for this call."""
-    return {row.symbol: read_symbol(row, inputs, leaves) for row in plan.symbols}
+    return {row.symbol: read_symbol(row, inputs, leaves, flat) for row in plan.symbols}

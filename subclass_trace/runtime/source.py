@@ -7,6 +7,8 @@ import linecache
 from collections.abc import Callable
 from typing import Any
 
+from .._torch.dynamo import never_compiled
+
 _numbers = itertools.count()
 _LITERALS = (bool, int, str, bytes, type(None))
 
@@ -59,4 +61,4 @@ class Source:
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
         exec(compile(text, file, "exec"), self.globals)  # our own text, made a few lines above
         function: Callable[..., Any] = self.globals[name]
-        return function
+        return never_compiled(function)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,12 +11,18 @@ import torch
 import torch.fx as fx
 
 from .. import _torch, verify
-from ..backends import Backend, compile_with
+from ..backends import Backend, Compiled, Compiler, compile_with
+from ..backends.eager import compile_eager
+from ..backends.inductor import compile_forward
 from ..capture.aliasing import alias_pattern
 from ..capture.graphs import is_drawn, output_args, placeholders
 from ..capture.inputs import Argument
 from ..capture.region import Captured
+from ..partition.half import Half
 from ..partition.interface import Partitioned, Partitioner, partition, save_all
+from ..partition.min_cut import MinCut
+from ..partition.packing import Packing, unpack_inputs
+from ..partition.rules import Facts
 from ..partition.saved import saved_table
 from ..plan import (
     BasePrimal,
@@ -28,6 +35,7 @@ from ..plan import (
     SavedValue,
     SizePrimal,
     SymbolPlan,
+    ValueAlias,
     ValueOutput,
     ViewOutput,
 )
@@ -35,6 +43,7 @@ from ..subclass.context import snapshot
 from ..subclass.flatten import leaves_of
 from ..subclass.spec import WrapperSpec, leaf_count
 from .backward import Backwards, CompiledBackward
+from .graph_code import Listing, compile_listing
 from .reference import Program
 from .sizes import freeze, to_expr
 
@@ -43,11 +52,24 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True, eq=False)
 class Graphs:
-    """The graphs of a specialization. ``joint`` and ``backward`` are None when there is no backward."""
+    """The graphs of a specialization, as graph modules that are made when they are asked for.
+
+    ``joint`` and ``backward`` are None when there is no backward.
+    """
 
     joint: fx.GraphModule | None
-    forward: fx.GraphModule
-    backward: fx.GraphModule | None
+    first: Half
+    second: Half | None
+
+    @property
+    def forward(self) -> fx.GraphModule:
+        """The forward."""
+        return self.first.module
+
+    @property
+    def backward(self) -> fx.GraphModule | None:
+        """The backward."""
+        return None if self.second is None else self.second.module
 
 
 def build_program(
@@ -65,20 +87,21 @@ def build_program(
     Args:
         positions: flat position -> number of the argument; None where it is no tensor.
         through_base: positions whose tensor is a view that its autograd base stands for.
-        keep_joint: keep a copy of the joint graph (partitioners consume it).
+        keep_joint: keep the joint graph (a copy of it, where the partitioner consumes it).
         keep_input_mutations: without a backward, data is written back inside the graph, by ``copy_`` on its inputs.
     """
     if captured.tape is None:
         forward = captured.forward_graph()
         if keep_input_mutations:
             captured = replace(captured, mutations=write_back_in_graph(captured, forward))
-        plan = _plan(captured, arguments, positions, through_base, forward, ())
+        half = Half.of_module(forward)
+        plan = _plan(captured, arguments, positions, through_base, half, ())
         if verify.ENABLED:
             verify.verify_forward(forward, write_back=keep_input_mutations)
             verify.verify_plan(plan)
-        call = compile_with(backend.inference, forward, _examples(forward), is_backward=False, name=backend.name)
+        call = _compile(backend, backend.inference, half)
         plan = replace(plan, conditions=tuple(_conditions(captured)))  # compiling may have added some
-        return Program(plan, call, None), Graphs(None, forward, None)
+        return Program(plan, call, None), Graphs(None, half, None)
     try:
         guess = captured.tape.guess()
         traced = captured.tape.trace(guess)
@@ -86,32 +109,36 @@ def build_program(
         return _without_backward(captured, arguments, positions, through_base, backend)
     if verify.ENABLED:
         verify.verify_joint(traced.joint, num_forward=traced.num_forward, tangents=traced.tangents)
-    kept = _copy(traced.joint) if keep_joint else None
+    ours = isinstance(partitioner, MinCut)
+    kept = (traced.joint if ours else _copy(traced.joint)) if keep_joint else None
+    if isinstance(partitioner, MinCut):
+        partitioner = partitioner.for_fusion(backend.forward is compile_forward)
     parts = partition(
         traced.joint,
         num_forward=traced.num_forward,
         draws=traced.draws,
         tangents=traced.tangents,
         partitioner=partitioner,
-        serve=captured.saved_by_autograd,
+        serve=captured.served(traced.joint),
         written=_written(captured),
         static=[captured.leaf_primals[k] for k in _static_leaves(captured, arguments)],
+        copied=_copied(captured, traced.joint),
     )
-    saved = saved_table(parts, _primal_paths(captured))
-    plan = _plan(captured, arguments, positions, through_base, parts.forward, saved)
+    saved = saved_table(parts, _primal_paths(captured), _copied(captured, traced.joint))
+    plan = _plan(captured, arguments, positions, through_base, parts.first, saved)
     if verify.ENABLED:
         visible = traced.num_forward - traced.draws
         verify.verify_partition(parts, num_forward=visible, tangents=traced.tangents, written=_written(captured))
         verify.verify_plan(plan)
         verify.verify_inputs(parts.forward, plan)
-    call = compile_with(backend.forward, parts.forward, _examples(parts.forward), is_backward=False, name=backend.name)
-    compile_backward = _backward_compiler(backend)
-    first = _first_backward(parts, traced, guess, compile_backward)
+    call = _compile(backend, backend.forward, parts.first)
+    compile_backward = _backward_compiler(backend, parts.packed)
+    first = _first_backward(parts, traced, guess, _compile(backend, backend.backward, parts.second, is_backward=True))
     plan = replace(plan, conditions=tuple(_conditions(captured)))  # compiling may have added some
     known = frozenset(row.symbol for row in plan.symbols)
     backwards = Backwards(captured.tape, frozenset(parts.saved), compile_backward, _output_paths(plan), known)
     backwards.add(first)
-    return Program(plan, call, backwards), Graphs(kept, parts.forward, parts.backward)
+    return Program(plan, call, backwards), Graphs(kept, parts.first, parts.second)
 
 
 def _without_backward(
@@ -127,42 +154,51 @@ def _without_backward(
     # Which results eager keeps cannot always be read off (an output that a node saves is unpacked as a new object), so
     # whatever cannot be computed again is saved as well; inputs cost nothing.
     fixed = {n.name for n in forward.graph.nodes if n.op == "placeholder" or is_drawn(n)}
-    parts = save_all(forward, captured.saved_by_autograd | fixed, _written(captured))
+    parts = save_all(forward, captured.served(forward) | fixed, _written(captured))
     saved = saved_table(parts, _primal_paths(captured))
-    call = compile_with(backend.forward, forward, _examples(forward), is_backward=False, name=backend.name)
-    plan = _plan(captured, arguments, positions, through_base, forward, saved)
+    call = _compile(backend, backend.forward, parts.first)
+    plan = _plan(captured, arguments, positions, through_base, parts.first, saved)
     compile_backward = _backward_compiler(backend)
     known = frozenset(row.symbol for row in plan.symbols)
     names = frozenset(parts.saved)
     backwards = Backwards(captured.tape, names, compile_backward, _output_paths(plan), known)
-    return Program(plan, call, backwards), Graphs(None, forward, None)
+    return Program(plan, call, backwards), Graphs(None, parts.first, None)
 
 
-def _backward_compiler(backend: Backend) -> Callable[[fx.GraphModule], Callable[[list[Any]], Sequence[Any]]]:
-    def compile_backward(graph: fx.GraphModule) -> Callable[[list[Any]], Sequence[Any]]:
-        return compile_with(backend.backward, graph, _examples(graph), is_backward=True, name=backend.name)
+def _compile(backend: Backend, compiler: Compiler, half: Half, is_backward: bool = False) -> Compiled:
+    """Our own back end reads the list of nodes; any other gets a graph module."""
+    if compiler is compile_eager and half.is_plain:
+        return compile_listing(Listing.of_half(half), name="backward" if is_backward else "forward").function
+    return compile_with(compiler, half.module, half.examples, is_backward=is_backward, name=backend.name)
+
+
+def _backward_compiler(
+    backend: Backend, packed: Mapping[str, Packing] | None = None
+) -> Callable[[fx.GraphModule], Compiled]:
+    """For backwards that are traced later: they take what is saved, packed as it is."""
+
+    def compile_backward(graph: fx.GraphModule) -> Compiled:
+        if packed:
+            unpack_inputs(graph, packed)
+        return _compile(backend, backend.backward, Half.of_module(graph), is_backward=True)
 
     return compile_backward
 
 
-def _first_backward(parts: Partitioned, traced: Any, guess: Sequence[Any], compile_backward: Any) -> CompiledBackward:
+def _first_backward(parts: Partitioned, traced: Any, guess: Sequence[Any], call: Compiled) -> CompiledBackward:
     number = {name: k for k, name in enumerate(traced.tangents)}
     inputs = tuple(("tangent", number[n]) if n in number else ("saved", n) for n in parts.backward_inputs)
     return CompiledBackward(
         tangents=tuple(map(freeze, guess)),
         create_graph=False,
         inputs=inputs,
-        call=compile_backward(parts.backward),
-        graph=parts.backward,
+        call=call,
         grads=tuple(None if g is None else freeze(g) for g in traced.grads),
         next=None,
         differentiable=(),
         tangent_names=traced.tangents,
+        graph=parts.second,
     )
-
-
-def _examples(graph: fx.GraphModule) -> list[Any]:
-    return [n.meta.get("val") for n in placeholders(graph.graph)]
 
 
 def _copy(module: fx.GraphModule) -> fx.GraphModule:
@@ -177,7 +213,7 @@ def _plan(
     arguments: Sequence[Argument],
     positions: Sequence[int | None],
     through_base: frozenset[int],
-    forward: fx.GraphModule,
+    forward: Half,
     saved: tuple[SavedValue, ...],
 ) -> Plan:
     inputs = tuple(_inputs(captured, arguments))
@@ -191,7 +227,8 @@ def _plan(
         symbols=tuple(_symbols(captured)),
         conditions=tuple(_conditions(captured)),
         values=tuple(freeze(v) for v in captured.values),
-        detach_values=_detach(forward, sum(map(leaf_count, captured.values))),
+        saves_results=_saves_results(forward, captured, len(saved)),
+        detach_values=_detach(forward, captured),
         size_outputs=len(captured.size_outputs),
         mutations=tuple(map(_freeze_mutation, captured.mutations)),
         outputs=tuple(map(_freeze_output, captured.outputs)),
@@ -201,6 +238,9 @@ def _plan(
         grad_mode_after=captured.grad_mode_after,
         saved=saved,
         offsets_matter=_offsets_matter(captured),
+        aliases=tuple(map(_freeze_alias, captured.aliases)),
+        fresh_leaves=captured.fresh_leaves,
+        dangling=captured.dangling,
         watched_inputs=_watched(captured, inputs, saved),
     )
 
@@ -216,10 +256,10 @@ def _inputs(captured: Captured, arguments: Sequence[Argument]) -> list[InputPlan
     return rows
 
 
-def _primals(captured: Captured, forward: fx.GraphModule) -> list[Primal]:
+def _primals(captured: Captured, forward: Half) -> list[Primal]:
     place = {p: k for k, p in enumerate(captured.leaf_primals)}
     rows: list[Primal] = []
-    for node in placeholders(forward.graph):
+    for node in forward.inputs:
         number = int(str(node.target).rsplit("_", 1)[1]) - 1
         base = node.meta.get("alias_base")
         if base is not None:
@@ -251,6 +291,8 @@ def _symbols(captured: Captured) -> list[SymbolPlan]:
     for number, i in enumerate(captured.inputs):
         for d, n in enumerate(i.spec.size):  # type: ignore[union-attr]
             note(n, "size", None, number, d)
+    for position, n in captured.session.arguments.items():
+        note(n, "argument", None, None, position)
     return list(rows.values())
 
 
@@ -265,17 +307,44 @@ def _offsets_matter(captured: Captured) -> bool:
     return any(n.target in absolute for n in captured.session.recorder.graph.nodes)
 
 
-def _detach(forward: fx.GraphModule, count: int) -> frozenset[int]:
-    """Positions of outputs that are, or share memory with, a graph input or an earlier output: made distinct objects."""
-    seen = {_storage(n.meta["val"]) for n in placeholders(forward.graph) if isinstance(n.meta["val"], Tensor)}
+def _detach(forward: Half, captured: Captured) -> frozenset[int]:
+    """Positions of outputs that are made objects of their own.
+
+    They are, or share memory with, a graph input or an earlier output; or they are dense values that the graph happens
+    to compute as views: autograd would protect a view that comes out of a Function from in-place operations, and would
+    take another tensor for its base.
+    """
+    plain, place = set(), 0
+    for k, spec in enumerate(captured.values):
+        if not isinstance(spec, WrapperSpec) and (captured.tape is not None or k not in captured.views):
+            plain.add(place)
+        place += leaf_count(spec)
+    count = place
+    seen = {_storage(n.meta["val"]) for n in forward.inputs if isinstance(n.meta["val"], Tensor)}
     out = set()
-    for k, node in enumerate(output_args(forward.graph)[:count]):
+    for k, node in enumerate(forward.outputs[:count]):
         value = node.meta.get("val")
         if isinstance(value, Tensor) and value.layout is torch.strided:
-            if _storage(value) in seen:
+            if _storage(value) in seen or (k in plain and _is_view(node)):
                 out.add(k)
             seen.add(_storage(value))
     return frozenset(out)
+
+
+def _is_view(node: fx.Node) -> bool:
+    made: Any = node.args[0] if node.target is operator.getitem else node
+    return isinstance(made.target, _torch.OpOverload) and made.target.is_view
+
+
+def _saves_results(forward: Half, captured: Captured, saved: int) -> bool:
+    """Does a saved value share memory with a differentiable result that is a plain tensor?"""
+    nodes = [n.meta.get("val") if isinstance(n, fx.Node) else None for n in forward.outputs]
+    parts, plain = iter(nodes), set()
+    for k, spec in enumerate(captured.values):
+        own = [next(parts) for _ in range(leaf_count(spec))]
+        if k in captured.differentiable and not isinstance(spec, WrapperSpec):
+            plain |= {_storage(t) for t in own if isinstance(t, Tensor)}
+    return any(isinstance(t, Tensor) and _storage(t) in plain for t in nodes[len(nodes) - saved :])
 
 
 def _storage(value: Tensor) -> Any:
@@ -289,10 +358,12 @@ def _freeze_mutation(m: MutationPlan) -> MutationPlan:
 def _freeze_output(o: OutputPlan) -> OutputPlan:
     if isinstance(o, ViewOutput):
         return replace(o, spec=freeze(o.spec))
-    if isinstance(o, ValueOutput):
-        aliases = tuple(None if a is None else (a[0], to_expr(a[1])) for a in o.aliases)
-        return replace(o, spec=freeze(o.spec), aliases=aliases)
-    return o
+    return replace(o, spec=freeze(o.spec)) if isinstance(o, ValueOutput) else o
+
+
+def _freeze_alias(row: ValueAlias) -> ValueAlias:
+    leaves = tuple(None if a is None else replace(a, delta=to_expr(a.delta)) for a in row.leaves)
+    return replace(row, spec=freeze(row.spec), leaves=leaves)
 
 
 def write_back_in_graph(captured: Captured, forward: fx.GraphModule) -> tuple[MutationPlan, ...]:
@@ -337,6 +408,26 @@ def _written(captured: Captured) -> list[str]:
     numbers = {captured.leaf_primals[k] for k in leaves}
     numbers |= {n for group in captured.groups for n in group}
     return [f"primals_{n + 1}" for n in sorted(numbers)]
+
+
+def _copied(captured: Captured, joint: fx.GraphModule) -> set[str]:
+    """Results that are new contents of inputs and nothing else: once they are written back, nobody holds them."""
+    starts = [0]
+    for spec in captured.values:
+        starts.append(starts[-1] + leaf_count(spec))
+    outputs = output_args(joint.graph)
+    copied = {m.value for m in captured.mutations if m.value is not None and not m.replaced}
+    copied -= {o.value for o in captured.outputs if isinstance(o, ValueOutput)}
+    return {
+        n.name for v in copied for n in outputs[starts[v] : starts[v + 1]] if isinstance(n, fx.Node)
+    }
+
+
+def facts_of(captured: Captured, arguments: Sequence[Argument], joint: fx.GraphModule) -> Facts:
+    """What our partitioner is told beside the joint graph."""
+    static = frozenset(f"primals_{captured.leaf_primals[k] + 1}" for k in _static_leaves(captured, arguments))
+    written = frozenset(_written(captured))
+    return Facts(written, static, frozenset(captured.served(joint)), frozenset(_copied(captured, joint)))
 
 
 def _static_leaves(captured: Captured, arguments: Sequence[Argument]) -> list[int]:

@@ -48,7 +48,6 @@ def deliver(plan: MutationPlan, inp: InputPlan, x: Tensor, new: Tensor | None, o
     """
     if plan.differentiable and _torch.creation_forbids_inplace(x):
         raise multi_view_error(inp.path)
-    version = None if x.is_inference() else x._version
     if plan.metadata is not None:
         _write_metadata(x, inp, plan, old, env)
     fresh = [] if new is None else leaves_of(new)
@@ -62,8 +61,12 @@ def deliver(plan: MutationPlan, inp: InputPlan, x: Tensor, new: Tensor | None, o
             _replace(x, inp, k, how, fresh[k].detach(), old[k])
     for name, value in plan.attributes.items():
         setattr(x, name, value)
-    if version is not None and x._version != version + plan.version_bumps:
-        _torch.set_version(x, version + plan.version_bumps)
+
+
+def set_version(x: Tensor, version: int) -> None:
+    """Let the version counter of ``x`` stand where eager would leave it."""
+    if x._version != version:
+        _torch.set_version(x, version)
 
 
 def _write_metadata(x: Tensor, inp: InputPlan, plan: MutationPlan, old: Sequence[Tensor], env: Env) -> None:

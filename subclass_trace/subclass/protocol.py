@@ -9,8 +9,10 @@
 
 from __future__ import annotations
 
+import dis
 import enum
 import inspect
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -145,3 +147,20 @@ def unflatten_of(cls: type) -> Callable[[dict[str, Any], Any, Any, Any], torch.T
         call = method
     _UNFLATTEN[cls] = call
     return call
+
+
+_CONSTANT_CODE = frozenset(
+    {"RESUME", "LOAD_CONST", "BUILD_LIST", "BUILD_TUPLE", "LIST_EXTEND", "RETURN_VALUE", "RETURN_CONST", "NOP", "CACHE"}
+)
+
+
+def flattens_alike(cls: type) -> bool:
+    """Does ``cls.__tensor_flatten__`` return the same names and context for every instance, whatever it holds?
+
+    Read off its bytecode: a method that loads constants alone, such as ``return ["a", "b"], None``. A guard on the class
+    then makes calling it superfluous.
+    """
+    method = inspect.getattr_static(cls, "__tensor_flatten__", None)
+    if not isinstance(method, types.FunctionType):
+        return False
+    return {i.opname for i in dis.get_instructions(method)} <= _CONSTANT_CODE

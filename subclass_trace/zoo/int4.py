@@ -19,16 +19,15 @@ a dense copy would lose writes. In-place operations compute densely and quantise
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from .. import _torch
-from ._common import apply, aten, foreign, in_place, is_mutable, is_view, refuse, unwrap, view
+from ..authoring import Outer, WrapperTensor
+from ._common import aten, refuse
 
 
-class PackedInt4(torch.Tensor):
+class PackedInt4(WrapperTensor, default="dequantize"):
     """Symmetric int4 in [-7, 7], packed along rows: value = int4 * scale.
 
     Args:
@@ -39,33 +38,16 @@ class PackedInt4(torch.Tensor):
 
     packed: torch.Tensor
     scale: torch.Tensor
-    transposed: bool
-    __torch_function__ = _torch.disabled_torch_function
+    transposed: bool = False
 
-    @staticmethod
-    def __new__(
-        cls: type[PackedInt4],
-        packed: torch.Tensor,
-        scale: torch.Tensor,
-        transposed: bool = False,
-        *,
-        outer_size: Sequence[int] | None = None,
-        outer_stride: Sequence[int] | None = None,
-    ) -> PackedInt4:
-        rows, half = packed.shape
-        size, stride = (rows, 2 * half), (2 * packed.stride(0), 1)
-        if transposed:
+    @classmethod
+    def outer_metadata(cls, fields: Any) -> Outer:
+        """Two columns in each byte."""
+        rows, half = fields.packed.shape
+        size, stride = (rows, 2 * half), (2 * fields.packed.stride(0), 1)
+        if fields.transposed:
             size, stride = size[::-1], stride[::-1]
-        self: PackedInt4 = _torch.make_wrapper_subclass(
-            cls,
-            size if outer_size is None else outer_size,
-            strides=stride if outer_stride is None else outer_stride,
-            storage_offset=2 * packed.storage_offset(),
-            dtype=scale.dtype,
-            device=packed.device,
-        )
-        self.packed, self.scale, self.transposed = packed, scale, transposed
-        return self
+        return Outer(size, stride, fields.scale.dtype, storage_offset=2 * fields.packed.storage_offset())
 
     @staticmethod
     def quantize(x: torch.Tensor) -> PackedInt4:
@@ -76,51 +58,19 @@ class PackedInt4(torch.Tensor):
 
     def dequantize(self) -> torch.Tensor:
         """The dense value; the gradient passes unchanged."""
-        result: torch.Tensor = apply(_Dequantise, self)
-        return result
+        signed = self.packed.view(torch.int8)
+        low, high = (signed << 4) >> 4, signed >> 4  # arithmetic shifts bring the signs back
+        value = torch.stack([low, high], dim=-1).flatten(1).to(self.dtype) * self.scale
+        return value.t() if self.transposed else value
 
-    def __tensor_flatten__(self) -> tuple[list[str], bool]:
-        return ["packed", "scale"], self.transposed
-
-    @staticmethod
-    def __tensor_unflatten__(
-        inner: dict[str, torch.Tensor], context: bool, outer_size: Sequence[int], outer_stride: Sequence[int]
-    ) -> PackedInt4:
-        packed, scale = inner["packed"], inner["scale"]
-        return PackedInt4(packed, scale, context, outer_size=outer_size, outer_stride=outer_stride)
+    def requantize_(self, value: torch.Tensor) -> None:
+        """Write a dense value: quantised again, with new scales."""
+        packed, scale = _quantise((value.t() if self.transposed else value).to(self.dtype))
+        self.packed.copy_(packed)
+        self.scale.copy_(scale)
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"PackedInt4(shape={tuple(self.shape)}, packed={self.packed!r}, scale={self.scale!r})"
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if foreign(cls, types):
-            return NotImplemented
-        if (result := func.decompose(*args, **kwargs)) is not NotImplemented:  # inference mode: composites come here
-            return result
-        if is_view(cls, func):
-            return view(func, args, kwargs, _view)
-        if func is aten.clone.default:
-            return cls(args[0].packed.clone(), args[0].scale.clone(), args[0].transposed)
-        if func is aten._to_copy.default and kwargs.get("dtype", torch.float32).is_floating_point:
-            to = {k: v for k, v in kwargs.items() if k in ("device", "non_blocking")}
-            scale = func(args[0].scale, dtype=kwargs.get("dtype"), **to)
-            return cls(func(args[0].packed, **to), scale, args[0].transposed)
-        if func is aten.copy_.default and isinstance(args[0], cls):
-            x, source = args[0], args[1]
-            if isinstance(source, cls) and (x.shape, x.transposed) == (source.shape, source.transposed):
-                x.packed.copy_(source.packed)  # exact: no second rounding
-                x.scale.copy_(source.scale)
-            else:
-                _store(x, (_dense(source) if isinstance(source, cls) else source).expand(x.shape))
-            return x
-        if is_mutable(func):
-            return in_place(cls, func, args, kwargs, dense=_dense, store=_store)
-        dense_args, dense_kwargs = unwrap(cls, _dense, (args, kwargs))
-        return func(*dense_args, **dense_kwargs)
 
 
 def _quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -129,39 +79,25 @@ def _quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (q[:, ::2] | (q[:, 1::2] << 4)).view(torch.uint8), scale
 
 
-def _dense(x: PackedInt4) -> torch.Tensor:
-    signed = x.packed.view(torch.int8)
-    low, high = (signed << 4) >> 4, signed >> 4  # arithmetic shifts bring the signs back
-    value = torch.stack([low, high], dim=-1).flatten(1).to(x.dtype) * x.scale
-    return value.t() if x.transposed else value
+PackedInt4.implements_per_inner(aten.copy_.default)  # exact, without a second rounding: each row has its own scale
 
 
-def _store(x: PackedInt4, value: torch.Tensor) -> None:
-    packed, scale = _quantise((value.t() if x.transposed else value).to(x.dtype))
-    x.packed.copy_(packed)
-    x.scale.copy_(scale)
+@PackedInt4.implements(aten._to_copy.default)
+def _to_copy(func: Any, x: PackedInt4, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
+    if dtype is not None and not dtype.is_floating_point:
+        return NotImplemented
+    to = {k: v for k, v in kwargs.items() if k in ("device", "non_blocking")}
+    return x.replace(packed=func(x.packed, **to), scale=func(x.scale, dtype=dtype, **to))
 
 
-class _Dequantise(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: PackedInt4) -> torch.Tensor:
-        return _dense(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        return grad
+@PackedInt4.implements(aten.t.default, aten.transpose.int)
+def _transpose(func: Any, x: PackedInt4, *dims: int) -> PackedInt4:
+    swaps = not dims or (dims[0] - dims[1]) % 2 == 1
+    return x.replace(transposed=x.transposed != swaps)
 
 
-def _view(func: Any, x: PackedInt4, *args: Any, **kwargs: Any) -> PackedInt4:
-    if func in (aten.detach.default, aten.alias.default, aten.lift_fresh.default):
-        return PackedInt4(x.packed, x.scale, x.transposed)
-    if func is aten.t.default:
-        return PackedInt4(x.packed, x.scale, not x.transposed)
-    if func is aten.transpose.int:
-        swaps = (args[0] - args[1]) % 2 == 1
-        return PackedInt4(x.packed, x.scale, x.transposed != swaps)
-    if func is aten.slice.Tensor:
-        dim, *bounds = (*args, 0)[: max(len(args), 1)]
-        if dim % 2 == int(x.transposed):
-            return PackedInt4(func(x.packed, 0, *bounds), func(x.scale, 0, *bounds), x.transposed)
-    raise refuse(PackedInt4, func, fix="slice rows, transpose, or call .dequantize() first")
+@PackedInt4.implements(aten.slice.Tensor)
+def _slice(func: Any, x: PackedInt4, dim: int = 0, *bounds: Any) -> PackedInt4:
+    if dim % 2 != int(x.transposed):
+        raise refuse(PackedInt4, func, fix="slice rows, transpose, or call .dequantize() first")
+    return x.replace(packed=func(x.packed, 0, *bounds), scale=func(x.scale, 0, *bounds))

@@ -28,7 +28,7 @@ the default of `FP8Linear`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import KW_ONLY
 from typing import Any
 
 import torch
@@ -36,92 +36,48 @@ from torch import nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from .. import _torch
-from ._common import apply, aten, foreign, in_place, is_mutable, is_view, unwrap, view
+from ..authoring import Outer, WrapperTensor, views
+from ._common import apply, aten
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 _OUTER_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _TINY = 1e-12  # the smallest amax that a scale is made for; keeps zeros away from 0 / 0
 
 
-class ScaledFP8(torch.Tensor):
-    """An FP8 tensor with one scale, which stands for a tensor of ``dtype``.
+class ScaledFP8(WrapperTensor, default="dequantize"):
+    """An FP8 tensor with one scale, which stands for a tensor of ``shown``.
 
     Args:
         qdata: float8_e4m3fn (float8_e5m2 for gradients).
         scale: float32, 0-dim.
-        dtype: the floating dtype that the wrapper shows and dequantises to.
+        shown: the floating dtype that the wrapper shows and dequantises to.
         whole: False for a view of a part of the elements: its scale belongs to others as well.
     """
 
     qdata: torch.Tensor
     scale: torch.Tensor
-    whole: bool
-    __torch_function__ = _torch.disabled_torch_function
+    shown: torch.dtype = torch.float32
+    _: KW_ONLY
+    whole: bool = True
 
-    @staticmethod
-    def __new__(
-        cls: type[ScaledFP8],
-        qdata: torch.Tensor,
-        scale: torch.Tensor,
-        dtype: torch.dtype = torch.float32,
-        *,
-        whole: bool = True,
-        outer_size: Sequence[int] | None = None,
-        outer_stride: Sequence[int] | None = None,
-    ) -> ScaledFP8:
-        self: ScaledFP8 = _torch.make_wrapper_subclass(
-            cls,
-            qdata.shape if outer_size is None else outer_size,
-            strides=qdata.stride() if outer_stride is None else outer_stride,
-            storage_offset=qdata.storage_offset(),
-            dtype=dtype,
-            device=qdata.device,
-        )
-        self.qdata, self.scale, self.whole = qdata, scale, whole
-        return self
+    @classmethod
+    def outer_metadata(cls, fields: Any) -> Outer:
+        """As ``qdata``, but of another dtype."""
+        return Outer(dtype=fields.shown)
 
-    def __tensor_flatten__(self) -> tuple[list[str], tuple[torch.dtype, bool]]:
-        return ["qdata", "scale"], (self.dtype, self.whole)
+    def dequantize(self) -> torch.Tensor:
+        """The dense value; the gradient passes unchanged."""
+        return (self.qdata.to(torch.float32) * self.scale).to(self.shown)
 
-    @staticmethod
-    def __tensor_unflatten__(
-        inner: dict[str, torch.Tensor],
-        context: tuple[torch.dtype, bool],
-        outer_size: Sequence[int],
-        outer_stride: Sequence[int],
-    ) -> ScaledFP8:
-        dtype, whole = context
-        size, stride = outer_size, outer_stride
-        return ScaledFP8(inner["qdata"], inner["scale"], dtype, whole=whole, outer_size=size, outer_stride=stride)
+    def requantize_(self, value: torch.Tensor) -> None:
+        """Write a dense value: with a scale for it if nothing else has this one."""
+        if self.whole:
+            self.scale.copy_(_scale_for(value, self.qdata.dtype))
+        self.qdata.copy_(_quantise(value, self.scale, self.qdata.dtype))
 
     def __repr__(self) -> str:  # type: ignore[override]
         types = f"{self.qdata.dtype} as {self.dtype}".replace("torch.", "")
         return f"ScaledFP8(shape={tuple(self.shape)}, {types}, scale={self.scale!r})"
-
-    def dequantize(self) -> torch.Tensor:
-        """The dense value; the gradient passes unchanged."""
-        result: torch.Tensor = apply(_Dequantise, self)
-        return result
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if foreign(cls, types):
-            return NotImplemented
-        if func in _RULES:
-            result = _RULES[func](func, *args, **kwargs)
-            if result is not NotImplemented:
-                return result
-        elif (result := func.decompose(*args, **kwargs)) is not NotImplemented:  # inference mode: composites come here
-            return result
-        elif is_view(cls, func):
-            return view(func, args, kwargs, _view)
-        elif is_mutable(func):
-            return in_place(cls, func, args, kwargs, dense=_dense, store=_store)
-        dense_args, dense_kwargs = unwrap(cls, _dense, (args, kwargs))
-        return func(*dense_args, **dense_kwargs)
 
 
 # ------------------------------------------------------------------------------------------- quantise and dequantise
@@ -137,17 +93,6 @@ def _quantise(value: torch.Tensor, scale: torch.Tensor, target: torch.dtype) -> 
     return (value.to(torch.float32) / scale).clamp(-limit, limit).to(target)
 
 
-def _dense(x: ScaledFP8) -> torch.Tensor:
-    return (x.qdata.to(torch.float32) * x.scale).to(x.dtype)
-
-
-def _store(x: ScaledFP8, value: torch.Tensor) -> None:
-    """Write a dense value into the inner tensors of ``x``."""
-    if x.whole:
-        x.scale.copy_(_scale_for(value, x.qdata.dtype))
-    x.qdata.copy_(_quantise(value, x.scale, x.qdata.dtype))
-
-
 class _Quantise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, x: torch.Tensor, target: torch.dtype) -> ScaledFP8:
@@ -157,16 +102,6 @@ class _Quantise(torch.autograd.Function):
     @staticmethod
     def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         return grad, None  # straight through: amax scaling never clips
-
-
-class _Dequantise(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: FunctionCtx, x: ScaledFP8) -> torch.Tensor:
-        return _dense(x)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> torch.Tensor:
-        return grad
 
 
 class _Matmul(torch.autograd.Function):
@@ -193,19 +128,22 @@ def to_fp8(x: torch.Tensor, target: torch.dtype = E4M3) -> ScaledFP8:
 
 
 # ---------------------------------------------------------------------------------------------------- operation rules
+@ScaledFP8.implements(views)
 def _view(func: Any, x: ScaledFP8, *args: Any, **kwargs: Any) -> Any:
     out = func(x.qdata, *args, **kwargs)
 
     def wrap(q: torch.Tensor) -> ScaledFP8:
-        return ScaledFP8(q, x.scale, x.dtype, whole=x.whole and q.numel() == x.qdata.numel())
+        return x.replace(qdata=q, whole=x.whole and q.numel() == x.qdata.numel())
 
     return [wrap(q) for q in out] if isinstance(out, (list, tuple)) else wrap(out)
 
 
+@ScaledFP8.implements(aten.clone.default, aten._unsafe_view.default)
 def _fresh(func: Any, x: ScaledFP8, *args: Any, **kwargs: Any) -> ScaledFP8:
-    return ScaledFP8(func(x.qdata, *args, **kwargs), x.scale.clone(), x.dtype)
+    return x.replace(qdata=func(x.qdata, *args, **kwargs), scale=x.scale.clone(), whole=True)
 
 
+@ScaledFP8.implements(aten._to_copy.default)
 def _to_copy(func: Any, x: ScaledFP8, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
     dtype = x.dtype if dtype is None else dtype
     if dtype not in _OUTER_DTYPES:
@@ -214,17 +152,17 @@ def _to_copy(func: Any, x: ScaledFP8, *, dtype: torch.dtype | None = None, **kwa
     return ScaledFP8(func(x.qdata, **kwargs), func(x.scale, **to), dtype)
 
 
-def _copy_(func: Any, x: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+@ScaledFP8.implements(aten.copy_.default)
+def _copy_(func: Any, x: Any, source: Any, non_blocking: bool = False) -> Any:
     if not isinstance(x, ScaledFP8):
-        assert isinstance(source, ScaledFP8)
-        return x.copy_(_dense(source), non_blocking)
+        return NotImplemented
     exact = isinstance(source, ScaledFP8) and source.qdata.dtype == x.qdata.dtype and source.shape == x.shape
-    if isinstance(source, ScaledFP8) and exact and x.whole:  # no second rounding
+    if exact and x.whole:  # no second rounding
         x.scale.copy_(source.scale)
         x.qdata.copy_(source.qdata)
     else:
-        value = _dense(source) if isinstance(source, ScaledFP8) else source
-        _store(x, value.to(device=x.device, dtype=x.dtype).expand(x.shape))
+        value = source.dequantize() if isinstance(source, ScaledFP8) else source
+        x.requantize_(value.to(device=x.device, dtype=x.dtype).expand(x.shape))
     return x
 
 
@@ -238,6 +176,7 @@ def _matmul_inputs(a: Any, b: Any) -> bool:
     return sixteens and not (a.qdata.dtype == E5M2 and b.qdata.dtype == E5M2)
 
 
+@ScaledFP8.implements(aten.mm.default)
 def _mm(func: Any, a: Any, b: Any) -> Any:
     if not _matmul_inputs(a, b):
         return NotImplemented
@@ -247,22 +186,13 @@ def _mm(func: Any, a: Any, b: Any) -> Any:
     return out.to(a.dtype)
 
 
+@ScaledFP8.implements(aten.addmm.default)
 def _addmm(func: Any, bias: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Any:
     if not _matmul_inputs(a, b):
         return NotImplemented
     product = _mm(aten.mm.default, a, b)
-    bias = _dense(bias) if isinstance(bias, ScaledFP8) else bias
+    bias = bias.dequantize() if isinstance(bias, ScaledFP8) else bias
     return (product if alpha == 1 else product * alpha) + (bias if beta == 1 else bias * beta)
-
-
-_RULES: dict[Any, Any] = {
-    aten.mm.default: _mm,
-    aten.addmm.default: _addmm,
-    aten.clone.default: _fresh,
-    aten._unsafe_view.default: _fresh,
-    aten._to_copy.default: _to_copy,
-    aten.copy_.default: _copy_,
-}
 
 
 # ------------------------------------------------------------------------------------------------------------- layers

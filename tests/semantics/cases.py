@@ -237,14 +237,24 @@ same(
     "disjoint window of an overlapping view (`unfold`)",
     lambda x: (x.unfold(0, 2, 1)[:1].add_(1), x * 1)[1],
     plain(dense, 4),
-    fault="untyped error of torch's functionalisation",
+)
+same(
+    M,
+    "one row of an expanded value (`expand(3, -1)[0]`)",
+    lambda x: (y := x * 2, y.expand(3, 4)[0].zero_(), y)[2],
+    lambda c: torch.full((4,), float("inf")),
+)
+same(
+    M,
+    "overlapping inputs that start in the middle of a storage",
+    lambda x, y: (x.mul_(2), y * 1)[1],
+    lambda c: (lambda b: (b[:, 1:3], b[1:3]))(dense(26, seed=c)[2:].view(4, 6)),
 )
 same(
     M,
     "in-place operation without a functional form in torch (`polygamma_`)",
     lambda x: x.clone().abs_().polygamma_(1),
     plain(dense),
-    refused="UnsupportedError",
 )
 same(
     M,
@@ -279,8 +289,24 @@ same(
     lambda x: (_COUNTER.add_(1), x * _COUNTER)[1],
     lambda c: (_COUNTER.zero_(), two(3, seed=c))[1],
 )
+same(
+    M,
+    "a tensor that the function closes over, which differentiable results depend on",
+    lambda x: (_COUNTER.add_(1), x * _COUNTER, _COUNTER)[1:],
+    lambda c: (_COUNTER.zero_(), w := two(3, seed=c).requires_grad_(), Inputs((w,), (w,)))[2],
+    back=(0,),
+    torch="graph break",
+)
+same(
+    M,
+    "a tensor in a list that the function closes over, its shape too",
+    lambda x: (_HELD[0].mul_(2), _HELD[0].unsqueeze_(0), x * _HELD[0])[2],
+    lambda c: (_HELD.__setitem__(0, dense(3, seed=1)) if not c else _HELD[0].squeeze_(0), dense(3, seed=c))[1],
+    calls=1,
+)
 
 _COUNTER = torch.zeros(())
+_HELD = [torch.zeros(3)]
 
 # ---------------------------------------------------------------------------------------------- outputs
 P = "Outputs"
@@ -304,21 +330,18 @@ same(
     "a view of an inner tensor beside that tensor",
     lambda x: (x.a, x.a.view(-1)[1:]),
     plain(),
-    fault="memory is shared, `_base` is lost",
 )
 same(
     P,
     "a view of an input whose own shape was changed",
     lambda x: x.unsqueeze(0).unsqueeze_(0),
     plain(dense),
-    fault="the second change is lost",
 )
 same(
     P,
     "a wrapper made of the detached input, and a written view of it",
     lambda x: (v := TwoTensor(x.detach(), x.detach()), w := v[0], w.mul_(2), (v, w))[3],
     nonleaf(),
-    fault="they do not share memory",
 )
 same(P, "torch.Size", lambda x: x.shape, plain())
 same(P, "None, numbers, nested containers", lambda x: {"a": [x * 2, None], "b": (x.dim(), "text")}, plain())
@@ -351,7 +374,6 @@ same(
     lambda x: (v := x.narrow(0, 0, 1), x.clamp_(-1, 1), v)[2],
     nonleaf(scaled),
     back=(0,),
-    fault="TangentError",
 )
 same(
     B,
@@ -367,11 +389,25 @@ same(
 )
 same(
     B,
+    "a value that is made a leaf in the region, and a view of it",
+    lambda x: (v := x + x, v.requires_grad_(), v.split(1)[2], v)[2:],
+    plain(),
+    back=(0,),
+)
+same(
+    B,
+    "a value that is made a leaf in the region and is computed with",
+    lambda x: (v := x + x, v.requires_grad_(), v.sin(), v)[2:],
+    plain(),
+    back=(0,),
+    refused="UnsupportedError",
+)
+same(
+    B,
     "view of a view that was made under no_grad",
     lambda x: no_grad(lambda: x.view(-1))().view(-1),
     root(),
     back=(0,),
-    fault="has a gradient; in eager the input gets none",
 )
 same(
     B,
@@ -572,7 +608,6 @@ same(
     lambda x: x * 2,
     lambda c: (lambda t: TwoTensor(t.conj(), t.conj()))(torch.tensor([1 + 2j])),
     torch="differs in the same way",
-    differs="the bit is honoured; eager drops it inside `__torch_dispatch__`",
 )
 
 
@@ -632,14 +667,19 @@ same(
 )
 same(
     D,
-    "`.item()` of a plain tensor, used as a number",
-    lambda x: x * x.sum().item(),
-    plain(dense),
+    "`.item()` of a plain tensor, used as a number or as a size",
+    lambda x: (x * x.sum().item(), x.new_zeros((x > 0).sum().item()).sum()),
+    root(dense),
+    back=(0,),
     torch="graph break",
-    refused="DataDependentError",
 )
+same(D, "`.tolist()`", lambda x: x.tolist(), plain(dense), torch="graph break")
+same(D, "`.numpy()`", lambda x: x.numpy(), plain(dense), torch="graph break", refused="DataDependentError")
 same(
-    D, "`.tolist()`, `.numpy()`", lambda x: x.tolist(), plain(dense), torch="graph break", refused="DataDependentError"
+    D,
+    "a value that depends on constants alone, asked for",
+    lambda x: x * torch.tensor([1, 2]).sum().item() if torch.arange(3).sum() > 2 else x,
+    plain(),
 )
 same(
     D, "torch.cond, dense", lambda x: torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (x,)), plain(dense)
@@ -647,6 +687,21 @@ same(
 
 # ---------------------------------------------------------------------------------------------- contexts
 C = "Contexts of wrappers"
+
+
+@fact(A, "a global that is bound to another tensor is an input like others", torch="a specialization each")
+def _rebound() -> None:
+    region = st.compile(lambda x: x * _SCALE)
+    for seed in range(3):
+        globals()["_SCALE"] = dense(3, seed=seed)
+        x = dense(3, seed=9)
+        assert torch.equal(region(x), x * _SCALE)
+    assert len(region.specializations) == 1
+    globals()["_SCALE"] = x  # now it is the argument
+    assert torch.equal(region(x), x * x) and len(region.specializations) == 2
+
+
+_SCALE = torch.zeros(3)
 
 
 @fact(C, "equal contexts hit, other contexts specialize")

@@ -1,0 +1,80 @@
+"""What `authoring/` needs of torch's private names, beside the section "for authors" of the package itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C import DispatchKey, DispatchKeySet
+from torch._ops import OpOverloadPacket as OpOverloadPacket
+
+
+def alias_storage(view: torch.Tensor, base: torch.Tensor) -> None:
+    """Let ``view`` claim the storage of ``base``; sizes and strides stay. What return_and_correct_aliasing does."""
+    torch._functionalize_unsafe_set(view, base)
+
+
+def is_composite(op: Any) -> bool:
+    """Is the operation made of others above dispatch (CompositeImplicitAutograd), so that it never arrives itself?"""
+    composite = op.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd)
+    own = any(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key) for key in ("CPU", "CUDA"))
+    return bool(composite) and not own
+
+
+def below_torch_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a torch function as if no class had a ``__torch_function__``."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return function(*args, **kwargs)
+
+
+def overloads(packet: OpOverloadPacket[Any, Any]) -> list[Any]:
+    """The overloads of an operation that its schema lists, such as ``aten.add.Tensor`` and ``aten.add.Scalar``."""
+    found = [getattr(packet, name) for name in packet.overloads()]  # type: ignore[no-untyped-call]
+    return [op for op in found if torch._C._dispatch_has_kernel(op.name())]  # some exist for TorchScript alone
+
+
+def seeing_lazy_bits() -> Any:
+    """Guard: operations honour the conjugate and the negative bit of their arguments.
+
+    Inside of ``__torch_dispatch__`` torch has these two switched off, because it resolved the bits of the outer tensors
+    on the way; those of inner tensors it does not know.
+    """
+    excluded = torch._C._dispatch_tls_local_exclude_set() - _LAZY_BITS
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
+
+
+_LAZY_BITS = DispatchKeySet(DispatchKey.Conjugate) | DispatchKeySet(DispatchKey.Negative)
+
+
+def below_autograd() -> bool:
+    """Are we inside of an operation (or of inference mode), where nothing is recorded for a backward?
+
+    Dynamo traces the code above autograd only.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        return False
+    return bool(torch._C._dispatch_tls_is_dispatch_key_excluded(DispatchKey.AutogradFunctionality))
+
+
+#: collectives in place that move values and compute nothing: the same for every part of a tensor
+MOVES = frozenset(f"c10d::{name}" for name in ("broadcast_", "scatter_", "allgather_", "send", "recv_"))
+
+
+def is_c10d(op: Any) -> bool:
+    """Is it a collective in place? Its schema does not say what it writes to."""
+    return bool(op.namespace == "c10d")
+
+
+def is_functional_collective(op: Any) -> bool:
+    """Is it one of the collectives that DTensor issues?"""
+    return bool(op.namespace == "_c10d_functional")
+
+
+def joined_work(results: list[Any]) -> Any:
+    """The handles of collectives as one: the earlier ones are waited for. None if they are no such handles."""
+    if not all(isinstance(r, torch.ScriptObject) for r in results) or not torch.distributed.is_available():
+        return None
+    for r in results[:-1]:
+        torch.distributed.Work.unbox(r).wait()
+    return results[-1]

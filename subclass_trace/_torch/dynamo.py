@@ -1,0 +1,99 @@
+"""What `frontends/dynamo.py` needs of torch's private API: Dynamo's tracing context, its sources, its operators.
+
+Nothing here imports Dynamo when it is imported: the functions run inside a compilation, where Dynamo is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch._guards import TracingContext
+from torch._ops import HigherOrderOperator
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.symbolic_shapes import DimDynamic, SubclassSymbolicContext
+
+
+def tracing_context() -> Any:
+    """The context of the compilation that is going on, with ``fake_mode`` and ``tensor_to_context``; None if there is none."""
+    context = TracingContext.try_get()
+    return None if context is None or context.fake_mode is None else context
+
+
+def symbolic_context(context: Any, value: torch.Tensor) -> Any:
+    """Which sizes of a graph input Dynamo made symbols of, and which ones; None where it made none."""
+    return context.tensor_to_context.get(value)
+
+
+def inner_context(outer: Any, name: str) -> Any:
+    """The same for the inner tensor ``name`` of a wrapper."""
+    return outer.inner_contexts.get(name) if isinstance(outer, SubclassSymbolicContext) else None
+
+
+def has_symbols(context: Any) -> bool:
+    """Did Dynamo make a symbol of any size, stride or offset of this dense tensor or of this wrapper itself?"""
+    if context is None:
+        return False
+    kinds = (*context.dynamic_sizes, *context.dynamic_strides)
+    return any(k not in (DimDynamic.STATIC, DimDynamic.INFER_STRIDE) for k in kinds)
+
+
+def placeholder_source(node: torch.fx.Node) -> Any:
+    """Where Dynamo found the value of a placeholder; None for a graph of another maker."""
+    source = getattr(node, "_dynamo_source", None)
+    if source is None and "grapharg" in node.meta:
+        source = node.meta["grapharg"].source
+    return source
+
+
+def attribute_source(source: Any, name: str) -> Any:
+    """The source of attribute ``name`` of a value."""
+    from torch._dynamo.source import AttrSource
+
+    return AttrSource(source, name)
+
+
+def source_text(source: Any) -> str:
+    """``L['x']._parameters['weight']`` and the like."""
+    name = source.name
+    return str(name() if callable(name) else name)  # a method before torch 2.12
+
+
+def fake_input(mode: Any, value: torch.Tensor, source: Any, context: Any) -> torch.Tensor:
+    """A fake tensor with the symbols that Dynamo made for ``value``."""
+    fake: torch.Tensor = mode.from_tensor(value, static_shapes=False, source=source, symbolic_context=context)
+    return fake
+
+
+def known_item(fake: object) -> Any:
+    """The symbol that stands for the number in an input without dimensions; None where there is none."""
+    return fake.item_memo if isinstance(fake, FakeTensor) else None
+
+
+def register_dynamo_backend(function: Callable[..., Any], name: str) -> None:
+    """Let ``torch.compile`` find ``function`` by ``name``; does nothing when the name is known already."""
+    from torch._dynamo.backends import registry
+
+    if name not in registry.list_backends(exclude_tags=()):
+        registry.register_backend(compiler_fn=function, name=name)
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def never_compiled(function: _F) -> _F:
+    """Dynamo leaves calls of this function alone, and all that they call.
+
+    Without it, a backward or a region that runs while a ``torch.compile`` further out is active would be compiled.
+    """
+    frames: Any = torch._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+    return function
+
+
+def higher_order_name(target: object) -> str | None:
+    """The name of a higher order operator; None for any other target of a node."""
+    operator: Any = target
+    return str(operator.name()) if isinstance(target, HigherOrderOperator) else None

@@ -1,0 +1,57 @@
+"""What the partitioner needs of torch's private API: torch's own table of operations, impurity, size symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+import torch.fx as fx
+
+
+class OpTable(NamedTuple):
+    """Sets of operations (overload packets), as torch's partitioners sort them."""
+
+    views: frozenset[Any]
+    fusible: frozenset[Any]
+    random: frozenset[Any]
+    heavy: frozenset[Any]
+    cheap: frozenset[Any]
+
+
+def op_table() -> OpTable:
+    """Torch's table, so that our rules stay in step with it."""
+    from torch._functorch.partitioners import get_default_op_list
+
+    t = get_default_op_list()
+    sets = (t.view_ops, t.fusible_ops, t.random_ops, t.compute_intensive_ops, t.recomputable_ops)
+    return OpTable(*map(frozenset, sets))
+
+
+def is_impure_target(target: Any) -> bool:
+    """Must an operation run although nobody reads its result (random ones not counted)?"""
+    try:
+        from torch._library.utils import is_impure
+    except ImportError:  # torch 2.11
+        return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+    return bool(is_impure(target, impure_random=False))
+
+
+def is_effect_token_call(target: Any) -> bool:
+    """Is this the higher order operator that orders effects by tokens?"""
+    return getattr(target, "_name", "") == "with_effects"
+
+
+def symbols_of(value: Any) -> list[Any]:
+    """The free size symbols of a tensor or number, sorted by name."""
+    from torch.fx.experimental.symbolic_shapes import free_symbols
+
+    found: Iterable[Any] = free_symbols(value)
+    return sorted(found, key=lambda s: s.name)
+
+
+def bound_symbol(node: fx.Node) -> Any:
+    """The size symbol that this node makes known to a graph, or None."""
+    from torch.fx.experimental.symbolic_shapes import is_symbol_binding_fx_node
+
+    return is_symbol_binding_fx_node(node)

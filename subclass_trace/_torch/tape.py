@@ -1,0 +1,216 @@
+"""What `subclass_trace.tape` needs of torch's private API: the engine's compiler slot, autograd nodes, AOT functions.
+
+Note [One operation namespace per process]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+C++ hands the functional form of each autograd node type to ``bind_function`` once per process, to whichever compiler
+captures first. So everybody must keep them in one place: torch's own ``torch._dynamo.compiled_autograd.ops``, which is
+imported (with Dynamo) when compiled autograd is first switched on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["CompilerFactory"]
+
+CompilerFactory = Callable[[], Any]
+_compiler_slot: Any = torch._C._dynamo.compiled_autograd
+_Variable: Any = torch.autograd.Variable
+
+
+# ---------------------------------------------------------------------------------------------- the compiler slot
+def set_tape_compiler(factory: CompilerFactory | None, dynamic: bool = False) -> tuple[Any, bool]:
+    """Install a compiler factory for the whole process, or none. Returns what was installed before.
+
+    Raises:
+        RuntimeError: another thread is inside a backward of the plain engine.
+    """
+    prior: tuple[Any, bool] = _compiler_slot.set_autograd_compiler(factory, dynamic)
+    return prior
+
+
+def clear_tape_cache() -> None:
+    """Forget every captured tape, torch's own ones too."""
+    _compiler_slot.clear_cache()
+
+
+def tape_cache_is_empty() -> bool:
+    """Has nothing been captured since the cache was cleared?"""
+    return bool(_compiler_slot.is_cache_empty())
+
+
+def foreign_captures() -> int:
+    """How many tapes torch's own compiled autograd has captured in this process."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["compiled_autograd"]["captures"])
+
+
+call_cpp_tensor_pre_hooks: Callable[[int, Any], Any] = _compiler_slot.call_cpp_tensor_pre_hooks
+
+
+# ---------------------------------------------------------------------------------------------- operations
+def bind_tape_op(name: str, function: Callable[..., Any], is_custom: bool, is_traceable: bool) -> str:
+    """Keep the functional form of a node type under a name. See Note [One operation namespace per process]."""
+    from torch._dynamo.compiled_autograd import ops
+
+    return ops.add(name, function, is_custom, is_traceable)
+
+
+def tape_op(name: str) -> Callable[..., Any]:
+    """The functional form of a node type, ``f(grads, *packed arguments)``."""
+    from torch._dynamo.compiled_autograd import ops
+
+    return ops.get(name)  # type: ignore[no-any-return]
+
+
+def without_layer(operation: Any) -> Any:
+    """The C++ function in what `tape_op` returns; anything else as it is."""
+    from torch._dynamo.compiled_autograd import Op
+
+    return operation.fn if isinstance(operation, Op) else operation
+
+
+def import_tape_ops() -> None:
+    """Import torch's namespace of operations, outside of any capture."""
+    import torch._dynamo.compiled_autograd  # noqa: F401
+
+
+def copy_slices_steps() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """What C++'s ``CopySlices`` (in-place operations on views) does before and after the operation's own backward."""
+    from torch._dynamo.compiled_autograd import copy_slices_epilogue, copy_slices_prologue
+
+    return copy_slices_prologue, copy_slices_epilogue
+
+
+# ---------------------------------------------------------------------------------------------- the engine
+def execution_engine() -> Any:
+    """The object whose ``run_backward`` every backward of Python code goes through."""
+    return _Variable._execution_engine
+
+
+def replace_execution_engine(engine: Any) -> None:
+    """Put another object in its place."""
+    _Variable._execution_engine = engine
+
+
+def set_multithreading(enabled: bool) -> bool:
+    """Switch autograd's device threads for this thread's backwards; returns what it was."""
+    before = torch._C._is_multithreading_enabled()
+    torch._C._set_multithreading_enabled(enabled)
+    return before
+
+
+def sequence_number_of(node: Any) -> int:
+    """The sequence number of an autograd node: the engine runs the highest one first."""
+    return int(node._sequence_nr())
+
+
+def gradient_node_of(root: Any) -> Any:
+    """The autograd node that a backward from this tensor or gradient edge starts at."""
+    node = getattr(root, "node", None)  # GradientEdge
+    if node is not None:
+        return node
+    if root.grad_fn is not None:
+        return root.grad_fn
+    return torch.autograd.graph.get_gradient_edge(root).node
+
+
+def grad_references(t: torch.Tensor) -> int:
+    """How many owners the C++ tensor has; its Python object is one of them."""
+    return int(t._use_count())  # type: ignore[attr-defined]
+
+
+def storage_owners(t: torch.Tensor) -> int:
+    """How many owners the storage of a strided tensor has; asking adds one."""
+    return int(torch._C._storage_Use_Count(t.untyped_storage()._cdata))
+
+
+HAS_REFERENCE_COUNTS = hasattr(torch.Tensor, "_use_count")
+
+
+# ---------------------------------------------------------------------------------------------- Functions
+def forward_class(ctx: Any) -> Any:
+    """The autograd.Function class whose backward a ctx belongs to."""
+    return ctx._forward_cls
+
+
+def captured_sizes(ctx: Any) -> Sequence[Any]:
+    """Sizes that the ctx keeps, as the stand-ins of the running capture."""
+    return ctx._get_compiled_autograd_symints()  # type: ignore[no-any-return]
+
+
+def saved_values(ctx: Any) -> Sequence[Any]:
+    """The saved tensors of a node; raises if its graph was freed."""
+    if not ctx.saved_tensors:
+        raise RuntimeError(
+            "Trying to backward through the graph a second time (or directly access saved tensors after they have already "
+            "been freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). "
+            "Specify retain_graph=True if you need to backward through the graph a second time or if you need to access "
+            "saved tensors after calling backward."
+        )
+    return ctx.saved_tensors  # type: ignore[no-any-return]
+
+
+def zeros_for(ctx: Any, number: int) -> torch.Tensor:
+    """Zeros in the place of an undefined gradient."""
+    row = ctx._input_metadata[number]
+    return torch.zeros(tuple(row.shape), dtype=row.dtype, device=row.device)
+
+
+def is_aot_function(cls: Any) -> bool:
+    """Is this the Function that torch's AOTAutograd made of a compiled forward, with a backward graph to look at?"""
+    return (
+        hasattr(cls, "_aot_id")
+        and getattr(cls, "_lazy_backward_info", None) is not None
+        and hasattr(cls, "_bw_prologue_fn")
+        and hasattr(cls, "_bw_epilogue_fn")
+    )
+
+
+def aot_backward_graph(cls: Any) -> torch.fx.GraphModule:
+    """The backward graph of an AOT function."""
+    from torch._dynamo.compiled_autograd import extract_bw_module
+
+    return extract_bw_module(cls)  # type: ignore[return-value]
+
+
+def aot_steps(cls: Any) -> tuple[Callable[..., Any], Callable[..., Any], Any]:
+    """Prologue, epilogue and subclass metadata (or None) around the backward graph of an AOT function."""
+    return cls._bw_prologue_fn, cls._bw_epilogue_fn, cls.maybe_subclass_metadata
+
+
+def forward_traceback(node: Any) -> list[str] | None:
+    """The forward's stack of an autograd node, which anomaly mode keeps."""
+    found: list[str] | None = node.metadata.get("traceback_")
+    return found
+
+
+def takes_nested_gradients(node: Any) -> bool:
+    """Does this autograd node get, or its leaf have, a gradient that is a NestedTensor?"""
+    leaf = getattr(node, "variable", None)
+    rows = getattr(node, "_input_metadata", ())
+    return (leaf is not None and leaf.is_nested) or any(getattr(r, "is_nested_tensor", False) for r in rows)
+
+
+def walk_next(node: Any) -> Iterator[Any]:
+    """The nodes that the gradients of this node go to, in order."""
+    return (following for following, _ in node.next_functions if following is not None)
+
+
+def unusual_state() -> bool:
+    """Is anything active that decides what an operation does: modes, transforms, autocast, determinism?"""
+    return bool(
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._is_any_autocast_enabled()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.is_inference_mode_enabled()
+        or torch.are_deterministic_algorithms_enabled()
+    )
+
+
+is_batched: Callable[[Any], bool] = torch._C._functorch.is_legacy_batchedtensor

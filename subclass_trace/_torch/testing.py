@@ -1,0 +1,238 @@
+"""The private torch that the conformance kit needs, as helpers whose source can be printed into a program.
+
+So each of them imports what it needs inside of itself, and uses only torch and other helpers of this file.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.utils._python_dispatch
+
+
+def no_torch_function() -> Any:
+    """What a class sets ``__torch_function__`` to when it has no rules above autograd."""
+    return torch._C._disabled_torch_function_impl
+
+
+def make_wrapper(cls: type, like: torch.Tensor, **changes: Any) -> Any:
+    """An instance of a wrapper subclass without data of its own, that looks like a dense tensor."""
+    size = changes.pop("size", like.shape)
+    offset = changes.pop("storage_offset", like.storage_offset())
+    how = {"strides": like.stride(), "dtype": like.dtype, "device": like.device, "layout": like.layout}
+    return torch.Tensor._make_wrapper_subclass(cls, size, storage_offset=offset, **{**how, **changes})
+
+
+def is_opaque_value(value: object) -> bool:
+    """Is this a value that is no tensor, but may stand among the inner tensors (DTensor's mesh)?"""
+    try:
+        from torch._library.opaque_object import is_opaque_type
+    except ImportError:
+        return False
+    return is_opaque_type(type(value))
+
+
+def faking() -> Any:
+    """A mode in which every new tensor is fake, with static sizes (sizes of jagged tensors are symbols)."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=False, static_shapes=True)
+
+
+def faking_symbolic() -> Any:
+    """A mode whose fake tensors have symbolic sizes."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=False)
+
+
+def faked(mode: Any, x: torch.Tensor, dynamic: bool = False) -> Any:
+    """The fake twin of a tensor or wrapper; with ``dynamic``, all its sizes are symbols."""
+    if not dynamic:
+        return mode.from_tensor(x, static_shapes=True)
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext, SubclassSymbolicContext
+
+    def context(t: Any) -> Any:
+        dims = [DimDynamic.DYNAMIC] * t.dim()
+        if not hasattr(type(t), "__tensor_flatten__"):
+            return StatelessSymbolicContext(dynamic_sizes=dims)
+        inner = {n: context(v) for n in t.__tensor_flatten__()[0] if isinstance(v := getattr(t, n), torch.Tensor)}
+        unknown: Any = None
+        return SubclassSymbolicContext(
+            dynamic_sizes=dims, inner_contexts=inner, tensor_source=unknown, view_base_context=None
+        )
+
+    return mode.from_tensor(x, symbolic_context=context(x))
+
+
+def specialised(mode: Any) -> list[str]:
+    """The symbols of a fake mode that have turned into numbers."""
+    return sorted(str(k) for k, v in mode.shape_env.replacements.items() if v.is_number)
+
+
+def numbers(size: Any) -> list[Any]:
+    """The numbers behind sizes that may be symbols; "jagged" for a ragged one."""
+    found: list[Any] = []
+    for n in size:
+        ragged = isinstance(n, torch.SymInt) and (n.node.is_nested_int() or not hasattr(n.node, "expr"))
+        hint = None if ragged or not isinstance(n, torch.SymInt) else n.node.hint
+        ragged = ragged or (isinstance(hint, torch.SymInt) or "j" in str(hint))
+        found.append("jagged" if ragged else int(n))
+    return found
+
+
+def is_fake_tensor(x: object) -> bool:
+    """Is this a dense fake tensor?"""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(x, FakeTensor)
+
+
+class OperationLog(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Writes down the names of the operations that run inside of it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Pair(torch.Tensor):
+    """A sound wrapper of two tensors of equal sizes: every operation runs on both."""
+
+    a: Any
+    b: Any
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls: Any, a: Any, b: Any, size: Any = None, stride: Any = None) -> Any:
+        how = {
+            "strides": stride or a.stride(),
+            "dtype": a.dtype,
+            "device": a.device,
+            "storage_offset": a.storage_offset(),
+        }
+        self = torch.Tensor._make_wrapper_subclass(cls, size or a.shape, **how)
+        self.a, self.b = a, b
+        return self
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"Pair({self.a!r}, {self.b!r})"
+
+    def __tensor_flatten__(self) -> Any:
+        return ["a", "b"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, context: Any, size: Any, stride: Any) -> Any:
+        return Pair(inner["a"], inner["b"], size, stride)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        from torch.utils import _python_dispatch
+        from torch.utils._pytree import tree_map_only
+
+        correct: Any = _python_dispatch.return_and_correct_aliasing
+        kwargs = kwargs or {}
+        if any(hasattr(t, "__tensor_flatten__") and not issubclass(t, Pair) for t in types):
+            return NotImplemented
+
+        def both(a: Any, b: Any) -> Any:
+            if isinstance(a, torch.Tensor):
+                return Pair(a, b)
+            return type(a)(map(both, a, b)) if isinstance(a, (list, tuple)) else a
+
+        outs = [
+            func(
+                *tree_map_only(Pair, lambda t, n=n: getattr(t, n), args),
+                **tree_map_only(Pair, lambda t, n=n: getattr(t, n), kwargs),
+            )
+            for n in ("a", "b")
+        ]
+        return correct(func, args, kwargs, both(*outs))
+
+
+class Witness(torch.Tensor):
+    """A wrapper that nobody knows. It writes down the types of the tensors in each call that it is asked to take, and
+    takes it (``answers=True``: the result is a dense tensor of zeros) or leaves it to others.
+    """
+
+    elem: Any
+    answers: Any
+    seen: Any
+
+    @staticmethod
+    def __new__(cls: Any, elem: Any, answers: Any = False) -> Any:
+        self = torch.Tensor._make_wrapper_subclass(cls, elem.shape, dtype=elem.dtype, device=elem.device)
+        self.elem, self.answers, self.seen = elem, answers, []
+        return self
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return "Witness()"
+
+    def __tensor_flatten__(self) -> Any:
+        return ["elem"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, context: Any, size: Any, stride: Any) -> Any:
+        return Witness(inner["elem"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        from torch.utils._pytree import tree_leaves
+
+        tensors = [a for a in tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)]
+        witness = next(a for a in tensors if isinstance(a, Witness))
+        witness.seen.append([type(a) for a in tensors])
+        return torch.zeros(()) if witness.answers else NotImplemented
+
+
+def outer_storage(x: torch.Tensor) -> int:
+    """The identity of the storage that torch thinks a tensor has (that of a wrapper is empty, but it is an identity)."""
+    return int(x.untyped_storage()._cdata)
+
+
+def cache_key(x: torch.Tensor) -> str:
+    """What torch.compile's caches know a wrapper by: its own hash, or the pickled sizes and context, as torch does it."""
+    import pickle
+
+    if hasattr(x, "_stable_hash_for_caching"):
+        return x._stable_hash_for_caching()  # type: ignore[no-any-return, attr-defined]
+    names, context = x.__tensor_flatten__()  # type: ignore[attr-defined]
+    return pickle.dumps((tuple(x.shape), x.requires_grad, context, names)).hex()
+
+
+def opinfo_database() -> dict[str, Any]:
+    """torch's own samples for each of its operations, by name. Importing them takes seconds."""
+    import importlib.util
+    import sys
+    import types
+    import unittest
+
+    if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:
+        # torch's test base class inherits from it; nothing here uses it
+        stub: Any = types.ModuleType("expecttest")
+        stub.TestCase, stub.ACCEPT = unittest.TestCase, False
+        sys.modules["expecttest"] = stub
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return {op.name + (f".{op.variant_test_name}" if op.variant_test_name else ""): op for op in op_db}
+
+
+def map_tensors(function: Any, tree: Any) -> Any:
+    """A pytree with a function applied to each tensor in it."""
+    from torch.utils._pytree import tree_map_only
+
+    return tree_map_only(torch.Tensor, function, tree)
+
+
+def tensors_of(tree: Any) -> list[torch.Tensor]:
+    """The tensors in a pytree."""
+    from torch.utils._pytree import tree_leaves
+
+    return [t for t in tree_leaves(tree) if isinstance(t, torch.Tensor)]

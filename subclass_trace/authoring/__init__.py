@@ -1,0 +1,11 @@
+"""Writing wrapper subclasses: declare the inner tensors, list the operations, choose a default for the rest.
+
+`WrapperTensor` is the base class (wrapper.py), docs/guide.md the whole story. The groups of operations are what the
+families of a class cover, and what ``@Cls.implements`` takes beside single operations.
+"""
+
+from .families import collectives, elementwise, factories, in_place, views  # groups of operations
+from .generate import Outer  # what the outside of a wrapper looks like
+from .wrapper import WrapperTensor  # declare a wrapper like a dataclass
+
+__all__ = ["Outer", "WrapperTensor", "collectives", "elementwise", "factories", "in_place", "views"]

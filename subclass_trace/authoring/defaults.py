@@ -1,0 +1,115 @@
+"""What a class does with an operation that it has no rule for: dequantise, run on each inner tensor, or refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..errors import UnsupportedError
+from .arguments import substitute
+from .effects import aten, effects_of, is_view
+from .per_inner import Run, per_inner, refuse
+
+DENSE = "_wrapper_dense"  # the class attribute that holds the author's dequantize
+
+
+def refused(cls: type, func: Any) -> Run:
+    """``default="refuse"``: UnsupportedError for everything."""
+    return _raising(refuse(cls, func))
+
+
+def dequantized(cls: type[Any], func: Any) -> Run:
+    """``default="dequantize"``: compute on the dense values.
+
+    Results are dense. What is written to is made dense, changed, and given to ``requantize_``. Views are refused: a
+    dense copy would swallow writes.
+    """
+    if is_view(func):
+        fix = (
+            f"write the view: @{cls.__name__}.implements({func}), or {cls.__name__}.implements_views() for all of them; "
+            "or call .dequantize() first. A dense copy is not made, because writes to it would not reach the base"
+        )
+        return _raising(refuse(cls, func, fix))
+    effects = effects_of(func)
+    if effects.metadata:
+        fix = "use the out-of-place operation: the sizes of this wrapper do not change in place"
+        return _raising(refuse(cls, func, fix))
+    if func is aten.copy_.default:
+        return _stored(cls, func)
+    if effects.writes:
+        return _rewritten(cls, func)
+
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        dense = [substitute(cls, dense_value, a) for a in args]
+        return func(*dense, **(substitute(cls, dense_value, kwargs) if kwargs else kwargs))
+
+    return run
+
+
+def dense_value(x: Any) -> torch.Tensor:
+    """The author's ``dequantize``, without autograd around it."""
+    value: torch.Tensor = getattr(x, DENSE)()
+    return value
+
+
+def _stored(cls: type[Any], func: Any) -> Run:
+    """copy_ without a dense copy of the target: torch.compile ends in it, and admits writes to graph inputs only."""
+
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        x, value = args[0], substitute(cls, dense_value, args[1])
+        if not isinstance(x, cls):
+            return func(x, value, *args[2:], **kwargs)
+        _check_writable(cls, func)
+        x.requantize_(value.to(device=x.device, dtype=x.dtype).expand(x.shape))
+        return x
+
+    return run
+
+
+def _check_writable(cls: type[Any], func: Any) -> None:
+    if not hasattr(cls, "requantize_"):
+        fix = f"give {cls.__name__} a method requantize_(self, value) that stores a dense value in place"
+        raise refuse(cls, func, fix)
+
+
+def _rewritten(cls: type[Any], func: Any) -> Run:
+    effects = effects_of(func)
+
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        written = [t for t in effects.written(args, kwargs) if isinstance(t, cls)]
+        if written:
+            _check_writable(cls, func)
+        copies: dict[int, torch.Tensor] = {}  # one per wrapper, so that x.add_(x) reads what it should
+
+        def dense(x: Any) -> torch.Tensor:
+            if id(x) not in copies:
+                value = dense_value(x)
+                kept = any(value is getattr(x, n) for n in x.__tensor_flatten__()[0])
+                copies[id(x)] = value.clone() if kept or value._is_view() else value
+            return copies[id(x)]
+
+        out = func(*substitute(cls, dense, args), **substitute(cls, dense, kwargs))
+        for x in written:
+            x.requantize_(copies[id(x)])
+        return out
+
+    return run
+
+
+def _raising(error: UnsupportedError) -> Run:
+    what, got, fix = error.what, error.got, error.fix
+
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        raise UnsupportedError(what, got=got, fix=fix)
+
+    return run
+
+
+#: the names that a class may choose from
+DEFAULTS: dict[str, Callable[[type, Any], Run]] = {
+    "refuse": refused,
+    "dequantize": dequantized,
+    "per_inner": per_inner,
+}

@@ -1,0 +1,259 @@
+"""Running an operation on each inner tensor in turn, and putting the results together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .._torch import authors as _authors
+from ..errors import UnsupportedError
+from .arguments import instances, substitute
+from .effects import BIT_VIEWS, aten, effects_of, is_view
+from .generate import LIKE
+
+Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+
+
+def per_inner(cls: type[Any], func: Any, inner: tuple[str, ...] | None = None) -> Run:
+    """The rule that runs ``func`` on each inner tensor.
+
+    Args:
+        inner: the names of the inner tensors that take part; None for all. A view shares the others with its base,
+            a new tensor gets copies of them, an in-place operation leaves them alone.
+
+    The returned function raises UnsupportedError where the operands do not have the same inner tensors and context,
+    where a plain tensor would be written to, and where results that are no tensors differ.
+    """
+    effects = effects_of(func)
+    view, changes = is_view(func), bool(effects.writes)
+    sized = torch.Tag.pointwise not in func.tags and func not in _ANY_SHAPE and func.name() not in _authors.MOVES
+    collective = _authors.is_c10d(func)
+    data_dependent = torch.Tag.dynamic_output_shape in func.tags
+
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        found = instances(cls, args, [])
+        if kwargs:
+            instances(cls, kwargs, found)
+        first = found[0]
+        names = _common_names(func, found, inner)
+        if not names:
+            raise refuse(cls, func)
+        if changes and not all(isinstance(t, cls) for t in effects.written(args, kwargs)):
+            raise _writes_plain(cls, func)
+        if collective and len(found) != len(instances(torch.Tensor, (args, kwargs), [])):
+            raise _writes_plain(cls, func)
+        if sized:
+            _check_shapes(func, first, names)
+        outs = [
+            func(
+                *[substitute(cls, lambda x: getattr(x, name), a) for a in args],  # noqa: B023  (called at once)
+                **(substitute(cls, lambda x: getattr(x, name), kwargs) if kwargs else kwargs),  # noqa: B023
+            )
+            for name in names
+        ]
+        if effects.returns_arguments:
+            return None  # the finisher returns the arguments themselves
+        if data_dependent:
+            _check_agree(func, first, names, outs)
+        rest = None if inner is None else _rest(first, names, share=view)
+        return _together(func, first, names, outs, rest)
+
+    return run
+
+
+#: operations that mean the same on an inner tensor of any shape
+_ANY_SHAPE = frozenset(
+    {aten.detach.default, aten.alias.default, aten.lift_fresh.default, aten.clone.default, aten._to_copy.default}
+    | {aten.copy_.default, aten.zero_.default, aten.fill_.Scalar, aten.zeros_like.default, aten.ones_like.default}
+    | {aten.empty_like.default, aten.full_like.default, aten.is_pinned.default, aten._pin_memory.default}
+    | {aten.record_stream.default}
+)
+
+
+def _common_names(func: Any, found: list[Any], inner: tuple[str, ...] | None) -> Sequence[str]:
+    """The inner tensors of the first wrapper, when the others have the same, and the same context."""
+    first = found[0]
+    names, context = first.__tensor_flatten__()
+    for x in found[1:]:
+        if x is not first:
+            other_names, other = x.__tensor_flatten__()
+            if list(other_names) != list(names) or not (other is context or other == context):
+                cls = type(first).__name__
+                raise UnsupportedError(
+                    f"{func} runs on each inner tensor of {cls}, but its operands differ",
+                    path=cls,
+                    expected=f"inner tensors {list(names)} and context {context!r:.80} in all of them",
+                    got=f"{list(other_names)} and {other!r:.80}",
+                    fix=f"write a rule: @{cls}.implements({func})",
+                )
+    return names if inner is None else [n for n in inner if n in names]
+
+
+def _check_shapes(func: Any, x: Any, names: Sequence[str]) -> None:
+    """An operation with sizes or dimensions means the same inside only if inside has the shape of outside.
+
+    Functional collectives cut and join rows, so that rows have to agree.
+    """
+    rows = _authors.is_functional_collective(func)
+    for name in names:
+        t = getattr(x, name)
+        same = t.shape == x.shape or (rows and t.shape[:1] == x.shape[:1])
+        if same and func is aten.as_strided.default:
+            same = t.stride() == x.stride() and t.storage_offset() == x.storage_offset()
+        if not same:
+            cls = type(x).__name__
+            raise UnsupportedError(
+                f"{func} runs on each inner tensor of {cls}, but {name} has another shape than the wrapper",
+                path=f"{cls}.{name}",
+                expected=f"shape {tuple(x.shape)}, stride {x.stride()}",
+                got=f"shape {tuple(t.shape)}, stride {t.stride()}",
+                fix=f"name the inner tensors that take part (inner=...), or write a rule: @{cls}.implements({func})",
+            )
+
+
+def _check_agree(func: Any, x: Any, names: Sequence[str], outs: Sequence[Any]) -> None:
+    """Results whose size depends on values must have one size."""
+    for name, out in zip(names[1:], outs[1:], strict=True):
+        for a, b in zip(_tensors(outs[0]), _tensors(out), strict=True):
+            if a.shape != b.shape:
+                cls = type(x).__name__
+                raise UnsupportedError(
+                    f"{func} gives results of different sizes for the inner tensors of a {cls}",
+                    expected=f"{tuple(a.shape)} for each, as for {names[0]}",
+                    got=f"{tuple(b.shape)} for {name}",
+                    fix="call it on the inner tensors one by one",
+                )
+
+
+def _tensors(out: Any) -> list[torch.Tensor]:
+    return instances(torch.Tensor, out, [])
+
+
+def _writes_plain(cls: type, func: Any) -> UnsupportedError:
+    return UnsupportedError(
+        f"{func} would write a {cls.__name__} into a plain tensor",
+        expected=f"a {cls.__name__} as the argument that is written to",
+        fix=f"make the written tensor a {cls.__name__} (if torch makes it: {cls.__name__}.implements_factories()), "
+        "or use the out-of-place operation",
+    )
+
+
+def _rest(x: Any, names: Sequence[str], share: bool) -> dict[str, torch.Tensor]:
+    others = {n: getattr(x, n) for n in x.__tensor_flatten__()[0] if n not in names}
+    return others if share else {n: t.clone() for n, t in others.items()}
+
+
+def _together(
+    func: Any, like: Any, names: Sequence[str], outs: Sequence[Any], rest: dict[str, torch.Tensor] | None
+) -> Any:
+    """The results for the inner tensors as one: tensors become wrappers, everything else must be equal."""
+    head = outs[0]
+    if isinstance(head, torch.Tensor):
+        tensors = dict(zip(names, outs, strict=True))
+        return getattr(like, LIKE)(tensors if rest is None else {**rest, **tensors})
+    if isinstance(head, (list, tuple)):
+        return type(head)(_together(func, like, names, parts, rest) for parts in zip(*outs, strict=True))
+    work = _authors.joined_work(list(outs))
+    if work is not None:
+        return work
+    for name, out in zip(names[1:], outs[1:], strict=True):
+        if not (out is head or out == head or (out != out and head != head)):
+            cls = type(like).__name__
+            raise UnsupportedError(
+                f"{func} gives different Python values for the inner tensors of a {cls}",
+                expected=f"{head!r} for each, as for {names[0]}",
+                got=f"{out!r} for {name}",
+                fix=f"do not read values of a {cls} into Python, or read them from its inner tensors",
+            )
+    return head
+
+
+# ------------------------------------------------------------------------------- operations that every wrapper needs
+def identity(cls: type[Any], func: Any) -> Run:
+    """detach, alias, lift_fresh: the same wrapper over the same memory."""
+
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        x = args[0]
+        tensors = {n: func(getattr(x, n)) for n in x.__tensor_flatten__()[0]}
+        return getattr(x, LIKE)(tensors, x.shape, x.stride())
+
+    return run
+
+
+def copy_of(cls: type[Any], func: Any, otherwise: Run) -> Run:
+    """clone, and _to_copy and _pin_memory that keep the dtype: each inner tensor copied, the context kept.
+
+    A memory format is passed on where the wrapper looks like its first inner tensor. Elsewhere nothing is known of how
+    inside and outside belong together, and the copy keeps the strides.
+
+    Args:
+        otherwise: for another dtype or layout.
+    """
+
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        x = args[0]
+        if kwargs.get("dtype") not in (None, x.dtype) or kwargs.get("layout") not in (None, x.layout):
+            return otherwise(args, kwargs)
+        how = {k: v for k, v in kwargs.items() if k not in ("dtype", "layout")}
+        elsewhere = {k: v for k, v in how.items() if k != "memory_format"}
+        inner = {n: getattr(x, n) for n in x.__tensor_flatten__()[0]}
+        first = next(iter(inner.values()), None)
+        alike = first is not None and first.shape == x.shape and first.stride() == x.stride()
+        tensors = {
+            n: func(t, *args[1:], **(how if alike and t.shape == x.shape else elsewhere)) for n, t in inner.items()
+        }
+        return getattr(x, LIKE)(tensors) if alike else getattr(x, LIKE)(tensors, x.shape, x.stride())
+
+    return run
+
+
+def copy_into(cls: type[Any], func: Any, otherwise: Run, exact: bool) -> Run:
+    """copy_ of one wrapper into another of the same make: inner tensor by inner tensor, so nothing is rounded twice.
+
+    Args:
+        otherwise: for any other source, or target.
+        exact: False where views share inner tensors with their base, which a copy into a view must not change.
+    """
+
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        x, source = args[0], args[1]
+        if not (exact and isinstance(x, cls) and type(source) is type(x) and source.shape == x.shape):
+            return otherwise(args, kwargs)
+        names, context = x.__tensor_flatten__()
+        theirs, other = source.__tensor_flatten__()
+        same = list(names) == list(theirs) and context == other
+        if not same or any(getattr(x, n).shape != getattr(source, n).shape for n in names):
+            return otherwise(args, kwargs)
+        for n in names:
+            func(getattr(x, n), getattr(source, n), *args[2:], **kwargs)
+        return x
+
+    return run
+
+
+def same_geometry(cls: type[Any], func: Any, otherwise: Run) -> Run:
+    """as_strided to the sizes, strides and offset that the wrapper has (FSDP asks for it): an alias."""
+
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        x, size, stride, *rest = args
+        offset = rest[0] if rest else kwargs.get("storage_offset")
+        same = tuple(size) == tuple(x.shape) and tuple(stride) == tuple(x.stride())
+        if same and (offset is None or offset == x.storage_offset()):
+            return identity(cls, aten.alias.default)(args, {})
+        return otherwise(args, kwargs)
+
+    return run
+
+
+def refuse(cls: type[Any], func: Any, fix: str | None = None) -> UnsupportedError:
+    """The error for an operation that a class does not have."""
+    name = cls.__name__
+    if func in BIT_VIEWS:
+        fix = "take the dense value first: a wrapper's bits are not those of its value"
+    general = (
+        f"add one: @{name}.implements({func}), or a family such as {name}.implements_views(), "
+        "or choose another default for the class: 'dequantize' or 'per_inner'"
+    )
+    return UnsupportedError(f"{name} has no rule for {func}", got=func, fix=fix or cls._wrapper_advice or general)

@@ -1,0 +1,188 @@
+"""A new wrapper class as three files that run: the class, a hypothesis strategy for it, and its test.
+
+>>> import pathlib, tempfile
+>>> with tempfile.TemporaryDirectory() as folder:
+...     [path.name for path in write_scaffold("MyTensor", folder)]
+['my_tensor.py', 'my_tensor_strategies.py', 'test_my_tensor.py']
+"""
+
+from __future__ import annotations
+
+import keyword
+import os
+import re
+import sys
+from pathlib import Path
+
+from ..errors import OptionError
+
+_TAKEN = frozenset(
+    {"Any", "Tensor", "WrapperTensor", "wrappers", "check", "compile", "given"}
+)  # names in the templates
+_MODULES = frozenset({"torch", "pytest", "hypothesis", "numpy", "subclass_trace", "conftest", "setup"})
+
+
+def write_scaffold(name: str, directory: str | os.PathLike[str], *, force: bool = False) -> list[Path]:
+    """Write a wrapper class, its hypothesis strategy and its test.
+
+    Args:
+        name: of the class; the files are named after it (``MyTensor``: ``my_tensor.py``).
+        directory: where; made if it does not exist.
+        force: overwrite files that exist.
+
+    Returns:
+        The files, in the order class, strategy, test. ``pytest test_my_tensor.py`` passes as they are.
+
+    Raises:
+        OptionError: the name cannot be one of a class, or of a module; a file exists; ``directory`` is a file.
+    """
+    module = _module_name(name)
+    folder = Path(directory)
+    if folder.exists() and not folder.is_dir():
+        raise OptionError(f"{folder} is a file", expected="a directory", fix="name a directory to write to")
+    texts = {f"{module}.py": _CLASS, f"{module}_strategies.py": _STRATEGIES, f"test_{module}.py": _TEST}
+    paths = {folder / file: text for file, text in texts.items()}
+    there = [path for path in paths if path.exists()]
+    if there and not force:
+        raise OptionError(
+            f"{there[0]} exists",
+            path=there[0],
+            expected="files that are not there yet",
+            got=", ".join(path.name for path in there),
+            fix="choose another name or directory, or overwrite them with force=True (--force)",
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, text in paths.items():
+        path.write_text(text.replace("MyTensor", name).replace("my_tensor", module), encoding="utf-8")
+    return list(paths)
+
+
+def _module_name(name: str) -> str:
+    """``MyFP8Tensor`` -> ``my_fp8_tensor``, if that can be imported."""
+    if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
+        raise OptionError(
+            f"{name!r} cannot be the name of a public class",
+            expected="a Python identifier such as MyTensor",
+            got=repr(name),
+            fix="use letters and digits, beginning with a letter",
+        )
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name)
+    module = spaced.lower()
+    if name in _TAKEN or module in _MODULES or module in sys.stdlib_module_names or keyword.iskeyword(module):
+        raise OptionError(
+            f"{name!r} is taken: {module}.py would hide another module, or the class another name",
+            expected="a name of its own",
+            got=name,
+            fix=f"choose another, for example My{name}",
+        )
+    return module
+
+
+_CLASS = '''\
+"""`MyTensor`: values that know their scale. value = codes * scale.
+
+Replace the inner tensors, the context and the rules by yours; the author's guide of subclass_trace says what each part
+is for. `pytest test_my_tensor.py` checks the class against the rules that every wrapper subclass has to keep.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from subclass_trace import WrapperTensor
+from torch import Tensor
+
+aten = torch.ops.aten
+
+
+class MyTensor(WrapperTensor, default="dequantize"):
+    """``codes * scale``.
+
+    Args:
+        codes: the shape and dtype of the wrapper.
+        scale: 0-dim, one for all codes.
+    """
+
+    codes: Tensor
+    scale: Tensor
+
+    @classmethod
+    def from_dense(cls, x: Tensor) -> MyTensor:
+        """The wrapper that stands for a dense tensor. Not differentiable."""
+        scale = x.new_full((), 2.0)
+        return cls(x.detach() / scale, scale)
+
+    def dequantize(self) -> Tensor:
+        """The dense value. Operations without a rule compute on it; for callers it is differentiable."""
+        return self.codes * self.scale
+
+    def requantize_(self, value: Tensor) -> None:
+        """Write a dense value into the inner tensors: what in-place operations end in."""
+        self.codes.copy_(value / self.scale)
+
+
+# Views look at the codes; the scale is shared with the base.
+MyTensor.implements_views(inner="codes")
+
+
+@MyTensor.implements(aten.neg.default)
+def _neg(func: Any, x: MyTensor) -> MyTensor:
+    """A rule: negation stays wrapped. Everything without a rule gives the dense result."""
+    return x.replace(codes=func(x.codes), scale=x.scale.clone())
+'''
+
+_STRATEGIES = '''\
+"""Hypothesis strategies for `MyTensor`: how the conformance kit, and your own tests, make instances."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as s
+from subclass_trace.testing import register_strategy, wrappers
+from torch import Tensor
+
+from my_tensor import MyTensor
+
+register_strategy(MyTensor, MyTensor.from_dense, to_dense=MyTensor.dequantize)
+
+
+def my_tensors() -> s.SearchStrategy[Tensor]:
+    """Instances of `MyTensor` of all shapes and floating dtypes; they shrink to the smallest."""
+    return wrappers(MyTensor)
+'''
+
+_TEST = '''\
+"""`MyTensor` keeps the rules of wrapper subclasses, and does what it is for."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from subclass_trace import compile
+from subclass_trace.testing import assert_conforms
+
+from my_tensor import MyTensor
+from my_tensor_strategies import my_tensors
+
+
+def test_conforms() -> None:
+    assert_conforms(MyTensor, max_examples=5)
+
+
+@settings(max_examples=20, deadline=None)
+@given(my_tensors())
+def test_negation_stays_wrapped(x: MyTensor) -> None:
+    assert type(-x) is MyTensor
+    assert torch.equal((-x).dequantize(), -x.dequantize())
+
+
+def test_trains_like_the_dense_weight() -> None:
+    w = MyTensor.from_dense(torch.randn(4, 3)).requires_grad_()
+    dense = w.detach().dequantize().requires_grad_()
+    x = torch.randn(2, 3)
+    for step in (torch.nn.functional.linear, compile(torch.nn.functional.linear)):
+        w.grad = dense.grad = None
+        step(x, w).square().sum().backward()
+        torch.nn.functional.linear(x, dense).square().sum().backward()
+        torch.testing.assert_close(w.grad, dense.grad)
+'''

@@ -1,0 +1,73 @@
+"""Values that a trace knows: small tensors that are computed from nothing but constants.
+
+Composite operations of torch ask for such values (``cov`` looks whether its number of degrees of freedom is positive),
+and so does user code (``torch.tensor(3).item()``). Nothing is computed unless it is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from .. import _torch
+from .graphs import is_random
+from .recorder import Recorder
+
+Tensor = torch.Tensor
+_MOST_NODES, _MOST_ELEMENTS = 100, 100_000
+
+
+def known_value(recorder: Recorder, t: Tensor) -> Tensor | None:
+    """The value of a traced tensor that depends on no input and on no random number; None if it does."""
+    node = recorder.node_of(t)
+    with _torch.no_modes(), torch.no_grad():
+        return _Evaluation(recorder).value(node) if isinstance(node, fx.Node) else None
+
+
+class _Unknown(Exception):
+    """The value depends on a call."""
+
+
+class _Evaluation:
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.values: dict[fx.Node, Any] = {}
+
+    def value(self, node: fx.Node) -> Tensor | None:
+        try:
+            value = self._of(node)
+        except _Unknown:
+            return None
+        return value if isinstance(value, Tensor) else None
+
+    def _of(self, node: fx.Node) -> Any:
+        if node not in self.values:
+            self.values[node] = self._compute(node)
+            if len(self.values) > _MOST_NODES:
+                raise _Unknown
+        return self.values[node]
+
+    def _compute(self, node: fx.Node) -> Any:
+        value = node.meta.get("val")
+        tensors = [v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, Tensor)]
+        if any(self.recorder.was_written(v) or not _is_small(v) for v in tensors):
+            raise _Unknown
+        if node.op == "get_attr":
+            held = getattr(self.recorder.root, str(node.target))
+            if not isinstance(held, Tensor):
+                raise _Unknown
+            return held
+        function = node.target
+        if node.op != "call_function" or is_random(node):
+            raise _Unknown
+        if isinstance(function, _torch.OpOverload) and function._schema.is_mutable:
+            raise _Unknown
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._of)
+        return function(*args, **kwargs)  # type: ignore[operator]
+
+
+def _is_small(t: Tensor) -> bool:
+    static = all(type(n) is int for n in t.shape)
+    return static and t.layout is torch.strided and t.numel() <= _MOST_ELEMENTS and t.device.type != "meta"

@@ -1,0 +1,132 @@
+"""Which forward values lie in memory that the caller reaches otherwise: an input's, or another value's.
+
+Autograd knows nothing of memory that is shared through ``detach()``, through an inner tensor, or through a wrapper that
+the region made of tensors that it had. The graph computes such values like others; `ValueAlias` says what the run time
+puts in their place, so that a later write to one is seen by the other. See docs/notes/views.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from .. import _torch
+from ..plan import LeafAlias, ValueAlias
+from ..subclass.flatten import flatten
+from ..subclass.paths import Path
+from ..subclass.visit import visit
+from .aliasing import byte_range
+from .inputs import TracedInputs
+from .recorder import Recorder
+
+Tensor = torch.Tensor
+
+
+class Sharing:
+    """The tensors of the inputs, and the memory that they lie in."""
+
+    def __init__(self, inputs: TracedInputs, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self._same = {id(t): k for k, t in enumerate(inputs.leaf_values)}
+        self._starts = [_start(t) for t in inputs.originals]
+        self._inside: dict[int, tuple[int, tuple[str, ...]]] = {}
+        for n, row in enumerate(inputs.inputs):
+            for names, wrapper in _wrappers_inside(row.traced):
+                self._inside.setdefault(id(wrapper), (n, names))
+        self._leaf_of: dict[Any, int] = {}
+        for k, t in enumerate(inputs.originals):
+            if t.layout is torch.strided:
+                self._leaf_of.setdefault(_torch.storage_ref(t), k)
+
+    def is_inside_input(self, t: Tensor) -> bool:
+        """Is it a tensor inside of an input: the very object, dense or a wrapper?"""
+        return id(t) in self._same or id(t) in self._inside
+
+    def aliases(self, values: Sequence[Tensor], skip: set[int], emit: Callable[[Tensor], int]) -> list[ValueAlias]:
+        """One row for each value that shares memory.
+
+        Args:
+            skip: numbers of values that are new contents of inputs: they are copied.
+            emit: adds a forward value: memory of which several values hold parts, but none the whole.
+        """
+        flat = {n: flatten(v) for n, v in enumerate(values) if n not in skip}
+        among = self._among_values([(n, k, t) for n, (leaves, _) in flat.items() for k, t in enumerate(leaves)], emit)
+        rows = []
+        for n, (leaves, spec) in flat.items():
+            found = tuple(self._of_input(t) or among.get((n, k)) for k, t in enumerate(leaves))
+            holder = self._inside.get(id(values[n]))
+            if holder is None and not any(found):
+                continue
+            row = ValueAlias(n, spec, found, holder)
+            if values[n].grad_fn is not None:
+                if not any(self.recorder.was_written(t) for t, a in zip(leaves, found, strict=True) if a is not None):
+                    continue  # nothing is written: what the graph returns lies in that memory already
+                row = replace(row, within=True)
+            rows.append(row)
+        return rows
+
+    def _of_input(self, t: Tensor) -> LeafAlias | None:
+        if id(t) in self._same:
+            return LeafAlias(None, self._same[id(t)], 0, True)
+        k = self._leaf_of.get(_torch.storage_ref(t)) if t.layout is torch.strided else None
+        return None if k is None else LeafAlias(None, k, _start(t) - self._starts[k], False)
+
+    def _among_values(
+        self, rows: Sequence[tuple[int, int, Tensor]], emit: Callable[[Tensor], int]
+    ) -> dict[tuple[int, int], LeafAlias]:
+        """Leaves that lie in the memory of a leaf of another value, as (value, leaf) -> where."""
+        storages: dict[Any, list[tuple[int, int, Tensor]]] = {}
+        for row in rows:
+            if row[2].layout is torch.strided and self._of_input(row[2]) is None:
+                storages.setdefault(_torch.storage_ref(row[2]), []).append(row)
+        found: dict[tuple[int, int], LeafAlias] = {}
+        for members in storages.values():
+            if len({n for n, _, _ in members}) > 1:
+                found.update(self._in_one_storage(members, emit))
+        return found
+
+    def _in_one_storage(
+        self, members: Sequence[tuple[int, int, Tensor]], emit: Callable[[Tensor], int]
+    ) -> Iterator[tuple[tuple[int, int], LeafAlias]]:
+        first: dict[int, tuple[int, int, Tensor]] = {}
+        for row in members:
+            first.setdefault(id(row[2]), row)
+        if not any(self.recorder.was_written(t) for _, _, t in members):  # the graph's own views share memory
+            first_of = {(n, k): first[id(t)] for n, k, t in members}
+            yield from ((key, LeafAlias(n, k, 0, True)) for key, (n, k, _) in first_of.items() if key != (n, k))
+            return
+        n, k, source = self._source(list(first.values()), emit)
+        for value, leaf, t in members:
+            if (value, leaf) != (n, k):
+                yield (value, leaf), LeafAlias(n, k, _start(t) - _start(source), t is source)
+
+    def _source(
+        self, members: Sequence[tuple[int, int, Tensor]], emit: Callable[[Tensor], int]
+    ) -> tuple[int, int, Tensor]:
+        """A leaf that holds all bytes of the others; where there is none, the tensor that they are all views of."""
+        ranges = [byte_range(t) for _, _, t in members]
+        start, stop = min(r.start for r in ranges), max(r.stop for r in ranges)
+        for row, mine in zip(members, ranges, strict=True):
+            if mine.start == start and mine.stop == stop and _torch.is_dense(row[2]):
+                return row
+        whole = self.recorder.first_of_storage(members[0][2])
+        return emit(whole), 0, whole
+
+
+def _start(t: Tensor) -> Any:
+    return t.storage_offset() * t.element_size() if t.layout is torch.strided else 0
+
+
+def _wrappers_inside(value: Tensor) -> list[tuple[tuple[str, ...], Tensor]]:
+    """(attribute names, wrapper) for each wrapper inside ``value``, at any depth."""
+    found: list[tuple[tuple[str, ...], Tensor]] = []
+
+    def wrapper(t: Tensor, names: tuple[str, ...], inners: list[None], context: Any, path: Path) -> None:
+        if path.steps:
+            found.append((tuple(step[1:] for step in path.steps), t))
+
+    visit(value, leaf=lambda t, _: None, wrapper=wrapper, opaque=lambda v, _: None, path=Path("input"))
+    return found

@@ -1,0 +1,120 @@
+"""How views are made: the user's own calls, noted while the function runs.
+
+Autograd knows how a view is made of its base as one function. That is not enough where the shape of a view is changed
+in place, or where a part of the way was made without gradients; then the calls themselves are replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..plan import ViewStep, ViewSteps
+
+Tensor = torch.Tensor
+_PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.memory_format, type(Ellipsis))
+
+
+@dataclass(frozen=True, eq=False)
+class _Made:
+    """``result`` is a view of ``source``, made as number ``time`` of all noted calls."""
+
+    result: Tensor
+    source: Tensor
+    step: ViewStep
+    time: int
+
+
+class ViewLog:
+    """The calls by which views were made and changed."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, _Made] = {}
+        self._changes: dict[int, list[tuple[ViewStep, int, Tensor]]] = {}
+        self._time = 0
+
+    @property
+    def reshaped(self) -> bool:
+        """Was the shape of a tensor changed in place?"""
+        return bool(self._changes)
+
+    def note(self, func: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> None:
+        """Look at one call of the user's."""
+        if not args or not isinstance(args[0], Tensor):
+            return
+        if out is args[0]:
+            self._note_change(func, args, kwargs)
+        elif isinstance(out, Tensor):
+            self._note_view(func, args, kwargs, out, None)
+        elif type(out) in (tuple, list):
+            for k, value in enumerate(out):
+                if isinstance(value, Tensor):
+                    self._note_view(func, args, kwargs, value, k)
+
+    def _note_view(self, func: Any, args: Any, kwargs: Mapping[str, Any], out: Tensor, item: int | None) -> None:
+        if id(out) in self._made or not Tensor._is_view(out):
+            return
+        rest = tuple(args[1:])
+        if getattr(func, "__name__", "") in _LIKE and isinstance(args[1], Tensor):
+            func, rest = _LIKE[func.__name__], (tuple(args[1].shape),)
+        step = ViewStep(func, rest, dict(kwargs), torch.is_grad_enabled(), item, False)
+        self._time += 1
+        self._made[id(out)] = _Made(out, args[0], step, self._time)
+
+    def _note_change(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
+        name = getattr(func, "__name__", "")
+        if name not in _CHANGES:
+            return
+        self._time += 1
+        step = ViewStep(func, tuple(args[1:]), dict(kwargs), torch.is_grad_enabled(), None, True)
+        self._changes.setdefault(id(args[0]), []).append((step, self._time, args[0]))
+
+    def forget(self, t: Tensor) -> None:
+        """``t`` was given other memory."""
+        self._made.pop(id(t), None)
+
+    def steps(self, view: Tensor, base: Tensor) -> ViewSteps | None:
+        """The calls that lead from ``base`` (with the shape that it had then) to ``view``; None where they are not known."""
+        found = self._steps(view, base, self._time + 1)
+        if found is None or not all(map(_is_plain, (a for s in found for a in (*s.args, *s.kwargs.values())))):
+            return None
+        return ViewSteps(tuple(found))
+
+    def _steps(self, view: Tensor, base: Tensor, until: int) -> list[ViewStep] | None:
+        if view is base:
+            return []
+        made = self._made.get(id(view))
+        if made is None:
+            return None
+        before = self._steps(made.source, base, made.time)
+        if before is None:
+            return None
+        changes = [step for step, time, _ in self._changes.get(id(view), ()) if time < until]
+        return [*before, made.step, *changes]
+
+
+_CHANGES: tuple[str, ...] = (
+    "t_",
+    "transpose_",
+    "unsqueeze_",
+    "squeeze_",
+    "swapaxes_",
+    "swapdims_",
+    "as_strided_",
+    "resize_",
+    "detach_",
+)
+_CHANGES += ("as_strided_", "resize_", "set_", "resize_as_", "__set__")
+#: calls that take a shape from a tensor, as calls that take the shape
+_LIKE = {"view_as": Tensor.view, "expand_as": Tensor.expand, "reshape_as": Tensor.reshape}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_plain, value))
+    if isinstance(value, slice):
+        return all(map(_is_plain, (value.start, value.stop, value.step)))
+    return type(value) in _PLAIN

@@ -1,0 +1,118 @@
+"""The command ``subclass-trace``: check a wrapper class, start a new one.
+
+    subclass-trace check pkg.mod:MyTensor                        the rules, a table and the counterexamples
+    subclass-trace check pkg.mod:MyTensor --json                 for machines
+    subclass-trace check pkg.mod:MyTensor --html report.html     for people
+    subclass-trace check --list                                  all rules
+    subclass-trace new MyTensor                                  a class, its strategy and its test
+
+Exit codes: 0 all rules hold, 1 some do not, 2 the command could not run (no such class, no way to build it, a fault of
+the kit).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from .errors import SubclassTraceError
+
+OK, BROKEN, TROUBLE = 0, 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    options = _parser().parse_args(arguments)
+    sys.path.insert(0, "")  # classes of the current directory
+    try:
+        code: int = options.run(options)
+    except SubclassTraceError as error:
+        print(error, file=sys.stderr)
+        return TROUBLE
+    except ImportError as error:
+        print(f"{error}\n  fix:      pip install 'subclass_trace[testing,report]'", file=sys.stderr)
+        return TROUBLE
+    finally:
+        sys.path.remove("")
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="subclass-trace", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True, metavar="command")
+    c = commands.add_parser("check", help="run the conformance rules on a wrapper class")
+    c.add_argument("target", nargs="?", help="package.module:Class, or a function of dense tensors that makes one")
+    c.add_argument("--factory", help="expression that makes one, {0} {1} for dense tensors: 'Cls({0}, scale=2.0)'")
+    c.add_argument("--to-dense", help="expression for its dense value, {0} for the wrapper: '{0}.dequantize()'")
+    c.add_argument("--rules", nargs="+", metavar="ID", help="only these: ST101, ST1, protocol")
+    c.add_argument("--skip", nargs="+", metavar="ID", default=[], help="not these")
+    c.add_argument("--profile", default="dev", choices=("dev", "ci", "thorough"))
+    c.add_argument("--max-examples", type=int, metavar="N", help="examples per rule")
+    c.add_argument("--operations", action="store_true", help="also try the most used operations of torch")
+    c.add_argument("--json", action="store_true", help="print JSON")
+    c.add_argument("--html", type=Path, metavar="FILE", help="write a page")
+    c.add_argument("--list", action="store_true", help="print all rules and stop")
+    c.set_defaults(run=_check)
+    n = commands.add_parser("new", help="write a new wrapper class, its strategy and its test")
+    n.add_argument("name", help="name of the class")
+    n.add_argument("--directory", type=Path, default=Path("."), help="where (default: here)")
+    n.add_argument("--force", action="store_true", help="overwrite files")
+    n.set_defaults(run=_new)
+    return parser
+
+
+def _check(options: argparse.Namespace) -> int:
+    from .testing.rules import load
+
+    if options.list:
+        for rule in load():
+            print(f"{rule.id}  {rule.severity.value:7}  {rule.family:10}  {rule.title}")
+        return OK
+    if options.target is None:
+        print("say which class: subclass-trace check package.module:Class", file=sys.stderr)
+        return TROUBLE
+    from rich.console import Console
+
+    from .testing import check
+    from .testing.page import write_page
+    from .testing.rules import select
+    from .testing.terminal import progress_bar, show
+
+    noise = Console(stderr=True)
+    bar, tell = progress_bar(noise, len(select(options.rules, options.skip)))
+    with bar:
+        report = check(
+            options.target,
+            rules=options.rules,
+            skip=options.skip,
+            profile=options.profile,
+            max_examples=options.max_examples,
+            operations=options.operations,
+            progress=tell,
+            factory=options.factory,
+            to_dense=options.to_dense,
+        )
+    if options.json:
+        print(json.dumps(report.as_json(), indent=1))
+    else:
+        show(report)
+    if options.html:
+        print(f"wrote {write_page(report, options.html)}", file=sys.stderr)
+    return TROUBLE if report.errors else BROKEN if report.failures else OK
+
+
+def _new(options: argparse.Namespace) -> int:
+    from .authoring.scaffold import write_scaffold
+
+    for path in write_scaffold(options.name, options.directory, force=options.force):
+        print(f"wrote {path}")
+    return OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,437 @@
+"""``torch.compile(model, backend="subclass_trace")``: Dynamo's graphs and guards, our capture, partition and run time.
+
+>>> import torch
+>>> from subclass_trace.frontends.dynamo import register
+>>> register()  # not needed where the package is installed: torch finds its entry point
+>>> f = torch.compile(lambda x: x.sin() * 2, backend="subclass_trace", options={"partitioner": "default"})
+>>> f(torch.zeros(2))
+tensor([0., 0.])
+
+Dynamo hands over a graph and the tensors of a call. The graph is interpreted once, in Dynamo's own fake mode and shape
+environment, so that what our trace assumes of sizes becomes a guard of Dynamo's. See docs/dynamo.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from .. import _torch
+from .._torch import dynamo as _dynamo
+from ..backends import resolve_backend
+from ..capture.inputs import Argument
+from ..capture.mutation import NeedsAutogradBase
+from ..capture.recorder import Recorder
+from ..capture.region import Captured, capture
+from ..capture.session import Session
+from ..errors import OptionError, UnsupportedError
+from ..options import Options
+from ..partition.interface import resolve_partitioner
+from ..runtime.backward import TRACE_LOCK
+from ..runtime.guards import Ambient, Guards
+from ..runtime.sizes import hint_of
+from ..runtime.specialize import alias_guard, build_program
+from ..runtime.trusted import generate_trusted, interpret_trusted
+from ..subclass.paths import Path
+from ..subclass.protocol import is_traceable
+from ..subclass.template import Examples
+from .calls import CallSite
+from .compile import Region, make_options
+from .modules import Root
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+NAME = "subclass_trace"
+
+
+def subclass_trace(
+    graph: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """The back end that Dynamo calls for each graph.
+
+    Args:
+        graph: what Dynamo traced.
+        example_inputs: the tensors and sizes of the call, in the order of the graph's placeholders.
+        mode: ignored, with a warning: choose a back end and a partitioner by ``options``.
+        options: those of `subclass_trace.compile`, without ``dynamic``, which is ``torch.compile``'s.
+
+    Raises:
+        OptionError: an unknown option or value. (Dynamo shows it as the cause of a ``BackendCompilerFailed``.)
+        UnsupportedError: the graph holds an operator that cannot be traced; the message names it.
+    """
+    chosen = dynamo_options(mode, options)
+    check_operators(graph)
+    with TRACE_LOCK:
+        return _Compilation(graph, chosen).compile(example_inputs)
+
+
+def register() -> None:
+    """Make the name known to ``torch.compile``, where the package is on the path without being installed."""
+    _dynamo.register_dynamo_backend(subclass_trace, NAME)
+
+
+def dynamo_options(mode: str | None, options: Mapping[str, Any] | None) -> Options:
+    """The options of a region from the keywords of ``torch.compile``.
+
+    Raises:
+        OptionError: an unknown option or value, or one that is ``torch.compile``'s own.
+    """
+    if mode is not None and mode != "default":
+        warnings.warn(
+            f"backend={NAME!r} ignores mode={mode!r}; instead choose by options={{'backend': 'inductor', "
+            "'partitioner': 'min_cut', 'activation_memory_budget': 0.5}",
+            stacklevel=2,
+        )
+    given = dict(options or {})
+    for name in ("dynamic", "automatic_dynamic"):
+        if name in given:
+            raise OptionError(
+                f"{name!r} is no option of this back end, because Dynamo decides which sizes are symbols",
+                path=f"options[{name!r}]",
+                got=repr(given[name]),
+                fix="write torch.compile(..., dynamic=True), or mark a size by torch._dynamo.mark_dynamic",
+            )
+    return make_options(given)
+
+
+# ---------------------------------------------------------------------------------------------- operators of the graph
+#: their body is traced as if it stood in the graph
+_INLINED = frozenset(
+    {
+        "autograd_function_apply",
+        "hints_wrapper",
+        "invoke_subgraph",
+        "register_hook",
+        "strict_mode",
+        "tag_activation_checkpoint",
+        "wrap",
+        "wrap_activation_checkpoint",
+        "wrap_with_autocast",
+        "wrap_with_set_grad_enabled",
+    }
+)
+#: they stay nodes of the dense graph, with branches that are traced as well
+_KEPT = frozenset(
+    {"associative_scan", "cond", "flex_attention", "flex_attention_backward", "map_impl", "scan", "while_loop"}
+)
+
+
+def check_operators(graph: fx.GraphModule) -> None:
+    """Refuse higher order operators that cannot be traced.
+
+    Raises:
+        UnsupportedError: names the operator and the line of the user.
+    """
+    for module in graph.modules():
+        if not isinstance(module, fx.GraphModule):
+            continue
+        for node in module.graph.nodes:
+            name = _dynamo.higher_order_name(node.target) if node.op == "call_function" else None
+            if name is not None and name not in _INLINED | _KEPT:
+                raise UnsupportedError(
+                    f"the higher order operator {name!r} is not supported",
+                    path=_last_line(node),
+                    expected=f"one of {', '.join(sorted(_INLINED | _KEPT))}",
+                    got=name,
+                    fix="keep this part out of the compiled function with torch.compiler.disable, or write it without "
+                    "the operator",
+                )
+
+
+def _last_line(node: fx.Node) -> str | None:
+    frames = _frames(node.meta.get("stack_trace"))
+    return f"{frames[0][0].co_filename}:{frames[0][1]}" if frames else None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Code:
+    """Stands for a code object in the recorded frames: Dynamo keeps its frames as text."""
+
+    co_filename: str
+    co_name: str
+
+
+_FRAME = re.compile(r'  File "(.*)", line (\d+), in (.*)')
+
+
+def _frames(text: str | None) -> tuple[tuple[_Code, int], ...]:
+    """The frames of a stack trace, innermost first, as the recorder keeps them."""
+    found = _FRAME.findall(text or "")
+    return tuple((_Code(file, name), int(line)) for file, line, name in reversed(found))
+
+
+class _GraphRecorder(Recorder):  # type: ignore[no-untyped-call]
+    """Records what the interpreted graph does, with the user's frames that Dynamo noted for its nodes."""
+
+    current: fx.Node | None = None
+
+    def _user_frames(self) -> tuple[Any, ...]:
+        return () if self.current is None else _frames(self.current.meta.get("stack_trace"))
+
+    def _local_scalar(self, func: Any, t: Tensor) -> Any:
+        """An argument that is a float came in as a tensor; its symbol is known."""
+        known = self._nodes.get(id(t))
+        number = None if known is None else _dynamo.known_item(known[0].meta.get("val"))
+        if known is None or number is None or self.was_written(t):
+            return super()._local_scalar(func, t)
+        node = self.graph.call_function(func, (known[0],))
+        self.annotate(node, func, (t,), {})
+        self._track_result(node, number, ())
+        return number
+
+    def _track_result(self, node: fx.Node, out: Any, args: Any) -> None:
+        super()._track_result(node, out, args)
+        if isinstance(out, _torch.SYM_TYPES) and out.node.expr.is_Symbol:  # a number that came in as a tensor
+            self._symbols.setdefault(out.node.expr, node)
+
+
+class _Interpreter(fx.Interpreter):
+    """Runs a graph of Dynamo's; the bodies of operators that only wrap a part of the graph are run in their place."""
+
+    def __init__(self, graph: fx.GraphModule, recorder: _GraphRecorder | None) -> None:
+        super().__init__(graph, garbage_collect_values=True)
+        self.recorder = recorder
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node; the recorder reads the user's frames from it."""
+        if self.recorder is not None and n.op.startswith("call"):
+            self.recorder.current = n
+        if n.target is Tensor.set_ and any(map(_ends_data_assignment, n.users)):
+            args, _ = self.fetch_args_kwargs_from_env(n)
+            args[0].data = args[1]  # what the user wrote; a wrapper's own ``set_`` would change other tensors
+            return args[0]
+        if _ends_data_assignment(n):
+            return None
+        return super().run_node(n)
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a function, or the body of an operator."""
+        name = _dynamo.higher_order_name(target)
+        if name in ("wrap", "strict_mode"):
+            return self._body(args[0])(*(args[1] if name == "strict_mode" else args[1:]), **kwargs)
+        if name == "invoke_subgraph":
+            return self._body(args[0])(*args[2:])
+        if name == "register_hook":
+            tensor, hook, *captured = args
+            tensor.register_hook(lambda grad: self._body(hook)(grad, *captured))
+            return tensor
+        if name == "hints_wrapper":
+            return self._body(args[0])(*args[1], **args[2])
+        if name == "wrap_with_set_grad_enabled":
+            with torch.set_grad_enabled(args[0]):
+                return self._body(args[1])(*args[2:], **kwargs)
+        if name == "wrap_with_autocast":
+            device, dtype, enabled, cache, body, *operands = args
+            with torch.autocast(device, dtype, enabled, cache):
+                return self._body(body)(*operands, **kwargs)
+        if name in ("tag_activation_checkpoint", "wrap_activation_checkpoint"):
+            return self._checkpoint(args, dict(kwargs))
+        return super().call_function(target, args, kwargs)
+
+    def _checkpoint(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        from torch.utils.checkpoint import checkpoint
+
+        kwargs.pop("use_reentrant", None)
+        return checkpoint(self._body(args[0]), *args[1:], use_reentrant=False, **kwargs)
+
+    def _body(self, module: Any) -> Callable[..., Any]:
+        if not isinstance(module, fx.GraphModule):
+            return module  # type: ignore[no-any-return]
+
+        def body(*operands: Any, **named: Any) -> Any:
+            names = [str(n.target) for n in module.graph.nodes if n.op == "placeholder"]
+            rest = [named[k] for k in names[len(operands) :] if k in named]
+            return _Interpreter(module, self.recorder).run(*operands, *rest)
+
+        return body
+
+
+def _ends_data_assignment(node: fx.Node) -> bool:
+    """Dynamo writes ``x.data = y`` as ``x.set_(y)`` and a correction of the version counter."""
+    return node.op == "call_function" and getattr(node.target, "__name__", "") == "_lower_version_count_by_1"
+
+
+class _Graph(torch.nn.Module):
+    """A graph of Dynamo's as a callable with positional arguments; its own tensors are found as those of a module."""
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        super().__init__()
+        self.graph = graph
+        self.recorder: _GraphRecorder | None = None
+
+    def forward(self, *args: Any) -> Any:
+        """Interpret the graph."""
+        return _Interpreter(self.graph, self.recorder).run(*args)
+
+
+# ---------------------------------------------------------------------------------------------- Dynamo's symbols
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Origin:
+    """Where Dynamo found a tensor, and what it decided about its sizes."""
+
+    source: Any
+    context: Any
+
+
+class _DynamoSession(Session):
+    """A capture in Dynamo's fake mode: fake leaves and outer sizes get the symbols that Dynamo made for them."""
+
+    def __init__(
+        self, mode: Any, origins: Mapping[str, _Origin], arguments: Mapping[int, Any], decompositions: dict[Any, Any]
+    ) -> None:
+        dynamic = bool(arguments) or any(_dynamo.has_symbols(o.context) for o in origins.values())
+        super().__init__(dynamic=dynamic, decompositions=decompositions, mode=mode, recorder=_GraphRecorder)
+        self.origins, self.arguments = origins, arguments
+
+    def fake(self, real: Tensor, name: str, dims: list[bool]) -> Tensor:
+        """A fake dense leaf with Dynamo's symbols; those of one storage share a fake storage."""
+        origin = self.origins.get(name)
+        if origin is None or origin.context is None:
+            return self.mode.from_tensor(real, static_shapes=True)
+        return _dynamo.fake_input(self.mode, real, origin.source, origin.context)
+
+    def outer_size(self, wrapper: Tensor, path: Path, dims: Sequence[bool]) -> tuple[Any, ...]:
+        """The outer size of a wrapper, with Dynamo's symbols."""
+        origin = self.origins.get(str(path))
+        if origin is None or origin.context is None:
+            return tuple(wrapper.shape)
+        fake = _dynamo.fake_input(self.mode, wrapper, origin.source, origin.context)
+        return tuple(fake.shape)
+
+    def dims(self, path: Path, value: Tensor) -> list[bool]:
+        """Whether a tensor has symbols; which of its sizes they are is Dynamo's business."""
+        origin = self.origins.get(str(path))
+        return [origin is not None and _dynamo.has_symbols(origin.context)] * value.dim()
+
+
+def _origins(context: Any, arguments: Sequence[Argument], sources: Mapping[int, Any]) -> dict[str, _Origin]:
+    """The origins of all arguments and of their inner tensors, by path."""
+    found: dict[str, _Origin] = {}
+
+    def walk(value: Tensor, path: Path, source: Any, symbolic: Any) -> None:
+        found[str(path)] = _Origin(source, symbolic)
+        if not is_traceable(value):
+            return
+        names = value.__tensor_flatten__()[0]  # type: ignore[attr-defined]
+        for name in names:
+            inner = getattr(value, name)
+            if isinstance(inner, Tensor):
+                rest = _dynamo.attribute_source(source, name), _dynamo.inner_context(symbolic, name)
+                walk(inner, path.attr(name), *rest)
+
+    for a in arguments:
+        source = None if a.position is None else sources.get(a.position)
+        if source is not None:
+            walk(a.value, a.path, source, _dynamo.symbolic_context(context, a.value))
+    return found
+
+
+_SLOTS = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
+
+
+def readable(name: str) -> str:
+    """The name of a source as a user would write it.
+
+    >>> readable("L['self']._modules['layers']._modules['0']._parameters['weight']")
+    'self.layers[0].weight'
+    """
+    name = re.sub(r"^[LG]\['([^']*)'\]", r"\1", name)
+    return _SLOTS.sub(lambda m: f"[{m[1]}]" if m[1].isdigit() else f".{m[1]}", name)
+
+
+# ---------------------------------------------------------------------------------------------- compiling
+class _Compilation:
+    """One graph: compiled for the call that Dynamo guards, with a region of our own for calls it cannot tell apart."""
+
+    def __init__(self, graph: fx.GraphModule, options: Options) -> None:
+        self.graph, self.options = graph, options
+        self.module = _Graph(graph)
+        self.region = Region(self.module, options)
+
+    def compile(self, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """The callable that Dynamo calls instead of the graph."""
+        context = _dynamo.tracing_context()
+        if context is None:
+            return self.region
+        site = CallSite.of(tuple(example_inputs), {}, [Root(self.module, Path("graph"))])
+        sources = self._sources()
+        arguments, positions = site.arguments()
+        arguments = [_renamed(a, sources) for a in arguments]
+        repeated = len({n for n in positions if n is not None}) != sum(n is not None for n in positions)
+        jagged = any(a.value.is_nested for a in arguments)  # our traces keep their sizes static, Dynamo's do not
+        if site.user_count != len(example_inputs) or repeated or jagged:
+            return self.region
+        backend = resolve_backend(
+            self.options.backend, fw_compiler=self.options.fw_compiler, bw_compiler=self.options.bw_compiler
+        )
+        partitioner = resolve_partitioner(self.options.partitioner, self.options.activation_memory_budget)
+        table = {**(backend.decompositions() if backend.decompositions else {}), **self.options.decompositions}
+        try:
+            captured = self._capture(context, site, arguments, positions, sources, table)
+        except NeedsAutogradBase:  # the base of a view is no input of Dynamo's: our own guards watch it
+            return self.region
+        program, _ = build_program(
+            captured,
+            arguments,
+            positions,
+            frozenset(),
+            backend,
+            partitioner,
+            keep_input_mutations=self.options.keep_inference_input_mutations,
+        )
+        inputs = [a.value for a in arguments] + [c.value for c in captured.closed_over]
+        guards = Guards(Ambient.now(), site.tree, {}, alias_guard(captured, inputs))
+        held = site.flat[site.user_count :]
+        others = (self.region, self.graph)
+        with torch.no_grad():
+            examples = Examples(captured.session.mode, hint_of)
+            entry = generate_trusted(program, guards, site.layout(), site.flat, examples, *others)
+        return interpret_trusted(program, guards, held, *others) if entry is None else entry.call
+
+    def _capture(
+        self,
+        context: Any,
+        site: CallSite,
+        arguments: Sequence[Argument],
+        positions: Sequence[int | None],
+        sources: Mapping[int, Any],
+        table: dict[Any, Callable[..., Any]],
+    ) -> Captured:
+        numbers = {k: v for k, v in enumerate(site.flat) if isinstance(v, torch.SymInt)}
+        session = _DynamoSession(context.fake_mode, _origins(context, arguments, sources), numbers, table)
+        assert isinstance(session.recorder, _GraphRecorder)
+        self.module.recorder = session.recorder
+        run = site.runner(self.module, arguments, positions)
+        try:
+            return capture(
+                run,
+                arguments,
+                dynamic=session.dims,
+                any_dynamic=session.dynamic,
+                decompositions=table,
+                session=session,
+            )
+        finally:
+            self.module.recorder = None
+
+    def _sources(self) -> dict[int, Any]:
+        """Dynamo's source of each placeholder, by position."""
+        rows = enumerate(n for n in self.graph.graph.nodes if n.op == "placeholder")
+        return {k: s for k, n in rows if (s := _dynamo.placeholder_source(n)) is not None}
+
+
+def _renamed(argument: Argument, sources: Mapping[int, Any]) -> Argument:
+    source = None if argument.position is None else sources.get(argument.position)
+    if source is None:
+        return argument
+    return dataclasses.replace(argument, path=Path(readable(_dynamo.source_text(source))))

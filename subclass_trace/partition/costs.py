@@ -1,0 +1,105 @@
+"""What it costs to compute a row again: floating-point operations, and seconds by a roofline.
+
+Nothing is run to price a graph. The three constants of the roofline are fixed by default, so that every rank and every
+run decides alike; `Costs.of_machine` measures them once and keeps them in a file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.fx as fx
+from torch.utils.flop_counter import flop_registry
+
+from .table import GETITEM, VIEW, Table, hint
+
+
+@dataclass(frozen=True)
+class Costs:
+    """A machine: how many floating-point operations and bytes it does in a second, and seconds to start an operation."""
+
+    flops_per_second: float = 2e10
+    bytes_per_second: float = 8e9
+    launch_seconds: float = 3e-6
+
+    @classmethod
+    def of_machine(cls, device: str = "cpu", file: str | os.PathLike[str] | None = None) -> Costs:
+        """The constants of this machine, measured in some 50 ms; read from ``file`` if it is there, else written to it."""
+        if file is not None and os.path.exists(file):
+            with open(file, encoding="utf-8") as stream:
+                return cls(**json.load(stream))
+        found = _measure(device)
+        if file is not None:
+            with open(file, "w", encoding="utf-8") as stream:
+                json.dump(asdict(found), stream)
+        return found
+
+    def seconds(self, t: Table, i: int) -> float:
+        """Seconds to compute a row: the slower of arithmetic and memory traffic, and the start."""
+        if t.view[i] or t.bits[i] & (VIEW | GETITEM) or t.nodes[i].op != "call_function":
+            return 0.0
+        if not isinstance(t.val[i], (torch.Tensor, tuple, list)):
+            return 0.0
+        moved = t.size[i] + sum([t.size[x] for x in t.ins[i]])
+        return max(flops(t, i) / self.flops_per_second, moved / self.bytes_per_second) + self.launch_seconds
+
+
+#: what is assumed of a machine that nobody measured: one slow processor core
+TYPICAL = Costs()
+
+
+def flops(t: Table, i: int) -> float:
+    """Floating-point operations of a row, as ``torch.utils.flop_counter`` counts them (matrix products, convolutions)."""
+    node = t.nodes[i]
+    count = flop_registry.get(getattr(node.target, "overloadpacket", None))
+    if count is None or node.op != "call_function":
+        return 0.0
+
+    def plain(n: fx.Node) -> Any:
+        return _with_numbers(n.meta["val"])
+
+    try:
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), plain)
+        return float(count(*args, **kwargs, out_val=_with_numbers(t.val[i])))
+    except (TypeError, ValueError, AssertionError, IndexError):  # the formula does not know this form of the operation
+        return 0.0
+
+
+def _with_numbers(value: Any) -> Any:
+    """The value with the sizes of the traced call instead of symbols, so that a formula adds no guards."""
+    if isinstance(value, torch.Tensor) and any(type(n) is not int for n in value.shape):
+        return torch.empty([hint(n) for n in value.shape], dtype=value.dtype, device="meta")
+    if isinstance(value, (list, tuple)):
+        return type(value)([_with_numbers(v) for v in value])
+    return hint(value) if isinstance(value, torch.SymInt) else value
+
+
+def _measure(device: str) -> Costs:
+    matrix = torch.ones(384, 384, device=device)
+    large, small = torch.ones(1 << 21, device=device), torch.ones(8, device=device)
+    launch = _best(lambda: small.add(1.0), device)
+    product = _best(lambda: matrix @ matrix, device) - launch
+    stream = _best(lambda: large.add(1.0), device) - launch
+    return Costs(2 * 384**3 / max(product, 1e-9), 2 * 4 * (1 << 21) / max(stream, 1e-9), launch)
+
+
+def _best(run: Callable[[], Any], device: str, repeat: int = 15) -> float:
+    def wait() -> None:
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+
+    best = float("inf")
+    with torch.no_grad():
+        for _ in range(repeat):
+            wait()
+            start = time.perf_counter()
+            run()
+            wait()
+            best = min(best, time.perf_counter() - start)
+    return best

@@ -1,0 +1,128 @@
+"""One of the two programs that a joint graph is split into: a list of the joint graph's own nodes.
+
+No graph is copied to run it: the eager back end writes its code from the list. A graph module for a compiler is made on
+demand (`Half.module`). A graph module that another partitioner made is a half as well (`Half.of_module`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch.fx as fx
+
+from .. import _torch
+from ..capture.graphs import output_args, placeholders
+from .packing import Packing
+
+#: appends nodes to a graph: (graph, outputs as nodes of it) -> outputs; or the same for inputs
+Edit = Callable[[fx.Graph, list[Any]], list[Any]]
+
+
+class Half:
+    """The forward or the backward.
+
+    Attributes:
+        owner: the module that the attributes of ``get_attr`` nodes are read from.
+        inputs: placeholders and saved values, in the order in which they are passed.
+        body: what is computed, in order.
+        outputs: nodes, and constants.
+        merged: a node of the joint graph that was found equal to an earlier one -> that one.
+        before, after: what a graph module does besides, with its inputs and with its outputs (clones, compression).
+    """
+
+    def __init__(
+        self,
+        owner: fx.GraphModule,
+        inputs: Sequence[fx.Node],
+        body: Sequence[fx.Node],
+        outputs: Sequence[Any],
+        merged: Mapping[fx.Node, fx.Node],
+        *,
+        before: Edit | None = None,
+        after: Edit | None = None,
+    ) -> None:
+        self.owner, self.inputs, self.body, self.outputs = owner, list(inputs), list(body), list(outputs)
+        self.merged, self.before, self.after = merged, before, after
+
+    @classmethod
+    def of_module(cls, module: fx.GraphModule) -> Half:
+        """A finished graph module."""
+        body = [n for n in module.graph.nodes if n.op not in ("placeholder", "output")]
+        half = cls(module, placeholders(module.graph), body, output_args(module.graph), {})
+        half.__dict__["module"] = module
+        return half
+
+    @property
+    def is_plain(self) -> bool:
+        """Is the list all there is to run? Else the graph module says more."""
+        return self.before is None and self.after is None
+
+    @cached_property
+    def module(self) -> fx.GraphModule:
+        """A graph module of its own, with the names, values and other metadata of the joint graph."""
+        graph = fx.Graph()
+        given = []
+        for node in self.inputs:
+            given.append(graph.placeholder(node.name))
+            given[-1].meta = dict(node.meta)
+        values = dict(zip(self.inputs, self.before(graph, given) if self.before else given, strict=True))
+        merged = self.merged
+
+        def value(node: fx.Node) -> fx.Node:
+            found: fx.Node = values[merged.get(node, node)]
+            return found
+
+        for node in self.body:
+            values[node] = graph.node_copy(node, value)
+        outputs = [value(o) if isinstance(o, fx.Node) else o for o in self.outputs]
+        graph.output(self.after(graph, outputs) if self.after else outputs)
+        return _torch.graph_module(self.owner, graph)
+
+    @property
+    def results(self) -> list[Any]:
+        """The outputs that a caller gets: nodes of the joint graph, or of the module where that adds some."""
+        return self.outputs if self.is_plain else output_args(self.module.graph)
+
+    @property
+    def examples(self) -> list[Any]:
+        """The example values of the inputs."""
+        return [n.meta.get("val") for n in self.parameters]
+
+    @property
+    def parameters(self) -> list[fx.Node]:
+        """The inputs as nodes: of the joint graph, or of the module where that changes their metadata."""
+        return self.inputs if self.before is None else placeholders(self.module.graph)
+
+
+@dataclass(frozen=True, eq=False)
+class Partitioned:
+    """Two programs and what is saved between them.
+
+    Attributes:
+        first: the forward, with outputs ``[*forward outputs, *saved]``.
+        second: the backward; its inputs are named after saved values and tangents.
+        saved: name of each saved value, in the order of the forward's outputs.
+        backward_inputs: for each backward placeholder the name of the saved value or tangent that it takes.
+        packed: name of a saved value that is kept in another form -> that form.
+        extra: names among ``saved`` that the partitioner did not ask for (docs/notes/tangents.md).
+    """
+
+    first: Half
+    second: Half
+    saved: tuple[str, ...]
+    backward_inputs: tuple[str, ...]
+    extra: frozenset[str]
+    packed: Mapping[str, Packing] = field(default_factory=dict)
+
+    @property
+    def forward(self) -> fx.GraphModule:
+        """The forward as a graph module, made when it is first asked for."""
+        return self.first.module
+
+    @property
+    def backward(self) -> fx.GraphModule:
+        """The backward as a graph module, made when it is first asked for."""
+        return self.second.module

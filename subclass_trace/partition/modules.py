@@ -1,0 +1,198 @@
+"""Partitioners in the form of ``functorch.compile``'s, torch's own and those of users: two graph modules come back.
+
+What they get wrong where random numbers are drawn, or inputs overwritten, is mended here; what does not fit is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from .. import _torch
+from ..capture.graphs import extract, is_draw, needed, output_args, placeholders, where
+from ..errors import VerificationError
+from . import torch_partitioners
+from .ancestry import ancestry_of, missing_for, missing_without
+from .half import Half, Partitioned
+
+Tensor = torch.Tensor
+Partitioner = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
+
+
+def by_modules(
+    joint: fx.GraphModule,
+    num_forward: int,
+    draws: int,
+    tangents: Sequence[str],
+    partitioner: Partitioner,
+    serve: Collection[str],
+    written: Collection[str],
+    static: Sequence[int],
+) -> Partitioned:
+    """Any partitioner in the form of ``functorch.compile``'s, which consumes ``joint``."""
+    ancestry = ancestry_of(joint.graph)
+    promised, primals = len(output_args(joint.graph)), [n.name for n in _primals(joint.graph)]
+    inputs = [n.meta.get("val") for n in placeholders(joint.graph)]
+    whole = _copy(joint) if any(is_draw(n) for n in joint.graph.nodes) else None
+    if _has_gradient(joint, num_forward):
+        forward, backward = torch_partitioners.call(partitioner, joint, inputs, num_forward, static)
+    else:  # every gradient is a constant: torch's partitioners expect one that depends on a tangent
+        whole = whole or _copy(joint)
+        nothing = extract(whole, output_args(whole.graph)[:num_forward], [n.name for n in _primals(whole.graph)])
+        forward, backward = _draw_once(whole, nothing, num_forward, tangents)
+    if whole is not None and any(is_draw(n) for n in backward.graph.nodes):
+        forward, backward = _draw_once(whole, forward, num_forward, tangents)
+    outputs = output_args(forward.graph)
+    saved = [getattr(n, "name", repr(n)) for n in outputs[num_forward:]]
+    backward_inputs = _bind(placeholders(backward.graph), saved, tangents)
+    _check(promised, forward, backward, num_forward, primals)
+    by_name = {n.name: n for n in forward.graph.nodes}
+    extra = missing_for(ancestry, serve, set(saved))
+    if extra & set(written):
+        extra = missing_without(ancestry, serve, set(saved), set(written), by_name)
+    extra_nodes = [by_name[n] for n in sorted(extra) if n in by_name]
+    _set_outputs(
+        forward,
+        [*outputs[: num_forward - draws], *_protected(forward, [*outputs[num_forward:], *extra_nodes], written)],
+    )
+    names = (*saved, *(n.name for n in extra_nodes))
+    halves_ = Half.of_module(forward), Half.of_module(backward)
+    return Partitioned(*halves_, names, tuple(backward_inputs), frozenset(n.name for n in extra_nodes))
+
+
+def save_all(forward: fx.GraphModule, names: Collection[str], written: Collection[str]) -> Partitioned:
+    """For a forward without a traced backward: save the nodes with these names (those that the graph has)."""
+    by_name = {n.name: n for n in forward.graph.nodes}
+    saved = sorted(n for n in names if n in by_name)
+    _set_outputs(forward, [*output_args(forward.graph), *_protected(forward, [by_name[n] for n in saved], written)])
+    half = Half.of_module(forward)
+    return Partitioned(half, half, tuple(saved), (), frozenset())
+
+
+def _check(
+    promised: int, forward: fx.GraphModule, backward: fx.GraphModule, num_forward: int, primals: Sequence[str]
+) -> None:
+    """Do the two graphs fit the joint graph?"""
+    outputs, grads = output_args(forward.graph), output_args(backward.graph)
+    unknown = [n for n in placeholders(forward.graph) if n.name not in primals]
+    strange = [o for o in outputs[num_forward:] if not isinstance(o, fx.Node)]
+    rows = [
+        (len(outputs) >= num_forward, "forward lacks outputs", f"{num_forward} or more", len(outputs)),
+        (len(grads) == promised - num_forward, "backward lacks gradients", promised - num_forward, len(grads)),
+        (not unknown, "forward takes unknown inputs", f"some of {list(primals)}", [_named(n) for n in unknown]),
+        (not strange, "forward saves what is no node", "nodes of the graph", strange),
+    ]
+    for fits, what, expected, got in rows:
+        if not fits:
+            raise VerificationError(
+                f"the partitioner's {what}",
+                path=f"{_named(unknown[0])}" if unknown and "inputs" in what else what.split()[0],
+                expected=str(expected),
+                got=str(got),
+                fix="return graphs as functorch.compile's partitioners do: (*outputs, *saved), and all gradients",
+            )
+
+
+def _named(node: fx.Node) -> str:
+    place = where(node)
+    return f"{node.name} at {place}" if place else node.name
+
+
+def _primals(graph: fx.Graph) -> list[fx.Node]:
+    return [n for n in placeholders(graph) if not n.name.startswith("tangents")]
+
+
+def _has_gradient(joint: fx.GraphModule, num_forward: int) -> bool:
+    """Does a gradient depend on a tangent?"""
+    todo = [n for n in output_args(joint.graph)[num_forward:] if isinstance(n, fx.Node)]
+    seen: set[fx.Node] = set()
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.op == "placeholder" and node.name.startswith("tangents"):
+            return True
+        todo.extend(node.all_input_nodes)
+    return False
+
+
+def _draw_once(
+    joint: fx.GraphModule, forward: fx.GraphModule, num_forward: int, tangents: Sequence[str]
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The partitioner recomputes random numbers in the backward, which would draw others: save them instead."""
+    by_name = {n.name: n for n in joint.graph.nodes}
+    saved = [n.name for n in output_args(forward.graph)[num_forward:]]
+    outputs = output_args(joint.graph)
+    for _ in by_name:
+        _, missing = needed(outputs[num_forward:], {*saved, *tangents})
+        if not missing:
+            break
+        saved += sorted(missing)
+    primals = [n.name for n in _primals(joint.graph)]
+    nodes, _ = needed(outputs[num_forward:], {*saved, *tangents})
+    saved = [n for n in saved if by_name[n] in nodes]  # with the draws at hand, some of the rest is not needed
+    first = extract(joint, [*outputs[:num_forward], *[by_name[n] for n in saved]], primals)
+    taken = [n for n in [*saved, *tangents] if by_name.get(n) in nodes]
+    return first, extract(joint, outputs[num_forward:], taken)
+
+
+def _copy(module: fx.GraphModule) -> fx.GraphModule:
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    return _torch.graph_module(module, graph)
+
+
+def _bind(nodes: Sequence[fx.Node], saved: Sequence[str], tangents: Sequence[str]) -> list[str]:
+    known = {*saved, *tangents}
+    names = [str(n.target) for n in nodes]
+    if all(n in known for n in names):
+        return names
+    positional = [*saved, *tangents]
+    if len(positional) != len(names) or any(n in known or n.startswith(("primals", "tangents")) for n in names):
+        strange = [n for n in nodes if str(n.target) not in known]
+        raise VerificationError(
+            "the partitioner's backward takes inputs that are neither saved values nor tangents",
+            path=_named(strange[0]) if strange else None,
+            expected=f"placeholders named after {sorted(known)}",
+            got=names,
+            fix="name the backward's placeholders after the forward's saved outputs and the tangents",
+        )
+    return positional
+
+
+def _protected(forward: fx.GraphModule, saved: Sequence[fx.Node], written: Collection[str]) -> list[fx.Node]:
+    """Saved values, with a clone for each that shares memory with a written graph input."""
+    if not written:
+        return list(saved)
+    storages = {_storage(n) for n in placeholders(forward.graph) if str(n.target) in written}
+    end = next(iter(reversed(forward.graph.nodes)))
+    out = []
+    for node in saved:
+        if isinstance(node.meta.get("val"), Tensor) and _storage(node) in storages:
+            with forward.graph.inserting_before(end):
+                clone = clone_of(forward.graph, node)
+            out.append(clone)
+        else:
+            out.append(node)
+    return out
+
+
+def clone_of(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    clone = graph.call_function(torch.ops.aten.clone.default, (node,))
+    clone.meta.update(node.meta)
+    with node.meta["val"].fake_mode:
+        clone.meta["val"] = torch.ops.aten.clone.default(node.meta["val"])
+    return clone
+
+
+def _storage(node: fx.Node) -> Any:
+    return _torch.storage_ref(node.meta["val"])
+
+
+def _set_outputs(module: fx.GraphModule, outputs: Sequence[Any]) -> None:
+    end = next(iter(reversed(module.graph.nodes)))
+    end.args = (list(outputs),)

@@ -1,0 +1,175 @@
+"""Saved activations in another form: rounded to int8 or FP8 by rows, or moved to the CPU.
+
+One saved tensor stays one saved tensor of the same name, so that every backward of a region, those traced later too,
+can take it and unpack it. The graphs hold aten operations alone. A row is the last dimension; its scale (float32) is its
+largest magnitude over 127 (int8) or 448 (FP8, e4m3). Packed bytes: 4 for each row, then one for each element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.fx as fx
+
+from ..errors import OptionError
+from .rules import INF
+from .table import COLLECTIVE, Table, storage_key
+
+aten = torch.ops.aten
+Form = Literal["int8", "fp8", "cpu"]
+#: a form for all, for operations by name ("aten.gelu.default"), or chosen by a function of the node
+Store = str | Mapping[str, str] | Callable[[fx.Node], "str | None"]
+Edit = Callable[[fx.Graph, fx.Node], fx.Node]
+FORMS = ("int8", "fp8", "cpu")
+_LARGEST = {"int8": 127.0, "fp8": 448.0}
+_DTYPE = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+#: smaller tensors are not worth it
+MIN_BYTES = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class Packing:
+    """How a saved tensor is kept, and the example value that it is unpacked to."""
+
+    form: str
+    value: torch.Tensor
+
+
+def forms(t: Table, store: Store, weights: list[float]) -> dict[int, str]:
+    """The form that is allowed for each row: those that are asked for, that cost bytes, and that can be packed.
+
+    Raises:
+        OptionError: an unknown form.
+    """
+    found = {}
+    for i in t.rows:
+        if t.late[i] or t.is_placeholder(i) or not MIN_BYTES <= weights[i] < INF or t.bits[i] & COLLECTIVE:
+            continue
+        form = _asked(store, t.nodes[i])
+        if form is None:
+            continue
+        if form not in FORMS:
+            raise OptionError("unknown form to store", path="MinCut.store", expected=f"one of {FORMS}", got=repr(form))
+        if _fits(t.val[i], form):
+            found[i] = form
+    return found
+
+
+def _asked(store: Store, node: fx.Node) -> str | None:
+    if isinstance(store, str):
+        return store
+    return store.get(str(node.target)) if isinstance(store, Mapping) else store(node)
+
+
+def _fits(value: Any, form: str) -> bool:
+    if storage_key(value) is None or any(type(n) is not int for n in value.shape):
+        return False
+    if form == "cpu":
+        return bool(value.device.type != "cpu")
+    return bool(value.is_floating_point() and value.dtype.itemsize >= 2 and value.is_contiguous() and value.dim() > 0)
+
+
+def packed_share(value: torch.Tensor, form: str) -> float:
+    """Bytes on the device, packed, over those of the value."""
+    if form == "cpu":
+        return 0.0
+    return (value.numel() + 4 * (value.numel() // value.shape[-1])) / (value.numel() * value.dtype.itemsize)
+
+
+# ---------------------------------------------------------------------------------------------- graphs
+def _call(graph: fx.Graph, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """A node with its example value."""
+
+    def example(a: fx.Node) -> Any:
+        return a.meta["val"]
+
+    node = graph.call_function(op, args, kwargs)
+    values, keywords = fx.node.map_arg((args, kwargs), example)
+    first = values[0][0] if isinstance(values[0], (list, tuple)) else values[0]
+    with first.fake_mode:
+        node.meta["val"] = op(*values, **keywords)
+    return node
+
+
+def pack(graph: fx.Graph, node: fx.Node, form: str) -> fx.Node:
+    """Append what packs a tensor."""
+    x = node.meta["val"]
+    if form == "cpu":
+        return _call(graph, aten._to_copy.default, node, device=torch.device("cpu"), non_blocking=True)
+    wide = _call(graph, aten._to_copy.default, node, dtype=torch.float32)
+    largest = _call(graph, aten.amax.default, _call(graph, aten.abs.default, wide), [-1], True)
+    scale = _call(graph, aten.div.Tensor, _call(graph, aten.clamp_min.default, largest, 1e-12), _LARGEST[form])
+    ratio = _call(graph, aten.div.Tensor, wide, scale)
+    if form == "int8":
+        ratio = _call(graph, aten.round.default, ratio)
+    small = _call(graph, aten._to_copy.default, ratio, dtype=_DTYPE[form])
+    rows = x.numel() // x.shape[-1]
+    scales = _call(graph, aten.view.dtype, _call(graph, aten.view.default, scale, [rows]), torch.uint8)
+    numbers = _call(graph, aten.view.default, _call(graph, aten.view.dtype, small, torch.uint8), [x.numel()])
+    return _call(graph, aten.cat.default, [scales, numbers])
+
+
+def unpack(graph: fx.Graph, node: fx.Node, packing: Packing) -> fx.Node:
+    """Append what brings the tensor back."""
+    x = packing.value
+    if packing.form == "cpu":
+        return _call(graph, aten._to_copy.default, node, device=x.device, non_blocking=True)
+    rows = x.numel() // x.shape[-1]
+    scales = _call(graph, aten.view.dtype, _call(graph, aten.slice.Tensor, node, 0, 0, 4 * rows), torch.float32)
+    scales = _call(graph, aten.view.default, scales, [*x.shape[:-1], 1])
+    numbers = _call(graph, aten.slice.Tensor, node, 0, 4 * rows, 4 * rows + x.numel())
+    numbers = _call(graph, aten.view.dtype, numbers, _DTYPE[packing.form])
+    numbers = _call(graph, aten.view.default, numbers, list(x.shape))
+    wide = _call(graph, aten._to_copy.default, numbers, dtype=torch.float32)
+    value = _call(graph, aten.mul.Tensor, wide, scales)
+    return value if x.dtype is torch.float32 else _call(graph, aten._to_copy.default, value, dtype=x.dtype)
+
+
+def packing_edits(t: Table, packed: Mapping[int, str]) -> tuple[dict[int, Edit], dict[int, Edit]]:
+    """What the forward does to the values that it hands over, and what the backward does with them first."""
+    hand_over: dict[int, Edit] = {}
+    take: dict[int, Edit] = {}
+    for i, form in packed.items():
+        hand_over[i] = _packer(form)
+        take[i] = _unpacker(Packing(form, t.val[i]))
+    return hand_over, take
+
+
+def _packer(form: str) -> Edit:
+    return lambda graph, node: pack(graph, node, form)
+
+
+def _unpacker(packing: Packing) -> Edit:
+    def take(graph: fx.Graph, node: fx.Node) -> fx.Node:
+        node.meta = {**node.meta, "val": packed_example(packing)}
+        return unpack(graph, node, packing)
+
+    return take
+
+
+def packed_example(packing: Packing) -> torch.Tensor:
+    """The example value of the packed tensor."""
+    graph = fx.Graph()
+    node = graph.placeholder("x")
+    node.meta["val"] = packing.value
+    made: torch.Tensor = pack(graph, node, packing.form).meta["val"]
+    return made
+
+
+def unpack_inputs(module: fx.GraphModule, packed: Mapping[str, Packing]) -> None:
+    """Let a backward that was traced later take packed tensors (changes the module)."""
+    graph = module.graph
+    inputs = [n for n in graph.nodes if n.op == "placeholder"]
+    for node in inputs:
+        packing = packed.get(node.name)
+        if packing is None:
+            continue
+        users = list(node.users)
+        with graph.inserting_before(inputs[-1].next):
+            value = _unpacker(packing)(graph, node)
+        for user in users:
+            user.replace_input_with(node, value)
+    module.recompile()

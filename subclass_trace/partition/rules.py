@@ -1,0 +1,331 @@
+"""What may be computed again, and what it costs to save: torch's rules on the rows of a table, and the storage model.
+
+A *ban* says that a row is computed in the forward and never again. A *weight* is the price of saving a row; `INF` means
+that it cannot be saved. The two models differ in both:
+
+- ``torch``: the heuristics of ``min_cut_rematerialization_partition``, so that the same values are saved;
+- ``storage``: what memory really holds. A storage costs its bytes once; a view is never saved, its owner is; inputs,
+  and results that eager autograd would keep as well, are alive anyway and cost nothing; a graph input that the region
+  writes back into is saved as a clone, which is paid for.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import CheckpointPolicy
+
+from .. import _torch
+from .._torch import partition as _private
+from .table import (
+    BUILTIN,
+    CAT,
+    CHEAP,
+    COLLECTIVE,
+    FUSIBLE,
+    GETITEM,
+    HEAVY,
+    HIDDEN,
+    LIFT,
+    ONCE,
+    RANDOM,
+    SEEDED,
+    VIEW,
+    Table,
+    is_unfinished,
+    storage_bytes,
+)
+
+aten = torch.ops.aten
+INF = math.inf
+AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+MUST_SAVE = CheckpointPolicy.MUST_SAVE
+#: what a value costs that is alive anyway; inputs are the better choice, since results may be freed by the caller
+_INPUT, _RESULT = 0.5, 0.75
+LAST_RESORT = 1e15
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """What the plan knows beside the joint graph.
+
+    Attributes:
+        written: names of graph inputs that the region writes back into.
+        static: names of graph inputs that are alive anyway (parameters and buffers).
+        kept: names of values that eager autograd would save. None: not known, every result counts as kept.
+        copied: names of results that no caller gets, since they are copied into an input.
+    """
+
+    written: frozenset[str] = frozenset()
+    static: frozenset[str] = frozenset()
+    kept: frozenset[str] | None = None
+    copied: frozenset[str] = frozenset()
+
+
+# ---------------------------------------------------------------------------------------------- tags
+def recompute_tags(t: Table) -> list[Any]:
+    """The tags of checkpointing, and those that follow from other rules: the column ``recompute``, completed.
+
+    Torch's passes write these into ``node.meta``, which joint, forward and backward share; here it stays as it is.
+    """
+    tags = list(t.recompute)
+    if any(tag in AGAIN for tag in tags):
+        _keep_boundaries(t, tags)
+    for i in t.rows:
+        if tags[i] in AGAIN:
+            if t.bits[i] & (SEEDED | RANDOM) or _is_drawn_part(t, i):  # other numbers would come: the mask is saved
+                tags[i] = MUST_SAVE
+        elif t.bits[i] & COLLECTIVE:
+            tags[i] = MUST_SAVE
+        elif t.bits[i] & GETITEM and not t.late[i]:
+            parent = t.ins[i][0]
+            if _private.is_effect_token_call(t.nodes[parent].target) and tags[parent] not in AGAIN:
+                tags[i] = MUST_SAVE
+    _keep_sources_of_two_writes(t, tags)
+    return tags
+
+
+def _is_drawn_part(t: Table, i: int) -> bool:
+    return bool(t.bits[i] & GETITEM and t.bits[t.ins[i][0]] & (SEEDED | RANDOM))
+
+
+def _keep_boundaries(t: Table, tags: list[Any]) -> None:
+    """What one checkpointed part hands to the next is saved: else the second would redo the first."""
+    number = [n.meta.get("ac_graph_id") for n in t.nodes]
+    for i in t.rows:
+        if tags[i] not in AGAIN:
+            continue
+        users = [u for u in t.users[i] if tags[u] in AGAIN]
+        mine = number[i]
+        crosses = mine is not None and any(number[u] is not None and number[u] > mine for u in users)
+        if crosses or (t.nodes[i].meta.get("has_backward_hook") and not users):
+            tags[i] = MUST_SAVE
+
+
+def _keep_sources_of_two_writes(t: Table, tags: list[Any]) -> None:
+    """The same primal written in forward and backward: the source of the first write is never computed again."""
+    copies = [i for i in t.rows if t.nodes[i].target is aten.copy_.default]
+    again = {t.ins[i][0] for i in copies if t.tag[i] == "must_be_in_backward"}
+    for i in copies:
+        if t.tag[i] == "must_be_in_forward" and t.ins[i][0] in again:
+            tags[t.ins[i][1]] = MUST_SAVE
+
+
+# ---------------------------------------------------------------------------------------------- bans
+@dataclass(frozen=True)
+class BanRules:
+    """Which rules forbid to compute a row again.
+
+    Attributes:
+        fusion: with torch's rules that suit a fusing compiler (what the backward materializes, uses far apart, chains).
+        views: everything that lies in another row's memory may be made again, whatever the operation.
+        aggressive: only what is heavy, random or unknown is not made again, instead of all that is not known as cheap.
+    """
+
+    fusion: bool
+    views: bool
+    aggressive: bool = False
+
+
+def bans(t: Table, tags: Sequence[Any], rules: BanRules) -> list[bool]:
+    """Rows that are never computed again."""
+    rule = _Bans(t, tags, rules)
+    for i in t.rows:
+        rule.decide(i)
+    if rules.fusion:
+        _ban_far_uses(rule)
+        _ban_long_chains(rule)
+    return rule.banned
+
+
+class _Bans:
+    def __init__(self, t: Table, tags: Sequence[Any], rules: BanRules) -> None:
+        self.t, self.tags, self.aggressive = t, tags, rules.aggressive
+        self.banned = [False] * len(t.nodes)
+        self.free = t.view if rules.views else [False] * len(t.nodes)
+        self._unfused = _materialized_late(self) if rules.fusion else [False] * len(t.nodes)
+
+    def fusible(self, a: int, b: int) -> bool:
+        """Would a fusing compiler compute ``b`` in the kernel of ``a``?"""
+        bits = self.t.bits
+        return bool(bits[b] & CAT or bits[a] & bits[b] & FUSIBLE)
+
+    def ban(self, i: int) -> None:
+        if not (
+            self.t.bits[i] & VIEW or self.free[i] or self.tags[i] in AGAIN or isinstance(self.t.val[i], torch.SymFloat)
+        ):
+            self.banned[i] = True
+
+    def decide(self, i: int) -> None:
+        t, bits = self.t, self.t.bits[i]
+        if t.late[i] or self.tags[i] in AGAIN:
+            return
+        if t.nodes[i].op == "placeholder":
+            if t.allowed_early[i]:
+                self.ban(i)
+        elif t.nodes[i].op == "call_function" and t.early[i] and not bits & GETITEM and self._is_dear(i, bits):
+            self.ban(i)
+
+    def _is_dear(self, i: int, bits: int) -> bool:
+        if self.tags[i] is MUST_SAVE or bits & HIDDEN:
+            return True
+        if bits & LIFT:
+            return False
+        dear = bits & (RANDOM | HEAVY) or not bits & BUILTIN if self.aggressive else not bits & CHEAP
+        if dear or (self._unfused[i] and not bits & VIEW):
+            return True
+        t = self.t  # a reduction is much smaller than what it reads
+        read = sum([t.size[t.same[t.row[a]]] for a in t.nodes[i].args if isinstance(a, torch.fx.Node)])
+        return t.size[i] * 4 < read
+
+
+def _materialized_late(rule: _Bans) -> list[bool]:
+    """Rows that an operation of the backward which cannot be fused reads, perhaps through views; results as well."""
+    t = rule.t
+    found = [False] * len(t.nodes)
+    for i in reversed(t.rows):
+        found[i] = i in t.outputs or any(
+            (not t.early[u] and not rule.fusible(i, u)) or (t.bits[u] & VIEW and found[u]) for u in t.users[i]
+        )
+    return found
+
+
+def _ban_far_uses(rule: _Bans) -> None:
+    """A value with near and far users is not worth recomputing the far ones for: they would not be fused together."""
+    t, order = rule.t, rule.t.order
+    for i in order:
+        users = [u for u in t.users[i] if t.early[u]]
+        if len(users) < 2:
+            continue
+        limit = max([order[u] for u in users])
+        first = _first_unfusible(rule, users, limit)
+        for u in users:
+            if order[u] > first and not rule.banned[u] and rule.fusible(i, u):
+                rule.ban(u)
+
+
+def _first_unfusible(rule: _Bans, start: Sequence[int], limit: int) -> int:
+    """The place of the first step below ``start`` that cannot be fused, ``limit`` if there is none before."""
+    t, order = rule.t, rule.t.order
+    first, seen = limit, set(start)
+    heap = [(order[u], u) for u in start]
+    heapq.heapify(heap)
+    while heap:
+        place, x = heapq.heappop(heap)
+        if place >= first:
+            break
+        for u in t.users[x]:
+            if not t.early[u] or order[u] > limit:
+                continue
+            if not rule.fusible(x, u):
+                first = min(first, order[u])
+            elif u not in seen:
+                seen.add(u)
+                heapq.heappush(heap, (order[u], u))
+    return first
+
+
+def _ban_long_chains(rule: _Bans, length: int = 100) -> None:
+    """No chain of fusible rows through the whole model, such as residual connections, is recomputed from its start."""
+    t, order = rule.t, rule.t.order
+    seen: set[int] = set()
+    for start, first in order.items():
+        heap = [(first, start)]
+        while heap:
+            place, x = heapq.heappop(heap)
+            if x in seen:
+                continue
+            seen.add(x)
+            if place > first + length and not heap:
+                rule.ban(x)
+                break
+            for u in t.users[x]:
+                if t.early[u] and not rule.banned[u] and rule.fusible(x, u):
+                    heapq.heappush(heap, (order[u], u))
+
+
+# ---------------------------------------------------------------------------------------------- weights
+def torch_weights(t: Table, facts: Facts) -> list[float]:
+    """Torch's weights: bytes of the tensor, more the farther from the backward, twice if it could be fused away."""
+    weights = [INF] * len(t.nodes)
+    static = {i for i in t.primals if t.name(i) in facts.static}
+    for i in t.rows:
+        value = t.val[i]
+        if isinstance(value, _torch.SYM_TYPES):
+            weights[i] = 4.0 if isinstance(value, torch.SymFloat) else 1.0
+        elif not isinstance(value, torch.Tensor):
+            weights[i] = INF if value is None or isinstance(value, (list, tuple)) else 0.0
+        elif i in static:
+            weights[i] = 0.0
+        else:
+            near = int(t.size[i] * 1.1 ** max(min(t.distance[i], 100), 1))
+            weights[i] = near if _is_materialized(t, i) else 2 * near
+    return weights
+
+
+def _is_materialized(t: Table, i: int) -> bool:
+    if t.nodes[i].op == "placeholder" or i in t.outputs:
+        return True
+    bits, mine = t.bits, t.bits[i] & FUSIBLE
+    return not all(bits[u] & CAT or mine & bits[u] for u in t.users[i])
+
+
+def storage_weights(t: Table, facts: Facts) -> list[float]:
+    """The storage model: see the top of this file. Saved symbolic numbers cost 1, so that few are."""
+    weights = [INF] * len(t.nodes)
+    written = written_storages(t, facts)
+    given = {t.storage[i] for i in t.primals} - {None}
+    results = _kept_results(t, facts)
+    for i in t.rows:
+        value, key = t.val[i], t.storage[i]
+        if isinstance(value, _torch.SYM_TYPES):
+            weights[i] = 1.0
+        elif not isinstance(value, torch.Tensor):
+            weights[i] = INF if value is None or isinstance(value, (list, tuple)) else 0.0
+        elif key is None:
+            weights[i] = float(max(t.size[i], 1))
+        elif key in written:  # saved as a clone, which must be laid out as the original for views to fit it
+            weights[i] = float(max(t.size[i], 1)) if _torch.is_dense(value) else LAST_RESORT
+        elif t.view[i] or (t.bits[i] & COLLECTIVE and is_unfinished(t.nodes[i].target)):
+            weights[i] = INF
+        elif key in given:
+            weights[i] = _INPUT
+        elif key in results:
+            weights[i] = _RESULT
+        else:
+            weights[i] = float(storage_bytes(value))
+    return weights
+
+
+def written_storages(t: Table, facts: Facts) -> set[int | None]:
+    """The memory of graph inputs that the region writes back into."""
+    return {t.storage[i] for i in t.primals if t.name(i) in facts.written} - {None}
+
+
+def _kept_results(t: Table, facts: Facts) -> set[int | None]:
+    """The memory of results that eager autograd would keep too.
+
+    Others would be as cheap to save, but when the caller writes into them, autograd would raise where eager does not.
+    """
+    rows = [o for o in t.forward_out if type(o) is int]
+    copied = {t.storage[o] for o in rows if t.name(o) in facts.copied}
+    out = {t.storage[o] for o in rows} - copied - {None}
+    if facts.kept is None:
+        return out
+    return out & {t.storage[i] for i, n in enumerate(t.nodes) if n.name in facts.kept}
+
+
+def real_bytes(t: Table, weights: Sequence[float], saved: Collection[int]) -> int:
+    """Bytes that saving these rows adds to what is alive anyway."""
+    return int(sum([weights[i] for i in saved if 1 <= weights[i] < INF and isinstance(t.val[i], torch.Tensor)]))
+
+
+def never_again(t: Table, i: int) -> bool:
+    """Rows that no budget computes again: they draw, write, talk to other ranks, or nobody knows what they do."""
+    unknown = t.nodes[i].op == "call_function" and not t.bits[i] & BUILTIN
+    return bool(t.bits[i] & (ONCE | COLLECTIVE)) or unknown or _is_drawn_part(t, i)

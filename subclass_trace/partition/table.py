@@ -1,0 +1,432 @@
+"""The joint graph as a table: one pass over its nodes, and every later step works on integers.
+
+Row *i* is node *i* of the joint graph. Equal nodes are merged, and dead ones dropped, by columns of the table (``same``,
+``rows``); the joint graph itself is never copied nor edited. One example: in ``a = x.sin(); b = x.sin(); y = a * b``
+the row of ``b`` has ``same == row of a``, is in no list of rows, and whoever reads ``b`` reads ``a``.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from .. import _torch
+from .._torch import partition as _private
+from ..capture.graphs import output_args
+
+aten = torch.ops.aten
+
+# ---------------------------------------------------------------------------------------------- classes of operations
+(
+    VIEW,
+    FUSIBLE,
+    RANDOM,
+    HEAVY,
+    CHEAP,
+    MUTABLE,
+    IMPURE,
+    COLLECTIVE,
+    CAT,
+    GETITEM,
+    LIFT,
+    SEEDED,
+    HIDDEN,
+    BUILTIN,
+    MERGEABLE,
+) = (1 << k for k in range(15))
+#: BUILTIN: what the operation does is known; MERGEABLE: and two equal calls give equal results
+#: rows that run although nobody reads them
+EFFECTS = MUTABLE | IMPURE | SEEDED
+#: rows that must not run twice: they would write twice, or draw other numbers
+ONCE = EFFECTS | RANDOM | HIDDEN
+
+#: these write running statistics, which their schemas do not say
+_HIDDEN_STATE = (aten.native_batch_norm, aten.cudnn_batch_norm, aten.miopen_batch_norm)
+_LIFTS = (aten.lift_fresh_copy, aten.lift_fresh)
+#: placeholders that are not primals
+PRIMAL, TANGENT, SEED, BACKWARD_SEED = range(4)
+
+
+@functools.cache
+def _op_sets() -> tuple[tuple[int, frozenset[Any]], ...]:
+    return tuple(zip((VIEW, FUSIBLE, RANDOM, HEAVY, CHEAP), _private.op_table(), strict=True))
+
+
+@functools.cache
+def classify(target: Any) -> int:
+    """The classes of an operation as bits. Cached per target."""
+    packet = getattr(target, "overloadpacket", target)
+    bits = sum(bit for bit, ops in _op_sets() if packet in ops)
+    if isinstance(target, _torch.OpOverload):
+        bits |= MUTABLE * _torch.op_schema(target).is_mutable
+        bits |= COLLECTIVE * (target.namespace == "_c10d_functional")
+        bits |= SEEDED * (torch.Tag.nondeterministic_seeded in target.tags)
+        bits |= (BUILTIN | MERGEABLE) * (target.namespace in ("aten", "prims"))
+    else:
+        bits |= (BUILTIN | MERGEABLE) * (getattr(target, "__module__", None) in ("_operator", "math", "torch"))
+    bits |= IMPURE * _private.is_impure_target(target) | HIDDEN * (packet in _HIDDEN_STATE)
+    bits |= CAT * (packet is aten.cat) | GETITEM * (target is operator.getitem) | LIFT * (packet in _LIFTS)
+    if bits & (MUTABLE | IMPURE | SEEDED | RANDOM) or target is aten.empty.memory_format:
+        bits &= ~MERGEABLE
+    if bits & (IMPURE | SEEDED):
+        bits &= ~BUILTIN
+    return bits
+
+
+def is_unfinished(collective: Any) -> bool:
+    """Must the result of this collective be waited for? Then the result of the wait is what can be saved."""
+    return "wait_tensor" not in str(collective)
+
+
+# ---------------------------------------------------------------------------------------------- values
+def hint(n: int | torch.SymInt) -> int:
+    """The value in the traced call, or 4096 for a size that depends on data; reading it makes no guard."""
+    if type(n) is int:
+        return n
+    found = n.node.hint  # type: ignore[union-attr]
+    return 4096 if found is None else int(found)
+
+
+def nbytes(value: Any) -> int:
+    """Bytes that a value itself covers; 1 for a number, which is what torch's partitioner counts."""
+    if isinstance(value, torch.Tensor):
+        count = value.dtype.itemsize
+        for n in value.shape:
+            count *= hint(n)
+        return count
+    if isinstance(value, _torch.SYM_TYPES):
+        return 1
+    if isinstance(value, (list, tuple)):
+        return sum(nbytes(v) for v in value if isinstance(v, torch.Tensor))
+    return 0
+
+
+def storage_bytes(value: torch.Tensor) -> int:
+    """Bytes of the whole storage, which is what keeping any view of it costs."""
+    whole = value.untyped_storage().nbytes()
+    return max(hint(whole), 1)
+
+
+def storage_key(value: Any) -> int | None:
+    """Equal for values that share memory; None for what has no single storage."""
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        return int(value.untyped_storage()._cdata)
+    return None
+
+
+def input_kind(target: str) -> int:
+    """What a placeholder is, by its name: PRIMAL, TANGENT, SEED or BACKWARD_SEED."""
+    if "tangents" in target:
+        return TANGENT
+    if any(s in target for s in ("fwd_seed_offset", "fwd_base_offset", "fwd_rng_state")):
+        return SEED
+    if any(s in target for s in ("bwd_seed_offset", "bwd_base_offset", "bwd_rng_state")):
+        return BACKWARD_SEED
+    return PRIMAL
+
+
+# ---------------------------------------------------------------------------------------------- the table
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """An output of the joint graph that no node computes (``None``, a number)."""
+
+    value: Any
+
+
+Output = int | Constant
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A joint graph as columns; ``column[i]`` belongs to node ``i``.
+
+    Attributes:
+        joint, num_forward: what the table was made of.
+        nodes, row: node by number, and number by node.
+        val: the example value.
+        bits: classes of the operation.
+        same: the row that stands for this one (itself, or an equal earlier row).
+        ins, users: rows that it reads, and that read it; merged.
+        size: bytes of the value.
+        storage: key of its memory; ``view``: it lies in the memory of a row that it reads, and takes no time.
+        tag, recompute: what ``meta`` says of the side it belongs to, and of checkpointing.
+        rows: the live rows in order.
+        forward_out, backward_out: the outputs; ``outputs``: the rows among them.
+        primals, seeds, tangents, backward_seeds: the placeholders by kind.
+        late: depends on a tangent, or has to run in the backward.
+        needed_late: late, or an output of the backward.
+        allowed_early: may run in the forward; ``early``: the forward's outputs need it.
+        order: place of each early row among them; ``distance``: steps from it to the backward.
+    """
+
+    joint: fx.GraphModule
+    num_forward: int
+    nodes: list[fx.Node]
+    row: dict[fx.Node, int]
+    val: list[Any]
+    bits: list[int]
+    same: list[int]
+    ins: list[tuple[int, ...]]
+    users: list[list[int]]
+    size: list[int]
+    storage: list[int | None]
+    view: list[bool]
+    tag: list[str | None]
+    recompute: list[Any]
+    rows: list[int]
+    forward_out: list[Output]
+    backward_out: list[Output]
+    outputs: frozenset[int]
+    primals: list[int]
+    seeds: list[int]
+    tangents: list[int]
+    backward_seeds: list[int]
+    late: list[bool]
+    needed_late: list[bool]
+    allowed_early: list[bool]
+    early: list[bool]
+    order: dict[int, int]
+    distance: list[int]
+
+    def name(self, i: int) -> str:
+        """The name of a row's node."""
+        return self.nodes[i].name
+
+    def is_placeholder(self, i: int) -> bool:
+        """Is the row an input of the joint graph?"""
+        return self.nodes[i].op == "placeholder"
+
+
+FAR = 10**9
+
+
+def make_table(joint: fx.GraphModule, num_forward: int, apart: Collection[str] = (), as_torch: bool = False) -> Table:
+    """Read a joint graph whose first ``num_forward`` outputs are the forward's.
+
+    Nodes named in ``apart`` are not merged with equal ones. ``as_torch``: neither are those that torch does not merge
+    because their hashes collide with others' (in Python ``hash(-1) == hash(-2)``, which are common dimensions).
+    """
+    nodes = list(joint.graph.nodes)
+    end = len(nodes) - 1
+    row = {n: i for i, n in enumerate(nodes)}
+    metas = [n.meta for n in nodes]
+    val = [m.get("val") for m in metas]
+    bits = [classify(n.target) if n.op == "call_function" else 0 for n in nodes]
+    storage = [storage_key(v) for v in val]
+    outs = output_args(joint.graph)
+    outputs = [row[o] if isinstance(o, fx.Node) else Constant(o) for o in outs]
+    held = {storage[o] for o in outputs if type(o) is int} - {None}
+    candidates = [
+        b & MERGEABLE and k not in held and n.name not in apart for n, b, k in zip(nodes, bits, storage, strict=True)
+    ]
+    same, ins = _merge(nodes, row, bits, candidates, hash if as_torch else _itself)
+    outputs = [same[o] if type(o) is int else o for o in outputs]
+    out_rows = frozenset(o for o in outputs if type(o) is int)
+    rows = _live(nodes, same, ins, bits, out_rows, end)
+    users: list[list[int]] = [[] for _ in nodes]
+    for i in rows:
+        for x in ins[i]:
+            users[x].append(i)
+    kinds: list[list[int]] = [[], [], [], []]
+    for i in rows:
+        if nodes[i].op == "placeholder":
+            kinds[input_kind(str(nodes[i].target))].append(i)
+    tag = [m.get("partitioner_tag") for m in metas]
+    forward_out, backward_out = outputs[:num_forward], outputs[num_forward:]
+    late, allowed = _sides(nodes, rows, ins, bits, tag, kinds)
+    needed_late = list(late)
+    for o in backward_out:
+        if type(o) is int:
+            needed_late[o] = True
+    early = _early(nodes, rows, ins, bits, allowed, forward_out)
+    size = [0] * len(nodes)
+    for i in rows:
+        size[i] = nbytes(val[i])
+    return Table(
+        joint=joint,
+        num_forward=num_forward,
+        nodes=nodes,
+        row=row,
+        val=val,
+        bits=bits,
+        same=same,
+        ins=ins,
+        users=users,
+        size=size,
+        storage=storage,
+        view=_views(nodes, rows, ins, bits, storage),
+        tag=tag,
+        recompute=[m.get("recompute") for m in metas],
+        rows=rows,
+        forward_out=forward_out,
+        backward_out=backward_out,
+        outputs=out_rows,
+        primals=kinds[PRIMAL],
+        seeds=kinds[SEED],
+        tangents=kinds[TANGENT],
+        backward_seeds=kinds[BACKWARD_SEED],
+        late=late,
+        needed_late=needed_late,
+        allowed_early=allowed,
+        early=early,
+        order={i: k for k, i in enumerate(i for i in rows if early[i])},
+        distance=_distance(rows, users, early),
+    )
+
+
+def _merge(
+    nodes: Sequence[fx.Node],
+    row: dict[fx.Node, int],
+    bits: Sequence[int],
+    candidates: Sequence[bool | int],
+    slot: Callable[[Any], Any],
+) -> tuple[list[int], list[tuple[int, ...]]]:
+    """Which rows are equal to an earlier one, and what each row reads.
+
+    What shares memory with an output is left alone, as by torch: two results would become one tensor. Torch also merges
+    draws of random numbers that its list does not name (``randn_like(x) - randn_like(x)`` becomes 0); here the
+    operation's tag decides.
+    """
+    same = list(range(len(nodes)))
+    ins: list[tuple[int, ...]] = [()] * len(nodes)
+    seen: dict[Any, tuple[Any, int]] = {}
+    region = 0
+    for i, node in enumerate(nodes[:-1]):
+        found = node.all_input_nodes
+        ins[i] = tuple(dict.fromkeys([same[row[x]] for x in found])) if found else ()
+        if bits[i] & MUTABLE:
+            region += 1
+        elif candidates[i]:
+            try:
+                key = (node.target, region, _key(node.args, row, same), _key(node.kwargs, row, same))
+                first, other = seen.setdefault(slot(key), (key, i))
+            except TypeError:  # an argument that cannot be hashed
+                continue
+            if first == key:
+                same[i] = other
+    return same, ins
+
+
+def _itself(key: Any) -> Any:
+    return key
+
+
+def _key(a: Any, row: dict[fx.Node, int], same: Sequence[int]) -> Any:
+    """Equal for arguments that mean the same; 1, 1.0 and True do not, and 0.0 and -0.0 neither."""
+    kind = type(a)
+    if kind is fx.Node:
+        return (fx.Node, same[row[a]])
+    if isinstance(a, (list, tuple)):
+        return (list, *[_key(x, row, same) for x in a])
+    if isinstance(a, dict):
+        return tuple([(k, _key(v, row, same)) for k, v in a.items()])
+    if isinstance(a, _torch.SYM_TYPES):
+        return (kind, id(a))
+    return (kind, repr(a) if kind in (float, complex) else a)
+
+
+def _live(
+    nodes: Sequence[fx.Node],
+    same: Sequence[int],
+    ins: Sequence[tuple[int, ...]],
+    bits: Sequence[int],
+    outputs: Iterable[int],
+    end: int,
+) -> list[int]:
+    live = [False] * len(nodes)
+    for o in outputs:
+        live[o] = True
+    for i in range(end - 1, -1, -1):
+        if same[i] != i:
+            live[i] = False
+        elif live[i] or bits[i] & EFFECTS or nodes[i].op == "placeholder":
+            live[i] = True
+            for x in ins[i]:
+                live[x] = True
+    return [i for i in range(end) if live[i]]
+
+
+def _sides(
+    nodes: Sequence[fx.Node],
+    rows: Sequence[int],
+    ins: Sequence[tuple[int, ...]],
+    bits: Sequence[int],
+    tag: Sequence[str | None],
+    kinds: Sequence[Sequence[int]],
+) -> tuple[list[bool], list[bool]]:
+    """``late`` and ``allowed_early`` of `Table`."""
+    late, allowed = [False] * len(nodes), [False] * len(nodes)
+    for i in kinds[TANGENT]:
+        late[i] = True
+    for i in (*kinds[PRIMAL], *kinds[SEED]):
+        allowed[i] = True
+    for i in rows:
+        if nodes[i].op == "placeholder":
+            continue
+        pinned = tag[i] == "must_be_in_backward" or (tag[i] == "is_backward" and bits[i] & (MUTABLE | SEEDED) != 0)
+        late[i] = pinned or any(late[x] for x in ins[i])
+        allowed[i] = not pinned and all(allowed[x] for x in ins[i])
+    return late, allowed
+
+
+def _early(
+    nodes: Sequence[fx.Node],
+    rows: Sequence[int],
+    ins: Sequence[tuple[int, ...]],
+    bits: Sequence[int],
+    allowed: Sequence[bool],
+    forward_out: Iterable[Output],
+) -> list[bool]:
+    early = [False] * len(nodes)
+    for o in forward_out:
+        if type(o) is int:
+            early[o] = True
+    for i in reversed(rows):
+        wanted = early[i] or nodes[i].op == "placeholder" or bits[i] & EFFECTS
+        early[i] = allowed[i] and bool(wanted)
+        if early[i]:
+            for x in ins[i]:
+                early[x] = True
+    return early
+
+
+def _distance(rows: Sequence[int], users: Sequence[Sequence[int]], early: Sequence[bool]) -> list[int]:
+    distance = [FAR] * len(users)
+    for i in reversed(rows):
+        near = min([distance[u] for u in users[i]], default=FAR) + 1
+        distance[i] = min(near, FAR) if early[i] else 0
+    return distance
+
+
+def _views(
+    nodes: Sequence[fx.Node],
+    rows: Sequence[int],
+    ins: Sequence[tuple[int, ...]],
+    bits: Sequence[int],
+    storage: Sequence[int | None],
+) -> list[bool]:
+    """Rows that lie in the memory of what they read: making them again costs nothing, and keeping them keeps all of it."""
+    view = [False] * len(nodes)
+    for i in rows:
+        key = storage[i]
+        if not ins[i] or bits[i] & (MUTABLE | COLLECTIVE):
+            continue
+        if key is None:
+            parts = nodes[i].meta.get("val")
+            if isinstance(parts, (list, tuple)) and parts:
+                memory = {storage[x] for x in ins[i]} - {None}
+                view[i] = all(storage_key(p) in memory for p in parts)
+            continue
+        source = ins[i]
+        if bits[i] & GETITEM:  # a part of split(), unbind(), ...
+            source = (*source, *ins[source[0]])
+            if bits[source[0]] & (MUTABLE | COLLECTIVE):
+                continue
+        view[i] = any(storage[x] == key for x in source)
+    return view

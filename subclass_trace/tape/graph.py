@@ -1,0 +1,275 @@
+"""From steps to a tape: put them in the eager engine's order, and write an fx graph.
+
+The graph's placeholders are what the engine hands over, one each (``inputs_3``, ``sizes_0``, ``hooks_1``,
+``packed_0``). Everything else is a call. ``node.meta["kind"]`` and ``node.meta["node"]`` say what it is and to which
+autograd node (a row of `Tape.nodes`) it belongs.
+
+Note [Where unpacking happens]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+C++ asks for the unpacked value ahead of the node. Here an unpack step is written right before the first step that reads
+it, after hooks of the node, and next to its use inside a backward graph that was pasted in. So no more is unpacked at a
+time than eager mode has, or less. An unpack hook whose value nobody reads still runs, with its node.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from .. import _torch
+from .order import Walked, engine_order, priorities, walk
+from .steps import ON_DEMAND, Step, replace_steps
+
+#: what the engine hands to each run, in the order in which the program takes it
+GIVEN = ("inputs", "sizes", "scalars", "hooks", "packed")
+
+
+class Layout:
+    """The inputs of a tape: one step for each thing that the engine hands over and that the capture met."""
+
+    def __init__(self) -> None:
+        self.counts = (0, 0, 0)
+        self._steps: dict[tuple[str, int], Step] = {}
+
+    def step(self, what: str, number: int) -> Step:
+        """The step that stands for ``what[number]``."""
+        key = (what, number)
+        if key not in self._steps:
+            self._steps[key] = Step("input", None, key, note=f"{what}[{number}]")
+        return self._steps[key]
+
+    def rows(self) -> list[tuple[str, int]]:
+        """All of them, also those that nothing reads: they are bound by position."""
+        hooks, packed = (1 + max((i for w, i in self._steps if w == what), default=-1) for what in ("hooks", "packed"))
+        counts = (*self.counts, hooks, packed)
+        return [(what, i) for what, count in zip(GIVEN, counts, strict=True) for i in range(count)]
+
+
+@dataclass(frozen=True)
+class TapeNode:
+    """One autograd node of a tape.
+
+    Attributes:
+        name: as autograd calls it: ``MulBackward0``.
+        number: its place in the capture, by which a walk over the live autograd graph finds it again.
+        seq_nr: the number that autograd gave it in the forward; None for leaves, the root, and where it is unknown.
+        line: ``file:line`` of the forward, where it is known; see `forward_lines`.
+    """
+
+    name: str
+    number: int
+    seq_nr: int | None
+    line: str | None
+
+
+@dataclass(eq=False)
+class Tape:
+    """One captured backward: a graph, and a program for each back end that it was run with.
+
+    Attributes:
+        graph: the tape as an fx graph; runnable as it is.
+        nodes: the autograd nodes in the order in which they run.
+        given: what the graph's placeholders are: ("inputs", 3), ...
+        programs: back end -> callable, made when it is first needed; ``lowered``: its graph with segments as calls.
+        called: makes the same tape with a call in place of each backward that was pasted in; None if there is none.
+        runs: how often it ran.
+    """
+
+    graph: fx.GraphModule
+    nodes: tuple[TapeNode, ...]
+    given: tuple[tuple[str, int], ...]
+    programs: dict[Any, Any] = field(default_factory=dict)
+    lowered: dict[Any, fx.GraphModule] = field(default_factory=dict)
+    called: Callable[[], Tape] | None = None
+    runs: int = 0
+
+    def __post_init__(self) -> None:
+        #: how many hooks and packed values the program takes; C++ may hand over more that nothing reads
+        self.hooks = sum(what == "hooks" for what, _ in self.given)
+        self.packed = sum(what == "packed" for what, _ in self.given)
+
+    def making_a_graph(self) -> Tape:
+        """The tape for a backward with ``create_graph``."""
+        if self.called is None:
+            return self
+        if "create_graph" not in self.programs:
+            self.programs["create_graph"] = self.called()
+        return self.programs["create_graph"]  # type: ignore[no-any-return]
+
+    def __call__(self, *args: Any) -> Any:
+        """C++ insists that a tape can be called; it never does."""
+        raise TypeError("a tape is run by the backward calls that it was captured from")
+
+    def __str__(self) -> str:
+        from .text import describe
+
+        return describe(self)
+
+    def __repr__(self) -> str:
+        hooks = sum(n.meta.get("kind") in ("hook", "post_accumulate") for n in self.graph.graph.nodes)
+        return f"<tape of {len(self.nodes)} autograd nodes, {hooks} hooks, {self.runs} runs>"
+
+    def to_html(self, file: Any = None) -> str:
+        """A page with a picture of the tape; also written to ``file`` if that is given."""
+        from .picture import page
+
+        return page(self, file)
+
+
+def finish(
+    steps: Sequence[Step],
+    names: Sequence[str],
+    layout: Layout,
+    outputs: list[Any],
+    roots: Sequence[Any],
+    only: Sequence[Any] | None,
+) -> Tape:
+    """Order the steps as the eager engine would, and write the graph.
+
+    Args:
+        names: of the autograd nodes, in capture order.
+        outputs: the steps whose values the engine wants back.
+        roots, only: of the backward call; ``roots`` is empty when it did not come from Python.
+    """
+    following: Mapping[int, Sequence[int]]
+    walked = _matching_walk(names, roots, only)
+    if walked is None:  # a backward that C++ began: what depends on what is known, the forward's order is not
+        following = _following(steps, len(names))
+        numbers = {k: 2**64 - 1 if name.endswith("AccumulateGrad") else len(names) - k for k, name in enumerate(names)}
+        rows = [TapeNode(_short(name), k, None, None) for k, name in enumerate(names)]
+    else:
+        following, numbers = walked.following, priorities(walked.nodes)
+        rows = [_row(_short(name), k, walked, numbers[k]) for k, name in enumerate(names)]
+    order = engine_order(following, numbers)
+    position = {call: k for k, call in enumerate(order)}
+    position[-1] = -1
+    by_call: dict[int, list[Step]] = {call: [] for call in (-1, *order)}
+    for step in steps:
+        if step.kind != "sum":
+            by_call[step.call].append(step)
+    totals = _associate(steps, position, by_call)
+
+    def write(variant: str) -> fx.GraphModule:
+        return _write(by_call, layout, totals, outputs, variant)
+
+    nodes, given = tuple(rows[call] for call in order), tuple(layout.rows())
+    if not any(step.variant for step in steps):
+        return Tape(write(""), nodes, given)
+    return Tape(write("pasted"), nodes, given, called=lambda: Tape(write("called"), nodes, given))
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("torch::autograd::")
+
+
+def _matching_walk(names: Sequence[str], roots: Sequence[Any], only: Sequence[Any] | None) -> Walked | None:
+    if not roots:
+        return None
+    walked = walk(roots, only)
+    found = [n.name() for n in walked.nodes[1:]]
+    return walked if found == list(names[1:]) else None
+
+
+def _row(name: str, number: int, walked: Walked, priority: int) -> TapeNode:
+    from .lines import line_of
+
+    node = walked.nodes[number]
+    if node is None or priority == 2**64 - 1:
+        return TapeNode(name, number, None, None)
+    return TapeNode(name, number, priority, line_of(node, priority))
+
+
+def _following(steps: Sequence[Step], count: int) -> dict[int, list[int]]:
+    """Which nodes read what a node wrote."""
+    found: dict[int, dict[int, None]] = {k: {} for k in range(count)}
+    for step in steps:
+        for read in step.reads():
+            if 0 <= read.call < step.call:
+                found[read.call][step.call] = None
+    fed = {t for targets in found.values() for t in targets}
+    found[0].update(dict.fromkeys(k for k in range(1, count) if k not in fed))
+    return {k: list(targets) for k, targets in found.items()}
+
+
+def _associate(steps: Sequence[Step], position: dict[int, int], by_call: dict[int, list[Step]]) -> dict[Step, Step]:
+    """Add the gradients for one place in the order in which the eager engine gets them: (a + b) + c is not a + (b + c).
+
+    Each new sum is written at the end of the node that delivers its second term, so that the terms do not pile up.
+    Returns what stands for each captured total.
+    """
+    inner = {s.args[0] for s in steps if s.kind == "sum" and s.args[0].kind == "sum"}
+    totals: dict[Step, Step] = {}
+    for total in steps:
+        if total.kind != "sum" or total in inner:
+            continue
+        terms: list[Step] = []
+        step = total
+        while step.kind == "sum":
+            terms.append(step.args[1])
+            step = step.args[0]
+        terms.append(step)
+        terms.sort(key=lambda t: (position[t.call], t.number))
+        running = terms[0]
+        for term in terms[1:]:
+            running = Step("sum", total.target, (running, term), call=term.call, number=total.number)
+            by_call[term.call].append(running)
+        totals[total] = running
+    return totals
+
+
+def _write(
+    by_call: dict[int, list[Step]], layout: Layout, totals: dict[Step, Step], outputs: list[Any], variant: str
+) -> fx.GraphModule:
+    root, graph = torch.nn.Module(), fx.Graph()
+    env: dict[Step, fx.Node] = {}
+    for what, number in layout.rows():
+        node = env[layout.step(what, number)] = graph.placeholder(f"{what}_{number}")
+        node.meta["kind"] = "input"
+    current, constants = -1, itertools.count()
+
+    def value(step: Step) -> Any:
+        step = totals.get(step, step)
+        if step.kind == "choice":
+            return value(step.args[variant == "called"])
+        if step not in env:
+            emit(step)
+        return env[step]
+
+    def emit(step: Step) -> None:
+        for read in sorted((r for r in step.reads() if r.kind == "unpack"), key=lambda r: r.number):
+            value(read)  # several saved tensors of one node are unpacked in the order in which the node saved them
+        args, kwargs = replace_steps(step.args, value), replace_steps(step.kwargs, value)
+        if step.target is None:  # an attribute of a graph that was pasted in
+            name = f"constant_{next(constants)}"
+            setattr(root, name, (step.meta or {})["value"])
+            node = graph.get_attr(name)
+        else:
+            node = graph.create_node("call_function", step.target, args, kwargs, name=_name_of(step))
+        node.meta.update(step.meta or {})
+        node.meta.pop("value", None), node.meta.pop("deferred", None)
+        node.meta.update(kind=step.kind, node=current, note=step.note)
+        env[step] = node
+
+    for number, mine in enumerate(by_call.values(), start=-1):
+        current = number
+        mine = [s for s in mine if s.variant in ("", variant)]
+        for step in mine:
+            if step.kind not in ON_DEMAND:
+                value(step)
+        deferred = {s for step in mine for s in (step.meta or {}).get("deferred", ())}
+        for step in mine:
+            if step.kind == "unpack" and step not in deferred:
+                value(step)
+    graph.output([replace_steps(o, value) for o in outputs])
+    return _torch.graph_module(root, graph, "Tape")
+
+
+def _name_of(step: Step) -> str | None:
+    if step.note and step.kind in ("op", "hook", "post_accumulate"):
+        return step.note.replace(" ", "_").replace("-", "_")
+    return {"unpack": "unpacked", "sum": "total", "backward": "backward", "validate": "checked"}.get(step.kind)

@@ -1,0 +1,153 @@
+"""In which order the eager engine would run the nodes of a tape.
+
+The engine keeps ready nodes in a priority queue: the node that the forward made last comes first, and a leaf's
+AccumulateGrad before everything. C++ captures nodes in another order (depth first), so hooks would run, and three or
+more gradients for one place would be added, in another order than eager's. Here the capture's walk is repeated on the
+autograd graph itself, which gives each captured node its sequence number, and then the engine's queue is played.
+
+    >>> engine_order({0: [1, 2], 1: [3], 2: [3], 3: []}, {0: 9, 1: 5, 2: 7, 3: 1})
+    [0, 2, 1, 3]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .._torch import tape as _door
+
+_ALWAYS_FIRST = 2**64 - 1  # sequence number of AccumulateGrad nodes
+
+
+@dataclass(frozen=True, eq=False)
+class Walked:
+    """The autograd graph under a backward call, in the order in which C++ captures it.
+
+    Attributes:
+        nodes: number -> node; number 0 is the engine's root, which Python does not see: None.
+        following: number -> the nodes that its gradients go to, in order.
+    """
+
+    nodes: tuple[Any, ...]
+    following: Mapping[int, Sequence[int]]
+
+
+def walk(roots: Sequence[Any], only: Sequence[Any] | None) -> Walked:
+    """Walk from ``roots`` (tensors or gradient edges) as C++ does.
+
+    Args:
+        only: the tensors or edges whose gradients were asked for; None for all leaves.
+    """
+    starts = [_door.gradient_node_of(r) for r in roots]
+    edges: dict[Any, list[Any]] = {}
+    todo = list(starts)
+    while todo:
+        node = todo.pop()
+        if node not in edges:
+            edges[node] = list(_door.walk_next(node))
+            todo.extend(edges[node])
+    if only is not None:
+        wanted = _leading_to(edges, [_door.gradient_node_of(t) for t in only])
+        edges = {n: [f for f in following if f in wanted] for n, following in edges.items() if n in wanted}
+        starts = [s for s in starts if s in wanted]
+    missing: dict[Any, int] = {}
+    for node in (*starts, *(f for following in edges.values() for f in following)):
+        missing[node] = missing.get(node, 0) + 1
+    order: list[Any] = [None]
+    stack: list[Any] = []
+    _release(starts, missing, stack)
+    while stack:
+        node = stack.pop()
+        order.append(node)
+        _release(edges[node], missing, stack)
+    number = {node: k for k, node in enumerate(order)}
+    following = {0: [number[s] for s in starts]}
+    following |= {number[n]: [number[f] for f in edges[n]] for n in order[1:]}
+    return Walked(tuple(order), following)
+
+
+def _leading_to(edges: Mapping[Any, Sequence[Any]], targets: Sequence[Any]) -> set[Any]:
+    """The nodes from which a target can be reached, targets included."""
+    back: dict[Any, list[Any]] = {}
+    for node, following in edges.items():
+        for f in following:
+            back.setdefault(f, []).append(node)
+    found: set[Any] = set()
+    todo = list(targets)
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo.extend(back.get(node, ()))
+    return found
+
+
+def _release(nodes: Sequence[Any], missing: dict[Any, int], ready: list[Any]) -> None:
+    for node in nodes:
+        missing[node] -= 1
+        if not missing[node]:
+            ready.append(node)
+
+
+def engine_order(following: Mapping[int, Sequence[int]], priority: Mapping[int, int]) -> list[int]:
+    """The numbers of all nodes in the order in which the engine runs them; node 0 is the root."""
+    missing: dict[int, int] = {}
+    for targets in following.values():
+        for t in targets:
+            missing[t] = missing.get(t, 0) + 1
+    queue = _Queue()
+    queue.push(priority.get(0, 0), 0)
+    order = []
+    while queue.heap:
+        node = queue.pop()
+        order.append(node)
+        for t in following[node]:
+            missing[t] -= 1
+            if not missing[t]:
+                queue.push(priority[t], t)
+    return order
+
+
+class _Queue:
+    """``std::priority_queue`` of libstdc++, because its order among equals shows: all leaves have one priority."""
+
+    def __init__(self) -> None:
+        self.heap: list[tuple[int, int]] = []
+
+    def push(self, priority: int, value: int) -> None:
+        self.heap.append((priority, value))
+        self._up(len(self.heap) - 1, (priority, value))
+
+    def _up(self, hole: int, item: tuple[int, int]) -> None:
+        heap = self.heap
+        while hole and heap[(hole - 1) // 2][0] < item[0]:
+            heap[hole] = heap[(hole - 1) // 2]
+            hole = (hole - 1) // 2
+        heap[hole] = item
+
+    def pop(self) -> int:
+        heap = self.heap
+        top, item = heap[0], heap.pop()
+        if heap:
+            hole, size = 0, len(heap)
+            child = 2
+            while child < size:  # the hole sinks to the bottom along the larger children
+                if heap[child][0] < heap[child - 1][0]:
+                    child -= 1
+                heap[hole], hole = heap[child], child
+                child = 2 * hole + 2
+            if child == size:
+                heap[hole], hole = heap[child - 1], child - 1
+            self._up(hole, item)
+        return top[1]
+
+
+def priorities(nodes: Sequence[Any]) -> dict[int, int]:
+    """Number -> sequence number of the nodes of a walk."""
+    return {k: 0 if n is None else _door.sequence_number_of(n) for k, n in enumerate(nodes)}
+
+
+def is_leaf_priority(priority: int) -> bool:
+    """Is this the sequence number of an AccumulateGrad node?"""
+    return priority == _ALWAYS_FIRST

@@ -1,0 +1,246 @@
+"""Segments: what lies between opaque calls, lowered to dense aten graphs and given to a back end.
+
+A tape is cut at hooks, unpack hooks, Python backwards and accumulations. What is between two cuts is a function of
+tensors and sizes, and becomes a region of `subclass_trace.compile`: traced once with the values of its first run, wrapper
+gradients flattened, guarded by metadata, with the package's dynamic sizes.
+
+Note [Who owns what a segment is given]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A saved activation has to die within the segment that reads it last. So a segment takes one list, which it empties, and
+the program of the tape deletes its own variables before the call.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from .. import _torch
+from .._torch import tape as _door
+from ..frontends.compile import Region, Specialization
+from ..options import Options
+from ..plan import LeafPrimal, ValueOutput
+from ..subclass.spec import LeafSpec
+from . import runtime
+from .graph import Tape
+from .program import make_program
+
+Tensor = torch.Tensor
+_PURE = {"op", "validate", "sum", "size", "inlined", "aten"}
+
+
+# ---------------------------------------------------------------------------------------------- cutting
+@dataclass(frozen=True, eq=False)
+class Run:
+    """Neighbouring nodes of a tape: one opaque call, or the nodes of a segment."""
+
+    nodes: tuple[fx.Node, ...]
+    is_segment: bool
+
+
+def is_pure(node: fx.Node) -> bool:
+    """May this node be part of a segment?"""
+    if node.meta["kind"] == "part":
+        whole = node.args[0]
+        return isinstance(whole, fx.Node) and is_pure(whole)
+    return node.meta["kind"] in _PURE and not node.meta.get("opaque") and not _is_custom(node)
+
+
+def _is_custom(node: fx.Node) -> bool:
+    """A C++ custom function may do anything, and is not to be traced."""
+    return node.meta["kind"] == "op" and str(node.meta.get("note", "")).startswith("CppNode")
+
+
+def cut(graph: fx.Graph) -> list[Run]:
+    """The runs of a tape in order. Accumulations without hooks wait for the end of the segment that computes them."""
+    runs: list[tuple[list[fx.Node], bool]] = []
+    of_node: dict[fx.Node, list[fx.Node]] = {}
+    current: list[fx.Node] = []
+    waiting: list[fx.Node] = []
+
+    def flush() -> None:
+        nonlocal current
+        if current:
+            runs.append((current, True))
+        runs.extend(([n], False) for n in waiting)
+        current = []
+        waiting.clear()
+
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        if node.meta["kind"] == "part" and isinstance(node.args[0], fx.Node) and node.args[0] in of_node:
+            of_node[node.args[0]].append(node)  # a result belongs to its call, wherever it is first read
+            of_node[node] = of_node[node.args[0]]
+        elif is_pure(node):
+            current.append(node)
+            of_node[node] = current
+        elif node.meta["kind"] == "accumulate":
+            waiting.append(node)
+        elif node.meta["kind"] == "part":
+            runs.append(([node], False))
+        else:
+            flush()
+            runs.append(([node], False))
+    flush()
+    return [Run(tuple(nodes), is_segment) for nodes, is_segment in runs]
+
+
+# ---------------------------------------------------------------------------------------------- one segment
+class Segment:
+    """A function of tensors and sizes, compiled for the metadata of its arguments.
+
+    Plain tensors of known sizes go straight from a C++ guard to the compiled graph; wrappers and dynamic sizes through the
+    region's own entry. Beyond `limit` kinds of arguments the segment runs as it is.
+    """
+
+    limit = 16
+
+    def __init__(
+        self, function: Callable[..., Any], is_size: Sequence[bool], backend: Any, dynamic: bool, name: str
+    ) -> None:
+        self.function, self.is_size, self.__name__ = function, tuple(is_size), name
+        sizes = self.is_size
+
+        def segment(*values: Any) -> list[Any]:
+            given = [v.shape[0] if size else v for v, size in zip(values, sizes, strict=True)]
+            # A gradient is no view to anybody: the region need not make its results views of what they come from.
+            return [r.detach() if isinstance(r, Tensor) and r._is_view() else r for r in function(given)]
+
+        self.region = Region(segment, Options(backend=backend, dynamic=dynamic))
+        self.refused: Exception | None = None  # why it runs as it is
+        self.fast: list[tuple[Callable[..., bool], Callable[[list[Any]], Any]]] = []
+
+    def __call__(self, given: list[Any]) -> Any:
+        for check, call in self.fast:
+            if check(*given):
+                return call(given)
+        return self._slow(given)
+
+    def _slow(self, given: list[Any]) -> Any:
+        values = [torch.empty(v, 0) if size else v for v, size in zip(given, self.is_size, strict=True)]
+        before = len(self.region.specializations)
+        if self.refused is not None or before >= self.limit:
+            return self.function(given)
+        try:
+            results = self.region(*values)
+        except Exception as error:
+            if len(self.region.specializations) != before:
+                raise
+            self.refused = error  # it cannot be traced; if the error is the user's, it comes again now
+            return self.function(given)
+        made = self.region.specializations
+        if len(made) != before:
+            runtime.stats.segments += len(made) - before
+            self._arm(made[-1], values)
+        return results
+
+    def _arm(self, made: Specialization, values: list[Any]) -> None:
+        """The short way for this specialization, if its arguments and results are plain tensors."""
+        plan = made.plan
+        plain = all(type(v) in (Tensor, torch.nn.Parameter) for v in values)
+        primals = [p.leaf for p in plan.primals if isinstance(p, LeafPrimal)]
+        if not plain or plan.symbols or plan.mutations or plan.assignments or plan.trains or any(self.is_size):
+            return
+        if len(plan.inputs) != len(values) or primals != list(range(len(values))) or len(primals) != len(plan.primals):
+            return
+        if [row.position for row in plan.inputs] != list(range(len(values))):
+            return
+        if not all(isinstance(o, ValueOutput) and isinstance(o.spec, LeafSpec) for o in plan.outputs):
+            return
+        order = [o.value for o in plan.outputs if isinstance(o, ValueOutput)]
+        guard = _torch.tensor_guard(values, [list(v.shape) for v in values], [list(v.stride()) for v in values])
+        if guard is None or not guard(*values):
+            return
+        forward = made.program.forward
+        if order == list(range(len(order))):
+            self.fast.append((guard, forward))
+        else:
+            self.fast.append(
+                (guard, lambda given: [r for flat in (forward(given),) for r in map(flat.__getitem__, order)])
+            )
+
+
+# ---------------------------------------------------------------------------------------------- a tape in segments
+def lower(tape: Tape, backend: Any) -> fx.GraphModule:
+    """The tape with each segment as one call. ``node.meta["segment"]`` of such a call is its `Segment`."""
+    source = tape.graph.graph
+    names = [n.name for n in tape.nodes]
+    output = source.output_node()
+    root, graph = tape.graph, fx.Graph()
+    env: dict[fx.Node, fx.Node] = {}
+    for node in source.nodes:
+        if node.op in ("placeholder", "get_attr"):
+            env[node] = graph.node_copy(node, env.__getitem__)
+    dynamic = any(what == "sizes" for what, _ in tape.given)
+    for number, run in enumerate(cut(source)):
+        if not run.is_segment:
+            env[run.nodes[0]] = graph.node_copy(run.nodes[0], env.__getitem__)
+            continue
+        inside = set(run.nodes)
+        inputs = [i for i in dict.fromkeys(i for n in run.nodes for i in n.all_input_nodes) if i not in inside]
+        constants = [i for i in inputs if i.op == "get_attr"]
+        inputs = [i for i in inputs if i.op != "get_attr"]
+        outputs = [n for n in run.nodes if any(u not in inside for u in n.users)]
+        if not outputs:
+            continue  # only checks of nothing
+        part = fx.Graph()
+        local = {
+            i: part.node_copy(i, lambda n: n) if i.op == "get_attr" else part.placeholder(i.name)
+            for i in [*inputs, *constants]
+        }
+        for n in run.nodes:
+            local[n] = part.node_copy(n, local.__getitem__)
+        part.output([local[o] for o in outputs])
+        program = make_program(_torch.graph_module(root, part, f"segment{number}"), names)
+        segment = Segment(program, [_is_size(i) for i in inputs], backend, dynamic, f"segment_{number}")
+        call = graph.create_node("call_function", segment, ([env[i] for i in inputs],), name=segment.__name__)
+        call.meta.update(kind="segment", node=run.nodes[0].meta["node"], note=f"{len(run.nodes)} operations")
+        for i, o in enumerate(outputs):
+            env[o] = graph.call_function(operator.getitem, (call, i))
+            env[o].meta.update(kind="part", node=o.meta["node"])
+    graph.output(fx.map_arg(output.args[0], env.__getitem__))
+    return _torch.graph_module(root, graph, "SegmentedTape")
+
+
+def _is_size(node: fx.Node) -> bool:
+    return str(node.target).startswith("sizes_") or node.meta["kind"] == "size"
+
+
+class Segmented:
+    """Runs tapes in segments."""
+
+    def __init__(self, backend: Any) -> None:
+        Options(backend=backend)  # refuses an unknown one
+        self.backend = backend
+
+    def __call__(self, tape: Tape, values: list[Any]) -> Sequence[Any]:
+        """Run a tape. In a state that compiled graphs do not serve (a graph is made, autocast, modes) it runs as it is."""
+        if torch.is_grad_enabled() or runtime.current_call().batched or _door.unusual_state():
+            return runtime.run_as_is(tape, values)
+        program = tape.programs.get(self)
+        if program is None:
+            runtime.stats.programs += 1
+            lowered = lower(tape, self.backend)
+            program = tape.programs[self] = make_program(lowered, [n.name for n in tape.nodes])
+            tape.lowered[self] = lowered
+        return program(values)
+
+
+_runners: dict[Any, Segmented] = {}
+
+
+def segmented(backend: Any) -> Segmented:
+    """The runner for a back end: always the same one, since programs of tapes are kept by it.
+
+    Raises:
+        OptionError: an unknown back end.
+    """
+    if backend not in _runners:
+        _runners[backend] = Segmented(backend)
+    return _runners[backend]

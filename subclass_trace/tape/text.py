@@ -1,0 +1,124 @@
+"""A tape as text: its autograd nodes in running order, with what happens at each.
+
+::
+
+    tape of 4 autograd nodes, 1 hook, 1 unpacking
+      node            seq_nr  forward
+      GraphRoot
+      SumBackward0    2       train.py:4
+      SinBackward0    1       train.py:3
+        unpack packed[0] with hooks[1]
+        tensor hook hooks[0]
+      AccumulateGrad
+        into inputs[1].grad
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch.fx as fx
+
+from .graph import Tape, TapeNode
+
+
+@dataclass(frozen=True)
+class Row:
+    """One autograd node for people: its place in the tape, and what happens there beside its own function, in order."""
+
+    place: int
+    node: TapeNode
+    events: tuple[str, ...]
+
+
+def rows(tape: Tape) -> list[Row]:
+    """The nodes of a tape in running order."""
+    events: dict[int, list[str]] = {}
+    for node in tape.graph.graph.nodes:
+        text = _event(node)
+        if text is not None:
+            events.setdefault(node.meta["node"], []).append(text)
+    return [Row(k, n, tuple(_merged(events.get(k, [])))) for k, n in enumerate(tape.nodes)]
+
+
+def _given(arg: object) -> str:
+    """``inputs_3`` as ``inputs[3]``."""
+    if isinstance(arg, fx.Node) and arg.op == "placeholder":
+        what, _, number = str(arg.target).rpartition("_")
+        return f"{what}[{number}]"
+    return str(arg)
+
+
+def _event(node: fx.Node) -> str | None:
+    kind, note = node.meta.get("kind"), str(node.meta.get("note", ""))
+    if kind == "hook":
+        by_number = note == "retain_grad"
+        return note if by_number else f"{note} {_given(node.args[0])}"
+    if kind == "post_accumulate":
+        return f"{note} {_given(node.args[0])}"
+    if kind == "unpack":
+        return f"unpack {_given(node.args[1])} with {_given(node.args[0])}"
+    if kind == "accumulate":
+        return f"into {_given(node.args[0])}.grad"
+    if kind == "sum":
+        return "sum of gradients"
+    if kind == "backward":
+        return f"call {note}"
+    return "pasted operation" if kind == "inlined" else None
+
+
+def _merged(events: list[str]) -> Iterator[str]:
+    """Runs of pasted operations as one line."""
+    count = 0
+    for event in [*events, ""]:
+        if event == "pasted operation":
+            count += 1
+            continue
+        if count:
+            yield f"{count} pasted operation{'s' if count > 1 else ''}"
+            count = 0
+        if event:
+            yield event
+
+
+def counts(tape: Tape) -> str:
+    """``4 autograd nodes, 1 hook, 1 unpacking``."""
+    kinds = [n.meta.get("kind") for n in tape.graph.graph.nodes]
+    hooks, unpacked = sum(k in ("hook", "post_accumulate") for k in kinds), kinds.count("unpack")
+    many = ((len(tape.nodes), "autograd node", "s"), (hooks, "hook", "s"), (unpacked, "unpacking", "s"))
+    return ", ".join(f"{n} {what}{end if n != 1 else ''}" for n, what, end in many)
+
+
+def short_line(line: str | None) -> str:
+    """``/home/me/train.py:3`` as ``train.py:3``."""
+    return os.path.basename(line) if line else ""
+
+
+def describe(tape: Tape) -> str:
+    """The whole table, and the segments of each back end that the tape was run with."""
+    found = rows(tape)
+    width = max(len(r.node.name) for r in found)
+    lines = [f"tape of {counts(tape)}", f"  {'node':<{width}}  seq_nr  forward"]
+    for r in found:
+        number = "" if r.node.seq_nr is None else str(r.node.seq_nr)
+        lines.append(f"  {r.node.name:<{width}}  {number:<6}  {short_line(r.node.line)}".rstrip())
+        lines += [f"    {event}" for event in r.events]
+    for runner, lowered in tape.lowered.items():
+        lines += ["", f"segments for the back end {runner.backend!r}", *segment_lines(lowered)]
+    return "\n".join(lines)
+
+
+def segment_lines(lowered: fx.GraphModule) -> Iterator[str]:
+    """What a lowered tape calls, one line each; a segment with the kinds of arguments it was compiled for."""
+    for node in lowered.graph.nodes:
+        if node.meta.get("kind") != "segment":
+            continue
+        segment = node.target
+        made = segment.region.specializations
+        sizes = [sum(n.op == "call_function" for n in s.graphs.forward.graph.nodes) for s in made]
+        text = f"aten graphs of {sizes} operations" if made else "not run yet"
+        if segment.refused is not None:
+            text = f"runs as it is: {type(segment.refused).__name__}: {str(segment.refused).splitlines()[0]}"
+        yield f"  {segment.__name__}: {node.meta['note']} of the tape, {text}"

@@ -1,0 +1,46 @@
+"""Is a tensor subclass sound? ``check(cls)`` runs the rules on generated examples; see docs/conformance.md.
+
+>>> from subclass_trace.testing import check
+>>> from subclass_trace.zoo import TwoTensor
+>>> check(TwoTensor, rules=["ST101"], max_examples=5).ok
+True
+"""
+
+from .kit import ConformanceError, assert_conforms, check
+from .profiles import PROFILES, Profile
+from .report import Report
+from .resolve import register_strategy
+from .rules import Rule, Severity
+from .runner import Outcome, Result
+from .script import Failure, NotApplicable, Script
+from .strategies import dense_tensors, dtypes, nested_wrappers, op_programs, shapes, tangents, wrappers
+from .subject import Subject, subject_of
+from .type_strategies import register as _register_type_strategies
+
+_register_type_strategies()
+
+__all__ = [
+    "PROFILES",
+    "ConformanceError",
+    "Failure",
+    "NotApplicable",
+    "Outcome",
+    "Profile",
+    "Report",
+    "Result",
+    "Rule",
+    "Script",
+    "Severity",
+    "Subject",
+    "assert_conforms",
+    "check",
+    "dense_tensors",
+    "dtypes",
+    "nested_wrappers",
+    "op_programs",
+    "register_strategy",
+    "shapes",
+    "subject_of",
+    "tangents",
+    "wrappers",
+]

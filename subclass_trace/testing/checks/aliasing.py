@@ -1,0 +1,314 @@
+"""ST3xx, second part: who shares memory with whom, and who sees which write."""
+
+from __future__ import annotations
+
+from ..rules import Severity, rule
+from ..script import Script
+
+FAMILY = "aliasing"
+
+#: View operations for any shape; what the class refuses is left out.
+VIEWS = ("x[:1]", "x.t()", "x.view(-1)", "x.transpose(0, -1)", "x.unsqueeze(0)", "x.unbind()[0]", "x.split(1)[0]")
+#: In-place operations on {0}.
+WRITES = ("{0}.add_(1)", "{0}.mul_(2)", "{0}.zero_()")
+
+
+@rule(
+    "ST321",
+    "a view shares memory with its base",
+    family=FAMILY,
+    wrong="""
+    if func not in TABLE:  # a view operation too ends up here
+        return func(x.dequantize(), *args[1:], **kwargs)
+    """,
+    right="""
+    if func.is_view:
+        return return_and_correct_aliasing(func, args, kwargs, Scaled(func(x.data, *args[1:]), x.scale))
+    """,
+)
+def views_alias(t: Script) -> None:
+    """What the schema of an operation calls a view must look at the memory of its input. Autograd and compilers believe
+    the schema: a copy (often a dequantised one) loses writes without an error. A class that cannot make a view of itself
+    should refuse, and let the user dequantise first. (Item 3 of PyTorch issue 162964.)
+    """
+    _view(t)
+    t.assume(t.value("all(any(v.numel() for v in leaves(z)) for z in (x, y))"))
+    t.expect("shares_memory(x, y)", "True", "a view looks at the memory of its base")
+
+
+@rule(
+    "ST322",
+    "a view has the outer storage of its base",
+    family=FAMILY,
+    severity=Severity.WARNING,
+    wrong="""
+    if func is aten.t.default:
+        return Scaled(x.data.t(), x.scale)
+    """,
+    right="""
+    if func is aten.t.default:
+        return return_and_correct_aliasing(func, args, kwargs, Scaled(x.data.t(), x.scale))
+    """,
+)
+def views_share_storage(t: Script) -> None:
+    """A wrapper has no data, but it has a storage, and functionalization and AOTAutograd compare storages to find out which
+    inputs and outputs alias. `return_and_correct_aliasing` gives a view the storage of its base.
+    """
+    _view(t)
+    t.require("assert type(y) is type(x) and shares_memory(x, y)", "its views are not views")
+    t.require("storage = outer_storage(x)")
+    t.expect("outer_storage(y)", "storage", "base and view have one storage")
+
+
+@rule(
+    "ST323",
+    "an in-place operation returns its first argument",
+    family=FAMILY,
+    wrong="""
+    if func is aten.add_.Tensor:
+        x.data.add_(args[1])
+        return Scaled(x.data, x.scale)  # another object
+    """,
+    right="""
+    if func is aten.add_.Tensor:
+        x.data.add_(args[1])
+        return x
+    """,
+)
+def in_place_returns_self(t: Script) -> None:
+    """`x.add_(1) is x`. With autograd on, torch returns `self` whatever the class returns; in inference mode, under
+    dispatch modes and while tracing the result of `__torch_dispatch__` counts. Another object means that a tracer loses
+    the identity of what was written. (Item 4 of PyTorch issue 162964.)
+    """
+    t.wrapper("x")
+    op = t.choose(
+        "add_.Tensor(z, 1)", "mul_.Tensor(z, 2)", "zero_.default(z)", "copy_.default(z, x)", "neg_.default(z)"
+    )
+    t.require(f"with torch.inference_mode():\n    z = x.clone()\n    y = torch.ops.aten.{op}")
+    t.assume(t.value("type(z) is type(x)"))
+    t.expect("y is z", "True", "the result is the very object that was written")
+
+
+@rule(
+    "ST324",
+    "a write through a view reaches the base",
+    family=FAMILY,
+    wrong="""
+    if func is aten.add_.Tensor:
+        x.data = x.data + args[1]  # a new inner tensor: the base keeps the old one
+        return x
+    """,
+    right="""
+    if func is aten.add_.Tensor:
+        x.data.add_(args[1])
+        return x
+    """,
+)
+def write_reaches_base(t: Script) -> None:
+    """`x[:1].add_(1)` changes `x`. In-place operations must write into the inner tensors, not replace them."""
+    view = _view(t)
+    t.require("assert shares_memory(x, y)", "its views are not views")
+    t.require(t.choose(*WRITES).format("y"))
+    t.expect("leaves(y)", f"leaves({view})", "the base has what was written through the view")
+
+
+@rule(
+    "ST325",
+    "a write to the base reaches its views",
+    family=FAMILY,
+    wrong="""
+    if func is aten.mul_.Tensor:
+        x.scale = x.scale * args[1]  # views keep the old scale
+        return x
+    """,
+    right="""
+    if func is aten.mul_.Tensor:
+        x.scale.mul_(args[1])
+        return x
+    """,
+)
+def write_reaches_views(t: Script) -> None:
+    """The other direction of ST324: after `x.add_(1)` a view that was taken before shows the new values."""
+    view = _view(t)
+    t.require("assert shares_memory(x, y)", "its views are not views")
+    t.require(t.choose(*WRITES).format("x"))
+    t.expect("leaves(y)", f"leaves({view})", "the view shows what was written to its base")
+
+
+@rule(
+    "ST326",
+    "an in-place operation gives the value of the out-of-place one",
+    family=FAMILY,
+    wrong="""
+    if func is aten.add_.Tensor:
+        x.data.add_(args[1])  # data is value / scale
+        return x
+    """,
+    right="""
+    if func is aten.add_.Tensor:
+        x.data.add_(args[1] / x.scale)
+        return x
+    """,
+)
+def in_place_value(t: Script) -> None:
+    """Compared through the projection to dense, an in-place operation on a wrapper must do what it does to the dense value,
+    up to the tolerance that was given for the class.
+    """
+    t.wrapper("x", min_dims=1, min_side=1)
+    op = t.choose("{0}.add_(1)", "{0}.mul_(2)", "{0}.zero_()", "{0}.neg_()", "{0}.sub_(1)")
+    t.require("z = x.clone()")
+    t.require("assert same(leaves(z), leaves(x)) and not shares_memory(x, z)", "its clone is another thing")
+    t.require(f"d = {t.dense('x')}.detach().clone()")
+    t.require(op.format("z"))
+    t.require(op.format("d"))
+    t.expect(t.dense("z"), "d", "in place as on the dense value")
+
+
+@rule(
+    "ST327",
+    "an in-place operation moves the version counter",
+    family=FAMILY,
+    wrong="""
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.add_:
+            args[0].data.add_(args[1])  # behind the back of autograd
+            return args[0]
+    """,
+    right="""
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func is aten.add_.Tensor:  # autograd has counted already
+            args[0].data.add_(args[1])
+            return args[0]
+    """,
+)
+def version_moves(t: Script) -> None:
+    """Autograd compares version counters to notice that a saved tensor was overwritten. An in-place operation that is
+    handled above autograd, in `__torch_function__` or by a method of the class, must count as one.
+    """
+    t.wrapper("x")
+    t.require("before = x._version")
+    t.require(t.choose(*WRITES, "{0}.neg_()").format("x"))
+    t.expect("x._version > before", "True", "a write is counted")
+
+
+@rule(
+    "ST328",
+    "a write through a view moves the version counter of the base",
+    family=FAMILY,
+    wrong="""
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.t:
+            return Scaled(args[0].data.t(), args[0].scale)  # autograd does not know that this is a view
+    """,
+    right="""
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func is aten.t.default:
+            return return_and_correct_aliasing(func, args, kwargs, Scaled(args[0].data.t(), args[0].scale))
+    """,
+)
+def version_is_shared(t: Script) -> None:
+    """A view and its base have one version counter, since they have one memory. Autograd sees to that for operations which
+    it sees; a view that is made above it, in `__torch_function__`, is unknown to it, and gradients through it are lost.
+    """
+    _view(t)
+    t.require("assert shares_memory(x, y)", "its views are not views")
+    write = t.choose(*WRITES)
+    t.require("before = y._version")
+    t.require(write.format("y"))
+    t.require("assert y._version > before", "its writes are not counted")
+    t.expect("x._version", "y._version", "base and view have one version counter")
+
+
+@rule(
+    "ST329",
+    "an operation with out= writes to it and returns it",
+    family=FAMILY,
+    wrong="""
+    if func is aten.add.out:
+        return Scaled(x.data + args[1].data, x.scale)  # out is not written
+    """,
+    right="""
+    if func is aten.add.out:
+        func(x.data, args[1].data, out=kwargs["out"].data)
+        return kwargs["out"]
+    """,
+)
+def out_is_written(t: Script) -> None:
+    """Every out variant has a keyword argument that is written to. A class may refuse them; it must not ignore them."""
+    t.wrapper("x")
+    call = t.choose("torch.add({0}, 1, out={1})", "torch.mul({0}, 2, out={1})", "torch.sub({0}, 1, out={1})")
+    t.require("z = x.clone()")
+    t.require("assert same(leaves(z), leaves(x)) and not shares_memory(x, z)", "its clone is another thing")
+    t.require(f"d = {t.dense('x')}.detach().clone()")
+    t.require(f"y = {call.format('x', 'z')}")
+    t.require(call.format("d", "d"))
+    t.expect("y is z", "True", "the result is the tensor that was given as out")
+    t.expect(t.dense("z"), "d", "out has the value")
+
+
+@rule(
+    "ST330",
+    "an operation that changes sizes in place changes wrapper and inner tensors",
+    family=FAMILY,
+    wrong="""
+    if func is aten.unsqueeze_.default:
+        x.data.unsqueeze_(args[1])
+        return x  # the wrapper keeps its size
+    """,
+    right="""
+    if func is aten.unsqueeze_.default:
+        x.data.unsqueeze_(args[1])
+        return return_and_correct_aliasing(func, args, kwargs, x)  # changes the outer sizes as well
+    """,
+)
+def sizes_in_place(t: Script) -> None:
+    """`t_`, `transpose_`, `squeeze_`, `unsqueeze_` change metadata, and wrappers have it twice. `return_and_correct_aliasing`
+    changes the outer one. Refusing is fine: few programs need these.
+    """
+    t.wrapper("x")
+    op = t.choose("unsqueeze{0}(0)", "t{0}()", "transpose{0}(0, -1)", "squeeze{0}(0)")
+    t.require("z = x.clone()")
+    t.require(f"y = z.{op.format('')}")
+    t.require(f"z.{op.format('_')}")
+    t.assume(t.value("type(z) is type(x) and type(y) is type(x)"))
+    t.expect("(z.shape, z.stride())", "(y.shape, y.stride())", "the outer sizes and strides have changed")
+    t.expect("leaves(z)", "leaves(y)", "the inner tensors have changed")
+
+
+@rule(
+    "ST331",
+    "the result of an operation that is no view is independent",
+    family=FAMILY,
+    wrong="""
+    if func is aten.mul.Tensor and args[1] == 1:
+        return Scaled(x.data, x.scale)  # the same memory
+    """,
+    right="""
+    if func is aten.mul.Tensor:
+        return Scaled(x.data.clone(), x.scale * args[1])
+    """,
+)
+def results_are_fresh(t: Script) -> None:
+    """An operation that is neither a view nor in place leaves its operands as they are, now and when the result is written
+    to later. Sharing of inner tensors that nobody writes (offsets, scales) is fine; sharing of data is not.
+    """
+    t.wrapper("x", min_dims=1, min_side=1)
+    op = t.choose("x * 1", "x * 2", "x + x", "x.relu()", "x.to(x.dtype, copy=True)", "x.cumsum(0)", "x.abs()")
+    t.require("before = [v.clone() for v in leaves(x)]")
+    t.require(f"y = {op}")
+    t.assume(t.value("len(before) > 0"))
+    t.expect("leaves(x)", "before", "the operands are as before")
+    t.require(t.choose(*WRITES).format("y"))
+    t.expect("leaves(x)", "before", "a write to the result does not reach the operands")
+
+
+def _view(t: Script) -> str:
+    """``x`` and ``y``, a view of it; returns the source of the view."""
+    t.wrapper("x", min_dims=1, min_side=1)
+    view = t.choose(*VIEWS)
+    t.require(f"y = {view}")
+    return view

@@ -1,0 +1,268 @@
+"""ST7xx: compiled against eager, with regions of this package and with torch.compile.
+
+Each example compiles the same small function with both, so these are the dearest rules: few programs, chosen among those
+that the class runs in eager mode. Where torch.compile is known to fail for a sound class (a view as a result, a tangent of
+another type, a wrapper without inner tensors), only the region is asked.
+"""
+
+from __future__ import annotations
+
+from ..rules import Cost, Severity, rule
+from ..script import NotApplicable, Script, on
+
+FAMILY = "compiled"
+
+REGION = "st.compile(f, backend='eager')"
+TORCH = "torch.compile(f, backend='aot_eager', fullgraph=True)"
+_DEPENDS_WRONG = """
+if func is aten.mul.Tensor:
+    if torch.compiler.is_compiling() or isinstance(x.data, FakeTensor):
+        return fast_path(x)  # another value than in eager mode
+"""
+_DEPENDS_RIGHT = """
+if func is aten.mul.Tensor:
+    return path(x)  # the same whoever calls
+"""
+
+
+@rule(
+    "ST701",
+    "a compiled function gives the result of the eager one",
+    family=FAMILY,
+    cost=Cost.DEAR,
+    wrong=_DEPENDS_WRONG,
+    right=_DEPENDS_RIGHT,
+)
+def forward(t: Script) -> None:
+    """Class, sizes, strides and values of the result are those of eager mode. Differences come from code in the class that
+    behaves otherwise on fake tensors, from state outside of the context, and from values that were read while tracing.
+    """
+    t.wrapper("x", min_dims=1, min_side=2)
+    _define(t, _working(t, "(x * 2).sin() + 1", "x.clone()", "x * x", "x.sum()", _LINEAR))
+    t.require("expected_y = f(x)")
+    for compiler in _compilers(t):
+        t.run(f"y = {compiler}(x)", "what runs in eager mode runs compiled")
+        t.expect("y", "expected_y", "the result of eager mode")
+        t.expect("plain_meta(y)", "plain_meta(expected_y)", "sizes and strides of eager mode")
+
+
+@rule(
+    "ST702",
+    "compiled gradients are those of eager mode",
+    family=FAMILY,
+    cost=Cost.DEAR,
+    wrong="""
+    if func is aten.sigmoid_backward.default and not torch.is_grad_enabled():
+        ...  # grad mode differs between eager backward and the trace of the joint graph
+    """,
+    right=_DEPENDS_RIGHT,
+)
+def backward(t: Script) -> None:
+    """The backward is traced together with the forward: other modes are on, and tensors are fake. The gradients must be
+    those of eager mode, and of the same class.
+    """
+    t.wrapper("x", grad=True, min_dims=1, min_side=2)
+    op = _working(t, "(x * 2).sigmoid()", "x.sin() * x", "x.exp()", _LINEAR, grad=True)
+    _define(t, op)
+    t.require("expected_y = f(x)")
+    t.require("(expected_g,) = torch.autograd.grad(expected_y, x, expected_y.detach())", "it refuses the backward")
+    for compiler in _compilers(t):
+        t.run(f"y = {compiler}(x)", "what runs in eager mode runs compiled")
+        t.run("(g,) = torch.autograd.grad(y, x, y.detach())", "what runs backward in eager mode does so compiled")
+        t.expect("g", "expected_g", "the gradient of eager mode")
+
+
+@rule(
+    "ST703",
+    "one compiled function serves several sizes",
+    family=FAMILY,
+    severity=Severity.WARNING,
+    cost=Cost.DEAR,
+    wrong="""
+    def __tensor_flatten__(self):
+        return ["data"], {"rows": self.shape[0]}
+    """,
+    right="""
+    def __tensor_flatten__(self):
+        return ["data"], None
+    """,
+)
+def dynamic_sizes(t: Script) -> None:
+    """With `dynamic=True` sizes are symbols. The class must compute outer sizes from them, and not from numbers that it
+    remembers: a second call with other sizes gives the result of eager mode.
+    """
+    t.wrapper("x", min_dims=1, min_side=2)
+    t.wrapper("z", same="x", around="torch.cat([{0}, {0}])")
+    t.assume(t.value("x.dim() == z.dim() and x.shape != z.shape"))
+    _define(t, _working(t, "(x * 2).sin()", "x.clone()", "x * x", "x.sum()", _LINEAR))
+    t.require("expected_x, expected_z = f(x), f(z)")
+    for compiler in _compilers(t):
+        t.run(f"g = {compiler.replace('f,', 'f, dynamic=True,')}")
+        t.run("y = g(x)", "it can be compiled for symbolic sizes")
+        t.expect("y", "expected_x", "the result of eager mode")
+        t.run("y = g(z)", "the compiled function serves other sizes")
+        t.expect("y", "expected_z", "the result of eager mode for other sizes")
+
+
+@rule(
+    "ST704",
+    "a compiled function writes what the eager one writes",
+    family=FAMILY,
+    cost=Cost.DEAR,
+    wrong="""
+    if func is aten.sub_.Tensor:
+        x.data = x.data - args[1]  # not seen by a tracer: it follows writes into tensors
+        return x
+    """,
+    right="""
+    if func is aten.sub_.Tensor:
+        x.data.sub_(args[1])
+        return x
+    """,
+)
+def mutation(t: Script) -> None:
+    """A write to an argument inside of a compiled function must be in the argument after the call. Tracers follow in-place
+    operations on the inner tensors; replacing an attribute in `__torch_dispatch__` changes the traced instance only.
+    """
+    t.wrapper("x", min_dims=1, min_side=2)
+    t.require("z = x.clone()")
+    t.require("assert same(z, x) and not shares_memory(x, z)", "its clone is another thing")
+    t.require("assert copy_works(x)", "its copy_ is another thing")
+    op = _working(t, "x.sub_(1)", "x.mul_(2)", "x.add_(1)", "x.zero_()", "x.copy_(x * 2)", subject="x.clone()")
+    t.run("torch.compiler.reset()")
+    t.require(f"def f(x):\n    {op}\n    return x * 1")
+    t.require("torch.manual_seed(1)\nexpected_y = f(z)", "it refuses x * 1")
+    for compiler in _compilers(t):
+        t.require("w = x.clone()")
+        t.run(f"torch.manual_seed(1)\ny = {compiler}(w)", "what runs in eager mode runs compiled")
+        t.expect("y", "expected_y", "the result of eager mode")
+        t.expect("w", "z", "the argument after the call is that of eager mode")
+
+
+@rule(
+    "ST705",
+    "a compiled view is a view",
+    family=FAMILY,
+    cost=Cost.DEAR,
+    wrong="""
+    if func is aten.transpose.int and is_fake(x.data):
+        return Scaled(x.data.transpose(*args[1:]).contiguous(), x.scale)
+    """,
+    right="""
+    if func is aten.transpose.int:
+        return return_and_correct_aliasing(func, args, kwargs, Scaled(x.data.transpose(*args[1:]), x.scale))
+    """,
+)
+def compiled_views(t: Script) -> None:
+    """A region that returns a view of its argument returns a view, and one that gets two views of one memory and writes
+    through one sees it in the other. (torch.compile analyses the outer tensors only: PyTorch issue 114415. It is not asked.)
+    """
+    t.wrapper("x", min_dims=1, min_side=2)
+    op = _working(t, "x.transpose(0, -1)", "x[:1]", "x.view(-1)", "x.t()", "x.unsqueeze(0)")
+    t.require(f"z = {op}")
+    t.require("assert shares_memory(x, z)", "its views are not views")
+    _define(t, op)
+    t.run(f"y = {REGION}(x)", "what runs in eager mode runs compiled")
+    t.expect("y", "z", "the view of eager mode")
+    t.expect("shares_memory(x, y)", "True", "a view of the argument")
+    t.require("w = x.clone()\nexpected_w = x.clone()")
+    t.require(f"expected_v = {on('expected_w', op)}\nv = {on('w', op)}")
+    t.require("def f(x, y):\n    x.neg_()\n    return y * 1")
+    if t.attempt("expected_y = f(expected_w, expected_v)"):
+        t.run(f"y = {REGION}(w, v)", "what runs in eager mode runs compiled")
+        t.expect("[y, w, v]", "[expected_y, expected_w, expected_v]", "a write to one is seen in the other")
+
+
+@rule(
+    "ST706",
+    "a compiled function follows other values",
+    family=FAMILY,
+    cost=Cost.DEAR,
+    wrong="""
+    def __tensor_flatten__(self):
+        return ["data"], self.scale.item()
+
+    @classmethod
+    def __metadata_guard__(cls, original, other):
+        return True  # to have fewer recompilations
+    """,
+    right="""
+    def __tensor_flatten__(self):
+        return ["data", "scale"], None
+    """,
+)
+def other_values(t: Script) -> None:
+    """A second call with other numbers in tensors of the same sizes gives the result for those. Numbers from the first call
+    stay where they were read into Python: a context that holds values and is not compared, caches, attributes.
+    """
+    t.wrapper("x", floating=True, min_dims=1, min_side=2)
+    t.wrapper("z", shaped="x")
+    _define(t, _working(t, "x.sinh() * 2", "x.sin() * 2", "x * x", "x.clone()", _LINEAR))
+    t.require("expected_x, expected_z = f(x), f(z)")
+    for compiler in _compilers(t):
+        t.run(f"g = {compiler}")
+        t.run("y = g(x)", "what runs in eager mode runs compiled")
+        t.expect("y", "expected_x", "the result of eager mode")
+        t.run("y = g(z)", "a second call runs")
+        t.expect("y", "expected_z", "the result of eager mode for other values")
+
+
+@rule(
+    "ST707",
+    "a compiled backward takes a dense tangent as the eager one does",
+    family=FAMILY,
+    cost=Cost.DEAR,
+    wrong="""
+    if func is aten.mul.Tensor and is_fake(args[0]):
+        assert isinstance(args[0], cls)  # tangents are of the class while tracing, surely
+    """,
+    right="""
+    if func is aten.mul.Tensor:
+        a, b = (a if isinstance(a, cls) else cls.like(a) for a in args)
+    """,
+)
+def compiled_tangents(t: Script) -> None:
+    """A tangent of another type than the traced one makes a region trace another backward. It must give the gradient of
+    eager mode. (torch.compile refuses such tangents, or asks `__coerce_same_metadata_as_tangent__`: it is not asked.)
+    """
+    t.wrapper("x", grad=True, min_dims=1, min_side=2)
+    op = _working(t, "x.asinh()", "x.sin()", "x * 2", "x * x", "x.clone()", grad=True)
+    _define(t, op)
+    t.require("expected_y = f(x)")
+    t.assume(t.value("hasattr(type(expected_y), '__tensor_flatten__')"))
+    t.require("v = torch.arange(1, x.numel() + 1, dtype=expected_y.dtype).reshape(expected_y.shape)")
+    t.require("(expected_g,) = torch.autograd.grad(expected_y, x, v)", "it refuses dense tangents")
+    t.run(f"y = {REGION}(x)", "what runs in eager mode runs compiled")
+    t.run("(g,) = torch.autograd.grad(y, x, v)", "what takes a dense tangent in eager mode does so compiled")
+    t.expect("g", "expected_g", "the gradient of eager mode")
+
+
+# ------------------------------------------------------------------------------------------------------------- inside
+_LINEAR = "torch.nn.functional.linear(torch.ones(2, x.shape[-1], dtype=x.dtype), x)"
+
+
+def _working(t: Script, *programs: str, grad: bool = False, subject: str = "x") -> str:
+    """One of the programs that run in eager mode."""
+    runs = []
+    for program in programs:
+        try:
+            y = t.value(on(subject, program))
+            if not grad or y.requires_grad:
+                runs.append(program)
+        except Exception:
+            continue
+    if not runs:
+        raise NotApplicable(f"it refuses {programs[0]} and all others of these programs")
+    return t.choose(*runs)
+
+
+def _define(t: Script, op: str) -> None:
+    t.run("torch.compiler.reset()")
+    t.run("import subclass_trace as st")
+    t.run(f"def f(x):\n    return {op}")
+
+
+def _compilers(t: Script) -> tuple[str, ...]:
+    """What to compile with: torch.compile does not take wrappers without inner tensors."""
+    t.run("import subclass_trace as st")
+    return (REGION, TORCH) if t.value("leaves(x)") else (REGION,)

@@ -1,0 +1,450 @@
+"""ST5xx: copying, moving, saving, modules and optimizers. What training scripts do with a weight besides computing."""
+
+from __future__ import annotations
+
+from ..rules import Severity, rule
+from ..script import Script
+
+FAMILY = "copying"
+
+
+@rule(
+    "ST501",
+    "detach keeps type and value, shares memory, and has no history",
+    family=FAMILY,
+    wrong="""
+    if func is aten.detach.default:
+        return x.data * x.scale  # a dense tensor
+    """,
+    right="""
+    if func is aten.detach.default:
+        return return_and_correct_aliasing(func, args, kwargs, x.map(torch.detach))
+    """,
+)
+def detaches(t: Script) -> None:
+    """`detach` is the one operation that everything uses: `nn.Parameter`, `.data`, `torch.save`, optimizers, hooks. It
+    must give the same class with the same values, looking at the same memory.
+    """
+    t.wrapper("x")
+    t.run("y = x.detach()", "every tensor has detach")
+    t.expect("type(y)", "type(x)", "detach keeps the class")
+    t.expect("y.requires_grad", "False", "a detached tensor does not require grad")
+    t.expect("leaves(y)", "leaves(x)", "detach keeps the values")
+    if t.value("any(v.numel() for v in leaves(x))"):
+        t.expect("shares_memory(x, y)", "True", "detach is a view, not a copy")
+
+
+@rule(
+    "ST502",
+    "clone keeps type and value, and shares no memory",
+    family=FAMILY,
+    wrong="""
+    if func is aten.clone.default:
+        return Scaled(x.data.clone(), x.scale)  # the scale is shared
+    """,
+    right="""
+    if func is aten.clone.default:
+        return Scaled(x.data.clone(), x.scale.clone())
+    """,
+)
+def clones(t: Script) -> None:
+    """`clone` is how one gets a value that nobody else writes to: checkpointing, EMA weights, saved activations. All
+    inner tensors must be copied, also the small ones.
+    """
+    t.wrapper("x")
+    t.require("y = x.clone()")
+    t.expect("type(y)", "type(x)", "clone keeps the class")
+    t.expect("leaves(y)", "leaves(x)", "clone keeps the values")
+    if t.value("x.layout == torch.jagged"):  # offsets say what the sizes are; the same object means equal sizes
+        t.expect("shares_memory(x.values(), y.values())", "False", "clone shares no memory")
+    else:
+        t.expect("shares_memory(x, y)", "False", "clone shares no memory")
+
+
+@rule(
+    "ST503",
+    "to(dtype) gives that dtype",
+    family=FAMILY,
+    wrong="""
+    if func is aten._to_copy.default:
+        return Scaled(x.data, x.scale, dtype=x.dtype)  # ignores the dtype
+    """,
+    right="""
+    if func is aten._to_copy.default:
+        return Scaled(x.data, x.scale, dtype=kwargs.get("dtype") or x.dtype)
+    """,
+)
+def casts(t: Script) -> None:
+    """`module.to(torch.bfloat16)`, `.half()` and autocast ask for a dtype. A class may refuse, keep its storage format and
+    change only the outer dtype, or convert; it must not return another dtype than it was asked for.
+    """
+    t.wrapper("x", floating=True)
+    dtype = t.choose("torch.float64", "torch.bfloat16", "torch.float32")
+    t.require(f"y = x.to({dtype})")
+    t.expect("y.dtype", dtype, "the dtype that was asked for")
+    t.expect("y.shape", "x.shape", "the sizes stay")
+
+
+@rule(
+    "ST504",
+    "to(device) moves every inner tensor",
+    family=FAMILY,
+    wrong="""
+    if func is aten._to_copy.default:
+        return Scaled(x.data.to(**kwargs), x.scale)  # the scale stays behind
+    """,
+    right="""
+    if func is aten._to_copy.default:
+        return Scaled(x.data.to(**kwargs), x.scale.to(device=kwargs.get("device")))
+    """,
+)
+def moves(t: Script) -> None:
+    """`module.to("cuda")` and the meta device of deferred initialisation move a weight. The wrapper and every tensor in
+    it must end up on the device, or the next operation mixes devices.
+    """
+    t.wrapper("x")
+    t.require('y = x.to("meta")')
+    t.expect("y.device.type", "'meta'", "the device that was asked for")
+    t.expect("[n for n, v in named_leaves(y) if v.device.type != 'meta' and v.numel()]", "[]", "all inner tensors are there")
+
+
+@rule(
+    "ST505",
+    "copy_ takes over the value and shares no memory",
+    family=FAMILY,
+    wrong="""
+    if func is aten.copy_.default:
+        args[0].data = args[1].data  # two wrappers of one tensor from now on
+        return args[0]
+    """,
+    right="""
+    if func is aten.copy_.default:
+        args[0].data.copy_(args[1].data)
+        args[0].scale.copy_(args[1].scale)
+        return args[0]
+    """,
+)
+def copies_in_place(t: Script) -> None:
+    """`load_state_dict`, broadcasting of weights and `module.to` use `copy_`. Afterwards the destination has the value of
+    the source, in its own memory (views of it must see the change).
+    """
+    t.wrapper("x", min_dims=1, min_side=1)
+    t.wrapper("y", shaped="x")
+    t.require("inside = leaves(x)")
+    t.require("x.copy_(y)")
+    t.expect("[v.data_ptr() for v in leaves(x)]", "[v.data_ptr() for v in inside]", "the destination keeps its memory")
+    if t.subject.dense is not None:
+        t.expect(t.dense("x"), t.dense("y"), "the destination has the value of the source")
+
+
+@rule(
+    "ST506",
+    "deepcopy gives an equal value of its own",
+    family=FAMILY,
+    wrong="""
+    def __deepcopy__(self, memo):
+        return Scaled(self.data, self.scale)
+    """,
+    right="""
+    # none: Tensor.__deepcopy__ uses clone and the instance's __dict__
+    """,
+)
+def deepcopies(t: Script) -> None:
+    """`copy.deepcopy(model)` makes EMA models, pipeline stages and the copies that quantisation works on. The copy is of
+    the same class, has equal values and its own memory, and what was shared inside of the copied object is shared again.
+    """
+    t.wrapper("x")
+    t.assume(t.value("x.layout != torch.strided or x.storage_offset() == 0"))  # those are ST515
+    t.require("import copy")
+    t.run("y, again = copy.deepcopy([x, x])", "tensors can be copied deeply")
+    t.expect("type(y)", "type(x)", "deepcopy keeps the class")
+    t.expect("leaves(y)", "leaves(x)", "deepcopy keeps the values")
+    t.expect("shares_memory(x, y)", "False", "a deep copy shares no memory")
+    t.expect("again is y", "True", "one object is copied once")
+
+
+@rule(
+    "ST507",
+    "pickling gives an equal value",
+    family=FAMILY,
+    wrong="""
+    def __reduce_ex__(self, protocol):
+        return Scaled, (self.data, self.scale)  # the context is lost
+    """,
+    right="""
+    # none: Tensor.__reduce_ex__ saves the instance's __dict__
+    """,
+)
+def pickles(t: Script) -> None:
+    """Data loaders, RPC, `torch.multiprocessing` and checkpoints pickle tensors. Class, metadata, context and values must
+    come back.
+    """
+    t.wrapper("x")
+    t.assume(t.value("x.layout != torch.strided or x.storage_offset() == 0"))  # those are ST515
+    t.require("import pickle")
+    t.require("pickle.loads(pickle.dumps([v.clone() for v in leaves(x)]))", "its inner tensors cannot be pickled")
+    t.require("pickle.dumps(x.__tensor_flatten__()[1])", "its context cannot be pickled")
+    t.require("context = x.__tensor_flatten__()[1]")
+    t.only_if("same_metadata(rebuild(x).__tensor_flatten__()[1], context, type(x))", "its context gets lost")
+    t.run("y = pickle.loads(pickle.dumps(x))", "tensors can be pickled")
+    t.expect("type(y)", "type(x)", "pickling keeps the class")
+    t.expect("plain_meta(y)", "plain_meta(x)", "pickling keeps the metadata")
+    t.expect("leaves(y)", "leaves(x)", "pickling keeps the values")
+    t.expect("same_metadata(y.__tensor_flatten__()[1], context, type(x))", "True", "pickling keeps the context")
+
+
+@rule(
+    "ST508",
+    "torch.save and torch.load give an equal value",
+    family=FAMILY,
+    wrong="""
+    def __setstate__(self, state):
+        self.data = state["data"]  # and the scale?
+    """,
+    right="""
+    # none, or one that restores everything that __reduce_ex__ saved
+    """,
+)
+def saves(t: Script) -> None:
+    """Checkpoints are written with `torch.save`, which stores tensors by storage, and read with `torch.load`. Class,
+    metadata and values must come back, and what was one object must be one object again.
+    """
+    t.wrapper("x")
+    t.require("import io, pickle\npickle.loads(pickle.dumps(x))", "it cannot be pickled")
+    t.require("file = io.BytesIO()")
+    t.run("torch.save({'x': x, 'again': x}, file)", "tensors can be saved")
+    t.require("file.seek(0)")
+    t.run("loaded = torch.load(file, weights_only=False)", "what was saved can be loaded")
+    t.expect("type(loaded['x'])", "type(x)", "the class comes back")
+    t.expect("leaves(loaded['x'])", "leaves(x)", "the values come back")
+    t.expect("loaded['again'] is loaded['x']", "True", "one object is saved once")
+
+
+@rule(
+    "ST509",
+    "torch.load(weights_only=True) works once its classes are allowed",
+    family=FAMILY,
+    severity=Severity.WARNING,
+    wrong="""
+    def __reduce_ex__(self, protocol):
+        return functools.partial(_rebuild, kind="scaled"), (self.data, self.scale)
+    """,
+    right="""
+    torch.serialization.add_safe_globals([Scaled])  # and keep __reduce_ex__ that of torch.Tensor
+    """,
+)
+def loads_safely(t: Script) -> None:
+    """Since torch 2.6 `torch.load` refuses every class that it does not know. After
+    `torch.serialization.add_safe_globals` with the names that the file needs, it must load: so what is pickled must be
+    importable classes and functions, and plain data.
+    """
+    t.wrapper("x")
+    t.require("import io\nfile = io.BytesIO()\ntorch.save(x, file)", "it cannot be saved")
+    t.require("file.seek(0)")
+    t.only_if("same(leaves(torch.load(file, weights_only=False)), leaves(x))", "it does not load")
+    t.require("file.seek(0)")
+    t.require("allowed = needed_globals(file)")
+    t.run(
+        "file.seek(0)\nwith torch.serialization.safe_globals(allowed):\n    y = torch.load(file, weights_only=True)",
+        "it loads once the names in the file are allowed",
+    )
+    t.expect("type(y)", "type(x)", "the class comes back")
+    t.expect("leaves(y)", "leaves(x)", "the values come back")
+
+
+@rule(
+    "ST510",
+    "it can be a parameter",
+    family=FAMILY,
+    wrong="""
+    if func is aten.detach.default:
+        return Scaled(x.data, x.scale, tag=None)  # the parameter has another tag
+    """,
+    right="""
+    if func is aten.detach.default:
+        return return_and_correct_aliasing(func, args, kwargs, Scaled(x.data, x.scale, x.tag))
+    """,
+)
+def is_parameter(t: Script) -> None:
+    """`nn.Parameter(x)` gives an instance of the class (made by `detach`) that counts as a parameter and requires grad if
+    it was asked to. It must be registered by modules, flatten as before, and be a leaf.
+    """
+    t.wrapper("x")
+    t.require("x.detach()")
+    grad = t.value("x.is_floating_point() or x.is_complex()")
+    t.run(f"p = torch.nn.Parameter(x, requires_grad={grad})", "a tensor can be made a parameter")
+    t.expect("isinstance(p, torch.nn.Parameter)", "True", "it counts as a parameter")
+    t.expect("isinstance(p, type(x))", "True", "it keeps its class")
+    t.expect("(p.requires_grad, p.is_leaf)", f"({grad}, True)", "it is a leaf that requires grad if asked to")
+    t.require("module = torch.nn.Module()")
+    t.run("module.weight = p", "a module takes it as a parameter")
+    t.expect("[n for n, _ in module.named_parameters()]", "['weight']", "a module lists it")
+    t.require("context = x.__tensor_flatten__()[1]")
+    if t.value("same_metadata(rebuild(x).__tensor_flatten__()[1], context, type(x))") and not grad:
+        t.expect("same_metadata(p.__tensor_flatten__()[1], context, type(x))", "True", "the context is kept")
+
+
+@rule(
+    "ST511",
+    "state_dict and load_state_dict carry it over",
+    family=FAMILY,
+    wrong="""
+    if func is aten.copy_.default:
+        return args[0]  # load_state_dict loads nothing
+    """,
+    right="""
+    if func is aten.copy_.default:
+        args[0].data.copy_(args[1].data)
+        return args[0]
+    """,
+)
+def state_dicts(t: Script) -> None:
+    """A module whose parameter is a wrapper gives it in `state_dict()` with its class, and takes it back, by `copy_`
+    (`assign=False`) or as it is (`assign=True`).
+    """
+    t.wrapper("x")
+    t.wrapper("y", shaped="x")
+    assign = t.choose(True, False)
+    if not assign:
+        t.wrapper("z", same="y")
+        t.require("z.copy_(x)")
+        t.only_if("same(leaves(z), leaves(x)) and not shares_memory(z, x)", "its copy_ is another thing")
+    for name in "xy":
+        module = {"x": "source", "y": "target"}[name]
+        t.require(f"{module} = torch.nn.Module()")
+        t.require(f"{module}.w = torch.nn.Parameter({name}, requires_grad=False)", "it cannot be a parameter")
+        t.only_if(f"isinstance({module}.w, torch.nn.Parameter)", "it cannot be a parameter")
+    t.run("state = source.state_dict()", "a module has a state_dict")
+    t.expect("isinstance(state['w'], type(x))", "True", "the state_dict holds the class")
+    t.run(f"target.load_state_dict(state, assign={assign})", "a state_dict can be loaded")
+    t.expect("leaves(target.w)", "leaves(x)", "the loaded values are those of the source")
+
+
+@rule(
+    "ST512",
+    "swap_tensors exchanges two of them",
+    family=FAMILY,
+    severity=Severity.WARNING,
+    wrong="""
+    class Scaled(torch.Tensor):
+        live = weakref.WeakSet()
+
+        def __init__(self, data, scale):
+            self.live.add(self)  # a weak reference to each instance
+    """,
+    right="""
+    class Scaled(torch.Tensor):
+        ...  # no register of instances
+    """,
+)
+def swaps(t: Script) -> None:
+    """With `torch.__future__.set_swap_module_params_on_conversion(True)`, which wrappers need for `module.to`, modules
+    exchange the old and the new tensor by `torch.utils.swap_tensors`. It needs instances whose state is in `__dict__` or
+    in slots that can be set, and to which nobody holds weak references or a C++ reference.
+    """
+    t.wrapper("x")
+    t.wrapper("y", shaped="x")
+    t.require("was_x, was_y = leaves(x), leaves(y)")
+    t.only_if("all(a is b for a, b in zip(leaves(x), was_x))", "its inner tensors are new at each look")
+    t.run("torch.utils.swap_tensors(x, y)", "two fresh instances can be swapped")
+    t.expect("all(a is b for a, b in zip(leaves(x), was_y))", "True", "the first has the inner tensors of the second")
+    t.expect("all(a is b for a, b in zip(leaves(y), was_x))", "True", "the second has the inner tensors of the first")
+
+
+@rule(
+    "ST513",
+    "an optimizer step does what it does to the dense value",
+    family=FAMILY,
+    wrong="""
+    if func is aten.add_.Tensor:
+        x.data.add_(args[1].data)  # alpha is lost
+        return x
+    """,
+    right="""
+    if func is aten.add_.Tensor:
+        x.data.add_(args[1].data, **kwargs)
+        return x
+    """,
+)
+def optimizer_steps(t: Script) -> None:
+    """A trainable wrapper is updated in place by an optimizer, with `add_(grad, alpha=-lr)` and the like. The dense value
+    afterwards must be that of the step on the dense value, up to the class's tolerance, and it must stay the same object.
+    """
+    t.wrapper("x", floating=True)
+    t.wrapper("g", shaped="x")
+    foreach = t.choose(False, True)
+    t.require("p = torch.nn.Parameter(x)", "it cannot be a parameter")
+    t.require("p.grad = g", "it cannot hold a gradient of its own class")
+    t.require(f"d = torch.nn.Parameter({t.dense('x')}.detach().clone())")
+    t.require(f"d.grad = {t.dense('g')}.detach().clone()")
+    add = "torch._foreach_add_([x.clone()], [g], alpha=2)" if foreach else "x.clone().add_(g, alpha=2)"
+    t.require(f"with torch.no_grad():\n    {add}")
+    for name in "pd":
+        t.require(f"opt_{name} = torch.optim.SGD([{name}], lr=0.5, foreach={foreach})")
+    t.run("opt_p.step()", "the step runs")
+    t.require("opt_d.step()")
+    t.expect(f"{t.dense('p')}.detach()", "d.detach()", "the step changes the value as it changes the dense one")
+
+
+@rule(
+    "ST514",
+    "module.to converts a wrapper parameter",
+    family=FAMILY,
+    severity=Severity.WARNING,
+    wrong="""
+    if func is aten._to_copy.default:
+        return x.data.to(**kwargs)  # the parameter is a dense tensor afterwards
+    """,
+    right="""
+    if func is aten._to_copy.default:
+        return Scaled(x.data.to(**kwargs), x.scale)
+    """,
+)
+def modules_convert(t: Script) -> None:
+    """`module.to(dtype)` and `module.to(device)` replace or swap the parameters of a module. A wrapper parameter must be
+    one of its class afterwards, on that device or of that dtype.
+    """
+    t.wrapper("x", floating=True)
+    dtype = t.choose("torch.float64", "torch.bfloat16")
+    t.require(f"y = x.to({dtype})")
+    t.only_if(f"type(y) is type(x) and y.dtype is {dtype}", "its to() gives another class or dtype")
+    for name in "ab":
+        t.wrapper(name, same="x")
+    t.require("torch.utils.swap_tensors(a, b)", "two of them cannot be swapped")
+    t.require("module = torch.nn.Module()\nmodule.w = torch.nn.Parameter(x)", "it cannot be a parameter")
+    t.only_if("isinstance(module.w, torch.nn.Parameter)", "it cannot be a parameter")
+    t.run(f"module.to({dtype})", "a module with it can be converted")
+    t.expect("isinstance(module.w, type(x))", "True", "the parameter keeps its class")
+    t.expect("leaves(module.w)", "leaves(y)", "the parameter holds the converted values")
+    t.expect("(module.w.dtype, isinstance(module.w, torch.nn.Parameter))", f"({dtype}, True)", "and has the dtype")
+
+
+@rule(
+    "ST515",
+    "a view of a wrapper can be copied deeply and pickled",
+    family=FAMILY,
+    severity=Severity.WARNING,
+    wrong="""
+    self = torch.Tensor._make_wrapper_subclass(cls, size, storage_offset=data.storage_offset())
+    # and no __deepcopy__ and __reduce_ex__
+    """,
+    right="""
+    def __deepcopy__(self, memo):
+        return self.map(lambda inner: copy.deepcopy(inner, memo))
+
+    def __reduce_ex__(self, protocol):
+        return rebuild, (type(self), self.inner_tensors(), self.context(), self.size(), self.stride())
+    """,
+)
+def offsets_copy(t: Script) -> None:
+    """`Tensor.__deepcopy__` and `Tensor.__reduce_ex__` recognise a wrapper by a data pointer of 0. One with a storage
+    offset has another pointer, is taken for a tensor with data, and fails with "Attempted to call copy_() on an invalid
+    python storage" (torch 2.13). A class whose wrappers have storage offsets needs methods of its own.
+    """
+    t.wrapper("x", min_dims=1, min_side=1)
+    t.assume(t.value("x.layout is torch.strided and x.storage_offset() != 0"))
+    t.require("import copy, pickle\npickle.dumps(x.__tensor_flatten__()[1])", "its context cannot be pickled")
+    t.run("y = copy.deepcopy(x)", "a wrapper with a storage offset can be copied deeply")
+    t.expect("leaves(y)", "leaves(x)", "deepcopy keeps the values")
+    t.run("y = pickle.loads(pickle.dumps(x))", "a wrapper with a storage offset can be pickled")
+    t.expect("leaves(y)", "leaves(x)", "pickling keeps the values")

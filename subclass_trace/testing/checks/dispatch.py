@@ -1,0 +1,319 @@
+"""ST3xx, first part: which calls a class takes, and how it computes them: strangers, inference mode, random numbers, bits."""
+
+from __future__ import annotations
+
+from ..rules import Severity, rule
+from ..script import NotApplicable, Script, on
+
+FAMILY = "dispatch"
+
+_DISPATCH_WRONG = """
+@classmethod
+def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+    args = tree_map_only(cls, lambda x: x.data, args)  # whoever else is in the call gets our bare data
+    return cls(func(*args, **(kwargs or {})))
+"""
+_DISPATCH_RIGHT = """
+@classmethod
+def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+    if any(hasattr(t, "__tensor_flatten__") and not issubclass(t, cls) for t in types):
+        return NotImplemented  # let the other class try
+    args = tree_map_only(cls, lambda x: x.data, args)
+    return cls(func(*args, **(kwargs or {})))
+"""
+_BINARY = ("torch.add({0}, {1})", "torch.mul({0}, {1})", "torch.maximum({0}, {1})")
+
+
+@rule(
+    "ST301",
+    "an unknown wrapper as the second operand is left alone",
+    family=FAMILY,
+    wrong=_DISPATCH_WRONG,
+    right=_DISPATCH_RIGHT,
+)
+def stranger_second(t: Script) -> None:
+    """`x + stranger` asks the class of `x` first. If it does not know the stranger it must return `NotImplemented`, so
+    that the other class sees the call as it was written, with `x` whole. A class that unwraps itself and goes on hands
+    bare inner tensors to the stranger: meaning (a scale, a placement, a mask) is lost without an error.
+    (Item 7 of PyTorch issue 162964.)
+    """
+    call = t.choose(*_BINARY)
+    _known(t, call)
+    _met_whole(t, call.format("x", "stranger"))
+
+
+@rule(
+    "ST302",
+    "an unknown wrapper as the first operand is left alone",
+    family=FAMILY,
+    wrong="""
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if not isinstance(args[0], cls):  # a dense tensor, surely
+            return func(args[0], args[1].data)
+    """,
+    right=_DISPATCH_RIGHT,
+)
+def stranger_first(t: Script) -> None:
+    """`stranger + x` asks the stranger first; if it does not know `x`, the class of `x` is asked. It must look at `types`,
+    not at the first argument only, and return `NotImplemented` too: then torch raises a TypeError that names both classes.
+    """
+    call = t.choose(*_BINARY)
+    _known(t, call)
+    _met_whole(t, call.format("stranger", "x"))
+
+
+@rule(
+    "ST303",
+    "an unknown wrapper that can handle the call may do so",
+    family=FAMILY,
+    severity=Severity.WARNING,
+    wrong="""
+    if any(t not in (cls, torch.Tensor) for t in types):
+        raise TypeError(f"{cls} does not work with {types}")
+    """,
+    right=_DISPATCH_RIGHT,
+)
+def stranger_answers(t: Script) -> None:
+    """Raising is not the same as returning `NotImplemented`: it ends the call, and the other class (a distributed tensor
+    around this one, a logging or functorch wrapper) is never asked.
+    """
+    call = t.choose(*_BINARY)
+    _known(t, call)
+    t.require("stranger = Witness(torch.zeros(x.shape, dtype=x.dtype, device=x.device), answers=True)")
+    t.run(f"y = {call.format('x', 'stranger')}", "a wrapper that can handle the call must be asked")
+    t.expect("len(stranger.seen) > 0", "True", "the other wrapper is asked")
+
+
+@rule(
+    "ST304",
+    "an unknown wrapper in a list of tensors is left alone",
+    family=FAMILY,
+    wrong="""
+    if any(is_stranger(a) for a in args):  # torch.cat has one argument: a list
+        return NotImplemented
+    """,
+    right=_DISPATCH_RIGHT,
+)
+def stranger_in_list(t: Script) -> None:
+    """`torch.cat`, `torch.stack` and the foreach operations of optimizers take lists. The types in `types` are those of
+    all tensors, also of those in lists; a check of `args` alone misses them.
+    """
+    call = t.choose("torch.cat([{0}, {1}])", "torch.stack([{0}, {1}])")
+    _known(t, call)
+    order = t.choose(("x", "stranger"), ("stranger", "x"))
+    _met_whole(t, call.format(*order))
+
+
+@rule(
+    "ST305",
+    "inference mode gives the same results",
+    family=FAMILY,
+    wrong="""
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return TABLE[func](*args, **kwargs)  # knows aten.view, but not aten.reshape
+    """,
+    right="""
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func not in TABLE:
+            return func.decompose(*args, **kwargs)  # into operations that the table may have
+        return TABLE[func](*args, **kwargs)
+    """,
+)
+def inference_mode(t: Script) -> None:
+    """Composite operations (`reshape`, `linear`, `matmul`, `contiguous`) are taken apart by autograd, above
+    `__torch_dispatch__`; in inference mode nobody does that, and the class meets them whole. What works without inference
+    mode must work in it, with the same result. (Item 5 of PyTorch issue 162964.)
+    """
+    t.wrapper("x", min_dims=1)
+    op = t.choose(
+        "x.reshape(-1)",
+        "x.flatten()",
+        "x.expand_as(x)",
+        "x.square()",
+        "x.chunk(2)[0]",
+        "torch.nn.functional.linear(x, x)",
+        "torch.nn.functional.linear(torch.ones(2, x.shape[-1], dtype=x.dtype), x)",
+        "torch.matmul(x, x.t())",
+        "x.to(torch.float64)",
+    )
+    t.require(f"with torch.no_grad():\n    y = {op}")
+    t.run(f"with torch.inference_mode():\n    z = {op}", "what works without inference mode works in it")
+    t.expect("z", "y", "the same result as without inference mode")
+
+
+_RANDOM = ("z.uniform_({0})", "torch.bernoulli(z * 0 + 0.5{1})", "z.normal_({0})", "z.random_({0})")
+
+
+@rule(
+    "ST306",
+    "random operations follow the seed",
+    family=FAMILY,
+    wrong="""
+    if func is aten.rand_like.default:
+        return Scaled(torch.from_numpy(np.random.rand(*x.shape)), x.scale)
+    """,
+    right="""
+    if func is aten.rand_like.default:
+        return Scaled(func(x.data, *args[1:], **kwargs), x.scale)
+    """,
+)
+def follows_seed(t: Script) -> None:
+    """After `torch.manual_seed` a random operation gives the same numbers again, on wrappers as on dense tensors. Dropout
+    under checkpointing and compiled random operations rely on it: both set the state back and draw again.
+    """
+    t.wrapper("x", floating=True)
+    op = t.choose(
+        "torch.rand_like(x)",
+        "torch.randn_like(x)",
+        "torch.nn.functional.dropout(x, 0.5)",
+        *(f.format("", "").replace("z", "x.clone()") for f in _RANDOM),
+    )
+    t.require(f"torch.manual_seed(1)\ny = {op}")
+    t.require(f"torch.manual_seed(1)\nz = {op}")
+    t.expect("z", "y", "the same seed gives the same numbers")
+
+
+@rule(
+    "ST307",
+    "random operations use the generator that they are given",
+    family=FAMILY,
+    severity=Severity.WARNING,
+    wrong="""
+    if func is aten.uniform_.default:
+        x.data.uniform_(*args[1:])  # kwargs["generator"] is lost
+        return x
+    """,
+    right="""
+    if func is aten.uniform_.default:
+        x.data.uniform_(*args[1:], **kwargs)
+        return x
+    """,
+)
+def follows_generator(t: Script) -> None:
+    """A random operation with `generator=` takes its numbers from there, and leaves the default generator as it is.
+    (Item 6 of PyTorch issue 162964.)
+    """
+    t.wrapper("x", floating=True, min_dims=1, min_side=1)
+    op = t.choose(*_RANDOM)
+    call = op.format("generator=torch.Generator().manual_seed(1)", ", generator=torch.Generator().manual_seed(1)")
+    t.require("z = x.clone()")
+    t.require(f"torch.manual_seed(1)\ny = ({call}).clone()")
+    t.require("z = x.clone()")
+    t.require(f"torch.manual_seed(2)\nw = ({call}).clone()")
+    t.expect("w", "y", "the numbers come from the generator that was given")
+    drawn = "torch.rand(3).tolist()"
+    t.expect(drawn, f"torch.manual_seed(2) and {drawn}", "the default generator is left as it was")
+
+
+@rule(
+    "ST308",
+    "an inner tensor with a conjugate bit is computed with",
+    family=FAMILY,
+    severity=Severity.WARNING,
+    wrong="""
+    args = tree_map_only(cls, lambda x: x.data, args)  # data may be data.conj(), and nobody looks at the bit
+    """,
+    right="""
+    args = tree_map_only(cls, lambda x: x.data.resolve_conj().resolve_neg(), args)
+    # writes need the bit kept: run func with the keys Conjugate and Negative switched on again instead
+    """,
+)
+def conjugate_bit(t: Script) -> None:
+    """`x.conj()` is lazy: it sets a bit, and operations look at it above `__torch_dispatch__`. Below, the bit of an inner
+    tensor is ignored, so that `Wrapper(c.conj()) * 2` is computed without the conjugate, silently. A class may refuse
+    complex tensors; if it takes them it must resolve them. (Item 2 of PyTorch issue 162964, PyTorch issue 130646.)
+    """
+    t.wrapper("x", around="torch.complex(({0}).float(), ({0}).float()).conj()")
+    _bits(t, "v.is_conj()", "x * 2", "x * x", "x.exp()", "x.sum()", "x + 1")
+
+
+@rule(
+    "ST309",
+    "an inner tensor with a negative bit is computed with",
+    family=FAMILY,
+    severity=Severity.WARNING,
+    wrong="""
+    args = tree_map_only(cls, lambda x: x.data, args)  # data may be z.conj().imag, and nobody looks at the bit
+    """,
+    right="""
+    args = tree_map_only(cls, lambda x: x.data.resolve_conj().resolve_neg(), args)
+    """,
+)
+def negative_bit(t: Script) -> None:
+    """`z.conj().imag` is a real tensor with a negative bit. As for the conjugate bit, operations below
+    `__torch_dispatch__` ignore it: a wrapper around such a tensor computes with the wrong sign.
+    """
+    t.wrapper("x", floating=True, around="torch._neg_view({0})")
+    _bits(t, "v.is_neg()", "x * 2", "x.exp()", "x.sum()", "x + 1")
+
+
+@rule(
+    "ST310",
+    "operations give the value of the dense program",
+    family=FAMILY,
+    wrong="""
+    if func is aten.add.Tensor:
+        return Scaled(args[0].data + args[1].data, args[0].scale)  # of two scales, one is used
+    """,
+    right="""
+    if func is aten.add.Tensor:
+        return Scaled.quantise(args[0].dequantize() + args[1].dequantize())
+    """,
+)
+def dense_values(t: Script) -> None:
+    """A projection P to dense commutes with operations: `P(op(x)) == op(P(x))`, up to the tolerance that was given. A class
+    may refuse an operation, or give a dense result; a wrong value is what nobody notices. (A few operations are tried here;
+    the table of operations tries all that torch has samples for.)
+    """
+    t.wrapper("x")
+    op = t.choose(
+        "x * 2",
+        "x + 1",
+        "1 - x",
+        "x.abs()",
+        "x.floor_divide(2)",
+        "x > 2",
+        "x.sum()",
+        "x.sum(0)",
+        "x.amax()",
+        "x.reshape(-1)",
+        "x.unsqueeze(0)",
+        "x.sqrt()",
+        "torch.nn.functional.linear(torch.ones(2, x.shape[-1], dtype=x.dtype), x)",
+        "torch.where(x > 1, x, 0)",
+        "x.flip(0)",
+    )
+    t.require(f"d = {t.dense('x')}")
+    t.require(f"y = {op}")
+    t.require(f"dense_y = {on('d', op)}")
+    t.expect(t.project("y"), "dense_y", "the value of the dense program")
+
+
+# ------------------------------------------------------------------------------------------------------------- inside
+def _known(t: Script, call: str) -> None:
+    """``x``, if the class takes this call on its own instances."""
+    t.wrapper("x", min_dims=1, min_side=2)  # a tensor of one element may pass for a number
+    t.require(call.format("x", "x"))
+
+
+def _met_whole(t: Script, call: str) -> None:
+    """A stranger in a call sees the instance itself, or is not asked at all."""
+    t.require("stranger = Witness(torch.zeros(x.shape, dtype=x.dtype, device=x.device))")
+    t.run(f"try:\n    {call}\nexcept Exception:\n    pass")
+    t.expect(
+        "[types for types in stranger.seen if type(x) not in types]",
+        "[]",
+        "an unknown wrapper gets the call as it was written, and no inner tensors",
+    )
+
+
+def _bits(t: Script, bit: str, *ops: str) -> None:
+    """Compute with an instance whose inner tensors have a bit set."""
+    if not any(t.value(f"[{bit} for v in leaves(x)]")):
+        raise NotApplicable("its constructor resolves lazy bits")
+    op = t.choose(*ops)
+    dense = t.dense("x")
+    t.require(f"y = {op}")
+    t.require(f"d = {dense}")
+    t.expect(t.project("y"), on("d", op), "computed as on the dense value, whose bit is looked at")

@@ -1,0 +1,361 @@
+"""ST4xx: gradients. Autograd runs above the class, with formulas that use whatever operations they need."""
+
+from __future__ import annotations
+
+from ..rules import Severity, rule
+from ..script import NotApplicable, Script, on
+
+FAMILY = "gradients"
+
+_LINEAR_RIGHT = """
+# nothing: autograd differentiates the operation on the wrapper,
+# and each operation of the formula comes to __torch_dispatch__
+"""
+OPERATIONS = (
+    "x * 2",
+    "x.sin()",
+    "x * x",
+    "x.exp()",
+    "x.sum()",
+    "x.relu()",
+    "x.reshape(-1).sin()",
+    "x.t() * 3",
+    "x.softmax(-1)",
+    "x @ x.t()",
+    "torch.nn.functional.linear(torch.ones(2, x.shape[-1], dtype=x.dtype), x)",
+    "x.to(torch.float64) * 2",
+)
+
+
+@rule(
+    "ST401",
+    "what is computed from a wrapper that requires grad requires grad",
+    family=FAMILY,
+    wrong="""
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.nn.functional.linear:
+            return args[0] @ args[1].dequantize().detach().t()  # the weight has no gradient, without a word
+    """,
+    right="""
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.nn.functional.linear:
+            return LinearFunction.apply(*args)  # an autograd.Function, or operations that autograd sees
+    """,
+)
+def keeps_requires_grad(t: Script) -> None:
+    """`requires_grad` must survive operations. It gets lost where a class takes over above autograd
+    (`__torch_function__`, methods of its own) and computes on detached values.
+    """
+    _leaf(t)
+    op = t.choose("x * 2", "x.sin()", "x.clone()", "x.sum()", "x.view(-1)", "x + 1", OPERATIONS[-2], "x.float() * 2")
+    t.require(f"y = {op}")
+    t.require(f"d = torch.ones(x.shape, dtype=x.dtype).requires_grad_()\ndense_y = {on('d', op)}", "")
+    t.expect("y.requires_grad", "dense_y.requires_grad", "as for a dense tensor")
+    t.expect("y.grad_fn is not None", "True", "a result knows how it was made")
+
+
+@rule(
+    "ST402",
+    "gradients are those of the dense program",
+    family=FAMILY,
+    wrong="""
+    if func is aten.cos.default:  # nobody calls cos in our model, but sin does in its backward
+        return x
+    """,
+    right=_LINEAR_RIGHT,
+)
+def gradients(t: Script) -> None:
+    """With a projection P to dense (`P(op(x)) == op(P(x))`), the gradient for a wrapper, projected, is the gradient for the
+    dense value. A wrong one nearly always comes from an operation of a backward formula that the class computes wrongly.
+    """
+    _leaf(t)
+    op = t.choose(*OPERATIONS)
+    _backward(t, op)
+    t.expect(t.project("g"), "dense_g", "the gradient of the dense program")
+
+
+@rule(
+    "ST403",
+    "gradients are those of numerical differentiation",
+    family=FAMILY,
+    wrong="""
+    if func is aten.tanh_backward.default:
+        grad, result = args
+        return Scaled(grad.data * (1 - result.data), grad.scale)
+    """,
+    right="""
+    if func is aten.tanh_backward.default:
+        return compute(func, args)  # grad * (1 - result ** 2)
+    """,
+)
+def gradcheck(t: Script) -> None:
+    """The same as ST402 without trust in any formula: two evaluations of the program, with the dense argument of the
+    factory moved a little in both directions. For classes that store what they are given exactly, in float64.
+    """
+    if t.subject.strategy is not None:
+        raise NotApplicable("it is not built from dense tensors here")
+    t.wrapper("x", floating=True, around="(({0}).to(torch.float64) / 16)")
+    make = t.subject.make.format(*["d"] * t.subject.arity)
+    t.require(f"d = {t.dense('x')}.detach().clone()")
+    t.require(f"def kept(d):\n    return same({t.dense(f'({make})')}, d)")
+    t.require("up, down = d + 1e-6 * d.cos(), d - 1e-6 * d.cos()")
+    t.require("assert kept(d) and kept(up) and kept(down)", "it does not keep values exactly")
+    op = t.choose("x.tanh()", "x.sigmoid()", "x * x", "x.sin() * x", "x.exp().sum()")
+    t.require(f"def f(d):\n    x = {make}\n    return {op}")
+    t.require("x.requires_grad_()")
+    t.require(f"y = {op}")
+    t.require("v = y.detach()\n(g,) = torch.autograd.grad(y, x, v)", "it refuses the backward")
+    t.require("up, down = f(up), f(down)")
+    t.expect(
+        f"({t.project('g')} * d.cos()).sum()",
+        f"(({t.project('up')} - {t.project('down')}) / 2e-6 * {t.project('v')}).sum()",
+        "the gradient in one direction is the quotient of differences",
+    )
+
+
+@rule(
+    "ST404",
+    "second derivatives are those of the dense program",
+    family=FAMILY,
+    severity=Severity.WARNING,
+    wrong="""
+    class Linear(torch.autograd.Function):
+        @staticmethod
+        def backward(ctx, grad):
+            return ScaledGradient(grad.data)  # built from inner tensors: no history
+    """,
+    right="""
+    class Linear(torch.autograd.Function):
+        @staticmethod
+        def backward(ctx, grad):
+            return grad @ ctx.saved_tensors[0]  # operations on wrappers
+    """,
+)
+def second_derivatives(t: Script) -> None:
+    """Gradient penalties, Hessian products and `torch.func.hessian` differentiate a gradient. That works if the backward
+    itself is made of operations on wrappers.
+    """
+    _leaf(t)
+    op = t.choose("x.sin()", "x * x * x", "x.exp()")
+    _backward(t, op, "create_graph=True")
+    t.require("(h,) = torch.autograd.grad(g, x, v)", "its gradients have no gradients")
+    t.require("(dense_h,) = torch.autograd.grad(dense_g, d, dense_v)")
+    t.expect(t.project("h"), "dense_h", "the second derivative of the dense program")
+
+
+@rule(
+    "ST405",
+    "gradients accumulate",
+    family=FAMILY,
+    wrong="""
+    if func is aten.add.Tensor:
+        return Scaled(args[0].data + args[1].data, args[0].scale)  # two scales, one used
+    """,
+    right="""
+    if func is aten.add.Tensor and torch.equal(args[0].scale, args[1].scale): ...
+    """,
+)
+def accumulates(t: Script) -> None:
+    """A second `backward()` adds to `x.grad`, and so does a value that is used twice. Autograd adds gradients of the class
+    with the operation `add`, whatever types they have; the sum must be that of the dense program.
+    """
+    _leaf(t)
+    op = t.choose("x * 2", "x.sin()", "x.sum()")
+    twice = t.choose("accumulated", "used twice")
+    t.require(f"d = {t.dense('x')}.detach().clone().requires_grad_()")
+    for name in "xd":
+        if twice == "accumulated":
+            for _ in range(2):
+                t.require(f"{name}_y = {on(name, op)}")
+                t.require(f"{name}_y.backward({name}_y.detach())", "it refuses the backward")
+        else:
+            t.require(f"{name}_y, {name}_z = {on(name, op)}, {on(name, op)}")
+            tangents = f"[{name}_y.detach(), {name}_z.detach()]"
+            t.require(f"torch.autograd.backward([{name}_y, {name}_z], {tangents})", "it refuses the backward")
+    t.require("g = x.grad")
+    t.expect(t.project("g"), "d.grad", "the sum of the gradients")
+
+
+@rule(
+    "ST406",
+    "a dense tangent gives the right gradient or is refused",
+    family=FAMILY,
+    wrong="""
+    if func is aten.mul.Tensor:
+        return Scaled(args[0].data * args[1].data, ...)  # args[0] may be dense
+    """,
+    right="""
+    if func is aten.mul.Tensor:
+        a, b = (a if isinstance(a, Scaled) else Scaled.like(a) for a in args)
+    """,
+)
+def dense_tangents(t: Script) -> None:
+    """The tangent that comes in need not be of the class: losses that dequantise, `y.backward(torch.ones(...))` and
+    autograd's own zeros are dense. Mixed operations must compute the right value, or refuse (DTensor does).
+    """
+    _leaf(t)
+    op = t.choose("x.sin()", "x * 2", "x * x", "x.view(-1) * 2")
+    _forward(t, op)
+    t.require("v = torch.arange(1, y.numel() + 1, dtype=y.dtype).reshape(y.shape)")
+    t.require("(g,) = torch.autograd.grad(y, x, v)", "it refuses dense tangents")
+    t.require("(dense_g,) = torch.autograd.grad(dense_y, d, v)")
+    t.expect(t.project("g"), "dense_g", "the gradient of the dense program")
+
+
+@rule(
+    "ST407",
+    "saved activations may be taken apart and built again",
+    family=FAMILY,
+    wrong="""
+    if func is aten.exp.default:
+        out = Scaled(x.data.exp(), x.scale)
+        out.is_positive = True  # a fast path for later, and not in the context
+        return out
+    """,
+    right="""
+    def __tensor_flatten__(self):
+        return ["data", "scale"], (self.is_positive,)
+    """,
+)
+def saved_activations(t: Script) -> None:
+    """Between forward and backward activations are kept as inner tensors: by compiled regions, by offloading to the CPU, by
+    hooks. What is rebuilt must behave like what was saved; state that flatten does not show is lost.
+    """
+    _leaf(t)
+    op = t.choose("x.exp()", "x * x", "x.sin()", "x.relu()", "x.softmax(-1)")
+    t.require(f"y = {op}")
+    t.require("v = y.detach()\n(g,) = torch.autograd.grad(y, x, v)", "it refuses the backward")
+    t.require(f"with torch.autograd.graph.saved_tensors_hooks(rebuild, lambda s: s):\n    y = {op}")
+    t.run("(packed_g,) = torch.autograd.grad(y, x, v)", "a rebuilt activation can be used in the backward")
+    t.expect("packed_g", "g", "the gradient does not depend on how activations are kept")
+
+
+@rule(
+    "ST408",
+    "a differentiable constructor passes gradients on",
+    family=FAMILY,
+    wrong="""
+    class Quantise(torch.autograd.Function):
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * ctx.scale  # the value was divided by the scale, and multiplied in dequantize
+    """,
+    right="""
+    class Quantise(torch.autograd.Function):
+        @staticmethod
+        def backward(ctx, grad):
+            return grad
+    """,
+)
+def constructor_gradient(t: Script) -> None:
+    """A factory that takes a tensor which requires grad and returns a wrapper that requires grad is part of the program:
+    with a differentiable projection behind it, the gradient is that of the dense program. A factory that refuses,
+    detaches or makes a leaf passes (ST110 sees to those that hide the tensor inside).
+    """
+    if t.subject.strategy is not None or not t.subject.arity:
+        raise NotApplicable("it is not built from dense tensors here")
+    t.wrapper("z", floating=True)
+    t.require(f"d = {t.dense('z')}.detach().clone().requires_grad_()")
+    make = t.subject.make.format(*["d"] * t.subject.arity)
+    if not t.attempt(f"x = {make}") or not t.value("x.requires_grad and not x.is_leaf"):
+        return t.passed()
+    op = t.choose("x * 2", "x.sin()", "x.clone()")
+    t.require(f"y = {op}")
+    t.require(f"w = {t.project('y')}")
+    if not t.value("w.requires_grad"):
+        raise NotApplicable("its projection to dense is not differentiable")
+    t.require(f"dense_w = {on('d', op)}")
+    t.run("(g,) = torch.autograd.grad(w.sum(), d)", "there is a gradient for the dense argument")
+    t.expect("g", "torch.autograd.grad(dense_w.sum(), d)[0]", "the gradient of the dense program")
+    return None
+
+
+@rule(
+    "ST409",
+    "checkpointing gives the same gradients",
+    family=FAMILY,
+    wrong="""
+    if func is aten.cosh.default:
+        cls.calls += 1  # the second run computes something else than the first one
+    """,
+    right="""
+    if func is aten.cosh.default:
+        ...  # depends on its arguments alone
+    """,
+)
+def checkpoints(t: Script) -> None:
+    """`torch.utils.checkpoint` throws activations away and runs the forward again. The second run must save tensors of the
+    same metadata and compute the same values: an operation may depend on its arguments and the generator, not on counters,
+    caches or time.
+    """
+    _leaf(t)
+    op = t.choose("x.cosh() * x", "x * x", "x.sin() * 2")
+    t.require(f"def f(x):\n    return {op}")
+    t.require("y = f(x)")
+    t.require("v = y.detach()\n(g,) = torch.autograd.grad(y, x, v)", "it refuses the backward")
+    t.run("import torch.utils.checkpoint")
+    t.run("y = torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False)", "a checkpointed function runs")
+    t.run("(again_g,) = torch.autograd.grad(y, x, v)", "its backward runs")
+    t.expect("again_g", "g", "the gradient is that without checkpointing")
+
+
+@rule(
+    "ST410",
+    "a write to a computed value is differentiated",
+    family=FAMILY,
+    wrong="""
+    if func is aten.new_empty_strided.default:
+        return x  # "new" and "empty" promise another memory
+    """,
+    right="""
+    if func is aten.new_empty_strided.default:
+        return Scaled(func(x.data, *args[1:], **kwargs), x.scale.clone())
+    """,
+)
+def writes_are_differentiated(t: Script) -> None:
+    """`y = x * 1; y[1:].mul_(3)`: the gradient of a write through a view goes through `new_empty_strided`, `copy_`,
+    `clone` and the view itself, all of them on the class. A class may refuse these; it must not get them wrong.
+    """
+    t.wrapper("x", grad=True, min_dims=1, min_side=2)
+    write = t.choose("y[1:].mul_(3)", "y.mul_(3)", "y[:1].zero_()", "y.view(-1).mul_(2)", "y.t().mul_(3)")
+    t.require("assert copy_works(x)", "its copy_ is another thing")
+    t.require("y = x * 1")
+    t.require(write)
+    t.require(f"d = {t.dense('x')}.detach().clone().requires_grad_()")
+    t.require(f"dense_y = d * 1\ndense_{write}")
+    _agree(t)
+    t.require("v = y.detach()")
+    t.require("(g,) = torch.autograd.grad(y, x, v)", "it refuses the backward")
+    t.require(f"(dense_g,) = torch.autograd.grad(dense_y, d, {t.project('v')})")
+    t.expect(t.project("g"), "dense_g", "the gradient of the dense program")
+
+
+# ------------------------------------------------------------------------------------------------------------- inside
+def _leaf(t: Script) -> None:
+    t.wrapper("x", grad=True)
+
+
+def _forward(t: Script, op: str) -> None:
+    """``y`` and ``dense_y``, the same program on the wrapper and on its dense value."""
+    t.require(f"y = {op}")
+    t.require("assert y.requires_grad", "its result does not require grad")
+    t.require(f"d = {t.dense('x')}.detach().clone().requires_grad_()")
+    t.require(f"dense_y = {on('d', op)}")
+    _agree(t)
+
+
+def _agree(t: Script) -> None:
+    """The forward is right: if it is not, that is another rule's matter."""
+    rtol, atol = t.subject.tolerance
+    t.require(f"assert same({t.project('y')}, dense_y, {rtol}, {atol})", "its forward is another thing")
+
+
+def _backward(t: Script, op: str, options: str = "create_graph=False") -> None:
+    """``g`` and ``dense_g``, the gradients of an operation for its own value as the tangent."""
+    _forward(t, op)
+    t.require("v = y.detach()")
+    t.require(f"dense_v = {t.project('v')}")
+    t.require(f"(g,) = torch.autograd.grad(y, x, v, {options})", "it refuses the backward")
+    t.require(f"(dense_g,) = torch.autograd.grad(dense_y, d, dense_v, {options})")

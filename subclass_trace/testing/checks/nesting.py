@@ -1,0 +1,184 @@
+"""ST6xx: inside another wrapper, around another wrapper, and memory formats."""
+
+from __future__ import annotations
+
+from ..rules import Severity, rule
+from ..script import NotApplicable, Script, on
+
+FAMILY = "nesting"
+
+
+@rule(
+    "ST601",
+    "inside another wrapper it computes as alone",
+    family=FAMILY,
+    wrong="""
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.mul: ...  # the only place that knows how to multiply
+    """,
+    right="""
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func is aten.mul.Tensor: ...
+    """,
+)
+def inside_another(t: Script) -> None:
+    """DTensor holds local tensors, and other wrappers hold inner tensors, of any class. An outer wrapper calls ATen
+    operations on them from its own `__torch_dispatch__`. What works at the top level must work there, with the same value:
+    rules that exist for `torch.Tensor` methods only are not reached.
+    """
+    _nest(t)
+    op = t.choose("x * 2", "x.sin()", "x.clone()", "x.t()", "x.sum()", "x.add_(1)", "x[:1]", "x.view(-1)", "x + x")
+    t.require(f"torch.manual_seed(1)\na, b = {on('x.clone()', op)}, {on('z.clone()', op)}")
+    t.run(f"torch.manual_seed(1)\nq = {on('p', op)}", "what works on each of two works on a pair of them")
+    t.expect("[q.a, q.b]", "[a, b]", "a pair of results")
+
+
+@rule(
+    "ST602",
+    "around another wrapper it computes as around a dense tensor",
+    family=FAMILY,
+    severity=Severity.WARNING,
+    wrong="""
+    if type(out) is torch.Tensor:  # a wrapper inside is not wrapped again
+        out = Scaled(out, x.scale)
+    """,
+    right="""
+    if isinstance(out, torch.Tensor):
+        out = Scaled(out, x.scale)
+    """,
+)
+def around_another(t: Script) -> None:
+    """The inner tensors of a wrapper may be wrappers: a quantised tensor of a distributed one, a fake or functional tensor
+    while tracing. The class must use operations on them, not their data pointer, their exact type or NumPy.
+    """
+    t.wrapper("x", around="Pair({0}, {0}.clone())")
+    t.wrapper("z", same="x")
+    t.require("assert any(type(v) is Pair for v in inners(x).values())", "its constructor takes wrappers apart")
+    op = t.choose("x * 2", "x.sin()", "x.clone()", "x.t()", "x.view(-1)", "x + x")
+    t.require(f"y = {on('z', op)}")
+    t.run(f"q = {op}", "what works around a dense tensor works around a wrapper")
+    t.expect("type(q)", "type(y) if isinstance(y, type(z)) else Pair", "the result is of the same class")
+    if t.subject.dense is not None:
+        y, q = t.project("y"), t.project("q")
+        t.expect(q, f"Pair({y}, {y})", "the same value, as a pair")
+
+
+@rule(
+    "ST603",
+    "gradients through nesting are those of each part",
+    family=FAMILY,
+    wrong="""
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is aten.cos.default:  # the backward of sin, called by an outer wrapper
+            return args[0]
+    """,
+    right=""" # the same rule for an operation whoever calls it """,
+)
+def nested_gradients(t: Script) -> None:
+    """Autograd sees the outermost wrapper only. Its backward formulas run on it, and through it on the wrapper inside; the
+    gradient of a pair must be the pair of the gradients. (Wrong in torch.compile until PyTorch issue 124878.)
+    """
+    _nest(t, floating=True)
+    op = t.choose("x.sin()", "x * 2", "x * x", "x.sum()", "x.exp()")
+    for name in "xz":
+        t.require(f"{name}_y = {on(f'{name}.requires_grad_()', op)}")
+        t.require(f"({name}_g,) = torch.autograd.grad({name}_y, {name}, {name}_y.detach())", "it refuses the backward")
+    t.require(f"q = {on('p.requires_grad_()', op)}")
+    t.run("(g,) = torch.autograd.grad(q, p, q.detach())", "a pair of them can be differentiated")
+    t.expect("[g.a, g.b]", "[x_g, z_g]", "the pair of the gradients")
+
+
+@rule(
+    "ST611",
+    "contiguous gives a contiguous tensor of the same value",
+    family=FAMILY,
+    severity=Severity.WARNING,
+    wrong="""
+    if func is aten.clone.default:
+        return Scaled(x.data.clone(), x.scale, strides=x.stride())  # memory_format is lost
+    """,
+    right="""
+    if func is aten.clone.default:
+        return Scaled(x.data.clone(**kwargs), x.scale)
+    """,
+)
+def contiguous(t: Script) -> None:
+    """`x.contiguous()` is `clone(memory_format=torch.contiguous_format)` if the outer strides are not contiguous. The outer
+    strides of the result must be, or every kernel and compiler that asked for it works on a wrong assumption.
+    """
+    t.wrapper("x", min_dims=1)
+    t.require(
+        t.choose("y = x.contiguous()", "y = x.t().contiguous()", "y = x.clone(memory_format=torch.contiguous_format)")
+    )
+    t.expect("y.is_contiguous()", "True", "what was asked for")
+    if ".t()" not in t.lines[-1] and t.subject.dense is not None:
+        t.expect(t.project("y"), t.dense("x"), "the same value")
+
+
+@rule(
+    "ST612",
+    "a memory format that was asked for is given",
+    family=FAMILY,
+    severity=Severity.WARNING,
+    wrong="""
+    if func is aten._to_copy.default:
+        kwargs.pop("memory_format", None)
+        return Scaled(x.data.to(**kwargs), x.scale)
+    """,
+    right="""
+    if func is aten._to_copy.default:
+        return Scaled(func(x.data, **kwargs), x.scale)  # and strides from data
+    """,
+)
+def memory_formats(t: Script) -> None:
+    """`model.to(memory_format=torch.channels_last)` and `empty_like(memory_format=...)` choose the strides of the result.
+    A class that cannot have these strides must refuse.
+    """
+    t.wrapper("x", min_dims=4)
+    t.assume(t.value("x.dim() == 4"))
+    form = "memory_format=torch.channels_last"
+    call = t.choose(f"x.to({form})", f"x.clone({form})", f"x.contiguous({form})", f"torch.empty_like(x, {form})")
+    t.require(f"y = {call}")
+    t.expect(f"y.is_contiguous({form})", "True", "the memory format that was asked for")
+
+
+@rule(
+    "ST613",
+    "operations give the strides that they give on dense tensors",
+    family=FAMILY,
+    severity=Severity.WARNING,
+    wrong="""
+    if func is aten.transpose.int:
+        return Scaled(x.data.transpose(*args[1:]), x.scale, size=swapped(x.shape))  # strides of a contiguous tensor
+    """,
+    right="""
+    if func is aten.transpose.int:
+        data = x.data.transpose(*args[1:])
+        return Scaled(data, x.scale, size=data.shape, strides=data.stride())
+    """,
+)
+def strides(t: Script) -> None:
+    """Views and copies choose the strides of their result by fixed rules, which compilers compute on their own with meta
+    tensors. A wrapper whose outer strides are others breaks `view`, `is_contiguous` and the guards on strides.
+    """
+    t.wrapper("x", min_dims=1, min_side=2)
+    t.assume(t.value("x.layout is torch.strided"))
+    op = t.choose("x.transpose(0, -1)", "x.t()", "x.clone()", "x.unsqueeze(0)", "x.detach()", "x.permute(-1)", "x[:1]")
+    t.require(f"y = {op}")
+    t.require("m = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device='meta')")
+    t.require(f"meta_y = {on('m', op)}")
+    t.assume(t.value("type(y) is type(x)"))
+    t.expect("(y.shape, y.stride())", "(meta_y.shape, meta_y.stride())", "sizes and strides as of a dense tensor")
+
+
+# ------------------------------------------------------------------------------------------------------------- inside
+def _nest(t: Script, floating: bool = False) -> None:
+    """``x``, ``z``, and ``p``, the pair of fresh ones of the same values."""
+    t.wrapper("x", floating=floating)
+    t.wrapper("z", shaped="x")
+    t.require("p = Pair(x.clone(), z.clone())", "another wrapper cannot hold it")
+    if not t.value("same(leaves(p), leaves(x) + leaves(z)) and meta(p.a) == meta(x)"):
+        raise NotApplicable("its clone is another thing")

@@ -1,0 +1,391 @@
+"""ST1xx: flatten and unflatten. What is taken apart must go together again, to the same thing."""
+
+from __future__ import annotations
+
+from ..rules import Severity, rule
+from ..script import NotApplicable, Script
+
+FAMILY = "protocol"
+
+
+@rule(
+    "ST101",
+    "flattening and unflattening gives the same type and metadata",
+    family=FAMILY,
+    wrong="""
+    @staticmethod
+    def __tensor_unflatten__(inner, context, outer_size, outer_stride):
+        return Scaled(inner["data"].float(), inner["scale"])  # the dtype is another one afterwards
+    """,
+    right="""
+    @staticmethod
+    def __tensor_unflatten__(inner, context, outer_size, outer_stride):
+        return Scaled(inner["data"], inner["scale"], outer_size, outer_stride)
+    """,
+)
+def round_trip_metadata(t: Script) -> None:
+    """Compilers, fake tensors, checkpointing and FSDP take a wrapper apart with `__tensor_flatten__` and build it again
+    with `__tensor_unflatten__`. What comes back must have the same type, sizes, strides, dtype, device, layout and
+    storage offset, or the program that was traced is not the one that was written.
+    """
+    t.wrapper("x")
+    t.run("y = rebuild(x)", "flatten and unflatten must not raise")
+    t.expect("meta(y)", "meta(x)", "the rebuilt wrapper must look like the one that was flattened")
+
+
+@rule(
+    "ST102",
+    "flattening names the same attributes each time",
+    family=FAMILY,
+    wrong="""
+    def __tensor_flatten__(self):
+        return list({"data", "scale"}), None  # the order of a set differs between processes
+    """,
+    right="""
+    def __tensor_flatten__(self):
+        return ["data", "scale"], None
+    """,
+)
+def stable_attributes(t: Script) -> None:
+    """The flat list of inner tensors has no names on it: the n-th tensor belongs to the n-th attribute. So the list
+    must have the same names in the same order for the same instance and for a rebuilt one, without duplicates.
+    An optional inner tensor that is absent is left out of the list; it must be absent after the round trip too.
+    """
+    t.wrapper("x")
+    t.require("names = x.__tensor_flatten__()[0]")
+    t.expect("list(x.__tensor_flatten__()[0])", "list(names)", "two calls must name the same attributes")
+    t.expect("len(set(names))", "len(names)", "no attribute may be named twice")
+    t.require("y = rebuild(x)")
+    t.expect("list(y.__tensor_flatten__()[0])", "list(names)", "a rebuilt one must name the same attributes")
+
+
+@rule(
+    "ST103",
+    "unflattening stores the inner tensors that it is given",
+    family=FAMILY,
+    severity=Severity.WARNING,
+    wrong="""
+    @staticmethod
+    def __tensor_unflatten__(inner, context, outer_size, outer_stride):
+        return Scaled(inner["data"].contiguous(), inner["scale"].clone())
+    """,
+    right="""
+    @staticmethod
+    def __tensor_unflatten__(inner, context, outer_size, outer_stride):
+        return Scaled(inner["data"], inner["scale"])
+    """,
+)
+def inner_identity(t: Script) -> None:
+    """A compiled graph returns dense tensors, and unflatten wraps them. If it stores copies, views and in-place writes
+    through the wrapper no longer reach the memory that the graph (or the caller) holds, and every call pays the copy.
+    Conversions belong into the constructor that users call, not into unflatten.
+    """
+    t.wrapper("x")
+    t.require("before = inners(x)")
+    t.only_if("all(v is before[n] for n, v in inners(x).items())", "its inner tensors are new at each look")
+    t.require("y = type(x).__tensor_unflatten__(before, x.__tensor_flatten__()[1], x.size(), x.stride())")
+    t.require("after = inners(y)")
+    t.expect("[n for n in before if after.get(n) is not before[n]]", "[]", "each inner tensor must be the very object")
+
+
+@rule(
+    "ST104",
+    "unflattening gives a tensor without autograd history",
+    family=FAMILY,
+    wrong="""
+    @staticmethod
+    def __tensor_unflatten__(inner, context, outer_size, outer_stride):
+        return Scaled(inner["data"], inner["scale"]).requires_grad_()
+    """,
+    right="""
+    @staticmethod
+    def __tensor_unflatten__(inner, context, outer_size, outer_stride):
+        return Scaled(inner["data"], inner["scale"])  # who rebuilds it sets requires_grad
+    """,
+)
+def no_history(t: Script) -> None:
+    """The machinery that rebuilds a wrapper decides itself whether the result requires grad. Unflatten must not invent
+    `requires_grad`, and what it returns must be a leaf. (It may keep `requires_grad` if the context says so.)
+    """
+    t.wrapper("x", floating=True)
+    t.require("y = rebuild(x)")
+    t.expect("(y.requires_grad, y.is_leaf)", "(False, True)", "a rebuilt plain value has no history")
+    if t.attempt("x.requires_grad_()"):
+        t.require("y = rebuild(x, torch.detach)")
+        t.expect("y.is_leaf", "True", "a rebuilt leaf is a leaf")
+
+
+@rule(
+    "ST105",
+    "the context survives the round trip",
+    family=FAMILY,
+    wrong="""
+    @staticmethod
+    def __tensor_unflatten__(inner, context, outer_size, outer_stride):
+        return Scaled(inner["data"], inner["scale"])  # the context is lost
+    """,
+    right="""
+    @staticmethod
+    def __tensor_unflatten__(inner, context, outer_size, outer_stride):
+        return Scaled(inner["data"], inner["scale"], **context)
+    """,
+)
+def context_survives(t: Script) -> None:
+    """Everything that makes two instances behave differently, and is no tensor, is context. A rebuilt instance must
+    flatten to an equal context, or it is another value from the first compiled call on.
+    """
+    t.wrapper("x")
+    t.require("context = x.__tensor_flatten__()[1]")
+    t.require("y = rebuild(x)")
+    _comparable(t)
+    t.expect("same_metadata(y.__tensor_flatten__()[1], context, type(x))", "True", "a rebuilt one has an equal context")
+
+
+@rule(
+    "ST106",
+    "the context is equal to its own copy",
+    family=FAMILY,
+    wrong="""
+    def __tensor_flatten__(self):
+        return ["data"], {"scale": float("nan"), "owner": object()}  # never equal to a copy of itself
+    """,
+    right="""
+    def __tensor_flatten__(self):
+        return ["data"], (self.scale, self.owner_name)  # plain values; or define __metadata_guard__
+    """,
+)
+def context_comparable(t: Script) -> None:
+    """Dynamo keeps a deep copy of the context as a guard and compares it with `==` in each call. A context that cannot
+    be copied, whose `==` raises or gives no bool (arrays), or that is not equal to its copy (NaN, objects compared
+    by identity) fails with "Guard failed on the same frame it was created", or recompiles each time. Classes may
+    define the class method `__metadata_guard__(cls, original, other)` instead.
+    """
+    t.wrapper("x")
+    t.require("import copy")
+    t.require("context = x.__tensor_flatten__()[1]")
+    t.run("twin = copy.deepcopy(context)", "a context must be deepcopy-able")
+    t.expect("same_metadata(context, twin, type(x))", "True", "a context must be equal to its own deep copy")
+
+
+@rule(
+    "ST107",
+    "the context holds no tensors",
+    family=FAMILY,
+    wrong="""
+    def __tensor_flatten__(self):
+        return ["data"], {"scale": self.scale}  # a tensor
+    """,
+    right="""
+    def __tensor_flatten__(self):
+        return ["data", "scale"], None
+    """,
+)
+def context_without_tensors(t: Script) -> None:
+    """A tensor in the context is invisible to the compiler: its values are frozen into the trace, it is not moved to
+    another device with the rest, gets no gradient, and stays alive in the guards.
+    """
+    t.wrapper("x")
+    t.require("context = x.__tensor_flatten__()[1]")
+    t.expect("tensors_within(context)", "[]", "tensors belong into the list of inner tensors")
+
+
+@rule(
+    "ST108",
+    "the context can be pickled",
+    family=FAMILY,
+    severity=Severity.WARNING,
+    wrong="""
+    def __tensor_flatten__(self):
+        return ["data"], {"activation": lambda x: x.relu()}
+    """,
+    right="""
+    def __tensor_flatten__(self):
+        return ["data"], {"activation": "relu"}
+    """,
+)
+def context_picklable(t: Script) -> None:
+    """The on-disk caches of torch.compile and of AOTAutograd pickle the context into their key. One that cannot be
+    pickled turns caching off, and usually makes `torch.save` fail too.
+    """
+    t.wrapper("x")
+    t.require("import pickle")
+    t.require("context = x.__tensor_flatten__()[1]")
+    t.run("twin = pickle.loads(pickle.dumps(context))", "a context must be picklable")
+    t.expect("type(twin)", "type(context)", "pickling must give the same kind of context")
+
+
+@rule(
+    "ST109",
+    "inner tensors do not require grad",
+    family=FAMILY,
+    wrong="""
+    def requires_grad_(self, requires_grad=True):
+        self.data.requires_grad_(requires_grad)
+        return super().requires_grad_(requires_grad)
+    """,
+    right="""
+    # no override: the wrapper is the autograd leaf, what is inside is data
+    """,
+)
+def inner_without_grad(t: Script) -> None:
+    """Autograd works on the wrapper; `__torch_dispatch__` runs below it, on inner tensors that are plain data. An inner
+    tensor that requires grad starts a second graph that nobody walks: its `grad` stays empty, memory leaks, and
+    compilers refuse or detach it.
+    """
+    t.wrapper("x", floating=True)
+    flags = "[n for n, v in inners({0}).items() if getattr(v, 'requires_grad', False)]"
+    t.expect(flags.format("x"), "[]", "inner tensors are data")
+    if t.attempt("x.requires_grad_()"):
+        t.expect(flags.format("x"), "[]", "requires_grad_() is about the wrapper alone")
+        if t.attempt("y = x * 2") and t.value("hasattr(type(y), '__tensor_flatten__')"):
+            t.expect(flags.format("y"), "[]", "results of operations hold data")
+
+
+@rule(
+    "ST110",
+    "building from tensors that require grad does not hide them inside",
+    family=FAMILY,
+    severity=Severity.WARNING,
+    wrong="""
+    def __init__(self, data, scale):
+        self.data = data  # may require grad; then the gradient is silently lost
+    """,
+    right="""
+    def __init__(self, data, scale):
+        if data.requires_grad:
+            raise ValueError("the constructor is not differentiable: pass data.detach()")
+        self.data = data
+    """,
+)
+def built_from_grad(t: Script) -> None:
+    """A constructor is not differentiable by itself. Given a tensor that requires grad it may refuse, detach, or be an
+    `autograd.Function` whose result requires grad. Storing the tensor as it is looks fine, and loses the gradient.
+    (Item 1 of PyTorch issue 162964.)
+    """
+    if t.subject.strategy is not None or not t.subject.arity:
+        raise NotApplicable("it is not built from dense tensors here")
+    t.wrapper("x", floating=True)
+    try:
+        t.wrapper("y", same="x", around="({0}).requires_grad_()")
+    except NotApplicable:
+        return t.passed()  # refusing is a sound answer
+    t.expect(
+        "[n for n, v in inners(y).items() if getattr(v, 'requires_grad', False) and y.grad_fn is None]",
+        "[]",
+        "an inner tensor may require grad only if the wrapper passes the gradient on",
+    )
+    return None
+
+
+@rule(
+    "ST111",
+    "unflattening honours the outer size and stride",
+    family=FAMILY,
+    severity=Severity.WARNING,
+    wrong="""
+    @staticmethod
+    def __tensor_unflatten__(inner, context, outer_size, outer_stride):
+        return Scaled(inner["data"], inner["scale"], shape=context["shape"])  # the size of the time of the trace
+    """,
+    right="""
+    @staticmethod
+    def __tensor_unflatten__(inner, context, outer_size, outer_stride):
+        return Scaled(inner["data"], inner["scale"], outer_size, outer_stride)
+    """,
+)
+def honours_outer(t: Script) -> None:
+    """With dynamic shapes one traced program serves many sizes: the context stays that of the trace, and inner tensors,
+    outer size and outer stride are those of the call. So sizes must be taken from the arguments (or from the inner
+    tensors), never from the context.
+    """
+    t.wrapper("x")
+    t.wrapper("y")
+    t.require("context = x.__tensor_flatten__()[1]")
+    t.require("z = rebuild(y)")
+    t.only_if("meta(z) == meta(y) and same_metadata(context, context, type(y))", "it does not survive the round trip")
+    t.assume(t.value("x.dim() == y.dim() and list(inners(x)) == list(inners(y))"))
+    t.run(
+        "z = type(y).__tensor_unflatten__(inners(y), context, y.size(), y.stride())",
+        "unflatten must accept other sizes than those of the time of flattening",
+    )
+    t.expect("(z.size(), z.stride())", "(y.size(), y.stride())", "sizes and strides are those of the call")
+
+
+@rule(
+    "ST112",
+    "inner tensors are attributes, the same objects each time",
+    family=FAMILY,
+    wrong="""
+    @property
+    def data(self):
+        return self.packed[0].clone()  # a new tensor for each look
+    """,
+    right="""
+    def __init__(self, packed):
+        self.data = packed[0]
+    """,
+)
+def stable_inners(t: Script) -> None:
+    """The names that `__tensor_flatten__` returns are read with `getattr`, more than once. Each must give the tensor
+    that the wrapper computes with, not a copy: compilers write mutations back into it.
+    """
+    t.wrapper("x")
+    t.require("first, second = inners(x), inners(x)")
+    t.expect("[n for n in first if first[n] is not second.get(n)]", "[]", "getattr must give the same object twice")
+
+
+@rule(
+    "ST113",
+    "no tensor of the instance is left out of flatten",
+    family=FAMILY,
+    wrong="""
+    def __tensor_flatten__(self):
+        return ["data"], None  # self.scale is a tensor too
+    """,
+    right="""
+    def __tensor_flatten__(self):
+        return ["data", "scale"], None
+    """,
+)
+def complete_attributes(t: Script) -> None:
+    """A tensor in the instance that flatten does not name is lost when the wrapper is rebuilt, and a compiled graph
+    sees its value at the time of the trace, as a constant.
+    """
+    t.wrapper("x")
+    t.require("named = {id(v) for v in inners(x).values()}")
+    t.expect(
+        "[n for n, v in instance_state(x).items() if isinstance(v, torch.Tensor) and id(v) not in named]",
+        "[]",
+        "each tensor of the instance must be named by flatten",
+    )
+
+
+@rule(
+    "ST114",
+    "flatten and unflatten run no operations",
+    family=FAMILY,
+    severity=Severity.WARNING,
+    wrong="""
+    @staticmethod
+    def __tensor_unflatten__(inner, context, outer_size, outer_stride):
+        assert inner["scale"].min() > 0  # runs in each call, and ends up in traced graphs
+        return Scaled(inner["data"], inner["scale"])
+    """,
+    right="""
+    def __init__(self, data, scale):  # the constructor for users checks
+        ...
+    """,
+)
+def no_operations(t: Script) -> None:
+    """Flatten and unflatten run in each call of a compiled region, in prologues that are measured in microseconds, and
+    while tracing. Operations in them cost time, end up in the graph, and fail on fake tensors if they read values.
+    """
+    t.wrapper("x")
+    t.require("rebuild(x)")
+    t.run("log = OperationLog()")
+    t.require("with log:\n    rebuild(x)")
+    t.expect("log.names", "[]", "no operation while flattening and unflattening")
+
+
+def _comparable(t: Script) -> None:
+    t.only_if("same_metadata(context, context, type(x)) is not None", "its contexts cannot be compared")

@@ -1,0 +1,87 @@
+"""``check`` and ``assert_conforms``: the kit as functions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ..errors import SubclassTraceError
+from .coverage import COMMON, cover
+from .profiles import Profile
+from .profiles import profile as profile_of
+from .report import Report
+from .resolve import Target, resolve
+from .rules import Rule, load, select
+from .runner import Outcome, Result, run_rule
+
+
+class ConformanceError(SubclassTraceError, AssertionError):
+    """A class breaks rules of the conformance kit. ``report`` has all results."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        broken = [*report.failures, *report.errors]
+        lines = [f"{r.rule.id} {r.rule.title}: {r.reason}" for r in broken]
+        super().__init__(
+            f"{report.subject.name} breaks {len(broken)} of {len(report.results)} rules\n" + "\n".join(lines),
+            fix="`report.failures[0].failure.script` is a program that shows the first one",
+        )
+
+
+def check(
+    target: Target,
+    *,
+    rules: Iterable[str] | None = None,
+    skip: Iterable[str] = (),
+    profile: str | Profile = "dev",
+    max_examples: int | None = None,
+    operations: bool | Iterable[str] = False,
+    progress: Callable[[Rule, Result | None], None] = lambda rule, result: None,
+    **options: Any,
+) -> Report:
+    """Run the rules on a class; never raises because of the class's faults.
+
+    Args:
+        target: a wrapper class, a function that makes one from dense tensors, the name of either
+            (``"pkg.mod:Cls"``), or a `Subject`.
+        rules, skip: ids (``ST101``), beginnings of ids (``ST1``) or families.
+        profile: ``"dev"`` (seconds), ``"ci"`` (a minute or two) or ``"thorough"``.
+        max_examples: another number of examples per rule.
+        operations: also sweep over torch's operations: True for the most used ones, or their OpInfo names.
+        progress: called before (with None) and after each rule.
+        options: how to build instances, see `subject.subject_of`: ``factory``, ``strategy``, ``to_dense``, ``sizes``,
+            ``dtypes``, ``tolerance``.
+
+    Raises:
+        OptionError: a rule or profile does not exist, or no instance can be built.
+        ProtocolError: the class is no traceable wrapper subclass.
+    """
+    level = profile_of(profile).at_most(max_examples)
+    chosen = select(rules, skip)
+    subject = resolve(target, **options)
+    start = time.perf_counter()
+    results = []
+    for rule in load():
+        if rule not in chosen:
+            results.append(Result(rule, Outcome.SKIPPED))
+            continue
+        progress(rule, None)
+        results.append(run_rule(subject, rule, level))
+        progress(rule, results[-1])
+    swept = None
+    if operations and subject.strategy is None:
+        swept = cover(subject, COMMON if operations is True else operations)
+    return Report(subject, tuple(results), level.name, time.perf_counter() - start, swept)
+
+
+def assert_conforms(target: Target, **how: Any) -> Report:
+    """`check`, for tests.
+
+    Raises:
+        ConformanceError: a rule fails (warnings count).
+    """
+    report = check(target, **how)
+    if not report.ok:
+        raise ConformanceError(report)
+    return report

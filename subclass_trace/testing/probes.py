@@ -1,0 +1,174 @@
+"""Helpers that the lines of a rule may use. Each needs only torch, since its source is printed into counterexamples.
+
+Rules of this file: import nothing but torch and the standard library; what is not ``torch`` is imported inside of the
+function; a helper may use other helpers of this file. Private parts of torch are in `subclass_trace._torch.testing`,
+whose functions are printed in the same way. Lines may name everything that these two files define.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .._torch.testing import Pair as Pair
+from .._torch.testing import is_fake_tensor, is_opaque_value
+
+
+def inners(x: Any) -> dict[str, Any]:
+    """The inner values of a wrapper by name (one level)."""
+    return {name: getattr(x, name) for name in x.__tensor_flatten__()[0]}
+
+
+def leaves(x: Any) -> list[torch.Tensor]:
+    """The dense tensors inside of a wrapper, to any depth, by name; a dense tensor is its own leaf."""
+    if not hasattr(type(x), "__tensor_flatten__"):
+        return [x] if isinstance(x, torch.Tensor) else []
+    return [leaf for name in sorted(x.__tensor_flatten__()[0]) for leaf in leaves(getattr(x, name))]
+
+
+def meta(x: Any) -> dict[str, Any]:
+    """What a tensor looks like from outside."""
+    strided = x.layout in (torch.strided, torch.jagged)
+    return {
+        "type": type(x),
+        "size": tuple(x.shape),
+        "stride": tuple(x.stride()) if strided else None,
+        "dtype": x.dtype,
+        "device": x.device,
+        "layout": x.layout,
+        "storage_offset": x.storage_offset() if strided else None,
+    }
+
+
+def named_leaves(x: Any, path: str = "x") -> list[tuple[str, torch.Tensor]]:
+    """Path and tensor of each leaf."""
+    if not hasattr(type(x), "__tensor_flatten__"):
+        return [(path, x)] if isinstance(x, torch.Tensor) else []
+    return [pair for name in x.__tensor_flatten__()[0] for pair in named_leaves(getattr(x, name), f"{path}.{name}")]
+
+
+def plain_meta(x: Any) -> dict[str, Any]:
+    """`meta` for comparing a fake tensor with a real one: every dense type is the same, and so are jagged sizes."""
+
+    def number(n: Any) -> Any:
+        return "jagged" if isinstance(n, torch.SymInt) else n
+
+    sizes = {k: tuple(map(number, v)) for k, v in meta(x).items() if k in ("size", "stride") and v is not None}
+    kind = type(x).__qualname__ if hasattr(type(x), "__tensor_flatten__") else "dense"
+    return {**meta(x), **sizes, "type": kind}
+
+
+def instance_state(x: Any) -> dict[str, Any]:
+    """The attributes of an instance: its ``__dict__`` and its slots."""
+    slots = [n for c in type(x).__mro__ for n in getattr(c, "__slots__", ()) if hasattr(x, n)]
+    return {**{n: getattr(x, n) for n in slots}, **getattr(x, "__dict__", {})}
+
+
+def same_metadata(a: Any, b: Any, cls: Any) -> bool:
+    """Are two contexts of a class the same, as torch's guards see it?"""
+    guard = getattr(cls, "__metadata_guard__", None)
+    equal: bool = guard(a, b) if guard is not None else a == b
+    return equal
+
+
+def tensors_within(value: Any, path: str = "context", seen: Any = None) -> list[str]:
+    """Where tensors are in a context: paths through containers and the attributes of objects."""
+    seen = set() if seen is None else seen
+    if isinstance(value, torch.Tensor):
+        return [path]
+    if id(value) in seen or isinstance(value, (str, bytes, int, float, type, torch.Size)) or is_opaque_value(value):
+        return []
+    seen.add(id(value))
+    if isinstance(value, dict):
+        return [p for k, v in value.items() for p in tensors_within(v, f"{path}[{k!r}]", seen)]
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [p for k, v in enumerate(value) for p in tensors_within(v, f"{path}[{k}]", seen)]
+    state = getattr(value, "__dict__", {}) if not callable(value) else {}
+    return [p for k, v in state.items() for p in tensors_within(v, f"{path}.{k}", seen)]
+
+
+def needed_globals(file: Any) -> list[Any]:
+    """The classes and functions that a checkpoint names, for ``torch.serialization.safe_globals``."""
+    import importlib
+
+    found = []
+    for name in torch.serialization.get_unsafe_globals_in_checkpoint(file):
+        parts = name.split(".")
+        for cut in range(len(parts) - 1, 0, -1):
+            try:
+                value: Any = importlib.import_module(".".join(parts[:cut]))
+                for part in parts[cut:]:
+                    value = getattr(value, part)
+            except (ImportError, AttributeError):
+                continue
+            found.append(value)
+            break
+    return found
+
+
+def rebuild(x: Any, function: Any = lambda t: t) -> Any:
+    """Flatten a wrapper and unflatten it, with ``function`` applied to each dense tensor inside."""
+    if not hasattr(type(x), "__tensor_flatten__"):
+        return function(x) if isinstance(x, torch.Tensor) else x
+    names, context = x.__tensor_flatten__()
+    inner = {name: rebuild(getattr(x, name), function) for name in names}
+    return type(x).__tensor_unflatten__(inner, context, x.size(), x.stride())
+
+
+def in_threads(function: Any, count: int) -> list[Any]:
+    """The results of calling a function in new threads at the same time; raises what one of them raised."""
+    from concurrent.futures import ThreadPoolExecutor
+    from threading import Barrier
+
+    barrier = Barrier(count)
+
+    def call() -> Any:
+        barrier.wait(10)
+        return function()
+
+    with ThreadPoolExecutor(count) as pool:
+        return [future.result() for future in [pool.submit(call) for _ in range(count)]]
+
+
+def copy_works(x: Any) -> bool:
+    """Does ``copy_`` write into the inner tensors of its destination?"""
+    y = x.detach().clone()
+    before = [v.data_ptr() for v in leaves(y)]
+    y.copy_(x.detach())
+    return [v.data_ptr() for v in leaves(y)] == before and same(leaves(y), leaves(x))
+
+
+def shares_memory(x: Any, y: Any) -> bool:
+    """Does some dense tensor inside of ``x`` share its storage with one inside of ``y``?"""
+    pointers = {t.untyped_storage().data_ptr() for t in leaves(x) if t.numel()}
+    return any(t.untyped_storage().data_ptr() in pointers for t in leaves(y) if t.numel())
+
+
+def same(x: Any, y: Any, rtol: float = 0.0, atol: float = 0.0) -> bool:
+    """Are two values the same? Wrappers: type, outer metadata and leaves; tensors: sizes, dtype and numbers."""
+    if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
+        if type(x) is not type(y) or x.shape != y.shape or x.dtype != y.dtype:
+            return False
+        xs, ys = ([t.detach().resolve_conj().resolve_neg() for t in leaves(v)] for v in (x, y))
+        if [(t.dtype, t.shape) for t in xs] != [(t.dtype, t.shape) for t in ys]:
+            return False
+        return all(is_fake_tensor(a) or _near(a, b, rtol, atol) for a, b in zip(xs, ys, strict=True))
+    if type(x) is not type(y):
+        return False
+    if isinstance(x, (list, tuple)):
+        return len(x) == len(y) and all(same(a, b, rtol, atol) for a, b in zip(x, y, strict=True))
+    if isinstance(x, dict):
+        return x.keys() == y.keys() and all(same(v, y[k], rtol, atol) for k, v in x.items())
+    return bool(x == y) or (x != x and y != y)
+
+
+def _near(a: torch.Tensor, b: torch.Tensor, rtol: float, atol: float) -> bool:
+    if a.is_floating_point() and a.dtype.itemsize == 1:  # torch.equal does not know float8
+        return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+    if torch.equal(a, b):
+        return True
+    if not (a.is_floating_point() or a.is_complex()):
+        return False
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    return torch.allclose(a.to(wide), b.to(wide), rtol, atol, equal_nan=True)

@@ -1,0 +1,112 @@
+"""The rules as pytest tests: a base class to inherit, and the items behind ``pytest --subclass-check pkg.mod:Cls``.
+
+    from subclass_trace.testing.pytest_plugin import ConformanceTests
+
+    class TestMyTensor(ConformanceTests):
+        target = MyTensor
+        options = {"to_dense": "{0}.dequantize()"}      # arguments of `check`
+        skip = {"ST110": "the constructor is internal"}
+
+Each rule is a test of its own; a rule that does not apply is skipped with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import pytest
+
+from .profiles import profile as profile_of
+from .resolve import resolve
+from .rules import Rule, load, select
+from .runner import Outcome, Result, run_rule
+from .subject import Subject
+
+
+class ConformanceTests:
+    """Inherit, and set ``target``.
+
+    Attributes:
+        target: a class, a function that makes one from dense tensors, a name or a `Subject`.
+        options: how to build instances (arguments of `subject.subject_of`).
+        skip: ids of rules -> why they are left out.
+        profile: dev, ci or thorough.
+    """
+
+    target: ClassVar[Any] = None
+    options: ClassVar[Mapping[str, Any]] = {}
+    skip: ClassVar[Mapping[str, str]] = {}
+    profile: ClassVar[str] = "dev"
+
+    @pytest.mark.parametrize("rule", load(), ids=lambda r: r.slug)
+    def test_rule(self, rule: Rule) -> None:
+        """One rule."""
+        if type(self).target is None:
+            pytest.skip("set target to a wrapper class")
+        if rule.id in self.skip:
+            pytest.skip(self.skip[rule.id])
+        judge(run_rule(self.subject(), rule, profile_of(self.profile)))
+
+    @classmethod
+    def subject(cls) -> Subject:
+        """The subject, made once per class."""
+        if "_subject" not in vars(cls):
+            cls._subject = resolve(cls.target, **cls.options)
+        return cls._subject
+
+    _subject: ClassVar[Subject]
+
+
+class RuleItem(pytest.Item):
+    """One rule on one class, as a test without a file."""
+
+    def __init__(self, *, subject: Subject, rule: Rule, profile: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.subject, self.rule, self.profile = subject, rule, profile
+
+    def runtest(self) -> None:
+        """Run the rule."""
+        judge(run_rule(self.subject, self.rule, profile_of(self.profile)))
+
+    def reportinfo(self) -> tuple[Any, int | None, str]:
+        """Where the test is said to be."""
+        return self.path, None, f"{self.subject.name} {self.rule.slug}"
+
+
+class SubjectCollector(pytest.Collector):
+    """The rules of one class."""
+
+    def collect(self) -> Iterable[pytest.Item]:
+        """Not used: the items are made by `rule_items`."""
+        return []
+
+
+def rule_items(session: pytest.Session, targets: Iterable[str], profile: str, skip: Iterable[str]) -> list[pytest.Item]:
+    """A test for each class and rule.
+
+    Raises:
+        pytest.UsageError: a class cannot be found or built.
+    """
+    from ..errors import SubclassTraceError
+
+    items: list[pytest.Item] = []
+    for name in targets:
+        try:
+            subject, rules = resolve(name), select(None, skip)
+        except SubclassTraceError as error:
+            raise pytest.UsageError(str(error)) from error
+        parent = SubjectCollector.from_parent(session, name=subject.cls.__qualname__)
+        items += [RuleItem.from_parent(parent, name=r.slug, subject=subject, rule=r, profile=profile) for r in rules]
+    return items
+
+
+def judge(result: Result) -> None:
+    """Fail, skip or pass, as the result says."""
+    rule, failure = result.rule, result.failure
+    if result.outcome is Outcome.NOT_APPLICABLE:
+        pytest.skip(result.reason)
+    if result.outcome is Outcome.ERROR:
+        pytest.fail(f"{rule.id} broke, a fault of the kit:\n{result.error}", pytrace=False)
+    if failure is not None:
+        pytest.fail(f"{rule.id} {rule.title} ({rule.severity.value})\n{failure}\n\n{failure.script}", pytrace=False)

@@ -1,0 +1,69 @@
+"""Programs out of the lines of a script: imports in front, and the source of each helper that the lines name."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import re
+import textwrap
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from .._torch import testing as private
+from . import probes
+
+if TYPE_CHECKING:
+    from .subject import Subject
+
+#: what lines may name: the functions and classes of the two helper files
+HELPERS: dict[str, Any] = {
+    name: value
+    for module in (private, probes)
+    for name, value in vars(module).items()
+    if callable(value) and getattr(value, "__module__", "") == module.__name__
+}
+
+
+def safe_repr(value: Any) -> str:
+    """``repr(value)``, also for wrappers whose repr raises; cut at 600 characters."""
+    try:
+        text = repr(value)
+    except Exception as error:
+        text = f"<{type(value).__qualname__} whose repr raises {type(error).__name__}>"
+    return text if len(text) < 600 else text[:600] + " ..."
+
+
+def program(subject: Subject, lines: Iterable[str]) -> str:
+    """A program that runs the lines. It needs only torch and what the subject imports."""
+    body = "\n".join(lines)
+    helpers = _needed(body)
+    text = [
+        "import torch",
+        *(["from typing import Any"] if helpers else []),
+        *subject.imports,
+        *(f"\n{_source(name).strip()}\n" for name in helpers),
+        *([subject.setup] if subject.setup else []),
+        "torch.manual_seed(0)",
+        body,
+    ]
+    head = [f"# {note}" for note in subject.notes]
+    return "\n".join([*head, *text]) + "\n"
+
+
+@functools.cache
+def _source(name: str) -> str:
+    source = textwrap.dedent(inspect.getsource(HELPERS[name]))
+    return re.sub(r"  # type: ignore.*", "", source)
+
+
+def _needed(source: str) -> list[str]:
+    """The helpers that a source names, with those that they name, in the order of their definition."""
+    found: set[str] = set()
+    left = [source]
+    while left:
+        names = {n.id for n in ast.walk(ast.parse(left.pop())) if isinstance(n, ast.Name)}
+        new = names & HELPERS.keys() - found
+        found |= new
+        left += [_source(n) for n in new]
+    return [n for n in HELPERS if n in found]

@@ -1,0 +1,123 @@
+"""`Report`: the results of all rules on one subject, and their JSON form.
+
+The JSON has a ``schema`` number, which changes when a key is renamed or removed; keys may be added without notice:
+
+    schema            1
+    class             "package.module.Class"
+    versions          {"python": ..., "torch": ..., "subclass_trace": ...}
+    profile, seconds  name of the profile, wall time
+    ok                true if no rule fails or breaks
+    counts            {"pass": n, "fail": n, "not applicable": n, "skipped": n, "error": n}
+    rules             a list, in the order of the ids:
+        id, title, family, severity, outcome, checks, examples, seconds
+        reason        what failed, or why the rule does not apply; "" for a pass
+        failure       null, or {"what", "got", "expected", "script"}
+    operations        null, or a list of {"operation", "outcome", "reason", "uses"} (see coverage.py)
+"""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .runner import Outcome, Result
+from .subject import Subject
+
+if TYPE_CHECKING:
+    from .coverage import Coverage
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Report:
+    """The results of a run, in the order of the rules.
+
+    Attributes:
+        subject: what was checked.
+        results: one per rule, skipped ones too.
+        profile: name of the profile.
+        seconds: wall time.
+        coverage: which operations the class has, if that was asked for.
+    """
+
+    subject: Subject
+    results: tuple[Result, ...]
+    profile: str
+    seconds: float
+    coverage: Coverage | None = None
+
+    @property
+    def failures(self) -> tuple[Result, ...]:
+        """Results of rules that do not hold."""
+        return tuple(r for r in self.results if r.outcome is Outcome.FAIL)
+
+    @property
+    def errors(self) -> tuple[Result, ...]:
+        """Results of rules that broke: faults of the kit."""
+        return tuple(r for r in self.results if r.outcome is Outcome.ERROR)
+
+    @property
+    def ok(self) -> bool:
+        """Did no rule fail or break?"""
+        return not self.failures and not self.errors
+
+    @property
+    def counts(self) -> Counter[Outcome]:
+        """How many rules had which outcome."""
+        return Counter(r.outcome for r in self.results)
+
+    def result(self, id: str) -> Result:
+        """The result of one rule."""
+        return next(r for r in self.results if r.rule.id == id)
+
+    def as_json(self) -> dict[str, Any]:
+        """The report as plain data, see the top of this file."""
+        return {
+            "schema": SCHEMA,
+            "class": self.subject.name,
+            "versions": versions(),
+            "profile": self.profile,
+            "seconds": round(self.seconds, 3),
+            "ok": self.ok,
+            "counts": {o.value: self.counts[o] for o in Outcome},
+            "rules": [_row(r) for r in self.results],
+            "operations": None if self.coverage is None else self.coverage.as_json(),
+        }
+
+    def __str__(self) -> str:
+        from .terminal import plain
+
+        return plain(self)
+
+
+def versions() -> dict[str, str]:
+    """Of Python, torch and this package."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        own = version("subclass_trace")
+    except PackageNotFoundError:  # run from a checkout
+        own = "checkout"
+    return {"python": platform.python_version(), "torch": str(torch.__version__), "subclass_trace": own}
+
+
+def _row(r: Result) -> dict[str, Any]:
+    failure = r.failure
+    return {
+        "id": r.rule.id,
+        "title": r.rule.title,
+        "family": r.rule.family,
+        "severity": r.rule.severity.value,
+        "outcome": r.outcome.value,
+        "checks": r.checks,
+        "examples": r.examples,
+        "seconds": round(r.seconds, 3),
+        "reason": r.reason,
+        "failure": failure
+        and {"what": failure.what, "got": failure.got, "expected": failure.expected, "script": failure.script},
+    }

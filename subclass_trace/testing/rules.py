@@ -1,0 +1,145 @@
+"""What a rule is, and the register of all rules.
+
+A rule is one promise that a traceable wrapper subclass makes, with an id, a severity, a page of documentation (its
+docstring, and a wrong and a right example) and a check. The check gets a `Script` (see `script.py`), lets hypothesis
+draw instances of the subject into it, writes lines of Python and compares; the lines that ran *are* the counterexample.
+
+    @rule("ST301", "an in-place operation returns its first argument", family="dispatch", wrong=..., right=...)
+    def in_place_returns_self(t: Script) -> None:
+        '''Why it matters, what breaks, how to fix it: the text of the rule's page (plain Markdown).'''
+        t.wrapper("x")
+        t.require("y = x.add_(1)")  # an operation that the class refuses is no fault: the example does not apply
+        t.expect("y is x", "True")
+
+`checks/` holds one file per family; `load` imports them all.
+"""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING
+
+from ..errors import OptionError
+
+if TYPE_CHECKING:
+    from .script import Script
+
+
+class Severity(enum.Enum):
+    """How bad it is to break a rule."""
+
+    ERROR = "error"  #: wrong results, or a crash in torch's own machinery
+    WARNING = "warning"  #: works, but not everywhere: a feature of torch is out of reach
+
+
+class Cost(enum.Enum):
+    """How dear one example is; the profile says how many examples each kind gets."""
+
+    CHEAP = "cheap"  #: eager operations, microseconds to milliseconds
+    DEAR = "dear"  #: compiles, starts threads or writes files: tenths of a second
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule.
+
+    Attributes:
+        id: ``ST`` and three digits; the first digit is the family.
+        title: one line that says what must hold.
+        family: the name of the file in ``checks/``.
+        severity: error or warning.
+        cost: how dear one example is.
+        text: Markdown, why the rule exists and what goes wrong without it.
+        wrong, right: Python of a few lines: the part of a class that breaks the rule, and the same part mended.
+        check: draws examples into a script and compares.
+    """
+
+    id: str
+    title: str
+    family: str
+    severity: Severity
+    cost: Cost
+    text: str
+    wrong: str
+    right: str
+    check: Callable[[Script], None]
+
+    @property
+    def slug(self) -> str:
+        """``ST301-in-place-returns-self``: the name of the rule's page and of its test."""
+        return f"{self.id}-{self.check.__name__.replace('_', '-')}"
+
+
+_RULES: dict[str, Rule] = {}
+
+
+def rule(
+    id: str,
+    title: str,
+    *,
+    family: str,
+    wrong: str,
+    right: str,
+    severity: Severity = Severity.ERROR,
+    cost: Cost = Cost.CHEAP,
+) -> Callable[[Callable[[Script], None]], Callable[[Script], None]]:
+    """Register the decorated function as the check of a rule; its docstring is the rule's text.
+
+    Raises:
+        OptionError: the id is taken or not of the form ST101, or the function has no docstring.
+    """
+
+    def add(check: Callable[[Script], None]) -> Callable[[Script], None]:
+        if not re.fullmatch(r"ST[1-9]\d\d", id) or id in _RULES:
+            raise OptionError(f"{id!r} cannot be the id of a rule", expected="a free id like ST101")
+        text = inspect.getdoc(check)
+        if not text:
+            raise OptionError(f"the check of rule {id} has no docstring", fix="say why the rule exists")
+        wrong_, right_ = inspect.cleandoc(wrong), inspect.cleandoc(right)
+        _RULES[id] = Rule(id, title, family, severity, cost, text, wrong_, right_, check)
+        return check
+
+    return add
+
+
+def load() -> tuple[Rule, ...]:
+    """All rules, by id; imports every family."""
+    package = import_module(".checks", __package__)
+    for module in iter_modules(package.__path__):
+        import_module(f"{package.__name__}.{module.name}")
+    return tuple(_RULES[k] for k in sorted(_RULES))
+
+
+def select(rules: Iterable[str] | None = None, skip: Iterable[str] = ()) -> tuple[Rule, ...]:
+    """The rules named by id, by prefix of an id (``ST1``) or by family, without those in ``skip``.
+
+    Raises:
+        OptionError: a name fits no rule.
+    """
+    every = load()
+    chosen = list(every) if rules is None else [r for r in every if any(_fits(r, n) for n in _known(every, rules))]
+    dropped = _known(every, skip)
+    return tuple(r for r in chosen if not any(_fits(r, n) for n in dropped))
+
+
+def _fits(r: Rule, name: str) -> bool:
+    return r.id.startswith(name.upper()) or r.family == name or r.slug == name
+
+
+def _known(every: Iterable[Rule], names: Iterable[str]) -> list[str]:
+    names = list(names)
+    for name in names:
+        if not name or not any(_fits(r, name) for r in every):
+            families = sorted({r.family for r in every})
+            raise OptionError(
+                f"no rule is called {name!r}",
+                expected=f"an id such as ST101, the start of one such as ST1, or a family of {', '.join(families)}",
+                fix="`subclass-trace check --list` prints all rules",
+            )
+    return names

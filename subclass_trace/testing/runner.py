@@ -1,0 +1,164 @@
+"""Runs rules on a subject: draws examples, counts the checks, keeps the smallest counterexample.
+
+A rule passes only if it made at least one check; one whose examples all did not apply is "not applicable", with the
+reasons. An exception inside of a rule that is no failure of the subject is an "error": a fault of the kit.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+import traceback
+import warnings
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from hypothesis import HealthCheck, Phase, Verbosity, given, settings
+from hypothesis import strategies as s
+from hypothesis.errors import HypothesisException, Unsatisfiable
+
+from .profiles import Profile
+from .rules import Cost, Rule
+from .script import Failure, NotApplicable, Script
+from .subject import Subject
+
+
+class Outcome(enum.Enum):
+    """What came of a rule."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    NOT_APPLICABLE = "not applicable"
+    SKIPPED = "skipped"
+    ERROR = "error"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of one rule on one subject.
+
+    Attributes:
+        rule: the rule.
+        outcome: see `Outcome`.
+        checks: comparisons made; at least 1 for a pass.
+        examples: examples that were run.
+        refused: why examples did not apply, most frequent first, with how often.
+        failure: the smallest counterexample.
+        error: the traceback of a fault in the kit.
+        seconds: wall time.
+    """
+
+    rule: Rule
+    outcome: Outcome
+    checks: int = 0
+    examples: int = 0
+    refused: tuple[tuple[str, int], ...] = ()
+    failure: Failure | None = None
+    error: str | None = None
+    seconds: float = 0.0
+
+    @property
+    def reason(self) -> str:
+        """One line: what failed, or why the rule does not apply."""
+        if self.failure is not None:
+            return f"{self.failure.what}: got {self.failure.got}, expected {self.failure.expected}"
+        if self.error is not None:
+            return self.error.strip().splitlines()[-1]
+        return self.refused[0][0] if self.refused and self.outcome is not Outcome.PASS else ""
+
+
+@dataclass
+class _Tally:
+    """What the examples of one rule have left behind."""
+
+    checks: int = 0
+    examples: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    failures: list[Failure] = field(default_factory=list)
+    error: str | None = None
+    failing_since: float | None = None
+
+
+def run_rule(subject: Subject, rule: Rule, profile: Profile) -> Result:
+    """Run one rule. Never raises on behalf of the subject; leaves random state, modes and warnings as they were."""
+    if rule.id in subject.exempt:
+        return Result(rule, Outcome.NOT_APPLICABLE, refused=((subject.exempt[rule.id], 0),))
+    tally = _Tally()
+    start = time.perf_counter()
+    grad, threads = torch.is_grad_enabled(), torch.get_num_threads()
+    try:
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+            warnings.simplefilter("ignore")
+            _explore(subject, rule, profile, tally)
+    finally:
+        torch.set_grad_enabled(grad)
+        torch.set_num_threads(threads)
+    return replace(_judge(rule, tally), seconds=time.perf_counter() - start)
+
+
+def _explore(subject: Subject, rule: Rule, profile: Profile, tally: _Tally) -> None:
+    shrink = rule.cost is Cost.CHEAP
+
+    @settings(
+        max_examples=profile.examples(rule.cost),
+        database=None,
+        derandomize=True,
+        deadline=None,
+        report_multiple_bugs=False,
+        verbosity=Verbosity.quiet,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate, *([Phase.shrink] if shrink else [])],
+    )
+    @given(s.data())
+    def explore(data: Any) -> None:
+        late = tally.failing_since is not None and time.perf_counter() - tally.failing_since > profile.shrink_seconds
+        if not late:
+            _example(Script(subject, data.draw), rule, tally)
+
+    try:
+        explore()
+    except (Failure, _KitError, Unsatisfiable):
+        pass
+    except HypothesisException as error:
+        # Shrinking was cut short, or the failure does not come again: the counterexamples seen so far count.
+        if not tally.failures and tally.error is None:
+            tally.error = "".join(traceback.format_exception(error))
+
+
+class _KitError(Exception):
+    """A rule broke."""
+
+
+def _example(script: Script, rule: Rule, tally: _Tally) -> None:
+    tally.examples += 1
+    torch.manual_seed(0)
+    try:
+        rule.check(script)
+    except NotApplicable as reason:
+        tally.refused[str(reason)] += 1
+    except Failure as failure:
+        tally.failures.append(failure)
+        tally.failing_since = tally.failing_since or time.perf_counter()
+        raise
+    except HypothesisException:
+        raise
+    except Exception as error:
+        tally.error = "".join(traceback.format_exception(error))
+        raise _KitError from error
+    finally:
+        tally.checks += script.checks
+
+
+def _judge(rule: Rule, tally: _Tally) -> Result:
+    refused = tuple(tally.refused.most_common())
+    if tally.failures:
+        smallest = min(tally.failures, key=lambda f: (len(f.lines), sum(map(len, f.lines))))
+        return Result(rule, Outcome.FAIL, tally.checks, tally.examples, refused, smallest)
+    if tally.error is not None:
+        return Result(rule, Outcome.ERROR, tally.checks, tally.examples, refused, error=tally.error)
+    if tally.checks:
+        return Result(rule, Outcome.PASS, tally.checks, tally.examples, refused)
+    refused = refused or (("no example of the kind that the rule needs can be drawn", tally.examples),)
+    return Result(rule, Outcome.NOT_APPLICABLE, 0, tally.examples, refused)

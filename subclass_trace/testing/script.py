@@ -1,0 +1,309 @@
+"""`Script`: what a rule's check writes its steps into. What ran is the counterexample.
+
+A check never computes with torch by itself; it hands lines of Python to the script, which runs them one by one in a
+namespace that holds ``torch``, the class, and the helpers of `probes`. When a check fails, the lines that ran, with
+imports and the sources of the helpers that they use in front, are a program that anyone can run.
+
+    t.wrapper("x")                       x = TwoTensor(torch.arange(6.0).reshape(2, 3), ...)    drawn by hypothesis
+    t.run("y = x.detach()")              must work: an exception fails the rule
+    t.require("z = x.add_(1)")           may be refused: an exception means that this example does not apply
+    t.expect("z is x", "True")           compares two expressions; counted
+    t.raises("x + other", TypeError)     must raise; counted
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from hypothesis import assume
+from hypothesis import strategies as s
+
+from . import probes
+from .render import HELPERS, program, safe_repr
+from .strategies import Dense, dense_specs
+from .watchdog import limit
+
+if TYPE_CHECKING:
+    from .subject import Subject
+
+T = TypeVar("T")
+#: how long one line may take; a cold compilation takes a few seconds
+LINE_SECONDS = 60.0
+
+
+class NotApplicable(Exception):
+    """This example says nothing about the rule; the argument says why."""
+
+
+@dataclass
+class Failure(Exception):
+    """A rule does not hold.
+
+    Attributes:
+        what: what should hold, in words.
+        got, expected: the two sides as text.
+        lines: the lines that ran, from making the instance to the failure.
+        subject: what was checked.
+    """
+
+    what: str
+    got: str
+    expected: str
+    lines: tuple[str, ...]
+    subject: Subject
+
+    @property
+    def script(self) -> str:
+        """A program that shows it."""
+        return program(self.subject, self.lines)
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  got:      {self.got}\n  expected: {self.expected}"
+
+
+class Script:
+    """The lines of one example of one rule, their namespace, and the checks made so far."""
+
+    def __init__(self, subject: Subject, draw: Callable[[s.SearchStrategy[Any]], Any]) -> None:
+        self.subject = subject
+        self.names: dict[str, Any] = {**HELPERS, **subject.namespace, "torch": torch}
+        self.lines: list[str] = []
+        self.checks = 0
+        self._draw = draw
+        self._made: dict[str, tuple[tuple[Dense, ...], str]] = {}
+
+    # ------------------------------------------------------------------ examples
+    def draw(self, strategy: s.SearchStrategy[T]) -> T:
+        """A value from any hypothesis strategy (an operation, a size); smaller ones come first in a counterexample."""
+        value: T = self._draw(strategy)
+        return value
+
+    def choose(self, *options: T) -> T:
+        """One of the options; counterexamples shrink to the first."""
+        return self.draw(s.sampled_from(options))
+
+    def assume(self, condition: object) -> None:
+        """Drop this example unless the condition holds; hypothesis draws another. For what differs between examples."""
+        assume(bool(condition))
+
+    def only_if(self, condition: str, otherwise: str) -> None:
+        """Evaluate an expression that is not recorded; for what the class is, or another rule tests.
+
+        Raises:
+            NotApplicable: it is false, or raises.
+        """
+        try:
+            holds = bool(self.value(condition))
+        except Exception as error:
+            raise NotApplicable(f"{otherwise} ({type(error).__name__}: {_first_line(error)})") from error
+        if not holds:
+            raise NotApplicable(otherwise)
+
+    def wrapper(
+        self,
+        name: str = "x",
+        *,
+        shaped: str | None = None,
+        same: str | None = None,
+        grad: bool = False,
+        floating: bool = False,
+        min_dims: int = 0,
+        min_side: int = 0,
+        around: str = "{0}",
+    ) -> Any:
+        """Draw an instance of the subject, bind it to ``name``, and return it.
+
+        Args:
+            shaped: the name of an earlier wrapper: same sizes, strides and dtype, other numbers.
+            same: the name of an earlier wrapper: a fresh instance with the same numbers.
+            grad: call ``requires_grad_()`` on it; implies floating. Refused by the class: the example does not apply.
+            floating: only floating point dtypes.
+            min_dims, min_side: at least so many dimensions, each of them at least so long (in the dense arguments).
+            around: put around each dense argument of the factory, for nesting: ``"Pair({0}, {0}.clone())"``.
+
+        Raises:
+            NotApplicable: the subject has no such instances, or its factory refuses these arguments.
+        """
+        suffix = ".requires_grad_()" if grad else ""
+        specs: tuple[Dense, ...]
+        earlier = same or shaped
+        specs, line = self._made[earlier] if earlier is not None else ((), "")
+        if earlier is None:
+            specs = self._specs(floating or grad, min_dims, min_side)
+        elif shaped is not None:
+            specs = tuple(spec.other() for spec in specs)
+        for last in (False, True):
+            if earlier is None or self.subject.strategy is None:
+                line = self.subject.expression([around.format(spec.code) for spec in specs], self)
+            self._made[name] = specs, line
+            try:
+                self._do(f"{name} = {line}{suffix}", "the class cannot be built like this")
+                break
+            except NotApplicable:
+                plain = tuple(replace(spec, layout="contiguous") for spec in specs)
+                if last or plain == specs:
+                    raise
+                specs = plain  # many classes take contiguous tensors only
+        x = self.names[name]
+        if not isinstance(x, torch.Tensor):
+            raise NotApplicable(f"{line} is not a tensor")
+        if (floating or grad) and not (x.is_floating_point() or x.is_complex()):
+            raise NotApplicable(f"its dtype is {x.dtype}")
+        return x
+
+    def _specs(self, floating: bool, min_dims: int, min_side: int) -> tuple[Dense, ...]:
+        subject = self.subject
+        if floating and not subject.floating:
+            raise NotApplicable("it has no instances of a floating point dtype")
+        kinds = s.sampled_from(subject.floating if floating else subject.dtypes)
+        specs: tuple[Dense, ...] = self.draw(dense_specs(subject.arity, subject.shapes(min_dims, min_side), kinds))
+        return specs
+
+    def dense(self, expression: str) -> str:
+        """Source of the dense projection of a wrapper: a function P with P(op(x)) == op(P(x)) up to the tolerance.
+
+        Raises:
+            NotApplicable: the subject has none.
+        """
+        if self.subject.dense is None:
+            raise NotApplicable("no projection to dense is known: give to_dense=")
+        if expression in self._made:  # made by the factory: there the projection has to work
+            self.only_if(f"{self.subject.dense.format(expression)} is not None", "its projection to dense fails")
+        return self.subject.dense.format(expression)
+
+    def project(self, name: str) -> str:
+        """Source of the dense value of a result: its projection if it is of the class, and itself if it is not."""
+        return self.dense(name) if isinstance(self.names[name], self.subject.cls) else name
+
+    # ------------------------------------------------------------------ steps
+    def run(self, line: str, because: str = "this must work") -> None:
+        """Run a line that must not raise.
+
+        Raises:
+            Failure: it raised.
+        """
+        self.lines.append(line)
+        try:
+            self._exec(line)
+        except Exception as error:
+            raise self._failure(because, f"{type(error).__name__}: {_first_line(error)}", "no exception") from error
+
+    def require(self, line: str, otherwise: str | None = None) -> None:
+        """Run a line that the class may refuse.
+
+        Raises:
+            NotApplicable: it raised.
+        """
+        self._do(line, otherwise or f"it refuses `{line}`")
+
+    def attempt(self, line: str) -> bool:
+        """Run a line that the class may refuse; False (and the line is forgotten) if it raised."""
+        try:
+            self.require(line)
+        except NotApplicable:
+            return False
+        return True
+
+    def value(self, expression: str) -> Any:
+        """The value of an expression, not recorded: for decisions. Raises what it raises."""
+        return eval(compile(expression, "<rule>", "eval"), self.names)
+
+    def bind(self, name: str, value: Any) -> None:
+        """Put an object into the namespace that no line can make (then the program cannot run on its own)."""
+        self.names[name] = value
+
+    # ------------------------------------------------------------------ checks
+    def expect(self, got: str, expected: str, because: str = "the two sides must be the same") -> None:
+        """Compare two expressions: tensors with the subject's tolerance, everything else by ``==``. Counted.
+
+        Raises:
+            Failure: they differ, or one of them raised.
+        """
+        self.checks += 1
+        sides = []
+        for side, source in (("got", got), ("expected", expected)):
+            self.lines.append(f"{side} = {source}")
+            try:
+                self._exec(self.lines[-1])
+            except Exception as error:
+                text = f"{type(error).__name__}: {_first_line(error)}"
+                raise self._failure(because, text, f"a value of `{source}`") from error
+            sides.append(self.names[side])
+        rtol, atol = self.subject.tolerance
+        if not probes.same(sides[0], sides[1], rtol=rtol, atol=atol):
+            same = f"same(got, expected, rtol={rtol}, atol={atol})" if _has_tensor(sides) else "got == expected"
+            self.lines += [
+                'print("got:     ", got)',
+                'print("expected:", expected)',
+                f"assert {same}, {because!r}",
+            ]
+            raise self._failure(because, safe_repr(sides[0]), safe_repr(sides[1]))
+        del self.lines[-2:]
+
+    def raises(self, line: str, kinds: type[Exception] | tuple[type[Exception], ...], because: str) -> None:
+        """Run a line that must raise one of the given exceptions. Counted.
+
+        Raises:
+            Failure: it raised nothing, or something else.
+        """
+        self.checks += 1
+        kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+        names = " or ".join(k.__name__ for k in kinds)
+        try:
+            self._exec(line)
+        except kinds:
+            return
+        except Exception as error:
+            self.lines.append(line)
+            raise self._failure(because, f"{type(error).__name__}: {_first_line(error)}", names) from error
+        self.lines += [line, f"raise AssertionError({f'{because}: expected {names}, and nothing was raised'!r})"]
+        raise self._failure(because, "no exception", names)
+
+    def passed(self) -> None:
+        """Count a check that needs no comparison: a refusal that is a right answer."""
+        self.checks += 1
+
+    def holds(self, condition: str, because: str) -> None:
+        """``expect(condition, "True")``."""
+        self.expect(condition, "True", because)
+
+    # ------------------------------------------------------------------ inside
+    def _do(self, line: str, otherwise: str) -> None:
+        try:
+            self._exec(line)
+        except Exception as error:
+            raise NotApplicable(f"{otherwise} ({type(error).__name__}: {_first_line(error)})") from error
+        self.lines.append(line)
+
+    def _exec(self, source: str) -> None:
+        # The name makes the source of functions defined in a line findable (Dynamo and inspect look it up).
+        name = f"<rule {hash(source):x}>"
+        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+        with limit(LINE_SECONDS):
+            exec(compile(source, name, "exec"), self.names)
+
+    def _failure(self, what: str, got: str, expected: str) -> Failure:
+        return Failure(what, got, expected, tuple(self.lines), self.subject)
+
+
+def on(expression: str, op: str) -> str:
+    """The source of an operation on ``x``, on another expression: ``on("d", "x.max(x)")`` is ``d.max(d)``."""
+    return re.sub(r"\bx\b", expression, op)
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0][:300] if text else ""
+
+
+def _has_tensor(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_tensor, value))
+    if isinstance(value, dict):
+        return any(map(_has_tensor, value.values()))
+    return isinstance(value, torch.Tensor)

@@ -1,0 +1,73 @@
+"""``write_scaffold``: files that run as they are, and refusals."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import subclass_trace as st
+from subclass_trace.authoring.scaffold import write_scaffold
+
+ROOT = Path(st.__file__).parents[1]
+
+
+def run(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, timeout=300, cwd=folder, env=environment
+    )
+
+
+def test_the_written_test_passes(tmp_path) -> None:
+    files = write_scaffold("BlockFP8Weight", tmp_path / "new" / "package")
+    assert [f.name for f in files] == [
+        "block_fp8_weight.py",
+        "block_fp8_weight_strategies.py",
+        "test_block_fp8_weight.py",
+    ]
+    for file in files:
+        text = file.read_text()
+        assert "MyTensor" not in text and "my_tensor" not in text and text.endswith("\n")
+    options = ("-q", "-p", "no:cacheprovider", "--show-capture=no")
+    done = run("-m", "pytest", *options, files[2].name, folder=files[2].parent)
+    assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout[-3000:] + done.stderr[-2000:]
+
+
+def test_the_written_files_are_formatted(tmp_path) -> None:
+    pytest.importorskip("ruff")
+    write_scaffold("MyTensor", tmp_path)
+    for command in (("check", "--select", "E,F,I,UP,B"), ("format", "--check")):
+        done = run("-m", "ruff", *command, "--line-length", "120", "--isolated", ".", folder=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["", "my tensor", "1Tensor", "class", "_Hidden", "a.b", "../up"])
+def test_names_that_are_none(name, tmp_path) -> None:
+    with pytest.raises(st.OptionError, match="cannot be the name of a public class") as error:
+        write_scaffold(name, tmp_path)
+    assert error.value.got == repr(name) and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["Tensor", "WrapperTensor", "Torch", "Json", "Dataclasses", "Pytest", "Class"])
+def test_names_that_are_taken(name, tmp_path) -> None:
+    with pytest.raises(st.OptionError, match="is taken") as error:
+        write_scaffold(name, tmp_path)
+    assert f"My{name}" in error.value.fix and not list(tmp_path.iterdir())
+
+
+def test_nothing_is_overwritten_without_force(tmp_path) -> None:
+    (tmp_path / "test_mine.py").write_text("precious")
+    with pytest.raises(st.OptionError, match="test_mine.py exists") as error:
+        write_scaffold("Mine", tmp_path)
+    assert "force=True" in error.value.fix
+    assert [p.name for p in tmp_path.iterdir()] == ["test_mine.py"]  # all or nothing
+    assert (tmp_path / "test_mine.py").read_text() == "precious"
+    assert len(write_scaffold("Mine", tmp_path, force=True)) == 3
+    assert "Mine" in (tmp_path / "test_mine.py").read_text()
+    with pytest.raises(st.OptionError, match="is a file"):
+        write_scaffold("Other", tmp_path / "test_mine.py")

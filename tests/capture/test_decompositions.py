@@ -1,0 +1,62 @@
+"""Decompositions reach operations that are mutable when they are recorded, and symbolic arithmetic becomes nodes."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import subclass_trace as st
+from subclass_trace import _torch
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("train", [False, True])
+def test_batch_norm_is_decomposed(train: bool, dynamic: bool) -> None:
+    """Its running statistics make it mutable, so that it becomes functional, and is decomposed, in the replay."""
+    torch.manual_seed(0)
+    aten = torch.ops.aten
+    table = torch._decomp.get_decompositions(
+        [
+            aten.native_batch_norm,
+            aten._native_batch_norm_legit_functional,
+            aten._native_batch_norm_legit_no_training,
+            aten.native_batch_norm_backward,
+        ]
+    )
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU()).train(train)
+    eager = copy.deepcopy(model)
+    region = st.compile(model, backend="eager", dynamic=dynamic, decompositions=dict(table))
+    for n in (6, 5, 6):
+        x = torch.randn(n, 8)
+        got, expected = region(x), eager(x)
+        torch.testing.assert_close(got, expected)
+        got.pow(2).sum().backward()
+        expected.pow(2).sum().backward()
+    for (name, got), expected in zip(model.named_parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(got.grad, expected.grad, msg=name)
+    for (name, got), expected in zip(model.named_buffers(), eager.buffers(), strict=True):
+        torch.testing.assert_close(got, expected, msg=name)
+    for specialization in region.specializations:
+        graphs = [specialization.graphs.forward, specialization.graphs.backward]
+        targets = {str(n.target) for g in graphs if g is not None for n in g.graph.nodes}
+        assert not [t for t in targets if "batch_norm" in t]
+
+
+def test_arithmetic_on_sizes_becomes_nodes() -> None:
+    import sympy
+    from torch.utils._sympy.functions import CeilToInt, FloorDiv, IntTrueDiv
+
+    graph = torch.fx.Graph()
+    n = sympy.Symbol("n", integer=True, positive=True)
+    proxy = torch.fx.Proxy(graph.placeholder("n"), torch.fx.proxy.GraphAppendingTracer(graph))
+    for expr in (IntTrueDiv(n, 16), FloorDiv(n + 3, 4), CeilToInt(IntTrueDiv(n, 7))):
+        node = _torch.sympy_to_nodes(expr, {n: proxy}).node
+        assert _value(node, 23) == expr.subs(n, 23)
+
+
+def _value(node: torch.fx.Node, n: int) -> float:
+    if node.op == "placeholder":
+        return n
+    return node.target(*torch.fx.node.map_arg(node.args, lambda m: _value(m, n)))  # type: ignore[operator, no-any-return]

@@ -1,0 +1,126 @@
+"""Programs in which a search once found a difference from eager, shrunk: they stay as plain programs.
+
+Each is what hypothesis printed. A new finding is added as it is, with a name that says what was wrong.
+"""
+
+from __future__ import annotations
+
+import pytest
+from oracle import backward_of, check
+from strategies import Program
+
+#: name -> (how inputs are made, arguments, roots, the program, results, outputs to differentiate, tangents or sums)
+FOUND = {
+    "view of a view made under no_grad": (
+        ("w0 = scaled(3, 3, seed=call).requires_grad_()",),
+        ("w0",),
+        ("w0",),
+        ("v0 = x0.view(-1)", "with torch.no_grad():", "    v1 = v0.view(-1)", "v3 = v1.view_as(v1)"),
+        ("v3",),
+        (0,),
+        "tangent",
+    ),
+    "view made under no_grad of a member of a split of a value": (
+        ("w0 = dense(3, 3, seed=call).requires_grad_()",),
+        ("w0",),
+        ("w0",),
+        ("v0 = x0 + x0", "v1, v2, v3 = v0.split(1)", "with torch.no_grad():", "    v4 = v1.view(-1)"),
+        ("v4",),
+        (0,),
+        "tangent",
+    ),
+    "result that its own node saves, of a written wrapper": (
+        ("w0 = scaled(3, 3, seed=call).requires_grad_()", "a0 = w0 * 1"),
+        ("a0",),
+        ("w0",),
+        ("x0.relu_()",),
+        ("x0",),
+        (0,),
+        "sum",
+    ),
+    "expanded part of a sort is written": (
+        ("w0 = dense(3, 3, seed=call)",),
+        ("w0",),
+        (),
+        ("v0, v1 = x0.sort()", "v2 = v1.expand(2, *v1.shape)", "v3 = v2 + v2", "v2[:1] = v3[:1]"),
+        ("x0", "v1"),
+        None,
+        "tangent",
+    ),
+    "window that is all of an unfold is written": (
+        ("w0 = dense(2, 3, seed=call)",),
+        ("w0",),
+        (),
+        ("v0 = x0.unfold(0, 2, 1)", "v0.add_(1)"),
+        ("v0",),
+        None,
+        "tangent",
+    ),
+    "wrapper of detached inputs, whose shape changes": (
+        ("w0 = dense(3, 3, seed=call).requires_grad_()", "a0 = w0 * 1"),
+        ("a0",),
+        ("w0",),
+        ("v0 = TwoTensor(x0.detach(), x0.detach())", "x0.t_()", "v1, v2, v3 = v0.split(1)"),
+        ("x0", "v0"),
+        None,
+        "tangent",
+    ),
+    "member of a split of a leaf that the region makes": (
+        ("w0 = dense(3, 3, seed=call)",),
+        ("w0",),
+        (),
+        ("v0 = x0 + x0", "v0.requires_grad_()", "v1, v2, v3 = v0.split(1)"),
+        ("v3",),
+        None,
+        "tangent",
+    ),
+    "value of a leaf that the region makes": (
+        ("w0 = dense(2, 3, seed=call)",),
+        ("w0",),
+        (),
+        ("x0.add_(1)", "v0, v1 = x0.split(1)", "v1.requires_grad_()", "v2 = v0 + v1"),
+        ("v2",),
+        None,
+        "tangent",
+    ),
+    "a written view before its base, which the graph computes as a view": (
+        ("w0 = dense(3, 3, seed=call)",),
+        ("w0",),
+        (),
+        ("v0 = x0 + x0", "v1 = v0.view(-1)", "v1.add_(1)"),
+        ("x0", "v1", "v0"),
+        None,
+        "tangent",
+    ),
+    "a Masked gradient that somebody else holds": (
+        ("w0 = masked(3, 3, seed=call).requires_grad_()",),
+        ("w0", "w0"),
+        ("w0",),
+        ("v0 = x1 + 1",),
+        ("v0",),
+        (0,),
+        "tangent",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_found(name: str) -> None:
+    *parts, backward, how = FOUND[name]
+    fn, make = Program(*parts, backward, how).functions()
+    check(fn, make, backward=None if backward is None else backward_of(backward, how), specializations=1)
+
+
+def test_a_view_that_a_region_returns_may_be_written() -> None:
+    import torch
+
+    import subclass_trace as st
+
+    found = []
+    for call in (lambda f: f, st.compile):
+        x = torch.ones(2, 2, requires_grad=True)
+        y = call(lambda x: (x * 2).view(-1))(x)
+        y.add_(1)  # autograd would refuse it for a view that comes out of a Function
+        y.sum().backward()
+        found.append(x.grad)
+    assert torch.equal(*found)

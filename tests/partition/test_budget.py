@@ -1,0 +1,266 @@
+"""Memory budgets: kept on real bytes, never more work than torch's solver at equal bytes; frontiers; other forms."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+import torch._functorch.config as functorch_config
+from functorch.compile import min_cut_rematerialization_partition
+from programs import program
+
+import subclass_trace as st
+from benchmarks.graphs import MODELS, Joint, joint_of, load
+from subclass_trace.capture.graphs import output_args
+from subclass_trace.partition.budget import least_cost_cover, most_gain
+from subclass_trace.partition.costs import Costs, flops
+from subclass_trace.partition.min_cut import MinCut
+from subclass_trace.partition.rules import Facts
+from subclass_trace.partition.split import make_split
+from subclass_trace.partition.table import Table
+
+
+def real_bytes(t: Table, joint: Joint, rows: list[int]) -> int:
+    """Unique storages beyond inputs and results that eager keeps: counted here without the partitioner's weights."""
+    row = {n.name: i for i, n in enumerate(t.nodes)}
+    alive = {t.storage[i] for i in t.primals}
+    alive |= {t.storage[o] for o in t.forward_out if type(o) is int} & {
+        t.storage[row[n]] for n in joint.served if n in row
+    }
+    tensors = [i for i in rows if isinstance(t.val[i], torch.Tensor) and t.storage[i] not in alive]
+    return sum({t.storage[i]: t.val[i].untyped_storage().nbytes() for i in tensors}.values())
+
+
+def extra_flops(t: Table, rows: list[int]) -> float:
+    return sum(flops(t, i) for i in make_split(t, rows).again)
+
+
+def chosen(joint: Joint, cut: MinCut) -> tuple[Table, list[int]]:
+    table = cut.table(joint.module, joint.num_forward)
+    return table, cut.choose(table, Facts(kept=joint.served))
+
+
+@pytest.mark.parametrize("name", ["mlp8", "conv4", "tf2"])
+def test_the_limit_is_kept_on_real_bytes(name: str) -> None:
+    joint = load(name)
+    table, full = chosen(joint, MinCut())
+    most = real_bytes(table, joint, full)
+    before = None
+    for share in (1.0, 0.9, 0.6, 0.5, 0.3, 0.1, 0.0):
+        limit = max(int(share * most), 2)
+        table, rows = chosen(joint, MinCut(budget=share))
+        assert real_bytes(table, joint, rows) <= limit or share == 0.0
+        try:
+            table, rows = chosen(joint, MinCut(budget=limit, objective="flops"))
+        except st.OptionError as error:
+            assert error.expected is not None and "bytes" in error.expected
+            continue
+        assert real_bytes(table, joint, rows) <= limit
+        work = extra_flops(table, rows)
+        assert before is None or work >= before - 1e-6, "less memory costs no less work"
+        before = work
+
+
+def no_more_work_than_torch(name: str, share: float) -> None:
+    joint = load(name)
+    with functorch_config.patch(activation_memory_budget=share):
+        forward, _ = min_cut_rematerialization_partition(joint.copy(), None, num_fwd_outputs=joint.num_forward)
+    table, _ = chosen(joint, MinCut())
+    row = {n.name: i for i, n in enumerate(table.nodes)}
+    theirs = [table.same[row[n.name]] for n in output_args(forward.graph)[joint.num_forward :]]
+    limit = real_bytes(table, joint, theirs)
+    table, mine = chosen(joint, MinCut(budget=max(limit, 2), objective="flops"))
+    assert real_bytes(table, joint, mine) <= limit
+    assert extra_flops(table, mine) <= extra_flops(table, theirs)
+
+
+@pytest.mark.parametrize("share", [0.8, 0.5, 0.2])
+@pytest.mark.parametrize("name", ["mlp8", "tf2"])
+def test_no_more_work_than_torch(name: str, share: float) -> None:
+    no_more_work_than_torch(name, share)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.8, 0.5, 0.2])
+@pytest.mark.parametrize("name", ["mlp8+dec", "tf12", "llama+dec", "gpt2"])
+def test_no_more_work_than_torch_on_large_graphs(name: str, share: float) -> None:
+    no_more_work_than_torch(name, share)
+
+
+@pytest.mark.parametrize("budget", [0.0, 0.4, 2000])
+def test_values_under_a_budget(budget: float) -> None:
+    for seed in range(6):
+        function, make = program(seed)
+        results = []
+        for call in (
+            st.compile(function, partitioner="default"),
+            st.compile(function, activation_memory_budget=budget),
+        ):
+            inputs = make()
+            torch.manual_seed(0)
+            try:
+                outs = call(*inputs)
+            except st.OptionError as error:
+                assert budget == 2000 and error.path == "activation_memory_budget"
+                break
+            roots = [o for o in outs if o.requires_grad]
+            results.append(torch.autograd.grad([o.sum() for o in roots], inputs[:3], allow_unused=True))
+        for a, b in zip(*results, strict=True) if len(results) == 2 else ():
+            assert (a is None) == (b is None)
+            if a is not None:
+                torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("budget", [-0.1, 1.5, True, "half", float("nan")])
+def test_budgets_out_of_range(budget: Any) -> None:
+    for make in (lambda: st.compile(abs, activation_memory_budget=budget), lambda: MinCut(budget=budget)):
+        with pytest.raises(st.OptionError) as caught:
+            make()
+        assert caught.value.expected and caught.value.got == repr(budget)
+
+
+def test_a_budget_that_cannot_be_kept_says_what_can() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return (torch.rand(1000) * x.exp()).sin()
+
+    with pytest.raises(st.OptionError) as caught:
+        st.compile(f, activation_memory_budget=100)(torch.ones(1000, requires_grad=True))
+    assert caught.value.expected == "at least 4000 bytes, which the backward cannot do without"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"model": "best"},
+        {"objective": "x"},
+        {"price": 0},
+        {"store": "int8", "budget": 0.5},
+        {"model": "torch", "budget": 0.5},
+    ],
+    ids=str,
+)
+def test_options_out_of_range(options: dict[str, Any]) -> None:
+    with pytest.raises(st.OptionError) as caught:
+        MinCut(**options)
+    assert caught.value.path is not None and caught.value.path.startswith("MinCut.")
+
+
+# ---------------------------------------------------------------------------------------------- knapsack, costs
+def test_knapsack_against_all_subsets() -> None:
+    for seed in range(50):
+        choose = random.Random(seed)
+        items = [
+            (float(choose.randrange(1, 9) * 64), float(choose.randrange(1, 20))) for _ in range(choose.randrange(1, 9))
+        ]
+        room = choose.randrange(0, 2000)
+        best = max(
+            sum(gain for k, (_, gain) in enumerate(items) if mask >> k & 1)
+            for mask in range(1 << len(items))
+            if sum(size for k, (size, _) in enumerate(items) if mask >> k & 1) <= room
+        )
+        taken = most_gain(items, room)
+        assert sum(items[k][0] for k in taken) <= room and sum(items[k][1] for k in taken) == best
+        gone = least_cost_cover(items, room)
+        total = sum(size for size, _ in items)
+        assert (gone is None) == (total < room)
+        assert gone is None or sum(items[k][0] for k in gone) >= room
+
+
+def test_costs_of_a_machine_are_kept_in_a_file(tmp_path: Any) -> None:
+    file = tmp_path / "costs.json"
+    found = Costs.of_machine(file=file)
+    assert found.flops_per_second > 1e6 and found.bytes_per_second > 1e6 and 0 < found.launch_seconds < 1e-2
+    assert Costs.of_machine(file=file) == found
+
+
+def test_seconds_save_what_is_dear_to_compute_and_small() -> None:
+    cheap, dear = MinCut(model="seconds", price=1e-6), MinCut(model="seconds", price=1e6)
+    joint = joint_of("chain", lambda x: (x @ x).sin().exp().tanh().sum(), [torch.rand(32, 32, requires_grad=True)])
+    assert joint is not None
+    table, most = chosen(joint, cheap)
+    assert make_split(table, most).again == [] or all(table.view[i] for i in make_split(table, most).again)
+    table, least = chosen(joint, dear)
+    assert real_bytes(table, joint, least) == 0 < real_bytes(table, joint, most)
+
+
+# ---------------------------------------------------------------------------------------------- the frontier
+def test_memory_frontier(tmp_path: Any) -> None:
+    function, args = MODELS["tf2"]()
+    found = st.memory_frontier(function, *args)
+    sizes = [p.bytes for p in found.points]
+    hull = [p for p in found.points if not p.name]
+    assert sizes == sorted(sizes, reverse=True) and sizes[-1] == 0
+    assert [p.seconds for p in hull] == sorted(p.seconds for p in hull)
+    assert hull[0].flops == 0 and hull[-1].flops > 4e7 and [p.name for p in found.points].count("min_cut") == 1
+    assert len(str(found).splitlines()) == len(found.points) + 2
+    page = found.to_html(tmp_path / "frontier.html")
+    assert page.count("<circle") == len(found.points) and (tmp_path / "frontier.html").read_text() == page
+    region = st.compile(function, activation_memory_budget=hull[len(hull) // 2].bytes)
+    region(*args)
+    assert sum(r.bytes for r in region.specializations[0].saved) <= hull[len(hull) // 2].bytes
+
+
+def test_a_frontier_needs_a_backward() -> None:
+    with pytest.raises(st.UnsupportedError):
+        st.memory_frontier(torch.sin, torch.ones(2))
+
+
+# ---------------------------------------------------------------------------------------------- other forms
+@pytest.mark.parametrize(("form", "most"), [("int8", 0.01), ("fp8", 0.03)])
+def test_activations_in_fewer_bits(form: str, most: float) -> None:
+    function, args = MODELS["tf2"]()
+    wanted = [a for a in args if a.requires_grad]
+    exact = torch.autograd.grad(function(*args), wanted)
+    region = st.compile(function, partitioner=MinCut(store=form))
+    full = st.compile(function)
+    rounded = torch.autograd.grad(region(*args), wanted)
+    full(*args)
+    errors = [float((a - b).norm() / b.norm()) for a, b in zip(rounded, exact, strict=True)]
+    assert 0 < max(errors) < most
+    rows, before = region.specializations[0].saved, full.specializations[0].saved
+    assert sum(r.bytes for r in rows) < 0.4 * sum(r.bytes for r in before)
+    assert any(r.reason == f"partition, as {form}" for r in rows)
+
+
+def test_a_form_for_one_operation_and_tangents_of_another_kind() -> None:
+    """A backward that is traced later unpacks as well, and so does one that is differentiated again."""
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = x @ x
+        return h.sin(), h.square()
+
+    region = st.compile(f, partitioner=MinCut(store={"aten.mm.default": "int8"}))
+    for use in (lambda a, b: a.sum() + b.sum(), lambda a, b: b.sum(), lambda a, b: (a * a).sum()):
+        grads = []
+        for call in (f, region):
+            x = torch.linspace(-0.2, 0.2, 1024).view(32, 32).requires_grad_()
+            first = torch.autograd.grad(use(*call(x)), x, create_graph=True)[0]
+            grads.append((first.detach(), torch.autograd.grad(first.pow(2).sum(), x)[0]))
+        for a, b in zip(*grads, strict=True):
+            assert (a - b).norm() / a.norm() < 0.02
+    assert [r.reason for r in region.specializations[0].saved if "mm" in r.operation] == ["partition, as int8"]
+
+
+def test_what_is_computed_again_is_computed_from_exact_values() -> None:
+    """Else rounding errors would compound."""
+    packed_somewhere = 0
+    for name in ("mlp8", "tf2", "gpt2", "mlp8+dec"):
+        joint, cut = load(name), MinCut(store="int8", aggressive=True)
+        t = cut.table(joint.module, joint.num_forward)
+        rows, forms = cut.decide(t, Facts(kept=joint.served))
+        again = set(make_split(t, rows).again)
+        packed_somewhere += len(forms)
+        rounded = set(forms)
+        for i in sorted(again):
+            if t.view[i]:
+                rounded |= {i} if rounded & set(t.ins[i]) else set()
+            else:
+                assert not rounded & set(t.ins[i]), t.name(i)
+    assert packed_somewhere > 20
+
+
+def test_an_unknown_form() -> None:
+    with pytest.raises(st.OptionError, match="unknown form"):
+        st.compile(lambda x: (x @ x).sin(), partitioner=MinCut(store="int3"))(torch.rand(32, 32, requires_grad=True))

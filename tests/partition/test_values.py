@@ -1,0 +1,58 @@
+"""Values and gradients are those of eager mode, whatever the partitioner saves; traps that partitioners fall into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from programs import program
+
+import subclass_trace as st
+from subclass_trace.partition.min_cut import MinCut
+
+aten = torch.ops.aten
+PARTITIONERS: dict[str, dict[str, Any]] = {
+    "storage": {"partitioner": MinCut()},
+    "torch": {"partitioner": MinCut(model="torch")},
+    "fusion": {"partitioner": MinCut(fusion=True)},
+    "aggressive": {"partitioner": MinCut(aggressive=True)},
+}
+
+
+def step(call: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """Results and gradients, with one seed for all draws."""
+    torch.manual_seed(0)
+    results = call(*inputs)
+    torch.manual_seed(1)  # whatever a backward drew would differ
+    roots = [o for o in results if o.requires_grad]
+    wanted = [t for t in inputs if t.requires_grad]
+    return [*results, *torch.autograd.grad([o.sum() for o in roots], wanted, allow_unused=True)]
+
+
+def compare(seed: int, options: dict[str, Any]) -> None:
+    """Bit for bit as with torch's default partitioner, which computes nothing twice; close to eager mode."""
+    function, make = program(seed)
+    got, plain, eager = (
+        step(call, make())
+        for call in (st.compile(function, **options), st.compile(function, partitioner="default"), function)
+    )
+    for a, b, c in zip(got, plain, eager, strict=True):
+        assert (a is None) == (b is None) == (c is None)
+        if c is not None:
+            torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+            torch.testing.assert_close(a, c, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("options", PARTITIONERS.values(), ids=PARTITIONERS)
+def test_generated_programs(options: dict[str, Any]) -> None:
+    for seed in range(15):
+        compare(seed, options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", PARTITIONERS.values(), ids=PARTITIONERS)
+def test_many_generated_programs(options: dict[str, Any]) -> None:
+    for seed in range(2000, 2175):
+        compare(seed, options)

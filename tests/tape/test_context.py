@@ -1,0 +1,430 @@
+"""Switching compiled autograd on and off: nesting, errors, threads, torch's own compiled autograd, refusals."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+import subclass_trace as st
+from subclass_trace.tape import Tape, compiled_autograd, runtime
+
+slot = torch._C._dynamo.compiled_autograd
+W = torch.ones(3)
+
+
+def backward(w: torch.Tensor | None = None, factor: float = 3.0) -> torch.Tensor:
+    w = W.clone().requires_grad_() if w is None else w
+    (w * w * factor).sin().sum().backward()
+    assert w.grad is not None
+    return w.grad
+
+
+EXPECTED = backward()
+
+
+def test_export() -> None:
+    assert st.compiled_autograd is compiled_autograd
+
+
+def test_a_block_and_what_is_left_after_it() -> None:
+    with compiled_autograd() as inside:
+        assert inside is compiled_autograd and compiled_autograd.enabled
+        assert torch.equal(backward(), EXPECTED)
+    assert compiled_autograd.stats.runs == 1
+    assert torch.equal(backward(), EXPECTED)
+    assert compiled_autograd.stats.runs == 1, "a backward after the block went through a tape"
+
+
+def test_enable_and_disable() -> None:
+    compiled_autograd.disable()  # nothing to undo
+    compiled_autograd.enable()
+    compiled_autograd.enable()
+    compiled_autograd.disable()
+    assert compiled_autograd.enabled
+    backward()
+    compiled_autograd.disable()
+    assert not compiled_autograd.enabled
+    backward()
+    assert compiled_autograd.stats.runs == 1
+
+
+def test_disabled_inside() -> None:
+    with compiled_autograd():
+        with compiled_autograd.disabled():
+            assert torch.equal(backward(), EXPECTED)
+        assert compiled_autograd.stats.runs == 0
+        backward()
+    assert compiled_autograd.stats.runs == 1
+
+
+def test_first_step_captures_later_steps_do_not() -> None:
+    with compiled_autograd():
+        for _ in range(4):
+            backward()
+    assert (compiled_autograd.stats.captures, compiled_autograd.stats.runs) == (1, 4)
+    assert len(compiled_autograd.tapes) == 1 and compiled_autograd.tapes[0].runs == 4
+
+
+@pytest.mark.parametrize("backend", [None, "eager"])
+def test_changing_batch_sizes_cost_two_captures(backend: str | None) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh())
+    for n in (5, 7, 9, 11, 5):
+        x = torch.randn(n, 4)
+        model.zero_grad()
+        model(x).sum().backward()
+        expected = [p.grad for p in model.parameters()]
+        model.zero_grad()
+        with compiled_autograd(backend=backend):
+            model(x).sum().backward()
+        for p, e in zip(model.parameters(), expected, strict=True):
+            torch.testing.assert_close(p.grad, e)
+    assert compiled_autograd.stats.captures == 2
+
+
+def test_dynamic_from_the_start_costs_one_capture() -> None:
+    w = torch.ones(4, requires_grad=True)
+    with compiled_autograd(dynamic=True):
+        for n in (5, 7, 9):
+            w.grad = None
+            (w.expand(n, 4) * 2.0).sum().backward()
+            assert torch.equal(w.grad, torch.full((4,), 2.0 * n))
+    assert compiled_autograd.stats.captures == 1
+
+
+def test_another_hook_function_costs_no_capture() -> None:
+    seen = []
+    with compiled_autograd():
+        for k in range(3):
+            w = W.clone().requires_grad_()
+            y = w * 2
+            y.register_hook(lambda g, k=k: seen.append(k))
+            y.sum().backward()
+    assert seen == [0, 1, 2] and compiled_autograd.stats.captures == 1
+
+
+# ---------------------------------------------------------------------------------------------- nesting, errors
+def test_nested_back_ends_share_captures_and_compile_once() -> None:
+    made = []
+
+    def first(gm: Any, inputs: Any) -> Any:
+        made.append("first")
+        return gm.forward
+
+    def second(gm: Any, inputs: Any) -> Any:
+        made.append("second")
+        return gm.forward
+
+    with compiled_autograd(backend=first):
+        for _ in range(2):
+            torch.testing.assert_close(backward(), EXPECTED)
+            with compiled_autograd(backend=second):
+                torch.testing.assert_close(backward(), EXPECTED)
+        torch.testing.assert_close(backward(), EXPECTED)
+    assert made == ["first", "second"] and compiled_autograd.stats.captures == 1
+
+
+def test_an_unknown_back_end_is_refused_before_anything_changes() -> None:
+    with pytest.raises(st.OptionError, match="there is no back end 'egaer'"):
+        with compiled_autograd(backend="egaer"):
+            pass
+    assert not compiled_autograd.enabled
+
+
+def test_an_error_in_a_hook_leaves_everything_usable() -> None:
+    for when in ("first", "later"):
+        with compiled_autograd():
+            if when == "later":
+                backward()
+            w = W.clone().requires_grad_()
+            y = w * w * 3.0
+            y.register_hook(lambda g: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                y.sin().sum().backward()
+            assert torch.equal(backward(), EXPECTED)
+    assert torch.equal(backward(), EXPECTED)
+
+
+def test_an_error_inside_the_block_switches_it_off() -> None:
+    with pytest.raises(ZeroDivisionError), compiled_autograd():
+        1 / 0
+    assert not compiled_autograd.enabled and slot.set_autograd_compiler(None, False)[0] is None
+
+
+def test_an_error_while_capturing_leaves_everything_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    from subclass_trace.tape.capture import TapeCapture
+
+    w = W.clone().requires_grad_()
+    loss = (w * w * 3.0).sin().sum()
+    with monkeypatch.context() as patch, compiled_autograd():
+        patch.setattr(TapeCapture, "validate_outputs", lambda *a: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            loss.backward()
+    with compiled_autograd():
+        loss.backward()
+    assert torch.equal(w.grad, EXPECTED)
+
+
+@pytest.mark.parametrize("bad, error, text", [
+    (lambda g: g[:2], RuntimeError, "has changed the size of value"),
+    (lambda g: g.double(), RuntimeError, "has changed the type of value"),
+    (lambda g: 3, TypeError, "expected Variable, but hook returned"),
+])  # fmt: skip
+def test_what_a_hook_may_not_return(bad: Any, error: type[Exception], text: str) -> None:
+    for on in (False, True):
+        w = W.clone().requires_grad_()
+        y = w * 2
+        y.register_hook(bad)
+        with pytest.raises(error, match=text):
+            with compiled_autograd() if on else torch.enable_grad():
+                y.sum().backward()
+
+
+def test_a_function_with_too_few_gradients_is_named() -> None:
+    class Short(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x * y
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+            return g
+
+    for on in (False, True):
+        x, y = (W.clone().requires_grad_() for _ in range(2))
+        z = Short.apply(x, y)
+        with pytest.raises(
+            RuntimeError, match=r"ShortBackward returned an incorrect number of gradients \(expected 2, got 1\)"
+        ):
+            with compiled_autograd() if on else torch.enable_grad():
+                z.sum().backward()
+
+
+def test_a_wrong_shape_is_refused() -> None:
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+            return g[:2]
+
+    for on in (False, True):
+        z = Wrong.apply(W.clone().requires_grad_())
+        with pytest.raises(RuntimeError, match="returned an invalid gradient at index 0"):
+            with compiled_autograd() if on else torch.enable_grad():
+                z.sum().backward()
+
+
+# ---------------------------------------------------------------------------------------------- anomaly mode, refusals
+@pytest.mark.parametrize("first", [True, False])
+def test_anomaly_mode_names_the_node_and_shows_the_forward(first: bool) -> None:
+    """Also for a tape that was captured without it: it is no part of torch's cache key."""
+    w = torch.zeros(2, requires_grad=True)
+    if not first:
+        with compiled_autograd():
+            (w.sqrt() * 0).sum().backward()
+    texts = []
+    for on in (False, True):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with torch.autograd.detect_anomaly():
+                loss = (w.sqrt() * 0).sum()
+                with pytest.raises(
+                    RuntimeError, match="Function 'SqrtBackward0' returned nan values in its 0th output."
+                ):
+                    with compiled_autograd() if on else torch.enable_grad():
+                        loss.backward()
+        text = next(str(c.message) for c in caught if "Error detected in SqrtBackward0" in str(c.message))
+        texts.append(text.split("(Triggered")[0].strip())
+    assert texts[0] == texts[1] and "loss = (w.sqrt() * 0).sum()" in texts[1]
+
+
+def test_anomaly_mode_without_nan_check() -> None:
+    w = torch.zeros(2, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.autograd.detect_anomaly(check_nan=False), compiled_autograd():
+            (w.sqrt() * 0).sum().backward()
+    assert bool(w.grad.isnan().all())
+
+
+def test_jagged_tensors_are_refused_by_name() -> None:
+    w = torch.randn(3, requires_grad=True)
+    values = [torch.randn(2, 3), torch.randn(4, 3)]
+    jagged = torch.nested.nested_tensor(values, layout=torch.jagged, requires_grad=True)
+    loss = (jagged * w).values().sum()
+    with compiled_autograd():
+        with pytest.raises(st.UnsupportedError) as caught:
+            loss.backward()
+        assert "NestedTensor (jagged or strided)" in str(caught.value) and "MulBackward0" in str(caught.value.path)
+        with compiled_autograd.disabled():
+            loss.backward()
+    assert w.grad is not None
+
+
+# ---------------------------------------------------------------------------------------------- threads
+def test_threads_each_with_their_own_back_end() -> None:
+    errors: list[BaseException] = []
+    barrier = threading.Barrier(4)
+
+    def work(k: int) -> None:
+        try:
+            barrier.wait()
+            for n in range(10):
+                w = W.clone().requires_grad_()
+                expected = backward(factor=float(k))  # in half of the threads on the plain engine
+                if k % 2:
+                    with compiled_autograd(backend=None if k == 1 else "eager"):
+                        got = backward(w, float(k))
+                else:
+                    got = backward(w, float(k))
+                torch.testing.assert_close(got, expected)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    with compiled_autograd():
+        for t in threads:
+            t.start()
+        for n in range(10):
+            assert torch.equal(backward(), EXPECTED)
+        for t in threads:
+            t.join(60)
+    assert not errors
+
+
+def test_other_threads_run_on_the_plain_engine() -> None:
+    def work() -> None:
+        backward()
+
+    with compiled_autograd():
+        t = threading.Thread(target=work)
+        t.start()
+        t.join(60)
+        assert compiled_autograd.stats.runs == 0
+        backward()
+    assert compiled_autograd.stats.runs == 1
+
+
+def test_a_block_that_ends_in_another_order_than_it_began() -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with compiled_autograd():
+            inside.set()
+            leave.wait(60)
+            backward()
+
+    with compiled_autograd():
+        t = threading.Thread(target=work)
+        t.start()
+        inside.wait(60)
+    leave.set()
+    t.join(60)
+    assert compiled_autograd.stats.runs == 1
+    backward()
+    assert compiled_autograd.stats.runs == 1
+
+
+# ---------------------------------------------------------------------------------------------- torch's own
+@pytest.fixture
+def torch_ca() -> Any:
+    from torch._dynamo import compiled_autograd as theirs
+
+    made: list[torch.fx.GraphModule] = []
+
+    def compiler(gm: torch.fx.GraphModule) -> Any:
+        made.append(gm)
+        return gm
+
+    theirs.made = made
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield lambda: theirs._enable(compiler), made
+
+
+def test_torchs_compiled_autograd_before_ours(torch_ca: Any) -> None:
+    enable, made = torch_ca
+    with enable():
+        assert torch.equal(backward(), EXPECTED)
+    assert len(made) == 1
+    with compiled_autograd():
+        assert torch.equal(backward(), EXPECTED)
+        assert torch.equal(backward(), EXPECTED)
+    assert compiled_autograd.stats.captures == 1 and compiled_autograd.stats.runs == 2, "torch's tape served ours"
+
+
+def test_torchs_compiled_autograd_after_ours(torch_ca: Any) -> None:
+    enable, made = torch_ca
+    with compiled_autograd():
+        assert torch.equal(backward(), EXPECTED)
+    with enable():
+        for _ in range(3):  # the first one may find our tape; it is as right
+            assert torch.equal(backward(), EXPECTED)
+    assert len(made) == 1, "torch never made a tape of its own"
+    with compiled_autograd():
+        assert torch.equal(backward(), EXPECTED)
+    assert torch.equal(backward(), EXPECTED)
+
+
+def test_torchs_compiled_autograd_inside_ours(torch_ca: Any) -> None:
+    enable, made = torch_ca
+    with compiled_autograd():
+        with enable():
+            assert torch.equal(backward(factor=5.0), backward(factor=5.0))
+        runs = compiled_autograd.stats.runs
+        assert torch.equal(backward(), EXPECTED)
+        assert compiled_autograd.stats.runs == runs + 1
+
+
+def test_ours_inside_torchs(torch_ca: Any) -> None:
+    enable, made = torch_ca
+    with enable():
+        backward(factor=7.0)
+        with compiled_autograd():
+            assert torch.equal(backward(), EXPECTED)
+        assert compiled_autograd.stats.runs == 1
+        assert torch.equal(backward(factor=7.0), backward(factor=7.0))
+    assert compiled_autograd.stats.runs == 1
+
+
+def test_dynamo_reset_inside_the_block_is_survived() -> None:
+    with compiled_autograd():
+        backward()
+        torch._dynamo.reset()
+        assert torch.equal(backward(), EXPECTED)
+    with compiled_autograd():
+        assert torch.equal(backward(), EXPECTED)
+
+
+# ---------------------------------------------------------------------------------------------- what can be seen
+def test_a_tape_cannot_be_called() -> None:
+    with compiled_autograd():
+        backward()
+    tape = compiled_autograd.tapes[-1]
+    assert isinstance(tape, Tape)
+    with pytest.raises(TypeError, match="run by the backward calls"):
+        tape()
+    assert repr(compiled_autograd) == "<compiled autograd, off, 1 tapes>"
+    assert repr(tape) == "<tape of 6 autograd nodes, 0 hooks, 1 runs>"
+
+
+def test_the_graph_of_a_tape_runs_by_itself() -> None:
+    given = []
+
+    def spy(tape: Tape, values: list[Any]) -> Any:
+        given.append(list(values))
+        return runtime.run_as_is(tape, values)
+
+    w = W.clone().requires_grad_()
+    with compiled_autograd():
+        runtime.thread.runners[-1] = spy
+        torch.autograd.grad((w * 2).exp().sum(), w)
+    tape = compiled_autograd.tapes[-1]
+    (got,) = tape.graph(*given[0])
+    assert torch.equal(got, (w * 2).exp().detach() * 2)

@@ -1,0 +1,270 @@
+"""Backwards that are graphs: of our regions, of torch.compile and aot_function; pasted into the tape, or called."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from functorch.compile import aot_function, nop
+
+import subclass_trace as st
+from subclass_trace.subclass.flatten import leaves_of
+from subclass_trace.tape import compiled_autograd
+from subclass_trace.zoo import TwoTensor
+
+
+def layers(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(x @ w).sin() @ w
+
+
+def leaf(wrapper: bool, seed: int = 1) -> torch.Tensor:
+    parts = [torch.randn(4, 4, generator=torch.Generator().manual_seed(seed + k)) for k in range(2)]
+    return (TwoTensor(*parts) if wrapper else parts[0]).requires_grad_()
+
+
+def kinds() -> set[str]:
+    """What is on the last tape."""
+    return {n.meta["kind"] for n in compiled_autograd.tapes[-1].graph.graph.nodes if "kind" in n.meta}
+
+
+def gradients(f: Callable[..., Any], w: torch.Tensor, **call: Any) -> list[torch.Tensor]:
+    x = torch.ones(3, 4, requires_grad=True)
+    w.grad = None
+    loss = f(x, w)
+    loss = (loss.a + loss.b).sum() if isinstance(loss, TwoTensor) else loss.sum()
+    loss.backward(**call)
+    return [t for g in (x.grad, w.grad) for t in leaves_of(g)]
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+BACKENDS = [None, "eager"]
+
+
+# ---------------------------------------------------------------------------------------------- our regions
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_region_is_pasted_in(backend: Any) -> None:
+    region, w = st.compile(layers), leaf(False)
+    expected = gradients(region, w)
+    for _ in range(3):
+        with compiled_autograd(backend=backend):
+            got = gradients(region, w)
+        for a, b in zip(got, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=0 if backend is None else 1e-6, atol=0 if backend is None else 1e-6)
+    assert "inlined" in kinds() and compiled_autograd.stats.captures == 1
+
+
+def test_a_region_with_wrapper_parameters_and_dense_results() -> None:
+    w = leaf(True)
+    region = st.compile(lambda x, w: dense(layers(x, w)))
+    expected = gradients(region, w)
+    for _ in range(2):
+        with compiled_autograd():
+            got = gradients(region, w)
+        assert all(map(torch.equal, got, expected)) and type(w.grad) is TwoTensor
+    assert "inlined" in kinds()
+
+
+class Dense(torch.autograd.Function):
+    """The sum of the inner tensors, dense."""
+
+    @staticmethod
+    def forward(ctx: Any, x: TwoTensor) -> torch.Tensor:
+        return x.a + x.b
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> TwoTensor:
+        return TwoTensor(g.clone(), g.clone())
+
+
+def dense(x: TwoTensor) -> torch.Tensor:
+    return Dense.apply(x)
+
+
+def test_a_region_whose_results_are_wrappers_is_called() -> None:
+    region, w = st.compile(lambda x, w: layers(x, w)), leaf(True)
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return dense(region(x, w))
+
+    expected = gradients(f, w)
+    with compiled_autograd():
+        got = gradients(f, w)
+    assert all(map(torch.equal, got, expected)) and "backward" in kinds()
+
+
+def test_other_tangents_of_a_region_get_graphs_of_their_own() -> None:
+    region = st.compile(lambda x, w: (x @ w, (x * 2).sin()))
+    for pick in (slice(0, 1), slice(1, 2), slice(0, 2)):
+        results = []
+        for on in (False, True):
+            w, x = leaf(False), torch.ones(3, 4, requires_grad=True)
+            outs = region(x, w)[pick]
+            with compiled_autograd() if on else torch.enable_grad():
+                sum(o.sum() for o in outs).backward()
+            results.append([x.grad, w.grad])
+        for a, b in zip(*results, strict=True):
+            assert (a is None and b is None) or torch.equal(a, b)
+    assert compiled_autograd.stats.captures == 3
+
+
+def test_two_regions_after_another_and_a_hook_between_them() -> None:
+    first, second, seen = st.compile(layers), st.compile(lambda x, w: (x * w[:3]).cos()), []
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = first(x, w)
+        y.register_hook(lambda g: seen.append(float(g.sum())))
+        return second(y, w)
+
+    w = leaf(False)
+    expected = gradients(f, w)
+    for backend in BACKENDS:
+        with compiled_autograd(backend=backend):
+            got = gradients(f, w)
+        for a, b in zip(got, expected, strict=True):
+            torch.testing.assert_close(a, b)
+    assert seen == pytest.approx([seen[0]] * 3)
+
+
+def test_create_graph_goes_through_the_call() -> None:
+    region, w = st.compile(layers), leaf(False)
+    expected: list[Any] = []
+    for _ in range(2):
+        for on in (False, True):
+            x = torch.ones(3, 4, requires_grad=True)
+            with compiled_autograd() if on else torch.enable_grad():
+                (g,) = torch.autograd.grad(region(x, w).sum(), x, create_graph=True)
+                (h,) = torch.autograd.grad((g * g).sum(), x)
+                (plain,) = torch.autograd.grad(region(x, w).sum(), x)
+            if on:
+                assert torch.equal(h, expected[0]) and torch.equal(g, expected[1]) and torch.equal(plain, expected[2])
+            expected = [h, g.detach(), plain]
+
+
+def test_retain_graph_and_a_second_backward() -> None:
+    region, w = st.compile(layers), leaf(False)
+    x = torch.ones(3, 4, requires_grad=True)
+    loss = region(x, w).sum()
+    with compiled_autograd():
+        loss.backward(retain_graph=True)
+        first = w.grad.clone()
+        loss.backward()
+        torch.testing.assert_close(w.grad, first * 2)
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            loss.backward()
+
+
+def test_a_saved_tensor_that_was_written_is_noticed() -> None:
+    region, w = st.compile(layers), leaf(False)
+    for on in (False, True):
+        x = torch.ones(3, 4, requires_grad=True)
+        loss = region(x, w).sum()
+        with torch.no_grad():
+            w.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            with compiled_autograd() if on else torch.enable_grad():
+                loss.backward()
+
+
+# ---------------------------------------------------------------------------------------------- unpacking
+class Alive(torch.autograd.graph.saved_tensors_hooks):
+    """Offloads, and counts how many unpacked tensors are alive at once."""
+
+    def __init__(self) -> None:
+        self.now = self.most = self.packed = 0
+
+        def pack(t: torch.Tensor) -> Any:
+            self.packed += 1
+            return t.detach().numpy().copy()
+
+        def unpack(array: Any) -> torch.Tensor:
+            import weakref
+
+            t = torch.from_numpy(array.copy())
+            self.now += 1
+            self.most = max(self.most, self.now)
+            weakref.finalize(t, self._died)
+            return t
+
+        super().__init__(pack, unpack)
+
+    def _died(self) -> None:
+        self.now -= 1
+
+
+def chain(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(17):
+        x = x.sin() * 1.5
+    return x
+
+
+def alive(backend: Any, on: bool) -> tuple[int, int, torch.Tensor]:
+    region = st.compile(chain, partitioner=save_everything)
+    x = torch.linspace(0, 1, 8).requires_grad_()
+    for _ in range(3):  # while something is traced, its first values stay alive
+        hooks = Alive()
+        with hooks:
+            y = region(x)
+        x.grad = None
+        with compiled_autograd(backend=backend) if on else torch.enable_grad():
+            y.sum().backward()
+    return hooks.most, hooks.packed, x.grad
+
+
+def save_everything(joint: Any, inputs: Any, *, num_fwd_outputs: int, **rest: Any) -> Any:
+    from functorch.compile import default_partition
+
+    return default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **rest)
+
+
+def test_offloaded_activations_of_a_region_are_unpacked_one_by_one() -> None:
+    most, packed, expected = alive(None, False)
+    assert packed == 17 and most >= 16, "eager mode unpacks all of them"
+    for backend in BACKENDS:
+        most, packed, got = alive(backend, True)
+        assert most <= 2, (backend, most)
+        torch.testing.assert_close(got, expected)
+
+
+# ---------------------------------------------------------------------------------------------- torch's
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("wrapper", [False, True])
+@pytest.mark.parametrize("how", ["aot_eager", "dynamic", "aot_function"])
+def test_forwards_that_torch_compiled(how: str, wrapper: bool, backend: Any) -> None:
+    torch._dynamo.reset()
+    inner = layers if not wrapper else (lambda x, w: layers(x, w) * 2.0)
+    f = (
+        aot_function(inner, nop, nop)
+        if how == "aot_function"
+        else torch.compile(inner, backend="aot_eager", dynamic=how == "dynamic")
+    )
+    g = (lambda x, w: dense(f(x, w))) if wrapper else f
+    w = leaf(wrapper)
+    expected = gradients(g, w)
+    for _ in range(2):
+        with compiled_autograd(backend=backend):
+            got = gradients(g, w)
+        for a, b in zip(got, expected, strict=True):
+            torch.testing.assert_close(a, b)
+    assert "inlined" in kinds()
+    torch._dynamo.reset()
+
+
+@pytest.mark.inductor
+def test_a_forward_that_inductor_compiled() -> None:
+    torch._dynamo.reset()
+    f, w = torch.compile(layers), leaf(False)
+    expected = gradients(f, w)
+    with compiled_autograd():
+        got = gradients(f, w)
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b)
+    torch._dynamo.reset()

@@ -1,0 +1,55 @@
+"""The register of deliberately broken subclasses: rule id -> subject that breaks exactly this rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from sound import subject
+
+from subclass_trace.testing.subject import Subject
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A broken subclass.
+
+    Attributes:
+        rule: the id of the rule that must catch it.
+        subject: how to build it.
+        also: ids of rules that cannot but catch it too, each with the reason why. Keep this empty if you can.
+    """
+
+    rule: str
+    subject: Subject
+    also: dict[str, str] = field(default_factory=dict)
+
+
+BROKEN: list[Broken] = []
+
+
+def breaks(rule: str, *, also: dict[str, str] | None = None, make: Callable[[type], Subject] = subject) -> Any:
+    """Register the decorated class as one that breaks this rule."""
+
+    def add(cls: type) -> type:
+        # resolved late: the class is not yet an attribute of its module while it is decorated
+        _PENDING.append((rule, cls, also or {}, make))
+        return cls
+
+    return add
+
+
+_PENDING: list[tuple[str, type, dict[str, str], Callable[[type], Subject]]] = []
+
+
+def load() -> list[Broken]:
+    """All broken subclasses: imports each ``broken_*.py`` beside this file."""
+    for file in sorted(Path(__file__).parent.glob("broken_*.py")):
+        import_module(file.stem)
+    while _PENDING:
+        rule, cls, also, make = _PENDING.pop(0)
+        BROKEN.append(Broken(rule, make(cls), also))
+    return BROKEN

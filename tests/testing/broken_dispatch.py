@@ -1,0 +1,142 @@
+"""One broken subclass per rule of the family dispatch."""
+
+from __future__ import annotations
+
+import torch
+from broken import breaks
+from sound import Sound, foreign
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+aten = torch.ops.aten
+
+
+def dispatch(cls, func, args, kwargs):
+    """What `Sound` does with a call, but for the look at foreign wrappers."""
+    if (out := func.decompose(*args, **kwargs)) is not NotImplemented:
+        return out
+    return cls.compute(func, args, kwargs)
+
+
+@breaks("ST301")
+class UnwrapsFirst(Sound):
+    """Looks for strangers only if it is not the first argument itself."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if foreign(cls, types) and not isinstance(args[0], cls):
+            return NotImplemented
+        return dispatch(cls, func, args, kwargs or {})
+
+
+@breaks("ST302")
+class UnwrapsSecond(Sound):
+    """Looks for strangers only if it is the first argument itself."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if foreign(cls, types) and (isinstance(args[0], (cls, list))):
+            return NotImplemented
+        return dispatch(cls, func, args, kwargs or {})
+
+
+@breaks("ST303")
+class Raises(Sound):
+    """Raises where it should return NotImplemented."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if foreign(cls, types):
+            raise NotImplementedError(f"{cls} does not work with {types}")
+        return dispatch(cls, func, args, kwargs or {})
+
+
+@breaks("ST304")
+class LooksAtArguments(Sound):
+    """Looks for strangers among the arguments, not in lists."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if foreign(cls, [type(a) for a in args]):
+            return NotImplemented
+        return dispatch(cls, func, args, kwargs or {})
+
+
+@breaks("ST305")
+class RefusesComposites(Sound):
+    """Does not know operations that autograd takes apart."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if foreign(cls, types):
+            return NotImplemented
+        if func._can_decompose():
+            raise NotImplementedError(f"{func} is not in the table")
+        return cls.compute(func, args, kwargs or {})
+
+
+DRAWN = torch.Generator().manual_seed(7)
+RANDOM = (
+    aten.rand_like,
+    aten.randn_like,
+    aten.uniform_,
+    aten.normal_,
+    aten.bernoulli,
+    aten.random_,
+    aten.native_dropout,
+)
+
+
+@breaks("ST306")
+class OwnGenerator(Sound):
+    """Draws from a generator of its own, unless it is given one."""
+
+    @classmethod
+    def compute(cls, func, args, kwargs):
+        if func.overloadpacket in RANDOM and kwargs.get("generator") is None:
+            state = torch.get_rng_state()
+            torch.set_rng_state(DRAWN.get_state())
+            try:
+                return super().compute(func, args, kwargs)
+            finally:
+                DRAWN.set_state(torch.get_rng_state())
+                torch.set_rng_state(state)
+        return super().compute(func, args, kwargs)
+
+
+@breaks("ST307")
+class LosesGenerator(Sound):
+    """Draws from the default generator, whatever it is given."""
+
+    @classmethod
+    def compute(cls, func, args, kwargs):
+        return super().compute(func, args, {k: v for k, v in kwargs.items() if k != "generator"})
+
+
+@breaks("ST308")
+class IgnoresConjugate(Sound):
+    """Computes with complex inner tensors as they lie in memory."""
+
+    keys = Sound.keys.remove(torch._C.DispatchKey.Conjugate)
+
+
+@breaks("ST309")
+class IgnoresNegative(Sound):
+    """Computes with real inner tensors as they lie in memory."""
+
+    @classmethod
+    def compute(cls, func, args, kwargs):
+        def bare(x):
+            return cls(x.data_._neg_view(), x.extra, x.tag) if x.data_.is_neg() and not x.is_complex() else x
+
+        if not func.is_view and not func._schema.is_mutable and any(isinstance(a, cls) for a in tree_leaves(args)):
+            args = tree_map_only(cls, bare, args)
+        return super().compute(func, args, kwargs)
+
+
+@breaks("ST310")
+class FlipsNothing(Sound):
+    """flip is a copy."""
+
+    @classmethod
+    def compute(cls, func, args, kwargs):
+        return args[0].clone() if func is aten.flip.default else super().compute(func, args, kwargs)

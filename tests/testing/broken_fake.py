@@ -1,0 +1,93 @@
+"""One broken subclass per rule of the family fake."""
+
+from __future__ import annotations
+
+import torch
+from broken import breaks
+from sound import Sound
+from torch._subclasses.fake_tensor import FakeTensor
+
+from subclass_trace.testing.subject import subject_of
+
+aten = torch.ops.aten
+
+
+def is_fake(x):
+    """Is the inner tensor of a `Sound` fake?"""
+    return isinstance(x.data_, FakeTensor)
+
+
+@breaks("ST201")
+class NeedsData(Sound):
+    """Unflatten asks for data."""
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner, context, size, stride):
+        if isinstance(inner["data_"], FakeTensor):
+            raise RuntimeError("no data")
+        return cls(inner["data_"], inner["extra"], context, size, stride)
+
+
+@breaks("ST202", make=lambda cls: subject_of(cls, cls.from_dense, to_dense="{0}.data_"))
+class ConstructorNeedsData(Sound):
+    """The constructor for users asks for data."""
+
+    @classmethod
+    def from_dense(cls, data):
+        return cls(data) if data.numel() == 0 or data.flatten()[0].item() < 1e9 else None
+
+
+@breaks("ST203")
+class OtherSizesWhenFake(Sound):
+    """One operation gives another size on fake tensors."""
+
+    @classmethod
+    def compute(cls, func, args, kwargs):
+        out = super().compute(func, args, kwargs)
+        return out.unsqueeze(0) if func is aten.unsqueeze.default and is_fake(args[0]) and out.dim() < 5 else out
+
+
+REAL = torch.zeros(2)
+
+
+@breaks("ST204")
+class RealConstant(Sound):
+    """One operation puts a real tensor into a fake result."""
+
+    @classmethod
+    def compute(cls, func, args, kwargs):
+        out = super().compute(func, args, kwargs)
+        if func is aten.clone.default and is_fake(args[0]):
+            out.extra = REAL
+        return out
+
+
+@breaks("ST205")
+class NumbersOnly(Sound):
+    """Unflatten refuses symbolic sizes."""
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner, context, size, stride):
+        if any(isinstance(n, torch.SymInt) for n in size):
+            raise TypeError("sizes must be numbers")
+        return cls(inner["data_"], inner["extra"], context, size, stride)
+
+
+@breaks("ST206")
+class FlattenAsks(Sound):
+    """Flatten turns a size into a number."""
+
+    def __tensor_flatten__(self):
+        assert self.dim() == 0 or int(self.shape[0]) >= 0
+        return ["data_", "extra"], self.tag
+
+
+@breaks("ST207")
+class OperationAsks(Sound):
+    """An operation turns a size into a number."""
+
+    @classmethod
+    def compute(cls, func, args, kwargs):
+        if func is aten.clone.default and args[0].dim():
+            assert int(args[0].shape[0]) >= 0
+        return super().compute(func, args, kwargs)

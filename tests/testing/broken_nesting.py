@@ -1,0 +1,80 @@
+"""One broken subclass per rule of the family nesting."""
+
+from __future__ import annotations
+
+import torch
+from broken import breaks
+from sound import Sound
+
+aten = torch.ops.aten
+
+
+@breaks("ST601")
+class KnowsMethodsOnly(Sound):
+    """The sum of everything is right for the method of torch.Tensor, and wrong when the operation is called."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            out = func(*args, **(kwargs or {}))
+            return out + 1 if func is aten.sum.default and isinstance(out, cls) else out
+
+
+@breaks("ST602")
+class ExactTypes(Sound):
+    """Wraps results only if they are plain tensors."""
+
+    @classmethod
+    def compute(cls, func, args, kwargs):
+        out = super().compute(func, args, kwargs)
+        return (
+            out.data_
+            if isinstance(out, cls) and type(out.data_).__name__ == "Pair" and func is aten.clone.default
+            else out
+        )
+
+
+@breaks("ST603")
+class WrongCosineInside(Sound):
+    """The cosine is wrong when another wrapper calls it."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            if func is aten.cos.default:
+                return args[0].clone()
+            return func(*args, **(kwargs or {}))
+
+
+@breaks("ST611")
+class StaysStrided(Sound):
+    """clone keeps the strides, whatever it is asked for."""
+
+    @classmethod
+    def compute(cls, func, args, kwargs):
+        if func is aten.clone.default and kwargs.get("memory_format") is torch.contiguous_format:
+            kwargs = {}
+        return super().compute(func, args, kwargs)
+
+
+@breaks("ST612")
+class NoChannelsLast(Sound):
+    """clone and to do not know channels_last."""
+
+    @classmethod
+    def compute(cls, func, args, kwargs):
+        if kwargs.get("memory_format") is torch.channels_last:
+            kwargs = {k: v for k, v in kwargs.items() if k != "memory_format"}
+        return super().compute(func, args, kwargs)
+
+
+@breaks("ST613")
+class ContiguousTranspose(Sound):
+    """A permuted wrapper says that it is contiguous."""
+
+    @classmethod
+    def compute(cls, func, args, kwargs):
+        out = super().compute(func, args, kwargs)
+        if func is aten.t.default and out.dim() == 2:
+            out = cls(out.data_, out.extra, out.tag, out.size(), (out.shape[1], 1))
+        return out

@@ -1,0 +1,67 @@
+"""Which operations a class has."""
+
+from __future__ import annotations
+
+import torch
+from sound import Sound
+
+from subclass_trace.testing import check, subject_of
+from subclass_trace.testing.coverage import COMMON, Support, cover
+from subclass_trace.testing.page import page
+
+aten = torch.ops.aten
+SOME = ["add", "mul", "sum", "view", "exp", "sin", "neg", "abs", "nn.functional.dropout"]
+
+
+class Partial(Sound):
+    """Refuses exp, is dense for sin, and wrong for neg."""
+
+    @classmethod
+    def compute(cls, func, args, kwargs):
+        if func is aten.exp.default:
+            raise NotImplementedError("no exp")
+        if func is aten.sin.default:
+            return func(args[0].data_)
+        if func is aten.neg.default:
+            return super().compute(aten.abs.default, args, kwargs)
+        return super().compute(func, args, kwargs)
+
+
+def test_each_outcome() -> None:
+    swept = cover(subject_of(Partial, "Partial({0})", to_dense="{0}.data_"), SOME)
+    found = {r.operation: r.support for r in swept.rows}
+    assert found["exp"] is Support.REFUSED
+    assert found["sin"] is Support.DENSE
+    assert found["neg"] is Support.WRONG
+    assert {found[n] for n in ("add", "mul", "sum", "view", "abs", "nn.functional.dropout")} == {Support.SUPPORTED}
+    assert [r.operation for r in swept.missing] == ["neg", "exp"]
+    assert "no exp" in swept.missing[1].reason
+
+
+def test_the_most_used_come_first() -> None:
+    swept = cover(subject_of(Partial, "Partial({0})", to_dense="{0}.data_"), ["sinh", "abs", "add", "acosh"])
+    assert [r.operation for r in swept.rows] == ["add", "abs", "acosh", "sinh"]
+
+
+def test_without_a_projection_sizes_are_compared() -> None:
+    swept = cover(subject_of(Partial, "Partial({0})"), ["neg", "exp"])
+    assert {r.operation: r.support for r in swept.rows} == {"neg": Support.SUPPORTED, "exp": Support.REFUSED}
+
+
+def test_it_is_part_of_the_report() -> None:
+    report = check(Partial, factory="Partial({0})", rules=["ST101"], max_examples=1, operations=["add", "exp"])
+    rows = report.as_json()["operations"]
+    assert [(r["operation"], r["outcome"], r["rank"]) for r in rows] == [
+        ("add", "supported", COMMON.index("add")),
+        ("exp", "refused", COMMON.index("exp")),
+    ]
+    assert "most used that are missing or wrong" in str(report)
+    assert "refused 1" in page(report)
+
+
+def test_names_of_common_operations_exist() -> None:
+    from subclass_trace._torch.testing import opinfo_database
+
+    database = opinfo_database()
+    missing = [n for n in COMMON if n not in database]
+    assert missing == [], missing

@@ -1,0 +1,70 @@
+"""pytest and hypothesis find the kit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as s
+
+import subclass_trace
+from subclass_trace.testing.pytest_plugin import ConformanceTests
+from subclass_trace.zoo import TwoTensor
+
+ROOT = Path(subclass_trace.__file__).parent.parent
+
+
+class TestInherited(ConformanceTests):
+    """The rules appear as tests of this class."""
+
+    target = TwoTensor
+    options = {"to_dense": "{0}.a"}
+    skip = {r.id: "only some here" for r in __import__("subclass_trace.testing.rules", fromlist=["load"]).load()[5:]}
+
+
+def _pytest(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    # without installation, the entry point is named on the command line
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "_subclass_trace_plugins",
+        "-p",
+        "no:cacheprovider",
+        *arguments,
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def test_the_option_runs_rules_as_tests(tmp_path: Path) -> None:
+    (tmp_path / "test_other.py").write_text("def test_other():\n    raise SystemError\n")
+    target = "torch.testing._internal.custom_tensor:CustomTensorPlainOut"
+    done = _pytest("--subclass-check", target, "-k", "ST101 or ST502", cwd=tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "1 failed, 1 passed" in done.stdout
+    assert "ST502-clones" in done.stdout and "y = x.clone()" in done.stdout
+
+
+def test_a_bad_target_is_a_usage_error(tmp_path: Path) -> None:
+    done = _pytest("--subclass-check", "no.such:Thing", cwd=tmp_path)
+    assert done.returncode == 4
+    assert "cannot find 'no.such:Thing'" in done.stdout + done.stderr
+
+
+def test_loading_the_plugin_does_not_import_torch() -> None:
+    code = "import _subclass_trace_plugins as p, sys; p.register_strategies(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, timeout=60)
+
+
+@settings(max_examples=10, deadline=None)
+@given(s.from_type(TwoTensor), s.from_type(torch.Tensor))
+def test_types_have_strategies(x: torch.Tensor, y: torch.Tensor) -> None:
+    assert type(x) is TwoTensor
+    assert type(y) is torch.Tensor

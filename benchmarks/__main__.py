@@ -10,13 +10,14 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
-from . import first_call, memory, models, partition, steady
+from . import compiled_autograd, first_call, memory, models, partition, steady
 from .results import Figure, as_json, as_markdown, as_text
 
 BENCHMARKS = {
     "steady": steady,
     "models": models,
     "memory": memory,
+    "compiled_autograd": compiled_autograd,
     "first_call": first_call,
     "partition": partition,
 }  # the finest measurement first

@@ -88,9 +88,14 @@ def _halves(joint: Joint, cut: MinCut) -> tuple[Half, Half]:
 
 def _torch(joint: Joint, module: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModule]:
     forward, backward = min_cut_rematerialization_partition(module, None, num_fwd_outputs=joint.num_forward)
-    for graph in (forward, backward):
-        (getattr(graph, "real_recompile", None) or graph.recompile)()
+    for module in (forward, backward):
+        _write(module)
     return forward, backward
+
+
+def _write(module: fx.GraphModule) -> None:
+    """Let a graph module write its code now, as its first call would."""
+    (getattr(module, "real_recompile", None) or module.recompile)()
 
 
 def _graph(joint: Joint, rounds: int) -> Iterator[Figure]:
@@ -106,7 +111,7 @@ def _graph(joint: Joint, rounds: int) -> Iterator[Figure]:
         return go
 
     def modules() -> Callable[[], Any]:
-        return lambda: [half.module.recompile() for half in _halves(joint, MinCut(model="torch"))]
+        return lambda: [_write(half.module) for half in _halves(joint, MinCut(model="torch"))]
 
     code(MinCut())()  # the proofs of the bindings are kept per process
     made = {"torch": torchs, "modules": modules, **{k: (lambda c=c: code(c)) for k, c in _CUTS.items()}}

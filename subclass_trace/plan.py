@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import torch
 
 from .subclass.paths import Path
-from .subclass.spec import Spec
+from .subclass.spec import SizeExpr, Spec
 
 
 # ---------------------------------------------------------------------------------------------- inputs
@@ -222,6 +222,28 @@ class StridedView:
     def __call__(self, base: torch.Tensor) -> torch.Tensor:
         """The view of ``base``."""
         return base.as_strided(self.size, self.stride, base.storage_offset() + self.delta)
+
+
+@dataclass(frozen=True, eq=False)
+class SymbolicView:
+    """Autograd's function of a view whose sizes differ between calls; ``sizes`` in the order in which it asks for them."""
+
+    function: Callable[..., torch.Tensor]
+    sizes: tuple[Any, ...]
+
+    def at(self, env: Mapping[Any, int]) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The function with the sizes of one call."""
+        sizes = [s.evaluate(env) if isinstance(s, SizeExpr) else s for s in self.sizes]
+
+        def replay(base: torch.Tensor) -> torch.Tensor:
+            following = iter(sizes)
+            return self.function(base, symint_visitor_fn=lambda _: next(following))
+
+        return replay
+
+    def __call__(self, base: torch.Tensor) -> torch.Tensor:
+        """With the sizes of the trace."""
+        return self.function(base)
 
 
 Replay: TypeAlias = Callable[[torch.Tensor], torch.Tensor]

@@ -316,6 +316,14 @@ BROKEN_SIZES: list[tuple[str, Callable[[Subject], Any]]] = [
         "a symbol comes from an unknown kind of number",
         lambda s: change(s, symbols=(replace(s.plan.symbols[0], kind="weight"),)),
     ),
+    (
+        "a symbol is read from a tensor",
+        lambda s: change(s, symbols=(replace(s.plan.symbols[0], kind="argument", leaf=None, dim=0),)),
+    ),
+    (
+        "a position does not exist",
+        lambda s: change(s, symbols=(replace(s.plan.symbols[0], kind="argument", leaf=None, dim=99),)),
+    ),
     ("a symbol has no single source", lambda s: change(s, symbols=(replace(s.plan.symbols[0], leaf=None),))),
     (LEAF, lambda s: change(s, symbols=(replace(s.plan.symbols[0], leaf=99),))),
     (INPUT, lambda s: change(s, symbols=(replace(s.plan.symbols[0], leaf=None, input=99),))),

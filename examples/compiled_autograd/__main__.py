@@ -39,7 +39,9 @@ class Model(torch.nn.Module):
         super().__init__()
         generator = torch.Generator().manual_seed(0)
         weights = [torch.randn(width, width, generator=generator) / width**0.5 for _ in range(layers)]
-        self.weights = torch.nn.ParameterList(torch.nn.Parameter(distribute_tensor(w, mesh, [Shard(0)])) for w in weights)
+        self.weights = torch.nn.ParameterList(
+            torch.nn.Parameter(distribute_tensor(w, mesh, [Shard(0)])) for w in weights
+        )
 
     def forward(self, x: DTensor) -> torch.Tensor:
         """The mean square of the result."""
@@ -119,6 +121,7 @@ def train(mesh: DeviceMesh, around: Callable[[], Any], steps: int, layers: int, 
         if 2 <= step < steps - 1:  # the first ones capture and trace
             seconds.append(time.perf_counter() - start)
         optimizer.step()
+        loss = loss.detach()
         losses.append(float(loss.full_tensor() if isinstance(loss, DTensor) else loss))
     return Outcome(losses, norms, sorted(seconds)[len(seconds) // 2], peak)
 
@@ -141,7 +144,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Outcome]:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument("--tape", type=int, default=16, help="how many lines of the tape to print")
     options = vars(parser.parse_args(arguments))
+    shown = options.pop("tape")
     warnings.filterwarnings("ignore", category=FutureWarning)
     found = {}
     with process_group() as mesh:
@@ -155,7 +160,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Outcome]:
                 print(f"{name:<14}{row}")
             same = all(o.losses == first.losses and o.norms == first.norms for o in found.values())
             print(f"losses and clipped norms are {'the same, bit for bit' if same else 'close'}\n")
-            print(st.compiled_autograd.tapes[-1])
+            text = str(st.compiled_autograd.tapes[-1]).splitlines()
+            print("\n".join([*text[:shown], "  ..."] if len(text) > shown else text))
     return found
 
 

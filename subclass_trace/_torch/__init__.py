@@ -7,8 +7,8 @@ Anything that pulls in Dynamo or inductor is imported inside a function, so that
 from __future__ import annotations
 
 import contextlib
-import logging
 import functools
+import logging
 import math
 import operator
 from collections.abc import Callable, Iterator
@@ -137,7 +137,7 @@ def like_format_of(fake: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """A fresh fake tensor with the memory format that ``other`` suggests."""
     from torch._prims_common import suggest_memory_format
 
-    return torch.empty_like(fake, memory_format=suggest_memory_format(other))  # type: ignore[arg-type]
+    return torch.empty_like(fake, memory_format=suggest_memory_format(other))
 
 
 def detached(mode: FakeTensorMode, fake: torch.Tensor) -> torch.Tensor:
@@ -298,9 +298,11 @@ def _proxy_analysis() -> Any:
 
     def node(function: Callable[..., Any]) -> Any:
         return staticmethod(
-            lambda x, *rest: x.tracer.create_proxy("call_function", function, (x,), {})
-            if isinstance(x, torch.fx.Proxy)
-            else function(x)
+            lambda x, *rest: (
+                x.tracer.create_proxy("call_function", function, (x,), {})
+                if isinstance(x, torch.fx.Proxy)
+                else function(x)
+            )
         )
 
     members = {
@@ -538,6 +540,14 @@ def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
         return dict(select_decomp_table())
 
 
+def needs_exact_strides(target: object) -> bool:
+    """Must the inputs of this operation have the strides that they have in eager mode?"""
+    from torch._library.utils import get_layout_constraint_tag
+
+    exact = getattr(torch.Tag, "needs_exact_strides", None)
+    return isinstance(target, OpOverload) and exact is not None and get_layout_constraint_tag(target) is exact
+
+
 def inductor_compile(
     gm: torch.fx.GraphModule, example_inputs: list[Any], *, is_backward: bool, is_inference: bool, visible: list[int]
 ) -> tuple[Callable[..., Any], list[tuple[Any, ...] | None]]:
@@ -551,7 +561,7 @@ def inductor_compile(
     from torch._dynamo.convert_frame import compile_lock
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
-    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.compile_fx import _recursive_joint_graph_passes, compile_fx_inner
     from torch._inductor.utils import BoxedBool
     from torch._inductor.virtualized import V
 
@@ -561,6 +571,8 @@ def inductor_compile(
     gm.graph.output_node().meta["user_visible_output_idxs"] = visible
     context = TracingContext(mode)
     with compile_lock, plain_dispatch(), tracing(context), V.set_fake_mode(mode), config.patch(fallback_random=True):
+        if is_inference:  # in training torch runs these passes on the joint graph, which our partitioners have cut
+            _recursive_joint_graph_passes(gm)
         with TracingContext.report_output_strides() as strides:
             compiled = compile_fx_inner(
                 gm,

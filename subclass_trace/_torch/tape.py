@@ -129,7 +129,8 @@ def storage_owners(t: torch.Tensor) -> int:
     return int(torch._C._storage_Use_Count(t.untyped_storage()._cdata))
 
 
-HAS_REFERENCE_COUNTS = hasattr(torch.Tensor, "_use_count")
+#: else a gradient is never taken over, and sums are made out of place
+HAS_REFERENCE_COUNTS = hasattr(torch.Tensor, "_use_count") and hasattr(torch._C, "_storage_Use_Count")
 
 
 # ---------------------------------------------------------------------------------------------- Functions

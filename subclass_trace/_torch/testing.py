@@ -147,13 +147,10 @@ class Pair(torch.Tensor):
                 return Pair(a, b)
             return type(a)(map(both, a, b)) if isinstance(a, (list, tuple)) else a
 
-        outs = [
-            func(
-                *tree_map_only(Pair, lambda t, n=n: getattr(t, n), args),
-                **tree_map_only(Pair, lambda t, n=n: getattr(t, n), kwargs),
-            )
-            for n in ("a", "b")
-        ]
+        def half(name: str) -> Any:
+            return lambda t: getattr(t, name)
+
+        outs = [func(*tree_map_only(Pair, half(n), args), **tree_map_only(Pair, half(n), kwargs)) for n in ("a", "b")]
         return correct(func, args, kwargs, both(*outs))
 
 
@@ -197,13 +194,13 @@ def outer_storage(x: torch.Tensor) -> int:
     return int(x.untyped_storage()._cdata)
 
 
-def cache_key(x: torch.Tensor) -> str:
+def cache_key(x: Any) -> str:
     """What torch.compile's caches know a wrapper by: its own hash, or the pickled sizes and context, as torch does it."""
     import pickle
 
     if hasattr(x, "_stable_hash_for_caching"):
-        return x._stable_hash_for_caching()  # type: ignore[no-any-return, attr-defined]
-    names, context = x.__tensor_flatten__()  # type: ignore[attr-defined]
+        return x._stable_hash_for_caching()  # type: ignore[no-any-return]
+    names, context = x.__tensor_flatten__()
     return pickle.dumps((tuple(x.shape), x.requires_grad, context, names)).hex()
 
 

@@ -156,7 +156,7 @@ def _unfinished(cls: type[Any], func: Any) -> Run:
     if rule is not None:
         return _with_default(func, rule, default)
     if _authors.is_composite(func):
-        return lambda args, kwargs: func.decompose(*args, **kwargs)
+        return _decomposed(func, default)
     family = _family(cls, func)
     serves = default if family is None else _of_family(cls, func, family, default)
     if func is aten.copy_.default and (family is None or family.rule is None):
@@ -165,6 +165,14 @@ def _unfinished(cls: type[Any], func: Any) -> Run:
     if func in _IDENTITIES | _COPIES:  # what they mean is the same for every wrapper
         serves = default
     return _basic(cls, func, serves) or serves
+
+
+def _decomposed(func: Any, default: Run) -> Run:
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = func.decompose(*args, **kwargs)
+        return default(args, kwargs) if out is NotImplemented else out  # torch.export keeps some composites whole
+
+    return run
 
 
 def _of_family(cls: type[Any], func: Any, family: Family, default: Run) -> Run:

@@ -189,7 +189,7 @@ def copy_of(cls: type[Any], func: Any, otherwise: Run) -> Run:
     inside and outside belong together, and the copy keeps the strides.
 
     Args:
-        otherwise: for another dtype or layout.
+        otherwise: for another dtype or layout, and for contiguous strides that the copy would not have.
     """
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -201,6 +201,8 @@ def copy_of(cls: type[Any], func: Any, otherwise: Run) -> Run:
         inner = {n: getattr(x, n) for n in x.__tensor_flatten__()[0]}
         first = next(iter(inner.values()), None)
         alike = first is not None and first.shape == x.shape and first.stride() == x.stride()
+        if not alike and how.get("memory_format") is torch.contiguous_format and not x.is_contiguous():
+            return otherwise(args, kwargs)
         tensors = {
             n: func(t, *args[1:], **(how if alike and t.shape == x.shape else elsewhere)) for n, t in inner.items()
         }

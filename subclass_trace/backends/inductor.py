@@ -109,12 +109,27 @@ def _copy(gm: fx.GraphModule) -> fx.GraphModule:
     original = gm.graph.output_node()
     node = graph.output(tuple(result) if isinstance(result, (tuple, list)) else (result,))
     node.meta = copy.copy(original.meta)
+    _note_input_values(graph)
     own = fx.GraphModule(gm, graph)
     own.meta = copy.copy(gm.meta)
     for name, child in list(own.named_children()):
         if isinstance(child, fx.GraphModule):  # bodies of higher-order operations are rewritten too
             setattr(own, name, _copy(child))
     return own
+
+
+def _note_input_values(graph: fx.Graph) -> None:
+    """Inductor may choose other strides for intermediates; operations that need those of eager (``_scaled_mm``) say so.
+
+    PyTorch's own tracers leave the same note on such nodes (``eager_input_vals``).
+    """
+
+    def value(a: Any) -> Any:
+        return a.meta.get("val") if isinstance(a, fx.Node) else None
+
+    for node in graph.nodes:
+        if node.op == "call_function" and _torch.needs_exact_strides(node.target):
+            node.meta["eager_input_vals"] = fx.node.map_aggregate((node.args, node.kwargs), value)
 
 
 def _traced_strides(gm: fx.GraphModule) -> list[tuple[Any, ...] | None]:

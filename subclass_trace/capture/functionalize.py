@@ -18,6 +18,7 @@ from .. import _torch
 from ..errors import UnsupportedError
 from .aliasing import byte_range
 from .frames import frames_text
+from .graphs import CHECKS
 from .session import Session
 
 Tensor = torch.Tensor
@@ -245,6 +246,11 @@ class _Replay:
     def _call(self, node: fx.Node, root: torch.nn.Module) -> Any:
         if isinstance(node.target, _torch.HigherOrderOperator):
             return self._opaque(node, root)
+        if node.target in CHECKS:
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._node)
+            copy = self.functional.graph.call_function(node.target, args, kwargs)
+            copy.meta.update(node.meta)
+            return None
         args = fx.node.map_arg(node.args, self.env.__getitem__)
         kwargs = fx.node.map_arg(node.kwargs, self.env.__getitem__)
         try:

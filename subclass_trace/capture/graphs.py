@@ -64,9 +64,15 @@ def _keep_draws(graph: fx.Graph, num_forward: int) -> int:
     return len(dead)
 
 
+_aten = torch.ops.aten
+#: operations that only raise
+CHECKS = (_aten._linalg_check_errors.default, _aten._assert_async.default, _aten._assert_async.msg)
+
+
 def is_draw(node: fx.Node) -> bool:
-    """A forward node that moves the random generator: it is never dropped, and never run twice."""
-    return is_random(node) and node.meta.get("partitioner_tag") != "is_backward"
+    """A forward node that runs for what it does: it moves the random generator, or it raises (the check behind
+    ``linalg.inv``). It is never dropped, and never run twice."""
+    return (is_random(node) or node.target in CHECKS) and node.meta.get("partitioner_tag") != "is_backward"
 
 
 def _live_copy(graph: fx.Graph, outputs: list[Any], also: Sequence[Any] = ()) -> fx.Graph:

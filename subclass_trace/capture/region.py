@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -310,7 +310,7 @@ class _Capture:
             size_outputs=tuple(sizes),
             mutations=tuple(mutations),
             outputs=tuple(outputs),
-            aliases=tuple(aliases),
+            aliases=tuple(replace(a, within=a.within and tape is not None) for a in aliases),
             fresh_leaves=tuple(fresh_leaves),
             views=frozenset(k for k, t in enumerate(self.values) if t._is_view()),
             dangling=() if tape else tuple(differentiable),

@@ -28,6 +28,7 @@ from .rules import (
     MUST_SAVE,
     BanRules,
     Facts,
+    absolute_views,
     bans,
     never_again,
     recompute_tags,
@@ -122,8 +123,8 @@ class MinCut:
         """
         if self.store is None:
             return self._exact(table, facts), {}
-        tags, weights = recompute_tags(table), storage_weights(table, facts)
-        banned = self._bans(table, tags)
+        tags, weights = recompute_tags(table, facts), storage_weights(table, facts)
+        banned = self._bans(table, tags, facts)
         again, needed = _demands(table, tags)
         allowed = forms(table, self.store, weights)
         share = {i: packed_share(table.val[i], form) for i, form in allowed.items()}
@@ -133,19 +134,22 @@ class MinCut:
             raise _infeasible(table, tags, banned, weights) from None
 
     def _exact(self, table: Table, facts: Facts) -> list[int]:
-        tags = recompute_tags(table)
+        tags = recompute_tags(table, facts)
         if self.model == "seconds" or (self.budget is not None and self.budget != 1):
             return self._limited(table, tags, storage_weights(table, facts), facts)
         return self._unlimited(table, tags, facts)
 
     def _unlimited(self, table: Table, tags: Sequence[Any], facts: Facts) -> list[int]:
         weights = torch_weights(table, facts) if self.model == "torch" else storage_weights(table, facts)
-        return solve(table, tags, self._bans(table, tags), weights)
+        return solve(table, tags, self._bans(table, tags, facts), weights)
 
-    def _bans(self, table: Table, tags: Sequence[Any]) -> list[bool]:
+    def _bans(self, table: Table, tags: Sequence[Any], facts: Facts) -> list[bool]:
         fusion = self.model == "torch" if self.fusion is None else self.fusion
         views = self.model != "torch"
-        return bans(table, tags, BanRules(fusion and not self.aggressive, views, self.aggressive))
+        banned = bans(table, tags, BanRules(fusion and not self.aggressive, views, self.aggressive))
+        for i in absolute_views(table, facts):
+            banned[i] = True
+        return banned
 
     def hull(self, table: Table, facts: Facts) -> Hull:
         """Everything between saving most and saving least; costs in seconds, or in floating-point operations.
@@ -153,7 +157,7 @@ class MinCut:
         Raises:
             UnsupportedError: the tags of checkpointing contradict each other.
         """
-        return self._hull(table, recompute_tags(table), storage_weights(table, facts))
+        return self._hull(table, recompute_tags(table, facts), storage_weights(table, facts))
 
     def _hull(self, table: Table, tags: Sequence[Any], weights: Sequence[float]) -> Hull:
         try:

@@ -233,21 +233,13 @@ def make_table(joint: fx.GraphModule, num_forward: int, apart: Collection[str] =
     for i in rows:
         for x in ins[i]:
             users[x].append(i)
-    kinds: list[list[int]] = [[], [], [], []]
-    for i in rows:
-        if nodes[i].op == "placeholder":
-            kinds[input_kind(str(nodes[i].target))].append(i)
+    kinds = _kinds(nodes, rows)
     tag = [m.get("partitioner_tag") for m in metas]
     forward_out, backward_out = outputs[:num_forward], outputs[num_forward:]
     late, allowed = _sides(nodes, rows, ins, bits, tag, kinds)
-    needed_late = list(late)
-    for o in backward_out:
-        if type(o) is int:
-            needed_late[o] = True
+    wanted = {o for o in backward_out if type(o) is int}
     early = _early(nodes, rows, ins, bits, allowed, forward_out)
-    size = [0] * len(nodes)
-    for i in rows:
-        size[i] = nbytes(val[i])
+    live = set(rows)
     return Table(
         joint=joint,
         num_forward=num_forward,
@@ -258,7 +250,7 @@ def make_table(joint: fx.GraphModule, num_forward: int, apart: Collection[str] =
         same=same,
         ins=ins,
         users=users,
-        size=size,
+        size=[nbytes(v) if i in live else 0 for i, v in enumerate(val)],
         storage=storage,
         view=_views(nodes, rows, ins, bits, storage),
         tag=tag,
@@ -272,12 +264,21 @@ def make_table(joint: fx.GraphModule, num_forward: int, apart: Collection[str] =
         tangents=kinds[TANGENT],
         backward_seeds=kinds[BACKWARD_SEED],
         late=late,
-        needed_late=needed_late,
+        needed_late=[is_late or i in wanted for i, is_late in enumerate(late)],
         allowed_early=allowed,
         early=early,
         order={i: k for k, i in enumerate(i for i in rows if early[i])},
         distance=_distance(rows, users, early),
     )
+
+
+def _kinds(nodes: Sequence[fx.Node], rows: Sequence[int]) -> list[list[int]]:
+    """The placeholders by kind."""
+    kinds: list[list[int]] = [[], [], [], []]
+    for i in rows:
+        if nodes[i].op == "placeholder":
+            kinds[input_kind(str(nodes[i].target))].append(i)
+    return kinds
 
 
 def _merge(

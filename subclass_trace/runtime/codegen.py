@@ -15,7 +15,17 @@ import torch
 
 from .. import _torch
 from ..capture.aliasing import alias_check
-from ..plan import BasePrimal, ConstantOutput, InputOutput, LeafPrimal, SameOutput, SizeOutput, ValueOutput, ViewOutput
+from ..plan import (
+    BasePrimal,
+    ConstantOutput,
+    InputOutput,
+    LeafPrimal,
+    SameOutput,
+    SizeOutput,
+    SymbolicView,
+    ValueOutput,
+    ViewOutput,
+)
 from ..subclass.context import same_argument
 from ..subclass.spec import OpaqueSpec, Spec, spec_leaves
 from ..subclass.template import Examples
@@ -359,7 +369,13 @@ class _EntryEmitter:
             values, sizes = self._infer(symbols)
         copied = copies_alone(plan, inference=self.guards.ambient.inference)
         simple = copied and not plan.assignments and plan.grad_mode_after is None
-        simple = simple and not plan.aliases and not plan.fresh_leaves and not plan.dangling and all(map(self._is_simple, plan.outputs))
+        simple = (
+            simple
+            and not plan.aliases
+            and not plan.fresh_leaves
+            and not plan.dangling
+            and all(map(self._is_simple, plan.outputs))
+        )
         if not simple:
             s.bind("finish", finish)
             s.bind("Call", Call)
@@ -379,7 +395,8 @@ class _EntryEmitter:
             elif isinstance(o, ViewOutput):
                 s.bind("replay_view", replay_view)
                 base = inputs[o.base] if o.of_input else values[o.base]
-                results.append(f"replay_view({s.constant(o, 'view')}, {base})")
+                sizes_now = f", {env}" if isinstance(o.replay, SymbolicView) else ""
+                results.append(f"replay_view({s.constant(o, 'view')}, {base}{sizes_now})")
             elif isinstance(o, ValueOutput):
                 results.append(values[o.value])
             elif isinstance(o, SizeOutput):

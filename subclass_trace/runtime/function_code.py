@@ -243,7 +243,8 @@ class FunctionEmitter:
         s.line(f"except AttributeError: {slow}")
         rows = self._checked(entry.tangents, leaves)
         s.line(f"if not check({', '.join(rows)}): {slow}")
-        s.line(f"if fast.fit is not None: {', '.join(leaves)}, = fast.fit({', '.join(leaves)})")
+        if leaves:
+            s.line(f"if fast.fit is not None: {', '.join(leaves)}, = fast.fit({', '.join(leaves)})")
         number = {row.name: k for k, row in enumerate(r for r in self.plan.saved if r.is_tensor)}
         if any(kind == "saved" and name not in number for kind, name in entry.inputs):
             raise NotGenerated("a saved size")

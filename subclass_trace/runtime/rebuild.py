@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from .. import _torch
-from ..plan import ValueAlias, ViewOutput
+from ..plan import SymbolicView, ValueAlias, ViewOutput
 from ..subclass.flatten import leaves_of
 from ..subclass.spec import LeafSpec, spec_leaves
 from ..subclass.visit import rebuild
@@ -17,11 +17,12 @@ from .sizes import Env, concrete, evaluate
 Tensor = torch.Tensor
 
 
-def replay_view(plan: ViewOutput, base: Tensor) -> Tensor:
+def replay_view(plan: ViewOutput, base: Tensor, env: Env | None = None) -> Tensor:
     """Replay the recorded view operations on ``base``. They are those that the user issued, never ``as_strided``."""
+    replay = plan.replay.at(env or {}) if isinstance(plan.replay, SymbolicView) else plan.replay
     enabled = torch.is_grad_enabled()
     with torch.set_grad_enabled(enabled and (plan.requires_grad or not base.requires_grad)):
-        view = plan.replay(base)
+        view = replay(base)
     if plan.one_of_several:
         _torch.mark_multi_output_view(view)
     return view

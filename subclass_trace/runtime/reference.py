@@ -128,7 +128,7 @@ def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]
         with torch.enable_grad():
             _torch.apply_function(Dangling, torch.zeros((), requires_grad=True), values[k : k + 1])
     early = {
-        k: replay_view(o, call.inputs[o.base])
+        k: replay_view(o, call.inputs[o.base], call.env)
         for k, o in enumerate(plan.outputs)
         if isinstance(o, ViewOutput) and o.early
     }
@@ -178,7 +178,7 @@ def make_output(
     assert not isinstance(o, SameOutput)
     if isinstance(o, ViewOutput):
         base = call.inputs[o.base] if o.of_input else values[o.base]
-        value = replay_view(o, base) if early is None else early
+        value = replay_view(o, base, call.env) if early is None else early
     else:
         value = values[o.value]
     if isinstance(o, ViewOutput) and o.starts_grad:

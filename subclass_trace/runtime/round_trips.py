@@ -14,6 +14,7 @@ import torch.fx as fx
 
 from .. import _torch
 
+aten = torch.ops.aten
 Merged = Mapping[fx.Node, fx.Node]
 
 
@@ -58,7 +59,7 @@ def _is_view(node: fx.Node) -> bool:
     target: Any = node.target
     if node.op != "call_function" or not isinstance(target, _torch.OpOverload):
         return False
-    view = target.is_view or target is torch.ops.aten._unsafe_view.default
+    view = target.is_view or target is aten._unsafe_view.default
     first = bool(node.args) and isinstance(node.args[0], fx.Node)
     return view and first and not _torch.op_schema(target).is_mutable and isinstance(node.meta.get("val"), torch.Tensor)
 

@@ -32,8 +32,10 @@ from ..plan import (
     OutputPlan,
     Plan,
     Primal,
+    Replay,
     SavedValue,
     SizePrimal,
+    SymbolicView,
     SymbolPlan,
     ValueAlias,
     ValueOutput,
@@ -357,8 +359,28 @@ def _freeze_mutation(m: MutationPlan) -> MutationPlan:
 
 def _freeze_output(o: OutputPlan) -> OutputPlan:
     if isinstance(o, ViewOutput):
-        return replace(o, spec=freeze(o.spec))
+        return replace(o, spec=freeze(o.spec), replay=_freeze_replay(o.replay))
     return replace(o, spec=freeze(o.spec)) if isinstance(o, ValueOutput) else o
+
+
+def _freeze_replay(replay: Replay) -> Replay:
+    """Autograd's function of a view remembers the symbols that it was traced with: their expressions instead."""
+    view = getattr(replay, "__self__", None)
+    if not isinstance(view, Tensor) or view._base is None or not _has_symbols(view, view._base):
+        return replay
+    sizes: list[Any] = []
+
+    def note(n: Any) -> Any:
+        sizes.append(to_expr(n))
+        return n
+
+    with torch.no_grad():
+        replay(view._base, symint_visitor_fn=note)  # type: ignore[call-arg]
+    return SymbolicView(replay, tuple(sizes))
+
+
+def _has_symbols(*tensors: Tensor) -> bool:
+    return any(isinstance(n, torch.SymInt) for t in tensors for n in (*t.shape, *t.stride()))
 
 
 def _freeze_alias(row: ValueAlias) -> ValueAlias:
@@ -418,9 +440,7 @@ def _copied(captured: Captured, joint: fx.GraphModule) -> set[str]:
     outputs = output_args(joint.graph)
     copied = {m.value for m in captured.mutations if m.value is not None and not m.replaced}
     copied -= {o.value for o in captured.outputs if isinstance(o, ValueOutput)}
-    return {
-        n.name for v in copied for n in outputs[starts[v] : starts[v + 1]] if isinstance(n, fx.Node)
-    }
+    return {n.name for v in copied for n in outputs[starts[v] : starts[v + 1]] if isinstance(n, fx.Node)}
 
 
 def facts_of(captured: Captured, arguments: Sequence[Argument], joint: fx.GraphModule) -> Facts:

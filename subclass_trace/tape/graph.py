@@ -111,8 +111,9 @@ class Tape:
         return describe(self)
 
     def __repr__(self) -> str:
-        hooks = sum(n.meta.get("kind") in ("hook", "post_accumulate") for n in self.graph.graph.nodes)
-        return f"<tape of {len(self.nodes)} autograd nodes, {hooks} hooks, {self.runs} runs>"
+        from .text import counts
+
+        return f"<tape of {counts(self)}, {self.runs} run{'s' if self.runs != 1 else ''}>"
 
     def to_html(self, file: Any = None) -> str:
         """A page with a picture of the tape; also written to ``file`` if that is given."""

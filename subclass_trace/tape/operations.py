@@ -248,4 +248,4 @@ def _may_be_overwritten(t: Tensor, other: Tensor) -> bool:
     )
 
 
-_SOLE_STORAGE = _door.storage_owners(torch.empty(1))
+_SOLE_STORAGE = _door.storage_owners(torch.empty(1)) if _door.HAS_REFERENCE_COUNTS else 0

@@ -135,8 +135,11 @@ class Engine:
                 _door.set_tape_compiler(*found)
             try:
                 return self.real.run_backward(roots, grads, keep_graph, create_graph, inputs, *args, **kwargs)
-            except NotImplementedError as error:
-                raise _explained(error, thread.call) from error
+            except RuntimeError as error:  # also NotImplementedError
+                refusal = _refusal(error, thread.call)
+                if refusal is None:
+                    raise
+                raise refusal from error
             finally:
                 thread.call = outer
                 _door.set_multithreading(threads)
@@ -161,10 +164,17 @@ class Engine:
         return getattr(self.real, name)
 
 
-def _explained(error: NotImplementedError, call: Call) -> Exception:
-    """The engine cannot walk the tape: name what it stumbled over."""
-    if "NestedTensor" not in str(error):
-        return error
+def _refusal(error: RuntimeError, call: Call) -> UnsupportedError | None:
+    """What to raise where the engine cannot walk the tape: it names what torch stumbled over. None for other errors."""
+    if "not compatible with C++ DDP Reducer" in str(error):
+        return UnsupportedError(
+            "compiled autograd cannot capture a backward through DistributedDataParallel's C++ reducer",
+            expected="the reducer that is written in Python",
+            got=str(error).splitlines()[0],
+            fix='set torch._dynamo.config.optimize_ddp = "python_reducer" before the model is wrapped',
+        )
+    if not isinstance(error, NotImplementedError) or "NestedTensor" not in str(error):
+        return None
     for node in walk(call.roots, call.inputs).nodes[1:]:
         if _door.takes_nested_gradients(node):
             line = line_of(node, _door.sequence_number_of(node))
@@ -176,7 +186,7 @@ def _explained(error: NotImplementedError, call: Call) -> Exception:
                 got="a NestedTensor",
                 fix="run this backward outside of compiled_autograd, or under compiled_autograd.disabled()",
             )
-    return error
+    return None
 
 
 # ---------------------------------------------------------------------------------------------- running

@@ -137,7 +137,8 @@ class Segment:
         made = self.region.specializations
         if len(made) != before:
             runtime.stats.segments += len(made) - before
-            self._arm(made[-1], values)
+            if all(isinstance(r, Tensor) for r in results):  # an undefined gradient is no leaf of the region's results
+                self._arm(made[-1], values)
         return results
 
     def _arm(self, made: Specialization, values: list[Any]) -> None:

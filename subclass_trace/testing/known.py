@@ -102,7 +102,10 @@ KNOWN: dict[str, dict[str, Any]] = {
         "setup": _HALF,
         "sizes": [(64, 64), (32, 64)],
         "dtypes": _BF16,
-        "exempt": {"ST202": "the compression that runs on CPU reads values; it is not part of the class"},
+        "exempt": {
+            "ST202": "the compression that runs on CPU reads values; it is not part of the class",
+            "ST602": "the compression that runs on CPU does not take wrappers; it is not part of the class",
+        },
     },
     _AO + "quantization.quantize_.workflows.int8.int8_tensor.Int8Tensor": {
         "factory": "Int8Tensor.from_hp({0}, granularity=PerRow())",

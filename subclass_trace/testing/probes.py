@@ -116,6 +116,17 @@ def rebuild(x: Any, function: Any = lambda t: t) -> Any:
     return type(x).__tensor_unflatten__(inner, context, x.size(), x.stride())
 
 
+def rebuilds(x: Any) -> bool:
+    """Does a wrapper come back from flatten and unflatten: metadata, context and the very inner tensors?"""
+    import copy
+
+    y = rebuild(x)
+    contexts = y.__tensor_flatten__()[1], copy.deepcopy(x.__tensor_flatten__()[1])
+    first, second = (list(x.__tensor_flatten__()[0]) for _ in range(2))
+    identical = first == second and all(a is b for a, b in zip(leaves(y), leaves(x), strict=True))
+    return identical and meta(y) == meta(x) and y.requires_grad <= x.requires_grad and same_metadata(*contexts, type(x))
+
+
 def in_threads(function: Any, count: int) -> list[Any]:
     """The results of calling a function in new threads at the same time; raises what one of them raised."""
     from concurrent.futures import ThreadPoolExecutor

@@ -35,6 +35,12 @@ def foreign(cls: type, types: Sequence[type]) -> bool:
     return any(hasattr(t, "__tensor_flatten__") and not issubclass(t, cls) for t in types)
 
 
+def same_strides(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Do two tensors of one shape lie alike? The stride of a dimension of size 1 means nothing, and is not the same
+    on every path."""
+    return all(size == 1 or s == t for size, s, t in zip(a.shape, a.stride(), b.stride(), strict=True))
+
+
 def unwrap(cls: type[Any], function: Callable[[Any], Any], tree: Any) -> Any:
     """``tree`` with ``function`` applied to each ``cls`` in it."""
     return _torch.tree_map_only(cls, function, tree)

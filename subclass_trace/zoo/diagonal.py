@@ -45,6 +45,7 @@ class Diagonal(torch.Tensor):
         outer_stride: Sequence[int] | None = None,
     ) -> Diagonal:
         (n,) = diag.shape
+        diag = diag.resolve_conj().resolve_neg()  # operations below __torch_dispatch__ do not look at lazy bits
         self: Diagonal = _torch.make_wrapper_subclass(
             cls,
             (n, n) if outer_size is None else outer_size,
@@ -88,7 +89,8 @@ class Diagonal(torch.Tensor):
             return _mm(*args)
         if func in _EACH or (func in _PAIRWISE and _closed(cls, func, args)):
             diag_args, diag_kwargs = unwrap(cls, lambda x: x.diag, (args, kwargs))
-            return cls(func(*diag_args, **diag_kwargs), outer_stride=args[0].stride())
+            contiguous = diag_kwargs.get("memory_format") is torch.contiguous_format
+            return cls(func(*diag_args, **diag_kwargs), outer_stride=None if contiguous else args[0].stride())
         if is_mutable(func) and any(isinstance(t, cls) for t in written(func, args, kwargs)):
             return _in_place(cls, func, args, kwargs)
         dense_args, dense_kwargs = unwrap(cls, _dense, (args, kwargs))

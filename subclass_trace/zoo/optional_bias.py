@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from ..authoring import WrapperTensor
-from ._common import aten
+from ._common import aten, same_strides
 
 
 class OptionalBias(WrapperTensor, default="dequantize"):
@@ -34,7 +34,7 @@ class OptionalBias(WrapperTensor, default="dequantize"):
 
     def __post_init__(self) -> None:
         data, bias = self.data_, self.bias
-        if bias is not None and (bias.shape, bias.stride(), bias.dtype) != (data.shape, data.stride(), data.dtype):
+        if bias is not None and not ((bias.shape, bias.dtype) == (data.shape, data.dtype) and same_strides(bias, data)):
             raise ValueError(
                 f"bias must be like data: {tuple(data.shape)}, {data.stride()}, {data.dtype}; "
                 f"got {tuple(bias.shape)}, {bias.stride()}, {bias.dtype}"

@@ -20,6 +20,7 @@ from __future__ import annotations
 import torch
 
 from ..authoring import WrapperTensor
+from ._common import same_strides
 
 
 class TwoTensor(WrapperTensor, default="per_inner"):
@@ -33,7 +34,7 @@ class TwoTensor(WrapperTensor, default="per_inner"):
 
     def __post_init__(self) -> None:
         a, b = self.a, self.b
-        if (a.shape, a.stride(), a.dtype, a.device) != (b.shape, b.stride(), b.dtype, b.device):
+        if (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device) or not same_strides(a, b):
             raise ValueError(
                 "the halves of a TwoTensor must agree in size, stride, dtype and device; got "
                 f"{tuple(a.shape)}, {a.stride()}, {a.dtype}, {a.device} and "

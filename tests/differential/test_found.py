@@ -92,6 +92,22 @@ FOUND = {
         None,
         "tangent",
     ),
+    "view of a wrapper that the region makes a leaf, over the input's written memory": (
+        ("w0 = dense(3, 3, seed=call)",),
+        ("w0",),
+        (),
+        (
+            "v0 = TwoTensor(x0, x0)",
+            "v1 = v0.view(-1)",
+            "v2 = TwoTensor(v1, v1)",
+            "v1.requires_grad_()",
+            "v2.add_(1)",
+            "v3 = v1.view(-1)",
+        ),
+        ("v3",),
+        None,
+        "tangent",
+    ),
     "a Masked gradient that somebody else holds": (
         ("w0 = masked(3, 3, seed=call).requires_grad_()",),
         ("w0", "w0"),

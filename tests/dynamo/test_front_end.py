@@ -328,7 +328,13 @@ def test_transforms_and_modes_around_the_call_run_the_graph() -> None:
 
 # ---------------------------------------------------------------------------------------------- modules and training
 def test_a_module_trains_as_in_eager() -> None:
-    layers = torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(8, 2)
+    layers = (
+        torch.nn.Linear(4, 8),
+        torch.nn.BatchNorm1d(8),
+        torch.nn.ReLU(),
+        torch.nn.Dropout(0.2),
+        torch.nn.Linear(8, 2),
+    )
     eager = torch.nn.Sequential(*layers)
     twin = copy.deepcopy(eager)
     losses = []

@@ -139,9 +139,7 @@ def test_a_checkpoint_saves_only_its_inputs() -> None:
 
 def test_functorch_transforms_inside() -> None:
     check(lambda x, w: torch.vmap(lambda row: (row @ w).sin())(x), lambda: (dense(3, 4), dense(4, 4)))
-    check(
-        lambda x, w: torch.func.grad(lambda a: (a @ w).sin().sum())(x) * x, lambda: (dense(3, 4), dense(4, 4))
-    )
+    check(lambda x, w: torch.func.grad(lambda a: (a @ w).sin().sum())(x) * x, lambda: (dense(3, 4), dense(4, 4)))
 
 
 def test_an_unsupported_operator_is_refused_by_name() -> None:

@@ -48,7 +48,16 @@ def _vit(attention: str) -> torch.nn.Module:
 
 
 def _t5(attention: str) -> torch.nn.Module:
-    config = hf.T5Config(d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, vocab_size=64, dropout_rate=0.0, decoder_start_token_id=0)
+    config = hf.T5Config(
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=2,
+        num_heads=4,
+        vocab_size=64,
+        dropout_rate=0.0,
+        decoder_start_token_id=0,
+    )
     return hf.AutoModelForSeq2SeqLM.from_config(config, attn_implementation=attention)
 
 

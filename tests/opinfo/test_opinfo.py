@@ -9,11 +9,7 @@ from sweep import EAGER_DIES, QUICK, VARIANTS, database, run
 
 BAD = ("crash", "timeout", "wrong", "recompiles")
 #: operation -> what is known to be wrong; each with its cause, none for good
-FAULTS: dict[str, str] = {
-    "linalg.eig": "an effect token is missing in the functionalising replay",
-    "nn.functional.max_unpool2d": "torch's fake kernel has other strides than the kernel (channels_last)",
-    "nn.functional.max_unpool2d.grad": "the same",
-}
+FAULTS: dict[str, str] = {}
 
 
 @pytest.fixture(scope="module")

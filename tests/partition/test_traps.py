@@ -346,3 +346,23 @@ def test_the_joint_graph_is_left_alone() -> None:
     first, second = halves(make_split(table, st.MinCut().choose(table, Facts())), joint.num_forward)
     assert first.module is first.module and second.module.graph is not joint.module.graph
     assert str(joint.module.graph) == before
+
+
+@every_option
+def test_an_overlapping_input_that_is_overwritten(options: dict[str, Any]) -> None:
+    """What the backward reads of it is a clone, to which offsets into the original memory do not apply."""
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        part = torch.as_strided(x, (2, 2), (1, 2), 3) * 2  # eager mode saves this product
+        y = (part * w).sin() * (x[0, :2] + 1)
+        x.zero_()
+        return y
+
+    results = []
+    for call in (f, st.compile(f, **options)):
+        memory, w = torch.linspace(0, 2, 12), torch.linspace(-1, 1, 4).view(2, 2).requires_grad_()
+        x = memory[2:].view(5, 2).t()
+        y = call(x, w)
+        y.sum().backward()
+        results.append((y.detach(), w.grad, memory))
+    torch.testing.assert_close(*results)

@@ -11,7 +11,7 @@ import torch
 import subclass_trace as st
 from subclass_trace.capture.aliasing import alias_check, alias_pattern
 from subclass_trace.runtime import function_code
-from subclass_trace.zoo import TwoTensor
+from subclass_trace.zoo import Constant, TwoTensor
 
 
 def two(n: int = 4) -> TwoTensor:
@@ -136,3 +136,13 @@ def test_alias_check_is_alias_pattern() -> None:
         check = alias_check(alias_pattern(known, known))
         for now in calls:
             assert check(now, now) is (alias_pattern(now, now) == alias_pattern(known, known))
+
+
+def test_a_tangent_without_leaves() -> None:
+    x = Constant(0.5, (4,)).requires_grad_()
+    region = st.compile(lambda x: x.clone(), backend="eager")
+    for _ in range(3):
+        out = region(x)
+        (got,) = torch.autograd.grad(out, x, torch.ones_like(out))
+        (expected,) = torch.autograd.grad(x.clone(), x, torch.ones_like(out))
+        assert type(got) is type(expected) and repr(got) == repr(expected)

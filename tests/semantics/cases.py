@@ -677,6 +677,12 @@ same(D, "`.tolist()`", lambda x: x.tolist(), plain(dense), torch="graph break")
 same(D, "`.numpy()`", lambda x: x.numpy(), plain(dense), torch="graph break", refused="DataDependentError")
 same(
     D,
+    "a check that raises (a singular matrix)",
+    lambda x: torch.linalg.inv(x) + 1,
+    lambda c: torch.zeros(3, 3) if c else torch.eye(3),
+)
+same(
+    D,
     "a value that depends on constants alone, asked for",
     lambda x: x * torch.tensor([1, 2]).sum().item() if torch.arange(3).sum() > 2 else x,
     plain(),

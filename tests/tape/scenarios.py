@@ -21,6 +21,8 @@ Step = Callable[[int], list[Any]]
 SCENARIOS: dict[str, Callable[[Log], Step]] = {}
 #: torch runs these on the plain engine: there is a transform around the backward
 NOT_CAPTURED = {"functional_transforms"}
+#: segments that run as they are: a region cannot trace these
+NOT_TRACED = {"sparse_gradients"}
 
 
 def scenario(make: Callable[[Log], Step]) -> Callable[[Log], Step]:
@@ -43,6 +45,13 @@ def note(log: Log, name: str) -> Callable[[Any], None]:
         log.append((name, checksum(grad)))
 
     return hook
+
+
+def close(a: Any, b: Any) -> bool:
+    """Are two rows of a log the same, but for rounding?"""
+    if isinstance(a, tuple):
+        return isinstance(b, tuple) and len(a) == len(b) and all(map(close, a, b))
+    return abs(a - b) <= 1e-4 * (1 + abs(b)) if isinstance(a, float) else a == b
 
 
 def checksum(value: Any) -> Any:
@@ -257,6 +266,23 @@ def hooks_on_accumulate_nodes(log: Log) -> Step:
         y = params[0] * params[1]
         y = (y + params[2]) * params[3] + params[0]
         (y * n).sum().backward()
+        return [p.grad for p in params]
+
+    return step
+
+
+@scenario
+def many_leaves_ready_at_once(log: Log) -> Step:
+    """Leaves have one priority: their order is that of the engine's heap."""
+    params = [leaf(2, seed=k) for k in range(9)]
+    for k, p in enumerate(params):
+        p.register_hook(note(log, f"{k}"))
+
+    def step(n: int) -> list[Any]:
+        for p in params:
+            p.grad = None
+        (torch.cat(params).sin() * n).sum().backward()
+        torch.stack([params[k] for k in (3, 1, 4, 5, 2, 6)]).prod(0).sum().backward()
         return [p.grad for p in params]
 
     return step

@@ -411,7 +411,7 @@ def test_a_tape_cannot_be_called() -> None:
     with pytest.raises(TypeError, match="run by the backward calls"):
         tape()
     assert repr(compiled_autograd) == "<compiled autograd, off, 1 tapes>"
-    assert repr(tape) == "<tape of 6 autograd nodes, 0 hooks, 1 runs>"
+    assert repr(tape) == "<tape of 6 autograd nodes, 0 hooks, 0 unpackings, 1 run>"
 
 
 def test_the_graph_of_a_tape_runs_by_itself() -> None:
@@ -428,3 +428,21 @@ def test_the_graph_of_a_tape_runs_by_itself() -> None:
     tape = compiled_autograd.tapes[-1]
     (got,) = tape.graph(*given[0])
     assert torch.equal(got, (w * 2).exp().detach() * 2)
+
+
+@pytest.mark.inductor
+def test_segments_compiled_by_inductor() -> None:
+    model, seen = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)), []
+    expected: list[torch.Tensor] = []
+    for around in (torch.enable_grad, lambda: compiled_autograd(backend="inductor")):
+        for _ in range(2):
+            model.zero_grad()
+            h = model[1](model[0](torch.ones(3, 4)))
+            h.register_hook(lambda g: seen.append(g.shape))
+            with around():
+                model[2](h).pow(2).sum().backward()
+            grads = [p.grad for p in model.parameters()]
+            for a, b in zip(grads, expected, strict=False):
+                torch.testing.assert_close(a, b)
+            expected = grads
+    assert seen == [(3, 4)] * 4 and compiled_autograd.stats.segments == 2

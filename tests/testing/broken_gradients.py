@@ -56,14 +56,16 @@ class NegatesNothingToo(Sound):
         return args[0].clone() if func is aten.neg.default else super().compute(func, args, kwargs)
 
 
-@breaks("ST405")
-class AddsOne(Sound):
+@breaks(
+    "ST405", also=dict.fromkeys(("ST402", "ST403", "ST404"), "the gradients of a value that is used twice are added")
+)
+class AddsFirst(Sound):
     """The sum of two wrappers is the first one."""
 
     @classmethod
     def compute(cls, func, args, kwargs):
-        if func in (aten.add.Tensor, aten.add_.Tensor) and isinstance(args[0], cls) and isinstance(args[1], cls):
-            return args[0] if func is aten.add_.Tensor else args[0].clone()
+        if func is aten.add.Tensor and isinstance(args[0], cls) and isinstance(args[1], cls):
+            return args[0].clone()
         return super().compute(func, args, kwargs)
 
 

@@ -85,6 +85,10 @@ def test_inductor(name: str, front_end: str) -> None:
     subject = SUBJECTS[name]
     eager, model = subject.build(), subject.build()
     compiled = FRONT_ENDS[front_end](model, "inductor")
+    if name == "mx inference":  # inductor has no CPU code for the type of its scales, from torch.compile either
+        with pytest.raises(Exception, match="float8_e8m0fnu"):
+            step(compiled, model, subject, 1)
+        return
     expected, got = step(eager, eager, subject, 1), step(compiled, model, subject, 1)
     loose = 1e-4 if subject.dtype is torch.float32 and "float8" not in name else 0.1
     assert list(expected) == list(got)
@@ -105,7 +109,10 @@ def test_views_and_copies_of_a_quantised_weight(front_end: str) -> None:
         assert type(got) is type(expected)
         if type(got) is not torch.Tensor:
             assert got.requires_grad == expected.requires_grad
-            shared = [t.qdata.untyped_storage().data_ptr() == weight.qdata.untyped_storage().data_ptr() for t in (expected, got)]
+            shared = [
+                t.qdata.untyped_storage().data_ptr() == weight.qdata.untyped_storage().data_ptr()
+                for t in (expected, got)
+            ]
             assert shared[0] == shared[1]
             expected, got = expected.dequantize(), got.dequantize()
         torch.testing.assert_close(got, expected)
@@ -168,11 +175,11 @@ def test_low_bit_optimizers(optimizer: str, front_end: str) -> None:
     torch.testing.assert_close(finals[1], finals[0])
 
 
-# ---------------------------------------------------------------------------------------------- refusals
-def test_a_data_dependent_class_is_refused_with_its_line() -> None:
+# ---------------------------------------------------------------------------------------------- values as numbers
+@pytest.mark.filterwarnings("ignore:index_reduce:UserWarning")
+def test_a_class_that_reads_a_number_of_its_inner_tensors() -> None:
     from torchao.prototype.quantization.codebook import CodebookQuantizedTensor
 
     torch.manual_seed(0)
-    weight = CodebookQuantizedTensor.from_float(torch.randn(8, 8), torch.uint8, [1, 8])
-    with pytest.raises(st.DataDependentError, match="codebook_quantized_tensor|codebook_ops"):
-        st.compile(lambda w: w.dequantize())(weight)
+    weight = CodebookQuantizedTensor.from_float(torch.randn(8, 8), [1, 8], torch.uint8, scale_block_size=8)
+    torch.testing.assert_close(st.compile(lambda w: w.dequantize())(weight), weight.dequantize())

@@ -96,7 +96,7 @@ def dynamic_sizes(t: Script) -> None:
     t.assume(t.value("x.dim() == z.dim() and x.shape != z.shape"))
     _define(t, _working(t, "(x * 2).sin()", "x.clone()", "x * x", "x.sum()", _LINEAR))
     t.require("expected_x, expected_z = f(x), f(z)")
-    for compiler in _compilers(t):
+    for compiler in _compilers(t, dynamic=True):
         t.run(f"g = {compiler.replace('f,', 'f, dynamic=True,')}")
         t.run("y = g(x)", "it can be compiled for symbolic sizes")
         t.expect("y", "expected_x", "the result of eager mode")
@@ -162,6 +162,7 @@ def compiled_views(t: Script) -> None:
     t.require(f"z = {op}")
     t.require("assert shares_memory(x, z)", "its views are not views")
     _define(t, op)
+    _traceable(t)
     t.run(f"y = {REGION}(x)", "what runs in eager mode runs compiled")
     t.expect("y", "z", "the view of eager mode")
     t.expect("shares_memory(x, y)", "True", "a view of the argument")
@@ -232,6 +233,12 @@ def compiled_tangents(t: Script) -> None:
     t.assume(t.value("hasattr(type(expected_y), '__tensor_flatten__')"))
     t.require("v = torch.arange(1, x.numel() + 1, dtype=expected_y.dtype).reshape(expected_y.shape)")
     t.require("(expected_g,) = torch.autograd.grad(expected_y, x, v)", "it refuses dense tangents")
+    if t.subject.dense is not None:  # a wrong gradient in eager mode is another rule's matter
+        t.require(f"d = {t.dense('x')}.detach().clone().requires_grad_()")
+        t.require(f"(dense_g,) = torch.autograd.grad({on('d', op)}, d, v)")
+        rtol, atol = t.subject.tolerance
+        t.require(f"assert same({t.project('expected_g')}, dense_g, {rtol}, {atol})", "its dense tangents are ignored")
+    _traceable(t)
     t.run(f"y = {REGION}(x)", "what runs in eager mode runs compiled")
     t.run("(g,) = torch.autograd.grad(y, x, v)", "what takes a dense tangent in eager mode does so compiled")
     t.expect("g", "expected_g", "the gradient of eager mode")
@@ -258,11 +265,18 @@ def _working(t: Script, *programs: str, grad: bool = False, subject: str = "x") 
 
 def _define(t: Script, op: str) -> None:
     t.run("torch.compiler.reset()")
-    t.run("import subclass_trace as st")
     t.run(f"def f(x):\n    return {op}")
 
 
-def _compilers(t: Script) -> tuple[str, ...]:
+def _traceable(t: Script, dynamic: bool = False) -> None:
+    """The class can be traced at all: the rules on the protocol and on fake tensors hold."""
+    t.require("import subclass_trace as st")
+    t.require("assert rebuilds(x)", "it does not come back from flatten and unflatten")
+    mode = "faking_symbolic()" if dynamic else "faking()"
+    t.require(f"faked({mode}, x, dynamic={dynamic})", "it has no fake twin")
+
+
+def _compilers(t: Script, dynamic: bool = False) -> tuple[str, ...]:
     """What to compile with: torch.compile does not take wrappers without inner tensors."""
-    t.run("import subclass_trace as st")
+    _traceable(t, dynamic)
     return (REGION, TORCH) if t.value("leaves(x)") else (REGION,)

@@ -105,7 +105,9 @@ def moves(t: Script) -> None:
     t.wrapper("x")
     t.require('y = x.to("meta")')
     t.expect("y.device.type", "'meta'", "the device that was asked for")
-    t.expect("[n for n, v in named_leaves(y) if v.device.type != 'meta' and v.numel()]", "[]", "all inner tensors are there")
+    t.expect(
+        "[n for n, v in named_leaves(y) if v.device.type != 'meta' and v.numel()]", "[]", "all inner tensors are there"
+    )
 
 
 @rule(

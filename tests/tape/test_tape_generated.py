@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as hs
-from scenarios import Choosy, Scaled, _Hooks, data, note
+from scenarios import Choosy, Scaled, _Hooks, close, data, note
 from torch.utils.checkpoint import checkpoint
 
 from subclass_trace.tape import compiled_autograd
 from subclass_trace.tape.order import walk
+from subclass_trace.tape.segments import Segment
 
 UNARY = {
     "sin": torch.sin,
@@ -153,3 +154,23 @@ def test_generated_graphs(program: dict[str, Any]) -> None:
         for a, b in zip(got, expected, strict=True):
             assert (a is None) == (b is None)
             assert a is None or torch.equal(a, b)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@settings(max_examples=max(5, settings().max_examples // 10))
+@given(programs())
+def test_generated_graphs_in_segments(program: dict[str, Any]) -> None:
+    """The same programs, lowered: gradients and logs but for rounding, and no segment that could not be traced."""
+    expected, expected_log = run(program)
+    compiled_autograd.reset()
+    for _ in range(2):  # traced, then by the short way
+        with compiled_autograd(backend="eager"):
+            got, log = run(program)
+        assert len(log) == len(expected_log) and all(map(close, log, expected_log))
+        for a, b in zip(got, expected, strict=True):
+            assert (a is None) == (b is None)
+            if a is not None:
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    graphs = [g for t in compiled_autograd.tapes for g in t.lowered.values()]
+    segments = [n.target for g in graphs for n in g.graph.nodes if isinstance(n.target, Segment)]
+    assert [s.refused for s in segments if s.refused is not None] == []

@@ -244,3 +244,11 @@ def test_functions_inside_compiled_regions_see_their_class() -> None:
 
     st.compile(f)(FunctionScaled(randn(2, 2), torch.tensor(1.0)))
     assert seen == [FunctionScaled]
+
+
+@pytest.mark.parametrize("name", ["pair", "scaled"])
+def test_torch_export_of_a_module_with_a_wrapped_weight(name) -> None:
+    module = nn.Linear(4, 4, bias=False)
+    module.weight = nn.Parameter(MAKERS[name]())
+    exported = torch.export.export(module, (randn(3, 4),), strict=False)
+    assert "linear" in str(exported.graph) or "mm" in str(exported.graph)

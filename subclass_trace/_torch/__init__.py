@@ -732,7 +732,7 @@ def call_backward_directly(function: type[torch.autograd.Function]) -> None:
 
     The engine calls ``apply`` of the node's class; torch's version of it serves ``vjp`` and boxed gradients as well.
     """
-    node_class: Any = function._backward_cls  # type: ignore[attr-defined]
+    node_class: Any = function._backward_cls
     node_class.apply = function.backward
 
 

@@ -59,7 +59,6 @@ class OutputClassifier:
         views = {id(o): o for o in tensors if o._base is not None}
         self._base_users = collections.Counter(id(o._base) for o in views.values())
         several = [o for o in {id(o): o for o in tensors}.values() if _torch.is_multi_output_view(o)]
-        self._edges = [i.edge for i in inputs.inputs if i.edge is not None]
         self._refuses_zeros: dict[type, bool] = {}
         self._siblings = collections.Counter(o.grad_fn for o in several)
         self._emitted: dict[int, int] = {}
@@ -175,7 +174,8 @@ class OutputClassifier:
             if tangent.requires_grad:
                 tangent.requires_grad_(False)
             try:
-                torch.autograd.grad([o], self._edges, [tangent], retain_graph=True, allow_unused=True)
+                edge = torch.autograd.graph.get_gradient_edge(o._base)  # type: ignore[arg-type]
+                torch.autograd.grad([o], [edge], [tangent], retain_graph=True, allow_unused=True)
             except Exception:  # whatever the class raises, eager would raise it too for one member alone
                 return True
         return False

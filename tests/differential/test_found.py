@@ -140,3 +140,20 @@ def test_a_view_that_a_region_returns_may_be_written() -> None:
         y.sum().backward()
         found.append(x.grad)
     assert torch.equal(*found)
+
+
+def test_members_of_a_split_of_a_new_leaf_keep_their_base() -> None:
+    import torch
+
+    import subclass_trace as st
+    from subclass_trace.zoo import TwoTensor
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = TwoTensor(x, x) * 2
+        y.requires_grad_()
+        _, b, c = y.split(1)
+        return c, b
+
+    for call in (lambda f: f, st.compile):
+        c, b = call(program)(torch.ones(3, 3))
+        assert c._base is b._base is not None and type(c.grad_fn).__name__ == "SplitBackward0"

@@ -69,13 +69,13 @@ def test_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
   result  kind   class      shape   dtype    grad  made of
   result  value  TwoTensor  [2, 4]  float32  yes   TwoTensor(a=out[0], b=out[1])
 
-saved for the backward: 20 values, 320 B beyond the inputs
+saved for the backward: 20 values, 256 B beyond the inputs
   origin                      operation  count  shape   dtype    bytes  reason
   args[0].a                   input             [2, 4]  float32      -  partition
   args[0].b                   input             [2, 4]  float32      -  partition
   self.layers[1..4].weight.a  input          4  [4, 4]  float32      -  partition
   self.layers[1..4].weight.b  input          4  [4, 4]  float32      -  partition
-  test_text.py:{line}             relu          10  [2, 4]  float32  320 B  partition
+  test_text.py:{line}             relu          10  [2, 4]  float32  256 B  partition
 
 backward: from result to self.layers[0..4].weight, self.layers[0..4].bias"""
     )

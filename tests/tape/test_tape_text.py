@@ -37,9 +37,9 @@ def test_text() -> None:
         loss.backward()
     text = str(compiled_autograd.tapes[-1])
     first = int(re.search(r"SinBackward0 +(\d+)", text).group(1))
-    lines = dict(re.findall(r"(\w+Backward0) .* test_text.py:(\d+)", text))
+    lines = dict(re.findall(r"(\w+Backward0) .* test_tape_text.py:(\d+)", text))
     assert lines["SinBackward0"] == "18" and lines["MulBackward0"] == "23"
-    shape = re.sub(r" +", " ", re.sub(r"test_text.py:\d+", "LINE", text))
+    shape = re.sub(r" +", " ", re.sub(r"test_tape_text.py:\d+", "LINE", text))
     assert shape == (
         "tape of 6 autograd nodes, 4 hooks, 1 unpacking\n"
         " node seq_nr forward\n"
@@ -66,7 +66,7 @@ def test_lines_from_anomaly_mode() -> None:
         warnings.simplefilter("ignore")
         with torch.autograd.detect_anomaly():
             tape = captured()
-    assert next(n for n in tape.nodes if n.name == "SinBackward0").line.endswith("test_text.py:18")
+    assert next(n for n in tape.nodes if n.name == "SinBackward0").line.endswith("test_tape_text.py:18")
 
 
 def test_without_lines() -> None:

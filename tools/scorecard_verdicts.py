@@ -1,6 +1,7 @@
 """What a reader of each finding found: (class, rule) -> whose fault it is and why. ``*`` stands for every class.
 
-Written after running the programs by hand and reading the classes (torch 2.13, torchao 0.18).
+Written after reading the printed programs and the classes (torch 2.13, torchao 0.18). Texts that say "Run by hand" rest on
+a run of the program outside of the kit; those for ``*`` were judged on the classes that showed the finding first.
 """
 
 from __future__ import annotations

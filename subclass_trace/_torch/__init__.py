@@ -548,6 +548,16 @@ def needs_exact_strides(target: object) -> bool:
     return isinstance(target, OpOverload) and exact is not None and get_layout_constraint_tag(target) is exact
 
 
+@contextlib.contextmanager
+def _with_real_constants(mode: FakeTensorMode) -> Iterator[None]:
+    """Inductor's passes may run operations on a graph's constants, which are real tensors."""
+    before, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
+    try:
+        yield
+    finally:
+        mode.allow_non_fake_inputs = before
+
+
 def inductor_compile(
     gm: torch.fx.GraphModule, example_inputs: list[Any], *, is_backward: bool, is_inference: bool, visible: list[int]
 ) -> tuple[Callable[..., Any], list[tuple[Any, ...] | None]]:
@@ -570,7 +580,14 @@ def inductor_compile(
     fakes = [mode.from_tensor(x) if isinstance(x, torch.Tensor) and not is_fake(x) else x for x in example_inputs]
     gm.graph.output_node().meta["user_visible_output_idxs"] = visible
     context = TracingContext(mode)
-    with compile_lock, plain_dispatch(), tracing(context), V.set_fake_mode(mode), config.patch(fallback_random=True):
+    with (
+        compile_lock,
+        plain_dispatch(),
+        tracing(context),
+        V.set_fake_mode(mode),
+        _with_real_constants(mode),
+        config.patch(fallback_random=True),
+    ):
         if is_inference:  # in training torch runs these passes on the joint graph, which our partitioners have cut
             _recursive_joint_graph_passes(gm)
         with TracingContext.report_output_strides() as strides:

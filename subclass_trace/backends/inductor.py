@@ -71,10 +71,10 @@ def _compile(
         if not left:
             raise
         raise BackendError(
-            "the back end 'inductor' failed on a graph that was captured without its decompositions",
-            expected="operations that inductor knows: capture applies the table that Backend.decompositions() makes",
+            "the back end 'inductor' failed on a graph with operations that its decompositions would replace",
+            expected="a graph that inductor compiles, captured with the table that Backend.decompositions() makes",
             got=f"{type(error).__name__}: {error}; the graph still holds {', '.join(left)}",
-            fix='capture the graph with the table that resolve_backend("inductor").decompositions() makes',
+            fix='if the message is about one of these, capture with resolve_backend("inductor").decompositions()',
         ) from error
     gm.meta["output_strides"] = strides or _traced_strides(gm)
     return compiled

@@ -354,7 +354,7 @@ def test_a_graph_without_inductors_decompositions_is_explained() -> None:
     gm, examples = graph(lambda x: list(torch.native_layer_norm(x, [3], None, None, 1e-5)), X)
     with pytest.raises(BackendError) as caught:
         compile_with(INDUCTOR.inference, gm, examples, is_backward=False, name="inductor")
-    assert "captured without its decompositions" in caught.value.what
+    assert "operations that its decompositions would replace" in caught.value.what
     assert "aten.native_layer_norm.default" in str(caught.value.got)
 
 

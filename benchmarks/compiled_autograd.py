@@ -7,21 +7,17 @@ which only the backwards are timed, in thread CPU time.
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
-from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from subclass_trace import compiled_autograd
 
-from .harness import Timings, quiet
+from .harness import Timings, memory_events, quiet
 from .results import Figure, Goal
 from .subjects import WrongValues
 
@@ -189,30 +185,6 @@ def peak_of(kind: str, around: Around) -> int:
         with around():
             found = peak(loss.backward)
     return found
-
-
-@contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    sys.stderr.flush()
-    keep, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 2)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        os.dup2(keep, 2)
-        os.close(keep)
-        os.close(null)
-
-
-def memory_events(function: Callable[[], Any]) -> list[int]:
-    """Bytes of each allocation (positive) and release (negative) while ``function`` runs, in order."""
-    with _silent():
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
-            function()
-        found = [e for e in prof.profiler.kineto_results.events() if e.name() == "[memory]"]
-    return [e.nbytes() for e in sorted(found, key=lambda e: e.start_ns())]
 
 
 def peak(function: Callable[[], Any]) -> int:

@@ -12,13 +12,17 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import statistics
+import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 Action = Callable[[], Any]
 
@@ -140,3 +144,27 @@ def once(variants: Mapping[str, Callable[[], Action]], *, rounds: int, fresh: Ac
 def _rotated(names: list[str], by: int) -> list[str]:
     by %= max(1, len(names))
     return names[by:] + names[:by]
+
+
+def memory_events(function: Action) -> list[int]:
+    """Bytes of each allocation (positive) and release (negative) while ``function`` runs, in order of time."""
+    with _silent(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        function()
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    return [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """The profiler's library writes lines of its own to the standard error stream; and Python's part warns."""
+    sys.stderr.flush()
+    keep, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        os.dup2(keep, 2)
+        os.close(keep)
+        os.close(null)

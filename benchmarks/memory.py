@@ -9,20 +9,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch._functorch.config as functorch_config
-from torch.profiler import ProfilerActivity, profile
 
 from subclass_trace.subclass.flatten import leaves_of
 
 from . import stacks
+from .harness import memory_events
 from .results import Figure, Goal
 from .subjects import Subject, WrongValues, check, transformer
 
@@ -92,29 +88,10 @@ def peak_bytes(subject: Subject, function: Callable[..., Any]) -> int:
         WrongValues: something that the step allocated was not freed.
     """
     subject.step(function)
-    with _silent(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        subject.step(function)
-    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
     current = peak = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        current += event.nbytes()
+    for change in memory_events(lambda: subject.step(function)):
+        current += change
         peak = max(peak, current)
     if current != 0:
         raise WrongValues(f"{subject.name}: {current} bytes were left after the step")
     return peak
-
-
-@contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """The profiler's library writes lines of its own to the standard error stream; and Python's part warns."""
-    sys.stderr.flush()
-    keep, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 2)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        os.dup2(keep, 2)
-        os.close(keep)
-        os.close(null)

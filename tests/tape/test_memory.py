@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.compiled_autograd import BATCH, LAYERS, WIDTH, memory_events, peak
+from benchmarks.compiled_autograd import BATCH, LAYERS, WIDTH, peak
 from benchmarks.compiled_autograd import deep_forward as forward
+from benchmarks.harness import memory_events
 from subclass_trace.tape import compiled_autograd, graph
 from subclass_trace.tape.steps import Step
 

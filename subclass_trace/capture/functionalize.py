@@ -121,6 +121,19 @@ def _overlaps_itself(t: Tensor) -> bool:
     return False
 
 
+def _in_memory_order(t: Any) -> Any:
+    """``t`` with its dimensions in the order in which its elements lie, where that makes it contiguous.
+
+    The functional ``bernoulli.p`` gives a contiguous result and draws in its order; ``bernoulli_`` draws in the order of
+    the memory, which is another mask for a transposed or channels-last tensor.
+    """
+    strides = t.stride()
+    if t.is_contiguous() or not all(type(n) is int for n in strides):
+        return t
+    ordered = t.permute(sorted(range(t.dim()), key=lambda d: -strides[d]))
+    return ordered if ordered.is_contiguous() else t
+
+
 class _Replay:
     def __init__(self, recorder: Any, groups: Sequence[Sequence[int]]) -> None:
         self.recorder, self.mode = recorder, recorder.mode
@@ -256,6 +269,9 @@ class _Replay:
         try:
             if node in self.by_place:
                 return self._view_by_place(self.by_place[node], node.meta["val"])
+            if node.target is torch.ops.aten.bernoulli_.float:
+                _in_memory_order(args[0]).bernoulli_(*args[1:], **kwargs)
+                return args[0]
             return node.target(*args, **kwargs)  # type: ignore[operator]
         except (RuntimeError, AssertionError) as error:
             raise UnsupportedError(

@@ -6,6 +6,7 @@ hypothesis load every entry point of the environment, also in projects that have
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Any
 
@@ -44,8 +45,10 @@ def _is_path(argument: str, config: Any) -> bool:
 
 
 def register_strategies() -> None:
-    """For hypothesis: ``from_type(MyTensor)`` for wrapper classes. Does nothing before torch is imported."""
-    if "torch" in sys.modules:
-        from subclass_trace.testing.type_strategies import register
+    """For hypothesis: ``from_type(MyTensor)`` for wrapper classes.
 
-        register()
+    Does nothing in a program that has not imported ``subclass_trace``; nor while the kit is being imported, which
+    registers them itself.
+    """
+    if "subclass_trace" in sys.modules and "subclass_trace.testing" not in sys.modules:
+        importlib.import_module("subclass_trace.testing")

@@ -63,6 +63,18 @@ def test_loading_the_plugin_does_not_import_torch() -> None:
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, timeout=60)
 
 
+def test_the_kit_may_be_what_imports_hypothesis() -> None:
+    """Then hypothesis calls the entry point in the middle of that import, and it must not import more of the kit."""
+    code = """
+import sys, types
+import torch, subclass_trace, _subclass_trace_plugins
+sys.modules["subclass_trace.testing"] = types.ModuleType("subclass_trace.testing")
+_subclass_trace_plugins.register_strategies()
+assert "subclass_trace.testing.kit" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, timeout=60)
+
+
 @settings(max_examples=10, deadline=None)
 @given(s.from_type(TwoTensor), s.from_type(torch.Tensor))
 def test_types_have_strategies(x: torch.Tensor, y: torch.Tensor) -> None:

@@ -37,11 +37,6 @@ def clear_tape_cache() -> None:
     _compiler_slot.clear_cache()
 
 
-def tape_cache_is_empty() -> bool:
-    """Has nothing been captured since the cache was cleared?"""
-    return bool(_compiler_slot.is_cache_empty())
-
-
 def foreign_captures() -> int:
     """How many tapes torch's own compiled autograd has captured in this process."""
     from torch._dynamo.utils import counters

@@ -49,11 +49,6 @@ def flatten(value: Any, path: Path = VALUE) -> tuple[list[torch.Tensor], Spec]:
     return leaves, spec
 
 
-def spec_of(value: Any) -> Spec:
-    """The spec of a value."""
-    return flatten(value)[1]
-
-
 def leaves_of(value: Any) -> list[torch.Tensor]:
     """The dense leaves of a value, in flatten order."""
     leaves: list[torch.Tensor] = []

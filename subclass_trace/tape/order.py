@@ -17,8 +17,6 @@ from typing import Any
 
 from .._torch import tape as _door
 
-_ALWAYS_FIRST = 2**64 - 1  # sequence number of AccumulateGrad nodes
-
 
 @dataclass(frozen=True, eq=False)
 class Walked:
@@ -146,8 +144,3 @@ class _Queue:
 def priorities(nodes: Sequence[Any]) -> dict[int, int]:
     """Number -> sequence number of the nodes of a walk."""
     return {k: 0 if n is None else _door.sequence_number_of(n) for k, n in enumerate(nodes)}
-
-
-def is_leaf_priority(priority: int) -> bool:
-    """Is this the sequence number of an AccumulateGrad node?"""
-    return priority == _ALWAYS_FIRST

@@ -26,6 +26,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    in_kernel_invocation_manager,
 )
 from torch.fx.experimental.proxy_tensor import disable_autocast_cache as disable_autocast_cache
 from torch.fx.experimental.symbolic_shapes import (
@@ -143,6 +144,24 @@ def like_format_of(fake: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 def detached(mode: FakeTensorMode, fake: torch.Tensor) -> torch.Tensor:
     """An alias of a fake tensor without autograd history; issues no operation that a mode could see."""
     return fast_detach(mode, fake, False)  # type: ignore[arg-type]
+
+
+def fake_result(
+    mode: FakeTensorMode,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    offset: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    source: torch.Tensor | None,
+) -> torch.Tensor:
+    """A fake tensor of this metadata, in the storage of ``source`` or in one of its own; no fake kernel runs."""
+    with in_kernel_invocation_manager(mode):
+        if source is None:
+            plain = torch.empty_strided(size, stride, dtype=dtype, device="meta")
+        else:
+            plain = torch.as_strided(source, size, stride, offset)
+    return FakeTensor(mode, plain, device)
 
 
 def autograd_sequence_number() -> int:

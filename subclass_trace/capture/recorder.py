@@ -30,6 +30,7 @@ from ..subclass.flatten import flatten
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from .aliasing import ByteRange, byte_range
+from .results import Results
 from .views import ViewLog
 
 aten = torch.ops.aten
@@ -66,6 +67,11 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     supports_higher_order_operators = True
 
     @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Dynamo does not see a capture anyway: do not pay for hiding each operation from it."""
+        return False
+
+    @classmethod
     def is_infra_mode(cls) -> bool:
         """User modes run above it."""
         return True
@@ -78,6 +84,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.graph, self.root = fx.Graph(), torch.nn.Module()
         self.tracer = fx.proxy.GraphAppendingTracer(self.graph)
         self.tracer.enable_thunkify = False  # type: ignore[attr-defined]  # nested ints ask the PROXY mode's tracer
+        self.results = Results(mode)
+        self.default_dtype = torch.get_default_dtype()
         self.mutable = False
         self.tag = "is_forward"
         self.backward_seq: int | None = None
@@ -460,7 +468,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func._schema.is_mutable:
             self._note_writes(func, args, kwargs)
         versions = self._foreach_versions(func, args)
-        out = func(*args, **kwargs)
+        out = self.results.run(func, args, kwargs)
         if func is aten.max_unpool2d.default:  # the fake kernel makes it contiguous, the real one does not
             out = _torch.like_format_of(out, args[0])
         for t, version in versions:  # the fake kernel of a foreach operation does not move it; the real one does
@@ -472,12 +480,27 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             "call_function", target, tuple(map(self._argument, args)), {k: self._argument(v) for k, v in kwargs.items()}
         )
         self.annotate(node, func, args, kwargs)
+        if torch.get_default_dtype() is not self.default_dtype:
+            self._check_default_dtype(func, args, out)
         if _is_factory(func) and isinstance(out, Tensor) and node.kwargs.get("dtype") is None:
             node.kwargs = {**node.kwargs, "dtype": out.dtype}  # the default dtype may be another one in the call
         self._track_result(node, out, args)
         if self.mode.shape_env.pending_fresh_unbacked_symbols:
             self._bind_data_dependent(node, out)
         return out
+
+    def _check_default_dtype(self, func: Any, args: Any, out: Any) -> None:
+        """The region has changed the default dtype: does the operation, which runs under the caller's, depend on it?"""
+        inputs = [a for a in args if isinstance(a, Tensor)]
+        promoted = isinstance(out, Tensor) and (out.is_floating_point() or out.is_complex())
+        if inputs and promoted and not any(a.is_floating_point() or a.is_complex() for a in inputs):
+            raise UnsupportedError(
+                "the region turns integers into floating point numbers under a default dtype that it has set itself",
+                path=self.user_line(),
+                expected=f"the default dtype of the call, {self.default_dtype}",
+                got=f"{func} under {torch.get_default_dtype()}",
+                fix="convert the tensor first (x.to(dtype)), or set the default dtype outside the region",
+            )
 
     def annotate(self, node: fx.Node, func: Any = None, args: Any = (), kwargs: Any = None) -> None:
         """Give a node its tag, sequence number, frames and checkpoint tags."""

@@ -1,0 +1,181 @@
+"""Results of operations on fake tensors that a capture has seen before, made without running the fake kernel again.
+
+A model repeats its layers, so nine operations of ten have come before with the same sizes. FakeTensorMode has a cache of
+its own (PyTorch PR 111310 and later), which serves every kind of operation and so spends most of its time on the key.
+This one takes plain functional and view operations of ATen on strided tensors with static sizes, and nothing else; what
+it does not take goes to the mode. With the verifier on, each result is compared with the mode's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import _torch, verify
+from ..errors import VerificationError
+
+Tensor = torch.Tensor
+_aten = torch.ops.aten
+_PLAIN = frozenset(
+    {int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
+)
+_SEQUENCES = (list, tuple)
+_FAKE: Any = _torch.FAKE_TYPES[0]
+#: their answers depend on more than the metadata that the key holds
+_NEVER = frozenset({_aten.as_strided.default, _aten.lift_fresh.default})
+_TAGS = {
+    torch.Tag.data_dependent_output,
+    torch.Tag.dynamic_output_shape,
+    torch.Tag.inplace_view,
+}
+
+
+@dataclass(frozen=True)
+class _Made:
+    """How a result looks: sizes, strides, offset, dtype and device, and whose storage it has."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    device: torch.device
+    source: int | None  # position among the arguments of the tensor that it is a view of
+
+
+class Results:
+    """The results of one capture. Not used from several threads: a capture runs under its lock."""
+
+    def __init__(self, mode: Any) -> None:
+        self._mode = mode
+        self._known: dict[Any, tuple[type | None, tuple[_Made | None, ...]]] = {}
+        self._taken: dict[Any, bool] = {}
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``func(*args, **kwargs)`` on fake tensors."""
+        taken = self._taken.get(func)
+        if taken is None:
+            taken = self._taken[func] = _is_plain(func)
+        key = _key(func, args, kwargs) if taken else None
+        if key is None:
+            return func(*args, **kwargs)
+        try:
+            known = self._known.get(key)
+        except TypeError:  # a symbolic size has no hash
+            return func(*args, **kwargs)
+        if known is None:
+            out = func(*args, **kwargs)
+            made = _describe(out, args)
+            if made is not None:
+                self._known[key] = made
+            return out
+        out = self._make(*known, args)
+        if verify.ENABLED:
+            _check(func, out, func(*args, **kwargs))
+        return out
+
+    def _make(self, kind: type | None, made: tuple[_Made | None, ...], args: tuple[Any, ...]) -> Any:
+        results = [
+            None
+            if m is None
+            else _torch.fake_result(
+                self._mode, m.size, m.stride, m.offset, m.dtype, m.device, None if m.source is None else args[m.source]
+            )
+            for m in made
+        ]
+        return results[0] if kind is None else kind(results)
+
+
+def _is_plain(func: Any) -> bool:
+    if type(func) is not _torch.OpOverload or func.namespace != "aten" or func in _NEVER:
+        return False
+    return not func._schema.is_mutable and _TAGS.isdisjoint(func.tags)
+
+
+def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the metadata of the result depends on; None if that cannot be told from a few plain values."""
+    key: list[Any] = [func, torch.get_default_dtype()]  # numbers promote to the default dtype
+    if not _extend(key, args):
+        return None
+    if kwargs:
+        key.extend(kwargs)
+        if not _extend(key, kwargs.values()):
+            return None
+    return tuple(key)
+
+
+def _extend(key: list[Any], values: Any) -> bool:
+    for a in values:
+        kind = type(a)
+        if kind is _FAKE:
+            if a.layout is not torch.strided or a.is_conj() or a.is_neg() or a.is_inference() or a.is_quantized:
+                return False
+            if a.constant is not None:
+                return False
+            key += (a.shape, a.stride(), a.storage_offset(), a.dtype, a.fake_device, a.requires_grad)
+        elif kind in _PLAIN:
+            key += (kind, a)
+        elif kind in _SEQUENCES:
+            key += (kind, len(a))
+            if not _extend(key, a):
+                return False
+        else:
+            return False
+    return True
+
+
+def _describe(out: Any, args: tuple[Any, ...]) -> tuple[type | None, tuple[_Made | None, ...]] | None:
+    results = out if type(out) in _SEQUENCES else (out,)
+    made = []
+    for t in results:
+        row = None if t is None else _describe_one(t, args)
+        if t is not None and row is None:
+            return None
+        made.append(row)
+    fresh = [_torch.storage_ref(t) for t, m in zip(results, made, strict=True) if m is not None and m.source is None]
+    if len(set(fresh)) != len(fresh):  # results that share memory with each other
+        return None
+    return (None if results is not out else type(out)), tuple(made)
+
+
+def _describe_one(t: Any, args: tuple[Any, ...]) -> _Made | None:
+    if type(t) is not _FAKE or t.layout is not torch.strided or t.is_conj() or t.is_neg() or t.is_inference():
+        return None
+    if t.constant is not None or t.is_quantized or not all(type(n) is int for n in (*t.shape, *t.stride())):
+        return None
+    if any(t is a for a in args):
+        return None
+    mine = _torch.storage_ref(t)
+    sources = [i for i, a in enumerate(args) if type(a) is _FAKE and _torch.storage_ref(a) == mine]
+    listed = [b for a in args if type(a) in _SEQUENCES for b in a if type(b) is _FAKE]
+    if any(_torch.storage_ref(b) == mine for b in listed):
+        return None
+    if t.dtype != args[sources[0]].dtype if sources else t.storage_offset() != 0:
+        return None
+    return _Made(
+        tuple(t.shape),
+        tuple(t.stride()),
+        t.storage_offset(),
+        t.dtype,
+        t.fake_device,
+        sources[0] if sources else None,
+    )
+
+
+def _check(func: Any, mine: Any, theirs: Any) -> None:
+    """The results are as the fake kernel makes them."""
+    pairs = zip(*(r if type(r) in _SEQUENCES else (r,) for r in (mine, theirs)), strict=True)
+    if type(mine) is not type(theirs) or not all(_same(a, b) for a, b in pairs):
+        raise VerificationError(
+            f"the remembered result of {func} is not what the operation gives", expected=f"{theirs}", got=f"{mine}"
+        )
+
+
+def _same(a: Any, b: Any) -> bool:
+    if a is None or b is None:
+        return a is b
+    if _torch.storage_ref(a) != _torch.storage_ref(b) and _describe_one(a, ()) != _describe_one(b, ()):
+        return False
+    rows = [(t.shape, t.stride(), t.storage_offset(), t.dtype, t.device, t.requires_grad, t.layout) for t in (a, b)]
+    return rows[0] == rows[1] and _torch.dispatch_keys(a) == _torch.dispatch_keys(b)

@@ -89,7 +89,9 @@ def _live_copy(graph: fx.Graph, outputs: list[Any], also: Sequence[Any] = ()) ->
     for node in graph.nodes:
         primal = node.op == "placeholder" and not str(node.target).startswith("tangents")
         if node in live or primal:
-            env[node] = new.node_copy(node, env.__getitem__)
+            env[node] = copy = new.create_node(node.op, node.target, name=node.name)  # quicker than node_copy
+            copy.args, copy.kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
+            copy.meta = dict(node.meta)
     new.output([env[n] if isinstance(n, fx.Node) else n for n in outputs])
     return new
 

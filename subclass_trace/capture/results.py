@@ -51,6 +51,7 @@ class Results:
         self._mode = mode
         self._known: dict[Any, tuple[type | None, tuple[_Made | None, ...]]] = {}
         self._taken: dict[Any, bool] = {}
+        self._composite: dict[Any, bool] = {}
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``func(*args, **kwargs)`` on fake tensors."""
@@ -74,6 +75,14 @@ class Results:
         if verify.ENABLED:
             _check(func, out, func(*args, **kwargs))
         return out
+
+    def is_composite(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Would the autograd engine have taken this operation apart, had it seen it (in inference mode it does not)?"""
+        values = (*args, *kwargs.values())
+        key = func, next((a.device.type for a in values if isinstance(a, Tensor)), None)
+        if key not in self._composite:
+            self._composite[key] = _torch.autograd_would_have_decomposed(func, values)
+        return self._composite[key]
 
     def _make(self, kind: type | None, made: tuple[_Made | None, ...], args: tuple[Any, ...]) -> Any:
         results = [

@@ -476,10 +476,9 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
                 torch.autograd.graph.increment_version(t)
         # lift_fresh's result would alias the constant: a region that writes to it must not change the constant.
         target = aten.lift_fresh_copy.default if func is aten.lift_fresh.default else func
-        node = self.graph.create_node("call_function", target)  # set below: looking through arguments takes it long
-        node.args = tuple(map(self._argument, args))
-        if kwargs:
-            node.kwargs = {k: self._argument(v) for k, v in kwargs.items()}
+        arguments = tuple(map(self._argument, args)), {k: self._argument(v) for k, v in kwargs.items()}
+        node = self.graph.create_node("call_function", target)
+        node.args, node.kwargs = arguments  # given to create_node, they would be walked through once more
         self.annotate(node, func, args, kwargs)
         if torch.get_default_dtype() is not self.default_dtype:
             self._check_default_dtype(func, args, out)

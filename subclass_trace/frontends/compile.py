@@ -80,6 +80,10 @@ class Specialization:
         return describe(self.plan)
 
 
+#: so many specializations are asked in the order in which they were made
+_FEW = 4
+
+
 class Region:
     """A compiled function. Call it like the function; it keeps one `Specialization` per kind of call."""
 
@@ -95,11 +99,24 @@ class Region:
     @never_compiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the region, compiling it first if no specialization serves this call."""
-        for serve in self._fast:
+        fast = self._fast
+        for serve in fast:
             result = serve(args, kwargs)
             if result is not MISS:
+                if len(fast) > _FEW and serve not in fast[:_FEW]:
+                    self._move_to_front(serve)
                 return result
         return self._slow_call(args, kwargs)
+
+    def _move_to_front(self, serve: Callable[..., Any]) -> None:
+        """Ask the one that served this call first next time: any that serves a call is right, and most calls repeat."""
+        if TRACE_LOCK.acquire(blocking=False):  # while another thread compiles, the order can wait
+            try:
+                others = tuple(other for other in self._fast if other is not serve)
+                if len(others) < len(self._fast):  # no reset() came between
+                    self._fast = (serve, *others)
+            finally:
+                TRACE_LOCK.release()
 
     def _slow_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         reason = eager_reason()

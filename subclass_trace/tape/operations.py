@@ -13,7 +13,7 @@ from .._torch import tape as _door
 
 Tensor = torch.Tensor
 #: smaller gradients are added out of place: asking who owns them costs more than the memory is worth
-_WORTH_REUSING = 4096
+WORTH_REUSING = 4096
 
 
 # ---------------------------------------------------------------------------------------------- hooks
@@ -228,7 +228,7 @@ def add_grads(a: Any, b: Any) -> Any:
         return b if a is None else a
     if a.is_sparse and not b.is_sparse:
         return b + a
-    if _SOLE is not None and a.numel() >= _WORTH_REUSING and not torch.is_grad_enabled():
+    if _SOLE is not None and a.numel() >= WORTH_REUSING and not torch.is_grad_enabled():
         if owned_by_caller_alone(a, _owners(a)) and _may_be_overwritten(a, b):
             return a.add_(b)
         if owned_by_caller_alone(b, _owners(b)) and _may_be_overwritten(b, a):

@@ -28,6 +28,7 @@ import torch.fx as fx
 
 from .. import _torch
 from .._torch import tape as _door
+from ..runtime.bindings import bind
 from . import operations
 
 Tensor = torch.Tensor
@@ -54,7 +55,7 @@ def never(*values: Any) -> bool:
     return False
 
 
-class _Validation:
+class Validation:
     """The full path of one ``validate_outputs``, which arms the short one.
 
     Args:
@@ -64,7 +65,11 @@ class _Validation:
     """
 
     def __init__(
-        self, owner: str, function: Callable[..., Any], short: tuple[str, dict[str, Any]] | None, open_sizes: Any = ()
+        self,
+        owner: str,
+        function: Callable[..., Any],
+        short: tuple[str, dict[str, Any]] | None = None,
+        open_sizes: Any = (),
     ) -> None:
         self.owner, self.function, self.short, self.open_sizes = owner, function, short, open_sizes
 
@@ -181,10 +186,10 @@ class _Writer:
             self._plain_call(node, self._function(node), "    ")
 
     def _segment(self, node: fx.Node, dying: list[fx.Node]) -> None:
-        """See Note [Who owns what a segment is given] in segments.py."""
+        """See Note [Who owns what a run is given] in cut.py."""
         self._line(f"    values = {self._text(node.args[0])}")
         self._delete(dying)
-        name, parts = self.variables[node], self._parts[node]
+        name, parts = self.variables[node], self._parts.get(node, {})
         self._line(f"    {name} = {self._global(node.target, name)}(values)")
         for i, part in parts.items():
             self._line(f"    {self.variables[part]} = {name}[{i}]")
@@ -205,6 +210,9 @@ class _Writer:
             self._line(f"{indent}del {name}")
 
     def _function(self, node: fx.Node) -> str:
+        if node.meta.get("kind") == "recorded":
+            binding = bind(node)
+            return self._global(binding.callable, binding.name)
         target: Any = _door.without_layer(node.target)
         if isinstance(target, _torch.OpOverload):
             target = _torch.raw_callable(target)
@@ -217,7 +225,7 @@ class _Writer:
         parts = self._parts.get(node, {})
         function, owner = _door.without_layer(node.target), self.names[node.meta["node"]]
         if not rows or not parts or any(o is None for o, _ in rows):
-            self._plain_call(node, self._global(_Validation(owner, function, None), "validate"), "    ")
+            self._plain_call(node, self._global(Validation(owner, function), "validate"), "    ")
             return
         short = f"is_valid_{next(self._short)}"
         self.namespace[short] = never
@@ -227,7 +235,7 @@ class _Writer:
             sized = {d: n for d, n in enumerate(e[1]) if isinstance(n, fx.Node)}
             open_sizes.append(set(sized))
             conditions += [f"{value}.size({d}) == {self.variables[n]}" for d, n in sized.items()]
-        full = _Validation(owner, function, (short, self.namespace), open_sizes)
+        full = Validation(owner, function, (short, self.namespace), open_sizes)
         self._line(f"    if {' and '.join(conditions)}:")
         for i, part in parts.items():
             value, size = self._text(outputs[i]), f"{short}_sum_{i}"
@@ -239,14 +247,20 @@ class _Writer:
     def _accumulate(self, node: fx.Node) -> None:
         assert _SOLE is not None
         param, grad, _ = map(self._text, node.args)
+        count = self._global(sys.getrefcount, "getrefcount")
+        sole = f"{count}({grad}) <= {_SOLE[0]} and {grad}._use_count() <= {_SOLE[1]}"
+        fits = node.meta.get("fits")  # known in a recording
+        if fits is not None:
+            full = f"{self._global(operations.accumulate_grad, 'accumulate_grad')}({param}, {grad}, False)"
+            if fits:
+                self._line(f"    if {param}.grad is None and {sole}: {param}.grad = {grad}.detach()")
+                full = f"else: {full}"
+            self._line(f"    {full}")
+            return
         short = f"is_whole_{next(self._short)}"
         self.namespace[short] = never
         full = self._global(_Accumulation(short, self.namespace), f"accumulate_{short[9:]}")
-        count = self._global(sys.getrefcount, "getrefcount")
-        self._line(
-            f"    if no_graph and {param}.grad is None and {short}({param}, {grad})"
-            f" and {count}({grad}) <= {_SOLE[0]} and {grad}._use_count() <= {_SOLE[1]}:"
-        )
+        self._line(f"    if no_graph and {param}.grad is None and {short}({param}, {grad}) and {sole}:")
         self._line(f"        {param}.grad = {grad}.detach()")
         self._line(f"    else: {full}({param}, {grad}, False)")
 

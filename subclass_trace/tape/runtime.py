@@ -29,6 +29,7 @@ from .graph import Tape
 from .lines import line_of
 from .order import walk
 from .program import make_program
+from .recorded import join_recorded
 
 Runner = Callable[[Tape, list[Any]], Sequence[Any]]
 
@@ -222,11 +223,18 @@ def run_tape(
 
 
 def run_as_is(tape: Tape, values: list[Any]) -> Sequence[Any]:
-    """Run the tape's own graph."""
+    """Run the tape's own graph; in the usual state with recorded operations in place of autograd's functions."""
     if torch.is_grad_enabled():
-        tape = tape.making_a_graph()
-    program = tape.programs.get(None)
+        return _program(tape.making_a_graph(), "functions")(values)
+    if thread.call.batched or _door.unusual_state():
+        return _program(tape, "functions")(values)
+    return _program(tape, None)(values)
+
+
+def _program(tape: Tape, key: str | None) -> Callable[[list[Any]], Sequence[Any]]:
+    program = tape.programs.get(key)
     if program is None:
         stats.programs += 1
-        program = tape.programs[None] = make_program(tape.graph, [n.name for n in tape.nodes])
-    return program(values)
+        graph = tape.graph if key is not None else join_recorded(tape)
+        program = tape.programs[key] = make_program(graph, [n.name for n in tape.nodes])
+    return program

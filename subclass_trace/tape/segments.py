@@ -3,18 +3,11 @@
 A tape is cut at hooks, unpack hooks, Python backwards and accumulations. What is between two cuts is a function of
 tensors and sizes, and becomes a region of `subclass_trace.compile`: traced once with the values of its first run, wrapper
 gradients flattened, guarded by metadata, with the package's dynamic sizes.
-
-Note [Who owns what a segment is given]
-~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A saved activation has to die within the segment that reads it last. So a segment takes one list, which it empties, and
-the program of the tape deletes its own variables before the call.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,6 +20,7 @@ from ..options import Options
 from ..plan import LeafPrimal, ValueOutput
 from ..subclass.spec import LeafSpec
 from . import runtime
+from .cut import cut, join
 from .graph import Tape
 from .program import make_program
 
@@ -35,60 +29,14 @@ _PURE = {"op", "validate", "sum", "size", "inlined", "aten"}
 
 
 # ---------------------------------------------------------------------------------------------- cutting
-@dataclass(frozen=True, eq=False)
-class Run:
-    """Neighbouring nodes of a tape: one opaque call, or the nodes of a segment."""
-
-    nodes: tuple[fx.Node, ...]
-    is_segment: bool
-
-
 def is_pure(node: fx.Node) -> bool:
-    """May this node be part of a segment?"""
-    if node.meta["kind"] == "part":
-        whole = node.args[0]
-        return isinstance(whole, fx.Node) and is_pure(whole)
+    """May this call be part of a segment?"""
     return node.meta["kind"] in _PURE and not node.meta.get("opaque") and not _is_custom(node)
 
 
 def _is_custom(node: fx.Node) -> bool:
     """A C++ custom function may do anything, and is not to be traced."""
     return node.meta["kind"] == "op" and str(node.meta.get("note", "")).startswith("CppNode")
-
-
-def cut(graph: fx.Graph) -> list[Run]:
-    """The runs of a tape in order. Accumulations without hooks wait for the end of the segment that computes them."""
-    runs: list[tuple[list[fx.Node], bool]] = []
-    of_node: dict[fx.Node, list[fx.Node]] = {}
-    current: list[fx.Node] = []
-    waiting: list[fx.Node] = []
-
-    def flush() -> None:
-        nonlocal current
-        if current:
-            runs.append((current, True))
-        runs.extend(([n], False) for n in waiting)
-        current = []
-        waiting.clear()
-
-    for node in graph.nodes:
-        if node.op != "call_function":
-            continue
-        if node.meta["kind"] == "part" and isinstance(node.args[0], fx.Node) and node.args[0] in of_node:
-            of_node[node.args[0]].append(node)  # a result belongs to its call, wherever it is first read
-            of_node[node] = of_node[node.args[0]]
-        elif is_pure(node):
-            current.append(node)
-            of_node[node] = current
-        elif node.meta["kind"] == "accumulate":
-            waiting.append(node)
-        elif node.meta["kind"] == "part":
-            runs.append(([node], False))
-        else:
-            flush()
-            runs.append(([node], False))
-    flush()
-    return [Run(tuple(nodes), is_segment) for nodes, is_segment in runs]
 
 
 # ---------------------------------------------------------------------------------------------- one segment
@@ -169,44 +117,15 @@ class Segment:
 
 # ---------------------------------------------------------------------------------------------- a tape in segments
 def lower(tape: Tape, backend: Any) -> fx.GraphModule:
-    """The tape with each segment as one call. ``node.meta["segment"]`` of such a call is its `Segment`."""
-    source = tape.graph.graph
+    """The tape with each segment as one call: a `Segment`. Accumulations without hooks wait for the end of a segment."""
     names = [n.name for n in tape.nodes]
-    output = source.output_node()
-    root, graph = tape.graph, fx.Graph()
-    env: dict[fx.Node, fx.Node] = {}
-    for node in source.nodes:
-        if node.op in ("placeholder", "get_attr"):
-            env[node] = graph.node_copy(node, env.__getitem__)
     dynamic = any(what == "sizes" for what, _ in tape.given)
-    for number, run in enumerate(cut(source)):
-        if not run.is_segment:
-            env[run.nodes[0]] = graph.node_copy(run.nodes[0], env.__getitem__)
-            continue
-        inside = set(run.nodes)
-        inputs = [i for i in dict.fromkeys(i for n in run.nodes for i in n.all_input_nodes) if i not in inside]
-        constants = [i for i in inputs if i.op == "get_attr"]
-        inputs = [i for i in inputs if i.op != "get_attr"]
-        outputs = [n for n in run.nodes if any(u not in inside for u in n.users)]
-        if not outputs:
-            continue  # only checks of nothing
-        part = fx.Graph()
-        local = {
-            i: part.node_copy(i, lambda n: n) if i.op == "get_attr" else part.placeholder(i.name)
-            for i in [*inputs, *constants]
-        }
-        for n in run.nodes:
-            local[n] = part.node_copy(n, local.__getitem__)
-        part.output([local[o] for o in outputs])
-        program = make_program(_torch.graph_module(root, part, f"segment{number}"), names)
-        segment = Segment(program, [_is_size(i) for i in inputs], backend, dynamic, f"segment_{number}")
-        call = graph.create_node("call_function", segment, ([env[i] for i in inputs],), name=segment.__name__)
-        call.meta.update(kind="segment", node=run.nodes[0].meta["node"], note=f"{len(run.nodes)} operations")
-        for i, o in enumerate(outputs):
-            env[o] = graph.call_function(operator.getitem, (call, i))
-            env[o].meta.update(kind="part", node=o.meta["node"])
-    graph.output(fx.map_arg(output.args[0], env.__getitem__))
-    return _torch.graph_module(root, graph, "SegmentedTape")
+
+    def make(part: fx.GraphModule, inputs: Sequence[fx.Node], number: int) -> Segment:
+        return Segment(make_program(part, names), [_is_size(i) for i in inputs], backend, dynamic, f"segment_{number}")
+
+    runs = cut(tape.graph.graph, is_pure, waits=lambda node: node.meta["kind"] == "accumulate")
+    return join(tape, runs, make, "segment")
 
 
 def _is_size(node: fx.Node) -> bool:

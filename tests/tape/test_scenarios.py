@@ -13,7 +13,7 @@ from subclass_trace.subclass.flatten import leaves_of
 from subclass_trace.tape import compiled_autograd
 from subclass_trace.tape.segments import Segment
 
-SIZES = [3, 3, 3, 4, 4]
+SIZES = [3, 3, 3, 4, 4, 4, 3, 4]
 
 
 def run(make: Callable[[Log], Any], sizes: list[int] = SIZES) -> tuple[list[list[Any]], Log]:

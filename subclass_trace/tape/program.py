@@ -253,7 +253,8 @@ class _Writer:
         if fits is not None:
             full = f"{self._global(operations.accumulate_grad, 'accumulate_grad')}({param}, {grad}, False)"
             if fits:
-                self._line(f"    if {param}.grad is None and {sole}: {param}.grad = {grad}.detach()")
+                value = grad if node.meta["fresh"] else f"{grad}.detach()"
+                self._line(f"    if {param}.grad is None and {sole}: {param}.grad = {value}")
                 full = f"else: {full}"
             self._line(f"    {full}")
             return

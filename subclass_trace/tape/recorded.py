@@ -36,7 +36,7 @@ Tensor = torch.Tensor
 #: kinds of arguments for which a run is recorded
 LIMIT = 4
 _NAMES = """
-    Abs Add Addcdiv Addcmul Addmm Alias Avgpool2D Baddbmm Bmm Cat Clamp ClampMax ClampMin Clone Convolution Cos Detach Div
+    Abs Add Addcdiv Addcmul Addmm Alias AvgPool2D Baddbmm Bmm Cat Clamp ClampMax ClampMin Clone Convolution Cos Div
     Dot Elu Embedding Exp Expand Gelu Hardtanh Hardswish LeakyRelu Log Log1P LogSoftmax LogSigmoid Lerp MaxPool2DWithIndices
     Mean Mm MseLoss Mul Mv NativeBatchNorm NativeDropout NativeGroupNorm NativeLayerNorm Neg NllLoss Permute Pow Reciprocal
     Relu ReshapeAlias Rsqrt Rsub Select Sigmoid Silu Sin Slice SmoothL1Loss Softmax Softplus Split SplitWithSizes Sqrt
@@ -45,6 +45,7 @@ _NAMES = """
 #: autograd functions that issue the same operations for the same metadata; see Note [What may be recorded]
 FORMULAS = frozenset(_NAMES.split())
 _FUNCTION = re.compile(r"(\w+?)Backward\d+$")
+_T = torch.ops.aten.t.default
 _DATA_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
@@ -184,6 +185,7 @@ class Recorder:
             elif node.op == "output":
                 if self.graph is not None:
                     self.graph.output(fx.map_arg(list(node.args[0]), self.new.__getitem__))
+                    _settle(self.graph)
                 return list(fx.map_arg(list(node.args[0]), self.values.__getitem__))
             elif node.op == "call_function" and node.meta["kind"] != "part":
                 self._call(node)
@@ -282,6 +284,8 @@ class Recorder:
     def _operation(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> Any:
         """An operation of the new graph: a node, or a list of nodes for its several results."""
         assert self.graph is not None
+        if target is _T and args[0].target is _T and args[0].args[0].op != "placeholder":
+            return args[0].args[0]  # weights are transposed on the way there and on the way back
         call = self.graph.call_function(target, tuple(args), kwargs)
         call.meta.update(kind="recorded", node=-1)
         if isinstance(out, Tensor):
@@ -306,6 +310,32 @@ class Recorder:
         node.meta.setdefault("kind", "recorded")
         node.meta.update(val=_torch.StandIn.make(*meta))
         return node
+
+
+def _settle(graph: fx.Graph) -> None:
+    """Which values may be taken over: those that are read for the last time.
+
+    In the tape each reader has a variable of its own, which counts as an owner. Here they share one.
+    """
+    last: dict[fx.Node, fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.target is _T and not node.users:
+            graph.erase_node(node)
+            continue
+        for read in node.all_input_nodes:
+            last[read] = node
+    for node in graph.nodes:
+        if node.meta.get("kind") == "accumulate":
+            node.meta["fits"] = node.meta["fits"] and last[node.args[1]] is node
+            node.meta["fresh"] = _is_fresh(node.args[1])
+        elif node.target is operations.add_grads and any(last[a] is not node for a in node.args):
+            node.target = torch.ops.aten.add.Tensor
+
+
+def _is_fresh(node: fx.Node) -> bool:
+    """Is the value neither an input nor a view of anything?"""
+    target: Any = node.target
+    return isinstance(target, _torch.OpOverload) and all(r.alias_info is None for r in _torch.op_schema(target).returns)
 
 
 def _pairs(written: Any, value: Any) -> Iterator[tuple[fx.Node, Any]]:

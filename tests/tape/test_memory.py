@@ -100,7 +100,7 @@ def test_one_allocation_for_each_gradient(around: Callable[[], Any], again: bool
 
 def test_gradients_share_no_memory_and_are_no_views() -> None:
     layers = model()
-    for _ in range(2):
+    for _ in range(4):
         for layer in layers:
             layer.zero_grad()
         with compiled_autograd():

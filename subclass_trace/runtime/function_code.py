@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from .. import _torch
+from .._torch.tape import saves_for_torch
 from ..plan import Plan
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.spec import SizeExpr, Spec, WrapperSpec, leaf_count, same_spec, spec_leaves
@@ -21,6 +22,7 @@ from .backward import CompiledBackward
 from .emit import NotGenerated, Unwrapper, Wrapper
 from .function import changed_since_forward, run_backward
 from .guards import Ambient
+from .inlined import make_inlinable
 from .rebuild import fit_strides
 from .reference import Program
 from .source import Source
@@ -37,8 +39,8 @@ def kept_on_node(plan: Plan) -> bool:
     """Are the saved activations plain references of the node, with their versions compared as autograd would?
 
     Half of what ``save_for_backward`` and ``saved_tensors`` cost. Autograd's own variables serve where they do more:
-    when saved-tensor hooks are active, for a result that is saved (a plain reference would be a cycle), and for what has
-    no version.
+    when saved-tensor hooks are active, when torch's compiled autograd is to see them, for a result that is saved (a plain
+    reference would be a cycle), and for what has no version.
     """
     return not plan.saves_results
 
@@ -112,6 +114,8 @@ class FunctionEmitter:
         members["program"] = self.program  # compiled autograd finds the backward graph there
         function = type("RegionFunction", (torch.autograd.Function,), members)
         _torch.call_backward_directly(function)
+        program = self.program
+        make_inlinable(function, lambda ctx: program, 2 if needs_extra(self.plan) else 1)
         return function
 
     # ---------------------------------------------------------------- forward
@@ -168,7 +172,8 @@ class FunctionEmitter:
             s.bind("saved_tensor_hooks_active", _torch.saved_tensor_hooks_active)
             everything = [*tensors, *watched, *compared]
             s.line("kept = None")
-            s.line("if not saved_tensor_hooks_active():")
+            s.bind("saves_for_torch", saves_for_torch)
+            s.line("if not (saves_for_torch or saved_tensor_hooks_active()):")
             s.line("    try:")
             s.line(f"        ctx.versions = ({_versions(everything)})")
             s.line(f"        kept = [{', '.join(everything)}]")

@@ -127,12 +127,13 @@ class Engine:
                     return self.real.run_backward(roots, grads, keep_graph, create_graph, inputs, *args, **kwargs)
                 finally:
                     thread.callbacks.pop()
-            outer, threads = thread.call, _door.set_multithreading(False)
+            outer, threads, asked = thread.call, _door.set_multithreading(False), _door.asking.ours
             thread.call = Call(tuple(roots), tuple(inputs) if inputs else None, any(map(_door.is_batched, grads)))
             found = _door.set_tape_compiler(None)
             if thread.runners:
                 if found[0] is FACTORY[0]:
                     self._part_from_foreign_tapes()
+                    _door.asking.ours = True
                 _door.set_tape_compiler(*found)
             try:
                 return self.real.run_backward(roots, grads, keep_graph, create_graph, inputs, *args, **kwargs)
@@ -142,7 +143,7 @@ class Engine:
                     raise
                 raise refusal from error
             finally:
-                thread.call = outer
+                thread.call, _door.asking.ours = outer, asked
                 _door.set_multithreading(threads)
                 if not thread.runners:
                     _door.set_tape_compiler(*found)

@@ -1,16 +1,24 @@
 """The backward of a region of this package on a tape: its dense graph is pasted in.
 
 Gradients of dense results always arrive with the size, dtype and device of the result (the engine sees to that), so only
-their strides are fitted. Where a result is a wrapper, or sizes are symbols, the kind of tangent that arrives is known in
-the run alone: then the backward stays one call.
+their strides are fitted. Where a result is a wrapper, or sizes are symbols, or a Python backward may give no gradient,
+what arrives is known in the run alone. Then two calls stand around the graph: `Begin` takes the tangents apart and reads
+the sizes, `End` puts the gradients together. See Note [Tangents of another kind].
 
 Activations that the region keeps on the autograd node are taken from it in one step; those that were saved under
 ``saved_tensors_hooks`` are unpacked next to the operations that read them.
+
+Note [Tangents of another kind]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A tape cannot be left in the middle, and hooks have run before it. So when the tangents are not those that the pasted
+graph is for, `Begin` calls the region's backward, which finds or traces the right one, and `End` gives its results. The
+graph between them runs on zeros, for nothing. Correct but slow, and rare: the graph is for tangents like the results.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,8 +30,11 @@ from ..runtime.backward import CompiledBackward, canonical
 from ..runtime.function import changed_since_forward
 from ..runtime.rebuild import fit_strides
 from ..runtime.reference import Program
-from ..subclass.spec import LeafSpec, Spec, WrapperSpec, leaf_count
+from ..runtime.sizes import Env, concrete, evaluator
+from ..subclass.flatten import flatten
+from ..subclass.spec import LeafSpec, Spec, WrapperSpec, leaf_count, spec_leaves
 from ..subclass.visit import rebuild
+from . import operations
 from .steps import Step
 
 if TYPE_CHECKING:
@@ -46,49 +57,163 @@ def paste_region(
     count: int,
 ) -> list[Step | None] | None:
     """Write the backward graph of a region; returns a step for each gradient, or None where it must stay a call."""
-    from .functions import paste
-
     plan = program.plan
     tangents = [grads[k] for k in plan.differentiable]
-    entry = _entry(program, tangents)
-    if entry is None or any(n is not None for n in getattr(ctx, "numbers", None) or ()):
+    entry = _entry(program, ctx, tangents)
+    if entry is None:
         return None
+    if plan.symbols or _any_number(ctx) or any(map(_is_uncertain, tangents)) or not _are_dense(entry.tangents):
+        return _between_calls(capture, program, entry, ctx, ctx_step, saved, grads, count)
     kept = getattr(ctx, "kept", None)
     if kept is not None:
         step = capture.write("backward", take_kept, (ctx_step,), note="kept_activations")
         saved = [capture.part(step, k) for k in range(len(kept))]
     elif plan.compared_inputs:
         capture.write("backward", check_compared, (ctx_step, tuple(plan.compared_inputs)), note="check_versions")
-    place = {row.name: k for k, row in enumerate(r for r in plan.saved if r.is_tensor)}
     leaves = [
         capture.write("op", fit_strides, (t, tuple(spec.stride)), note="fit_strides")
         for t, spec in zip(tangents, entry.tangents, strict=True)
         if t is not None and isinstance(spec, LeafSpec)
     ]
-    args = [leaves[key] if kind == "tangent" else saved[place[key]] for kind, key in entry.inputs]
-    graph = entry.graph if isinstance(entry.graph, torch.fx.GraphModule) else entry.graph.module
-    flat = iter(paste(capture, graph, args))
+    flat = iter(_graph(capture, program, entry, leaves, saved, []))
     results = [_gradient(capture, spec, flat) for spec in entry.grads]
     return [*[None] * (count - len(results)), *results]
 
 
-def _entry(program: Program, tangents: Sequence[Step | None]) -> CompiledBackward | None:
-    """The backward for these tangents (all dense), traced now if there is none yet."""
-    plan, backwards = program.plan, program.backwards
-    if plan.symbols or backwards is None or torch.is_grad_enabled():
+def _graph(
+    capture: TapeCapture, program: Program, entry: CompiledBackward, leaves: Any, saved: Any, numbers: Any
+) -> list[Any]:
+    """Write the operations of the backward graph; returns what stands for its outputs."""
+    from .functions import paste
+
+    rows = iter(saved), iter(numbers)
+    values = {row.name: next(rows[0] if row.is_tensor else rows[1]) for row in program.plan.saved}
+    args = [leaves[key] if kind == "tangent" else values[key] for kind, key in entry.inputs]
+    return paste(capture, entry.graph if isinstance(entry.graph, torch.fx.GraphModule) else entry.graph.module, args)
+
+
+def _entry(program: Program, ctx: Any, tangents: Sequence[Step | None]) -> CompiledBackward | None:
+    """The backward for tangents like the results, traced now if there is none yet."""
+    plan, backwards, env = program.plan, program.backwards, _env(ctx)
+    if backwards is None or torch.is_grad_enabled() or all(t is None for t in tangents):
         return None
     values = [plan.values[k] for k in plan.differentiable]
-    if not all(isinstance(v, LeafSpec) for v, t in zip(values, tangents, strict=True) if t is not None):
-        return None
-    if all(t is None for t in tangents):
-        return None
-    specs = [None if t is None else canonical(v) for v, t in zip(values, tangents, strict=True)]
+    specs = [None if t is None else canonical(concrete(v, env)) for v, t in zip(values, tangents, strict=True)]
     try:
         with _torch.no_modes():
-            entry = backwards.find(specs, False, {})
+            entry = backwards.find(specs, False, env)
     except SubclassTraceError:  # it says why when it is called
         return None
     return None if entry.graph is None else entry
+
+
+def _env(ctx: Any) -> Env:
+    return getattr(ctx, "env", None) or {}
+
+
+def _numbers(ctx: Any) -> list[Any]:
+    """Saved sizes."""
+    return [n for n in getattr(ctx, "numbers", None) or () if n is not None]
+
+
+def _any_number(ctx: Any) -> bool:
+    return bool(_numbers(ctx))
+
+
+def _are_dense(specs: Sequence[Spec | None]) -> bool:
+    return all(s is None or isinstance(s, LeafSpec) for s in specs)
+
+
+def _is_uncertain(tangent: Step | None) -> bool:
+    """May there be no gradient in a run? A Python backward or hook may say so, and what it feeds hands that on."""
+    todo, seen = [] if tangent is None else [tangent], set[Step]()
+    while todo:
+        step = todo.pop()
+        if step.kind in ("backward", "hook"):
+            return True
+        if step not in seen and step.kind not in ("input", "unpack", "inlined", "aten"):
+            seen.add(step)
+            todo += step.reads()
+    return False
+
+
+# ---------------------------------------------------------------------------------------------- around the graph
+def _between_calls(
+    capture: TapeCapture,
+    program: Program,
+    entry: CompiledBackward,
+    ctx: Any,
+    ctx_step: Step,
+    saved: list[Step],
+    grads: list[Step | None],
+    count: int,
+) -> list[Step | None]:
+    plain = [None if s.kind == "unpack" else s for s in saved]
+    packed = [(k, *s.args) for k, s in enumerate(saved) if s.kind == "unpack"]
+    kept, numbers = getattr(ctx, "kept", None), _numbers(ctx)
+    begin = Begin(program, entry, kept is not None)
+    step = capture.write("backward", begin, (ctx_step, plain, packed, count, *grads), note="region_tangents")
+    counts = (1, begin.leaves, len(numbers), 0 if kept is None else len(kept))
+    parts = [capture.part(step, k) for k in range(sum(counts))]
+    (found,), leaves, sizes, activations = (parts[sum(counts[:k]) : sum(counts[: k + 1])] for k in range(len(counts)))
+    for size in sizes:
+        size.note = "size"
+    flat = _graph(capture, program, entry, leaves, saved if kept is None else activations, sizes)
+    end = capture.write("backward", End(entry), (found, flat), note="region_gradients")
+    leading = count - len(entry.grads)
+    return [None] * leading + [None if g is None else capture.part(end, k) for k, g in enumerate(entry.grads)]
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What `Begin` found: the values of symbols; the gradients, when the tangents are of another kind."""
+
+    env: Env
+    grads: tuple[Any, ...] | None
+
+
+class Begin:
+    """Tangents to dense leaves; gives [`Found`, *leaves, *saved sizes, *activations that the node keeps]."""
+
+    __name__ = "region_tangents"
+
+    def __init__(self, program: Program, entry: CompiledBackward, kept: bool) -> None:
+        self.plan, self.entry, self.kept = program.plan, entry, kept
+        self.leaves = sum(leaf_count(t) for t in entry.tangents if t is not None)
+
+    def __call__(self, ctx: Any, saved: Any, packed: Any, count: int, *grads: Any) -> list[Any]:
+        """``saved``, ``packed`` and ``count`` as in `operations.run_backward`."""
+        entry, env, numbers = self.entry, _env(ctx), _numbers(ctx)
+        rows = [None if grads[k] is None else flatten(grads[k]) for k in self.plan.differentiable]
+        wanted = [s for t in entry.tangents if t is not None for s in spec_leaves(concrete(t, env))]
+        kept = take_kept(ctx) if self.kept else None
+        if entry.serves([None if r is None else r[1] for r in rows], False, env):
+            given = [leaf for r in rows if r is not None for leaf in r[0]]
+            leaves = [fit_strides(t, s.stride) for t, s in zip(given, wanted, strict=True)]
+            if not self.kept:
+                check_compared(ctx, tuple(self.plan.compared_inputs))
+            return [Found(env, None), *leaves, *numbers, *(kept or ())]
+        if self.kept:
+            ctx.kept = kept
+        found = operations.run_backward(ctx, saved, packed, count, False, *grads)
+        leaves = [torch.zeros(s.size, dtype=s.dtype, device=s.device) for s in wanted]
+        return [Found(env, tuple(found)[count - len(entry.grads) :]), *leaves, *numbers, *(kept or ())]
+
+
+class End:
+    """Dense gradients to one for each argument of the region."""
+
+    __name__ = "region_gradients"
+
+    def __init__(self, entry: CompiledBackward) -> None:
+        self.grads = entry.grads
+
+    def __call__(self, found: Found, flat: list[Any]) -> Sequence[Any]:
+        """``flat``: the outputs of the pasted graph."""
+        if found.grads is not None:
+            return found.grads
+        leaves, sizes = iter(flat), evaluator(found.env)
+        return [None if g is None else rebuild(g, leaves, sizes) for g in self.grads]
 
 
 def _gradient(capture: TapeCapture, spec: Spec | None, flat: Any) -> Step | None:

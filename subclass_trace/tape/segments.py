@@ -129,7 +129,7 @@ def lower(tape: Tape, backend: Any) -> fx.GraphModule:
 
 
 def _is_size(node: fx.Node) -> bool:
-    return str(node.target).startswith("sizes_") or node.meta["kind"] == "size"
+    return str(node.target).startswith("sizes_") or node.meta["kind"] == "size" or node.meta.get("note") == "size"
 
 
 class Segmented:

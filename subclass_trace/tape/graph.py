@@ -9,6 +9,13 @@ Note [Where unpacking happens]
 C++ asks for the unpacked value ahead of the node. Here an unpack step is written right before the first step that reads
 it, after hooks of the node, and next to its use inside a backward graph that was pasted in. So no more is unpacked at a
 time than eager mode has, or less. An unpack hook whose value nobody reads still runs, with its node.
+
+Note [What the forward's order decides]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+The engine runs the node that the forward made last. So the forward's order decides in which order the hooks of two
+independent branches run, and how three gradients for one place are added. It is no part of torch's key of a tape. Where
+it decides one of these, each run reads the order off the autograd graph (one microsecond a node), and a tape for
+another order is written when one comes. Where all that is seen hangs together in one chain, nothing is read.
 """
 
 from __future__ import annotations
@@ -22,9 +29,12 @@ import torch
 import torch.fx as fx
 
 from .. import _torch
-from .order import Walked, engine_order, priorities, walk
+from .order import ForwardOrder, Walked, depends_on_order, engine_order, priorities, walk
 from .steps import ON_DEMAND, Step, replace_steps
 
+_ORDERS = 16  # tapes kept for other orders of the forward
+#: what a user can see: hooks, unpack hooks, Python backwards
+_VISIBLE = frozenset({"hook", "unpack", "backward", "post_accumulate"})
 #: what the engine hands to each run, in the order in which the program takes it
 GIVEN = ("inputs", "sizes", "scalars", "hooks", "packed")
 
@@ -77,6 +87,8 @@ class Tape:
         given: what the graph's placeholders are: ("inputs", 3), ...
         programs: back end -> callable, made when it is first needed; ``lowered``: its graph with segments as calls.
         called: makes the same tape with a call in place of each backward that was pasted in; None if there is none.
+        order: of the forward, where it decides what is seen (see Note [What the forward's order decides]); else None.
+        reordered: makes the same tape for the order of another forward, given roots and inputs of its backward.
         runs: how often it ran.
     """
 
@@ -86,12 +98,29 @@ class Tape:
     programs: dict[Any, Any] = field(default_factory=dict)
     lowered: dict[Any, fx.GraphModule] = field(default_factory=dict)
     called: Callable[[], Tape] | None = None
+    order: ForwardOrder | None = None
+    reordered: Callable[[Sequence[Any], Sequence[Any] | None], Tape] | None = None
     runs: int = 0
 
     def __post_init__(self) -> None:
         #: how many hooks and packed values the program takes; C++ may hand over more that nothing reads
         self.hooks = sum(what == "hooks" for what, _ in self.given)
         self.packed = sum(what == "packed" for what, _ in self.given)
+        #: the same tape for other orders of the forward
+        self.others: dict[tuple[int, ...], Tape] = {}
+
+    def in_order_of(self, roots: Sequence[Any], only: Sequence[Any] | None) -> Tape:
+        """The tape for the order in which the forward under these roots made its nodes."""
+        if self.order is None or self.reordered is None or not roots:
+            return self
+        order = self.order.of(roots)
+        if order == self.order.captured:
+            return self
+        if order not in self.others:
+            if len(self.others) == _ORDERS:
+                self.others.clear()
+            self.others[order] = self.reordered(roots, only)
+        return self.others[order]
 
     def making_a_graph(self) -> Tape:
         """The tape for a backward with ``create_graph``."""
@@ -159,9 +188,21 @@ def finish(
         return _write(by_call, layout, totals, outputs, variant)
 
     nodes, given = tuple(rows[call] for call in order), tuple(layout.rows())
-    if not any(step.variant for step in steps):
-        return Tape(write(""), nodes, given)
-    return Tape(write("pasted"), nodes, given, called=lambda: Tape(write("called"), nodes, given))
+    if any(step.variant for step in steps):
+        tape = Tape(write("pasted"), nodes, given, called=lambda: Tape(write("called"), nodes, given))
+    else:
+        tape = Tape(write(""), nodes, given)
+    if walked is not None and _is_seen(steps, walked.following):
+        tape.order = ForwardOrder(walked, roots)
+        tape.reordered = lambda roots, only: finish(steps, names, layout, outputs, roots, only)
+    return tape
+
+
+def _is_seen(steps: Sequence[Step], following: Mapping[int, Sequence[int]]) -> bool:
+    """Does the order of the forward decide anything that is seen? See Note [What the forward's order decides]."""
+    if any(s.kind == "sum" and s.args[0].kind == "sum" for s in steps):
+        return True
+    return depends_on_order(following, {s.call for s in steps if s.kind in _VISIBLE and s.call >= 0})
 
 
 def _short(name: str) -> str:

@@ -446,3 +446,42 @@ def test_segments_compiled_by_inductor() -> None:
                 torch.testing.assert_close(a, b)
             expected = grads
     assert seen == [(3, 4)] * 4 and compiled_autograd.stats.segments == 2
+
+
+# ---------------------------------------------------------------------------------------------- the forward's order
+def branches(order: str, log: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Three gradients for one place, and a hook on each branch; ``order`` is that in which the forward makes them."""
+    w = torch.tensor([1e-8, 1.0, 3e7, 1e-3], requires_grad=True)
+    made = {}
+    for name in order:
+        made[name] = {"a": torch.sin, "b": torch.tanh, "c": lambda t: t * 1e7}[name](w * 1.0)
+        made[name].register_hook(lambda g, name=name: log.append(name))
+    return (made["a"] + made["b"] + made["c"]).sum(), w
+
+
+@pytest.mark.parametrize("backend", [None, "eager"])
+def test_another_order_of_the_forward_with_the_same_structure(backend: Any) -> None:
+    """The order is no part of torch's key of a tape: each run asks for it."""
+    for order in ("abc", "abc", "cab", "abc", "bca", "cab", "abc", "acb"):
+        results = []
+        for on in (False, True):
+            log: list[str] = []
+            loss, w = branches(order, log)
+            with compiled_autograd(backend=backend) if on else torch.enable_grad():
+                loss.backward()
+            results.append((log, w.grad))
+        assert results[0][0] == results[1][0] == list(order[::-1])
+        assert torch.equal(results[0][1], results[1][1]) or backend is not None
+    assert compiled_autograd.stats.captures == 1 and len(compiled_autograd.tapes[-1].others) == 3
+
+
+def test_a_chain_does_not_ask_for_the_order() -> None:
+    for _ in range(2):
+        w = W.clone().requires_grad_()
+        y = (w * 2).sin()
+        y.register_hook(lambda g: g * 2)
+        z = y.exp()
+        z.register_hook(lambda g: g * 2)
+        with compiled_autograd():
+            z.sum().backward()
+    assert compiled_autograd.tapes[-1].order is None

@@ -485,3 +485,30 @@ def test_a_chain_does_not_ask_for_the_order() -> None:
         with compiled_autograd():
             z.sum().backward()
     assert compiled_autograd.tapes[-1].order is None
+
+
+@pytest.mark.parametrize("backend", [None, "eager"])
+def test_retain_grad_where_no_gradient_comes(backend: Any) -> None:
+    """The C++ hook behind `retain_grad` may not be given an undefined gradient: the process would die."""
+
+    class Nothing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> None:
+            return None
+
+    for _ in range(4):
+        results = []
+        for on in (False, True):
+            w = W.clone().requires_grad_()
+            y, z = w * 2, w * 3
+            y.retain_grad()
+            z.retain_grad()
+            with compiled_autograd(backend=backend) if on else torch.enable_grad():
+                (Nothing.apply(y).sum() + z.sum()).backward()
+            results.append((w.grad, y.grad, z.grad))
+        assert results[0][1] is results[1][1] is None
+        assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][2], results[1][2])

@@ -147,7 +147,7 @@ def call(kind: str, roots: list[Any], grads: list[Any], leaves: list[Any]) -> li
 @given(programs())
 def test_generated_graphs(program: dict[str, Any]) -> None:
     expected, expected_log = run(program)
-    for _ in range(2):  # captured, then run from the tape
+    for _ in range(4):  # captured, recorded, then run from the recording
         with compiled_autograd():
             got, log = run(program)
         assert log == expected_log

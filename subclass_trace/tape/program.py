@@ -262,7 +262,7 @@ class _Writer:
         self.namespace[short] = never
         full = self._global(_Accumulation(short, self.namespace), f"accumulate_{short[9:]}")
         self._line(f"    if no_graph and {param}.grad is None and {short}({param}, {grad}) and {sole}:")
-        self._line(f"        {param}.grad = {grad}.detach()")
+        self._line(f"        {param}.grad = {grad}.detach() if {grad}._is_view() else {grad}")
         self._line(f"    else: {full}({param}, {grad}, False)")
 
     # ---------------------------------------------------------------- values

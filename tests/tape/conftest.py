@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from subclass_trace._torch import tape as door
 from subclass_trace.tape import compiled_autograd
 
 
@@ -14,7 +15,9 @@ from subclass_trace.tape import compiled_autograd
 def _empty_cache() -> Iterator[None]:
     engine = torch.autograd.Variable._execution_engine
     compiled_autograd.reset()
+    saves = door.saves_for_torch[:]
     yield
+    door.saves_for_torch[:] = saves  # set for good as soon as torch's compiled autograd meets a region
     assert not compiled_autograd.enabled
     assert torch.autograd.Variable._execution_engine is engine, "the engine was left replaced"
     assert torch._C._dynamo.compiled_autograd.set_autograd_compiler(None, False)[0] is None, "a compiler was left"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,14 +19,6 @@ from subclass_trace.zoo import TwoTensor
 
 pytestmark = pytest.mark.skipif(not door.TORCH_CAN_INLINE, reason="torch 2.11 and 2.12 look for other attributes")
 Tensor = torch.Tensor
-
-
-@pytest.fixture(autouse=True)
-def _as_if_nobody_had_asked() -> Iterator[None]:
-    before = door.saves_for_torch[:]
-    door.saves_for_torch.clear()
-    yield
-    door.saves_for_torch[:] = before
 
 
 class Captured:

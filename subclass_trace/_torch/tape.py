@@ -229,15 +229,18 @@ saves_for_torch: list[bool] = []
 
 
 def torch_captures_tapes() -> bool:
-    """Is torch's own compiled autograd on, and not ours, in this backward?"""
+    """Is torch's own compiled autograd on, and not ours, in this backward? To be asked by a node that is being captured.
+
+    Torch's flag alone says too much: ``_disable()`` while our compiler is in the slot leaves it set.
+    """
     module = sys.modules.get("torch._dynamo.compiled_autograd")
     return module is not None and module.compiled_autograd_enabled and not asking.ours
 
 
 def torch_will_capture_tapes() -> bool:
-    """Is torch's own compiled autograd on, or switched on for what torch compiles?"""
+    """Is torch's own compiled autograd switched on for all that torch compiles?"""
     config = sys.modules.get("torch._dynamo.config")
-    return torch_captures_tapes() or bool(config is not None and config.compiled_autograd)
+    return config is not None and bool(config.compiled_autograd)
 
 
 #: torch 2.11 and 2.12 look for other attributes: there a region stays one call

@@ -31,6 +31,7 @@ class Half:
         outputs: nodes, and constants.
         merged: a node of the joint graph that was found equal to an earlier one -> that one.
         before, after: what a graph module does besides, with its inputs and with its outputs (clones, compression).
+        finish: what is done to its graph at the end.
     """
 
     def __init__(
@@ -43,9 +44,10 @@ class Half:
         *,
         before: Edit | None = None,
         after: Edit | None = None,
+        finish: Callable[[fx.Graph], None] | None = None,
     ) -> None:
         self.owner, self.inputs, self.body, self.outputs = owner, list(inputs), list(body), list(outputs)
-        self.merged, self.before, self.after = merged, before, after
+        self.merged, self.before, self.after, self.finish = merged, before, after, finish
 
     @classmethod
     def of_module(cls, module: fx.GraphModule) -> Half:
@@ -79,6 +81,8 @@ class Half:
             values[node] = graph.node_copy(node, value)
         outputs = [value(o) if isinstance(o, fx.Node) else o for o in self.outputs]
         graph.output(self.after(graph, outputs) if self.after else outputs)
+        if self.finish is not None:
+            self.finish(graph)
         return _torch.graph_module(self.owner, graph)
 
     @property

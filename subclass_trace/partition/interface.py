@@ -19,7 +19,7 @@ from .ancestry import ancestry_of, missing_for, missing_without
 from .half import Partitioned
 from .min_cut import MinCut, check_budget
 from .modules import Partitioner, by_modules, clone_of, save_all
-from .packing import Packing, packing_edits
+from .packing import packing_edits, packings
 from .rules import Facts, written_storages
 from .split import Split, halves, make_split
 
@@ -111,13 +111,13 @@ def _by_rows(joint: fx.GraphModule, results: int, num_forward: int, partitioner:
     if extra:
         rows = sorted({table.same[i] for i, n in enumerate(table.nodes) if n.name in extra})
         split = make_split(table, [*split.saved, *split.sizes, *rows], also=rows)
-    kept = {i: how for i, how in packed.items() if i in split.saved}
-    hand_over, take = packing_edits(table, kept)
-    hand_over.update(dict.fromkeys(_written_rows(split, facts), clone_of))
-    forward, backward = halves(split, results, hand_over, take)
+    kept = packings(table, {i: how for i, how in packed.items() if i in split.saved}, partitioner.offload)
+    edits = packing_edits(kept)
+    edits.hand_over.update(dict.fromkeys(_written_rows(split, facts), clone_of))
+    forward, backward = halves(split, results, edits.hand_over, edits.take, edits.finish)
     names = tuple(table.name(i) for i in (*split.saved, *split.sizes))
     taken = tuple(n.name for n in backward.inputs)
-    by_name = {table.name(i): Packing(how, table.val[i]) for i, how in kept.items()}
+    by_name = {table.name(i): packing for i, packing in kept.items()}
     return Partitioned(forward, backward, names, taken, frozenset(names) - have, by_name)
 
 

@@ -21,7 +21,7 @@ from .budget import Hull
 from .costs import TYPICAL, Costs, flops
 from .flow import Infeasible, cut
 from .labels import labelled_cut
-from .packing import Store, forms, packed_share, packing_edits
+from .packing import Store, forms, packed_share, packing_edits, packings
 from .rules import (
     AGAIN,
     INF,
@@ -37,6 +37,7 @@ from .rules import (
 )
 from .split import halves, make_split
 from .table import PRIMAL, Table, input_kind, make_table
+from .transfers import ONE_AHEAD, Offload
 
 Model = Literal["storage", "torch", "seconds"]
 _MODELS = ("storage", "torch", "seconds")
@@ -63,6 +64,7 @@ class MinCut:
         store: keep activations in another form, where the backward reads them directly: ``"int8"``, ``"fp8"`` (rounded
             by rows, so that gradients are not exact), or ``"cpu"``. One form for all, a form by operation
             (``{"aten.gelu.default": "int8"}``), or a function of the node that returns one or None.
+        offload: how ``"cpu"`` overlaps with the computation.
     """
 
     model: Model = "storage"
@@ -73,6 +75,7 @@ class MinCut:
     costs: Costs = TYPICAL
     price: float = 0.01
     store: Store | None = None
+    offload: Offload = ONE_AHEAD
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -126,7 +129,7 @@ class MinCut:
         tags, weights = recompute_tags(table, facts), storage_weights(table, facts)
         banned = self._bans(table, tags, facts)
         again, needed = _demands(table, tags)
-        allowed = forms(table, self.store, weights)
+        allowed = forms(table, self.store, weights, self.offload)
         share = {i: packed_share(table.val[i], form) for i, form in allowed.items()}
         try:
             return labelled_cut(table, weights, banned, again, needed, allowed, share)
@@ -211,8 +214,9 @@ class MinCut:
         static = frozenset(table.name(table.primals[k]) for k in static_lifetime_input_indices or ())
         chosen, packed = self.decide(table, Facts(static=static))
         split = make_split(table, chosen)
-        edits = packing_edits(table, {i: form for i, form in packed.items() if i in split.saved})
-        forward, backward = halves(split, num_fwd_outputs, *edits)
+        packed = {i: form for i, form in packed.items() if i in split.saved}
+        edits = packing_edits(packings(table, packed, self.offload))
+        forward, backward = halves(split, num_fwd_outputs, edits.hand_over, edits.take, edits.finish)
         return forward.module, backward.module
 
 

@@ -7,16 +7,19 @@ largest magnitude over 127 (int8) or 448 (FP8, e4m3). Packed bytes: 4 for each r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 import torch.fx as fx
 
+from .. import _torch
 from ..errors import OptionError
+from .offload import arrange, begin_offload, begin_reload
 from .rules import INF
 from .table import COLLECTIVE, Table, storage_key
+from .transfers import Offload
 
 aten = torch.ops.aten
 Form = Literal["int8", "fp8", "cpu"]
@@ -36,9 +39,10 @@ class Packing:
 
     form: str
     value: torch.Tensor
+    offload: Offload
 
 
-def forms(t: Table, store: Store, weights: list[float]) -> dict[int, str]:
+def forms(t: Table, store: Store, weights: list[float], offload: Offload) -> dict[int, str]:
     """The form that is allowed for each row: those that are asked for, that cost bytes, and that can be packed.
 
     Raises:
@@ -53,7 +57,7 @@ def forms(t: Table, store: Store, weights: list[float]) -> dict[int, str]:
             continue
         if form not in FORMS:
             raise OptionError("unknown form to store", path="MinCut.store", expected=f"one of {FORMS}", got=repr(form))
-        if _fits(t.val[i], form):
+        if _fits(t.val[i], form, offload):
             found[i] = form
     return found
 
@@ -64,11 +68,11 @@ def _asked(store: Store, node: fx.Node) -> str | None:
     return store.get(str(node.target)) if isinstance(store, Mapping) else store(node)
 
 
-def _fits(value: Any, form: str) -> bool:
+def _fits(value: Any, form: str, offload: Offload) -> bool:
     if storage_key(value) is None or any(type(n) is not int for n in value.shape):
         return False
     if form == "cpu":
-        return bool(value.device.type != "cpu")
+        return bool(value.device.type != "cpu" or offload.streams) and _torch.is_dense(value)
     return bool(value.is_floating_point() and value.dtype.itemsize >= 2 and value.is_contiguous() and value.dim() > 0)
 
 
@@ -94,11 +98,11 @@ def _call(graph: fx.Graph, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
     return node
 
 
-def pack(graph: fx.Graph, node: fx.Node, form: str) -> fx.Node:
+def pack(graph: fx.Graph, node: fx.Node, packing: Packing) -> fx.Node:
     """Append what packs a tensor."""
-    x = node.meta["val"]
+    x, form = node.meta["val"], packing.form
     if form == "cpu":
-        return _call(graph, aten._to_copy.default, node, device=torch.device("cpu"), non_blocking=True)
+        return begin_offload(graph, node, packing.offload)
     wide = _call(graph, aten._to_copy.default, node, dtype=torch.float32)
     largest = _call(graph, aten.amax.default, _call(graph, aten.abs.default, wide), [-1], True)
     scale = _call(graph, aten.div.Tensor, _call(graph, aten.clamp_min.default, largest, 1e-12), _LARGEST[form])
@@ -116,7 +120,7 @@ def unpack(graph: fx.Graph, node: fx.Node, packing: Packing) -> fx.Node:
     """Append what brings the tensor back."""
     x = packing.value
     if packing.form == "cpu":
-        return _call(graph, aten._to_copy.default, node, device=x.device, non_blocking=True)
+        return begin_reload(graph, node, x.device, packing.offload)
     rows = x.numel() // x.shape[-1]
     scales = _call(graph, aten.view.dtype, _call(graph, aten.slice.Tensor, node, 0, 0, 4 * rows), torch.float32)
     scales = _call(graph, aten.view.default, scales, [*x.shape[:-1], 1])
@@ -128,18 +132,40 @@ def unpack(graph: fx.Graph, node: fx.Node, packing: Packing) -> fx.Node:
     return value if x.dtype is torch.float32 else _call(graph, aten._to_copy.default, value, dtype=x.dtype)
 
 
-def packing_edits(t: Table, packed: Mapping[int, str]) -> tuple[dict[int, Edit], dict[int, Edit]]:
-    """What the forward does to the values that it hands over, and what the backward does with them first."""
-    hand_over: dict[int, Edit] = {}
-    take: dict[int, Edit] = {}
-    for i, form in packed.items():
-        hand_over[i] = _packer(form)
-        take[i] = _unpacker(Packing(form, t.val[i]))
-    return hand_over, take
+@dataclass(frozen=True, eq=False)
+class Edits:
+    """What packing does to the two programs.
+
+    Attributes:
+        hand_over: row -> what the forward does to the value that it hands over.
+        take: row -> what the backward does with it first.
+        finish: moves the nodes of both to where they belong; None where they need not be moved.
+    """
+
+    hand_over: dict[int, Edit]
+    take: dict[int, Edit]
+    finish: Callable[[fx.Graph], None] | None
 
 
-def _packer(form: str) -> Edit:
-    return lambda graph, node: pack(graph, node, form)
+def packings(t: Table, packed: Mapping[int, str], offload: Offload) -> dict[int, Packing]:
+    """How each packed row is kept."""
+    return {i: Packing(form, t.val[i], offload) for i, form in packed.items()}
+
+
+def packing_edits(kept: Mapping[int, Packing]) -> Edits:
+    """The edits that keep rows like this."""
+    hand_over = {i: _packer(packing) for i, packing in kept.items()}
+    take = {i: _unpacker(packing) for i, packing in kept.items()}
+    return Edits(hand_over, take, _finish(kept.values()))
+
+
+def _finish(kept: Collection[Packing]) -> Callable[[fx.Graph], None] | None:
+    offload = next((p.offload for p in kept if p.form == "cpu"), None)
+    return None if offload is None else lambda graph: arrange(graph, offload)
+
+
+def _packer(packing: Packing) -> Edit:
+    return lambda graph, node: pack(graph, node, packing)
 
 
 def _unpacker(packing: Packing) -> Edit:
@@ -155,7 +181,7 @@ def packed_example(packing: Packing) -> torch.Tensor:
     graph = fx.Graph()
     node = graph.placeholder("x")
     node.meta["val"] = packing.value
-    made: torch.Tensor = pack(graph, node, packing.form).meta["val"]
+    made: torch.Tensor = pack(graph, node, packing).meta["val"]
     return made
 
 
@@ -165,11 +191,14 @@ def unpack_inputs(module: fx.GraphModule, packed: Mapping[str, Packing]) -> None
     inputs = [n for n in graph.nodes if n.op == "placeholder"]
     for node in inputs:
         packing = packed.get(node.name)
-        if packing is None:
-            continue
         users = list(node.users)
+        if packing is None or not users:
+            continue
         with graph.inserting_before(inputs[-1].next):
             value = _unpacker(packing)(graph, node)
         for user in users:
             user.replace_input_with(node, value)
+    finish = _finish(packed.values())
+    if finish is not None:
+        finish(graph)
     module.recompile()

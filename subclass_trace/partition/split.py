@@ -155,13 +155,18 @@ Edit = Callable[[fx.Graph, fx.Node], fx.Node]
 
 
 def halves(
-    split: Split, results: int, hand_over: Mapping[int, Edit] | None = None, take: Mapping[int, Edit] | None = None
+    split: Split,
+    results: int,
+    hand_over: Mapping[int, Edit] | None = None,
+    take: Mapping[int, Edit] | None = None,
+    finish: Callable[[fx.Graph], None] | None = None,
 ) -> tuple[Half, Half]:
     """The two programs; the forward returns its first ``results`` outputs, then what is saved.
 
     Args:
         hand_over: saved row -> what the forward appends to the value that it hands over (a clone, a packed form).
         take: saved row -> what the backward does with what it gets before it uses it.
+        finish: what is done to the graph of either at the end.
     """
     t = split.table
     merged = {n: t.nodes[t.same[i]] for i, n in enumerate(t.nodes) if t.same[i] != i}
@@ -180,10 +185,13 @@ def halves(
         nodes([*t.forward_out[:results], *saved]),
         merged,
         after=_edited([-1] * results + saved, hand_over),
+        finish=finish,
     )
     taken = [*split.sizes, *split.saved, *t.tangents, *t.backward_seeds]
     before = _edited(taken, take)
-    backward = Half(t.joint, pick(taken), pick(split.backward), nodes(t.backward_out), merged, before=before)
+    backward = Half(
+        t.joint, pick(taken), pick(split.backward), nodes(t.backward_out), merged, before=before, finish=finish
+    )
     return forward, backward
 
 

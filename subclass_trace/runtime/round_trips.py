@@ -59,7 +59,8 @@ def _is_view(node: fx.Node) -> bool:
     target: Any = node.target
     if node.op != "call_function" or not isinstance(target, _torch.OpOverload):
         return False
-    view = target.is_view or target is aten._unsafe_view.default
+    # a view operation of somebody else's may do more than to view (`wait` of partition/transfers.py does)
+    view = (target.is_view and target.namespace in ("aten", "prims")) or target is aten._unsafe_view.default
     first = bool(node.args) and isinstance(node.args[0], fx.Node)
     return view and first and not _torch.op_schema(target).is_mutable and isinstance(node.meta.get("val"), torch.Tensor)
 

@@ -20,9 +20,11 @@ from .errors import (
 )
 from .frontends.compile import Region, Specialization, compile
 from .frontends.frontier import MemoryFrontier, memory_frontier
+from .frontends.gradient_error import GradientError, gradient_error
 from .frontends.trace import Trace, Tracer, trace
 from .options import Options
 from .partition.min_cut import MinCut
+from .partition.transfers import Offload
 from .tape import compiled_autograd
 
 __all__ = [
@@ -31,9 +33,11 @@ __all__ = [
     "BackendError",
     "DataDependentError",
     "ExportError",
+    "GradientError",
     "GuardError",
     "MemoryFrontier",
     "MinCut",
+    "Offload",
     "OptionError",
     "Options",
     "ProtocolError",
@@ -47,6 +51,7 @@ __all__ = [
     "VerificationError",
     "WrapperTensor",
     "compile",
+    "gradient_error",
     "memory_frontier",
     "compiled_autograd",
     "trace",

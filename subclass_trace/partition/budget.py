@@ -73,6 +73,10 @@ class Hull:
                 out, count = (count, count + 1) if self.saveable[i] else (into, count)
             self.place[i] = into, out
         self.count = count
+        self.at: list[list[int]] = [[] for _ in range(count)]  # node -> rows
+        for i, nodes in self.place.items():
+            for n in set(nodes):
+                self.at[n].append(i)
         self.edges: list[tuple[int, int, float, float]] = []  # from, to, bytes, cost
         for i in self.rows:
             into, out = self.place[i]
@@ -245,17 +249,22 @@ class Hull:
         """From a corner within the limit towards the next one: independent parts of the difference, by a knapsack."""
         parts = self._parts(best, above)
         room = limit - best.bytes
-        now = self.price_of(best.saved)
-        items, sets = [], []
-        for part in parts:
-            saved = self._with_part(best, above, part)
-            priced = self.price_of(saved)
-            if priced is not None and now is not None and priced[0] - now[0] <= room:
-                items.append((float(priced[0] - now[0]), now[1] - priced[1]))
-                sets.append(part)
-        chosen = most_gain(items, room)
-        merged = set().union(*[sets[k] for k in chosen]) if chosen else set()
-        return list(self._with_part(best, above, merged))
+        chosen = most_gain([self._difference(best, above, part) for part in parts], room)
+        merged = set().union(*[parts[k] for k in chosen]) if chosen else set()
+        side = [above.side[n] if n in merged else best.side[n] for n in range(self.count)]
+        return list(self._corner(tuple(side)).saved)
+
+    def _difference(self, best: Corner, above: Corner, part: set[int]) -> tuple[float, float]:
+        """Bytes more and cost less where these nodes are treated as by ``above``."""
+        size = gain = 0.0
+        for i in {i for n in part for i in self.at[n]}:
+            into, out = self.place[i]
+            for corner, sign in ((best, -1), (above, 1)):
+                again = (corner if into in part else best).side[into]
+                gain -= sign * again * self.cost[i]
+                if (corner if out in part else best).side[out] and not again:
+                    size += sign * self.bytes((i,))
+        return size, gain
 
     def _parts(self, best: Corner, above: Corner) -> list[set[int]]:
         """Connected groups of the rows that the two corners treat differently."""
@@ -275,10 +284,6 @@ class Hull:
         for n in sorted(differ):
             groups.setdefault(find(n), set()).add(n)
         return list(groups.values())
-
-    def _with_part(self, best: Corner, above: Corner, part: set[int]) -> tuple[int, ...]:
-        side = [above.side[n] if n in part else best.side[n] for n in range(self.count)]
-        return self._corner(tuple(side)).saved
 
     def _fill(self, saved: Sequence[int], limit: int) -> tuple[tuple[int, ...], int, float] | None:
         """Save one more value, the one that spares most for its bytes; None when none helps."""

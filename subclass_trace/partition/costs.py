@@ -42,12 +42,17 @@ class Costs:
 
     def seconds(self, t: Table, i: int) -> float:
         """Seconds to compute a row: the slower of arithmetic and memory traffic, and the start."""
+        return self.work(t, i)[1]
+
+    def work(self, t: Table, i: int) -> tuple[float, float]:
+        """Floating-point operations and seconds of a row."""
         if t.view[i] or t.bits[i] & (VIEW | GETITEM) or t.nodes[i].op != "call_function":
-            return 0.0
+            return 0.0, 0.0
+        count = flops(t, i)
         if not isinstance(t.val[i], (torch.Tensor, tuple, list)):
-            return 0.0
+            return count, 0.0
         moved = t.size[i] + sum([t.size[x] for x in t.ins[i]])
-        return max(flops(t, i) / self.flops_per_second, moved / self.bytes_per_second) + self.launch_seconds
+        return count, max(count / self.flops_per_second, moved / self.bytes_per_second) + self.launch_seconds
 
 
 #: what is assumed of a machine that nobody measured: one slow processor core

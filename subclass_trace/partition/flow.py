@@ -11,7 +11,6 @@ becomes a network. Of all minimum cuts the one nearest to the sink is taken, whi
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 
 INF = math.inf
@@ -117,6 +116,9 @@ class _Network:
 class Flow:
     """Maximum flow by Dinic's algorithm, on flat lists: edge ``e`` and its reverse ``e ^ 1``.
 
+    Distances are counted from the sink, so that a path is never led astray: the source has an edge to most nodes, the
+    sink to few. The last count, which does not reach the source, is the cut nearest to the sink.
+
     >>> flow = Flow(3, source=0, sink=2)
     >>> flow.edge(0, 1, 5.0); flow.edge(1, 2, 3.0)
     >>> flow.sink_side()
@@ -143,58 +145,52 @@ class Flow:
         Raises:
             Infeasible: a path of infinite capacity leads from source to sink (the row is not known here: -1).
         """
-        while (level := self._levels()) is not None:
-            self._block(level)
-        side = [False] * len(self.out)
-        side[self.sink] = True
-        todo = deque([self.sink])
-        while todo:
-            x = todo.popleft()
-            for e in self.out[x]:
-                y = self.head[e]
-                if not side[y] and self.room[e ^ 1] > 0:
-                    side[y] = True
-                    todo.append(y)
-        return side
+        while (steps := self._steps())[self.source] >= 0:
+            self._block(steps)
+        return [n >= 0 for n in steps]
 
-    def _levels(self) -> list[int] | None:
-        """Steps from the source along edges with room; None when the sink is out of reach."""
-        level = [-1] * len(self.out)
-        level[self.source] = 0
-        todo = deque([self.source])
-        head, room = self.head, self.room
-        while todo:
-            x = todo.popleft()
-            step = level[x] + 1
-            for e in self.out[x]:
-                y = head[e]
-                if level[y] < 0 and room[e] > 0:
-                    level[y] = step
-                    if y == self.sink:
-                        return level
-                    todo.append(y)
-        return None
-
-    def _block(self, level: list[int]) -> None:
-        """Send flow along shortest paths until none is left: depth first, with an explicit path."""
+    def _steps(self) -> list[int]:
+        """Steps to the sink along edges with room; -1 for nodes without a way, or farther than the source."""
+        steps = [-1] * len(self.out)
+        steps[self.sink] = 0
+        front = [self.sink]
         head, room, out = self.head, self.room, self.out
+        count = 0
+        while front and steps[self.source] < 0:
+            count += 1
+            reached = []
+            for x in front:
+                for e in out[x]:
+                    y = head[e]
+                    if steps[y] < 0 and room[e ^ 1] > 0:
+                        steps[y] = count
+                        reached.append(y)
+            front = reached
+        return steps
+
+    def _block(self, steps: list[int]) -> None:
+        """Send flow along shortest paths until none is left: depth first, with an explicit path."""
+        head, room, out, sink = self.head, self.room, self.out, self.sink
         following = [0] * len(out)
         path: list[int] = []
         x = self.source
         while True:
-            if x == self.sink:
+            if x == sink:
                 amount = min([room[e] for e in path])
                 if amount == INF:
                     raise Infeasible(-1)
-                for e in path:
+                full = len(path)
+                for k in range(len(path) - 1, -1, -1):
+                    e = path[k]
                     room[e] -= amount
                     room[e ^ 1] += amount
-                full = next(k for k, e in enumerate(path) if room[e] <= 0)
+                    if room[e] <= 0:
+                        full = k
                 x = head[path[full] ^ 1]
                 del path[full:]
                 continue
-            edges, k, step = out[x], following[x], level[x] + 1
-            while k < len(edges) and not (room[edges[k]] > 0 and level[head[edges[k]]] == step):
+            edges, k, step = out[x], following[x], steps[x] - 1
+            while k < len(edges) and not (steps[head[edges[k]]] == step and room[edges[k]] > 0):
                 k += 1
             following[x] = k
             if k < len(edges):

@@ -18,7 +18,7 @@ import torch.fx as fx
 from ..capture.graphs import where
 from ..errors import OptionError, UnsupportedError
 from .budget import Hull
-from .costs import TYPICAL, Costs, flops
+from .costs import TYPICAL, Costs
 from .flow import Infeasible, cut
 from .labels import labelled_cut
 from .packing import Store, forms, packed_share, packing_edits, packings
@@ -173,10 +173,10 @@ class MinCut:
 
     def cost_of(self, table: Table, i: int) -> float:
         """What the objective says of computing a row again."""
-        seconds = self.costs.seconds(table, i)
+        count, seconds = self.costs.work(table, i)
         if self.objective == "seconds":
             return seconds
-        return flops(table, i) + 1e-6 * seconds * self.costs.flops_per_second  # among equals the faster
+        return count + 1e-6 * seconds * self.costs.flops_per_second  # among equals the faster
 
     def _limited(self, table: Table, tags: Sequence[Any], weights: Sequence[float], facts: Facts) -> list[int]:
         hull = self._hull(table, tags, weights)

@@ -96,6 +96,8 @@ def hint(n: int | torch.SymInt) -> int:
 def nbytes(value: Any) -> int:
     """Bytes that a value itself covers; 1 for a number, which is what torch's partitioner counts."""
     if isinstance(value, torch.Tensor):
+        if value.layout is torch.strided and type(whole := value.nbytes) is int:
+            return whole
         count = value.dtype.itemsize
         for n in value.shape:
             count *= hint(n)
@@ -162,7 +164,6 @@ class Table:
         late: depends on a tangent, or has to run in the backward.
         needed_late: late, or an output of the backward.
         allowed_early: may run in the forward; ``early``: the forward's outputs need it.
-        order: place of each early row among them; ``distance``: steps from it to the backward.
     """
 
     joint: fx.GraphModule
@@ -191,8 +192,20 @@ class Table:
     needed_late: list[bool]
     allowed_early: list[bool]
     early: list[bool]
-    order: dict[int, int]
-    distance: list[int]
+
+    @functools.cached_property
+    def order(self) -> dict[int, int]:
+        """Place of each early row among them."""
+        return {i: k for k, i in enumerate(i for i in self.rows if self.early[i])}
+
+    @functools.cached_property
+    def distance(self) -> list[int]:
+        """Steps from each early row to the backward."""
+        distance = [FAR] * len(self.users)
+        for i in reversed(self.rows):
+            near = min([distance[u] for u in self.users[i]], default=FAR) + 1
+            distance[i] = min(near, FAR) if self.early[i] else 0
+        return distance
 
     def name(self, i: int) -> str:
         """The name of a row's node."""
@@ -267,8 +280,6 @@ def make_table(joint: fx.GraphModule, num_forward: int, apart: Collection[str] =
         needed_late=[is_late or i in wanted for i, is_late in enumerate(late)],
         allowed_early=allowed,
         early=early,
-        order={i: k for k, i in enumerate(i for i in rows if early[i])},
-        distance=_distance(rows, users, early),
     )
 
 
@@ -297,20 +308,32 @@ def _merge(
     same = list(range(len(nodes)))
     ins: list[tuple[int, ...]] = [()] * len(nodes)
     seen: dict[Any, tuple[Any, int]] = {}
+    alike: dict[Any, int] = {}  # operation and rows that are read -> the first such row, or -1: it is in ``seen``
     region = 0
+
+    def enter(i: int) -> None:
+        node = nodes[i]
+        try:
+            key = (node.target, region, _key(node.args, row, same), _key(node.kwargs, row, same))
+            first, other = seen.setdefault(slot(key), (key, i))
+        except TypeError:  # an argument that cannot be hashed
+            return
+        if first == key:
+            same[i] = other
+
     for i, node in enumerate(nodes[:-1]):
         found = node.all_input_nodes
         ins[i] = tuple(dict.fromkeys([same[row[x]] for x in found])) if found else ()
         if bits[i] & MUTABLE:
             region += 1
         elif candidates[i]:
-            try:
-                key = (node.target, region, _key(node.args, row, same), _key(node.kwargs, row, same))
-                first, other = seen.setdefault(slot(key), (key, i))
-            except TypeError:  # an argument that cannot be hashed
-                continue
-            if first == key:
-                same[i] = other
+            short = (node.target, region, ins[i])
+            first = alike.setdefault(short, i)
+            if first != i:  # only now do the other arguments matter
+                if first >= 0:
+                    enter(first)
+                    alike[short] = -1
+                enter(i)
     return same, ins
 
 
@@ -395,14 +418,6 @@ def _early(
             for x in ins[i]:
                 early[x] = True
     return early
-
-
-def _distance(rows: Sequence[int], users: Sequence[Sequence[int]], early: Sequence[bool]) -> list[int]:
-    distance = [FAR] * len(users)
-    for i in reversed(rows):
-        near = min([distance[u] for u in users[i]], default=FAR) + 1
-        distance[i] = min(near, FAR) if early[i] else 0
-    return distance
 
 
 def _views(

@@ -105,13 +105,11 @@ class Hull:
                 name[node] = 0
         open_ = {n: k + 2 for k, n in enumerate(sorted({n for n in name if n > 1}))}
         open_ |= {0: 0, 1: 1}
-        flow = Flow(len(open_), 0, 1)
+        flow, edge = (made := Flow(len(open_), 0, 1)), made.edge
         for a, b, size, cost in self.edges:
             x, y = name[a], name[b]
-            if x != y and x != 1 and y != 0:
-                capacity = size * price + cost
-                if capacity > 0:
-                    flow.edge(open_[x], open_[y], capacity)
+            if x != y and x != 1 and y and (capacity := size * price + cost) > 0:
+                edge(open_[x], open_[y], capacity)
         side = flow.sink_side()
         return self._corner(tuple([side[open_[n]] for n in name]))
 

@@ -130,7 +130,7 @@ def _graph(joint: Joint, rounds: int) -> Iterator[Figure]:
     yield Figure("partition", _BYTES, nodes, sizes["ours storage"] / sizes["torch"], Goal("<=", bound), raw=sizes)
     steps = {k: _runner(joint, *pair) for k, pair in _programs(joint).items()}
     with torch.no_grad():
-        runs = interleaved(steps, rounds=9, warm_up=2)
+        runs = interleaved(steps, rounds=9, burst_ms=50, warm_up=2)
     yield Figure("partition", _STEP, nodes, runs.ratio("ours storage", "torch"), Goal("<=", 1.05), raw=runs.medians())
 
 

@@ -74,7 +74,7 @@ def flops(t: Table, i: int) -> float:
     left = _PRODUCTS.get(node.target)
     if left is not None:  # most of all rows that count; the general way takes 20 microseconds
         inner = t.val[t.row[node.args[left]]].shape[-1]  # type: ignore[index]
-        return 2.0 * hint(inner) * (t.size[i] // t.val[i].dtype.itemsize)
+        return 2.0 * hint(inner) * (t.size[i] // int(t.val[i].dtype.itemsize))
 
     def plain(n: fx.Node) -> Any:
         return _with_numbers(n.meta["val"])

@@ -20,7 +20,7 @@ from ..errors import OptionError, UnsupportedError
 from .budget import Hull
 from .costs import TYPICAL, Costs
 from .flow import Infeasible, cut
-from .labels import labelled_cut
+from .labels import PackedHull, labelled_cut
 from .packing import Store, forms, packed_share, packing_edits, packings
 from .rules import (
     AGAIN,
@@ -42,6 +42,8 @@ from .transfers import ONE_AHEAD, Offload
 Model = Literal["storage", "torch", "seconds"]
 _MODELS = ("storage", "torch", "seconds")
 _OBJECTIVES = ("seconds", "flops")
+#: a tensor on the CPU takes no memory of the device, but its way there is not free
+_TRANSFER = 0.05
 
 
 @dataclass(frozen=True)
@@ -90,12 +92,12 @@ class MinCut:
         check_budget(self.budget)
         if not self.price > 0:
             raise OptionError("the price is out of range", path="MinCut.price", expected="above 0", got=self.price)
-        if self.store is not None and (self.budget is not None or self.model != "storage"):
+        if self.store is not None and self.model != "storage":
             raise OptionError(
-                "another form of activations goes with the storage model without a budget",
+                "another form of activations goes with the storage model",
                 path="MinCut.store",
-                expected='model="storage", budget=None',
-                got=f"model={self.model!r}, budget={self.budget!r}",
+                expected='model="storage"',
+                got=f"model={self.model!r}",
             )
         if self.model == "torch" and self.budget is not None:
             raise OptionError(
@@ -131,10 +133,18 @@ class MinCut:
         again, needed = _demands(table, tags)
         allowed = forms(table, self.store, weights, self.offload)
         share = {i: packed_share(table.val[i], form) for i, form in allowed.items()}
+        moving = {i: weights[i] * _TRANSFER for i, form in allowed.items() if form == "cpu"}
         try:
-            return labelled_cut(table, weights, banned, again, needed, allowed, share)
+            rows, packed = labelled_cut(table, weights, banned, again, needed, allowed, share, moving)
         except Infeasible:
             raise _infeasible(table, tags, banned, weights) from None
+        if self.budget is None or self.budget == 1:
+            return rows, packed
+        second = self.costs.flops_per_second * 1e-6 if self.objective == "flops" else 1.0
+        seconds = {i: weights[i] / self.costs.bytes_per_second * second for i in moving}
+        hull = PackedHull(self._hull(table, tags, weights), allowed, share, seconds)
+        found = hull.within(self._limit(hull.bytes(rows, packed), hull.least()))
+        return list(found.saved), dict(found.packed)
 
     def _exact(self, table: Table, facts: Facts) -> list[int]:
         tags = recompute_tags(table, facts)
@@ -182,11 +192,17 @@ class MinCut:
         hull = self._hull(table, tags, weights)
         if self.budget is None or self.budget == 1:
             return list(hull.cut(1e-9 * self.price).saved)
-        least = hull.ends[1].bytes
-        limit = int(self.budget)
-        if self.budget < 1:
-            full = hull.bytes(self._unlimited(table, tags, facts))
-            limit = least + int(self.budget * max(full - least, 0))
+        full = hull.bytes(self._unlimited(table, tags, facts)) if self.budget < 1 else 0
+        return list(hull.within(self._limit(full, hull.ends[1].bytes)).saved)
+
+    def _limit(self, full: int, least: int) -> int:
+        """The budget in bytes, when so much is saved without one, and at least so much is necessary.
+
+        Raises:
+            OptionError: it cannot be kept.
+        """
+        assert self.budget is not None
+        limit = int(self.budget) if self.budget > 1 else least + int(self.budget * max(full - least, 0))
         if limit < least:
             raise OptionError(
                 "the memory budget cannot be kept",
@@ -195,7 +211,7 @@ class MinCut:
                 got=f"{limit} bytes",
                 fix="give a share from 0 to 1 instead; 0 saves the least possible",
             )
-        return list(hull.within(limit).saved)
+        return limit
 
     def __call__(
         self,

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,6 +74,7 @@ def load(name: str) -> Joint:
     function, args = MODELS[base]()
     table = None
     if decomposed:
+        importlib.import_module("torch._inductor.lowering")  # the decomposition of max_pool2d takes it for granted
         from torch._inductor.decomposition import select_decomp_table
 
         table = select_decomp_table()

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from .flow import INF, Flow, Infeasible
+from .flow import INF, Flow, Infeasible, cut
 from .rules import AGAIN, LAST_RESORT, MUST_SAVE, never_again
 from .table import Table
 
@@ -148,12 +148,31 @@ class Hull:
     @cached_property
     def ends(self) -> tuple[Corner, Corner]:
         """The partition that computes nothing dear again, and the one that saves the fewest bytes."""
-        dear = [c for c in self.cost if c > 0]
-        sizes = sum([w for i, w in enumerate(self.weight) if w not in (0.0, INF)])
-        least = min(dear, default=1.0) / (2 * sizes + 2)
-        most = 2 * sum(dear) + 1.0
-        low = self.cut(least)
-        return low, self.cut(most, low=low)
+        low = self._first()
+        return low, self.cut(2 * sum([c for c in self.cost if c > 0]) + 1.0, low=low)
+
+    def _first(self) -> Corner:
+        """The fewest bytes with nothing dear computed again: most rows follow from that without a flow (`flow.cut`)."""
+        t = self.t
+        dear = [fixed or cost > 0 for fixed, cost in zip(self.fixed, self.cost, strict=True)]
+        again = [late or a for late, a in zip(t.late, self.again, strict=True)]
+        needed = [n and not late for n, late in zip(t.needed_late, t.late, strict=True)]
+        weight = [w if may else INF for w, may in zip(self.weight, self.saveable, strict=True)]
+        try:
+            saved = cut(t.rows, t.ins, t.users, weight, dear, again, needed)
+        except Infeasible:  # something dear has to be computed again
+            costs = [c for c in self.cost if c > 0]
+            sizes = sum([w for w in self.weight if w not in (0.0, INF)])
+            return self.cut(min(costs, default=1.0) / (2 * sizes + 2))
+        run, have = self.computed_again(saved), set(saved)
+        assert run is not None
+        side = [False] * self.count
+        for i in self.rows:
+            into, out = self.place[i]
+            side[into] |= i in run
+            side[out] |= i in run or i in have
+        side[0], side[1] = False, True
+        return self._corner(tuple(side))
 
     def corners(self) -> list[Corner]:
         """All corners of the lower hull, from most bytes to fewest."""

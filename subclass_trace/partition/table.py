@@ -8,6 +8,7 @@ the row of ``b`` has ``same == row of a``, is in no list of rows, and whoever re
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -96,10 +97,11 @@ def hint(n: int | torch.SymInt) -> int:
 def nbytes(value: Any) -> int:
     """Bytes that a value itself covers; 1 for a number, which is what torch's partitioner counts."""
     if isinstance(value, torch.Tensor):
-        if value.layout is torch.strided and type(whole := value.nbytes) is int:
+        shape, count = value.shape, value.dtype.itemsize
+        whole = math.prod(shape) * count
+        if type(whole) is int:
             return whole
-        count = value.dtype.itemsize
-        for n in value.shape:
+        for n in shape:
             count *= hint(n)
         return count
     if isinstance(value, _torch.SYM_TYPES):

@@ -16,6 +16,7 @@ import torch._functorch.config as functorch_config
 import torch.fx as fx
 from functorch.compile import min_cut_rematerialization_partition
 
+import subclass_trace as st
 from subclass_trace.capture.graphs import output_args
 from subclass_trace.partition.costs import Costs, flops
 from subclass_trace.partition.half import Half
@@ -25,7 +26,7 @@ from subclass_trace.partition.split import halves, make_split
 from subclass_trace.partition.table import Table, storage_key
 from subclass_trace.runtime.graph_code import Listing, compile_graph, compile_listing
 
-from .graphs import NAMES, Joint, load
+from .graphs import MODELS, NAMES, Joint, load
 from .harness import interleaved, once
 from .results import Figure, Goal
 from .subjects import WrongValues
@@ -37,6 +38,7 @@ _BYTES, _STEP, _LINEAR = (
     "time per node: 48 layers / 6 layers",
 )
 _BUDGET, _WORK = "budget: times as fast as torch", "budget: FLOPs computed again / torch's at equal bytes"
+_ERROR = "fewer bits: worst relative error of a gradient"
 _CUTS = {"ours": MinCut(model="torch"), "ours storage": MinCut()}
 
 
@@ -52,12 +54,23 @@ def run(quick: bool, say: Callable[[str], None]) -> Iterator[Figure]:
         for share in (0.5,) if quick else (0.8, 0.5, 0.2):
             say(f"partition, budget {share}, {name}")
             yield from _budget(load(name), share)
+    for name in ["tf2"] if quick else ["tf2", "gpt2", "llama"]:
+        say(f"partition, fewer bits, {name}")
+        yield from _fewer_bits(name)
     if not quick:
         machine = Costs.of_machine()
         raw = {k: float(v) for k, v in vars(machine).items()}
         yield Figure(
             "partition", "launch of an operation / assumed", "this machine", machine.launch_seconds / 3e-6, raw=raw
         )
+
+
+def _fewer_bits(name: str) -> Iterator[Figure]:
+    for form in ("int8", "fp8"):
+        found = st.gradient_error(*MODELS[name](), st.MinCut(store=form))
+        raw = {"exact bytes": float(found.exact_bytes), "stored bytes": float(found.stored_bytes)}
+        case = f"{name}, {form}, {found.stored_bytes / found.exact_bytes:.2f} of the bytes"
+        yield Figure("partition", _ERROR, case, found.worst.error, raw=raw)
 
 
 def verify(quick: bool) -> None:

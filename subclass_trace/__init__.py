@@ -20,7 +20,7 @@ from .errors import (
 )
 from .frontends.compile import Region, Specialization, compile
 from .frontends.frontier import MemoryFrontier, memory_frontier
-from .frontends.gradient_error import GradientError, gradient_error
+from .frontends.gradient_error import GradientReport, gradient_error
 from .frontends.trace import Trace, Tracer, trace
 from .options import Options
 from .partition.min_cut import MinCut
@@ -33,7 +33,7 @@ __all__ = [
     "BackendError",
     "DataDependentError",
     "ExportError",
-    "GradientError",
+    "GradientReport",
     "GuardError",
     "MemoryFrontier",
     "MinCut",

@@ -68,7 +68,7 @@ class StoredActivation:
 
 
 @dataclass(frozen=True)
-class GradientError:
+class GradientReport:
     """The exact and the stored partition of one call, compared. ``print`` it.
 
     Attributes:
@@ -131,7 +131,7 @@ def gradient_error(
     *,
     kwargs: Mapping[str, Any] | None = None,
     grad_outputs: Sequence[Tensor] | None = None,
-) -> GradientError:
+) -> GradientReport:
     """Run ``function`` forward and backward under ``partitioner`` and without its ``store``, and compare all gradients.
 
     Both runs start from the same inputs, module states and random numbers, and leave all of them as they were.
@@ -166,7 +166,7 @@ def gradient_error(
         raise UnsupportedError("nothing gets a gradient", path=name, fix="pass inputs that require grad")
     rows = tuple([_row(path, exact[path], stored[path]) for path in exact])
     sizes = [sum(row.bytes for row in entry.saved) for entry in (before, after)]
-    return GradientError(name, sizes[0], sizes[1], rows, tuple(_activations(after)))
+    return GradientReport(name, sizes[0], sizes[1], rows, tuple(_activations(after)))
 
 
 def _gradients(

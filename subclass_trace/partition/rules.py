@@ -287,12 +287,14 @@ def _is_materialized(t: Table, i: int) -> bool:
 
 
 def storage_weights(t: Table, facts: Facts) -> list[float]:
-    """The storage model: see the top of this file. Saved symbolic numbers cost 1, so that few are."""
+    """The storage model: see the top of this file. Saved symbolic numbers cost 1, so that few are; late rows are not saved."""
     weights = [INF] * len(t.nodes)
     written = written_storages(t, facts)
     given = {t.storage[i] for i in t.primals} - {None}
     results = _kept_results(t, facts)
     for i in t.rows:
+        if t.late[i]:
+            continue
         value, key = t.val[i], t.storage[i]
         if isinstance(value, _torch.SYM_TYPES):
             weights[i] = 1.0

@@ -34,6 +34,9 @@ def pytest_collection_modifyitems(session: Any, config: Any, items: list[Any]) -
 
     if not any(":" not in a and not a.startswith("-") for a in config.invocation_params.args if _is_path(a, config)):
         items.clear()
+    here = str(config.invocation_params.dir)
+    if here not in sys.path:  # classes of the current directory, as with `python -m pytest`
+        sys.path.insert(0, here)
     items.extend(
         rule_items(session, targets, config.getoption("--subclass-profile"), config.getoption("--subclass-skip"))
     )

@@ -32,6 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SubclassTraceError as error:
         print(error, file=sys.stderr)
         return TROUBLE
+    except OSError as error:  # a file cannot be written
+        print(error, file=sys.stderr)
+        return TROUBLE
     except ImportError as error:
         print(f"{error}\n  fix:      pip install 'subclass_trace[testing,report]'", file=sys.stderr)
         return TROUBLE
@@ -49,11 +52,14 @@ def _parser() -> argparse.ArgumentParser:
     c.add_argument("target", nargs="?", help="package.module:Class, or a function of dense tensors that makes one")
     c.add_argument("--factory", help="expression that makes one, {0} {1} for dense tensors: 'Cls({0}, scale=2.0)'")
     c.add_argument("--to-dense", help="expression for its dense value, {0} for the wrapper: '{0}.dequantize()'")
+    c.add_argument("--tolerance", type=float, metavar="T", help="rtol and atol for numbers, for classes that round")
     c.add_argument("--rules", nargs="+", metavar="ID", help="only these: ST101, ST1, protocol")
     c.add_argument("--skip", nargs="+", metavar="ID", default=[], help="not these")
     c.add_argument("--profile", default="dev", choices=("dev", "ci", "thorough"))
     c.add_argument("--max-examples", type=int, metavar="N", help="examples per rule")
-    c.add_argument("--operations", action="store_true", help="also try the most used operations of torch")
+    c.add_argument(
+        "--operations", nargs="?", const="common", choices=("common", "all"), help="also try torch's operations"
+    )
     c.add_argument("--json", action="store_true", help="print JSON")
     c.add_argument("--html", type=Path, metavar="FILE", help="write a page")
     c.add_argument("--list", action="store_true", help="print all rules and stop")
@@ -92,10 +98,11 @@ def _check(options: argparse.Namespace) -> int:
             skip=options.skip,
             profile=options.profile,
             max_examples=options.max_examples,
-            operations=options.operations,
+            operations=options.operations == "common" or options.operations or False,
             progress=tell,
             factory=options.factory,
             to_dense=options.to_dense,
+            tolerance=None if options.tolerance is None else (options.tolerance, options.tolerance),
         )
     if options.json:
         print(json.dumps(report.as_json(), indent=1))

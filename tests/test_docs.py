@@ -1,11 +1,23 @@
-"""The examples in README, docs and docstrings run and print what they say."""
+"""The examples in README, docs and docstrings run and print what they say.
+
+In a page, sessions (``>>>``) run as doctests; blocks marked ``python`` without prompts run too, in their place between
+the sessions, and the tests that they define are called. A block that is no program has a comment in front of it,
+``<!-- not run: why -->``. Two kinds of page have more such blocks: the rules' (fragments of classes, compiled in
+testing/test_kit.py) and the score card (programs that fail, run in testing/test_scorecard.py).
+"""
 
 from __future__ import annotations
 
 import doctest
+import functools
 import importlib
 import pathlib
 import pkgutil
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -17,9 +29,53 @@ MODULES = sorted(m.name for m in pkgutil.walk_packages(subclass_trace.__path__, 
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_page(page: pathlib.Path) -> None:
-    failed, _ = doctest.testfile(str(page), module_relative=False, encoding="utf-8", optionflags=doctest.ELLIPSIS)
-    assert failed == 0
+def test_page(page: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType(f"page_{page.stem}")  # classes of a page can be pickled, as those of a file
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    text, blocks = _with_blocks(page.read_text(encoding="utf-8"))
+    found = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
+    found.globs = vars(module)
+    module.__dict__["_block"] = lambda k: exec(compile(blocks[k], f"{page.name}[{k}]", "exec"), vars(module))
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    runner.run(found, clear_globs=False)
+    assert runner.failures == 0
+    for test in _tests_of(module):
+        test()
+
+
+def _with_blocks(text: str) -> tuple[str, list[str]]:
+    """The page with a session ``>>> _block(k)`` in place of each program without prompts, and these programs."""
+    blocks: list[str] = []
+
+    def session(match: re.Match[str]) -> str:
+        if ">>> " in match["code"] or match["why"]:
+            return match[0]
+        blocks.append(match["code"])
+        return f"\n>>> _block({len(blocks) - 1})\n\n"
+
+    if "Written by `python -m tools." in text[:200] or "All rules: [README](README.md)" in text[-100:]:
+        return text, []
+    return _BLOCK.sub(session, text), blocks
+
+
+_BLOCK = re.compile(r"(?:<!-- not run: (?P<why>.+?) -->\n)?^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def _tests_of(module: types.ModuleType) -> Iterator[Callable[[], Any]]:
+    """The test functions of a page; and of its classes of conformance tests every method, for a few of the rules."""
+    from subclass_trace.testing.pytest_plugin import ConformanceTests
+    from subclass_trace.testing.rules import load
+
+    for name, value in list(vars(module).items()):
+        if name.startswith("test_"):
+            yield value
+        elif isinstance(value, type) and issubclass(value, ConformanceTests) and value is not ConformanceTests:
+            yield from (functools.partial(value().test_rule, r) for r in load() if r.id.endswith("01"))
+
+
+def test_programs_without_prompts_are_run() -> None:
+    text, blocks = _with_blocks("a\n```python\nx = 1\n```\n<!-- not run: shortened -->\n```python\n...\n```\n")
+    assert blocks == ["x = 1\n"] and ">>> _block(0)" in text and "not run: shortened" in text
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -30,8 +86,6 @@ def test_docstrings(name: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page: pathlib.Path) -> None:
-    import re
-
     prose = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)#:]+)\)", prose):
         assert (page.parent / target).exists(), target

@@ -47,8 +47,12 @@ VERDICTS: dict[tuple[str, str], str] = {
         "or by not passing on the storage offset."
     ),
     ("DTensor", "ST303"): (
-        '*Class*: DTensor raises "got mixed torch.Tensor and DTensor" for any other tensor subclass instead of returning '
-        "NotImplemented, so a wrapper that knows DTensors is never asked unless its class comes first."
+        '*Class*: run by hand, DTensor raises "got mixed torch.Tensor and DTensor" for any other tensor subclass instead of '
+        "returning NotImplemented, so a wrapper that knows DTensors is never asked unless its class comes first."
+    ),
+    ("DTensor", "ST322"): (
+        "*Class*: run by hand, views that come as a list (`split`, `chunk`, `unbind`) have outer storages of their own, "
+        "although the local tensors share memory; a single one (`x[:2]`, `view`) has that of its base."
     ),
     ("DTensor", "ST305"): (
         '*Class*: run by hand, `x.view(-1)` and `x.chunk(2)` of a DTensor made outside of inference mode raise "Cannot set '
@@ -131,18 +135,6 @@ VERDICTS.update(
             "ST613",
         ): "*Class*: clone of a transposed one has other strides than clone of a dense tensor.",
         ("CustomTensorPlainOut", "ST612"): "*Design*: the result is a plain tensor made by the class's own rule.",
-        ("Constant", "ST707"): (
-            "*subclass_trace*: a fault of the region, found by this rule: the backward that is made for a dense tangent of "
-            "a wrapper without inner tensors is no valid Python."
-        ),
-        (
-            "PackedInt4",
-            "ST613",
-        ): "*Class*: clone of a transposed one has other outer strides than clone of a dense tensor.",
-        (
-            "Diagonal",
-            "ST611",
-        ): "*Class*: `contiguous` of a transposed one keeps the strides (the inner tensor has none to change).",
         ("NestedTensor", "ST323"): (
             "*Class*: run by hand, `aten.add_` in inference mode gives another object than its argument."
         ),
@@ -182,5 +174,40 @@ VERDICTS.update(
             "SparseSemiStructuredTensorCUTLASS",
             "ST613",
         ): "*Class*: the transposed one shows outer strides of a contiguous tensor.",
+    }
+)
+
+_ONES = "*Class*: run by hand, it multiplies every inner tensor by ones before it computes, so each operation works on copies; "
+VERDICTS.update(
+    {
+        ("SubclassWithTensorFactory", rule): _ONES + text
+        for rule, text in {
+            "ST306": "the mask of dropout is drawn into such a copy, and the result is made of uninitialised memory.",
+            "ST321": "`x.view(-1)` shares no memory with x.",
+            "ST323": "`aten.add_` gives another object than its argument.",
+            "ST326": "`x.add_(1)` changes nothing, without an error.",
+            "ST329": "`out=` is not written.",
+            "ST330": "`x.unsqueeze_(0)` changes nothing.",
+            "ST405": "the second backward is not added, since gradients accumulate in place.",
+            "ST501": "`x.detach()` shares no memory with x.",
+            "ST505": "`a.copy_(b)` changes nothing, without an error.",
+            "ST513": "an optimizer step is lost without an error.",
+        }.items()
+    }
+)
+VERDICTS.update(
+    {
+        (
+            "AsyncCollectiveTensor",
+            "ST502",
+        ): "*Design*: every operation but a view waits for the collective and gives a plain tensor, clone as well.",
+        (
+            "AsyncCollectiveTensor",
+            "ST506",
+        ): "*Design*: follows from clone giving a plain tensor; torch says so in its message.",
+        ("AsyncCollectiveTensor", "ST702"): (
+            "*Torch*: run by hand, the result of the function compiled with `aot_eager` does not require grad, without a word; "
+            "in eager mode, with `eager` and in a region of this package it does."
+        ),
     }
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .. import _torch
 from .._torch import authors as _authors
 from ..errors import UnsupportedError
 from .arguments import instances, substitute
@@ -186,7 +187,7 @@ def copy_of(cls: type[Any], func: Any, otherwise: Run) -> Run:
     """clone, and _to_copy and _pin_memory that keep the dtype: each inner tensor copied, the context kept.
 
     A memory format is passed on where the wrapper looks like its first inner tensor. Elsewhere nothing is known of how
-    inside and outside belong together, and the copy keeps the strides.
+    inside and outside belong together, and the copy shows the strides that torch gives a copy which keeps them.
 
     Args:
         otherwise: for another dtype or layout, and for contiguous strides that the copy would not have.
@@ -206,9 +207,17 @@ def copy_of(cls: type[Any], func: Any, otherwise: Run) -> Run:
         tensors = {
             n: func(t, *args[1:], **(how if alike and t.shape == x.shape else elsewhere)) for n, t in inner.items()
         }
-        return getattr(x, LIKE)(tensors) if alike else getattr(x, LIKE)(tensors, x.shape, x.stride())
+        return getattr(x, LIKE)(tensors) if alike else getattr(x, LIKE)(tensors, x.shape, _strides_of_copy(x))
 
     return run
+
+
+def _strides_of_copy(x: torch.Tensor) -> Sequence[Any]:
+    """The strides of ``x.clone()`` for a dense tensor with those of ``x``: the same order, without gaps."""
+    if x.is_contiguous():
+        return x.stride()
+    with _torch.no_modes():  # a tracer should not see this
+        return torch.empty_like(torch.empty_strided(x.shape, x.stride(), device="meta")).stride()
 
 
 def copy_into(cls: type[Any], func: Any, otherwise: Run, exact: bool) -> Run:

@@ -33,6 +33,7 @@ from typing_extensions import Self, dataclass_transform
 
 from .. import _torch
 from .._torch import authors as _authors
+from .._torch.dynamo import never_compiled
 from ..errors import ProtocolError, UnsupportedError
 from ..subclass.context import same_context
 from . import families, sharding
@@ -195,6 +196,7 @@ class WrapperTensor(torch.Tensor):
         _add_family(cls, "implements_collectives", operations, families.collectives, inner)
 
     @classmethod
+    @never_compiled  # with all that it calls: after a graph break it runs while Dynamo looks for frames to compile
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -360,9 +362,9 @@ class Dequantize(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Any) -> torch.Tensor:
-        """The author's ``dequantize``."""
+        """The author's ``dequantize``; an inner tensor itself must not get the history that the result gets."""
         value: torch.Tensor = getattr(x, DENSE)()
-        return value
+        return value.detach() if any(value is v for v in getattr(x, VALUES)().values()) else value
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
@@ -384,6 +386,7 @@ def _befriend(cls: type, other: type) -> bool:
     return True
 
 
+@never_compiled
 def _dispatch_function(
     cls: type, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
 ) -> Any:

@@ -22,6 +22,7 @@ from ..plan import (
     MutationPlan,
     OutputPlan,
     Plan,
+    RaggedOutput,
     SameOutput,
     SavedValue,
     SizeOutput,
@@ -323,7 +324,8 @@ def symbol_table(plan: Plan) -> Table:
     rows = []
     for s in plan.symbols:
         owner = paths[s.leaf] if s.leaf is not None else str(plan.inputs[s.input].path)  # type: ignore[index]
-        source = f"{owner}.{s.kind}()" if s.kind == "storage_offset" else f"{owner}.{s.kind}({s.dim})"
+        kind = "size" if s.kind == "ragged" else s.kind
+        source = f"{owner}.{kind}()" if s.kind == "storage_offset" else f"{owner}.{kind}({s.dim})"
         rows.append((str(s.symbol), source))
     return Table(count_text(len(rows), "dynamic size"), ("size", "is"), tuple(rows))
 
@@ -386,6 +388,8 @@ def _result(plan: Plan, o: OutputPlan, names: Sequence[str]) -> tuple[str, ...]:
         return ("constant", type(o.value).__qualname__, "", "", "", constant_text(o.value))
     if isinstance(o, SizeOutput):
         return ("size", "int", "", "", "", f"out[{plan.forward_leaves + o.index}]")
+    if isinstance(o, RaggedOutput):
+        return ("size", "nested int", "", "", "", "the ragged size of an input")
     if isinstance(o, InputOutput):
         number = plan.positions[o.position]
         row = plan.inputs[number if number is not None else 0]

@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..plan import Plan
+from ..subclass.components import part_source
 from .tables import (
     Table,
     bytes_text,
@@ -122,6 +123,7 @@ def _entry(number: int, entry: Any) -> str:
         ("made for", entry.reason),
         ("inputs", f"{count_text(len(plan.inputs), 'tensor')} ({count_text(wrappers, 'wrapper')}), {leaves}"),
         ("guards", "; ".join(_guards(entry.guards))),
+        *_unread(plan),
         *_dynamic(plan),
         ("backward", _backward(entry)),
     ]
@@ -143,6 +145,16 @@ def _guards(guards: Any) -> list[str]:
     if guards.alias is not None:
         rows.append("which inputs share memory")
     return rows
+
+
+def _unread(plan: Plan) -> list[tuple[str, str]]:
+    """Which values of contexts no guard compares, and why."""
+    rows = []
+    for mark in plan.unread:
+        path = ".".join((str(plan.inputs[mark.input].path), *mark.names))
+        held = ", ".join(f".{name}" for name in mark.held)
+        rows.append(f"{part_source(mark.part, 'context')} of {path} (any {mark.kind.__name__}; nothing read {held})")
+    return [("unguarded", "; ".join(rows))] if rows else []
 
 
 def _dynamic(plan: Plan) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ..errors import SubclassTraceError
+from ..errors import OptionError, SubclassTraceError
 from .coverage import COMMON, cover
 from .profiles import Profile
 from .profiles import profile as profile_of
@@ -36,7 +36,7 @@ def check(
     skip: Iterable[str] = (),
     profile: str | Profile = "dev",
     max_examples: int | None = None,
-    operations: bool | Iterable[str] = False,
+    operations: bool | str | Iterable[str] = False,
     progress: Callable[[Rule, Result | None], None] = lambda rule, result: None,
     **options: Any,
 ) -> Report:
@@ -48,7 +48,7 @@ def check(
         rules, skip: ids (``ST101``), beginnings of ids (``ST1``) or families.
         profile: ``"dev"`` (seconds), ``"ci"`` (a minute or two) or ``"thorough"``.
         max_examples: another number of examples per rule.
-        operations: also sweep over torch's operations: True for the most used ones, or their OpInfo names.
+        operations: also sweep over torch's operations: True for the most used ones, "all", or names of OpInfos.
         progress: called before (with None) and after each rule.
         options: how to build instances, see `subject.subject_of`: ``factory``, ``strategy``, ``to_dense``, ``sizes``,
             ``dtypes``, ``tolerance``.
@@ -71,8 +71,16 @@ def check(
         progress(rule, results[-1])
     swept = None
     if operations and subject.strategy is None:
-        swept = cover(subject, COMMON if operations is True else operations)
+        swept = cover(subject, _names_of(operations))
     return Report(subject, tuple(results), level.name, time.perf_counter() - start, swept)
+
+
+def _names_of(operations: bool | str | Iterable[str]) -> Iterable[str] | None:
+    if operations == "all":
+        return None
+    if isinstance(operations, str):
+        raise OptionError(f"operations cannot be {operations!r}", expected='True, "all", or a list of names of OpInfos')
+    return COMMON if isinstance(operations, bool) else operations
 
 
 def assert_conforms(target: Target, **how: Any) -> Report:

@@ -83,6 +83,11 @@ KNOWN: dict[str, dict[str, Any]] = {
         "to_dense": "{0}.elem",
     },
     _TEST + "custom_tensor.CustomTensorPlainOut": {"factory": "CustomTensorPlainOut({0}, {1})"},
+    _TEST + "common_subclass.SubclassWithTensorFactory": {
+        "factory": "SubclassWithTensorFactory({0})",
+        "to_dense": "{0}.src",
+        "dtypes": _F32,  # it multiplies others by a float32 tensor
+    },
     "torch._subclasses.complex_tensor._core.ComplexTensor": {"factory": "ComplexTensor({0}, {1})", "dtypes": _F32},
     "torch.distributed.tensor.DTensor": {
         "factory": "DTensor.from_local({0}, mesh, [Replicate()])",
@@ -90,6 +95,10 @@ KNOWN: dict[str, dict[str, Any]] = {
         "imports": ("from torch.distributed.tensor import Replicate",),
         "setup": _FAKE_MESH,
         "sizes": shapes(min_side=1),  # a view of one with a side of 0 does not come to an end in torch 2.13
+    },
+    "torch.distributed._functional_collectives.AsyncCollectiveTensor": {
+        "factory": "AsyncCollectiveTensor({0})",
+        "to_dense": "{0}.elem",
     },
     "torch.nested._internal.nested_tensor.NestedTensor": {
         "factory": "torch.nested.nested_tensor([{0}, {0}[:1]], layout=torch.jagged)",

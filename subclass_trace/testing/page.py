@@ -69,8 +69,9 @@ def page(report: Report) -> str:
 
 
 def write_page(report: Report, path: str | Path) -> Path:
-    """Write the HTML file; returns its path."""
+    """Write the HTML file, and its folder if there is none; returns its path."""
     target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(page(report), encoding="utf-8")
     return target
 
@@ -82,7 +83,8 @@ def _esc(text: object) -> str:
 def _line(report: Report) -> str:
     v = versions()
     made = f"made by {report.subject.make}" if report.subject.strategy is None else "made by a strategy"
-    return f"torch {v['torch']}, Python {v['python']}; profile {report.profile}, {report.seconds:.1f} s; {made}"
+    parts = [f"torch {v['torch']}, Python {v['python']}", f"profile {report.profile}, {report.seconds:.1f} s", made]
+    return "; ".join([*parts, *report.subject.notes, *report.hints])
 
 
 def _colour(r: Result) -> str:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from .profiles import Profile
 from .profiles import profile as profile_of
 from .resolve import resolve
 from .rules import Rule, load, select
@@ -37,7 +38,7 @@ class ConformanceTests:
     target: ClassVar[Any] = None
     options: ClassVar[Mapping[str, Any]] = {}
     skip: ClassVar[Mapping[str, str]] = {}
-    profile: ClassVar[str] = "dev"
+    profile: ClassVar[str | Profile] = "dev"
 
     @pytest.mark.parametrize("rule", load(), ids=lambda r: r.slug)
     def test_rule(self, rule: Rule) -> None:

@@ -10,6 +10,8 @@ import textwrap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from .._torch import testing as private
 from . import probes
 
@@ -32,6 +34,18 @@ def safe_repr(value: Any) -> str:
     except Exception as error:
         text = f"<{type(value).__qualname__} whose repr raises {type(error).__name__}>"
     return text if len(text) < 600 else text[:600] + " ..."
+
+
+def both_sides(got: Any, expected: Any) -> tuple[str, str]:
+    """The two sides of a comparison as text; where that is the same, with sizes, strides and the tensors inside."""
+    texts = safe_repr(got), safe_repr(expected)
+    if texts[0] != texts[1] or not (isinstance(got, torch.Tensor) and isinstance(expected, torch.Tensor)):
+        return texts
+    first, second = (
+        f"{text} of size {tuple(x.shape)}, {x.dtype}, with {safe_repr(probes.named_leaves(x))}"
+        for text, x in zip(texts, (got, expected), strict=True)
+    )
+    return first, second
 
 
 def program(subject: Subject, lines: Iterable[str]) -> str:

@@ -6,13 +6,14 @@ The JSON has a ``schema`` number, which changes when a key is renamed or removed
     class             "package.module.Class"
     versions          {"python": ..., "torch": ..., "subclass_trace": ...}
     profile, seconds  name of the profile, wall time
+    tolerance         [rtol, atol], with which numbers are compared
     ok                true if no rule fails or breaks
     counts            {"pass": n, "fail": n, "not applicable": n, "skipped": n, "error": n}
     rules             a list, in the order of the ids:
         id, title, family, severity, outcome, checks, examples, seconds
         reason        what failed, or why the rule does not apply; "" for a pass
         failure       null, or {"what", "got", "expected", "script"}
-    operations        null, or a list of {"operation", "outcome", "reason", "uses"} (see coverage.py)
+    operations        null, or a list of {"operation", "outcome", "reason", "rank"} (see coverage.py)
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .runner import Outcome, Result
+from .script import NO_PROJECTION
 from .subject import Subject
 
 if TYPE_CHECKING:
@@ -71,6 +73,13 @@ class Report:
         """How many rules had which outcome."""
         return Counter(r.outcome for r in self.results)
 
+    @property
+    def hints(self) -> tuple[str, ...]:
+        """What would let more rules apply."""
+        missing = sum(r.outcome is Outcome.NOT_APPLICABLE and r.reason == NO_PROJECTION for r in self.results)
+        text = "rules about numbers did not apply; give to_dense= (--to-dense '{0}.name'), the dense value of a wrapper"
+        return (f"{missing} {text}",) if missing else ()
+
     def result(self, id: str) -> Result:
         """The result of one rule."""
         return next(r for r in self.results if r.rule.id == id)
@@ -83,6 +92,7 @@ class Report:
             "versions": versions(),
             "profile": self.profile,
             "seconds": round(self.seconds, 3),
+            "tolerance": list(self.subject.tolerance),
             "ok": self.ok,
             "counts": {o.value: self.counts[o] for o in Outcome},
             "rules": [_row(r) for r in self.results],

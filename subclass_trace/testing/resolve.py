@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from hypothesis import strategies as s
 
 from ..errors import OptionError, ProtocolError
 from ..subclass.protocol import why_not_traceable
+from . import strategies
 from .known import KNOWN
 from .subject import Subject, subject_of
 
@@ -30,6 +33,10 @@ _CONSTRUCTORS = (
 )
 _PROJECTIONS = ("to_dense", "dequantize", "full_tensor", "dense")
 _TRIALS = ((2, 3), (2,), (4, 4), (32, 32))
+#: sizes to try with a class that takes none of the small ones
+_LARGE = ((32, 32), (32, 64), (64, 32), (64, 64), (16, 16), (16, 32), (128, 128), (128, 256), (64,), (128,), (256,))
+#: rtol and atol for classes that round; the second for those with very few bits
+_COARSE, _VERY_COARSE = 0.2, 0.5
 
 
 def register_strategy(
@@ -50,7 +57,7 @@ def load_target(name: str) -> Any:
     """The object that ``pkg.mod:Name`` names.
 
     Raises:
-        OptionError: the module or the name does not exist.
+        OptionError: the module or the name does not exist, or importing it fails.
     """
     module, _, path = name.partition(":")
     if not path:
@@ -59,7 +66,7 @@ def load_target(name: str) -> Any:
         value: Any = importlib.import_module(module)
         for part in path.split("."):
             value = getattr(value, part)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # importing runs the module
         raise OptionError(
             f"cannot find {name!r}", expected="package.module:Class", got=f"{type(error).__name__}: {error}"
         ) from error
@@ -89,8 +96,7 @@ def resolve(target: Target, **options: Any) -> Subject:
     options = {**known, **options}
     if "factory" not in options and "strategy" not in options:
         options["factory"] = _derive(found, options)
-    subject = subject_of(found, options.pop("factory", None), **options)
-    return subject if "to_dense" in options else _with_projection(subject)
+    return _completed(subject_of(found, options.pop("factory", None), **options), options)
 
 
 def _known(cls: type) -> dict[str, Any] | None:
@@ -111,8 +117,7 @@ def _from_factory(factory: Callable[..., torch.Tensor], options: dict[str, Any])
     for shape in _TRIALS:
         made = _build(probe, shape)
         if isinstance(made, torch.Tensor) and why_not_traceable(made) is None:
-            found = subject_of(type(made), factory, **options)
-            return found if "to_dense" in options else _with_projection(found)
+            return _completed(subject_of(type(made), factory, **options), options)
     raise OptionError(
         f"{factory!r} gave no wrapper for dense tensors of the sizes {', '.join(map(str, _TRIALS))}",
         expected="a function of dense tensors that returns an instance of a wrapper subclass",
@@ -156,10 +161,57 @@ def _build(subject: Subject, shape: tuple[int, ...]) -> Any:
     return made
 
 
+def _completed(subject: Subject, options: dict[str, Any]) -> Subject:
+    """The subject with what was not given: sizes, a projection to dense, a tolerance."""
+    if "sizes" not in options and subject.strategy is None:
+        subject = _with_sizes(subject)
+    if "to_dense" not in options:
+        subject = _with_projection(subject)
+    return subject if "tolerance" in options else _with_tolerance(subject)
+
+
+def _with_sizes(subject: Subject) -> Subject:
+    """The subject with large sizes, if its factory refuses all small ones."""
+    if any(_build(subject, shape) is not None for shape in strategies.SMALL):
+        return subject
+    large = [shape for shape in _LARGE if _build(subject, shape) is not None][:4]
+    if not large:
+        return subject  # the rules will say what the factory says
+    note = f"{subject.cls.__qualname__} refuses small tensors, so it is made of {', '.join(map(str, large))}"
+    return replace(subject, sizes=s.sampled_from(large), notes=(*subject.notes, note))
+
+
+def _with_tolerance(subject: Subject) -> Subject:
+    """The subject with a coarse tolerance if the class rounds, as quantised ones do."""
+    error = _rounding(subject)
+    if not 1e-4 < error < 0.3:  # exact; or the dense value is another one by design
+        return subject
+    tolerance = _COARSE if error < 0.05 else _VERY_COARSE
+    note = (
+        f"{subject.cls.__qualname__} rounds (by {error:.1%} of the largest number), so numbers are compared with "
+        f"rtol=atol={tolerance}"
+    )
+    return replace(subject, tolerance=(tolerance, tolerance), notes=(*subject.notes, note))
+
+
+def _rounding(subject: Subject) -> float:
+    """How far the dense value of a fresh instance is from the tensor that it was made of, over the largest number."""
+    errors = [0.0]
+    if subject.dense is None or subject.arity != 1 or subject.strategy is not None or not subject.floating:
+        return 0.0
+    for shape in _TRIALS:
+        dense = torch.linspace(-1.3, 1.7, math.prod(shape)).to(subject.floating[0]).reshape(shape)
+        try:
+            made = eval(subject.make.format("_dense"), {**subject.namespace, "_dense": dense.clone()})
+            back = eval(subject.dense.format("_made"), {**subject.namespace, "_made": made})
+            errors.append(float((back - dense).abs().max() / dense.abs().max()))
+        except Exception:  # sizes that the class does not have
+            continue
+    return max(errors)
+
+
 def _with_projection(subject: Subject) -> Subject:
     """The subject with the first projection to dense that the class itself defines and that works."""
-    from dataclasses import replace
-
     own = [c for c in subject.cls.__mro__ if c not in torch.Tensor.__mro__]
     for name in _PROJECTIONS:
         if not any(name in vars(c) for c in own):

@@ -6,22 +6,26 @@ reasons. An exception inside of a rule that is no failure of the subject is an "
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import logging
+import os
 import time
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from hypothesis import HealthCheck, Phase, Verbosity, given, settings
+from hypothesis import HealthCheck, Phase, Verbosity, given, reject, settings
 from hypothesis import strategies as s
 from hypothesis.errors import HypothesisException, Unsatisfiable
 
 from .profiles import Profile
 from .rules import Cost, Rule
-from .script import Failure, NotApplicable, Script
+from .script import Failure, NotApplicable, NotBuilt, Script
 from .subject import Subject
 
 
@@ -44,7 +48,7 @@ class Result:
         outcome: see `Outcome`.
         checks: comparisons made; at least 1 for a pass.
         examples: examples that were run.
-        refused: why examples did not apply, most frequent first, with how often.
+        refused: why examples did not apply, most frequent first, with how often; what the factory refused comes last.
         failure: the smallest counterexample.
         error: the traceback of a fault in the kit.
         seconds: wall time.
@@ -76,26 +80,52 @@ class _Tally:
     checks: int = 0
     examples: int = 0
     refused: Counter[str] = field(default_factory=Counter)
+    unbuilt: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
     error: str | None = None
     failing_since: float | None = None
+    tries_left: int = 0  # how often another example may be drawn for one that cannot be built
 
 
 def run_rule(subject: Subject, rule: Rule, profile: Profile) -> Result:
     """Run one rule. Never raises on behalf of the subject; leaves random state, modes and warnings as they were."""
     if rule.id in subject.exempt:
         return Result(rule, Outcome.NOT_APPLICABLE, refused=((subject.exempt[rule.id], 0),))
-    tally = _Tally()
+    tally = _Tally(tries_left=40 + 4 * profile.examples(rule.cost))
     start = time.perf_counter()
     grad, threads = torch.is_grad_enabled(), torch.get_num_threads()
     try:
-        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), _without_logs():
             warnings.simplefilter("ignore")
             _explore(subject, rule, profile, tally)
     finally:
         torch.set_grad_enabled(grad)
         torch.set_num_threads(threads)
     return replace(_judge(rule, tally), seconds=time.perf_counter() - start)
+
+
+@contextlib.contextmanager
+def _without_logs() -> Iterator[None]:
+    """Drop what torch logs: an error for each operation that is refused under tracing, and thousands of records of its
+    structured trace for each compilation, which pytest would collect and print.
+
+    With TORCH_LOGS or TORCH_TRACE somebody has asked for them.
+    """
+    if os.environ.get("TORCH_LOGS") or os.environ.get("TORCH_TRACE"):
+        yield
+        return
+    trace, before = logging.getLogger("torch.__trace"), logging.root.manager.disable
+    trace.addFilter(_drop)  # torch makes this logger ignore `logging.disable`
+    logging.disable(max(before, logging.ERROR))
+    try:
+        yield
+    finally:
+        logging.disable(before)
+        trace.removeFilter(_drop)
+
+
+def _drop(record: logging.LogRecord) -> bool:
+    return False
 
 
 def _explore(subject: Subject, rule: Rule, profile: Profile, tally: _Tally) -> None:
@@ -136,6 +166,12 @@ def _example(script: Script, rule: Rule, tally: _Tally) -> None:
     torch.manual_seed(0)
     try:
         rule.check(script)
+    except NotBuilt as reason:
+        tally.unbuilt[str(reason)] += 1
+        if tally.tries_left:  # hypothesis draws another one
+            tally.tries_left -= 1
+            tally.examples -= 1
+            reject()
     except NotApplicable as reason:
         tally.refused[str(reason)] += 1
     except Failure as failure:
@@ -152,7 +188,7 @@ def _example(script: Script, rule: Rule, tally: _Tally) -> None:
 
 
 def _judge(rule: Rule, tally: _Tally) -> Result:
-    refused = tuple(tally.refused.most_common())
+    refused = (*tally.refused.most_common(), *tally.unbuilt.most_common())
     if tally.failures:
         smallest = min(tally.failures, key=lambda f: (len(f.lines), sum(map(len, f.lines))))
         return Result(rule, Outcome.FAIL, tally.checks, tally.examples, refused, smallest)

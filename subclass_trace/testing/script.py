@@ -24,7 +24,7 @@ from hypothesis import assume
 from hypothesis import strategies as s
 
 from . import probes
-from .render import HELPERS, program, safe_repr
+from .render import HELPERS, both_sides, program
 from .strategies import Dense, dense_specs
 from .watchdog import limit
 
@@ -34,10 +34,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 #: how long one line may take; a cold compilation takes a few seconds
 LINE_SECONDS = 60.0
+#: why rules about numbers do not apply
+NO_PROJECTION = "no projection to dense is known: give to_dense="
 
 
 class NotApplicable(Exception):
     """This example says nothing about the rule; the argument says why."""
+
+
+class NotBuilt(NotApplicable):
+    """The class refuses these sizes, dtypes or strides; others may do."""
 
 
 @dataclass
@@ -127,7 +133,8 @@ class Script:
             around: put around each dense argument of the factory, for nesting: ``"Pair({0}, {0}.clone())"``.
 
         Raises:
-            NotApplicable: the subject has no such instances, or its factory refuses these arguments.
+            NotApplicable: the subject has no such instances.
+            NotBuilt: its factory refuses these arguments.
         """
         suffix = ".requires_grad_()" if grad else ""
         specs: tuple[Dense, ...]
@@ -144,10 +151,10 @@ class Script:
             try:
                 self._do(f"{name} = {line}{suffix}", "the class cannot be built like this")
                 break
-            except NotApplicable:
+            except NotApplicable as reason:
                 plain = tuple(replace(spec, layout="contiguous") for spec in specs)
                 if last or plain == specs:
-                    raise
+                    raise NotBuilt(str(reason)) from reason
                 specs = plain  # many classes take contiguous tensors only
         x = self.names[name]
         if not isinstance(x, torch.Tensor):
@@ -171,7 +178,7 @@ class Script:
             NotApplicable: the subject has none.
         """
         if self.subject.dense is None:
-            raise NotApplicable("no projection to dense is known: give to_dense=")
+            raise NotApplicable(NO_PROJECTION)
         if expression in self._made:  # made by the factory: there the projection has to work
             self.only_if(f"{self.subject.dense.format(expression)} is not None", "its projection to dense fails")
         return self.subject.dense.format(expression)
@@ -209,6 +216,22 @@ class Script:
             return False
         return True
 
+    def alone(self, steps: Callable[[], None]) -> bool:
+        """Take steps whose lines are forgotten afterwards, so that a counterexample has those of the failing ones only.
+
+        Returns:
+            False if the class refuses one of them.
+        """
+        before = len(self.lines)
+        try:
+            steps()
+        except NotApplicable:
+            done = False
+        else:
+            done = True
+        del self.lines[before:]
+        return done
+
     def value(self, expression: str) -> Any:
         """The value of an expression, not recorded: for decisions. Raises what it raises."""
         return eval(compile(expression, "<rule>", "eval"), self.names)
@@ -242,7 +265,7 @@ class Script:
                 'print("expected:", expected)',
                 f"assert {same}, {because!r}",
             ]
-            raise self._failure(because, safe_repr(sides[0]), safe_repr(sides[1]))
+            raise self._failure(because, *both_sides(*sides))
         del self.lines[-2:]
 
     def raises(self, line: str, kinds: type[Exception] | tuple[type[Exception], ...], because: str) -> None:
@@ -297,8 +320,10 @@ def on(expression: str, op: str) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0][:300] if text else ""
+    """The first line of a message, and the next one if the first only announces it (as Dynamo's do)."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    count = 2 if lines and lines[0].endswith(":") else 1
+    return " ".join(lines[:count])[:300]
 
 
 def _has_tensor(value: Any) -> bool:

@@ -20,6 +20,24 @@ import torch
 from hypothesis import strategies as s
 
 FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+#: sizes that `shapes` draws often: a class that takes none of these hardly gets examples from it
+SMALL = (
+    (),
+    (2,),
+    (3,),
+    (4,),
+    (2, 2),
+    (2, 3),
+    (2, 4),
+    (3, 2),
+    (4, 2),
+    (4, 4),
+    (2, 2, 2),
+    (2, 3, 4),
+    (1, 4),
+    (0,),
+    (0, 2),
+)
 LAYOUTS = ("contiguous", "transposed", "sliced")
 
 

@@ -70,7 +70,8 @@ def summary(report: Report) -> str:
     counts = report.counts
     parts = [f"{counts[o]} {o.value}" for o in Outcome if counts[o]]
     checks = sum(r.checks for r in report.results)
-    return f"{report.subject.name}: {', '.join(parts)}; {checks} checks in {report.seconds:.1f} s ({report.profile})"
+    line = f"{report.subject.name}: {', '.join(parts)}; {checks} checks in {report.seconds:.1f} s ({report.profile})"
+    return "\n".join([line, *(f"note: {n}" for n in (*report.subject.notes, *report.hints))])
 
 
 def plain(report: Report) -> str:

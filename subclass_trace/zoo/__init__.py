@@ -4,6 +4,7 @@ Read `two.py` first. Each file is one idea; `_common.py` holds the lines that al
 """
 
 from .constant import Constant  # one number everywhere, no inner tensors
+from .delayed_fp8 import DelayedFP8Linear  # FP8Linear with scales from the steps before
 from .diagonal import Diagonal  # (n, n) outside, (n,) inside
 from .int4 import PackedInt4  # (m, n) floating outside, (m, n // 2) bytes and row scales inside
 from .masked import Masked  # data and a bool mask, closed under pointwise operations
@@ -19,6 +20,7 @@ from .two import TwoTensor  # every operation on both inner tensors
 
 __all__ = [
     "Constant",
+    "DelayedFP8Linear",
     "Diagonal",
     "FP8Linear",
     "Masked",

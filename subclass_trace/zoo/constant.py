@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from .. import _torch
+from .._torch.dynamo import never_compiled
 from ._common import aten, foreign, is_mutable, is_view, refuse, unwrap, view, written
 
 
@@ -73,6 +74,7 @@ class Constant(torch.Tensor):
         return f"Constant({self.value!r}, shape={tuple(self.shape)})"
 
     @classmethod
+    @never_compiled
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from .. import _torch
+from .._torch.dynamo import never_compiled
 from ._common import apply, aten, foreign, is_mutable, is_view, refuse, unwrap, view, written
 
 
@@ -45,6 +46,8 @@ class Diagonal(torch.Tensor):
         outer_stride: Sequence[int] | None = None,
     ) -> Diagonal:
         (n,) = diag.shape
+        if diag.requires_grad:  # the gradient belongs to the wrapper: `of` connects the two
+            diag = diag.detach()
         diag = diag.resolve_conj().resolve_neg()  # operations below __torch_dispatch__ do not look at lazy bits
         self: Diagonal = _torch.make_wrapper_subclass(
             cls,
@@ -75,6 +78,7 @@ class Diagonal(torch.Tensor):
         return f"Diagonal({self.diag!r})"
 
     @classmethod
+    @never_compiled
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -82,13 +82,6 @@ def _quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 PackedInt4.implements_per_inner(aten.copy_.default)  # exact, without a second rounding: each row has its own scale
 
 
-@PackedInt4.implements(aten.clone.default)
-def _clone(func: Any, x: PackedInt4, *, memory_format: torch.memory_format | None = None) -> Any:
-    if x.transposed and memory_format is torch.contiguous_format:
-        return NotImplemented  # the packed rows are columns of x: only the dense value can be contiguous
-    return x.replace(packed=func(x.packed), scale=func(x.scale))
-
-
 @PackedInt4.implements(aten._to_copy.default)
 def _to_copy(func: Any, x: PackedInt4, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
     if dtype is not None and not dtype.is_floating_point:

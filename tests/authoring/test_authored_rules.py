@@ -192,6 +192,27 @@ def test_dequantize() -> None:
         assert w.zero_() is w and not w.dequantize().any()
 
 
+def test_dequantize_may_return_an_inner_tensor() -> None:
+    """The dense value gets a history; the inner tensor that it is must not."""
+
+    class Plain(st.WrapperTensor, default="dequantize"):
+        data_: Tensor
+
+        def dequantize(self) -> Tensor:
+            return self.data_
+
+    x = Plain(randn(3)).requires_grad_()
+    dense = x.dequantize()
+    assert dense.requires_grad and dense.data_ptr() == x.data_.data_ptr()
+    assert not x.data_.requires_grad
+    (dense * 2).sum().backward()
+    assert torch.equal(x.grad, torch.full((3,), 2.0))
+    for compiler in (st.compile, lambda f: torch.compile(f, backend="aot_eager", fullgraph=True)):
+        y = compiler(lambda x: x.dequantize() * 3)(x)
+        (grad,) = torch.autograd.grad(y.sum(), x)
+        assert torch.equal(grad, torch.full((3,), 3.0)) and not x.data_.requires_grad
+
+
 def test_dequantize_refuses_views_and_metadata() -> None:
     x = Halves(randn(4, 2), randn(4, 2))
     with pytest.raises(st.UnsupportedError, match=r"Halves has no rule for aten\.t\.default") as error:

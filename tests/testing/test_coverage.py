@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from sound import Sound
 
+from subclass_trace.errors import OptionError
 from subclass_trace.testing import check, subject_of
 from subclass_trace.testing.coverage import COMMON, Support, cover
 from subclass_trace.testing.page import page
@@ -38,6 +40,36 @@ def test_each_outcome() -> None:
     assert "no exp" in swept.missing[1].reason
 
 
+def test_an_operation_that_changes_its_operand_is_wrong() -> None:
+    class Careless(Sound):
+        @classmethod
+        def compute(cls, func, args, kwargs):
+            out = super().compute(func, args, kwargs)
+            if func is aten.neg.default:
+                args[0].data_.neg_()
+            return out
+
+    swept = cover(subject_of(Careless, "Careless({0})", to_dense="{0}.data_"), ["neg", "abs", "zero_"])
+    assert {r.operation: r.support.value for r in swept.rows} == {
+        "neg": "wrong",
+        "abs": "supported",
+        "zero_": "supported",
+    }
+    assert swept.missing[0].reason == "it changes its operand"
+
+
+def test_all_operations_and_unknown_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    from subclass_trace.testing import kit
+
+    seen: list[object] = []
+    monkeypatch.setattr(kit, "cover", lambda subject, names: seen.append(names))
+    for operations in (True, "all", ["add"]):
+        check(Sound, factory="Sound({0})", rules=["ST101"], max_examples=1, operations=operations)
+    assert seen == [COMMON, None, ["add"]]
+    with pytest.raises(OptionError, match="operations cannot be 'common'"):
+        check(Sound, factory="Sound({0})", rules=["ST101"], max_examples=1, operations="common")
+
+
 def test_the_most_used_come_first() -> None:
     swept = cover(subject_of(Partial, "Partial({0})", to_dense="{0}.data_"), ["sinh", "abs", "add", "acosh"])
     assert [r.operation for r in swept.rows] == ["add", "abs", "acosh", "sinh"]
@@ -53,10 +85,19 @@ def test_it_is_part_of_the_report() -> None:
     rows = report.as_json()["operations"]
     assert [(r["operation"], r["outcome"], r["rank"]) for r in rows] == [
         ("add", "supported", COMMON.index("add")),
-        ("exp", "refused", COMMON.index("exp")),
+        ("exp", "refused", None),  # none of the counted models uses it
     ]
     assert "most used that are missing or wrong" in str(report)
     assert "refused 1" in page(report)
+
+
+def test_the_most_used_operations_are_counted() -> None:
+    from tools import common_operations
+
+    text = common_operations.FILE.read_text(encoding="utf-8")
+    if f"(torch {torch.__version__.partition('+')[0]})" not in text:
+        pytest.skip("counted with another version of torch")
+    assert text == common_operations.text(), "run python -m tools.common_operations"
 
 
 def test_names_of_common_operations_exist() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import time
 from pathlib import Path
 
 import pytest
@@ -84,12 +86,23 @@ def test_assert_conforms() -> None:
     assert caught.value.report.failures[0].rule.id == "ST502"
 
 
-def test_the_state_of_torch_is_left_alone() -> None:
+def test_the_state_of_torch_and_of_logging_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    check(TwoTensor, rules=["ST5"], max_examples=2)
+    check(TwoTensor, rules=["ST2", "ST5"], max_examples=6)
+    assert caplog.records == []  # some operations are refused under tracing, and torch logs that
+    logging.getLogger("torch").error("seen")
+    assert [r.message for r in caplog.records] == ["seen"]
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.is_grad_enabled()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("profile", "seconds"), [("dev", 20), ("ci", 120)])
+def test_a_simple_class_is_checked_quickly(profile: str, seconds: int) -> None:
+    start = time.process_time()
+    assert check(TwoTensor, profile=profile).ok
+    assert time.process_time() - start < seconds
 
 
 # ------------------------------------------------------------------------------------ how to build an instance
@@ -114,6 +127,78 @@ def test_a_projection_is_found() -> None:
             return self.data_.clone()
 
     assert resolve(Scaled).dense == "{0}.dequantize()"
+
+
+@pytest.mark.parametrize(("bits", "tolerance"), [(8, 0.2), (3, 0.5), (None, 1e-5)])
+def test_a_class_that_rounds_gets_a_coarse_tolerance(bits: int | None, tolerance: float) -> None:
+    class Rounds(Sound):
+        @classmethod
+        def quantize(cls, x):
+            if bits is None:
+                return cls(x * 10)  # another value by design
+            scale = x.abs().amax() / (2 ** (bits - 1) - 1)
+            return cls((x / scale).round() * scale)
+
+        def dequantize(self):
+            return self.data_.clone()
+
+    found = resolve(Rounds)
+    assert (found.make, found.tolerance[0]) == ("Rounds.quantize({0})", tolerance)
+    assert any("Rounds rounds (by " in n for n in found.notes) == (bits is not None)
+    assert resolve(Rounds, tolerance=(0.1, 0.2)).tolerance == (0.1, 0.2)
+
+
+class Picky(Sound):
+    """Takes what its limit allows only."""
+
+    smallest = 2
+
+    @classmethod
+    def from_dense(cls, x):
+        if x.dim() != 2 or x.shape[0] < cls.smallest:
+            raise ValueError("other sizes")
+        return cls(x)
+
+
+def test_a_class_that_refuses_many_sizes_gets_others() -> None:
+    found = check(Picky, rules=["ST705", "ST502"], max_examples=4)
+    for id, examples in (("ST502", 4), ("ST705", 2)):
+        result = found.result(id)
+        assert (result.outcome, result.refused) == (
+            Outcome.PASS,
+            (("the class cannot be built like this (ValueError: other sizes)", result.refused[0][1]),),
+        )
+        assert result.examples >= examples
+
+
+def test_a_class_that_refuses_all_small_sizes_gets_large_ones() -> None:
+    class Large(Picky):
+        smallest = 20
+
+    found = resolve(Large)
+    assert found.notes[-1].endswith(
+        "Large refuses small tensors, so it is made of (32, 32), (32, 64), (64, 32), (64, 64)"
+    )
+    assert check(found, rules=["ST502"], max_examples=4).result("ST502").outcome is Outcome.PASS
+    Large.smallest = 10**9
+    result = check(subject_of(Large, "Large.from_dense({0})"), rules=["ST502"], max_examples=4).result("ST502")
+    assert (result.outcome, result.checks) == (Outcome.NOT_APPLICABLE, 0)
+    assert result.reason == "the class cannot be built like this (ValueError: other sizes)"
+
+
+def test_no_rule_passes_without_an_instance() -> None:
+    """Every rule makes its checks on instances: without any, none of them passes."""
+    nothing = subject_of(Sound, "refuse({0})", setup="def refuse(x):\n    raise ValueError")
+    report = check(nothing, max_examples=1)
+    assert {r.outcome for r in report.results} == {Outcome.NOT_APPLICABLE}
+    assert {r.checks for r in report.results} == {0}
+
+
+def test_a_missing_projection_is_pointed_out() -> None:
+    report = check(Sound, factory="Sound({0})", rules=["ST310", "ST402", "ST101"], max_examples=2)
+    assert report.hints[0].startswith("2 rules about numbers did not apply; give to_dense=")
+    assert report.hints[0] in str(report).replace("\n", " ")
+    assert check(subject(), rules=["ST310"], max_examples=2).hints == ()
 
 
 class Hard(Sound):
@@ -154,7 +239,7 @@ def test_a_class_without_the_protocol() -> None:
 def test_json_has_the_documented_keys() -> None:
     data = json.loads(json.dumps(check(PLAIN_OUT, rules=["ST101", "ST502"], max_examples=3).as_json()))
     assert set(data) == {
-        "schema", "class", "versions", "profile", "seconds", "ok", "counts", "rules", "operations",
+        "schema", "class", "versions", "profile", "seconds", "tolerance", "ok", "counts", "rules", "operations",
     }  # fmt: skip
     assert (data["schema"], data["ok"], data["operations"]) == (1, False, None)
     row = next(r for r in data["rules"] if r["id"] == "ST502")
@@ -180,14 +265,31 @@ def test_the_text_shows_the_counterexample() -> None:
 
 
 # ------------------------------------------------------------------------------------ the command
-def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_codes(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     two = "subclass_trace.zoo:TwoTensor"
     assert cli.main(["check", two, "--rules", "ST101", "--max-examples", "3"]) == 0
     assert cli.main(["check", PLAIN_OUT, "--rules", "ST502", "--max-examples", "3"]) == 1
     assert cli.main(["check", "no.such.module:Thing"]) == 2
     assert cli.main(["check", two, "--rules", "ST999"]) == 2
     assert cli.main(["check"]) == 2
-    assert "cannot find 'no.such.module:Thing'" in capsys.readouterr().err
+    assert cli.main(["check", "torch:Tensor"]) == 2
+    assert cli.main(["check", two, "--max-examples", "0"]) == 2
+    (tmp_path / "file").touch()
+    html = ["--html", str(tmp_path / "file" / "page.html")]
+    assert cli.main(["check", two, "--rules", "ST101", "--max-examples", "1", *html]) == 2
+    (tmp_path / "does_not_import.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert cli.main(["check", "does_not_import:Thing"]) == 2
+    errors = capsys.readouterr().err
+    assert "cannot find 'no.such.module:Thing'" in errors and "ZeroDivisionError: division by zero" in errors
+    assert "is no traceable wrapper subclass" in errors and "max_examples must be at least 1" in errors
+
+
+def test_two_when_the_kit_is_at_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    from subclass_trace.testing import runner
+
+    monkeypatch.setattr(runner.Script, "wrapper", lambda self, *args, **kwargs: 1 / 0)
+    assert cli.main(["check", "subclass_trace.zoo:TwoTensor", "--rules", "ST101"]) == 2
 
 
 def test_json_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,6 +306,12 @@ def test_html_on_the_command_line(tmp_path: Path) -> None:
 def test_a_factory_on_the_command_line() -> None:
     how = ["--factory", "TwoTensor({0}, {0} * 2)", "--to-dense", "{0}.a", "--rules", "ST513", "--max-examples", "3"]
     assert cli.main(["check", "subclass_trace.zoo:TwoTensor", *how]) == 0
+
+
+def test_a_tolerance_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    how = ["--tolerance", "0.25", "--rules", "ST101", "--json", "--max-examples", "1"]
+    assert cli.main(["check", "subclass_trace.zoo:TwoTensor", *how]) == 0
+    assert json.loads(capsys.readouterr().out)["tolerance"] == [0.25, 0.25]
 
 
 def test_the_rules_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,10 +52,51 @@ def test_the_option_runs_rules_as_tests(tmp_path: Path) -> None:
     assert "ST502-clones" in done.stdout and "y = x.clone()" in done.stdout
 
 
+def test_classes_of_the_current_directory_are_found(tmp_path: Path) -> None:
+    (tmp_path / "fails_compiled.py").write_text(FAILS_COMPILED)
+    program = (
+        "import sys, pytest; sys.path.remove(''); sys.exit(pytest.main(sys.argv[1:]))"  # like the command `pytest`
+    )
+    command = [sys.executable, "-c", program, "-q", "-p", "_subclass_trace_plugins", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command += ["--subclass-check", "fails_compiled:Doubles", "-k", "ST101"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
 def test_a_bad_target_is_a_usage_error(tmp_path: Path) -> None:
     done = _pytest("--subclass-check", "no.such:Thing", cwd=tmp_path)
     assert done.returncode == 4
     assert "cannot find 'no.such:Thing'" in done.stdout + done.stderr
+
+
+def test_logs_are_not_flooded(tmp_path: Path) -> None:
+    """A failing test prints what was logged; a compilation logs thousands of lines of structured trace."""
+    (tmp_path / "fails_compiled.py").write_text(FAILS_COMPILED)
+    done = _pytest("--subclass-check", "fails_compiled:Doubles", "-k", "ST701", cwd=tmp_path)
+    assert "1 failed" in done.stdout, done.stdout + done.stderr
+    assert "the result of eager mode" in done.stdout
+    assert "torch.__trace" not in done.stdout and len(done.stdout.splitlines()) < 150
+
+
+FAILS_COMPILED = """
+import torch
+from subclass_trace import WrapperTensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+aten = torch.ops.aten
+
+
+class Doubles(WrapperTensor, default="per_inner"):
+    data_: torch.Tensor
+
+
+@Doubles.implements(aten.sin.default)
+def _sin(func, x):
+    traced = isinstance(x.data_, (FakeTensor, FunctionalTensor))
+    return Doubles(func(x.data_) * (2 if traced else 1))
+"""
 
 
 def test_loading_the_plugin_does_not_import_torch() -> None:

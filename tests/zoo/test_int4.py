@@ -77,6 +77,21 @@ def test_copy(dense) -> None:
     torch.testing.assert_close(plain, w.dequantize())
 
 
+@pytest.mark.parametrize(
+    "part",
+    [lambda x: x, lambda x: x[1:], lambda x: x[::2], lambda x: x.t(), lambda x: x[::2].t(), lambda x: x.t()[:, ::3]],
+)
+@pytest.mark.parametrize(
+    "copy",
+    [torch.clone, torch.Tensor.contiguous, lambda x: x.to(x.dtype, copy=True), lambda x: x.double()],
+)
+def test_copies_lie_like_dense_ones(dense, part, copy) -> None:
+    w = PackedInt4.quantize(dense)
+    got, want = copy(part(w)), copy(part(w.dequantize()))
+    assert (got.stride(), got.storage_offset()) == (want.stride(), want.storage_offset())
+    torch.testing.assert_close(got + 0, want)
+
+
 def test_in_place_quantises_again(dense) -> None:
     w = PackedInt4.quantize(dense)
     want = w.dequantize() * 2 + 1

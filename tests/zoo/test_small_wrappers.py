@@ -220,6 +220,13 @@ def test_diagonal_against_dense(name) -> None:
     assert got.stride() == want.stride()
 
 
+def test_the_constructor_of_diagonal_detaches() -> None:
+    d = torch.ones(2, requires_grad=True)
+    assert not Diagonal(d).diag.requires_grad
+    m = Diagonal.of(d)
+    assert m.requires_grad and not m.diag.requires_grad
+
+
 def test_diagonal_writes() -> None:
     x, y = Diagonal(rand(3)), Diagonal(rand(3, seed=1))
     inner, want = x.diag, x.diag * 2 + y.diag

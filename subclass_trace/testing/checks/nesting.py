@@ -113,7 +113,7 @@ def contiguous(t: Script) -> None:
     t.require(
         t.choose("y = x.contiguous()", "y = x.t().contiguous()", "y = x.clone(memory_format=torch.contiguous_format)")
     )
-    t.expect("y.is_contiguous()", "True", "what was asked for")
+    t.expect("y.is_contiguous()", "True", "the result is contiguous, as was asked for")
     if ".t()" not in t.lines[-1] and t.subject.dense is not None:
         t.expect(t.project("y"), t.dense("x"), "the same value")
 

@@ -72,10 +72,15 @@ def check(
     options = {"fullgraph": True, **options}
     compiled = torch.compile(function, backend="subclass_trace", **options)
     expected, got = run(function, make), run(compiled, make)
+    same(expected, got, tolerance)
+    return compiled
+
+
+def same(expected: dict[str, Any], got: dict[str, Any], tolerance: dict[str, Any] | None = None) -> None:
+    """What two runs found is equal."""
     for key in ("results", "inputs", "grads"):
         assert len(expected[key]) == len(got[key])
         for k, (a, b) in enumerate(zip(expected[key], got[key], strict=True)):
             assert_same(a, b, f"{key}[{k}]", **(tolerance or {}))
     assert got["rest"] == expected["rest"]
     assert got["versions"] == expected["versions"]
-    return compiled

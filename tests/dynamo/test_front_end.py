@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch._dynamo
-from compare import check, dense, run, two
+from compare import check, dense, two
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import subclass_trace as st
@@ -383,18 +383,6 @@ def test_a_gradient_of_another_type_than_guessed() -> None:
     got, x.grad = x.grad, None
     x.sin().backward(torch.ones(3))
     torch.testing.assert_close(got.a, x.grad.a)
-
-
-def test_a_region_inside_torch_compile() -> None:
-    inner = st.compile(product)
-
-    def outer(x, w):
-        return inner(x, w) * 2 + x
-
-    f = torch.compile(outer, backend="subclass_trace")
-    expected, got = run(outer, lambda: (two(3, 3), two(3, 3))), run(f, lambda: (two(3, 3), two(3, 3)))
-    torch.testing.assert_close(got["results"][0].a, expected["results"][0].a)
-    torch.testing.assert_close(got["grads"][1].a, expected["grads"][1].a)
 
 
 def test_a_graph_that_dynamo_did_not_make() -> None:

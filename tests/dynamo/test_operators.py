@@ -8,13 +8,21 @@ from typing import Any
 
 import pytest
 import torch
-from compare import check, dense, two
+from compare import check, dense, run, same, two
 from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.hints_wrap import hints_wrapper
 from torch._higher_order_ops.map import map as map_over
 from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.strict_mode import strict_mode
+from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_functional, triton_kernel_wrapper_mutation
 from torch._higher_order_ops.while_loop import while_loop
-from torch.nn.attention.flex_attention import flex_attention
+from torch._higher_order_ops.wrap import wrap
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+from subclass_trace._torch import dynamo as _dynamo_door
+from subclass_trace.errors import UnsupportedError
+from subclass_trace.frontends import dynamo
 
 #: Dynamo makes an instance of it
 pytestmark = pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'>:DeprecationWarning")
@@ -98,10 +106,18 @@ KEPT: dict[str, tuple[Callable[..., Any], Make]] = {
         lambda x: while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (torch.tensor(0), x))[1] * 1.0,
         lambda: (dense(3, grad=False),),
     ),
+    "while_loop that trains": (
+        lambda x, w: while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, (x @ w).sin()), (torch.tensor(0), x))[1] * 1.0,
+        lambda: (dense(3, 3), dense(3, 3)),
+    ),
     "scan": (lambda c, x: scan(lambda c, x: (c * x, (c + x).sin()), c, x), lambda: (dense(3), dense(5, 3))),
     "associative_scan": (
         lambda x: associative_scan(lambda a, b: a + b, x, 0, combine_mode="generic"),
         lambda: (dense(5, 3, grad=False),),
+    ),
+    "associative_scan that trains": (
+        lambda x: associative_scan(lambda a, b: a * b, x, 0, combine_mode="generic") * 1.0,
+        lambda: (dense(5, 3),),
     ),
     "map": (lambda x, y: map_over(lambda a, y: a * y, x, y), lambda: (dense(5, 3), dense(3))),
 }
@@ -112,17 +128,79 @@ def test_kept_as_nodes(name: str) -> None:
     check(*KEPT[name])
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_flex_attention() -> None:
-    def attend(q, k, v):
-        return flex_attention(q, k, v, score_mod=lambda score, b, h, i, j: score + i - j)
+def test_branches_use_sizes() -> None:
+    def scaled(x, p):
+        return torch.cond(p, lambda x: x.sin() * x.shape[0], lambda x: x.new_ones(x.shape[0], 4) * x, (x,))
 
-    check(attend, lambda: tuple(dense(1, 2, 16, 8, grad=False) for _ in range(3)), {"atol": 1e-5, "rtol": 1e-5})
+    compiled = check(scaled, lambda: (dense(3, 4), torch.tensor(True)), dynamic=True)
+    for n in (4, 5):
+        for p in (torch.tensor(True), torch.tensor(False)):
+            x = dense(n, 4)
+            torch.testing.assert_close(compiled(x, p), scaled(x, p))
+
+
+@pytest.mark.parametrize("kind", matrices)
+@pytest.mark.parametrize("name", ["wrap", "hints_wrapper", "strict_mode"])
+def test_operators_around_a_part_of_the_graph(name: str, kind: str) -> None:
+    """Eager has no derivative of the last two, nor a rule for wrappers: the body by itself is the reference."""
+
+    def body(x, w):
+        return (x @ w).sin()
+
+    around: dict[str, Callable[..., Any]] = {
+        "wrap": lambda x, w: wrap(lambda x: body(x, w), x),
+        "hints_wrapper": lambda x, w: hints_wrapper(body, (x, w), {}, hints={"a": 1}),
+        "strict_mode": lambda x, w: strict_mode(body, (x, w)),
+    }
+    seen: list[str | None] = []
+
+    def noting(graph: Any, example_inputs: Any) -> Any:
+        seen.extend(_dynamo_door.higher_order_name(n.target) for n in graph.graph.nodes)
+        return dynamo.subclass_trace(graph, example_inputs)
+
+    compiled = torch.compile(lambda x, w: around[name](x, w) + x, backend=noting, fullgraph=True)
+    same(run(lambda x, w: body(x, w) + x, matrices[kind]), run(compiled, matrices[kind]))
+    assert name in seen
+
+
+# ---------------------------------------------------------------------------------------------- flex attention
+ATTENTION: dict[str, Callable[..., Any]] = {
+    "score_mod": lambda q, k, v, b: flex_attention(q, k, v, score_mod=lambda score, b, h, i, j: score + i - j),
+    "score_mod that reads a tensor": lambda q, k, v, bias: flex_attention(
+        q, k, v, score_mod=lambda score, b, h, i, j: score + bias[h]
+    ),
+    "block_mask": lambda q, k, v, b: flex_attention(q, k, v, block_mask=CAUSAL),
+}
+
+
+CAUSAL = create_block_mask(lambda b, h, i, j: i >= j, None, None, 16, 16, device="cpu")
+
+
+def heads(grad: bool) -> Make:
+    return lambda: (*(dense(1, 2, 16, 8, grad=grad) for _ in range(3)), dense(2, grad=grad))
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("name", ATTENTION)
+def test_flex_attention(name: str, trains: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU PyTorch refuses gradients by a check alone, before its operators, which have reference code for them."""
+    if trains:
+        monkeypatch.setattr(torch.nn.attention.flex_attention, "_validate_device", lambda *args: None)
+    check(ATTENTION[name], heads(trains), {"atol": 1e-5, "rtol": 1e-5})
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_is_refused_a_gradient_on_a_cpu_as_in_eager() -> None:
+    messages = []
+    for f in (ATTENTION["score_mod"], torch.compile(ATTENTION["score_mod"], backend="subclass_trace")):
+        with pytest.raises(NotImplementedError, match="does not support backward on CPU") as caught:
+            f(*heads(True)())
+        messages.append(str(caught.value).splitlines()[0])
+    assert messages[0] == messages[1]
 
 
 def test_a_checkpoint_saves_only_its_inputs() -> None:
-    from subclass_trace.frontends import dynamo
-
     plans = []
     build = dynamo.build_program
 
@@ -152,3 +230,20 @@ def test_an_unsupported_operator_is_refused_by_name() -> None:
     assert "UnsupportedError" in str(caught.value)
     assert f"where:    {__file__}:" in str(caught.value)
     assert "torch.compiler.disable" in str(caught.value)
+
+
+@pytest.mark.parametrize("kernel", [triton_kernel_wrapper_mutation, triton_kernel_wrapper_functional])
+def test_a_triton_kernel_is_refused_by_name(kernel: Any) -> None:
+    """The graph is built as Dynamo would: a kernel of Triton's cannot be written where Triton is not installed."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    out = graph.call_function(torch.empty_like, (x,))
+    call = graph.call_function(
+        kernel, (), {"kernel_idx": 0, "constant_args_idx": 0, "grid": [(1,)], "kwargs": {"x": x}}
+    )
+    call.meta["stack_trace"] = '  File "kernels.py", line 7, in scale\n    kernel[grid](x, out)\n'
+    graph.output((out,))
+    with pytest.raises(UnsupportedError, match=f"the higher order operator '{kernel.name()}'") as caught:
+        dynamo.subclass_trace(torch.fx.GraphModule({}, graph), [torch.ones(2)])
+    assert caught.value.path == "kernels.py:7"
+    assert "torch.library.custom_op" in str(caught.value.fix)

@@ -1,0 +1,387 @@
+"""What each of several gloo processes checks: a compiled function does what it does in eager, and in one process.
+
+Run by ``torchrun --nproc-per-node 2 tests/dtensor/ranks.py FOLDER``, or by `test_ranks` through ``mp.spawn``. Every rank
+writes ``FOLDER/<rank>.pt``: name of a check -> the traceback of its failure, or None.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from spmd import check, difference, seen, tangent, values
+from torch import nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+import subclass_trace as st
+from subclass_trace.frontends.dynamo import register
+from subclass_trace.zoo import to_fp8
+
+ROWS, WHOLE = [Shard(0)], [Replicate()]
+CHECKS: dict[str, Callable[[DeviceMesh], None]] = {}
+SLOW = {"fsdp2_through_torch_compile"}  # left out where ``mp.spawn`` starts the ranks
+
+
+def on_each_rank(function: Callable[[DeviceMesh], None]) -> Callable[[DeviceMesh], None]:
+    """Register a check."""
+    CHECKS[function.__name__] = function
+    return function
+
+
+def spread(mesh: DeviceMesh, *shape: int, placements: Any, seed: int = 0) -> DTensor:
+    return distribute_tensor(values(*shape, seed=seed), mesh, placements).requires_grad_()
+
+
+def close(got: Any, want: Any, **tolerance: float) -> None:
+    got = got.full_tensor() if isinstance(got, DTensor) else got
+    torch.testing.assert_close(got.detach(), want.detach(), **(tolerance or {"rtol": 1e-5, "atol": 1e-6}))
+
+
+def squares(model: nn.Module, x: Any) -> torch.Tensor:
+    return model(x).square().mean()
+
+
+def train(model: nn.Module, step: Any, width: int = 8, steps: int = 2) -> list[Any]:
+    """Loss, gradient norm; the parameters are changed in place."""
+    parameters: list[Any] = list(model.parameters())
+    parameters = [p for p in parameters if isinstance(p, DTensor)] or parameters  # eager cannot clip both together
+    optimizer, rows = torch.optim.AdamW(model.parameters(), lr=0.01), []
+    for k in range(steps):
+        loss = step(model, values(4, width, seed=k))
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(parameters, 0.05)
+        optimizer.step()
+        optimizer.zero_grad()
+        rows += [loss.detach(), norm.full_tensor() if isinstance(norm, DTensor) else norm]
+    return rows
+
+
+def three_ways(build: Callable[[], nn.Module], shard: Callable[[nn.Module], nn.Module], compile_it: Any) -> None:
+    """One process, several in eager, several compiled: the same losses and the same parameters."""
+    alone, eager, compiled = build(), shard(build()), shard(build())
+    want = train(alone, squares)
+    rows = train(eager, squares)
+    got = train(*compile_it(compiled))
+    for a, b, c in zip(want, rows, got, strict=True):
+        close(b, a)
+        close(c, b, rtol=0, atol=0)
+    for a, b, c in zip(alone.parameters(), eager.parameters(), compiled.parameters(), strict=True):
+        close(b, a)
+        assert difference(seen(b), seen(c)) is None, difference(seen(b), seen(c))
+
+
+def mlp() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+
+
+# ---------------------------------------------------------------------------------------------- parallel modules
+@on_each_rank
+def tensor_parallel_mlp(mesh: DeviceMesh) -> None:
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    three_ways(mlp, lambda m: parallelize_module(m, mesh, plan), lambda m: (m, st.compile(squares)))
+
+
+class Block(nn.Module):
+    """A transformer block of width 8 with two heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.query, self.value, self.out = nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.second, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attend(self.norm(x))
+        return x + self.down(F.gelu(self.up(self.second(x))))
+
+    def attend(self, x: torch.Tensor) -> torch.Tensor:
+        q, v = (p(x).unflatten(-1, (-1, 4)).transpose(1, 2) for p in (self.query, self.value))
+        return self.out(F.scaled_dot_product_attention(q, q, v, is_causal=True).transpose(1, 2).flatten(2))
+
+
+def block_step(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x.unflatten(0, (1, -1)).expand(2, -1, -1)).square().mean()
+
+
+@on_each_rank
+def tensor_parallel_transformer_block(mesh: DeviceMesh) -> None:
+    plan = {
+        **dict.fromkeys(("query", "value", "up"), ColwiseParallel()),
+        **dict.fromkeys(("out", "down"), RowwiseParallel()),
+    }
+    if mesh.size() > 2:
+        return
+    alone, eager, compiled = Block(), *(parallelize_module(Block(), mesh, plan) for _ in range(2))
+    want, rows = train(alone, block_step), train(eager, block_step)
+    got = train(compiled, st.compile(block_step))
+    close(rows[0], want[0])  # then the clipped norms differ: the plain parameters are not among the clipped ones
+    for b, c in zip(rows, got, strict=True):
+        close(c, b, rtol=0, atol=0)
+
+
+@on_each_rank
+def sequence_parallel_block(mesh: DeviceMesh) -> None:
+    plan = {
+        "0": SequenceParallel(),
+        "1": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+        "1.0": ColwiseParallel(),
+        "1.2": RowwiseParallel(output_layouts=Shard(1), use_local_output=False),
+    }
+
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.LayerNorm(8), mlp())
+
+    model = parallelize_module(build(), mesh, plan)
+
+    def make() -> Any:
+        model.zero_grad()
+        x = spread(mesh, 2, 4, 8, placements=[Shard(1)])
+        return (model, x), [x, *model.parameters()]
+
+    region = check(lambda model, x: model(x), make)
+    (args, _), alone = make(), build()
+    out = alone(values(2, 4, 8))
+    close(region(*args), out)
+    assert len(region.specializations) == 1
+
+
+# ---------------------------------------------------------------------------------------------- values
+@on_each_rank
+def redistribute_in_the_region(mesh: DeviceMesh) -> None:
+    for before, after in ((ROWS, WHOLE), ([Shard(1)], ROWS), ([Partial()], ROWS), ([Partial()], WHOLE)):
+
+        def make(before: Any = before) -> Any:
+            x = DTensor.from_local(values(4, 4, seed=dist.get_rank()), mesh, before, run_check=False).requires_grad_()
+            return (x,), (x,)
+
+        check(lambda x, after=after: (x * 2).redistribute(mesh, after).sin(), make)
+
+
+@on_each_rank
+def partial_gradients(mesh: DeviceMesh) -> None:
+    def make() -> Any:
+        x, w = spread(mesh, 8, 4, placements=ROWS), spread(mesh, 3, 4, placements=WHOLE, seed=1)
+        return (x, w), (x, w)
+
+    region = check(F.linear, make)
+    (x, w), _ = make()
+    region(x, w).sum().backward()
+    assert isinstance(w.grad.placements[0], Partial)
+    close(w.grad, values(8, 4).sum(0).expand(3, 4))
+
+
+@on_each_rank
+def values_on_their_way(mesh: DeviceMesh) -> None:
+    """AsyncCollectiveTensors as input, result and tangent."""
+
+    def waiting(seed: int) -> torch.Tensor:
+        part = DTensor.from_local(values(2, 4, seed=seed + dist.get_rank()), mesh, ROWS, run_check=False)
+        found = part.redistribute(placements=WHOLE, async_op=True).to_local()
+        assert mesh.size() == 1 or type(found) is AsyncCollectiveTensor
+        return found
+
+    def product(x: Any, w: torch.Tensor) -> Any:
+        y = DTensor.from_local(x @ w, mesh, [Partial()], run_check=False)
+        return y.redistribute(placements=ROWS, async_op=True).to_local()
+
+    found = []
+    for f in (product, st.compile(product)):
+        w = values(4, 4, seed=9).requires_grad_()
+        for seed in (0, 5):
+            out = f(waiting(seed), w) * 1
+            rows = waiting(seed + 50)[: out.shape[0]] if mesh.size() == 1 else waiting(seed + 50).chunk(mesh.size())[0]
+            out.backward(rows)
+            found.append([seen(out), seen(w.grad)])
+    half = len(found) // 2
+    assert difference(found[:half], found[half:]) is None, difference(found[:half], found[half:])
+    direct = []
+    for f in (lambda x, w: x @ w, st.compile(lambda x, w: x @ w)):
+        w = values(4, 4, seed=9).requires_grad_()
+        f(waiting(1), w).backward(waiting(60))  # a tangent that is still on its way
+        direct.append(seen(w.grad))
+    assert difference(*direct) is None, difference(*direct)
+
+
+@on_each_rank
+def uneven_shards(mesh: DeviceMesh) -> None:
+    for size in (5, 1):
+
+        def make(size: int = size) -> Any:
+            x, w = spread(mesh, 3, 4, placements=WHOLE), spread(mesh, size, 4, placements=ROWS, seed=1)
+            return (x, w), (x, w)
+
+        region = check(lambda x, w: F.linear(x, w).redistribute(mesh, WHOLE).sin(), make)
+        close(region(*make()[0]), F.linear(values(3, 4), values(size, 4, seed=1)).sin())
+
+
+@on_each_rank
+def two_dimensional_mesh(mesh: DeviceMesh) -> None:
+    for shape in ((mesh.size(), 1), (1, mesh.size())):
+        plane = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
+
+        def make(plane: DeviceMesh = plane) -> Any:
+            x = spread(plane, 4, 8, placements=[Shard(0), Replicate()])
+            up = spread(plane, 6, 8, placements=[Replicate(), Shard(0)], seed=1)
+            down = spread(plane, 8, 6, placements=[Replicate(), Shard(1)], seed=2)
+            return (x, up, down), (x, up, down)
+
+        def f(x: DTensor, up: DTensor, down: DTensor) -> DTensor:
+            return F.linear(F.relu(F.linear(x, up)), down).redistribute(placements=[Shard(0), Replicate()])
+
+        region = check(f, make)
+        alone = [values(4, 8), values(6, 8, seed=1), values(8, 6, seed=2)]
+        close(region(*make()[0]), F.linear(F.relu(F.linear(alone[0], alone[1])), alone[2]))
+
+
+@on_each_rank
+def scaled_fp8_in_a_dtensor(mesh: DeviceMesh) -> None:
+    def make() -> Any:
+        local = to_fp8(values(4, 16, seed=dist.get_rank()))
+        w = DTensor.from_local(local, mesh, ROWS, run_check=False)
+        x = spread(mesh, 8, 16, placements=WHOLE)
+        return (x, w), (x,)
+
+    check(lambda x, w: F.linear(x, w).redistribute(mesh, WHOLE), make)
+
+
+# ---------------------------------------------------------------------------------------------- FSDP
+def fully_sharded(model: nn.Sequential, mesh: DeviceMesh) -> nn.Sequential:
+    for layer in (model[0], model[2]):
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def regions_inside(model: nn.Sequential) -> tuple[nn.Sequential, Any]:
+    for layer in (model[0], model[2]):
+        layer.forward = st.compile(layer.forward)
+    return model, squares
+
+
+@on_each_rank
+def fsdp2_around_regions(mesh: DeviceMesh) -> None:
+    """Its hooks gather the parameters in eager, and each layer's forward is a region."""
+    three_ways(mlp, lambda m: fully_sharded(m, mesh), regions_inside)
+
+
+def with_dynamo(model: nn.Sequential) -> tuple[nn.Module, Any]:
+    register()
+    return torch.compile(model, backend="subclass_trace"), squares
+
+
+@on_each_rank
+def fsdp2_through_torch_compile(mesh: DeviceMesh) -> None:
+    """Dynamo breaks its graphs at the hooks, and each part is captured here."""
+    three_ways(mlp, lambda m: fully_sharded(m, mesh), with_dynamo)
+
+
+class Gathered(nn.Linear):
+    """Its sharded parameters are gathered in the forward: what "SimpleFSDP" does with a parametrization."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        whole = [p.redistribute(placements=WHOLE).to_local(grad_placements=[Partial("avg")]) for p in self.parameters()]
+        return F.linear(x, *whole)
+
+
+@on_each_rank
+def gathered_in_the_region(mesh: DeviceMesh) -> None:
+    def shard(model: nn.Sequential) -> nn.Sequential:
+        for layer in (model[0], model[2]):
+            layer.__class__ = Gathered
+            for name, p in list(layer.named_parameters()):
+                setattr(layer, name, nn.Parameter(distribute_tensor(p.detach(), mesh, ROWS)))
+        return model
+
+    three_ways(mlp, shard, lambda m: (m, st.compile(squares)))
+
+
+@on_each_rank
+def tangents_of_another_placement(mesh: DeviceMesh) -> None:
+    found = []
+    for f in (F.linear, st.compile(F.linear)):
+        x, w = (spread(mesh, 4, 4, placements=WHOLE, seed=k) for k in (0, 1))
+        out = f(x, w)
+        local = tangent(out.to_local().detach()) * (1 + dist.get_rank())
+        out.backward(DTensor.from_local(local, mesh, [Partial()], run_check=False))
+        found.append([seen(x.grad), seen(w.grad)])
+    assert difference(*found) is None, difference(*found)
+
+
+# ---------------------------------------------------------------------------------------------- the process
+def run_checks(folder: str, everything: bool = True) -> None:
+    """All checks, in order, on this rank of the group that exists."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    found: dict[str, str | None] = {}
+    for name, function in CHECKS.items():
+        if name in SLOW and not everything:
+            continue
+        torch.manual_seed(0)
+        try:
+            function(mesh)
+            found[name] = None
+        except Exception:
+            found[name] = traceback.format_exc()
+    partial = Path(folder) / f"{dist.get_rank()}.part"
+    torch.save(found, partial)
+    partial.rename(Path(folder) / f"{dist.get_rank()}.pt")
+
+
+def diverge(folder: str) -> None:
+    """Rank 0 traces a sum over the ranks, the others trace none: what rank 0 sees is written down."""
+
+    def total(x: DTensor) -> torch.Tensor:
+        if dist.get_rank() == 0:
+            return (x * 2).full_tensor()
+        return x.to_local()
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    part = DTensor.from_local(torch.ones(4), mesh, [Partial()], run_check=False)
+    found = None
+    try:
+        st.compile(total)(part)
+    except Exception as error:
+        found = "".join(traceback.format_exception_only(error))
+    torch.save({"error": found}, Path(folder) / f"{dist.get_rank()}.pt")
+
+
+def main(folder: str, checks: Callable[[str], None] = run_checks, seconds: float = 20) -> None:
+    """Join the group that the environment describes (torchrun sets it), run, leave."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=seconds))
+    checks(folder)
+    if checks is not diverge:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def spawned(rank: int, world: int, port: int, folder: str, what: str) -> None:
+    """The entry of ``mp.spawn``."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    if what == "diverge":
+        main(folder, diverge, seconds=3)
+        os._exit(0)  # the group is broken: leaving it in good order would wait for the other side
+    main(folder, functools.partial(run_checks, everything=False))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

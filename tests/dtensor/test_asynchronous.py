@@ -1,0 +1,231 @@
+"""AsyncCollectiveTensor (a result that is still on its way) as input, output and tangent; optimizers; "SimpleFSDP"."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from spmd import check, difference, seen, values
+from torch import nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import subclass_trace as st
+from subclass_trace.zoo import ScaledFP8, to_fp8
+
+
+def whole(mesh: DeviceMesh, *shape: int, placements: Any, seed: int = 0) -> DTensor:
+    return distribute_tensor(values(*shape, seed=seed), mesh, placements, src_data_rank=None).requires_grad_()
+
+
+def on_its_way(mesh: DeviceMesh, *shape: int, seed: int = 0) -> AsyncCollectiveTensor:
+    part = DTensor.from_local(values(*shape, seed=seed), mesh, [Shard(0)], run_check=False)
+    found = part.redistribute(placements=[Replicate()], async_op=True).to_local()
+    assert type(found) is AsyncCollectiveTensor
+    return found
+
+
+# ---------------------------------------------------------------------------------------------- inputs and results
+def test_as_an_input(mesh) -> None:
+    def make():
+        w = values(4, 4, seed=1).requires_grad_()
+        return (on_its_way(mesh, 2, 4), w), (w,)
+
+    check(lambda x, w: (x @ w).sin(), make)
+
+
+def test_as_an_input_or_as_what_it_becomes(mesh) -> None:
+    """A caller may have waited or not: both are served, and each gives what eager gives."""
+    region = st.compile(lambda x: x * 2)
+    waiting = on_its_way(mesh, 2, 4)
+    done = waiting.trigger_wait()
+    for _ in range(2):
+        for value in (waiting, done):
+            assert difference(seen(value * 2), seen(region(value))) is None
+    assert len(region.specializations) <= 2, region.explain()
+
+
+def test_inside_a_dtensor(mesh) -> None:
+    def make():
+        x = DTensor.from_local(on_its_way(mesh, 2, 4), mesh, [Replicate()], run_check=False)
+        assert type(x._local_tensor) is AsyncCollectiveTensor
+        w = whole(mesh, 4, 4, placements=[Shard(1)], seed=1)
+        return (x, w), (w,)
+
+    check(lambda x, w: x @ w, make)
+
+
+def test_as_a_result(mesh) -> None:
+    """Eager returns a value that is still on its way; the graph has waited for it."""
+
+    def gather(x):
+        return x.redistribute(placements=[Replicate()], async_op=True).to_local()
+
+    found = []
+    for f, kind in ((gather, AsyncCollectiveTensor), (st.compile(gather), torch.Tensor)):
+        x = whole(mesh, 8, 4, placements=[Shard(0)])
+        out = f(x)
+        assert type(out) is kind
+        out = out * 2
+        out.sum().backward()
+        found.append([seen(out), seen(x.grad)])
+    assert difference(*found) is None
+
+
+def test_as_the_tangent_of_a_dense_result(mesh) -> None:
+    def run(f):
+        x, w = values(8, 4).requires_grad_(), values(4, 4, seed=1).requires_grad_()
+        f(x, w).backward(on_its_way(mesh, 2, 4, seed=2))
+        return [seen(x.grad), seen(w.grad)]
+
+    def product(x, w):
+        return (x @ w).sin()
+
+    region = st.compile(product)
+    for _ in range(2):
+        found = difference(run(product), run(region))
+        assert found is None, found
+
+
+def test_inside_the_tangent_of_a_dtensor(mesh) -> None:
+    def run(f):
+        x, w = (whole(mesh, 8, 4, placements=[Replicate()], seed=k) for k in (0, 1))
+        local = on_its_way(mesh, 2, 8, seed=2)
+        f(x, w).backward(DTensor.from_local(local, mesh, [Replicate()], run_check=False))
+        return [seen(x.grad), seen(w.grad)]
+
+    region = st.compile(F.linear)
+    for _ in range(2):
+        found = difference(run(F.linear), run(region))
+        assert found is None, found
+
+
+# ---------------------------------------------------------------------------------------------- nested wrappers
+def test_a_scaled_fp8_weight_in_a_dtensor(mesh) -> None:
+    """Each rank quantises its rows; the product takes the FP8 codes apart inside of DTensor's own dispatch."""
+
+    def make():
+        local = to_fp8(values(4, 16, seed=1))
+        assert isinstance(local, ScaledFP8)
+        w = DTensor.from_local(local, mesh, [Shard(0)], run_check=False)
+        x = whole(mesh, 8, 16, placements=[Replicate()])
+        return (x, w), (x,)
+
+    region = check(F.linear, make)
+    assert region.specializations[0].plan.leaf_count == 3  # x, codes, scale
+
+
+# ---------------------------------------------------------------------------------------------- a training step
+def mlp(mesh: DeviceMesh) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+    return parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()}, src_data_rank=None)
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_adamw_with_clipped_gradients(mesh, foreach: bool) -> None:
+    """The step itself is eager; gradients that come out of a region are what it expects."""
+    finals = []
+    for compile_it in (lambda f: f, st.compile):
+        model = mlp(mesh)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=foreach)
+        step, norms = compile_it(lambda model, x: model(x).square().mean()), []
+        for k in range(3):
+            step(model, values(4, 8, seed=k)).backward()
+            norms.append(seen(nn.utils.clip_grad_norm_(model.parameters(), 0.05, foreach=foreach)))
+            optimizer.step()
+            optimizer.zero_grad()
+        finals.append([*norms, *[seen(p) for p in model.parameters()]])
+    found = difference(*finals)
+    assert found is None, found
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_a_step_of_adamw_as_a_region(mesh, foreach: bool) -> None:
+    """Parameters, gradients and moments are DTensors that one region changes in place."""
+
+    def make():
+        parameters = [whole(mesh, 8, 4, placements=p, seed=s) for s, p in enumerate(([Shard(0)], [Replicate()]))]
+        gradients = [whole(mesh, 8, 4, placements=p.placements, seed=9).detach() for p in parameters]
+        moments = [[torch.zeros_like(p.detach()) for p in parameters] for _ in range(2)]
+        return (parameters, gradients, *moments), ()
+
+    def step(parameters, gradients, first, second):
+        with torch.no_grad():
+            if foreach:
+                torch._foreach_lerp_(first, gradients, 0.1)
+                torch._foreach_mul_(second, 0.99)
+                torch._foreach_addcmul_(second, gradients, gradients, value=0.01)
+                torch._foreach_addcdiv_(parameters, first, torch._foreach_add(torch._foreach_sqrt(second), 1e-8), -0.1)
+                return
+            for p, g, m, v in zip(parameters, gradients, first, second, strict=True):
+                m.lerp_(g, 0.1)
+                v.mul_(0.99).addcmul_(g, g, value=0.01)
+                p.addcdiv_(m, v.sqrt().add_(1e-8), value=-0.1)
+
+    check(step, make, backward=False)
+
+
+# ---------------------------------------------------------------------------------------------- "SimpleFSDP"
+class Gathered(nn.Module):
+    """A linear layer whose sharded weight is gathered in the forward, in bfloat16, and averaged over in the backward."""
+
+    def __init__(self, mesh: DeviceMesh, width: int, seed: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(whole(mesh, width, width, placements=[Shard(0)], seed=seed).detach())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.weight.redistribute(
+            placements=[Replicate()], forward_dtype=torch.bfloat16, backward_dtype=torch.float32
+        ).to_local(grad_placements=[Partial("avg")])
+        return F.linear(x, weight)
+
+
+def test_gathering_in_the_region(mesh) -> None:
+    model = nn.Sequential(Gathered(mesh, 8, 1), nn.GELU(), Gathered(mesh, 8, 2))
+
+    def make():
+        model.zero_grad()
+        return (model, values(4, 8).bfloat16()), list(model.parameters())
+
+    region = check(lambda model, x: model(x), make)
+    names = {str(n.target) for n in region.specializations[0].graphs.backward.graph.nodes}
+    assert "_c10d_functional.reduce_scatter_tensor.default" in names
+    assert all(p.grad.dtype == torch.float32 and p.grad.placements == (Shard(0),) for p in model.parameters())
+
+
+def test_gathered_weights_are_gathered_again_in_the_backward(mesh) -> None:
+    """With a checkpoint the whole weights are not kept: that is what FSDP's resharding does."""
+    from torch.utils.checkpoint import checkpoint
+
+    model = nn.Sequential(Gathered(mesh, 8, 1), nn.GELU(), Gathered(mesh, 8, 2))
+
+    def make():
+        model.zero_grad()
+        return (model, values(4, 8).bfloat16()), list(model.parameters())
+
+    region = check(lambda model, x: checkpoint(model, x, use_reentrant=False), make)
+    backward = [str(n.target) for n in region.specializations[0].graphs.backward.graph.nodes]
+    assert "_c10d_functional.all_gather_into_tensor.default" in backward
+
+
+def test_the_model_can_be_copied_and_trained(mesh) -> None:
+    start = nn.Sequential(Gathered(mesh, 8, 1), nn.GELU(), Gathered(mesh, 8, 2))
+    finals = []
+    for compile_it in (lambda f: f, st.compile):
+        model = copy.deepcopy(start)
+        call = compile_it(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        for k in range(3):
+            call(values(4, 8, seed=k).bfloat16()).float().square().mean().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+        finals.append([seen(p) for p in model.parameters()])
+    found = difference(*finals)
+    assert found is None, found

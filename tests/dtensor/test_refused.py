@@ -1,0 +1,62 @@
+"""Distributed tensors and modules that a region refuses, and what works in their place."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed._shard import sharded_tensor
+from torch.distributed._shard.sharding_spec import ChunkShardingSpec
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+import subclass_trace as st
+from subclass_trace.errors import ProtocolError, UnsupportedError
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+def test_a_sharded_tensor(process_group) -> None:
+    spec = ChunkShardingSpec(dim=0, placements=[f"rank:{k}/cpu" for k in range(4)])
+    value = sharded_tensor.ones(spec, 8, 4)
+    with pytest.raises(ProtocolError, match="ShardedTensor is a tensor subclass that cannot be traced") as caught:
+        st.compile(lambda x: x * 2)(value)
+    assert caught.value.path == "args[0]"
+    assert "DTensor" in str(caught.value.fix)
+
+
+def model(mesh) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    for layer in (layers[0], layers[2]):
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(layers, mesh=mesh)
+
+
+@pytest.mark.parametrize("how", ["the module", "a function of the module", "a layer of it"])
+def test_a_module_of_fsdp2_inside_a_region(mesh, how: str) -> None:
+    layers = model(mesh)
+    region = {
+        "the module": st.compile(layers),
+        "a function of the module": st.compile(lambda x: layers(x).sin()),
+        "a layer of it": st.compile(lambda x: layers[0](x)),
+    }[how]
+    with pytest.raises(UnsupportedError, match="a module that FSDP2 manages is called inside a region") as caught:
+        region(torch.randn(2, 8))
+    assert "FSDPSequential" in str(caught.value) or "FSDPLinear" in str(caught.value)
+    assert "layer.forward = subclass_trace.compile(layer.forward)" in str(caught.value.fix)
+    assert all(isinstance(p, DTensor) for p in layers.parameters())
+    layers(torch.randn(2, 8)).sum().backward()  # the model is as it was
+
+
+def test_sharded_parameters_of_fsdp2_may_be_inputs(mesh) -> None:
+    """As long as no hook runs, they are DTensors like others."""
+    weight = model(mesh)[0].weight
+    out = st.compile(lambda w: w * 2)(weight)
+    assert torch.equal(out.to_local(), weight.to_local() * 2)
+
+
+def test_hooks_of_other_modules_are_not_checked_after_the_capture(mesh) -> None:
+    st.compile(lambda x: x * 2)(torch.ones(2))
+    from torch.nn.modules import module
+
+    assert not module._global_forward_pre_hooks

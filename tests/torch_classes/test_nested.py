@@ -1,0 +1,109 @@
+"""Jagged NestedTensors: a ragged size is a symbol of its own, and the offsets are an inner tensor."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nested import nested_tensor, nested_tensor_from_jagged
+
+import subclass_trace as st
+from subclass_trace.frontends.dynamo import register
+
+pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
+
+
+def through_dynamo(f):
+    register()
+    torch.compiler.reset()
+    return torch.compile(f, backend="subclass_trace", fullgraph=True)
+
+
+FRONT_ENDS = {"functional": st.compile, "dynamo": through_dynamo}
+
+
+def rows(*lengths: int, width: int = 8, grad: bool = True) -> torch.Tensor:
+    torch.manual_seed(sum(lengths))
+    parts = [torch.randn(n, width) for n in lengths]
+    return nested_tensor(parts, layout=torch.jagged, requires_grad=grad)
+
+
+def weights() -> list[torch.Tensor]:
+    torch.manual_seed(7)
+    return [torch.randn(8, 8, requires_grad=True), torch.randn(8, requires_grad=True)]
+
+
+FUNCTIONS = {
+    "linear": lambda x, w, b: F.linear(x, w, b).relu(),
+    "a model": lambda x, w, b: F.layer_norm(F.gelu(F.linear(x, w)), (8,), b) * 2,
+    "softmax": lambda x, w, b: F.softmax(x @ w, -1),
+    "padded": lambda x, w, b: torch.nested.to_padded_tensor(x, 0.0) @ w,
+    "mean over the width": lambda x, w, b: F.linear(x, w).mean(-1, keepdim=True) * x,
+    "values": lambda x, w, b: x.values() @ w,
+    "two of one shape": lambda x, w, b: x * F.linear(x, w) + x,
+}
+
+
+def step(f, x: torch.Tensor) -> list[torch.Tensor]:
+    w, b = weights()
+    out = f(x, w, b)
+    dense = out.values() if out.is_nested else out
+    dense.square().sum().backward()
+    grads = [t.grad for t in (x, w, b)]
+    return [out.detach(), *[g.detach() for g in grads if g is not None]]
+
+
+def assert_same(expected: list[torch.Tensor], got: list[torch.Tensor]) -> None:
+    assert len(expected) == len(got)
+    for e, g in zip(expected, got, strict=True):
+        assert type(e) is type(g) and e.is_nested == g.is_nested
+        if e.is_nested:
+            assert torch.equal(e.offsets(), g.offsets())
+            e, g = e.values(), g.values()
+        torch.testing.assert_close(g, e)
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_forward_and_backward(name: str, front_end: str) -> None:
+    f = FUNCTIONS[name]
+    compiled = FRONT_ENDS[front_end](f)
+    for lengths in ((3, 5), (3, 5), (2, 4, 1), (6, 2)):
+        assert_same(step(f, rows(*lengths)), step(compiled, rows(*lengths)))
+
+
+def test_the_ragged_size_of_a_result_is_that_of_the_input() -> None:
+    region = st.compile(lambda x: x.sin() * 2)
+    x = rows(3, 5)
+    out = region(x)
+    assert out.shape == x.shape
+    torch.testing.assert_close((out + x).values(), (x.sin() * 2 + x).values())  # eager needs the very same size
+
+
+def test_one_specialization_serves_other_offsets() -> None:
+    region = st.compile(FUNCTIONS["a model"])
+    for lengths in ((3, 5), (2, 7), (4, 4), (1, 3), (6, 2)):
+        assert_same(step(FUNCTIONS["a model"], rows(*lengths)), step(region, rows(*lengths)))
+    assert len(region.specializations) <= 2, region.explain()
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_with_known_lengths(front_end: str) -> None:
+    values = torch.randn(8, 4)
+    offsets = torch.tensor([0, 3, 8])
+    x = nested_tensor_from_jagged(values, offsets, min_seqlen=3, max_seqlen=5)
+    compiled = FRONT_ENDS[front_end](lambda x: x.sin())
+    got, expected = compiled(x), x.sin()
+    torch.testing.assert_close(got.values(), expected.values())
+    assert got._max_seqlen == expected._max_seqlen
+
+
+def test_an_in_place_change() -> None:
+    x, y = rows(3, 5, grad=False), rows(3, 5, grad=False)
+
+    def change(x):
+        x.mul_(2)
+        return x + 1
+
+    torch.testing.assert_close(st.compile(change)(x).values(), change(y).values())
+    torch.testing.assert_close(x.values(), y.values())

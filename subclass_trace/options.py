@@ -22,6 +22,9 @@ class Options:
         activation_memory_budget: a share, 0 (save the least possible) to 1 (what min_cut saves), or a number of bytes.
         decompositions: operation -> function, applied while capturing, before those of the back end.
         keep_inference_input_mutations: without a backward, in-place changes of inputs stay in the graph as ``copy_``.
+        retain_trace: keep the fake autograd graph of each specialization, from which backwards for other tangents are
+            traced. False drops it once the specialization is made; such a backward then runs the function again on
+            fakes (Python side effects happen again). Under ``torch.compile`` the graph stays.
         max_specializations: more of them raise a GuardError that says which guard kept failing.
     """
 
@@ -34,6 +37,7 @@ class Options:
     activation_memory_budget: float | int | None = None
     decompositions: dict[Any, Callable[..., Any]] = field(default_factory=dict)
     keep_inference_input_mutations: bool = False
+    retain_trace: bool = True
     max_specializations: int = 64
 
     def __post_init__(self) -> None:
@@ -49,6 +53,8 @@ class Options:
         resolve_partitioner(self.partitioner, self.activation_memory_budget)
         if not isinstance(self.dynamic, bool):
             raise OptionError("dynamic is neither True nor False", expected="a bool", got=repr(self.dynamic))
+        if not isinstance(self.retain_trace, bool):
+            raise OptionError("retain_trace is neither True nor False", expected="a bool", got=repr(self.retain_trace))
         if not (isinstance(self.decompositions, dict) and all(map(callable, self.decompositions))):
             got = repr(self.decompositions)[:200]
             raise OptionError("decompositions is no dict from operations to functions", expected="a dict", got=got)

@@ -19,8 +19,9 @@ from typing import Any, TypeAlias
 
 import torch
 
+from .subclass.context import Unread
 from .subclass.paths import Path
-from .subclass.spec import SizeExpr, Spec
+from .subclass.spec import RaggedSize, SizeExpr, Spec
 
 
 # ---------------------------------------------------------------------------------------------- inputs
@@ -94,8 +95,8 @@ Primal: TypeAlias = LeafPrimal | SizePrimal | BasePrimal
 class SymbolPlan:
     """Where a symbol's value comes from.
 
-    A leaf's ``kind`` 'size', 'stride' or 'storage_offset', an input's outer 'size', or an 'argument': the number at flat
-    position ``dim``.
+    A leaf's ``kind`` 'size', 'stride' or 'storage_offset', an input's outer 'size', an input's 'ragged' size (a nested
+    int), or an 'argument': the number at flat position ``dim``.
     """
 
     symbol: Any
@@ -159,6 +160,13 @@ class SizeOutput:
     """Symbolic number ``index`` of the forward graph."""
 
     index: int
+
+
+@dataclass(frozen=True)
+class RaggedOutput:
+    """The ragged size (a nested int) of a jagged input."""
+
+    size: Any
 
 
 @dataclass(frozen=True)
@@ -233,7 +241,7 @@ class SymbolicView:
 
     def at(self, env: Mapping[Any, int]) -> Callable[[torch.Tensor], torch.Tensor]:
         """The function with the sizes of one call."""
-        sizes = [s.evaluate(env) if isinstance(s, SizeExpr) else s for s in self.sizes]
+        sizes = [s.evaluate(env) if isinstance(s, (SizeExpr, RaggedSize)) else s for s in self.sizes]
 
         def replay(base: torch.Tensor) -> torch.Tensor:
             following = iter(sizes)
@@ -318,7 +326,7 @@ class ValueAlias:
     within: bool = False
 
 
-OutputPlan: TypeAlias = ConstantOutput | SizeOutput | InputOutput | SameOutput | ViewOutput | ValueOutput
+OutputPlan: TypeAlias = ConstantOutput | SizeOutput | RaggedOutput | InputOutput | SameOutput | ViewOutput | ValueOutput
 
 
 # ---------------------------------------------------------------------------------------------- saved activations
@@ -374,9 +382,11 @@ class Plan:
     saved: tuple[SavedValue, ...]
     offsets_matter: bool  # the graphs hold absolute storage offsets (as_strided)
     aliases: tuple[ValueAlias, ...] = ()
+    unbacked: tuple[tuple[Any, int], ...] = ()  # symbols that depend on values inside tensors -> number of size output
     fresh_leaves: tuple[int, ...] = ()  # values that the region made autograd leaves (`requires_grad_()`)
     dangling: tuple[int, ...] = ()  # values that require grad, but whose history leads to no input
     watched_inputs: tuple[int, ...] = ()  # wrappers whose version counter stands for a saved leaf's
+    unread: tuple[Unread, ...] = ()  # values of contexts that no guard compares, since the trace read none of them
 
     @property
     def compared_inputs(self) -> tuple[int, ...]:

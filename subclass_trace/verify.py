@@ -34,7 +34,7 @@ from .plan import (
     ValueOutput,
     ViewOutput,
 )
-from .subclass.spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec, leaf_count, spec_leaves
+from .subclass.spec import LeafSpec, OpaqueSpec, RaggedSize, SizeExpr, Spec, WrapperSpec, leaf_count, spec_leaves
 
 if TYPE_CHECKING:
     from .partition.interface import Partitioned
@@ -412,7 +412,7 @@ def _plan_symbol(plan: Plan, k: int, row: SymbolPlan) -> None:
         number = plan.positions[row.dim]
         _require(number is None, "a symbol is read from a tensor", path, expected="a number", got=f"input {number}")
         return
-    kinds = ("size", "stride", "storage_offset", "argument")
+    kinds = ("size", "stride", "storage_offset", "ragged", "argument")
     _require(row.kind in kinds, "a symbol comes from an unknown kind of number", path, expected=kinds, got=row.kind)
     one = (row.leaf is None) != (row.input is None)
     got = f"leaf={row.leaf}, input={row.input}"
@@ -536,12 +536,16 @@ def _plan_autograd(plan: Plan) -> None:
 # ---------------------------------------------------------------------------------------------- sizes
 def _plan_sizes(plan: Plan) -> None:
     """Sizes are ints, or expressions over symbols that a call binds; no size of the trace is left."""
-    bound = {row.symbol for row in plan.symbols}
+    bound = {row.symbol for row in plan.symbols} | {symbol for symbol, _ in plan.unbacked}
     _require(
-        len(bound) == len(plan.symbols), "a symbol is bound twice", "symbols", expected="distinct", got=plan.symbols
+        len(bound) == len(plan.symbols) + len(plan.unbacked),
+        "a symbol is bound twice",
+        "symbols",
+        expected="distinct",
+        got=plan.symbols,
     )
     for path, size in _all_sizes(plan):
-        if isinstance(size, torch.SymInt) and size.node.is_nested_int():
+        if isinstance(size, RaggedSize):
             continue
         known = isinstance(size, (int, SizeExpr)) and not isinstance(size, torch.SymInt)
         _require(known, "a size of the trace is left", path, expected="an int or a SizeExpr", got=repr(size))

@@ -16,7 +16,7 @@ ROOT = pathlib.Path(subclass_trace.__file__).parent
 DOOR = sorted((ROOT / "_torch").glob("*.py"))
 FILES = sorted(p for p in ROOT.rglob("*.py") if p not in DOOR)
 #: private by name, but torch documents them for authors of subclasses, or they are part of the protocol
-ALLOWED_ATTRIBUTES = {"torch.__file__", "torch.__version__"}
+ALLOWED_ATTRIBUTES = {"torch.__file__", "torch.__version__", "torch._check"}
 
 
 def _dotted(node: ast.AST) -> str | None:
@@ -93,14 +93,8 @@ def _imports_of_the_door() -> list[tuple[str, str]]:
     return sorted(set(rows))
 
 
-#: not there on every supported torch; the door handles their absence
-OPTIONAL = {("torch._opaque_base", "OpaqueBase"), ("torch._library.opaque_object", "is_opaque_type")}
-
-
 @pytest.mark.parametrize(("module", "name"), _imports_of_the_door())
 def test_what_the_door_imports_exists(module: str, name: str) -> None:
-    if (module, name) in OPTIONAL and torch.__version__ < "2.13":
-        pytest.skip("optional")
     if module == "torch.testing._internal.common_methods_invocations":
         testing.opinfo_database()  # which does without torch's own test requirements
     found = importlib.import_module(module)

@@ -26,6 +26,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    UnsupportedOperatorException,
     in_kernel_invocation_manager,
 )
 from torch.fx.experimental.proxy_tensor import disable_autocast_cache as disable_autocast_cache
@@ -291,9 +292,20 @@ def new_symbol(env: ShapeEnv, hint: int, name: str) -> Any:
     return env.create_symintnode(symbol, hint=hint, source=source)
 
 
-def dynamic_context(dims: list[bool]) -> StatelessSymbolicContext[Any, Any]:
-    """Which dimensions of a dense tensor become symbols."""
-    return StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DUCK if d else DimDynamic.STATIC for d in dims])
+def new_number(env: ShapeEnv, hint: int, name: str) -> Any:
+    """A fresh SymInt of which nothing is assumed, not even that it is neither 0 nor 1."""
+    source = input_source(name)
+    how: dict[str, Any] = {"positive": None, "do_not_specialize_zero_one": True}
+    symbol = env.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC, **how)
+    return env.create_symintnode(symbol, hint=hint, source=source)
+
+
+def dynamic_context(dims: list[bool], alike: list[bool]) -> StatelessSymbolicContext[Any, Any]:
+    """Which dimensions of a dense tensor become symbols; where ``alike``, equal sizes share one."""
+    kinds = [DimDynamic.DUCK if same else DimDynamic.DYNAMIC for same in alike]
+    return StatelessSymbolicContext(
+        dynamic_sizes=[k if d else DimDynamic.STATIC for k, d in zip(kinds, dims, strict=True)]
+    )
 
 
 def unbacked_bindings(env: ShapeEnv, out: object) -> dict[Any, Any]:
@@ -301,6 +313,24 @@ def unbacked_bindings(env: ShapeEnv, out: object) -> dict[Any, Any]:
     if not env.pending_fresh_unbacked_symbols:
         return {}
     return compute_unbacked_bindings(env, out) or {}
+
+
+@contextlib.contextmanager
+def unbound_symbols_set_aside(env: ShapeEnv | None) -> Iterator[None]:
+    """A function is traced inside a running operation: its symbols are bound in it, those of the operation are not.
+
+    Fake rules of operators that run a function several times have torch forget the symbols that it makes.
+    """
+    if env is None:
+        yield
+        return
+    before, env.pending_fresh_unbacked_symbols = env.pending_fresh_unbacked_symbols, []
+    ignored = env._ignore_fresh_unbacked_symbols_set(False)
+    try:
+        yield
+    finally:
+        env._ignore_fresh_unbacked_symbols_set(ignored)
+        env.pending_fresh_unbacked_symbols = before
 
 
 def sympy_to_nodes(expr: Any, env: dict[Any, Any]) -> Any:
@@ -359,6 +389,58 @@ def size_symbol(size: object) -> Any:
     if not isinstance(size, torch.SymInt) or size.node.is_nested_int():
         return None
     return size.node.expr if size.node.expr.is_Symbol else None
+
+
+def ragged_parts(size: torch.SymInt) -> tuple[Any, Any] | None:
+    """(symbol, coefficient) of a nested int that a trace made; None for one of eager mode."""
+    node: Any = size.node
+    env = getattr(node, "shape_env", None)
+    if env is None:
+        return None
+    values = env.var_to_val if getattr(env, "backed_var_to_val", None) is None else env.backed_var_to_val
+    for symbol in node.expr.free_symbols:
+        if hasattr(values.get(symbol), "_coeff"):  # a SingletonInt
+            return symbol, node.expr / symbol
+    return None
+
+
+def nested_int_id(size: torch.SymInt) -> int:
+    """The number of a nested int of eager mode, without its coefficient."""
+    return int(size.node.nested_int())
+
+
+def new_ragged_size(mode: FakeTensorMode) -> torch.SymInt:
+    """A symbol for the ragged size of a jagged tensor."""
+    return mode.create_symbolic_nested_int()  # type: ignore[return-value]
+
+
+def is_data_dependent(size: Any) -> bool:
+    """Does a symbolic number depend on values inside tensors?"""
+    node = size.node
+    return not is_nested(size) and any(node.shape_env.is_unbacked_symint(s) for s in node.expr.free_symbols)
+
+
+def maybe(condition: Any) -> bool:
+    """Is the condition true, or not known because it depends on values inside tensors?"""
+    if not isinstance(condition, SymBool):
+        return bool(condition)
+    from torch.fx.experimental.symbolic_shapes import guard_or_true
+
+    return bool(guard_or_true(condition))
+
+
+def surely(condition: Any) -> bool:
+    """Is the condition true, whatever the values inside tensors are?"""
+    if not isinstance(condition, SymBool):
+        return bool(condition)
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+    return bool(guard_or_false(condition))
+
+
+def is_nested(size: Any) -> bool:
+    """Is it a nested int?"""
+    return bool(size.node.is_nested_int())
 
 
 def is_dense(t: torch.Tensor) -> bool:
@@ -621,6 +703,7 @@ def inductor_compile(
     return compiled, list(strides or ())
 
 
+NO_FAKE_KERNEL = UnsupportedOperatorException
 DATA_DEPENDENT_ERRORS = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 
 

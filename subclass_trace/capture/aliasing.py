@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .. import _torch
+
 
 class ByteRange(NamedTuple):
     """First byte, and the byte after the last, of a storage that a tensor can touch."""
@@ -19,8 +21,12 @@ class ByteRange(NamedTuple):
     stop: Any
 
     def overlaps(self, other: ByteRange) -> bool:
-        """Do the two ranges share a byte? An over-approximation for interleaved strided views (PyTorch PR 106461)."""
-        return bool(self.start < other.stop and other.start < self.stop)
+        """Do the two ranges share a byte?
+
+        An over-approximation for interleaved strided views (PyTorch PR 106461), and where a place depends on values
+        inside tensors.
+        """
+        return _torch.maybe(self.start < other.stop) and _torch.maybe(other.start < self.stop)
 
 
 def byte_range(t: torch.Tensor) -> ByteRange:
@@ -28,12 +34,26 @@ def byte_range(t: torch.Tensor) -> ByteRange:
     if t.layout is not torch.strided:
         return ByteRange(0, 1)
     start, width = t.storage_offset(), t.element_size()
-    if t.numel() == 0:
+    if _torch.surely(t.numel() == 0):
         return ByteRange(start * width, start * width)
     stop = start + 1
     for size, stride in zip(t.shape, t.stride(), strict=True):
         stop = stop + (size - 1) * stride
     return ByteRange(start * width, stop * width)
+
+
+def partly_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Do two tensors share memory without being laid out alike? As torch's kernels see it: False where it is hard to say."""
+    if a.layout is not torch.strided or b.layout is not torch.strided or _torch.storage_ref(a) != _torch.storage_ref(b):
+        return False
+    if not all(type(n) is int for t in (a, b) for n in (*t.shape, *t.stride(), t.storage_offset())):
+        return False
+    if not (a.numel() and b.numel() and _torch.is_dense(a) and _torch.is_dense(b)):
+        return False
+    mine, theirs = byte_range(a), byte_range(b)
+    if mine == theirs:
+        return a.stride() != b.stride()
+    return mine.overlaps(theirs)
 
 
 def storage_key(t: torch.Tensor) -> int:

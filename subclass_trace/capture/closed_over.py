@@ -22,6 +22,7 @@ from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec
 from ..subclass.visit import rebuild
+from .context_reads import unnoted
 from .inputs import Argument, TracedInput, TracedInputs
 from .mutation import Before, state_of
 from .recorder import ClosedOver, Recorder
@@ -89,7 +90,8 @@ class StandIns:
             return t.layout is torch.strided and not _torch.is_functorch_wrapped(t)
         if not is_traceable(t):
             return False
-        leaves = leaves_of(t)
+        with unnoted():
+            leaves = leaves_of(t)
         if not leaves or any(map(_torch.is_fake, leaves)):
             self._traced[id(t)] = t
             return False
@@ -114,7 +116,9 @@ class StandIns:
         """``real``, which the function has a name for, is an input: ``traced``."""
         self.named[id(real)] = real, traced
         self.back[id(traced)] = real
-        for leaf, fake in zip(leaves_of(real), leaves_of(traced), strict=True):
+        with unnoted():
+            fakes = leaves_of(traced)
+        for leaf, fake in zip(leaves_of(real), fakes, strict=True):
             self.recorder.adopt(leaf, fake)
 
     def result(self, value: Any) -> Any:
@@ -136,6 +140,8 @@ class StandIns:
             else:
                 with _torch.no_modes():
                     leaves, spec = flatten(real)
+                if real.is_nested:
+                    spec = replace(spec, size=recorder.ragged_sizes(spec.size))  # type: ignore[union-attr,arg-type]
                 traced = rebuild(spec, iter([recorder.lift(t) for t in leaves]))
                 recorder.know_wrapper(traced)
                 recorder.close_over_wrapper(real)

@@ -22,7 +22,7 @@ from .graphs import CHECKS
 from .session import Session
 
 Tensor = torch.Tensor
-_COPIED = ("recompute", "ac_graph_id")
+_COPIED = ("recompute", "ac_graph_id", "unpack", "packed")
 
 
 def functionalize(
@@ -110,12 +110,12 @@ def _refuse_overlap(target: fx.Node, node: fx.Node) -> None:
 
 def _overlaps_itself(t: Tensor) -> bool:
     """May two elements lie in one place? Exact for what views make of a tensor without overlap."""
-    if t.layout is not torch.strided or t.numel() == 0:
+    if t.layout is not torch.strided or _torch.surely(t.numel() == 0):
         return False
     reach = 0
     for stride, size in sorted(zip(t.stride(), t.shape, strict=True)):
-        if size > 1:
-            if stride <= reach:
+        if _torch.maybe(size > 1):
+            if _torch.surely(stride <= reach):
                 return True
             reach += stride * (size - 1)
     return False
@@ -300,17 +300,19 @@ class _Replay:
         target: Any = node.target
         copy = graph.call_function(target, fx.node.map_arg(node.args, argument), fx.node.map_arg(node.kwargs, argument))
         copy.meta.update(node.meta)
-        value = node.meta["val"]
+        return self._adopt(copy, node.meta["val"])
+
+    def _adopt(self, node: fx.Node, value: Any) -> Any:
         if isinstance(value, Tensor):
-            return self.functional.adopt_value(_torch.detached(self.mode, value), copy)
+            return self.functional.adopt_value(_torch.detached(self.mode, value), node)
         out = []
         for i, v in enumerate(value):
-            if not isinstance(v, Tensor):
+            if not isinstance(v, (Tensor, tuple, list)):
                 out.append(v)
                 continue
-            item = graph.call_function(operator.getitem, (copy, i))
-            item.meta.update({k: m for k, m in node.meta.items() if k != "val"})
-            out.append(self.functional.adopt_value(_torch.detached(self.mode, v), item))
+            item = self.functional.graph.call_function(operator.getitem, (node, i))
+            item.meta.update({**node.meta, "val": v})
+            out.append(self._adopt(item, v))
         return out
 
     def _node(self, x: Any) -> Any:

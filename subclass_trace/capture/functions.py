@@ -14,10 +14,11 @@ import torch
 from .. import _torch
 from ..errors import DataDependentError, UnsupportedError
 from .closed_over import StandIns
+from .indexing import Indexing, IndexingInside
 from .recorder import Recorder
 
 Tensor = torch.Tensor
-_READS = ("numpy", "tolist", "data_ptr", "__array__")
+_READS = ("numpy", "data_ptr", "__array__")
 
 
 class CapturedFunctions(_torch.TorchFunctionMode):
@@ -28,6 +29,7 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         self.recorder = recorder
         self.views = recorder.views
         self.stand_ins = StandIns(recorder)
+        self.indexing = Indexing(recorder, self._traced)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.compiler.is_dynamo_compiling():  # torch.cond lets Dynamo look at this mode as well
@@ -36,6 +38,8 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         args, kwargs = self.stand_ins.swap(func, args, kwargs or {})
         if name == "__set__" and getattr(func, "__self__", None) is Tensor.data:
             return self._set_data(func, *args)
+        if name == "__set__" and getattr(func, "__self__", None) is Tensor.grad and args[1] is not None:
+            self._refuse_gradient(args[0])
         if name in _READS and _torch.is_fake(args[0]):
             raise DataDependentError(
                 f"the region reads the values inside a tensor (.{name}())",
@@ -51,9 +55,40 @@ class CapturedFunctions(_torch.TorchFunctionMode):
                 expected="torch.autograd.grad inside the region, or .backward() on its result outside",
                 fix="use torch.autograd.grad(loss, inputs)",
             )
-        out = func(*args, **kwargs)
+        args, kwargs = self.indexing.arguments(func, args, kwargs)
+        out = self._call(func, args, kwargs)
         self.views.note(func, args, kwargs, out)
         return self.stand_ins.back.get(id(out), out)
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Where the code of a wrapper class reads a number by indexing, the call is traced again, with that replaced."""
+        writes = len(self.recorder.writes)
+        try:
+            return func(*args, **kwargs)
+        except _torch.DATA_DEPENDENT_ERRORS:
+            if len(self.recorder.writes) != writes or self.recorder.inside is not None:
+                raise
+        self.recorder.inside = IndexingInside(self.indexing)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.recorder.inside = None
+
+    def _traced(self, t: Tensor) -> Tensor:
+        """The traced tensor for one that may be closed over."""
+        (found,), _ = self.stand_ins.swap(None, (t,), {})
+        return found  # type: ignore[no-any-return]
+
+    def _refuse_gradient(self, x: Tensor) -> None:
+        """An optimizer that a region steps looks at the real parameters, and would find no gradient there."""
+        if _torch.is_fake(x):
+            raise UnsupportedError(
+                "the region assigns .grad",
+                path=self.recorder.user_line(),
+                expected="gradients as results of the region, or used in it by hand",
+                got=f"an assignment to .grad of a tensor of shape {tuple(x.shape)}",
+                fix="return them, or call the functional form of the optimizer, such as torch.optim.adamw.adamw",
+            )
 
     def _set_data(self, func: Any, x: Tensor, y: Tensor) -> Any:
         recorder = self.recorder

@@ -66,13 +66,19 @@ def _keep_draws(graph: fx.Graph, num_forward: int) -> int:
 
 _aten = torch.ops.aten
 #: operations that only raise
-CHECKS = (_aten._linalg_check_errors.default, _aten._assert_async.default, _aten._assert_async.msg)
+CHECKS = (
+    _aten._linalg_check_errors.default,
+    _aten._assert_async.default,
+    _aten._assert_async.msg,
+    _aten._assert_scalar.default,
+)
 
 
 def is_draw(node: fx.Node) -> bool:
     """A forward node that runs for what it does: it moves the random generator, or it raises (the check behind
     ``linalg.inv``). It is never dropped, and never run twice."""
-    return (is_random(node) or node.target in CHECKS) and node.meta.get("partitioner_tag") != "is_backward"
+    late = ("is_backward", "must_be_in_backward")
+    return (is_random(node) or node.target in CHECKS) and node.meta.get("partitioner_tag") not in late
 
 
 def _live_copy(graph: fx.Graph, outputs: list[Any], also: Sequence[Any] = ()) -> fx.Graph:

@@ -60,8 +60,9 @@ class _Branches:
             node = inner.graph.placeholder(f"arg{i}")
             if isinstance(value, Tensor):
                 inner.track(value, node)
+            inner.bind_sizes(node, value)
             values.append(value)
-        with inner:
+        with inner, _torch.unbound_symbols_set_aside(outer.mode.shape_env):
             out = function(*pytree.tree_unflatten(values, spec))
         results, out_spec = pytree.tree_flatten(out)
         inner.graph.output(pytree.tree_unflatten([inner.node_of(o) for o in results], out_spec))
@@ -115,13 +116,19 @@ def record_higher_order(recorder: Recorder, func: Any, args: Any, kwargs: Any) -
     node_args, node_kwargs = pytree.tree_unflatten([argument(x) for x in flat], spec)
     node = recorder.graph.call_function(func, node_args, node_kwargs)
     recorder.annotate(node)
+    _track(recorder, node, out)
+    recorder.bind_data_dependent(node, out)  # while_loop stacks the values of as many iterations as it needs
+    return out
+
+
+def _track(recorder: Recorder, node: fx.Node, out: Any) -> None:
+    """Results may nest: flex attention's backward has the gradients of captured tensors in a tuple of their own."""
     if isinstance(out, Tensor):
         recorder.track(out, node)
-        return out
+        return
     node.meta["val"] = pytree.tree_map(lambda o: _torch.detached(recorder.mode, o) if isinstance(o, Tensor) else o, out)
     for i, o in enumerate(out):
-        if isinstance(o, Tensor):
+        if isinstance(o, (Tensor, tuple, list)):
             item = recorder.graph.call_function(operator.getitem, (node, i))
             item.meta.update({k: v for k, v in node.meta.items() if k != "val"})
-            recorder.track(o, item)
-    return out
+            _track(recorder, item, o)

@@ -8,22 +8,24 @@ else; leaves of one storage become fakes of one storage.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from .. import _torch
 from ..errors import ProtocolError, UnsupportedError
+from ..subclass.components import with_components
+from ..subclass.context import has_sizes, map_sizes, same_context, snapshot
 from ..subclass.flatten import flatten, leaf_paths
 from ..subclass.paths import Path
-from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec
+from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, is_ragged, spec_leaves
 from ..subclass.visit import rebuild
 from .session import Session
 
 Tensor = torch.Tensor
-#: which dimensions of the value at a path become symbols (the outer ones of a wrapper, or those of a leaf)
-DynamicDims = Callable[[Path, Tensor], list[bool]]
+#: what the sizes of the value at a path (the outer ones of a wrapper, or those of a leaf) become: see `Dim`
+DynamicDims = Callable[[Path, Tensor], Sequence[int]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,9 +98,11 @@ def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: Dynam
         session.recorder.primal(size)
     values = tuple(session.tracked(fake) for fake in originals)
     inputs = []
-    for (argument, _, own), spec in zip(rows, specs, strict=True):
-        traced = _traced(session, spec, [values[k] for k in own], argument)
+    for number, ((argument, _, own), spec) in enumerate(zip(rows, specs, strict=True)):
+        traced = traced_value(session, number, spec, [values[k] for k in own], argument.path)
         edge = torch.autograd.graph.get_gradient_edge(traced) if traced.requires_grad else None
+        if session.dynamic:
+            spec = _with_sizes(spec, flatten(traced)[1])
         is_leaf = argument.value.is_leaf
         inputs.append(TracedInput(argument.path, spec, own, is_leaf, traced, edge))
     return TracedInputs(tuple(inputs), values, tuple(originals), tuple(paths), tuple(extra))
@@ -118,7 +122,12 @@ def _check_leaf(leaf: Tensor, path: Path, argument: Argument) -> None:
         raise UnsupportedError("a region was called with a FakeTensor", path=path, fix="call it with real tensors")
 
 
-def _traced(session: Session, spec: Spec, leaves: list[Tensor], argument: Argument) -> Tensor:
+def traced_value(session: Session, number: int, spec: Spec, leaves: list[Tensor], path: Path) -> Tensor:
+    """Input ``number`` as the user function sees it: made of traced leaves, and no autograd leaf.
+
+    Raises:
+        ProtocolError: the class builds something else than an instance of itself.
+    """
     if isinstance(spec, LeafSpec):
         # Two inputs never are one leaf (duplicates are removed before), but an inner leaf can be an input as well:
         # then autograd relates them no more than in eager, so each gets an alias of its own.
@@ -128,17 +137,33 @@ def _traced(session: Session, spec: Spec, leaves: list[Tensor], argument: Argume
         if isinstance(spec, WrapperSpec) and type(traced) is not spec.cls:
             raise ProtocolError(
                 f"{spec.cls.__qualname__}.__tensor_unflatten__ built a {type(traced).__qualname__}",
-                path=argument.path,
+                path=path,
                 expected=f"an instance of {spec.cls.__qualname__}",
                 got=f"an instance of {type(traced).__qualname__}",
                 fix="make __tensor_unflatten__ a classmethod that builds `cls`",
             )
         session.recorder.know_wrapper(traced)
+        if session.watches_contexts:
+            session.reads.add(number, traced, spec)
     if traced.requires_grad:  # some classes set it themselves
         traced.requires_grad_(False)
     if spec.requires_grad:  # type: ignore[union-attr]
         _torch.make_nonleaf(traced)
     return traced
+
+
+def _with_sizes(spec: Spec, traced: Spec) -> Spec:
+    """Where a class takes numbers of its context from the sizes of its inner tensors, they are symbols."""
+    if not isinstance(spec, WrapperSpec) or not isinstance(traced, WrapperSpec):
+        return spec
+    context = spec.context
+    if has_sizes(traced.context) and same_context(map_sizes(traced.context, _hint), map_sizes(context, _hint)):
+        context = snapshot(traced.context)
+    return replace(spec, context=context, inners=tuple(map(_with_sizes, spec.inners, traced.inners)))
+
+
+def _hint(n: Any) -> Any:
+    return n if is_ragged(n) else n.node.hint
 
 
 class _Symbols:
@@ -161,12 +186,23 @@ class _Symbols:
             self.spec(getattr(value, n), s, path.attr(n), fakes) for n, s in zip(spec.names, spec.inners, strict=True)
         )
         size, stride = spec.size, spec.stride
+        if spec.layout is torch.jagged:
+            return self._jagged(replace(spec, inners=inners))
         dims = self.dynamic(path, value)
         if any(dims):
             size = self.session.outer_size(value, path, dims)
             stride = symbolic_strides(spec.size, spec.stride, size)
+        of_context = getattr(self.dynamic, "of_context", None)  # only our own choice knows contexts
+        parts = {} if of_context is None else {part: size[d] for part, d in of_context(path).items()}
         rest = (spec.storage_offset, spec.dtype, spec.device, spec.layout, spec.requires_grad)
-        return WrapperSpec(spec.cls, spec.names, inners, spec.context, size, stride, *rest)
+        return WrapperSpec(spec.cls, spec.names, inners, with_components(spec.context, parts), size, stride, *rest)
+
+    def _jagged(self, spec: WrapperSpec) -> Spec:
+        """The outer sizes of a jagged tensor follow from its inner ones, and its ragged size from its offsets."""
+        size = self.session.recorder.ragged_sizes(spec.size)
+        with self.session.mode, _torch.without_tracing():
+            made = rebuild(replace(spec, size=size), map(_like, spec_leaves(spec)))
+        return replace(spec, size=tuple(made.shape), stride=tuple(made.stride()))
 
     def unbound(self, specs: Sequence[Spec], originals: Sequence[Tensor]) -> list[Any]:
         """Sizes, and arguments that are sizes, whose symbol is the size, stride or offset of no dense leaf."""
@@ -191,6 +227,10 @@ class _Symbols:
             if _torch.size_symbol(size) not in known:
                 extra.setdefault(_torch.size_symbol(size), size)
         return list(extra.values())
+
+
+def _like(spec: LeafSpec) -> Tensor:
+    return torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=spec.device)
 
 
 def symbolic_strides(size: Sequence[int], stride: Sequence[int], symbolic: Sequence[Any]) -> tuple[Any, ...]:

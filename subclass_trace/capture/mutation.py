@@ -33,9 +33,13 @@ class NeedsAutogradBase(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Before:
-    """State of one traced input before the run."""
+    """State of one traced input before the run.
+
+    ``leaves``: what its inner tensors are; some classes keep ``inner.detach()`` instead of what they are given.
+    """
 
     spec: Spec
+    leaves: tuple[Tensor, ...]
     version: int | None
     attributes: dict[str, Any]
 
@@ -48,8 +52,9 @@ def remember(inputs: TracedInputs) -> list[Before]:
 def state_of(traced: Tensor) -> Before:
     """The state of one traced tensor."""
     attributes = dict(traced.__dict__) if hasattr(traced, "__dict__") else {}
-    spec = map_spec(flatten(traced)[1], lambda sizes: sizes, snapshot)
-    return Before(spec, None if traced.is_inference() else traced._version, attributes)
+    leaves, spec = flatten(traced)
+    spec = map_spec(spec, lambda sizes: sizes, snapshot)
+    return Before(spec, tuple(leaves), None if traced.is_inference() else traced._version, attributes)
 
 
 def read_mutations(
@@ -124,7 +129,7 @@ def _change(row: TracedInput, was: Before, inputs: TracedInputs, recorder: Recor
         )
     replaced: dict[int, str] = {}
     for k, (now, place) in enumerate(zip(leaves, row.leaves, strict=True)):
-        if isinstance(row.spec, WrapperSpec) and now is not originals[k]:
+        if isinstance(row.spec, WrapperSpec) and now is not was.leaves[k]:
             replaced[k] = "attribute"
         elif now.layout is torch.strided and not _same_storage(now, inputs.originals[place]):
             replaced[k] = "data"

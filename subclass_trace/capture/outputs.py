@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,16 +16,19 @@ from ..plan import (
     InputOutput,
     MutationPlan,
     OutputPlan,
+    RaggedOutput,
     Replay,
     SameOutput,
     SizeOutput,
     StridedView,
+    SymbolicView,
     ValueOutput,
     ViewOutput,
 )
 from ..subclass.flatten import flatten, leaves_of, map_leaves
-from ..subclass.protocol import is_traceable
-from ..subclass.spec import Spec, WrapperSpec, spec_leaves
+from ..subclass.paths import Path
+from ..subclass.protocol import Kind, is_traceable, kind_of, refuse
+from ..subclass.spec import Spec, WrapperSpec, is_ragged, spec_leaves
 from ..subclass.visit import rebuild
 from .inputs import TracedInputs
 from .mutation import Before
@@ -59,8 +63,10 @@ class OutputClassifier:
         views = {id(o): o for o in tensors if o._base is not None}
         self._base_users = collections.Counter(id(o._base) for o in views.values())
         several = [o for o in {id(o): o for o in tensors}.values() if _torch.is_multi_output_view(o)]
+        self._ragged = {_ragged_symbol(n) for i in inputs.inputs for n in i.spec.size if is_ragged(n)}  # type: ignore[union-attr]
         self._refuses_zeros: dict[type, bool] = {}
         self._siblings = collections.Counter(o.grad_fn for o in several)
+        self.unbacked: dict[Any, int] = {}
         self._emitted: dict[int, int] = {}
         self._result_of: dict[int, int] = {}
         self._count = 0
@@ -76,6 +82,8 @@ class OutputClassifier:
         return plan
 
     def _classify(self, o: Any) -> OutputPlan:
+        if is_ragged(o) and _ragged_symbol(o) in self._ragged:
+            return RaggedOutput(o)
         if isinstance(o, _torch.SYM_TYPES):
             self.sizes.append(o)
             return SizeOutput(len(self.sizes) - 1)
@@ -93,6 +101,14 @@ class OutputClassifier:
                     return self._view(o, number, leaves, spec, *found)
         return self._value(o, leaves, spec)
 
+    def need(self, sizes: Iterable[Any]) -> None:
+        """The run time needs these numbers: symbols of data-dependent ones become size outputs."""
+        for n in sizes if self.recorder.data_dependent else ():
+            for symbol, value in self.recorder.data_dependent_parts(n):
+                if symbol not in self.unbacked:
+                    self.unbacked[symbol] = len(self.sizes)
+                    self.sizes.append(value)
+
     # ---------------------------------------------------------------- views
     def _base_is_seen(self, o: Tensor, base: Tensor) -> bool:
         """Does it make a difference to the caller that ``o`` is a view of ``base``, which is no input?"""
@@ -103,13 +119,20 @@ class OutputClassifier:
 
     def _replay(self, o: Tensor, base: Tensor, number: int | None, spec: Spec) -> tuple[Replay, bool] | None:
         """How ``o`` is made of ``base``, and whether that is done before the new shape of an input is delivered."""
+        if o.is_nested and not base.is_nested:  # autograd's function of such a view holds the traced offsets
+            return None
         by_autograd = _torch.view_function(o)
         connected = self._leads_to(o, base, number)
         reshaped = number in self._reshaped
         if connected and not reshaped and not self.recorder.views.reshaped:
-            return by_autograd, False
+            return self._with_numbers(by_autograd, base), False
         steps = self.recorder.views.steps(o, base)
-        ways: list[Replay] = [*([by_autograd] if connected else []), *([] if steps is None else [steps])]
+        # Autograd's function of a member of a split takes it unseen, though there may be fewer members now.
+        several = _torch.is_multi_output_view(o) if steps is None else any(s.item is not None for s in steps.steps)
+        ways: list[Replay] = [
+            *([by_autograd] if connected and not several else []),
+            *([] if steps is None else [steps]),
+        ]
         bases = [(_fresh(base, self.recorder), False)]
         if number is not None and reshaped:
             bases.append((self._as_it_came(number), True))
@@ -124,6 +147,22 @@ class OutputClassifier:
                 fix="make both views in the same grad mode",
             )
         return _by_place(o, base)
+
+    def _with_numbers(self, way: Callable[..., Tensor], base: Tensor) -> Replay:
+        """Autograd's function of a view, with the numbers of the call for what depends on values inside tensors."""
+        if not self.recorder.data_dependent:
+            return way
+        numbers: list[Any] = []
+
+        def note(n: Any) -> Any:
+            numbers.append(n)
+            return n
+
+        # A class whose code reads values fails here; the numbers are asked for before it runs.
+        with _torch.without_tracing(), torch.no_grad(), contextlib.suppress(*_torch.DATA_DEPENDENT_ERRORS):
+            way(_fresh(base, self.recorder), symint_visitor_fn=note)
+        self.need(numbers)
+        return SymbolicView(way, tuple(numbers)) if self.unbacked else way
 
     def _leads_to(self, o: Tensor, base: Tensor, number: int | None) -> bool:
         """Does the history of ``o`` lead to its base? A view of a view that was made under no_grad has one of its own."""
@@ -144,7 +183,8 @@ class OutputClassifier:
     def _as_it_came(self, number: int) -> Tensor:
         leaves = [self.recorder.bare(self.inputs.originals[k]) for k in self.inputs.inputs[number].leaves]
         before = self.before[number]
-        return rebuild(self.inputs.inputs[number].spec if before is None else before.spec, iter(leaves))  # type: ignore[no-any-return]
+        with _torch.without_tracing(), torch.no_grad():
+            return rebuild(self.inputs.inputs[number].spec if before is None else before.spec, iter(leaves))  # type: ignore[no-any-return]
 
     def _gives(self, way: Replay, base: Tensor, spec: Spec) -> bool:
         """Is the view of ``base`` laid out as ``spec`` says?"""
@@ -201,6 +241,8 @@ class OutputClassifier:
         return {k: v for k, v in getattr(o, "__dict__", {}).items() if k not in own and not isinstance(v, Tensor)}
 
     def _is_traced(self, o: Tensor) -> bool:
+        if kind_of(type(o)) is Kind.REFUSED and any(map(_torch.is_fake, vars(o).values())):
+            raise refuse(o, Path("result"))
         if not is_traceable(o):
             return _torch.is_fake(o)
         leaves = leaves_of(o)
@@ -210,6 +252,11 @@ class OutputClassifier:
         if id(t) not in self._emitted:
             self._emitted[id(t)] = self.emit(t)
         return self._emitted[id(t)]
+
+
+def _ragged_symbol(size: Any) -> Any:
+    parts = _torch.ragged_parts(size)
+    return None if parts is None else parts[0]
 
 
 def _fresh(t: Tensor, recorder: Recorder) -> Tensor:

@@ -8,12 +8,14 @@ issue; out comes a graph node for it, with these keys in ``node.meta``:
     seq_nr             number of the autograd node; a backward node carries its forward node's (PyTorch PR 103129)
     frames             the user's frames, turned into ``stack_trace`` text when the graph is finished
     recompute, ac_graph_id   tags of selective activation checkpointing
+    unpack, packed     what saved-tensor hooks of the region do and keep (`saved_hooks`)
 
 In-place operations are recorded as they run; `functionalize` replays the finished graph when there were any.
 """
 
 from __future__ import annotations
 
+import linecache
 import operator
 import os
 import sys
@@ -25,11 +27,13 @@ import torch
 import torch.fx as fx
 
 from .. import _torch
-from ..errors import DataDependentError, UnsupportedError
-from ..subclass.flatten import flatten
+from ..errors import AliasingError, DataDependentError, UnsupportedError
+from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
-from .aliasing import ByteRange, byte_range
+from ..subclass.spec import is_ragged
+from .aliasing import ByteRange, byte_range, partly_overlap
+from .context_reads import unnoted
 from .results import Results
 from .views import ViewLog
 
@@ -86,10 +90,14 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.tracer.enable_thunkify = False  # type: ignore[attr-defined]  # nested ints ask the PROXY mode's tracer
         self.results = Results(mode)
         self.default_dtype = torch.get_default_dtype()
+        self.inside: Any = None  # a function mode for the code of wrapper classes
         self.mutable = False
+        self.data_dependent = False  # has it met a number that depends on values inside tensors?
         self.tag = "is_forward"
         self.backward_seq: int | None = None
         self.checkpoint: CheckpointTag | None = None
+        self.sets_hooks = False  # the region sets saved-tensor hooks
+        self.unpacking = False  # an unpack hook of the region's is running (`saved_hooks`)
         self.writes: list[tuple[Any, ByteRange]] = []
         self.closed_over: list[ClosedOver] = []
         self.sealed = False  # the user function has run: its inputs are known
@@ -99,6 +107,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known_wrappers: dict[int, Tensor] = {}
         self._symbols: dict[Any, fx.Node] = {}
         self._sources: dict[Any, tuple[fx.Node, str, int]] = {}
+        self._texts: dict[int, str] = {}  # what to say of conditions on data-dependent numbers
+        self._ragged: dict[int, Any] = {}  # nested int of a real tensor -> symbol
         self.primals = 0
         self.tangents = 0
         self.views = ViewLog()
@@ -121,10 +131,10 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             else:
                 self.track(value, node)
             if not name.startswith("tangents"):
-                self._bind_sizes(node, value)
+                self.bind_sizes(node, value)
         else:
             node.meta["val"] = value
-            self._sources.setdefault(value.node.expr, (node, "self", 0))
+            self.bind_sizes(node, value)
         return node
 
     def primal(self, value: Any, untouched: bool = False) -> int:
@@ -142,7 +152,12 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         first = next(iter(self.graph.nodes), None)
         return self.graph.inserting_before(first)
 
-    def _bind_sizes(self, node: fx.Node, value: Tensor) -> None:
+    def bind_sizes(self, node: fx.Node, value: Any) -> None:
+        """Symbols among the sizes of an input, or an input that is a symbol: read from there where they are needed."""
+        if not isinstance(value, Tensor):
+            if isinstance(value, _torch.SYM_TYPES):
+                self._sources.setdefault(value.node.expr, (node, "self", 0))
+            return
         strided = value.layout is torch.strided
         rows = [("size", value.shape), ("stride", value.stride() if strided else ())]
         for kind, sizes in [*rows, ("storage_offset", (value.storage_offset(),) if strided else ())]:
@@ -264,7 +279,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
                 and is_traceable(a)
             ):
                 self._known_wrappers[id(a)] = a
-                leaves, _ = flatten(a)
+                with unnoted():
+                    leaves = leaves_of(a)
                 if a.requires_grad and any(not _torch.is_fake(t) and not self._made_here(t) for t in leaves):
                     for t in leaves:
                         if type(t) in _REAL:
@@ -277,7 +293,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     # ------------------------------------------------------------------ sizes
     def symbolic(self, value: Any) -> Any:
         """The node of a SymInt (SymFloat, SymBool), built on demand from its expression over the inputs' sizes."""
-        if isinstance(value, torch.SymInt) and value.node.is_nested_int():
+        if is_ragged(value):
             raise UnsupportedError("a ragged size (nested int) is used as a number", got=value)
         expr = value.node.expr
         if expr.is_number:
@@ -314,11 +330,22 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             mark.meta["partitioner_tag"] = self.tag
         return made  # type: ignore[no-any-return]
 
-    def _bind_data_dependent(self, node: fx.Node, out: Any) -> None:
+    def ragged_sizes(self, sizes: Sequence[Any]) -> tuple[Any, ...]:
+        """Sizes with a symbol for each nested int of a real jagged tensor: one for all tensors of the same offsets."""
+        return tuple(self._ragged_size(n) if is_ragged(n) else n for n in sizes)
+
+    def _ragged_size(self, size: torch.SymInt) -> Any:
+        number = _torch.nested_int_id(size)
+        if number not in self._ragged:
+            self._ragged[number] = _torch.new_ragged_size(self.mode)
+        return self._ragged[number]
+
+    def bind_data_dependent(self, node: fx.Node, out: Any) -> None:
         """Symbols that this operation made (nonzero): each becomes a size node of the result."""
         bindings = _torch.unbacked_bindings(self.mode.shape_env, out)
         if not bindings:
             return
+        self.data_dependent = True
         node.meta["unbacked_bindings"] = bindings
         for symbol, keypath in bindings.items():
             made: Any = node
@@ -332,11 +359,40 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
                 elif name == "SequenceKey" and pending is not None:
                     made, pending = self.graph.call_function(pending, (made, key.idx)), None
                 elif name == "SequenceKey":
+                    val = made.meta["val"][key.idx]
                     made = self.graph.call_function(operator.getitem, (made, key.idx))
+                    made.meta.update({k: v for k, v in node.meta.items() if k != "unbacked_bindings"} | {"val": val})
             made.meta.setdefault("partitioner_tag", self.tag)
             self._symbols[symbol] = made
             if made is not node:
                 made.meta["val"] = _symint(self.mode.shape_env, symbol)
+
+    def data_dependent_parts(self, n: Any) -> list[tuple[Any, Any]]:
+        """(symbol, its SymInt) for each symbol in a number that depends on values inside tensors."""
+        if not isinstance(n, torch.SymInt) or is_ragged(n):
+            return []
+        env = self.mode.shape_env
+        return [(s, _symint(env, s)) for s in sorted(n.node.expr.free_symbols, key=str) if env.is_unbacked_symint(s)]
+
+    def require(self, condition: Any, text: str) -> None:
+        """Take a condition on data-dependent numbers for true, and let each call raise ``text`` if it is not."""
+        before = {id(row) for row in self._deferred()}
+        torch._check(condition, lambda: text)  # type: ignore[no-untyped-call]
+        self._texts.update((id(row), text) for row in self._deferred() if id(row) not in before)
+
+    def _deferred(self) -> list[Any]:
+        return [row for rows in self.mode.shape_env.deferred_runtime_asserts.values() for row in rows]
+
+    def write_assertions(self) -> None:
+        """What the trace took for true of data-dependent numbers (``torch._check``, bounds) is checked in each call."""
+        if not self.data_dependent:
+            return
+        for row in self._deferred():
+            if row.expr.free_symbols <= {*self._symbols, *self._sources}:
+                text = self._texts.get(id(row), f"a condition on values inside tensors does not hold: {row.expr}")
+                check = self.graph.call_function(aten._assert_scalar.default, (self._expression_node(row.expr), text))
+                check.meta["val"] = None
+                self.annotate(check)
 
     # ------------------------------------------------------------------ the dispatch
     def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -352,7 +408,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         for t in types:
             if t not in _DENSE:
                 self._notice_wrappers(args)
-                return NotImplemented
+                return NotImplemented if self.inside is None else self._run_class(func, types, args, kwargs or {})
         kwargs = kwargs or {}
         if func.namespace == "prim":
             return func(*args, **kwargs)
@@ -365,6 +421,10 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is aten.polygamma_.default:  # torch has no functional form of it
             with self:
                 return args[0].copy_(aten.polygamma.default(args[1], args[0]))
+        if func is aten.rrelu_with_noise.default and not args[0].is_contiguous():
+            out = self._record(func, args, kwargs)
+            with self:  # its real kernel gives a contiguous result, the fake one and the functional form do not
+                return out.contiguous()
         real = self._real_arguments(args, kwargs)
         if real:
             return self._with_lifted(func, types, args, kwargs, real)
@@ -384,6 +444,17 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return out
         return self._record(func, args, kwargs)
 
+    def _run_class(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """What torch does next where a mode leaves an operation to the classes of its arguments, with `inside` active."""
+        assert self.inside is not None
+        for cls in types:
+            if cls not in _DENSE:
+                with self, self.inside:
+                    out = cls.__torch_dispatch__(func, types, args, kwargs)
+                if out is not NotImplemented:
+                    return out
+        return NotImplemented
+
     def _local_scalar(self, func: Any, t: Tensor) -> Any:
         """``t.item()``: a number that only the call knows, as a symbol of the graph."""
         if type(t) in _REAL:
@@ -399,12 +470,24 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise self._asks_for_value(t) from error
 
     def _asks_for_value(self, t: Tensor) -> DataDependentError:
+        line = self.user_line()
+        code = "" if line is None else linecache.getline(line.rpartition(":")[0], int(line.rpartition(":")[2])).strip()
+        what = f"a tensor of dtype {t.dtype} and shape {tuple(t.shape)}{f', in `{code}`' if code else ''}"
+        if t.dtype is torch.bool:
+            return DataDependentError(
+                "the region branches on the value inside a tensor (`if`, `while`, `and`, `assert` or bool() of a tensor)",
+                path=line,
+                expected="branches that follow from Python values and sizes: the graph is made once, for all values",
+                got=what,
+                fix="choose with torch.where(condition, a, b), branch with torch.cond, or compute the condition outside "
+                "of the region and pass it as a Python bool, which is guarded",
+            )
         return DataDependentError(
-            "the region asks for the value inside a tensor (.item(), int(), float(), bool(), an `if` or an index on it)",
-            path=self.user_line(),
-            expected="an operation whose result is a tensor",
-            got=f"a tensor of dtype {t.dtype} and shape {tuple(t.shape)} turned into a Python number",
-            fix="keep it a tensor (torch.where, index_select), or compute the number outside the region",
+            "the region asks for the Python number inside a tensor (int(), float(), .item() of a kind that has no symbol)",
+            path=line,
+            expected="an operation whose result is a tensor, or .item(), which is a symbol of the graph",
+            got=what,
+            fix="keep it a tensor, use .item(), or compute the number outside of the region",
         )
 
     def _known(self, func: Any, args: Sequence[Any]) -> Any:
@@ -486,7 +569,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             node.kwargs = {**node.kwargs, "dtype": out.dtype}  # the default dtype may be another one in the call
         self._track_result(node, out, args)
         if self.mode.shape_env.pending_fresh_unbacked_symbols:
-            self._bind_data_dependent(node, out)
+            self.bind_data_dependent(node, out)
         return out
 
     def _check_default_dtype(self, func: Any, args: Any, out: Any) -> None:
@@ -506,6 +589,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Give a node its tag, sequence number, frames and checkpoint tags."""
         meta = node.meta
         meta["partitioner_tag"] = self.tag
+        if self.unpacking:
+            meta["unpack"] = True
         meta["seq_nr"] = self.backward_seq if self.backward_seq is not None else _torch.autograd_sequence_number()
         if self.tag == "is_forward":
             meta["frames"] = self._user_frames()
@@ -550,6 +635,20 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             for t in value if isinstance(value, (list, tuple)) else [value]:
                 if isinstance(t, Tensor):
                     self.writes.append((_torch.storage_ref(t), byte_range(t)))
+                    if func is aten.copy_.default or torch.Tag.pointwise in func.tags:
+                        self._refuse_overlap(t, [*args, *kwargs.values()])
+
+    def _refuse_overlap(self, written: Tensor, args: Sequence[Any]) -> None:
+        """Fake kernels do not look whether a tensor is computed from a part of itself; the real ones refuse it."""
+        for t in args:
+            if isinstance(t, Tensor) and t is not written and partly_overlap(written, t):
+                raise AliasingError(
+                    "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
+                    "memory location; eager refuses it too",
+                    path=self.user_line(),
+                    got=f"shape {tuple(t.shape)} written to shape {tuple(written.shape)} of the same memory",
+                    fix="clone the tensor before the operation",
+                )
 
     def _part_aliases(self, changed: Sequence[Tensor]) -> None:
         """The shape of these changes in place: values that were the same node (``detach``) get a node of their own."""

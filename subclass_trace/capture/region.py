@@ -17,12 +17,14 @@ import torch.fx as fx
 
 from .. import _torch
 from ..errors import DataDependentError, SubclassTraceError, UnsupportedError
-from ..plan import AssignmentPlan, MutationPlan, OutputPlan, ValueAlias
+from ..plan import AssignmentPlan, MutationPlan, OutputPlan, ValueAlias, ValueOutput
 from ..subclass.flatten import flatten
-from ..subclass.spec import Spec
+from ..subclass.protocol import is_traceable
+from ..subclass.spec import Spec, WrapperSpec, sizes_in
 from .aliasing import alias_groups
 from .checkpoint import checkpoint_as_tags
 from .closed_over import ClosedOverInput, ClosedOverTensors, originals_of, restored_versions
+from .fsdp import no_fsdp_hooks
 from .functionalize import overlapping_views
 from .functions import CapturedFunctions
 from .graphs import finish_joint
@@ -61,7 +63,7 @@ class Captured:
         size_primals: graph-input number -> SymInt, for inputs that are sizes.
         groups: overlapping leaves of which one is written.
         values: specs of the live tensors that the forward graph returns.
-        mutations, outputs, aliases, fresh_leaves, dangling: see `plan`.
+        mutations, outputs, aliases, fresh_leaves, dangling, unbacked: see `plan`.
         views: numbers of the values that are views when the region runs eagerly.
         differentiable: numbers of the values that get tangents.
         differentiated: numbers of the inputs (closed-over ones counted after the arguments) that get gradients.
@@ -80,6 +82,7 @@ class Captured:
     forward_nodes: tuple[Any, ...]
     boundary: fx.Node | None
     size_outputs: tuple[Any, ...]
+    unbacked: tuple[tuple[Any, int], ...]
     mutations: tuple[MutationPlan, ...]
     outputs: tuple[OutputPlan, ...]
     aliases: tuple[ValueAlias, ...]
@@ -134,8 +137,18 @@ def capture(
     """
     if session is None:
         session = Session(dynamic=any_dynamic, decompositions=decompositions)
+    return capture_in(session, call, arguments, lambda s: trace_inputs(s, arguments, dynamic))
+
+
+def capture_in(
+    session: Session,
+    call: RunFunction,
+    arguments: Sequence[Argument],
+    make_inputs: Callable[[Session], TracedInputs],
+) -> Captured:
+    """`capture` in a session of the caller's, with traced inputs that the caller makes."""
     with _same_random_state():
-        return _Capture(session, arguments).run(call, dynamic)
+        return _Capture(session, arguments).run(call, make_inputs)
 
 
 @contextlib.contextmanager
@@ -161,13 +174,14 @@ class _Capture:
         self.session, self.recorder, self.arguments = session, session.recorder, arguments
         self.values: list[Tensor] = []
 
-    def run(self, call: RunFunction, dynamic: DynamicDims) -> Captured:
+    def run(self, call: RunFunction, make_inputs: Callable[[Session], TracedInputs]) -> Captured:
         recorder = self.recorder
         grad_mode = torch.is_grad_enabled()
         with self.session.modes(), restored_versions(recorder) as versions:
-            inputs = trace_inputs(self.session, self.arguments, dynamic)
+            inputs = make_inputs(self.session)
             before = remember(inputs)
             run = self._call(call, inputs)
+            recorder.write_assertions()
             results = run.results
             after = torch.is_grad_enabled()
             torch.set_grad_enabled(grad_mode)
@@ -183,7 +197,12 @@ class _Capture:
             classifier = OutputClassifier(inputs, states, run.handed, mutations, recorder, results, sharing, self._emit)
             outputs = [classifier.classify(o) for o in results]
             aliases = sharing.aliases(self.values, contents, self._emit)
+            held = {a.value for a in aliases if a.holder is not None}
+            results_too = {o.value for o in outputs if isinstance(o, ValueOutput)}
+            self.session.reads.settle(mutations, self.values, (contents - results_too) | held)
             flat = [flatten(t) for t in self.values]
+            classifier.need(n for _, spec in flat if isinstance(spec, WrapperSpec) for n in sizes_in(spec))
+            classifier.need(a.delta for row in aliases for a in row.leaves if a is not None)
             forward = [recorder.node_of(leaf) for leaves, _ in flat for leaf in leaves]
             forward += [recorder.node_of(s) for s in classifier.sizes]
             boundary = next(iter(reversed(recorder.graph.nodes)), None)
@@ -196,6 +215,7 @@ class _Capture:
             outputs,
             aliases,
             classifier.sizes,
+            classifier.unbacked,
             flat,
             forward,
             boundary,
@@ -208,13 +228,11 @@ class _Capture:
     # ---------------------------------------------------------------- steps
     def _call(self, call: RunFunction, inputs: TracedInputs) -> Run:
         self.recorder.start_at(sys._getframe())
-        hooks: Any = contextlib.nullcontext()
-        if _torch.saved_tensor_hooks_active():  # the user's hooks see our saved values at run time instead
-            hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
         try:
             functions = CapturedFunctions(self.recorder)
             self.stand_ins = functions.stand_ins
-            with hooks, checkpoint_as_tags(self.recorder), _typed_errors(self.recorder), functions:
+            watching = self.session.reads.watching()
+            with checkpoint_as_tags(self.recorder), _typed_errors(self.recorder), functions, watching:
                 return call([i.traced for i in inputs.inputs], functions.stand_ins.adopt)
         finally:
             self.recorder.start_at(None)  # a frame holds everything that its callers hold
@@ -267,6 +285,7 @@ class _Capture:
         outputs: Sequence[OutputPlan],
         aliases: Sequence[ValueAlias],
         sizes: Sequence[Any],
+        unbacked: Mapping[Any, int],
         flat: Sequence[tuple[list[Tensor], Spec]],
         forward: Sequence[Any],
         boundary: fx.Node | None,
@@ -292,7 +311,7 @@ class _Capture:
         if differentiable and edges:
             live = [self.values[k] for k in differentiable]
             with self.session.modes():  # an output that its own node saves is unpacked by `detach`
-                kept = tensors_saved_by_autograd(live, edges)
+                kept = tensors_saved_by_autograd(live, edges, recorder.sets_hooks)
             served = {n: None for t in kept if recorder.knows(t) and isinstance(n := recorder.node_of(t), fx.Node)}
             saved = frozenset(n.name for n in served)
             tape = Tape(self.session, live, edges, forward, boundary, written, tuple(served))
@@ -308,6 +327,7 @@ class _Capture:
             forward_nodes=tuple(forward),
             boundary=boundary,
             size_outputs=tuple(sizes),
+            unbacked=tuple(unbacked.items()),
             mutations=tuple(mutations),
             outputs=tuple(outputs),
             aliases=tuple(replace(a, within=a.within and tape is not None) for a in aliases),
@@ -355,18 +375,32 @@ def _written_groups(
 
 @contextlib.contextmanager
 def _typed_errors(recorder: Any) -> Iterator[None]:
-    """What torch raises for data-dependent code becomes a typed error with the user's line."""
+    """What torch raises for data-dependent code becomes a typed error with the user's line; FSDP2's hooks are one too."""
     try:
-        yield
+        with no_fsdp_hooks(recorder):
+            yield
     except SubclassTraceError:
         raise
     except _torch.DATA_DEPENDENT_ERRORS as error:
+        cls = _class_at_work(error)
+        whose = "the region's control flow or sizes" if cls is None else f"control flow or sizes inside {cls}"
+        values = f"values of {cls} in eager, outside of the region: its own code reads what is inside tensors"
         raise DataDependentError(
-            "the region's control flow or sizes depend on the values inside a tensor",
+            f"{whose} depend on the values inside a tensor",
             path=_user_line(error, recorder),
             expected="sizes and branches that follow from the inputs' metadata",
             got=" ".join(str(error).split())[:300],
-            fix="use torch.where or torch.cond, or move this part out of the region",
+            fix="use torch.where or torch.cond, or move this part out of the region"
+            if cls is None
+            else f"use {values}",
+        ) from error
+    except _torch.NO_FAKE_KERNEL as error:
+        raise UnsupportedError(
+            f"the region uses an operation that has no kernel for fake tensors: {error}",
+            path=_user_line(error, recorder),
+            expected="operations that can be traced without data",
+            got=str(error),
+            fix="register a fake kernel for it (torch.library.register_fake), or move this part out of the region",
         ) from error
     except RuntimeError as error:
         if ".numpy()" not in str(error) and ".tolist()" not in str(error) and "data_ptr" not in str(error):
@@ -387,6 +421,18 @@ def _typed_errors(recorder: Any) -> Iterator[None]:
             got=" ".join(str(error).split())[:300],
             fix="do not keep tensors from inside a region in Python state that another region reads",
         ) from error
+
+
+def _class_at_work(error: BaseException) -> str | None:
+    """The name of the wrapper class in whose ``__torch_dispatch__`` or ``__torch_function__`` the error was raised."""
+    tb, found = error.__traceback__, None
+    while tb is not None:
+        cls = tb.tb_frame.f_locals.get("cls")
+        method = "__torch_" in tb.tb_frame.f_code.co_name
+        if method and isinstance(cls, type) and is_traceable(cls):
+            found = cls.__qualname__
+        tb = tb.tb_next
+    return found
 
 
 def _user_line(error: BaseException, recorder: Any) -> str | None:

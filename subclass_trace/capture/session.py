@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -12,7 +13,26 @@ import torch.fx.traceback
 
 from .. import _torch
 from ..subclass.paths import Path
+from .context_reads import ContextReads
 from .recorder import Recorder
+from .saved_hooks import hooks_as_code
+
+
+class Dim(enum.IntEnum):
+    """What a size is in a trace.
+
+    A number of this trace; a symbol, which equal sizes share; a symbol of its own; or a symbol that may be 0 or 1 too
+    (of a tensor without elements, whose size holds a number, as jagged tensors keep their longest length).
+    """
+
+    STATIC = 0
+    ALIKE = 1
+    OWN = 2
+    NUMBER = 3
+
+
+def _as_it_is(t: torch.Tensor) -> torch.Tensor:
+    return t
 
 
 class Session:
@@ -20,6 +40,9 @@ class Session:
 
     #: sizes that come in as numbers, by position in the call; only another tracer than ours makes such
     arguments: Mapping[int, Any] = MappingProxyType({})
+    #: which values of the inputs' contexts the traces read; looked at unless the caller compares whole contexts itself
+    reads: ContextReads
+    watches_contexts = True
 
     def __init__(
         self,
@@ -33,6 +56,7 @@ class Session:
         self.shape_env = _torch.ShapeEnv() if mode is None else mode.shape_env
         self.mode = _torch.fake_mode(self.shape_env) if mode is None else mode
         self.recorder = recorder(self.mode, decompositions)
+        self.reads = ContextReads()
 
     @contextlib.contextmanager
     def modes(self) -> Iterator[None]:
@@ -47,21 +71,32 @@ class Session:
             enter(_torch.compiling_flag())
             # Anomaly mode (PyTorch PR 101047) keeps its forward stacks; its NaN check would read values.
             enter(torch.autograd.set_detect_anomaly(torch.is_anomaly_enabled(), False))
+            # On the devices' own threads, a backward on fakes would wait behind one that waits for the lock of traces.
+            enter(torch.autograd.set_multithreading_enabled(False))
             # Its fused LSTM keeps a workspace only while gradients are on, which a graph's kernels never see.
             enter(_torch.without_mkldnn())
+            if _torch.saved_tensor_hooks_active():  # the caller's hooks see what is saved at run time instead
+                enter(torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is))
+            enter(hooks_as_code(self.recorder))
             enter(self.recorder)
             yield
 
-    def fake(self, real: torch.Tensor, name: str, dims: list[bool]) -> torch.Tensor:
+    def fake(self, real: torch.Tensor, name: str, dims: Sequence[int]) -> torch.Tensor:
         """A fake dense leaf; those of one storage share a fake storage. ``dims``: which sizes become symbols."""
         source = _torch.input_source(name)
         if not any(dims):
             return self.mode.from_tensor(real, static_shapes=True, source=source)
-        return self.mode.from_tensor(
-            real, static_shapes=False, source=source, symbolic_context=_torch.dynamic_context(dims)
-        )
+        if Dim.NUMBER in dims:
+            sizes = [
+                _torch.new_number(self.shape_env, n, f"{name}.size({d})") if kind == Dim.NUMBER else n
+                for d, (n, kind) in enumerate(zip(real.shape, dims, strict=True))
+            ]
+            with _torch.without_tracing():
+                return torch.empty(sizes, dtype=real.dtype, device=real.device)
+        context = _torch.dynamic_context([bool(d) for d in dims], [d == Dim.ALIKE for d in dims])
+        return self.mode.from_tensor(real, static_shapes=False, source=source, symbolic_context=context)
 
-    def outer_size(self, wrapper: torch.Tensor, path: Path, dims: Sequence[bool]) -> tuple[Any, ...]:
+    def outer_size(self, wrapper: torch.Tensor, path: Path, dims: Sequence[int]) -> tuple[Any, ...]:
         """The outer size of a wrapper, with new symbols where ``dims`` says so."""
         return tuple(
             _torch.new_symbol(self.shape_env, n, f"{path}.size({d})") if dynamic else n

@@ -63,7 +63,10 @@ class Sharing:
             row = ValueAlias(n, spec, found, holder)
             if values[n].grad_fn is not None:
                 if not any(self.recorder.was_written(t) for t, a in zip(leaves, found, strict=True) if a is not None):
-                    continue  # nothing is written: what the graph returns lies in that memory already
+                    if not values[n].is_nested:
+                        continue  # nothing is written: what the graph returns lies in that memory already
+                    # Two jagged tensors go together only if their offsets are one object.
+                    row = replace(row, leaves=tuple(a if a is not None and a.same else None for a in found))
                 row = replace(row, within=True)
             rows.append(row)
         return rows

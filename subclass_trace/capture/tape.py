@@ -15,6 +15,7 @@ import torch
 import torch.fx as fx
 
 from .. import _torch
+from .._torch import saved as _saved
 from ..errors import DataDependentError, UnsupportedError
 from ..subclass.flatten import flatten, leaves_of, map_leaves
 from ..subclass.spec import Spec, spec_leaves
@@ -71,8 +72,9 @@ class Tape:
         specs = []
         with self.session.modes(), _torch.without_tracing(), torch.no_grad():
             for out in self.outputs:
-                fresh = out if out.is_nested else map_leaves(_fresh_like, out)
-                if fresh is not out and fresh.requires_grad:  # a context may repeat it (DTensor's does)
+                # A jagged tangent has the very offsets of its output.
+                fresh = map_leaves((lambda t: t) if out.is_nested else _fresh_like, out)
+                if fresh.requires_grad:  # a context may repeat it (DTensor's does)
                     fresh.requires_grad_(False)
                 coerce = getattr(fresh, "__coerce_tangent_metadata__", None)
                 specs.append(flatten(fresh if coerce is None else coerce())[1])
@@ -126,7 +128,7 @@ class Tape:
         names = [recorder.tangent(leaf) for leaf in leaves]
         if out.is_nested:  # a jagged tangent has the very offsets of its output
             own, spec = flatten(out)
-            leaves = [leaves[0], *own[1 : len(leaves)]]
+            leaves = [leaves[0], *own[1:]]
         value = rebuild(spec, iter(leaves))
         if value.requires_grad:
             value.requires_grad_(False)
@@ -139,9 +141,10 @@ class Tape:
         if not outs or not self.edges:
             return [None] * len(self.edges)
         try:
-            return torch.autograd.grad(
-                outs, self.edges, tangents, allow_unused=True, retain_graph=True, create_graph=create
-            )
+            with self.session.reads.watching():
+                return torch.autograd.grad(
+                    outs, self.edges, tangents, allow_unused=True, retain_graph=True, create_graph=create
+                )
         except _torch.DATA_DEPENDENT_ERRORS as error:
             raise DataDependentError(
                 "sizes in the backward depend on the values inside a tensor",
@@ -185,8 +188,11 @@ def _sequence_numbers(roots: Sequence[Any], edges: Sequence[Any], recorder: Any)
             handle.remove()
 
 
-def tensors_saved_by_autograd(outputs: Sequence[Tensor], edges: Sequence[Any]) -> list[Tensor]:
-    """The tensors that the autograd nodes behind ``outputs`` hold: whatever eager could serve a tangent from."""
+def tensors_saved_by_autograd(outputs: Sequence[Tensor], edges: Sequence[Any], hooks: bool = False) -> list[Tensor]:
+    """The tensors that the autograd nodes behind ``outputs`` hold: whatever eager could serve a tangent from.
+
+    With ``hooks``, saved-tensor hooks were set, and what pack returned is looked at without unpacking it.
+    """
     stop = {e.node for e in edges}
     seen: set[Any] = set()
     found: list[Tensor] = []
@@ -197,16 +203,15 @@ def tensors_saved_by_autograd(outputs: Sequence[Tensor], edges: Sequence[Any]) -
             continue
         seen.add(node)
         todo += [n for n, _ in node.next_functions]
-        found += _saved_of(node)
+        found += _saved_of(node, hooks)
     return [leaf for t in found for leaf in leaves_of(t)]
 
 
-def _saved_of(node: Any) -> list[Tensor]:
+def _saved_of(node: Any, hooks: bool) -> list[Tensor]:
     try:
-        if hasattr(node, "saved_tensors"):
-            values = list(node.saved_tensors)
-        else:
-            values = [getattr(node, a) for a in _saved_names(type(node))]
+        names = ("saved_tensors",) if hasattr(node, "saved_tensors") else _saved_names(type(node))
+        packed = [_saved.packed_tensors(node, name) if hooks else None for name in names]
+        values = [getattr(node, name) if p is None else p for name, p in zip(names, packed, strict=True)]
     except RuntimeError:  # already freed, or not readable: then eager could not use it either
         return []
     flat = [v for value in values for v in (value if isinstance(value, (list, tuple)) else [value])]

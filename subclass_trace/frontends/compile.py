@@ -23,9 +23,11 @@ from typing import Any, TypeVar, overload
 
 import optree
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from .._torch.dynamo import never_compiled
 from ..backends import resolve_backend
+from ..capture.again import FirstRun
 from ..capture.mutation import NeedsAutogradBase
 from ..capture.region import Captured, capture
 from ..errors import ArgumentsError, GuardError, OptionError, UnsupportedError
@@ -39,6 +41,7 @@ from ..runtime.reference import Program
 from ..runtime.sizes import hint_of
 from ..runtime.specialize import Graphs, alias_guard, build_program
 from ..subclass.template import Examples
+from .again import second_run
 from .calls import CallSite
 from .dynamic import SizeHistory, choose, sizes_of
 from .modules import named_tensors, names_of, roots_of
@@ -73,6 +76,15 @@ class Specialization:
         """What is saved for the backward."""
         return self.plan.saved
 
+    def release_trace(self) -> bool:
+        """Drop the fake autograd graph that backwards for other tangents are traced from, as ``retain_trace=False`` does.
+
+        Returns False where it stays, because a second run of the function could not replace it: a view that its base
+        stands for, sizes that depend on data, jagged tensors.
+        """
+        backwards = self.program.backwards
+        return True if backwards is None else backwards.release()
+
     def report(self) -> str:
         """A readable table: inputs and their leaves, outputs and how they are rewrapped, saved activations."""
         from ..report.text import describe
@@ -98,7 +110,12 @@ class Region:
 
     @never_compiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the region, compiling it first if no specialization serves this call."""
+        """Run the region, compiling it first if no specialization serves this call.
+
+        Inside ``torch.compile`` it is a part of that graph, as a ``torch.compile`` inside another one is.
+        """
+        if is_dynamo_compiling():
+            return self.function(*args, **kwargs)
         fast = self._fast
         for serve in fast:
             result = serve(args, kwargs)
@@ -197,6 +214,12 @@ class Region:
             keep_joint=self._keep_joint,
             keep_input_mutations=options.keep_inference_input_mutations,
         )
+        if program.backwards is not None:
+            first = FirstRun.of(captured, table)
+            if first is not None:
+                program.backwards.again = second_run(first, self.function, site, arguments, positions, guards)
+            if not options.retain_trace:
+                program.backwards.release()
         examples = Examples(captured.session.mode, hint_of)
         with torch.no_grad():
             entry = generate(program, guards, site.layout(), site.flat, examples)

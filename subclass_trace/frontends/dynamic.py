@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ..capture.inputs import Argument, DynamicDims
+from ..capture.session import Dim
+from ..subclass.components import Part, components
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from ..subclass.visit import visit
@@ -17,24 +19,37 @@ Sizes = dict[str, tuple[int, ...]]
 
 
 def sizes_of(arguments: Sequence[Argument]) -> Sizes:
-    """path -> size, for each argument and each value inside it."""
+    """path -> size, for each argument and each value inside it (a jagged tensor's own size follows from those).
+
+    The numbers at the top of a wrapper's context stand among them.
+    """
     out: Sizes = {}
 
     def note(t: Tensor, path: Path) -> None:
         if not t.is_nested:
             out[str(path)] = tuple(t.shape)
 
+    def note_wrapper(t: Tensor, names: Any, inners: Any, context: Any, path: Path) -> None:
+        note(t, path)
+        out[_context_path(path)] = tuple(_numbers(context).values())
+
     for a in arguments:
-        if a.value.is_nested:  # which sizes of a jagged tensor agree is carried by its offsets: kept static
-            continue
         visit(
             a.value,
             leaf=note,
-            wrapper=lambda t, names, inners, context, path: note(t, path),
+            wrapper=note_wrapper,
             opaque=lambda v, path: None,
             path=a.path,
         )
     return out
+
+
+def _context_path(path: Path) -> str:
+    return f"the context of {path}"
+
+
+def _numbers(context: Any) -> dict[Part, int]:
+    return {part: n for part, n in components(context).items() if type(n) is int}
 
 
 class SizeHistory:
@@ -56,11 +71,79 @@ class SizeHistory:
         if sizes not in self.seen:
             self.seen.append(sizes)
 
+    def of(self, path: str, dim: int) -> tuple[int | None, ...]:
+        """The sizes of one dimension in the calls so far."""
+        return tuple(s[path][dim] if path in s and dim < len(s[path]) else None for s in self.seen)
+
 
 def marked_dims(t: Tensor) -> frozenset[int]:
     """Dimensions marked with ``torch._dynamo.mark_dynamic`` or ``maybe_mark_dynamic``."""
-    marks = getattr(t, "_dynamo_dynamic_indices", ()) or ()
-    return frozenset({*marks, *(getattr(t, "_dynamo_weak_dynamic_indices", ()) or ())})
+    return _marks(t, "_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices")
+
+
+def _marks(t: Tensor, *names: str) -> frozenset[int]:
+    return frozenset(d for name in names for d in getattr(t, name, ()) or ())
+
+
+class _Choice:
+    """The dynamic dimensions, path by path."""
+
+    def __init__(self, history: SizeHistory) -> None:
+        self.history = history
+        self.chosen: dict[str, list[int]] = {}
+        self.parts: dict[str, dict[Part, int]] = {}
+        self._alike: dict[int, tuple[int | None, ...]] = {}  # size -> how the dimensions went that share its symbol
+
+    def note(self, t: Tensor, path: Path, extra: frozenset[int], whole: bool) -> None:
+        """A dense tensor or a wrapper. ``extra``: more dynamic dimensions; ``whole``: all are."""
+        if t.is_nested:
+            return
+        name = str(path)
+        dims = self.history.varying.get(name, frozenset()) | marked_dims(t) | extra
+        self.chosen[name] = [
+            self._kind(name, d, n) if whole or d in dims else Dim.STATIC for d, n in enumerate(t.shape)
+        ]
+
+    def _kind(self, path: str, dim: int, size: int) -> Dim:
+        """Equal sizes are one symbol, unless they differed in an earlier call."""
+        went = self.history.of(path, dim)
+        return Dim.ALIKE if self._alike.setdefault(size, went) == went else Dim.OWN
+
+    def note_context(self, t: Tensor, context: Any, path: Path) -> None:
+        """Numbers of a context that were an outer size in each call so far, and differed: they are that size."""
+        where = _context_path(path)
+        dims = self.chosen.get(str(path), [])
+        for k, (part, n) in enumerate(_numbers(context).items()):
+            went = self.history.of(where, k)
+            found = [
+                d for d, kind in enumerate(dims) if kind and t.shape[d] == n and self.history.of(str(path), d) == went
+            ]
+            if found and len(set(went)) > 1:
+                self.parts.setdefault(str(path), {})[part] = found[0]
+
+    def of_context(self, path: Path) -> Mapping[Part, int]:
+        """Which values of a wrapper's context are which outer size."""
+        return self.parts.get(str(path), {})
+
+    def __call__(self, path: Path, t: Tensor) -> Sequence[int]:
+        """What the sizes of the value at a path become."""
+        return self.chosen.get(str(path), [Dim.STATIC] * (0 if t.is_nested else t.dim()))
+
+    def note_inside_jagged(self, t: Tensor, path: Path, whole: bool) -> None:
+        """A dense tensor inside a jagged one. Its sizes (sum and number of lengths) are equal to others by chance only.
+
+        Jagged tensors mark the sizes that nearly always differ, and keep their longest and shortest length as the
+        size of a tensor without elements; these may well be 0 or 1.
+        """
+        name = str(path)
+        dims = self.history.varying.get(name, frozenset()) | marked_dims(t)
+        if self.history.seen:
+            dims |= _marks(t, "_dynamo_propagated_dynamic_indices")
+        number = t.dim() == 2 and t.shape[1] == 0
+        self.chosen[name] = [
+            Dim.STATIC if not (whole or d in dims) else Dim.NUMBER if number and d == 0 else Dim.OWN
+            for d in range(t.dim())
+        ]
 
 
 def choose(arguments: Sequence[Argument], history: SizeHistory, everything: bool) -> tuple[DynamicDims, bool]:
@@ -69,34 +152,38 @@ def choose(arguments: Sequence[Argument], history: SizeHistory, everything: bool
     Parameters and buffers are dynamic only where they changed. Where an outer size of a wrapper is marked, so are inner
     sizes of the same value (the outer shape may have another rank than the inner one).
     """
-    chosen: dict[str, list[bool]] = {}
-
-    def note(t: Tensor, path: Path, extra: frozenset[int], whole: bool) -> None:
-        if t.is_nested:
-            return
-        dims = history.varying.get(str(path), frozenset()) | marked_dims(t) | extra
-        chosen[str(path)] = [whole or d in dims for d in range(t.dim())]
-
+    choice = _Choice(history)
+    jagged = False
     for a in arguments:
-        if a.value.is_nested:
-            continue
         whole = everything and not (a.static and isinstance(a.value, torch.nn.Parameter))
+        if a.value.is_nested:
+            jagged = True
+            _note_jagged(choice, a, whole)
+            continue
         marks = marked_dims(a.value) if is_traceable(a.value) else frozenset()
         values = {a.value.shape[d] for d in marks} if marks else set()
 
         def leaf(t: Tensor, path: Path, whole: bool = whole, values: set[Any] = values) -> None:
             same = frozenset(d for d, n in enumerate(t.shape) if n in values) if not t.is_nested else frozenset()
-            note(t, path, same, whole)
+            choice.note(t, path, same, whole)
 
         def wrapper(
             t: Tensor, names: Any, inners: Any, context: Any, path: Path, whole: bool = whole, values: set[Any] = values
         ) -> None:
             leaf(t, path, whole, values)
+            choice.note_context(t, context, path)
 
         visit(a.value, leaf=leaf, wrapper=wrapper, opaque=lambda v, path: None, path=a.path)
-    any_dynamic = any(any(dims) for dims in chosen.values())
+    # A ragged size is a symbol in any case.
+    any_dynamic = jagged or any(any(dims) for dims in choice.chosen.values())
+    return choice, any_dynamic
 
-    def dynamic(path: Path, t: Tensor) -> list[bool]:
-        return chosen.get(str(path), [False] * (0 if t.is_nested else t.dim()))
 
-    return dynamic, any_dynamic
+def _note_jagged(choice: _Choice, argument: Argument, whole: bool) -> None:
+    visit(
+        argument.value,
+        leaf=lambda t, path: choice.note_inside_jagged(t, path, whole),
+        wrapper=lambda t, names, inners, context, path: None,
+        opaque=lambda v, path: None,
+        path=argument.path,
+    )

@@ -124,6 +124,9 @@ _INLINED = frozenset(
 _KEPT = frozenset(
     {"associative_scan", "cond", "flex_attention", "flex_attention_backward", "map_impl", "scan", "while_loop"}
 )
+_ELSE = "keep this part out of the compiled function with torch.compiler.disable, or write it without the operator"
+_KERNEL = f"make the kernel an operation with torch.library.custom_op and register_fake, or {_ELSE.split(', or')[0]}"
+_INSTEAD = dict.fromkeys(("triton_kernel_wrapper_mutation", "triton_kernel_wrapper_functional"), _KERNEL)
 
 
 def check_operators(graph: fx.GraphModule) -> None:
@@ -143,8 +146,7 @@ def check_operators(graph: fx.GraphModule) -> None:
                     path=_last_line(node),
                     expected=f"one of {', '.join(sorted(_INLINED | _KEPT))}",
                     got=name,
-                    fix="keep this part out of the compiled function with torch.compiler.disable, or write it without "
-                    "the operator",
+                    fix=_INSTEAD.get(name, _ELSE),
                 )
 
 
@@ -286,6 +288,8 @@ class _Origin:
 class _DynamoSession(Session):
     """A capture in Dynamo's fake mode: fake leaves and outer sizes get the symbols that Dynamo made for them."""
 
+    watches_contexts = False  # Dynamo's guards compare them
+
     def __init__(
         self, mode: Any, origins: Mapping[str, _Origin], arguments: Mapping[int, Any], decompositions: dict[Any, Any]
     ) -> None:
@@ -293,14 +297,14 @@ class _DynamoSession(Session):
         super().__init__(dynamic=dynamic, decompositions=decompositions, mode=mode, recorder=_GraphRecorder)
         self.origins, self.arguments = origins, arguments
 
-    def fake(self, real: Tensor, name: str, dims: list[bool]) -> Tensor:
+    def fake(self, real: Tensor, name: str, dims: Sequence[int]) -> Tensor:
         """A fake dense leaf with Dynamo's symbols; those of one storage share a fake storage."""
         origin = self.origins.get(name)
         if origin is None or origin.context is None:
             return self.mode.from_tensor(real, static_shapes=True)
         return _dynamo.fake_input(self.mode, real, origin.source, origin.context)
 
-    def outer_size(self, wrapper: Tensor, path: Path, dims: Sequence[bool]) -> tuple[Any, ...]:
+    def outer_size(self, wrapper: Tensor, path: Path, dims: Sequence[int]) -> tuple[Any, ...]:
         """The outer size of a wrapper, with Dynamo's symbols."""
         origin = self.origins.get(str(path))
         if origin is None or origin.context is None:

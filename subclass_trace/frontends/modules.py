@@ -19,7 +19,7 @@ from .. import _torch
 from ..runtime.guards import BY_VALUE, NameGuard
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
-from ..subclass.protocol import is_traceable
+from ..subclass.protocol import Kind, is_traceable, kind_of
 
 Module = torch.nn.Module
 
@@ -230,6 +230,8 @@ def leaked(function: Callable[..., Any]) -> str | None:
 
 def _holds_fake(value: Any, depth: int) -> bool:
     if isinstance(value, torch.Tensor):
+        if kind_of(type(value)) is Kind.REFUSED:  # its tensors are among its attributes, if anywhere
+            return any(map(_torch.is_fake, vars(value).values()))
         return any(map(_torch.is_fake, leaves_of(value)))
     if depth == 0 or isinstance(value, (type, types.ModuleType, types.FunctionType)):
         return False

@@ -111,6 +111,7 @@ class Partitioned:
         saved: name of each saved value, in the order of the forward's outputs.
         backward_inputs: for each backward placeholder the name of the saved value or tangent that it takes.
         packed: name of a saved value that is kept in another form -> that form.
+        twins: name of a value that is not saved -> a saved one that is equal to it.
         extra: names among ``saved`` that the partitioner did not ask for (docs/notes/tangents.md).
     """
 
@@ -120,6 +121,7 @@ class Partitioned:
     backward_inputs: tuple[str, ...]
     extra: frozenset[str]
     packed: Mapping[str, Packing] = field(default_factory=dict)
+    twins: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def forward(self) -> fx.GraphModule:

@@ -17,6 +17,7 @@ from ..errors import OptionError
 from . import torch_partitioners
 from .ancestry import ancestry_of, missing_for, missing_without
 from .half import Partitioned
+from .hooks import tag_packed, twins_of_packed
 from .min_cut import MinCut, check_budget
 from .modules import Partitioner, by_modules, clone_of, save_all
 from .packing import packing_edits, packings
@@ -89,11 +90,17 @@ def partition(
         static: numbers of graph inputs that are alive anyway (parameters and buffers).
         copied: results that are only copied into inputs.
     """
+    tag_packed(joint.graph)
+    twins = twins_of_packed(joint.graph)
+    serve = frozenset(serve) - twins.keys()
     if isinstance(partitioner, MinCut):
         fixed = frozenset(f"primals_{n + 1}" for n in static)
-        facts = Facts(frozenset(written), fixed, frozenset(serve), frozenset(copied))
-        return _by_rows(joint, num_forward - draws, num_forward, partitioner, facts)
-    return by_modules(joint, num_forward, draws, tangents, partitioner, serve, written, static)
+        facts = Facts(frozenset(written), fixed, serve, frozenset(copied))
+        parts = _by_rows(joint, num_forward - draws, num_forward, partitioner, facts)
+    else:
+        parts = by_modules(joint, num_forward, draws, tangents, partitioner, serve, written, static)
+    saved = set(parts.saved)
+    return replace(parts, twins={a: b for a, b in twins.items() if a not in saved and b in saved}) if twins else parts
 
 
 def _by_rows(joint: fx.GraphModule, results: int, num_forward: int, partitioner: MinCut, facts: Facts) -> Partitioned:

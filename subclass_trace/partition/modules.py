@@ -17,6 +17,7 @@ from ..errors import VerificationError
 from . import torch_partitioners
 from .ancestry import ancestry_of, missing_for, missing_without
 from .half import Half, Partitioned
+from .hooks import unpack_late
 
 Tensor = torch.Tensor
 Partitioner = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
@@ -45,6 +46,7 @@ def by_modules(
         forward, backward = _draw_once(whole, nothing, num_forward, tangents)
     if whole is not None and any(is_draw(n) for n in backward.graph.nodes):
         forward, backward = _draw_once(whole, forward, num_forward, tangents)
+    unpack_late(backward.graph)
     outputs = output_args(forward.graph)
     saved = [getattr(n, "name", repr(n)) for n in outputs[num_forward:]]
     backward_inputs = _bind(placeholders(backward.graph), saved, tangents)

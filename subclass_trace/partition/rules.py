@@ -179,8 +179,11 @@ class _Bans:
         if t.nodes[i].op == "placeholder":
             if t.allowed_early[i]:
                 self.ban(i)
-        elif t.nodes[i].op == "call_function" and t.early[i] and not bits & GETITEM and self._is_dear(i, bits):
-            self.ban(i)
+        elif t.nodes[i].op == "call_function":
+            # What hooks packed is saved, also where no result of the forward needs it.
+            wanted = t.nodes[i].meta.get("packed") and t.allowed_early[i]
+            if wanted or (t.early[i] and not bits & GETITEM and self._is_dear(i, bits)):
+                self.ban(i)
 
     def _is_dear(self, i: int, bits: int) -> bool:
         if self.tags[i] is MUST_SAVE or bits & HIDDEN:

@@ -116,7 +116,7 @@ def _backward_rows(t: Table, run: set[int]) -> list[int]:
     done: set[int] = set()
     ends = {o for o in t.backward_out if type(o) is int}
     for i in sorted(run):
-        if not (t.late[i] or i in ends):
+        if not (t.late[i] or i in ends) or t.nodes[i].meta.get("unpack"):
             continue
         cone, todo = set(), [i]
         while todo:

@@ -7,8 +7,9 @@ user function, and computed from the same saved activations. See docs/notes/tang
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,11 +19,14 @@ from .. import _torch, verify
 from ..capture.graphs import extract, needed, output_args
 from ..capture.tape import Tape, TracedBackward
 from ..errors import TangentError
+from ..partition.hooks import merge_twins, unpack_late
+from ..subclass.context import Unread, same_context
 from ..subclass.flatten import flatten
-from ..subclass.spec import LeafSpec, SizeExpr, Spec, WrapperSpec, same_spec, spec_leaves
-from ..subclass.visit import map_spec, rebuild
+from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
+from ..subclass.visit import rebuild
 from .rebuild import fit_strides
-from .sizes import Env, concrete, evaluator, freeze, to_expr
+from .sizes import Env, evaluator, freeze
+from .tangent_sizes import matches, symbolic, with_unbacked
 
 Tensor = torch.Tensor
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -53,29 +57,37 @@ class CompiledBackward:
     differentiable: tuple[int, ...]
     tangent_names: tuple[str, ...]
     conditions: tuple[Any, ...] = ()  # on the sizes, beyond those of the specialization
+    contexts: Mapping[Unread, Any] = field(default_factory=dict)  # values that the guards leave out, but its trace read
     graph: Any = None  # its graph module, or the `Half` that makes it; pasted into tapes of compiled autograd
 
     def serves(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> bool:
         """Is this the backward for these tangents?"""
         if self.create_graph != create_graph or not all(bool(c.xreplace(dict(env))) for c in self.conditions):
             return False
-        return all(_matches(known, now, env) for known, now in zip(self.tangents, tangents, strict=True))
+        if not all(same_context(value, env[mark]) for mark, value in self.contexts.items()):
+            return False
+        return all(matches(known, now, env) for known, now in zip(self.tangents, tangents, strict=True))
 
     def run(self, saved: dict[str, Any], tangents: Sequence[Tensor], env: Env) -> list[Tensor | None]:
         """Gradients from saved values (which are consumed) and the dense leaves of the tangents."""
-        wanted = [s for t in self.tangents if t is not None for s in spec_leaves(concrete(t, env))]
-        leaves = [fit_strides(t, s.stride) for t, s in zip(tangents, wanted, strict=True)]
+        wanted = [s for t in self.tangents if t is not None for s in spec_leaves(t)]
+        env = with_unbacked(wanted, [t.shape for t in tangents], env)
+        sizes = evaluator(env)
+        leaves = [fit_strides(t, sizes(s.stride)) for t, s in zip(tangents, wanted, strict=True)]
         args = [saved[key] if kind == "saved" else leaves[key] for kind, key in self.inputs]
         if not self.create_graph:  # the program frees each value after its last use; nothing else may hold it
             saved.clear()
         with torch.no_grad():
             flat = iter(self.call(args))
-        sizes = evaluator(env)
         return [None if g is None else rebuild(g, flat, sizes) for g in self.grads]
 
 
 class Backwards:
-    """The compiled backwards of a region (or of a backward of it), and the tape to trace more from."""
+    """The compiled backwards of a region (or of a backward of it), and the tape to trace more from.
+
+    ``again`` makes the tape a second time, by running the user function on fakes; with it, `release` may drop the tape.
+    ``inputs`` says how many inputs are differentiated.
+    """
 
     def __init__(
         self,
@@ -84,15 +96,27 @@ class Backwards:
         compile_backward: CompileBackward,
         output_paths: Sequence[str],
         symbols: frozenset[Any] = frozenset(),
+        twins: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self.symbols = symbols
-        self.tape, self.saved = tape, saved
+        self.symbols, self.twins = symbols, twins
+        self.tape: Tape | None = tape
+        self.inputs, self.saved = len(tape.edges), saved
+        self.again: Callable[[], Tape] | None = None
         self.compile_backward, self.output_paths = compile_backward, tuple(output_paths)
         self.compiled: tuple[CompiledBackward, ...] = ()
 
     def add(self, entry: CompiledBackward) -> None:
         """Add a backward that was compiled together with the forward."""
         self.compiled = (*self.compiled, entry)
+
+    def release(self) -> bool:
+        """Drop the tape, and the tapes of backwards that can be differentiated; False where it can be made only once."""
+        with TRACE_LOCK:
+            if self.again is None:
+                return False
+            self.tape = None
+            self.compiled = tuple(entry for entry in self.compiled if entry.next is None)
+            return True
 
     def find(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> CompiledBackward:
         """The backward for these tangents, traced now if there is none yet.
@@ -116,17 +140,23 @@ class Backwards:
         return None
 
     def _trace(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> CompiledBackward:
-        live = [flatten(o)[1] for o in self.tape.outputs]
-        specs = [None if t is None else _symbolic(canonical(t), o, env) for t, o in zip(tangents, live, strict=True)]
-        shape_env = self.tape.session.shape_env
+        tape = self.tape
+        if tape is None:
+            assert self.again is not None
+            tape = self.again()
+        live = [flatten(o)[1] for o in tape.outputs]
+        specs = [None if t is None else symbolic(canonical(t), o, env) for t, o in zip(tangents, live, strict=True)]
+        shape_env = tape.session.shape_env
         before = set(_torch.shape_conditions(shape_env, self.symbols))
-        traced = self.tape.trace(specs, create_graph=create_graph)
+        with tape.session.reads.at(env) as contexts:
+            traced = tape.trace(specs, create_graph=create_graph)
         entry = self.build(traced, specs, create_graph)
         added = [c for c in _torch.shape_conditions(shape_env, self.symbols) if c not in before]
-        return replace(entry, conditions=tuple(c for c in added if c.free_symbols <= self.symbols))
+        return replace(entry, conditions=tuple(c for c in added if c.free_symbols <= self.symbols), contexts=contexts)
 
     def build(self, traced: TracedBackward, tangents: Sequence[Spec | None], create_graph: bool) -> CompiledBackward:
         """Compile a traced backward as a program over saved values and tangents."""
+        merge_twins(traced.joint.graph, self.twins)
         outputs = output_args(traced.joint.graph)[traced.num_forward :]
         have = self.saved | set(traced.tangents)
         nodes, missing = needed(outputs, have)
@@ -134,6 +164,7 @@ class Backwards:
             raise self._not_computable(tangents, missing)
         names = [n.name for n in traced.joint.graph.nodes if n in nodes and n.name in have]
         graph = extract(traced.joint, outputs, names)
+        unpack_late(graph.graph)
         if verify.ENABLED:
             verify.verify_joint(traced.joint, num_forward=traced.num_forward, tangents=tuple(have))
             verify.verify_backward(graph, names, have)
@@ -141,7 +172,8 @@ class Backwards:
         inputs = tuple(("tangent", number[n]) if n in number else ("saved", n) for n in names)
         following = None
         if traced.next is not None:
-            following = Backwards(traced.next, frozenset(have), self.compile_backward, (), self.symbols)
+            rest = (self.compile_backward, (), self.symbols, self.twins)
+            following = Backwards(traced.next, frozenset(have), *rest)
         frozen = tuple(None if t is None else freeze(t) for t in tangents)
         grads = tuple(None if g is None else freeze(g) for g in traced.grads)
         call = self.compile_backward(graph)
@@ -197,30 +229,3 @@ def _contiguous(size: Sequence[int]) -> tuple[int, ...]:
         out.append(step)
         step *= max(n, 1)
     return tuple(reversed(out))
-
-
-def _matches(known: Spec | None, now: Spec | None, env: Env) -> bool:
-    if known is None or now is None:
-        return known is now
-    return same_spec(concrete(known, env), now, strides=False)
-
-
-def _symbolic(spec: Spec, like: Spec, env: Env) -> Spec:
-    """The sizes of a real tangent as symbols, where those of the traced output have the same value in this call."""
-    if not env:
-        return spec
-    known: dict[int, Any] = {}
-
-    def look(s: Spec) -> None:
-        if isinstance(s, WrapperSpec):
-            for inner in s.inners:
-                look(inner)
-        if not isinstance(s, (LeafSpec, WrapperSpec)):
-            return
-        for n in (*s.size, *s.stride):
-            frozen = to_expr(n)
-            if isinstance(frozen, SizeExpr):
-                known.setdefault(frozen.evaluate(env), n)
-
-    look(like)
-    return map_spec(spec, lambda sizes: [known.get(n, n) for n in sizes])

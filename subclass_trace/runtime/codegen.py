@@ -104,6 +104,8 @@ def generate(
         examples: makes fake values of specs, to verify template constructors.
         use_cpp: use torch's C++ tensor guard (private API) where there is one.
     """
+    if program.plan.unbacked:  # sizes that the graph itself tells
+        return None
     try:
         return _EntryEmitter(program, guards, layout, flat, examples, use_cpp).emit()
     except NotGenerated:
@@ -360,9 +362,10 @@ class _EntryEmitter:
             if m.starts_grad:
                 s.line(f"{inputs[m.input]}.requires_grad_()")
         s.line(f"p = [{', '.join(self._primal(p, leaves, symbols) for p in plan.primals)}]")
-        env = (
-            "{" + ", ".join(f"{s.constant(k, 'symbol')}: {v}" for k, v in symbols.items()) + "}" if symbols else "None"
-        )
+        items = [f"{s.constant(k, 'symbol')}: {v}" for k, v in symbols.items()]
+        if plan.trains:
+            items += [f"{s.constant(mark, 'unread')}: {local}" for mark, local in self.unwrapper.unread]
+        env = "{" + ", ".join(items) + "}" if items else "None"
         if plan.trains:
             values, sizes = self._train(inputs, env)
         else:
@@ -379,9 +382,7 @@ class _EntryEmitter:
         if not simple:
             s.bind("finish", finish)
             s.bind("Call", Call)
-            call = (
-                f"Call([{', '.join(inputs)}], [{', '.join(leaves)}], {env if symbols else '{}'}, [{', '.join(sizes)}])"
-            )
+            call = f"Call([{', '.join(inputs)}], [{', '.join(leaves)}], {env if items else '{}'}, [{', '.join(sizes)}])"
             s.line(f"results = finish({s.constant(plan, 'plan')}, {call}, [{', '.join(values)}], [{', '.join(flat)}])")
             self._return(None)
             return
@@ -401,6 +402,8 @@ class _EntryEmitter:
                 results.append(values[o.value])
             elif isinstance(o, SizeOutput):
                 results.append(sizes[o.index])
+            else:
+                raise NotGenerated(f"a result {o!r}")
         self._return(results)
 
     def _is_simple(self, o: Any) -> bool:

@@ -10,7 +10,8 @@ import torch
 
 from .. import _torch
 from ..plan import MutationPlan, Plan, ViewOutput
-from ..subclass.context import same_context, with_outer, without_outer
+from ..subclass.components import part_source, unread_of
+from ..subclass.context import Unread, has_sizes, same_context, with_outer, without_outer
 from ..subclass.protocol import flattens_alike, unflatten_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec
 from ..subclass.template import Examples
@@ -52,6 +53,7 @@ class Unwrapper:
     def __init__(self, source: Source, miss: str) -> None:
         self.source, self.miss = source, miss
         self.checks = Checks()
+        self.unread: list[tuple[Unread, str]] = []  # values of contexts that are not compared, by local name
 
     def unwrap(self, variable: str, spec: Spec) -> list[str]:
         """Local names of the leaves of ``variable``; call inside a ``try`` for missing attributes."""
@@ -75,6 +77,8 @@ class Unwrapper:
         return leaves
 
     def _check_context(self, variable: str, spec: WrapperSpec) -> None:
+        if has_sizes(spec.context):
+            raise NotGenerated("sizes in a context")
         source = self.source
         shortcut = _torch.context_shortcut(spec.cls)
         dynamic = any(isinstance(n, SizeExpr) for n in spec.size)
@@ -102,6 +106,10 @@ class Unwrapper:
         else:
             source.bind("same_context", same_context)
             source.line(f"if c is not {known} and not same_context({known}, c): {self.miss}")
+        for mark in unread_of(spec.context):
+            local = source.name("k")
+            source.line(f"{local} = {part_source(mark.part, 'c')}")
+            self.unread.append((mark, local))
         for name, inner in zip(spec.names, spec.inners, strict=True):
             if isinstance(inner, OpaqueSpec):
                 source.bind("same_context", same_context)
@@ -126,6 +134,8 @@ class Wrapper:
             return next(leaves)
         if isinstance(spec, OpaqueSpec):
             return self.source.constant(spec.value, "opaque")
+        if has_sizes(spec.context):
+            raise NotGenerated("sizes in a context")
         inner = [(n, self.wrap(s, leaves)) for n, s in zip(spec.names, spec.inners, strict=True)]
         out = self.source.name("w")
         if not self._by_shortcut(out, spec, dict(inner)) and not self._by_template(out, spec, inner):

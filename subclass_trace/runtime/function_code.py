@@ -31,8 +31,8 @@ Tensor = torch.Tensor
 
 
 def needs_extra(plan: Plan) -> bool:
-    """Does `apply` take ``extra``, the list ``[symbol values, watched inputs, None]`` whose last item receives the sizes?"""
-    return bool(plan.symbols or plan.kept_inputs or plan.size_outputs)
+    """Does `apply` take ``extra``, the list ``[env, watched inputs, None]`` whose last item receives the sizes?"""
+    return bool(plan.symbols or plan.unread or plan.kept_inputs or plan.size_outputs)
 
 
 def kept_on_node(plan: Plan) -> bool:
@@ -144,8 +144,8 @@ class FunctionEmitter:
         if plan.size_outputs:
             s.line(f"extra[2] = o[{count}:{count + plan.size_outputs}]")
         s.line("ctx.inputs = inputs")
-        if self.dynamic:
-            s.line("ctx.env = env")
+        if self.dynamic or plan.unread:
+            s.line("ctx.env = extra[0]")
         parts, wrapper = iter(flat), Wrapper(s, self.examples, symbols)
         values = [wrapper.wrap(spec, parts) for spec in plan.values]
         fixed = [f"v{k}" for k in range(len(values)) if k not in plan.differentiable]

@@ -49,6 +49,7 @@ from .. import _torch
 from ..errors import UnsupportedError, VerificationError
 from ..partition.half import Half
 from .bindings import bind
+from .blame import Blame, row_of
 from .round_trips import without_round_trips
 
 _WIDTH = 110
@@ -162,12 +163,20 @@ def compile_listing(listing: Listing, *, name: str) -> BoxedGraph:
     source = writer.write()
     filename = f"<subclass_trace {name} {next(_file_numbers)}>"
     namespace = writer.namespace
-    exec(compile(source, filename, "exec"), namespace)
+    text = _guarded(source)
+    exec(compile(text, filename, "exec"), namespace)
     function = namespace.pop(name)
     function._boxed_call = True
-    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    writer.blame.code = function.__code__
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     weakref.finalize(function, linecache.cache.pop, filename, None)
     return BoxedGraph(function, source, name)
+
+
+def _guarded(source: str) -> str:
+    """The same function, which tells an error where it comes from. Python accepts any deeper indentation in ``try``."""
+    head, _, body = source.partition("\n")
+    return f"{head}\n  try:\n{body}\n  except Exception as error:\n    blame(error)\n    raise\n"
 
 
 def interpret_graph(gm: fx.GraphModule) -> Callable[[list[Any]], tuple[Any, ...]]:
@@ -260,10 +269,11 @@ class _Writer:
         self.listing = listing
         self.name = name
         self.lines: list[str] = []
-        self.namespace: dict[str, Any] = {}  # the globals of the function
+        self.blame = Blame(name)
+        self.namespace: dict[str, Any] = {"blame": self.blame}  # the globals of the function
         self.variables: dict[fx.Node, str] = {}
         self._globals: dict[Any, str] = {}
-        self._taken = {name, "inputs", *keyword.kwlist, *dir(builtins)}
+        self._taken = {name, "inputs", "error", "blame", *keyword.kwlist, *dir(builtins)}
 
     def write(self) -> str:
         """The source of the whole list."""
@@ -320,6 +330,7 @@ class _Writer:
             args += [f"{k}={self._text(v, node)}" for k, v in node.kwargs.items()]
             text = f"{self._global(binding.callable, binding.name)}({', '.join(args)})"
             comment = f"  # {target if isinstance(target, _torch.OpOverload) else binding.name}"
+            self.blame.rows[len(self.lines) + 2] = row_of(node, self.variables)  # the second line is `try:`
         self.lines.append(f"    {self.variables[node]} = {text}{comment}" if used else f"    {text}{comment}")
 
     def _delete(self, nodes: Iterable[fx.Node]) -> None:

@@ -15,7 +15,7 @@ import torch
 from .. import _torch
 from ..capture.aliasing import alias_pattern
 from ..plan import Plan
-from ..subclass.context import same_argument, same_context, without_outer
+from ..subclass.context import has_sizes, map_sizes, same_argument, same_context, without_outer
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
 from ..subclass.protocol import Kind, kind_of
@@ -142,7 +142,8 @@ class ModuleView:
     states: tuple[tuple[int, str, str], ...] = ()
 
 
-def _failed_module_guard(guards: Guards, now: ModuleView) -> str | None:
+def failed_module_guard(guards: Guards, now: ModuleView) -> str | None:
+    """The first guard on modules that fails, as a sentence; None when all hold."""
     for was, is_now in zip(guards.modules, now.modules, strict=False):
         if was != is_now:
             name = type(was.module).__qualname__
@@ -170,7 +171,7 @@ def failed_guard(
     for name in guards.names:
         if not name.holds():
             return f"the name {name.key or 'of a closure cell'} is bound to another object"
-    reason = _failed_module_guard(guards, modules or ModuleView())
+    reason = failed_module_guard(guards, modules or ModuleView())
     if reason is not None:
         return reason
     for position, value in guards.constants.items():
@@ -243,15 +244,22 @@ def _structure(spec: Spec, value: Any, path: Path) -> str | None:
     names, values, context = inner_values(value, path)
     if names != spec.names:
         return f"{path}: expected inner tensors {spec.names}, got {names}"
-    if any(isinstance(n, SizeExpr) for n in spec.size):
-        context = without_outer(context, tuple(value.shape), tuple(value.stride()))
-    if not same_context(spec.context, context):
+    # What sizes tell is compared with them, later.
+    if not has_sizes(spec.context) and not _same_beside_outer(spec, spec.context, value, context):
         return f"{path}: expected context {spec.context!r}, got {context!r}"
     for name, inner, inner_spec in zip(names, values, spec.inners, strict=True):
         reason = _structure(inner_spec, inner, path.attr(name))
         if reason is not None:
             return reason
     return None
+
+
+def _same_beside_outer(spec: WrapperSpec, expected: Any, value: Tensor, context: Any) -> bool:
+    """Is the context as expected, where markers stand for copies of a dynamic outer size?"""
+    if any(isinstance(n, SizeExpr) for n in spec.size):
+        if same_context(expected, without_outer(context, tuple(value.shape), tuple(value.stride()))):
+            return True
+    return same_context(expected, context)
 
 
 def _sizes(spec: Spec, value: Any, path: Path, env: Mapping[Any, int], offsets: bool) -> str | None:
@@ -267,6 +275,11 @@ def _sizes(spec: Spec, value: Any, path: Path, env: Mapping[Any, int], offsets: 
         if offsets and isinstance(spec, LeafSpec) and value.storage_offset() != evaluate(spec.storage_offset, env):
             return f"{path}.storage_offset(): expected {spec.storage_offset}, got {value.storage_offset()}"
     if isinstance(spec, WrapperSpec):
+        if has_sizes(spec.context):
+            context = inner_values(value, path)[2]
+            expected = map_sizes(spec.context, lambda n: evaluate(n, env))
+            if not _same_beside_outer(spec, expected, value, context):
+                return f"{path}: expected context {expected!r}, got {context!r}"
         for name, inner in zip(spec.names, spec.inners, strict=True):
             reason = _sizes(inner, getattr(value, name), path.attr(name), env, offsets)
             if reason is not None:

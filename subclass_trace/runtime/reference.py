@@ -21,6 +21,7 @@ from ..plan import (
     OutputPlan,
     Plan,
     Primal,
+    RaggedOutput,
     SameOutput,
     SizeOutput,
     ViewOutput,
@@ -30,7 +31,7 @@ from ..subclass.visit import rebuild
 from .backward import Backwards
 from .function import Dangling, RegionFunction
 from .rebuild import replay_view, share
-from .sizes import bind, evaluate, evaluator
+from .sizes import bind, evaluate, evaluator, read_unread
 from .writeback import deliver, set_version
 
 Tensor = torch.Tensor
@@ -78,7 +79,10 @@ class Program:
         for row, value in zip(plan.inputs, inputs, strict=True):
             for place, leaf in zip(row.leaves, leaves_of(value), strict=True):
                 table[place] = leaf
-        return Call(inputs, table, bind(plan, inputs, table, flat))
+        env = bind(plan, inputs, table, flat)
+        if plan.trains:  # a backward that is traced later may read them
+            env.update({mark: read_unread(mark, inputs) for mark in plan.unread})
+        return Call(inputs, table, env)
 
     def run_forward(self, call: Call) -> tuple[list[Tensor], list[Any], list[Any]]:
         """Values (rewrapped), symbolic sizes, saved activations (dense)."""
@@ -89,6 +93,8 @@ class Program:
         for k in plan.detach_values:
             flat[k] = flat[k].detach()
         count = plan.forward_leaves
+        if plan.unbacked:
+            call.env = {**call.env, **{symbol: flat[count + k] for symbol, k in plan.unbacked}}
         parts, sizes = iter(flat[:count]), evaluator(call.env)
         values = [rebuild(spec, parts, sizes) for spec in plan.values]
         share_values(plan, call, values, within=True)
@@ -173,6 +179,8 @@ def make_output(
         return o.value
     if isinstance(o, SizeOutput):
         return call.sizes[o.index]
+    if isinstance(o, RaggedOutput):
+        return evaluate(o.size, call.env)
     if isinstance(o, InputOutput):
         return flat[o.position]
     assert not isinstance(o, SameOutput)

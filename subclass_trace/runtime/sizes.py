@@ -8,25 +8,42 @@ from typing import Any
 
 import torch
 
+from .. import _torch
 from ..plan import Plan, SymbolPlan
-from ..subclass.context import without_outer
-from ..subclass.spec import SizeExpr, Spec, WrapperSpec
-from ..subclass.visit import map_spec
+from ..subclass.components import component
+from ..subclass.context import Unread, map_sizes, without_outer
+from ..subclass.spec import RaggedSize, SizeExpr, Spec, WrapperSpec, is_ragged
+from ..subclass.visit import inner_values, map_spec
 
 Env = Mapping[Any, int]
 
 
 def to_expr(size: Any) -> Any:
-    """A size of a captured spec as the run time keeps it: a SymInt becomes a `SizeExpr` (or an int, if it is constant)."""
-    if not isinstance(size, torch.SymInt) or size.node.is_nested_int():
+    """A size of a captured spec as the run time keeps it.
+
+    A SymInt becomes a `SizeExpr` (or an int, if it is constant), a nested int a `RaggedSize`.
+    """
+    if not isinstance(size, torch.SymInt):
         return size
+    if is_ragged(size):
+        return _to_ragged(size)
     expr = size.node.shape_env.simplify(size.node.expr) if size.node.shape_env is not None else size.node.expr
     return int(expr) if expr.is_number else SizeExpr(expr)
 
 
+def _to_ragged(size: torch.SymInt) -> RaggedSize:
+    found = _torch.ragged_parts(size)
+    if found is None:
+        return RaggedSize(None)
+    symbol, factor = found
+    return RaggedSize(symbol, int(factor) if factor.is_number else SizeExpr(factor))
+
+
 def freeze(spec: Spec, context: Callable[[Any], Any] = lambda c: c) -> Spec:
     """A captured spec as the run time keeps it."""
-    return map_spec(_mark_outer(spec), lambda sizes: [to_expr(s) for s in sizes], context)
+    return map_spec(
+        _mark_outer(spec), lambda sizes: [to_expr(s) for s in sizes], lambda c: context(map_sizes(c, to_expr))
+    )
 
 
 def _mark_outer(spec: Spec) -> Spec:
@@ -42,17 +59,17 @@ def _mark_outer(spec: Spec) -> Spec:
 
 def hints(sizes: Sequence[Any]) -> tuple[Any, ...]:
     """The sizes of the call that was traced."""
-    return tuple(n.node.hint if isinstance(n, torch.SymInt) and not n.node.is_nested_int() else n for n in sizes)
+    return tuple(n.node.hint if isinstance(n, torch.SymInt) and not is_ragged(n) else n for n in sizes)
 
 
 def hint_of(size: Any) -> int:
     """A number to try a size with: its own value, or 8 for a dynamic one."""
-    return 8 if isinstance(size, (SizeExpr, torch.SymInt)) else int(size)
+    return 8 if isinstance(size, (SizeExpr, RaggedSize, torch.SymInt)) else int(size)
 
 
 def evaluate(size: Any, env: Env) -> Any:
     """The value of a size in this call."""
-    return size.evaluate(env) if isinstance(size, SizeExpr) else size
+    return size.evaluate(env) if isinstance(size, (SizeExpr, RaggedSize)) else size
 
 
 def evaluator(env: Env) -> Callable[[Sequence[Any]], Sequence[Any]]:
@@ -62,15 +79,21 @@ def evaluator(env: Env) -> Callable[[Sequence[Any]], Sequence[Any]]:
 
 def concrete(spec: Spec, env: Env) -> Spec:
     """The spec with the sizes of this call."""
-    return map_spec(spec, evaluator(env)) if env else spec
+    jagged = getattr(spec, "layout", None) is torch.jagged  # has a size that no symbol stands for, perhaps
+    if not env and not jagged:
+        return spec
+    return map_spec(spec, evaluator(env), lambda c: map_sizes(c, lambda n: evaluate(n, env)))
 
 
 def read_symbol(
     row: SymbolPlan, inputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], flat: Sequence[Any] = ()
-) -> int:
-    """The value of one symbol in this call."""
+) -> Any:
+    """The value of one symbol in this call: a number, or the nested int of a jagged input."""
     if row.kind == "argument":
         return int(flat[row.dim])
+    if row.kind == "ragged":
+        assert row.input is not None
+        return inputs[row.input].shape[row.dim]
     if row.input is not None:
         return int(inputs[row.input].shape[row.dim])
     assert row.leaf is not None
@@ -78,6 +101,14 @@ def read_symbol(
     if row.kind == "size":
         return int(leaf.shape[row.dim])
     return int(leaf.stride(row.dim) if row.kind == "stride" else leaf.storage_offset())
+
+
+def read_unread(mark: Unread, inputs: Sequence[torch.Tensor]) -> Any:
+    """The value in this call of what the guards leave out of a context."""
+    wrapper = inputs[mark.input]
+    for name in mark.names:
+        wrapper = getattr(wrapper, name)
+    return component(inner_values(wrapper)[2], mark.part)
 
 
 def bind(

@@ -15,7 +15,7 @@ from ..backends import Backend, Compiled, Compiler, compile_with
 from ..backends.eager import compile_eager
 from ..backends.inductor import compile_forward
 from ..capture.aliasing import alias_pattern
-from ..capture.graphs import is_drawn, output_args, placeholders
+from ..capture.graphs import CHECKS, is_drawn, output_args, placeholders
 from ..capture.inputs import Argument
 from ..capture.region import Captured
 from ..partition.half import Half
@@ -32,6 +32,7 @@ from ..plan import (
     OutputPlan,
     Plan,
     Primal,
+    RaggedOutput,
     Replay,
     SavedValue,
     SizePrimal,
@@ -43,7 +44,7 @@ from ..plan import (
 )
 from ..subclass.context import snapshot
 from ..subclass.flatten import leaves_of
-from ..subclass.spec import WrapperSpec, leaf_count
+from ..subclass.spec import WrapperSpec, is_ragged, leaf_count
 from .backward import Backwards, CompiledBackward
 from .graph_code import Listing, compile_listing
 from .reference import Program
@@ -97,6 +98,7 @@ def build_program(
         if keep_input_mutations:
             captured = replace(captured, mutations=write_back_in_graph(captured, forward))
         half = Half.of_module(forward)
+        _name_inputs(half, captured)
         plan = _plan(captured, arguments, positions, through_base, half, ())
         if verify.ENABLED:
             verify.verify_forward(forward, write_back=keep_input_mutations)
@@ -133,12 +135,14 @@ def build_program(
         verify.verify_partition(parts, num_forward=visible, tangents=traced.tangents, written=_written(captured))
         verify.verify_plan(plan)
         verify.verify_inputs(parts.forward, plan)
+    _name_inputs(parts.first, captured)
     call = _compile(backend, backend.forward, parts.first)
     compile_backward = _backward_compiler(backend, parts.packed)
     first = _first_backward(parts, traced, guess, _compile(backend, backend.backward, parts.second, is_backward=True))
     plan = replace(plan, conditions=tuple(_conditions(captured)))  # compiling may have added some
-    known = frozenset(row.symbol for row in plan.symbols)
-    backwards = Backwards(captured.tape, frozenset(parts.saved), compile_backward, _output_paths(plan), known)
+    known = _numbers(plan.symbols)
+    names = frozenset(parts.saved)
+    backwards = Backwards(captured.tape, names, compile_backward, _output_paths(plan), known, parts.twins)
     backwards.add(first)
     return Program(plan, call, backwards), Graphs(kept, parts.first, parts.second)
 
@@ -155,13 +159,13 @@ def _without_backward(
     forward = captured.forward_graph(sorted(captured.saved_by_autograd))
     # Which results eager keeps cannot always be read off (an output that a node saves is unpacked as a new object), so
     # whatever cannot be computed again is saved as well; inputs cost nothing.
-    fixed = {n.name for n in forward.graph.nodes if n.op == "placeholder" or is_drawn(n)}
+    fixed = {n.name for n in forward.graph.nodes if n.op == "placeholder" or (is_drawn(n) and n.target not in CHECKS)}
     parts = save_all(forward, captured.served(forward) | fixed, _written(captured))
     saved = saved_table(parts, _primal_paths(captured))
     call = _compile(backend, backend.forward, parts.first)
     plan = _plan(captured, arguments, positions, through_base, parts.first, saved)
     compile_backward = _backward_compiler(backend)
-    known = frozenset(row.symbol for row in plan.symbols)
+    known = _numbers(plan.symbols)
     names = frozenset(parts.saved)
     backwards = Backwards(captured.tape, names, compile_backward, _output_paths(plan), known)
     return Program(plan, call, backwards), Graphs(None, parts.first, None)
@@ -241,9 +245,11 @@ def _plan(
         saved=saved,
         offsets_matter=_offsets_matter(captured),
         aliases=tuple(map(_freeze_alias, captured.aliases)),
+        unbacked=captured.unbacked,
         fresh_leaves=captured.fresh_leaves,
         dangling=captured.dangling,
         watched_inputs=_watched(captured, inputs, saved),
+        unread=captured.session.reads.left_out(),
     )
 
 
@@ -252,7 +258,8 @@ def _inputs(captured: Captured, arguments: Sequence[Argument]) -> list[InputPlan
     written = {m.input for m in captured.mutations if m.differentiable}
     for number, (i, a) in enumerate(zip(captured.inputs, arguments, strict=True)):
         is_leaf = i.is_leaf if number in written else None
-        rows.append(InputPlan(i.path, freeze(i.spec, snapshot), i.leaves, is_leaf, a.position, a.take_base))
+        spec = captured.session.reads.guarded(number, freeze(i.spec, snapshot))
+        rows.append(InputPlan(i.path, spec, i.leaves, is_leaf, a.position, a.take_base))
     for c in captured.closed_over:
         rows.append(InputPlan(c.path, freeze(c.spec, snapshot), c.leaves, None, None, constant=c.value))
     return rows
@@ -293,14 +300,23 @@ def _symbols(captured: Captured) -> list[SymbolPlan]:
     for number, i in enumerate(captured.inputs):
         for d, n in enumerate(i.spec.size):  # type: ignore[union-attr]
             note(n, "size", None, number, d)
+        for d, n in enumerate(i.spec.size):  # type: ignore[union-attr]
+            ragged = _torch.ragged_parts(n) if is_ragged(n) else None
+            if ragged is not None:
+                rows.setdefault(ragged[0], SymbolPlan(ragged[0], "ragged", None, number, d))
     for position, n in captured.session.arguments.items():
         note(n, "argument", None, None, position)
     return list(rows.values())
 
 
+def _numbers(rows: Sequence[SymbolPlan]) -> frozenset[Any]:
+    """The symbols that are numbers: nested ints stand in no condition."""
+    return frozenset(row.symbol for row in rows if row.kind != "ragged")
+
+
 def _conditions(captured: Captured) -> list[Any]:
     """What the trace assumed of the symbols."""
-    known = {row.symbol for row in _symbols(captured)}
+    known = _numbers(_symbols(captured))
     return [c for c in _torch.shape_conditions(captured.session.shape_env, known) if c.free_symbols <= known]
 
 
@@ -360,11 +376,15 @@ def _freeze_mutation(m: MutationPlan) -> MutationPlan:
 def _freeze_output(o: OutputPlan) -> OutputPlan:
     if isinstance(o, ViewOutput):
         return replace(o, spec=freeze(o.spec), replay=_freeze_replay(o.replay))
+    if isinstance(o, RaggedOutput):
+        return RaggedOutput(to_expr(o.size))
     return replace(o, spec=freeze(o.spec)) if isinstance(o, ValueOutput) else o
 
 
 def _freeze_replay(replay: Replay) -> Replay:
     """Autograd's function of a view remembers the symbols that it was traced with: their expressions instead."""
+    if isinstance(replay, SymbolicView):
+        return replace(replay, sizes=tuple(map(to_expr, replay.sizes)))
     view = getattr(replay, "__self__", None)
     if not isinstance(view, Tensor) or view._base is None or not _has_symbols(view, view._base):
         return replay
@@ -460,6 +480,14 @@ def _primal_paths(captured: Captured) -> Mapping[str, str]:
         for leaf, path in zip(row.leaves, _leaf_paths(row.spec, str(row.path)), strict=True):
             paths.setdefault(f"primals_{captured.leaf_primals[leaf] + 1}", path)
     return paths
+
+
+def _name_inputs(half: Half, captured: Captured) -> None:
+    """Errors of kernels name the inputs as the user would."""
+    paths = _primal_paths(captured)
+    for node in half.inputs:
+        if node.name in paths:
+            node.meta["path"] = paths[node.name]
 
 
 def _leaf_paths(spec: Any, path: str) -> list[str]:

@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import enum
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,6 +33,66 @@ _ATOMS = (
 _MAX_DEPTH = 20
 
 
+@dataclasses.dataclass(frozen=True)
+class Unread:
+    """Stands in the context of an input for a value that the trace never read: a guard asks for its type alone.
+
+    Attributes:
+        kind: the type of the value.
+        input: the number of the input; ``names``: the attributes that lead from it to the wrapper.
+        part: which value of the context; see `components`.
+        held: the attributes of the wrapper that hold the value, none of which was read.
+    """
+
+    kind: type
+    input: int
+    names: tuple[str, ...]
+    part: tuple[str, Any]
+    held: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"<any {self.kind.__name__}>"
+
+
+class SizeValue:
+    """A number that is computed from the sizes of a call; see `SizeExpr`."""
+
+    __slots__ = ()
+
+
+class Sizes(tuple[Any, ...]):
+    """Stands in a context for a ``torch.Size`` of which some numbers are computed from the sizes of a call."""
+
+    __slots__ = ()
+
+
+def has_sizes(context: Any) -> bool:
+    """Does a context hold numbers that are computed from sizes?"""
+    if isinstance(context, (SizeValue, torch.SymInt)):
+        return True
+    if isinstance(context, (tuple, list)):
+        return any(map(has_sizes, context))
+    return isinstance(context, dict) and any(map(has_sizes, context.values()))
+
+
+def map_sizes(context: Any, function: Callable[[Any], Any]) -> Any:
+    """A context with each number that is computed from sizes replaced."""
+    if not has_sizes(context):
+        return context
+    if isinstance(context, (SizeValue, torch.SymInt)):
+        return function(context)
+    if isinstance(context, dict):
+        return {k: map_sizes(v, function) for k, v in context.items()}
+    items = [map_sizes(v, function) for v in context]
+    if isinstance(context, (torch.Size, Sizes)):
+        return Sizes(items) if any(map(has_sizes, items)) and not _symbolic(items) else torch.Size(items)
+    return _like(context, items) if isinstance(context, tuple) else items
+
+
+def _symbolic(items: list[Any]) -> bool:
+    return not any(isinstance(i, SizeValue) for i in items)
+
+
 def same_context(a: Any, b: Any, _depth: int = 0) -> bool:
     """Are two contexts the same for a guard? Never raises and never dispatches.
 
@@ -41,8 +102,10 @@ def same_context(a: Any, b: Any, _depth: int = 0) -> bool:
     """
     if a is b and not isinstance(a, (list, dict, set, torch.Tensor)) and not _is_mutable_dataclass(a):
         return True
+    if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt):
+        return bool(_size_key(a) == _size_key(b))
     if type(a) is not type(b) or _depth > _MAX_DEPTH:
-        return False
+        return isinstance(a, Unread) and type(b) is a.kind
     if isinstance(a, (float, complex)):
         return _same_number(a, b)
     if isinstance(a, _ATOMS):
@@ -58,7 +121,7 @@ def same_context(a: Any, b: Any, _depth: int = 0) -> bool:
             getattr(b, "dtype", None),
             getattr(b, "shape", None),
         ) and bool(a.tobytes() == b.tobytes())
-    if dataclasses.is_dataclass(a) and "__eq__" in vars(type(a)) and type(a).__dataclass_params__.eq:  # type: ignore[union-attr]
+    if has_generated_equality(a):
         fields = [f.name for f in dataclasses.fields(a) if f.compare]
         return all(same_context(getattr(a, f), getattr(b, f), _depth + 1) for f in fields)
     try:
@@ -127,12 +190,16 @@ def with_outer(context: Any, size: tuple[Any, ...], stride: tuple[Any, ...]) -> 
     return snapshot(context)
 
 
-def _is_mutable_dataclass(value: Any) -> bool:
-    """An instance of a dataclass with generated equality that is not frozen."""
+def has_generated_equality(value: Any) -> bool:
+    """Is it an instance of a dataclass whose ``==`` compares the fields?"""
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return False
-    parameters = type(value).__dataclass_params__  # type: ignore[attr-defined]
-    return bool(parameters.eq and not parameters.frozen and "__eq__" in vars(type(value)))
+    return bool(type(value).__dataclass_params__.eq and "__eq__" in vars(type(value)))  # type: ignore[attr-defined]
+
+
+def _is_mutable_dataclass(value: Any) -> bool:
+    """An instance of a dataclass with generated equality that is not frozen."""
+    return has_generated_equality(value) and not type(value).__dataclass_params__.frozen
 
 
 class ObjectState:

@@ -99,15 +99,27 @@ def why_not_traceable(value: object) -> str | None:
     return "; ".join(map(str, found)) if found else None
 
 
+#: start of a module's name -> what to do instead of handing its tensors to a region
+_INSTEAD = {
+    "torch.masked": "pass the data and the mask as two tensors and use torch.where, or use a wrapper such as "
+    "subclass_trace.zoo.Masked",
+    "torch.distributed._shard": "use torch.distributed.tensor.DTensor, which has the protocol",
+    "bitsandbytes": "quantise with torchao (torchao.quantization.quantize_), whose tensors have the protocol, or leave "
+    "this layer in eager and compile the parts of the model around it",
+}
+_ELSE = "add the missing methods, or pass value.as_subclass(torch.Tensor)"
+
+
 def refuse(value: torch.Tensor, path: Path) -> ProtocolError:
     """The error for a tensor subclass without the protocol."""
     cls = type(value)
+    fix = next((text for start, text in _INSTEAD.items() if f"{cls.__module__}.".startswith(f"{start}.")), _ELSE)
     return ProtocolError(
         f"{cls.__qualname__} is a tensor subclass that cannot be traced through: {why_not_traceable(cls)}",
         path=path,
         expected="torch.Tensor, or a subclass with __tensor_flatten__, __tensor_unflatten__ and __torch_dispatch__",
         got=f"an instance of {cls.__module__}.{cls.__qualname__}",
-        fix="add the missing methods, or pass value.as_subclass(torch.Tensor)",
+        fix=fix,
     )
 
 

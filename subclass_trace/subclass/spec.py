@@ -4,8 +4,8 @@
 
     WrapperSpec(TwoTensor, names=("a", "b"), inners=(LeafSpec((2, 3), ...), LeafSpec((2, 3), ...)), context=None, ...)
 
-Sizes are Python ints, or ``torch.SymInt`` while a region with dynamic sizes is captured, or `SizeExpr` in what the
-run time keeps of such a region.
+Sizes are Python ints, or ``torch.SymInt`` while a region with dynamic sizes is captured, or `SizeExpr` (`RaggedSize`
+for a jagged tensor) in what the run time keeps of such a region.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, TypeAlias
 
 import torch
 
-from .context import same_context, without_outer
+from .context import SizeValue, same_context, without_outer
 
 
 @dataclass(frozen=True, slots=True)
-class SizeExpr:
+class SizeExpr(SizeValue):
     """A size that is computed from the sizes of the call: a sympy expression over the region's symbols."""
 
     expr: Any
@@ -33,7 +33,30 @@ class SizeExpr:
         return str(self.expr)
 
 
-Size: TypeAlias = "int | torch.SymInt | SizeExpr"
+@dataclass(frozen=True, slots=True)
+class RaggedSize:
+    """A ragged size or stride of a jagged tensor: ``coefficient`` times the nested int of its offsets.
+
+    ``symbol`` stands for the nested int; it is None where the offsets belong to no input. The class takes it from the
+    offsets that a value is made of, so nothing but a replayed view asks for it.
+    """
+
+    symbol: Any
+    coefficient: int | SizeExpr = 1
+
+    def evaluate(self, env: Mapping[Any, Any]) -> Any:
+        """The nested int in this call; -1 where no input has it."""
+        nested = env.get(self.symbol)
+        if nested is None:
+            return -1
+        factor = self.coefficient
+        return nested * (factor.evaluate(env) if isinstance(factor, SizeExpr) else factor)
+
+    def __str__(self) -> str:
+        return "ragged"
+
+
+Size: TypeAlias = "int | torch.SymInt | SizeExpr | RaggedSize"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -85,6 +108,16 @@ def spec_leaves(spec: Spec) -> Iterator[LeafSpec]:
             yield from spec_leaves(inner)
 
 
+def sizes_in(spec: Spec) -> Iterator[Any]:
+    """Sizes and strides of a value and of all values inside it."""
+    if isinstance(spec, WrapperSpec):
+        for inner in spec.inners:
+            yield from sizes_in(inner)
+    if not isinstance(spec, OpaqueSpec):
+        yield from spec.size
+        yield from spec.stride
+
+
 def leaf_count(spec: Spec) -> int:
     """How many dense leaves a value of this spec has."""
     return sum(1 for _ in spec_leaves(spec))
@@ -92,7 +125,12 @@ def leaf_count(spec: Spec) -> int:
 
 def _comparable(size: tuple[Any, ...]) -> tuple[Any, ...]:
     # Sizes with a nested int (jagged tensors) differ in each value; which ones agree is carried by the offsets leaf.
-    return tuple("nested" if isinstance(s, torch.SymInt) and s.node.is_nested_int() else s for s in size)
+    return tuple("nested" if is_ragged(s) or isinstance(s, RaggedSize) else s for s in size)
+
+
+def is_ragged(size: object) -> bool:
+    """Is a live size a nested int: the ragged size of a jagged tensor?"""
+    return isinstance(size, torch.SymInt) and size.node.is_nested_int()
 
 
 def _same_outer_context(a: WrapperSpec, b: WrapperSpec) -> bool:

@@ -11,6 +11,15 @@ from strategies import Program
 
 #: name -> (how inputs are made, arguments, roots, the program, results, outputs to differentiate, tangents or sums)
 FOUND = {
+    "member of a split whose base changes its shape: autograd's view function reads past the members": (
+        ("w0 = dense(3, 3, seed=call)", "a0 = w0"),
+        ("a0",),
+        (),
+        ("v0, v1, v2 = x0.split(1)", "x0.unsqueeze_(0)"),
+        ("v2",),
+        None,
+        "tangent",
+    ),
     "view of a view made under no_grad": (
         ("w0 = scaled(3, 3, seed=call).requires_grad_()",),
         ("w0",),
@@ -157,3 +166,52 @@ def test_members_of_a_split_of_a_new_leaf_keep_their_base() -> None:
     for call in (lambda f: f, st.compile):
         c, b = call(program)(torch.ones(3, 3))
         assert c._base is b._base is not None and type(c.grad_fn).__name__ == "SplitBackward0"
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_rrelu_of_a_transposed_tensor_is_contiguous(training: bool) -> None:
+    import torch
+
+    import subclass_trace as st
+    from subclass_trace.zoo import TwoTensor
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.rrelu(x, 0.1, 0.3, training)
+
+    for make in (lambda t: t, lambda t: TwoTensor(t, t * 2)):
+        x = make(torch.randn(4, 5).t()).requires_grad_()
+        found = []
+        for call in (program, st.compile(program)):
+            torch.manual_seed(0)
+            out = call(x)
+            (grad,) = torch.autograd.grad(out, x, out.detach() * 0 + 1)
+            inner = out if type(out) is torch.Tensor else out.a
+            found.append((out.stride(), inner.stride(), inner.detach(), grad.stride()))
+        assert found[0][:2] == found[1][:2] and found[0][3] == found[1][3]
+        assert torch.equal(found[0][2], found[1][2])
+
+
+def test_a_write_from_overlapping_memory_is_refused_as_in_eager() -> None:
+    import torch
+
+    import subclass_trace as st
+    from subclass_trace.zoo import TwoTensor
+
+    programs = [
+        lambda x: x.copy_(x[1:]),
+        lambda x: x.mul_(x[:1]),
+        lambda x: TwoTensor(torch.zeros(2, 3), x).copy_(x[1:]),
+        lambda x: torch.ops.aten.add_.Tensor(x[0], x[1]),  # other rows: allowed
+        lambda x: x.mul_(x),
+        lambda x: x.t().mul_(x.t()),
+    ]
+    for program in programs:
+        found = []
+        for call in (program, st.compile(program)):
+            x = torch.arange(6.0).view(2, 3)
+            try:
+                call(x)
+                found.append(x.tolist())
+            except RuntimeError as error:
+                found.append(str(error)[:40])
+        assert found[0] == found[1]

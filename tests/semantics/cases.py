@@ -498,6 +498,21 @@ def _tangent_untouched() -> None:
     assert g.a is a and g.b is b
 
 
+@fact(B, "gradients for other results than before, without the retained trace", torch="error (wrong guess of the type)")
+def _released() -> None:
+    def f(x: Tensor) -> Any:
+        return x.sin(), (x * x).cos()
+
+    region = st.compile(f, retain_trace=False)
+    for used in ((0, 1), (1,), (0,)):
+        grads = []
+        for call in (f, region):
+            x = two(3, seed=1).requires_grad_()
+            sum(call(x)[k].sum() for k in used).backward()
+            grads.append(x.grad.a)
+        assert torch.equal(*grads)
+
+
 @fact(B, "vmapped gradients (`is_grads_batched`)")
 def _batched() -> None:
     found = []
@@ -648,6 +663,64 @@ def _size_outputs() -> None:
     assert region(two(3, seed=0))[0] == 4 and region(two(5, seed=0))[0] == 6
 
 
+def _jagged(lengths: tuple[int, ...], seed: int = 0) -> Tensor:
+    values = dense(sum(lengths), 4, seed=seed)
+    return torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()]))
+
+
+@fact(D, "jagged tensors: other lengths and another batch cost one more specialization")
+def _jagged_sizes() -> None:
+    region = st.compile(lambda x: x.unflatten(-1, (2, 2)).transpose(1, 2) * 2)
+    for lengths in ((2, 1, 3), (4, 2), (1, 5, 3), (6, 1, 2, 2)):
+        x = _jagged(lengths).detach().requires_grad_()
+        out = region(x)
+        assert torch.equal(out.values(), (x.unflatten(-1, (2, 2)).transpose(1, 2) * 2).values())
+        out.values().sum().backward()
+        assert torch.equal(x.grad.values(), torch.full_like(x.values(), 2.0))
+    assert len(region.specializations) == 2
+
+
+@fact(D, "jagged tensors: a result has the offsets of its input, so that they go together")
+def _jagged_offsets() -> None:
+    region = st.compile(lambda x: (x.sin(), x.size(1)))
+    for lengths in ((2, 1, 3), (1, 5, 3)):
+        x = _jagged(lengths)
+        out, ragged = region(x)
+        assert torch.equal((out + x).values(), (x.sin() + x).values()) and bool(ragged == x.size(1))
+
+
+@fact(D, "a jagged tensor made of a dense argument, returned", differs="it shares the memory, but is no view")
+def _jagged_of_dense() -> None:
+    v, x = dense(6, 4, seed=0), _jagged((2, 1, 3))
+    out = st.compile(lambda v, o: torch.nested.nested_tensor_from_jagged(v, o))(v, x.offsets())
+    assert out._values.untyped_storage().data_ptr() == v.untyped_storage().data_ptr()
+    assert out._is_view()
+
+
+@fact(D, "attention of jagged tensors on a CPU", torch="graph break", refused="UnsupportedError")
+def _jagged_attention() -> None:
+    def attend(x: Tensor) -> Tensor:
+        h = x.unflatten(-1, (2, 2)).transpose(1, 2)
+        return F.scaled_dot_product_attention(h, h, h)
+
+    st.compile(attend)(_jagged((2, 1, 3)))
+
+
+same(
+    D,
+    "a 0-dim tensor as an index, or as a bound of a slice",
+    lambda x, i: (x[i], x[i:] * 2, x[:, i].sin(), x[i, :i], x.narrow(0, i, 1) * 3),
+    lambda c: Inputs((x := two(4, 3, seed=c).requires_grad_(), torch.tensor(c - 1)), (x,)),
+    back=(1, 2, 3, 4),
+    torch="graph break",
+)
+same(
+    D,
+    "a 0-dim tensor as an index that is written to",
+    lambda x, i: x.__setitem__(i, 5.0),
+    lambda c: (two(4, 3, seed=c), torch.tensor(c + 1)),
+    torch="graph break",
+)
 same(D, "output size from the data, dense (`nonzero`)", lambda x: (x > 0).nonzero() * 2, plain(dense))
 same(
     D,
@@ -716,6 +789,15 @@ def _context() -> None:
     for tag in ("a", "a", "b", "b"):
         assert region(Scaled(dense(2, seed=0), torch.tensor(1.0), tag)).tag == tag
     assert len(region.specializations) == 2
+
+
+@fact(C, "values that nothing reads", torch="a graph each")
+def _unread() -> None:
+    region = st.compile(lambda x: x.data_.sin())
+    for tag in ("a", "b"):
+        x = Scaled(dense(2, seed=0), torch.tensor(1.0), tag)
+        assert torch.equal(region(x), x.data_.sin())
+    assert len(region.specializations) == 1
 
 
 @fact(C, "NaN equals itself", torch="error (guard)")
@@ -813,6 +895,34 @@ def _saved_hooks() -> None:
     y.backward(y.detach())
     assert seen and TwoTensor not in seen
     raise AssertionError("eager packs wrappers")
+
+
+@fact(S, "saved_tensors_hooks in the region", torch="graph break")
+def _hooks_inside() -> None:
+    def f(x: Tensor, seen: Any) -> Tensor:
+        pack, unpack = lambda t: (seen(type(t)), t.to(torch.float16))[1], lambda t: t.to(torch.float32)
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            return (x.sin() * x).exp()
+
+    rows = []
+    for call in (lambda f: f, st.compile):
+        x, seen = two(3, seed=1).requires_grad_(), Log()
+        y = call(f)(x, seen)
+        y.backward(y.detach())
+        rows.append((x.grad.a, seen.rows))
+    assert torch.equal(rows[0][0], rows[1][0]) and rows[0][1] == rows[1][1] and TwoTensor in rows[0][1]
+
+
+class Log:
+    """Keeps what it is called with."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+
+    def __call__(self, value: Any) -> None:
+        self.rows.append(value)
 
 
 @fact(S, "functional_call with a compiled module")

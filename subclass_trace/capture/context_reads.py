@@ -1,0 +1,306 @@
+"""Which values of the inputs' contexts a trace reads. What it never reads, the guards leave out.
+
+While traced code runs, the classes of the traced wrappers have a ``__getattribute__`` that notes reads on those very
+objects. Wrappers without a value that could be left out cost nothing. See docs/notes/contexts.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from .. import _torch
+from ..plan import MutationPlan
+from ..subclass.components import Part, component, components, copies, with_components
+from ..subclass.context import Unread, snapshot
+from ..subclass.protocol import flattens_alike, is_traceable, unflatten_of
+from ..subclass.spec import Spec, WrapperSpec
+
+Tensor = torch.Tensor
+#: these hand out all attributes at once
+_EVERYTHING = frozenset({"__dict__", "__getstate__", "__reduce__", "__reduce_ex__", "__dir__", "__weakref__"})
+#: torch asks each tensor for these, and a wrapper that was just built has none of them
+_ASKED_BY_TORCH = frozenset({"_is_param", "_is_buffer", "_backward_hooks"})
+#: reads that go round the class are looked for in its code
+_ROUND_THE_CLASS = frozenset({"__getattribute__", "getattr_static"})
+
+
+@dataclass(eq=False)
+class _Watched:
+    """One wrapper among the traced inputs, or inside one of them.
+
+    Attributes:
+        input, names: where it is.
+        inner: its inner values by name; ``state``: its attributes when it was built.
+        copies: attribute -> the value of the context that it is a copy of.
+        read: values that the trace has read.
+    """
+
+    wrapper: Tensor
+    spec: WrapperSpec
+    input: int
+    names: tuple[str, ...]
+    inner: dict[str, Any]
+    state: dict[str, Any]
+    copies: dict[str, Part]
+    read: set[Part] = field(default_factory=set)
+    listeners: int = 0
+
+    def note(self, name: str) -> None:
+        """An attribute is read."""
+        if name in self.copies:
+            self.read.add(self.copies[name])
+        elif name in self.state:
+            if not any(self.state[name] is v for v in self.inner.values()):
+                self.read_all()
+        elif name in _EVERYTHING or (name not in _names_of(type(self.wrapper)) and name not in _ASKED_BY_TORCH):
+            self.read_all()
+
+    def read_all(self) -> None:
+        """Nothing says what is read."""
+        self.read |= set(self.copies.values())
+
+    def build(self, context: Any) -> Tensor:
+        """The wrapper with another context."""
+        spec = self.spec
+        unflatten = unflatten_of(spec.cls)
+        return unflatten(dict(self.inner), snapshot(context), torch.Size(spec.size), tuple(spec.stride))
+
+    def mark(self, part: Part) -> Unread:
+        """What stands for a value in the guards."""
+        held = tuple(name for name, p in self.copies.items() if p == part)
+        return Unread(type(component(self.spec.context, part)), self.input, self.names, part, held)
+
+    def marks(self) -> dict[Part, Unread]:
+        """What was not read so far."""
+        return {part: self.mark(part) for part in dict.fromkeys(self.copies.values()) if part not in self.read}
+
+
+class ContextReads:
+    """The wrappers of one capture whose contexts hold values that a guard might leave out."""
+
+    def __init__(self) -> None:
+        self._rows: list[_Watched] = []
+        self._left_out: dict[Unread, _Watched] | None = None  # once the guards are made
+
+    # ---------------------------------------------------------------- before the run
+    def add(self, number: int, traced: Any, spec: Spec, names: tuple[str, ...] = ()) -> None:
+        """Look at input ``number`` and the wrappers inside it. Call it when it was built, before anybody reads it."""
+        if not isinstance(spec, WrapperSpec):
+            return
+        before = len(self._rows)
+        inner = {n: getattr(traced, n, None) for n in spec.names}
+        for name, inner_spec in zip(spec.names, spec.inners, strict=True):
+            self.add(number, inner[name], inner_spec, (*names, name))
+        possible = bool(components(spec.context)) and _is_watchable(spec.cls) and not traced.is_nested
+        inside = self._rows[before:]
+        if not possible and not inside:
+            return
+        row = _Watched(traced, spec, number, names, inner, {}, {})
+        # What the wrapper takes out of those inside it while it is built is read.
+        with _torch.without_tracing(), torch.no_grad(), _noting(inside):
+            if inside and not _builds(row):
+                for part in inside:
+                    part.read_all()
+            if possible:
+                row.state = dict(vars(traced))
+                row.copies = copies(row.build, traced, spec.context)
+        if row.copies:
+            self._rows.append(row)
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Reads inside, on any thread, are the trace's."""
+        with _noting(self._rows):
+            yield
+
+    # ---------------------------------------------------------------- after it
+    def settle(self, mutations: Sequence[MutationPlan], values: Sequence[Tensor], skip: set[int]) -> None:
+        """What the region's results and changes hold of the contexts is read as well.
+
+        Args:
+            values: live tensors that the forward returns; ``skip``: numbers of those that only give inputs new contents,
+                or that are objects out of an input.
+        """
+        for row in self._rows:
+            now = vars(row.wrapper)
+            if now.keys() != row.state.keys() or any(now[k] is not v for k, v in row.state.items()):
+                row.read_all()
+        if any(m.replaced for m in mutations):
+            for row in self._rows:
+                row.read_all()
+        known = {id(row.wrapper): row for row in self._rows}
+        for k, value in enumerate(values):
+            if known and k not in skip:
+                for wrapper in _wrappers(value):
+                    if id(wrapper) in known:
+                        known[id(wrapper)].read_all()
+
+    def left_out(self) -> tuple[Unread, ...]:
+        """The values that the guards leave out; from the first call on it is settled which."""
+        if self._left_out is None:
+            self._left_out = {mark: row for row in self._rows for mark in row.marks().values()}
+            self._rows = list(dict.fromkeys(self._left_out.values()))
+        return tuple(self._left_out)
+
+    def leave_out(self, marks: Sequence[Unread]) -> None:
+        """The guards were made by an earlier trace of the same function."""
+        known = {row.mark(part): row for row in self._rows for part in row.copies.values()}
+        self._left_out = {mark: known[mark] for mark in marks}
+        self._rows = list(dict.fromkeys(self._left_out.values()))
+
+    def guarded(self, number: int, spec: Spec) -> Spec:
+        """The spec of an input as the guards compare it: with marks in place of the values that they leave out."""
+        found: dict[tuple[str, ...], dict[Part, Any]] = {}
+        for mark in self.left_out():
+            if mark.input == number:
+                found.setdefault(mark.names, {})[mark.part] = mark
+        return _marked(spec, found, ()) if found else spec
+
+    # ---------------------------------------------------------------- when a backward is traced later
+    @contextlib.contextmanager
+    def at(self, call: Mapping[Any, Any]) -> Iterator[dict[Unread, Any]]:
+        """Trace with the contexts of one call.
+
+        Args:
+            call: the call's value of each `left_out`.
+
+        Yields a dict that is filled at the end: the values which the trace has read, after all.
+        """
+        read: dict[Unread, Any] = {}
+        with contextlib.ExitStack() as stack:
+            for row in self._rows:
+                row.read = set()
+                _take_on(row, {m.part: call[m] for m, r in (self._left_out or {}).items() if r is row})
+            stack.enter_context(self.watching())
+            yield read
+        read.update({m: call[m] for m, row in (self._left_out or {}).items() if m.part in row.read})
+
+
+def _marked(spec: Spec, found: Mapping[tuple[str, ...], Mapping[Part, Any]], names: tuple[str, ...]) -> Spec:
+    if not isinstance(spec, WrapperSpec):
+        return spec
+    inners = tuple(_marked(s, found, (*names, n)) for n, s in zip(spec.names, spec.inners, strict=True))
+    return replace(spec, inners=inners, context=with_components(spec.context, found.get(names, {})))
+
+
+def _take_on(row: _Watched, values: Mapping[Part, Any]) -> None:
+    """Give a traced wrapper the attributes that it would have with these values in its context."""
+    with _torch.without_tracing(), torch.no_grad():
+        fresh = row.build(with_components(row.spec.context, values))
+    state = vars(row.wrapper)
+    for name, value in vars(fresh).items():
+        if not isinstance(value, Tensor):
+            state[name] = value
+
+
+def _builds(row: _Watched) -> bool:
+    try:
+        row.build(row.spec.context)
+    except Exception:  # an author's code may raise anything
+        return False
+    return True
+
+
+def _wrappers(value: Any) -> Iterator[Tensor]:
+    if not is_traceable(value):
+        return
+    yield value
+    for name in value.__tensor_flatten__()[0]:
+        yield from _wrappers(getattr(value, name))
+
+
+# ---------------------------------------------------------------------------------------------- noting reads
+_LOCK = threading.Lock()
+_rows: dict[int, _Watched] = {}  # by id of the wrapper, which the row keeps alive
+_classes: Counter[type] = Counter()
+
+
+def _noting_getattribute(self: Any, name: str) -> Any:
+    row = _rows.get(id(self))
+    if row is not None and not _unnoted.depth:
+        row.note(name)
+    return object.__getattribute__(self, name)
+
+
+class _Unnoted(threading.local):
+    depth = 0
+
+
+_unnoted = _Unnoted()
+
+
+@contextlib.contextmanager
+def unnoted() -> Iterator[None]:
+    """What this thread reads inside is not the trace's: the tracer looks at a wrapper, and keeps nothing of its context."""
+    _unnoted.depth += 1
+    try:
+        yield
+    finally:
+        _unnoted.depth -= 1
+
+
+@contextlib.contextmanager
+def _noting(rows: Sequence[_Watched]) -> Iterator[None]:
+    """Reads of attributes of these wrappers are noted inside; other objects of the classes are read as ever."""
+    rows = list(rows)
+    with _LOCK:
+        for row in rows:
+            row.listeners += 1
+            _rows[id(row.wrapper)] = row
+            if not _classes[row.spec.cls]:
+                row.spec.cls.__getattribute__ = _noting_getattribute  # type: ignore[method-assign]
+            _classes[row.spec.cls] += 1
+    try:
+        yield
+    finally:
+        with _LOCK:
+            for row in rows:
+                row.listeners -= 1
+                if not row.listeners:
+                    del _rows[id(row.wrapper)]
+                _classes[row.spec.cls] -= 1
+                if not _classes[row.spec.cls]:
+                    del _classes[row.spec.cls]
+                    del row.spec.cls.__getattribute__
+
+
+@functools.cache
+def _is_watchable(cls: type[Tensor]) -> bool:
+    """Does every read of an attribute pass through ``cls.__getattribute__``, and is all of its state in ``__dict__``?"""
+    if flattens_alike(cls) or _torch.context_shortcut(cls) is not None:
+        return False
+    for k in cls.__mro__:
+        if k in Tensor.__mro__:
+            continue
+        state = vars(k)
+        if "__getattribute__" in state and state["__getattribute__"] is not _noting_getattribute:
+            return False
+        if state.get("__slots__") or any(_goes_round(v) for v in state.values()):
+            return False
+    return True
+
+
+def _goes_round(member: Any) -> bool:
+    function = getattr(member, "__func__", None) or getattr(member, "fget", None) or member
+    code = getattr(function, "__code__", None)
+    return code is not None and _mentions(code)
+
+
+def _mentions(code: Any) -> bool:
+    if _ROUND_THE_CLASS & {*code.co_names, *(c for c in code.co_consts if isinstance(c, str))}:
+        return True
+    return any(_mentions(c) for c in code.co_consts if hasattr(c, "co_names"))
+
+
+@functools.cache
+def _names_of(cls: type) -> frozenset[str]:
+    """What the class itself provides: methods and properties, whose bodies read attributes in turn."""
+    return frozenset(name for k in cls.__mro__ for name in vars(k))

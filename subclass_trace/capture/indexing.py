@@ -1,0 +1,147 @@
+"""Numbers inside tensors where a Python number is asked for: ``x[i]``, ``x[i:j]``, ``x.narrow(0, i, 2)``.
+
+Torch's indexing takes such a tensor for a number and reads it. Here it is read by ``.item()``, which is a symbol of the
+trace, so that the graph reads it anew in each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import _torch
+from .recorder import Recorder
+
+Tensor = torch.Tensor
+_NARROW = (torch.narrow, Tensor.narrow)
+
+
+class Indexing:
+    """Replaces tensors that stand for numbers in the arguments of a call.
+
+    Args:
+        traced: gives the traced tensor for a real one that the function closes over.
+    """
+
+    def __init__(self, recorder: Recorder, traced: Callable[[Tensor], Tensor]) -> None:
+        self.recorder, self.traced = recorder, traced
+
+    def arguments(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The arguments of a call, with symbolic numbers."""
+        if func is Tensor.__getitem__ or func is Tensor.__setitem__:
+            items = args[1] if type(args[1]) is tuple else (args[1],)
+            if any(map(_holds_a_number, items)):
+                source, rest = self._taken(args[0], list(items))
+                return (source, rest, *args[2:]), kwargs
+        if func in _NARROW:
+            return self._narrow(args, kwargs)
+        return args, kwargs
+
+    def _taken(self, x: Tensor, items: list[Any]) -> tuple[Tensor, Any]:
+        """Numbers that the trace does not know as ``select`` and ``narrow``; returns also what is left of the index.
+
+        Torch takes numbers and slices before the tensors of an index, too.
+        """
+        for k in reversed(range(len(items))):
+            item = items[k]
+            if not _holds_a_number(item):
+                continue
+            before = [_dims_of(i) for i in items[:k]]
+            if None in before:
+                dim = x.dim() - sum(_dims_of(i) or 0 for i in items[k:])
+            else:
+                dim = sum(n or 0 for n in before)
+            if isinstance(item, slice):
+                if item.step in (None, 1):
+                    x, items[k] = self._slice(x, dim, item), slice(None)
+                else:
+                    items[k] = slice(*(self._number(b) for b in (item.start, item.stop, item.step)))
+            else:
+                x = self._select(x, dim, self._number(item))
+                del items[k]
+        return x, tuple(items) if items else ...
+
+    def _select(self, x: Tensor, dim: int, number: Any) -> Tensor:
+        size = x.shape[dim]
+        text = f"index out of range for dimension {dim} with size {size}"
+        self.recorder.require(number < size, text)
+        self.recorder.require(number >= -size, text)
+        return x.select(dim, number)
+
+    def _slice(self, x: Tensor, dim: int, item: slice) -> Tensor:
+        """One length for all inner tensors of a wrapper: the number is read before the class sees the slice."""
+        size = x.shape[dim]
+        start = self._position(0 if item.start is None else item.start, size)
+        stop = self._position(size if item.stop is None else item.stop, size)
+        length: Any = torch.clamp(stop - start, min=0).item()
+        first: Any = 0 if item.start is None else start.item()
+        for condition in (length >= 0, first >= 0, first + length <= size):
+            self.recorder.require(condition, "a slice outside of its dimension")
+        return x.narrow(dim, first, length)
+
+    def _position(self, bound: Any, size: Any) -> Tensor:
+        at = self._tensor(bound)
+        return torch.clamp(torch.where(at < 0, at + size, at), 0, size)
+
+    def _tensor(self, value: Any) -> Tensor:
+        if isinstance(value, Tensor):
+            return self.traced(value).reshape(()).to(torch.int64)
+        return torch.scalar_tensor(value, dtype=torch.int64)
+
+    def _number(self, value: Any) -> Any:
+        return self.traced(value).item() if isinstance(value, Tensor) else value
+
+    def _narrow(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """A negative start counts from the end; a trace would take one that it does not know for positive."""
+        named = dict(zip(("input", "dim", "start", "length"), args, strict=False)) | kwargs
+        x, dim, start = named.get("input"), named.get("dim"), named.get("start")
+        if not _is_unknown(start) or not isinstance(x, Tensor) or type(dim) is not int:
+            return args, kwargs
+        at, size = self._tensor(start), x.shape[dim]
+        known = torch.where(at < 0, at + size, at).item()
+        text = f"start out of range for dimension {dim} with size {size}"
+        self.recorder.require(known >= 0, text)
+        self.recorder.require(known + named["length"] <= size, text)
+        return (x, dim, known, named["length"]), {}
+
+
+class IndexingInside(_torch.TorchFunctionMode):
+    """The same for the calls of a wrapper class's own code."""
+
+    def __init__(self, indexing: Indexing) -> None:
+        super().__init__()
+        self.indexing = indexing
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = self.indexing.arguments(func, args, kwargs or {})
+        return func(*args, **kwargs)
+
+
+def _holds_a_number(item: Any) -> bool:
+    if isinstance(item, slice):
+        return any(map(_is_unknown, (item.start, item.stop, item.step)))
+    # Booleans and bytes in an index are masks.
+    mask = isinstance(item, Tensor) and (item.dim() > 0 or item.dtype is torch.uint8)
+    return _is_unknown(item) and not mask
+
+
+def _is_unknown(value: Any) -> bool:
+    """A tensor that torch takes for a number, or a number that came out of one."""
+    if isinstance(value, torch.SymInt):
+        return _torch.is_data_dependent(value)
+    if not isinstance(value, Tensor) or type(value) not in (Tensor, torch.nn.Parameter, *_torch.FAKE_TYPES):
+        return False
+    whole = not value.dtype.is_floating_point and not value.dtype.is_complex and value.dtype is not torch.bool
+    return whole and all(type(n) is int and n == 1 for n in value.shape)
+
+
+def _dims_of(item: Any) -> int | None:
+    """How many dimensions an item of an index takes; None for ``...``, which takes what is left."""
+    if item is ...:
+        return None
+    if item is None or type(item) is bool:
+        return 0
+    masks = isinstance(item, Tensor) and item.dtype in (torch.bool, torch.uint8)
+    return item.dim() if masks else 1

@@ -1,0 +1,163 @@
+"""The plain values at the top of a context, and which attributes of a wrapper are copies of them.
+
+A guard may leave a value out that the trace never read. To know what "read" means for it, the wrapper is built again
+with other values in its context: an attribute that always follows one value, and no other, is a copy of it. See
+docs/notes/contexts.md.
+
+>>> components({"bits": 4, "name": "w", "table": [1]})
+{('item', 'bits'): 4, ('item', 'name'): 'w'}
+>>> with_components({"bits": 4, "name": "w"}, {("item", "bits"): 8})
+{'bits': 8, 'name': 'w'}
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from .. import _torch
+from .context import Unread, has_generated_equality, same_context
+
+#: ("item", key or index), ("field", name) of a dataclass or named tuple, or ("whole", None)
+Part = tuple[str, Any]
+_PLAIN = (bool, int, float, complex, str, bytes)
+_WHOLE: Part = ("whole", None)
+
+
+def components(context: Any) -> dict[Part, Any]:
+    """The plain immutable values at the top of a context: items of a dict, list or tuple, fields, or all of it."""
+    if type(context) in _PLAIN:
+        return {_WHOLE: context}
+    return {part: value for part, value in _parts(context) if type(value) in _PLAIN}
+
+
+def _parts(context: Any) -> Iterator[tuple[Part, Any]]:
+    if type(context) is dict:
+        yield from ((("item", k), v) for k, v in context.items())
+    elif type(context) in (list, tuple):
+        yield from ((("item", k), v) for k, v in enumerate(context))
+    elif isinstance(context, tuple) and hasattr(context, "_fields"):
+        yield from ((("field", n), v) for n, v in zip(context._fields, context, strict=True))
+    elif has_generated_equality(context):
+        yield from ((("field", f.name), getattr(context, f.name)) for f in dataclasses.fields(context) if f.compare)
+
+
+def component(context: Any, part: Part) -> Any:
+    """One value of a context."""
+    kind, key = part
+    return context if kind == "whole" else context[key] if kind == "item" else getattr(context, key)
+
+
+def part_source(part: Part, context: str) -> str:
+    """The expression that reads the value, as source."""
+    kind, key = part
+    return context if kind == "whole" else f"{context}[{key!r}]" if kind == "item" else f"{context}.{key}"
+
+
+def with_components(context: Any, values: Mapping[Part, Any]) -> Any:
+    """A copy of a context with some of its values replaced."""
+    if not values:
+        return context
+    if _WHOLE in values:
+        return values[_WHOLE]
+    if type(context) is dict:
+        return {k: values.get(("item", k), v) for k, v in context.items()}
+    if type(context) in (list, tuple):
+        return type(context)(values.get(("item", k), v) for k, v in enumerate(context))
+    if isinstance(context, tuple):
+        return type(context)(*(values.get(part, v) for part, v in _parts(context)))
+    twin = copy.copy(context)
+    for (_, name), value in values.items():
+        object.__setattr__(twin, name, value)
+    return twin
+
+
+def unread_of(context: Any) -> list[Unread]:
+    """The marks that a guard's context holds."""
+    found = [context] if isinstance(context, Unread) else [v for _, v in _parts(context)]
+    return [v for v in found if isinstance(v, Unread)]
+
+
+# ---------------------------------------------------------------------------------------------- copies of them
+def copies(build: Callable[[Any], torch.Tensor], built: torch.Tensor, context: Any) -> dict[str, Part]:
+    """Attribute -> the value of the context that it is a copy of, for the values that nothing else can have read.
+
+    Args:
+        build: makes the wrapper from a context and the same inner values; it may raise.
+        built: the wrapper for ``context``.
+
+    The wrapper is built once with each value changed and twice with all of them changed. A value is left out when that
+    raises, or when anything but attributes differs then: the outer tensor, or which attributes there are.
+    """
+    found = {p: v for p, v in components(context).items() if any(_same(a, v) for a in vars(built).values())}
+    trials = []
+    for part, value in list(found.items()):
+        trial = _built(build, built, context, {part: _near(value)})
+        if trial is None:
+            del found[part]
+        else:
+            trials.append(({part: _near(value)}, trial))
+    for other in (_near, _far):
+        values = {part: other(value) for part, value in found.items()}
+        trial = _built(build, built, context, values) if values else None
+        if trial is None:
+            return {}
+        trials.append((values, trial))
+    trials = [(values, state) for values, state in trials if set(values) <= set(found)]
+    state = vars(built)
+    return {
+        name: part
+        for name in state
+        for part, value in found.items()
+        if _same(state[name], value) and all(_same(t[name], values.get(part, value)) for values, t in trials)
+    }
+
+
+def _built(
+    build: Callable[[Any], torch.Tensor], like: torch.Tensor, context: Any, values: Mapping[Part, Any]
+) -> dict[str, Any] | None:
+    """The attributes of a wrapper with these values in its context; None where it differs from ``like`` otherwise."""
+    try:
+        made = build(with_components(context, values))
+    except Exception:  # an author's check of the context: whatever it raises, the value decides something
+        return None
+    same = type(made) is type(like) and _outside(made) == _outside(like) and set(vars(made)) == set(vars(like))
+    return dict(vars(made)) if same else None
+
+
+def _outside(t: torch.Tensor) -> tuple[Any, ...]:
+    meta = (t.dtype, t.device, t.layout, t.is_leaf, _torch.dispatch_keys(t))
+    return (tuple(t.shape), tuple(t.stride()), t.storage_offset(), *meta)
+
+
+def _same(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and same_context(a, b)
+
+
+def _near(value: Any) -> Any:
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, str):
+        return value + "~"
+    if isinstance(value, bytes):
+        return value + b"~"
+    if isinstance(value, int):
+        return value + 1
+    return value * 1.5 + 0.37 if math.isfinite(abs(value)) else type(value)(0.37)
+
+
+def _far(value: Any) -> Any:
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, str):
+        return "~" + value * 2
+    if isinstance(value, bytes):
+        return b"~" + value * 2
+    if isinstance(value, int):
+        return value + 1009
+    return -3 * value - 11.1 if math.isfinite(abs(value)) else type(value)(-11.1)

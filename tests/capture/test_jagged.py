@@ -1,0 +1,253 @@
+"""Jagged NestedTensors in regions: their sizes are symbols, their ragged sizes follow the identity of their offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import subclass_trace as st
+from subclass_trace import verify
+
+Tensor = torch.Tensor
+Lengths = tuple[int, ...]
+from_jagged = torch.nested.nested_tensor_from_jagged
+
+#: other sums, numbers, shortest and longest lengths
+LENGTHS: list[Lengths] = [(2, 2, 3), (3, 5, 3, 2, 1, 2), (3, 3, 3), (1, 4)]
+SAME_NUMBER: list[Lengths] = [(2, 2, 3), (4, 2, 2), (1, 1, 2)]
+
+
+def offsets(lengths: Lengths) -> Tensor:
+    return torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
+
+
+def jagged(lengths: Lengths, seed: int = 0, at: Tensor | None = None, known: bool = True) -> Tensor:
+    """A leaf that requires grad; ``at``: its offsets; ``known``: it holds its shortest and longest length."""
+    values = torch.randn(sum(lengths), 4, generator=torch.Generator().manual_seed(seed))
+    at = offsets(lengths) if at is None else at
+    bounds = {"min_seqlen": min(lengths), "max_seqlen": max(lengths)} if known else {}
+    return from_jagged(values, at, **bounds).detach().requires_grad_()
+
+
+def dense(*size: int, seed: int = 1) -> Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+def two_of_one(lengths: Lengths) -> tuple[Tensor, Tensor]:
+    at = offsets(lengths)
+    return jagged(lengths, at=at), jagged(lengths, 1, at)
+
+
+def two(lengths: Lengths) -> tuple[Tensor, Tensor]:
+    return jagged(lengths), jagged(tuple(n + 1 for n in lengths), 1)
+
+
+def heads(x: Tensor) -> Tensor:
+    return x.unflatten(-1, (2, 2)).transpose(1, 2)
+
+
+Make = Callable[[Lengths], Sequence[Tensor]]
+ONE: Make = lambda n: (jagged(n),)
+PROGRAMS: dict[str, tuple[Callable[..., Any], Make]] = {
+    "pointwise": (lambda x: x.sin() * 2, ONE),
+    "without lengths": (lambda x: x.sin(), lambda n: (jagged(n, known=False),)),
+    "transpose": (lambda x: x.transpose(1, 2), ONE),
+    "transposed, computed": (lambda x: x.transpose(1, 2).sin(), ONE),
+    "unflatten": (lambda x: x.unflatten(-1, (2, 2)), ONE),
+    "heads": (heads, ONE),
+    "heads and back": (lambda x: (heads(x) * 2).transpose(1, 2).flatten(-2), ONE),
+    "contiguous": (lambda x: x.transpose(1, 2).contiguous(), ONE),
+    "unsqueeze": (lambda x: x.unsqueeze(-1), ONE),
+    "chunk": (lambda x: x.chunk(2, -1), ONE),
+    "detach": (lambda x: x.detach(), ONE),
+    "sum": (lambda x: x.sum(), ONE),
+    "layer norm": (lambda x: F.layer_norm(x, (4,)), ONE),
+    "softmax": (lambda x: x.softmax(-1), ONE),
+    "linear": (F.linear, lambda n: (jagged(n), dense(3, 4))),
+    "same offsets": (lambda x, y: x * y + x, two_of_one),
+    "same offsets, concatenated": (lambda x, y: torch.cat([x, y], -1), two_of_one),
+    "other offsets": (lambda x, y: (x * 2, y.sin()), two),
+    "values": (lambda x: x.values() * 2, ONE),
+    "values, as they are": (lambda x: x.values(), ONE),
+    "offsets too": (lambda x: (x * 2, x.offsets()), ONE),
+    "made again": (lambda x: from_jagged(x.values().sin(), x.offsets()) * x, ONE),
+    "padded": (lambda x: torch.nested.to_padded_tensor(x, 0.0) * 2, ONE),
+    "with a dense one": (lambda x, w: x * w, lambda n: (jagged(n), dense(4))),
+    "one row each": (lambda x, w: x + w, lambda n: (jagged(n), dense(len(n), 1, 4))),
+    "sizes": (lambda x: (x * x.size(0), x.size(0), x.dim()), ONE),
+    "ragged size": (lambda x: (x * 2, x.size(1)), ONE),
+    "ones": (lambda x: torch.ones_like(x) * x, ONE),
+    "dropout": (lambda x: F.dropout(x, 0.5), ONE),
+    "where": (lambda x: torch.where(x > 0, x, -x), ONE),
+    "written": (lambda x: (lambda y: (y.mul_(2.0), y + 1)[1])(x * 1), ONE),
+}
+#: sizes of two dense arguments, which change independently
+DENSE_IN: dict[str, tuple[Callable[..., Any], Make]] = {
+    "made here": (lambda v, o: from_jagged(v, o).sin(), lambda n: (dense(sum(n), 4), offsets(n))),
+    "made twice": (
+        lambda v, o: from_jagged(v, o) * from_jagged(v * 2, o),
+        lambda n: (dense(sum(n), 4), offsets(n)),
+    ),
+}
+
+
+def flat(out: Any) -> list[Any]:
+    return [v for o in out for v in flat(o)] if isinstance(out, (tuple, list)) else [out]
+
+
+def plain(t: Tensor) -> Tensor:
+    return t.values() if t.is_nested else t
+
+
+def seen(f: Callable[..., Any], args: Sequence[Tensor]) -> dict[str, Any]:
+    """Results, which input's offsets they have, gradients."""
+    torch.manual_seed(0)
+    out = flat(f(*args))
+    tensors = [o for o in out if isinstance(o, Tensor)]
+    roots = [a for a in args if a.requires_grad]
+    live = [o for o in tensors if o.requires_grad]
+    grads = torch.autograd.grad(sum((plain(o) * 1.5).sum() for o in live), roots) if live else ()  # type: ignore[arg-type]
+    nested = [a for a in args if a.is_nested]
+    return {
+        "numbers": [o for o in out if isinstance(o, int)],
+        "ragged": [[bool(o == a.shape[1]) for a in nested] for o in out if isinstance(o, torch.SymInt)],
+        "kinds": [(type(t), t.requires_grad, t.is_contiguous() if not t.is_nested else None) for t in tensors],
+        "views": [[t._base is a for a in args] for t in tensors],
+        "inner": [t.__tensor_flatten__() if t.is_nested else None for t in tensors],  # type: ignore[attr-defined]
+        "offsets": [[t._offsets is a._offsets for a in nested] for t in tensors if t.is_nested],  # type: ignore[attr-defined]
+        "values": [plain(t).detach() for t in tensors],
+        "seqlens": [
+            [getattr(t, n).shape[0] for n in t.__tensor_flatten__()[0] if "seqlen" in n]  # type: ignore[attr-defined]
+            for t in tensors
+            if t.is_nested
+        ],
+        "grads": [plain(g) for g in grads],
+    }
+
+
+def check(f: Callable[..., Any], compiled: Any, make: Make, lengths: Lengths) -> None:
+    mine, theirs = seen(compiled, make(lengths)), seen(f, make(lengths))
+    for key in ("values", "grads"):
+        torch.testing.assert_close(mine.pop(key), theirs.pop(key))
+    assert mine == theirs
+
+
+DYNAMIC = ["pointwise", "heads", "same offsets", "linear", "padded"]
+RUNS = [pytest.param(n, d, id=f"{n}{', dynamic' * d}") for d in (False, True) for n in (DYNAMIC if d else PROGRAMS)]
+
+
+@pytest.mark.parametrize(("name", "dynamic"), RUNS)
+def test_sizes_change(name: str, dynamic: bool) -> None:
+    f, make = PROGRAMS[name]
+    compiled = st.compile(f, dynamic=dynamic)
+    with verify.enabled():
+        for lengths in LENGTHS:
+            check(f, compiled, make, lengths)
+    limit = 1 if dynamic else 2
+    assert len(compiled.specializations) <= limit, compiled.explain()
+    for found in compiled.specializations:
+        backwards = found.program.backwards
+        assert backwards is None or len(backwards.compiled) == 1, compiled.explain()
+
+
+@pytest.mark.parametrize("name", DENSE_IN)
+def test_made_in_the_region(name: str) -> None:
+    f, make = DENSE_IN[name]
+    compiled = st.compile(f)
+    with verify.enabled():
+        for lengths in SAME_NUMBER:
+            check(f, compiled, make, lengths)
+    assert len(compiled.specializations) <= 2
+
+
+def test_a_shortest_length_of_zero() -> None:
+    """It has a specialization of its own."""
+    compiled = st.compile(lambda x: x.sin())
+    for lengths in [*LENGTHS, (0, 4, 3), (2, 0, 5, 1)]:
+        check(lambda x: x.sin(), compiled, ONE, lengths)
+    assert len(compiled.specializations) <= 3
+
+
+@pytest.mark.parametrize("name", ["pointwise", "unflatten", "same offsets", "heads and back"])
+def test_static_sizes(name: str) -> None:
+    f, make = PROGRAMS[name]
+    compiled = st.compile(f, automatic_dynamic=False)
+    for lengths in [*LENGTHS[:2], *LENGTHS[:2]]:  # the same sizes again, with offsets of their own
+        check(f, compiled, make, lengths)
+    assert len(compiled.specializations) == 2
+
+
+def test_a_weight_that_takes_the_batch_apart() -> None:
+    """The gradient of a matrix that a jagged tensor is multiplied by goes over its rows one by one."""
+    compiled = st.compile(lambda x, w: x @ w)
+    for lengths in SAME_NUMBER:
+        check(lambda x, w: x @ w, compiled, lambda n: (jagged(n), dense(4, 5)), lengths)
+    assert len(compiled.specializations) == 1
+
+
+def test_offsets_that_become_one() -> None:
+    """Which inputs have the same offsets is guarded: what is allowed depends on it."""
+    f = lambda x, y: x.sin().values().sum() + y.cos().values().sum()
+    compiled = st.compile(f)
+    for make in (two, two_of_one, two, two_of_one):
+        for lengths in LENGTHS[:2]:
+            check(f, compiled, make, lengths)
+
+
+def test_other_offsets_do_not_go_together() -> None:
+    compiled = st.compile(lambda x, y: x + y)
+    with pytest.raises(RuntimeError, match="cannot call binary pointwise function add"):
+        compiled(jagged((2, 3)), jagged((2, 3), 1))
+    x, y = two_of_one((2, 3))
+    torch.testing.assert_close(compiled(x, y).values(), (x + y).values())
+
+
+def test_a_result_goes_together_with_the_input() -> None:
+    compiled = st.compile(lambda x: x.sin())
+    for lengths in LENGTHS[:3]:
+        x = jagged(lengths)
+        torch.testing.assert_close((compiled(x) + x).values(), (x.sin() + x).values())
+
+
+def test_a_closed_over_jagged_tensor() -> None:
+    at = offsets((2, 3))
+    y = jagged((2, 3), 1, at).detach()
+    f = lambda x: x * y
+    compiled = st.compile(f)
+    for seed in range(2):
+        check(f, compiled, lambda n, seed=seed: (jagged(n, seed, at),), (2, 3))  # type: ignore[misc]
+
+
+def test_written_input() -> None:
+    f = lambda x: x.mul_(2.0)
+    compiled = st.compile(f)
+    for lengths in LENGTHS:
+        x, y = jagged(lengths).detach(), jagged(lengths).detach()
+        compiled(x), f(y)
+        assert torch.equal(x.values(), y.values()) and x._version == y._version
+    assert len(compiled.specializations) == 2
+
+
+def test_gradient_of_a_jagged_leaf() -> None:
+    compiled = st.compile(lambda x: x * 3)
+    for lengths in LENGTHS[:3]:
+        x = jagged(lengths)
+        compiled(x).values().sum().backward()
+        assert x.grad is not None and torch.equal(x.grad.values(), torch.full_like(x.values(), 3.0))
+
+
+def test_double_backward() -> None:
+    f = lambda x: x * x * x
+    compiled = st.compile(f)
+    for lengths in LENGTHS[:3]:
+        found = []
+        for g in (f, compiled):
+            x = jagged(lengths)
+            (first,) = torch.autograd.grad(g(x).values().sum(), x, create_graph=True)
+            (second,) = torch.autograd.grad(first.values().sum(), x)
+            found.append((first.values().detach(), second.values()))
+        torch.testing.assert_close(*found)

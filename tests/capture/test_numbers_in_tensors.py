@@ -1,0 +1,183 @@
+"""Tensors that stand for numbers: indices, bounds of slices, ``.item()``, ``.tolist()``. Each call reads them anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import subclass_trace as st
+from subclass_trace import verify
+from subclass_trace.zoo import TwoTensor
+
+Tensor = torch.Tensor
+CLOSED_OVER = torch.tensor(0)
+
+
+def set_item(x: Tensor, i: Tensor) -> Tensor:
+    y = x * 1
+    y[i] = 5.0
+    return y
+
+
+def set_column(x: Tensor, i: Tensor) -> Tensor:
+    y = x * 1
+    y[:, i] = y[:, 0] * 2
+    return y
+
+
+def set_rest(x: Tensor, i: Tensor) -> Tensor:
+    y = x * 1
+    y[i:] = 1.5
+    return y
+
+
+PROGRAMS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "x[i]": lambda x, i: x[i] * 2,
+    "x[i], a view": lambda x, i: x[i],
+    "x[i:]": lambda x, i: x[i:] * 2,
+    "x[i:], a view": lambda x, i: x[i:],
+    "x[:i]": lambda x, i: x[:i] * 2,
+    "x[i:i + 2]": lambda x, i: x[i : i + 2].sin(),
+    "x[:, i]": lambda x, i: x[:, i] * 2,
+    "x[..., i]": lambda x, i: x[..., i] * 2,
+    "x[i, :2]": lambda x, i: x[i, :2] * 2,
+    "x[None, i]": lambda x, i: x[None, i] * 2,
+    "x[i, i]": lambda x, i: x[i, i] * 2,
+    "x[-i]": lambda x, i: x[-i] * 2,
+    "x[i.item()]": lambda x, i: x[i.item()] * 2,
+    "x[i][i]": lambda x, i: x[i][i] * 2,
+    "x[i][[1, 0]]": lambda x, i: x[i, torch.tensor([1, 0])] * 2,
+    "select": lambda x, i: x.select(0, i) * 2,
+    "narrow": lambda x, i: x.narrow(0, i, 2) * 2,
+    "narrow by number": lambda x, i: x.narrow(0, i.item(), 2) * 2,
+    "int32": lambda x, i: x[i.to(torch.int32)] * 2,
+    "x[g]": lambda x, i: x[CLOSED_OVER] * 2,
+    "x[g:]": lambda x, i: x[CLOSED_OVER:] * 2,
+    "x[i] = 5": set_item,
+    "x[:, i] = y": set_column,
+    "x[i:] = 1.5": set_rest,
+    "tolist": lambda x, i: x[i.view(1).tolist()[0]] * 2,
+    "not used": lambda x, i: (x[i], x * 2)[1],
+}
+KINDS: dict[str, Callable[[], Tensor]] = {
+    "dense": lambda: torch.randn(5, 4),
+    "two": lambda: TwoTensor(torch.randn(5, 4), torch.randn(5, 4)),
+    "nested": lambda: TwoTensor(TwoTensor(torch.randn(5, 4), torch.randn(5, 4)), torch.randn(5, 4)),
+}
+VALUES = [2, 3, 0, -1, 4, 7, -9]
+
+
+def leaves(t: Any) -> list[Tensor]:
+    if isinstance(t, TwoTensor):
+        return [*leaves(t.a), *leaves(t.b)]
+    return [t] if isinstance(t, Tensor) else []
+
+
+def seen(f: Callable[..., Any], kind: str, value: int, grad: bool) -> Any:
+    torch.manual_seed(value % 5)
+    x = KINDS[kind]().requires_grad_(grad)
+    CLOSED_OVER.fill_(value)
+    try:
+        out = f(x, torch.tensor(value))
+        if grad:
+            (out * out).sum().backward()
+    except (IndexError, RuntimeError) as error:
+        return type(error)
+    finally:
+        CLOSED_OVER.fill_(0)
+    return (
+        out._is_view() and out._base is x,
+        out.stride(),
+        [*leaves(out.detach()), *leaves(x.grad), *leaves(x.detach())],
+    )
+
+
+def compare(f: Callable[..., Any], compiled: Callable[..., Any], kind: str, value: int, grad: bool) -> None:
+    theirs, mine = seen(f, kind, value, grad), seen(compiled, kind, value, grad)
+    if isinstance(theirs, type) or isinstance(mine, type):
+        assert isinstance(theirs, type) and isinstance(mine, type), (value, theirs, mine)
+        return
+    assert mine[:2] == theirs[:2], value
+    assert len(mine[2]) == len(theirs[2]) and all(map(torch.equal, mine[2], theirs[2])), value
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_each_call_reads_them(name: str, kind: str) -> None:
+    f = PROGRAMS[name]
+    for grad in (True, False) if kind == "two" else (True,):
+        compiled = st.compile(f)
+        with verify.enabled():
+            for value in VALUES:
+                compare(f, compiled, kind, value, grad)
+        assert len(compiled.specializations) == 1
+
+
+def test_written_through_an_index() -> None:
+    def f(x: Tensor, i: Tensor) -> None:
+        x[i] = 7.0
+        x[i:] *= 2
+
+    compiled = st.compile(f)
+    for value in (1, 3, -2):
+        x, y = torch.ones(4, 3), torch.ones(4, 3)
+        f(x, torch.tensor(value)), compiled(y, torch.tensor(value))
+        assert torch.equal(x, y) and x._version == y._version
+    assert len(compiled.specializations) == 1
+
+
+@pytest.mark.parametrize("kind", ["dense", "two"])
+def test_outputs_of_a_size_that_depends_on_values(kind: str) -> None:
+    """Tangents of other sizes are served by the same backward."""
+
+    def f(x: Tensor, m: Tensor) -> Tensor:
+        return x[m.nonzero()[:, 0]] * 2
+
+    compiled = st.compile(f)
+    for mask in ([1, 0, 1, 0, 0], [1, 1, 1, 0, 1], [0, 0, 1, 0, 0], [1, 1, 1, 1, 1]):
+        rows = []
+        for g in (f, compiled):
+            torch.manual_seed(0)
+            x = KINDS[kind]().requires_grad_()
+            out = g(x, torch.tensor(mask))
+            (out * out).sum().backward()
+            rows.append([*leaves(out.detach()), *leaves(x.grad)])
+        assert all(map(torch.equal, *rows))
+    (found,) = compiled.specializations
+    assert len(found.program.backwards.compiled) == 1
+
+
+def test_a_check_is_made_in_each_call() -> None:
+    def f(x: Tensor, n: Tensor) -> Tensor:
+        k = n.item()
+        torch._check(k < 5)
+        return x * k
+
+    compiled = st.compile(f)
+    assert torch.equal(compiled(torch.ones(2), torch.tensor(3)), torch.full((2,), 3.0))
+    with pytest.raises(RuntimeError):
+        compiled(torch.ones(2), torch.tensor(8))
+
+
+def test_an_index_that_is_out_of_range_is_named() -> None:
+    compiled = st.compile(lambda x, i: x[i])
+    compiled(torch.ones(5), torch.tensor(2))
+    with pytest.raises(RuntimeError, match="index out of range for dimension 0 with size 5"):
+        compiled(torch.ones(5), torch.tensor(5))
+
+
+def test_a_branch_on_a_value_is_refused_with_its_line() -> None:
+    def f(x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            return x + 1
+        return x - 1
+
+    with pytest.raises(st.DataDependentError) as caught:
+        st.compile(f)(torch.ones(2))
+    text = str(caught.value)
+    assert "test_numbers_in_tensors.py" in text
+    for word in ("where:", "expected:", "got:", "fix:", "torch.where", "torch.cond", "`if x.sum() > 0:`"):
+        assert word in text, text

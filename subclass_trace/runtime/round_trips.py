@@ -30,14 +30,13 @@ def without_round_trips(
         given: nodes whose values are passed; what they were made of is not there.
     """
     known = dict(merged)
-    kept = {known.get(r, r) for r in results if isinstance(r, fx.Node)}
+    kept = {_final(r, known) for r in results if isinstance(r, fx.Node)}
     for node in body:
         if node not in kept and _is_view(node):
             same = next((o for o in _origins(node, known, given) if _same_layout(node, o)), None)
             if same is not None:
                 known[node] = same
-    for node, other in merged.items():  # what a merged node stands for may stand for another one by now
-        known[node] = known.get(other, other)
+    known = {node: _final(other, known) for node, other in known.items()}
     used = set(kept)
     live = []
     for node in reversed(body):
@@ -50,9 +49,15 @@ def without_round_trips(
 def _origins(node: fx.Node, known: Merged, given: Collection[fx.Node]) -> Iterator[fx.Node]:
     """What ``node`` is a view of, the nearest first."""
     while _is_view(node) and node not in given:
-        node = node.args[0]  # type: ignore[assignment]
-        node = known.get(node, node)
+        node = _final(node.args[0], known)  # type: ignore[arg-type]
         yield node
+
+
+def _final(node: fx.Node, known: Merged) -> fx.Node:
+    """What a node stands for in the end: what it stood for when it was merged may be another one by now."""
+    while node in known:
+        node = known[node]
+    return node
 
 
 def _is_view(node: fx.Node) -> bool:

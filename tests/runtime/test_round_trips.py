@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import subclass_trace as st
 from subclass_trace.runtime.graph_code import compile_graph, interpret_graph
+from subclass_trace.runtime.round_trips import without_round_trips
 
 CASES: dict[str, tuple[Callable[..., Any], int]] = {  # function of a 3 x 4 tensor -> number of views left
     "t of t": (lambda x: x.t().t() + 1, 0),
@@ -68,3 +69,17 @@ def test_symbolic_sizes_are_left_alone() -> None:
         x = torch.randn(n, 4)
         torch.testing.assert_close(region(x), x + 1)
     assert len(region.specializations) == 1
+
+
+def test_a_node_that_was_merged_with_one_that_is_left_out() -> None:
+    graph = make_fx(
+        lambda x: ((a := x.sin()), (b := a.t().t()), (c := a.t().t()), c.view(3, 4) * b.exp()), tracing_mode="fake"
+    )
+    module = graph(torch.randn(3, 4))
+    nodes = {n.name: n for n in module.graph.nodes}
+    calls = [n for n in module.graph.nodes if n.op == "call_function"]
+    sin, first, second = nodes["sin"], nodes["t_1"], nodes["t_3"]
+    view = next(n for n in calls if "view" in str(n.target))
+    body = [n for n in calls if n not in (nodes["t_2"], second)]
+    _, known = without_round_trips(body, [calls[-1]], {nodes["t_2"]: nodes["t"], second: first})
+    assert known[first] is known[second] is known[view] is sin

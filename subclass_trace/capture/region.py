@@ -27,14 +27,14 @@ from .closed_over import ClosedOverInput, ClosedOverTensors, originals_of, resto
 from .fsdp import no_fsdp_hooks
 from .functionalize import overlapping_views
 from .functions import CapturedFunctions
-from .graphs import finish_joint
+from .graphs import finish_joint, read_by_backward
 from .inputs import Argument, DynamicDims, TracedInput, TracedInputs, trace_inputs
 from .mutation import read_mutations, remember
 from .outputs import OutputClassifier
 from .recorder import Recorder
 from .session import Session
 from .sharing import Sharing
-from .tape import Tape, tensors_saved_by_autograd
+from .tape import Tape, saves_out_of_sight, tensors_saved_by_autograd
 
 Tensor = torch.Tensor
 
@@ -69,6 +69,7 @@ class Captured:
         differentiated: numbers of the inputs (closed-over ones counted after the arguments) that get gradients.
         tape: the retained autograd graph; None when nothing is differentiable.
         saved_by_autograd: names of graph nodes that eager autograd would keep.
+        saves_out_of_sight: it keeps others as well, which cannot be asked for.
     """
 
     session: Session
@@ -95,12 +96,14 @@ class Captured:
     differentiated: tuple[int, ...]
     tape: Tape | None
     saved_by_autograd: frozenset[str]
+    saves_out_of_sight: bool
     grad_mode_after: bool | None
 
     def served(self, graph: fx.GraphModule) -> frozenset[str]:
-        """What `saved_by_autograd` is called in a finished graph."""
+        """What eager autograd would keep, by its name in a finished graph."""
         names = graph.meta["names"]
-        return frozenset(names[n] for n in self.saved_by_autograd if n in names)
+        known = frozenset(names[n] for n in self.saved_by_autograd if n in names)
+        return known | read_by_backward(graph.graph) if self.saves_out_of_sight else known
 
     @property
     def all_inputs(self) -> tuple[TracedInput | ClosedOverInput, ...]:
@@ -308,12 +311,14 @@ class _Capture:
         written = _written_groups(originals, leaf_primals, recorder)
         tape = None
         saved: frozenset[str] = frozenset()
+        out_of_sight = False
         if differentiable and edges:
             live = [self.values[k] for k in differentiable]
             with self.session.modes():  # an output that its own node saves is unpacked by `detach`
                 kept = tensors_saved_by_autograd(live, edges, recorder.sets_hooks)
             served = {n: None for t in kept if recorder.knows(t) and isinstance(n := recorder.node_of(t), fx.Node)}
             saved = frozenset(n.name for n in served)
+            out_of_sight = saves_out_of_sight(live, edges)
             tape = Tape(self.session, live, edges, forward, boundary, written, tuple(served))
         return Captured(
             session=self.session,
@@ -340,6 +345,7 @@ class _Capture:
             differentiated=tuple(n for n, _ in rows) if tape else (),
             tape=tape,
             saved_by_autograd=saved,
+            saves_out_of_sight=out_of_sight,
             grad_mode_after=grad_mode_after,
         )
 

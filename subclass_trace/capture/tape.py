@@ -193,18 +193,24 @@ def tensors_saved_by_autograd(outputs: Sequence[Tensor], edges: Sequence[Any], h
 
     With ``hooks``, saved-tensor hooks were set, and what pack returned is looked at without unpacking it.
     """
-    stop = {e.node for e in edges}
-    seen: set[Any] = set()
-    found: list[Tensor] = []
-    todo = [o.grad_fn for o in outputs]
+    found = [t for node in _nodes_behind(outputs, edges) for t in _saved_of(node, hooks)]
+    return [leaf for t in found for leaf in leaves_of(t)]
+
+
+def saves_out_of_sight(outputs: Sequence[Tensor], edges: Sequence[Any]) -> bool:
+    """Is there a node that does not tell what it holds? That of an in-place operation on a view holds another node."""
+    return any(node.name().endswith("CopySlices") for node in _nodes_behind(outputs, edges))
+
+
+def _nodes_behind(outputs: Sequence[Tensor], edges: Sequence[Any]) -> Iterator[Any]:
+    seen: set[Any] = {None, *(e.node for e in edges)}
+    todo: list[Any] = [o.grad_fn for o in outputs]
     while todo:
         node = todo.pop()
-        if node is None or node in seen or node in stop:
-            continue
-        seen.add(node)
-        todo += [n for n, _ in node.next_functions]
-        found += _saved_of(node, hooks)
-    return [leaf for t in found for leaf in leaves_of(t)]
+        if node not in seen:
+            seen.add(node)
+            todo += [n for n, _ in node.next_functions]
+            yield node
 
 
 def _saved_of(node: Any, hooks: bool) -> list[Tensor]:

@@ -117,6 +117,15 @@ FOUND = {
         None,
         "tangent",
     ),
+    "what an in-place operation on a view saves cannot be asked for": (
+        ("w0 = scaled(3, 3, seed=call).requires_grad_()", "a0 = w0 * 1"),
+        ("a0",),
+        ("w0",),
+        ("v0 = x0[1:]", "v1 = v0.unsqueeze(0)", "v2, v3 = v0.sort()", "v4, v5 = v2.split(1)", "v1.mul_(v5)"),
+        ("v0",),
+        (0,),
+        "tangent",
+    ),
     "a Masked gradient that somebody else holds": (
         ("w0 = masked(3, 3, seed=call).requires_grad_()",),
         ("w0", "w0"),

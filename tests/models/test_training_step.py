@@ -1,0 +1,156 @@
+"""A whole training step as one region: forward, backward, and AdamW over lists of wrapper parameters."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.optim.adamw import adamw
+
+import subclass_trace as st
+from subclass_trace.zoo import TwoTensor
+from subclass_trace.zoo.scaled_fp8 import ScaledFP8, convert_linears
+
+Step = Callable[..., torch.Tensor]
+STEPS = 50
+
+
+def mlp() -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4))
+
+
+def pairs() -> torch.nn.Module:
+    model = mlp()
+    for layer in (model[0], model[2]):
+        for name, p in list(layer.named_parameters()):
+            setattr(layer, name, torch.nn.Parameter(TwoTensor(p.detach(), p.detach() * 2)))
+    return model
+
+
+def over_a_mesh() -> torch.nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    return parallelize_module(mlp(), init_device_mesh("cpu", (4,)), {"0": ColwiseParallel(), "2": RowwiseParallel()})
+
+
+@pytest.fixture
+def ranks() -> Iterator[None]:
+    """Four ranks, of which this process is the first and the others are pretended."""
+    dist = pytest.importorskip("torch.distributed")
+    if not dist.is_available():
+        pytest.skip("no torch.distributed")
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.fixture(autouse=True)
+def one_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The formula of AdamW without numbers read from tensors, which torch keeps for GPUs in eager mode."""
+    monkeypatch.setattr(
+        sys.modules["torch.optim.adam"], "_get_capturable_supported_devices", lambda **_: ["cpu", "cuda"]
+    )
+
+
+def make_step(model: torch.nn.Module) -> Step:
+    def step(x, y, means, squares, counts):
+        parameters = list(model.parameters())
+        loss = F.mse_loss(model(x), y)
+        gradients = list(torch.autograd.grad(loss, parameters))
+        with torch.no_grad():
+            for kind in {type(p): None for p in parameters}:  # foreach wants tensors of one class
+                lists = [
+                    [t for t, p in zip(ts, parameters, strict=True) if type(p) is kind]
+                    for ts in (parameters, gradients, means, squares, [], counts)
+                    if ts
+                ]
+                numbers = {"lr": 0.01, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.1, "eps": 1e-8}
+                adamw(*lists[:4], [], lists[4], foreach=True, capturable=True, amsgrad=False, maximize=False, **numbers)
+        return loss.detach()
+
+    return step
+
+
+def curve(model: torch.nn.Module, step: Step) -> list[torch.Tensor]:
+    parameters = list(model.parameters())
+    means, squares = ([torch.zeros_like(p, requires_grad=False) for p in parameters] for _ in range(2))
+    counts = [torch.tensor(0.0) for _ in parameters]
+    losses = []
+    for seed in range(STEPS):
+        x = torch.randn(32, 8, generator=torch.Generator().manual_seed(seed))
+        losses.append(step(x, x[:, :4].tanh(), means, squares, counts))
+    assert all(int(c) == STEPS for c in counts)
+    return losses
+
+
+def numbers(values: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Plain tensors of the same values."""
+    found: list[torch.Tensor] = []
+    for v in values:
+        v = v.detach()
+        if isinstance(v, TwoTensor):
+            found += [v.a, v.b]
+        elif isinstance(v, ScaledFP8):
+            found += [v.qdata.float(), v.scale]
+        else:
+            found.append(v.to_local() if hasattr(v, "to_local") else v)
+    return found
+
+
+def compare(build: Callable[[], torch.nn.Module], backend: str, expected_class: type, **tolerance: float) -> None:
+    eager, model = build(), build()
+    weight = model[0].weight
+    assert type(weight.data) is expected_class
+    region: Any = st.compile(make_step(model), backend=backend)
+    expected, got = curve(eager, make_step(eager)), curve(model, region)
+    assert float(numbers(expected[-1:])[0]) < 0.6 * float(numbers(expected[:1])[0])
+    torch.testing.assert_close(numbers(got), numbers(expected), **tolerance)
+    torch.testing.assert_close(numbers(list(model.parameters())), numbers(list(eager.parameters())), **tolerance)
+    assert model[0].weight is weight and len(region.specializations) == 1
+
+
+@pytest.mark.parametrize(
+    ("build", "kind"),
+    [(mlp, torch.Tensor), (pairs, TwoTensor), (lambda: convert_linears(mlp(), fp8_weight=True), ScaledFP8)],
+    ids=["plain", "pairs", "fp8"],
+)
+def test_fifty_steps(build: Callable[[], torch.nn.Module], kind: type) -> None:
+    compare(build, "eager", kind)
+
+
+def test_fifty_steps_over_a_mesh(ranks: None) -> None:
+    from torch.distributed.tensor import DTensor
+
+    compare(over_a_mesh, "eager", DTensor)
+
+
+def test_an_optimizer_that_the_region_steps_is_refused() -> None:
+    """It would look at the real parameters, which have no gradient while the region is traced, and do nothing."""
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(x):
+        parameters = list(model.parameters())
+        for p, g in zip(parameters, torch.autograd.grad(model(x).sum(), parameters), strict=True):
+            p.grad = g
+        optimizer.step()
+
+    with pytest.raises(st.UnsupportedError, match=r"(?s)the region assigns \.grad.*fix: .*torch\.optim\.adamw\.adamw"):
+        st.compile(step)(torch.ones(2, 8))
+
+
+@pytest.mark.slow
+@pytest.mark.inductor
+@pytest.mark.parametrize("build, kind", [(mlp, torch.Tensor), (pairs, TwoTensor)], ids=["plain", "pairs"])
+def test_fifty_steps_with_inductor(build: Callable[[], torch.nn.Module], kind: type) -> None:
+    compare(build, "inductor", kind, atol=1e-4, rtol=1e-3)

@@ -445,8 +445,11 @@ def write_back_in_graph(captured: Captured, forward: fx.GraphModule) -> tuple[Mu
 
 # ---------------------------------------------------------------------------------------------- what is saved
 def _written(captured: Captured) -> list[str]:
-    """Graph inputs that the region writes."""
-    leaves = {place for m in captured.mutations for k in m.leaves for place in [captured.all_inputs[m.input].leaves[k]]}
+    """Graph inputs that the region writes, or whose shape it changes: that moves the version of what is saved as well."""
+    leaves = set()
+    for m in captured.mutations:
+        own = captured.all_inputs[m.input].leaves
+        leaves |= set(own if m.metadata is not None else [own[k] for k in m.leaves])
     numbers = {captured.leaf_primals[k] for k in leaves}
     numbers |= {n for group in captured.groups for n in group}
     return [f"primals_{n + 1}" for n in sorted(numbers)]

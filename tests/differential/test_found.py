@@ -126,6 +126,15 @@ FOUND = {
         (0,),
         "tangent",
     ),
+    "saved of an input whose shape changes": (
+        ("w0 = dense(3, 3, seed=call).requires_grad_()", "a0 = w0 * 1"),
+        ("a0",),
+        ("w0",),
+        ("v0 = x0 + x0", "v1 = v0 + v0", "v1.relu_()", "x0.t_()", "v1.add_(1)"),
+        ("v0", "v1"),
+        (0,),
+        "tangent",
+    ),
     "a Masked gradient that somebody else holds": (
         ("w0 = masked(3, 3, seed=call).requires_grad_()",),
         ("w0", "w0"),

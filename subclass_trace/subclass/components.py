@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -22,6 +24,7 @@ import torch
 
 from .. import _torch
 from .context import Unread, has_generated_equality, same_context
+from .watched import watched
 
 #: ("item", key or index), ("field", name) of a dataclass or named tuple, or ("whole", None)
 Part = tuple[str, Any]
@@ -92,9 +95,13 @@ def copies(build: Callable[[Any], torch.Tensor], built: torch.Tensor, context: A
         built: the wrapper for ``context``.
 
     The wrapper is built once with each value changed and twice with all of them changed. A value is left out when that
-    raises, or when anything but attributes differs then: the outer tensor, or which attributes there are.
+    raises, or when anything but attributes differs then: the outer tensor, or which attributes there are; and when the
+    class does more with it than to keep it (compares it, computes with it), since then an attribute may depend on it for
+    other values than were tried.
     """
     found = {p: v for p, v in components(context).items() if any(_same(a, v) for a in vars(built).values())}
+    for part in _used(build, built, context, found):
+        del found[part]
     trials = []
     for part, value in list(found.items()):
         trial = _built(build, built, context, {part: _near(value)})
@@ -116,6 +123,24 @@ def copies(build: Callable[[Any], torch.Tensor], built: torch.Tensor, context: A
         for part, value in found.items()
         if _same(state[name], value) and all(_same(t[name], values.get(part, value)) for values, t in trials)
     }
+
+
+def _used(
+    build: Callable[[Any], torch.Tensor], built: torch.Tensor, context: Any, values: Mapping[Part, Any]
+) -> set[Part]:
+    """The values that the class does something with while it builds a wrapper, whatever the truth values are."""
+    switches = [part for part, value in values.items() if type(value) is bool]  # bool has no subclasses
+    used = set(switches) if len(switches) > _SWITCHES else set()
+    switches = [part for part in switches if part not in used]
+    for positions in itertools.product((False, True), repeat=len(switches)):
+        trial = {p: watched(v, functools.partial(used.add, p)) for p, v in values.items() if type(v) is not bool}
+        if _built(build, built, context, {**trial, **dict(zip(switches, positions, strict=True))}) is None:
+            return set(values)
+    return used
+
+
+#: so many truth values are tried in all their combinations
+_SWITCHES = 3
 
 
 def _built(

@@ -384,6 +384,57 @@ def test_a_value_that_the_class_checks_is_guarded() -> None:
     assert [m.part for m in region.specializations[1].plan.unread] == [("item", "scale")]
 
 
+CONDITIONS: dict[str, tuple[Callable[[int], bool], tuple[int, ...]]] = {
+    "not zero": (lambda step: step != 0, (1, 2, 0)),
+    "divisible": (lambda step: step % 10 != 0, (1, 2, 10, 20, 11)),
+    "below a far bound": (lambda step: step < 5000, (1, 4999, 5000)),
+    "downwards": (lambda step: step >= 3, (5, 4, 3, 2)),
+    "one value": (lambda step: step != 7, (1, 6, 7, 8)),
+    "in a set": (lambda step: step not in {70, 80}, (1, 70)),
+    "as text": (lambda step: str(step) != "12", (1, 12)),
+    "truth": (lambda step: bool(step), (1, 0)),
+}
+
+
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_an_attribute_that_follows_one_value_under_a_condition_on_another(name: str) -> None:
+    holds, steps = CONDITIONS[name]
+
+    class Conditional(Tagged):
+        def __init__(self, a: Tensor, scale: int = 3, step: int = 0) -> None:
+            super().__init__(a, scale, step)
+            self.e = scale if holds(step) else 0
+
+    region = st.compile(lambda x: x.sin() * x.e)
+    for step in steps:
+        x = Conditional(torch.ones(3), step=step)
+        torch.testing.assert_close(region(x), torch.ones(3).sin() * x.e)
+
+
+def test_a_condition_on_truth_values_together() -> None:
+    class Switched(Tagged):
+        def __init__(self, a: Tensor, scale: int = 3, step: int = 0) -> None:
+            super().__init__(a, scale, step)
+
+        def __tensor_flatten__(self) -> Any:
+            return ["a"], {"scale": self.scale, "step": self.step, "p": self.p, "q": self.q}
+
+        @classmethod
+        def __tensor_unflatten__(cls, inner: Any, context: Any, size: Any, stride: Any) -> Any:
+            return _switched(inner["a"], **context)
+
+    def _switched(a: Tensor, scale: int, step: int, p: bool, q: bool) -> Any:
+        made: Any = Switched(a, scale, step)
+        made.p, made.q = p, q
+        made.e = scale if not (p and q and step == 7) else 0
+        return made
+
+    region = st.compile(lambda x: x.sin() * x.e)
+    for p, q, step in ((False, False, 7), (True, False, 7), (True, True, 6), (True, True, 7)):
+        x = _switched(torch.ones(3), 3, step, p, q)
+        torch.testing.assert_close(region(x), torch.ones(3).sin() * x.e)
+
+
 def test_read_in_the_backward_alone() -> None:
     region = st.compile(lambda x, w: Read.apply(x, w) + (x * 2))
     for step in (2, 5, 2):

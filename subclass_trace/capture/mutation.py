@@ -86,11 +86,13 @@ def read_mutations(
         changed = change.data or change.replaced or change.metadata or change.attributes
         if not (changed or differentiable or starts or bumps):  # the shape of a view of it may have changed: bumps
             continue
+        related = len(families[id(family(argument.value))]) > 1
         if differentiable:
             _refuse_as_eager(argument)
-            if len(families[id(family(argument.value))]) > 1:
-                _refuse_closed_over(argument)
-                raise NeedsAutogradBase(family(argument.value))
+        of_views = starts and argument.value is family(argument.value)  # its views require grad as well from now on
+        if related and (differentiable or of_views):
+            _refuse_closed_over(argument)
+            raise NeedsAutogradBase(family(argument.value))
         value = emit(row.traced) if change.data or change.replaced or differentiable else None
         plans.append(
             MutationPlan(
@@ -106,6 +108,28 @@ def read_mutations(
             )
         )
     return plans
+
+
+def check_members(
+    results: Sequence[Any], mutations: Sequence[MutationPlan], inputs: TracedInputs, arguments: Sequence[Argument]
+) -> None:
+    """A member of a split may be stale: its argument was written through another argument of the same autograd base.
+
+    Eager mode refuses whatever autograd would do with it. Only a traced base knows that.
+
+    Raises:
+        NeedsAutogradBase: there is such a result.
+    """
+    numbers = {id(row.traced): n for n, row in enumerate(inputs.inputs)}
+    written = {m.input for m in mutations if m.leaves}
+    for o in results if written else ():
+        n = numbers.get(id(o._base)) if isinstance(o, Tensor) and o.requires_grad else None
+        if n is None or not _torch.is_multi_output_view(o):
+            continue
+        mine = family(arguments[n].value)
+        if any(family(arguments[k].value) is mine for k in written - {n}):
+            _refuse_closed_over(arguments[n])
+            raise NeedsAutogradBase(mine)
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,7 +29,7 @@ from .functionalize import overlapping_views
 from .functions import CapturedFunctions
 from .graphs import finish_joint, read_by_backward
 from .inputs import Argument, DynamicDims, TracedInput, TracedInputs, trace_inputs
-from .mutation import read_mutations, remember
+from .mutation import check_members, read_mutations, remember
 from .outputs import OutputClassifier
 from .recorder import Recorder
 from .session import Session
@@ -197,6 +197,7 @@ class _Capture:
             contents = {m.value for m in mutations if m.value is not None}
             sharing = Sharing(inputs, recorder)
             results = [self.stand_ins.result(o) for o in results]
+            check_members(results, mutations, inputs, arguments)
             classifier = OutputClassifier(inputs, states, run.handed, mutations, recorder, results, sharing, self._emit)
             outputs = [classifier.classify(o) for o in results]
             aliases = sharing.aliases(self.values, contents, self._emit)

@@ -135,6 +135,15 @@ FOUND = {
         (0,),
         "tangent",
     ),
+    "an argument whose view is another starts to require grad": (
+        ("w0 = dense(3, 3, seed=call)", "a1 = w0[1:]"),
+        ("w0", "a1"),
+        (),
+        ("x0.requires_grad_()", "v1 = x1 + x1"),
+        ("v1",),
+        None,
+        "tangent",
+    ),
     "a Masked gradient that somebody else holds": (
         ("w0 = masked(3, 3, seed=call).requires_grad_()",),
         ("w0", "w0"),
@@ -233,3 +242,22 @@ def test_a_write_from_overlapping_memory_is_refused_as_in_eager() -> None:
             except RuntimeError as error:
                 found.append(str(error)[:40])
         assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("leaf", [True, False])
+def test_a_member_of_a_split_whose_base_was_written_is_stale(leaf: bool) -> None:
+    import torch
+
+    import subclass_trace as st
+
+    def program(x, y):
+        member = y.split(1)[0]
+        with torch.no_grad():
+            x.add_(1)
+        return member
+
+    for call in (program, st.compile(program)):
+        x = torch.ones(3, 3).requires_grad_()
+        x = x if leaf else x * 1
+        with pytest.raises(RuntimeError, match="returns multiple views"):
+            call(x, x[1:]).grad_fn

@@ -252,10 +252,12 @@ class _EntryEmitter:
                 hooks = f"(*m{k}._forward_pre_hooks, *m{k}._forward_hooks) != {s.constant(guard.hooks)}"
             s.line(f"if m{k} is not {known} or m{k}.training is not {guard.training} or {hooks}: return MISS")
             self._check_slots(k, guard.module)
+            s.line(f"d = m{k}.__dict__")
+            if "forward" not in dict(guard.attributes):
+                s.line("if 'forward' in d: return MISS")
             if guard.attributes:
                 values = tuple(v for _, v in guard.attributes)
                 now = "".join(f"d[{name!r}], " for name, _ in guard.attributes)
-                s.line(f"d = m{k}.__dict__")
                 s.line(f"if ({now}) != {s.constant(values, 'attributes')}: return MISS")
         names: list[str] = []
         for slot in self.layout.slots:

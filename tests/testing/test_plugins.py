@@ -76,7 +76,7 @@ def test_logs_are_not_flooded(tmp_path: Path) -> None:
     done = _pytest("--subclass-check", "fails_compiled:Doubles", "-k", "ST701", cwd=tmp_path)
     assert "1 failed" in done.stdout, done.stdout + done.stderr
     assert "the result of eager mode" in done.stdout
-    assert "torch.__trace" not in done.stdout and len(done.stdout.splitlines()) < 150
+    assert "torch.__trace" not in done.stdout and len(done.stdout.splitlines()) < 400
 
 
 FAILS_COMPILED = """

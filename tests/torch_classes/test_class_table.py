@@ -34,6 +34,7 @@ def test_the_page_has_all_rows() -> None:
     assert [row[0] for row in _written()] == [f"`{row.name}`" for row in class_table.ROWS]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_surroundings")
 @pytest.mark.parametrize("number", range(len(class_table.ROWS)), ids=lambda k: f"{k}-{class_table.ROWS[k].name}")
 def test_a_row_is_what_is_measured(number: int) -> None:

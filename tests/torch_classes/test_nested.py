@@ -10,7 +10,11 @@ from torch.nested import nested_tensor, nested_tensor_from_jagged
 import subclass_trace as st
 from subclass_trace.frontends.dynamo import register
 
-pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning"),
+    # Dynamo looks at it; whether torch warns depends on what has warned before.
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning"),
+]
 
 
 def through_dynamo(f):

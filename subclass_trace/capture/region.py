@@ -389,18 +389,7 @@ def _typed_errors(recorder: Any) -> Iterator[None]:
     except SubclassTraceError:
         raise
     except _torch.DATA_DEPENDENT_ERRORS as error:
-        cls = _class_at_work(error)
-        whose = "the region's control flow or sizes" if cls is None else f"control flow or sizes inside {cls}"
-        values = f"values of {cls} in eager, outside of the region: its own code reads what is inside tensors"
-        raise DataDependentError(
-            f"{whose} depend on the values inside a tensor",
-            path=_user_line(error, recorder),
-            expected="sizes and branches that follow from the inputs' metadata",
-            got=" ".join(str(error).split())[:300],
-            fix="use torch.where or torch.cond, or move this part out of the region"
-            if cls is None
-            else f"use {values}",
-        ) from error
+        raise _depends_on_data(error, recorder) from error
     except _torch.NO_FAKE_KERNEL as error:
         raise UnsupportedError(
             f"the region uses an operation that has no kernel for fake tensors: {error}",
@@ -410,6 +399,8 @@ def _typed_errors(recorder: Any) -> Iterator[None]:
             fix="register a fake kernel for it (torch.library.register_fake), or move this part out of the region",
         ) from error
     except RuntimeError as error:
+        if isinstance(error.__cause__, _torch.DATA_DEPENDENT_ERRORS):  # DTensor raises another error from it
+            raise _depends_on_data(error, recorder) from error
         if ".numpy()" not in str(error) and ".tolist()" not in str(error) and "data_ptr" not in str(error):
             raise
         raise DataDependentError(
@@ -428,6 +419,20 @@ def _typed_errors(recorder: Any) -> Iterator[None]:
             got=" ".join(str(error).split())[:300],
             fix="do not keep tensors from inside a region in Python state that another region reads",
         ) from error
+
+
+def _depends_on_data(error: BaseException, recorder: Any) -> DataDependentError:
+    cls = _class_at_work(error)
+    whose = "the region's control flow or sizes" if cls is None else f"control flow or sizes inside {cls}"
+    values = f"values of {cls} in eager, outside of the region: its own code reads what is inside tensors"
+    elsewhere = "use torch.where or torch.cond, or move this part out of the region"
+    return DataDependentError(
+        f"{whose} depend on the values inside a tensor",
+        path=_user_line(error, recorder),
+        expected="sizes and branches that follow from the inputs' metadata",
+        got=" ".join(str(error).split())[:300],
+        fix=elsewhere if cls is None else f"use {values}",
+    )
 
 
 def _class_at_work(error: BaseException) -> str | None:

@@ -7,7 +7,7 @@ user function, and computed from the same saved activations. See docs/notes/tang
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -42,7 +42,7 @@ class CompiledBackward:
     Attributes:
         tangents: spec of each tangent (None: absent); leaves are brought to its strides.
         create_graph: traced to be differentiated again.
-        inputs: for each graph input ("saved", name) or ("tangent", leaf number).
+        inputs: for each graph input ("saved", name), ("tangent", leaf number) or ("size", symbol).
         call: the boxed program.
         grads: spec of each gradient, in the order of the differentiated inputs.
         next: the backwards of this backward, when ``create_graph``; ``differentiable``: which gradients they are of.
@@ -74,7 +74,8 @@ class CompiledBackward:
         env = with_unbacked(wanted, [t.shape for t in tangents], env)
         sizes = evaluator(env)
         leaves = [fit_strides(t, sizes(s.stride)) for t, s in zip(tangents, wanted, strict=True)]
-        args = [saved[key] if kind == "saved" else leaves[key] for kind, key in self.inputs]
+        given = {"saved": saved, "tangent": leaves, "size": env}
+        args = [given[kind][key] for kind, key in self.inputs]  # type: ignore[index]
         if not self.create_graph:  # the program frees each value after its last use; nothing else may hold it
             saved.clear()
         with torch.no_grad():
@@ -159,17 +160,19 @@ class Backwards:
         merge_twins(traced.joint.graph, self.twins)
         outputs = output_args(traced.joint.graph)[traced.num_forward :]
         have = self.saved | set(traced.tangents)
-        nodes, missing = needed(outputs, have)
+        sizes = self._sizes(traced.joint.graph, have)
+        nodes, missing = needed(outputs, {*have, *sizes})
         if missing:
             raise self._not_computable(tangents, missing)
-        names = [n.name for n in traced.joint.graph.nodes if n in nodes and n.name in have]
+        names = [n.name for n in traced.joint.graph.nodes if n in nodes and (n.name in have or n.name in sizes)]
         graph = extract(traced.joint, outputs, names)
         unpack_late(graph.graph)
         if verify.ENABLED:
             verify.verify_joint(traced.joint, num_forward=traced.num_forward, tangents=tuple(have))
-            verify.verify_backward(graph, names, have)
-        number = {name: k for k, name in enumerate(traced.tangents)}
-        inputs = tuple(("tangent", number[n]) if n in number else ("saved", n) for n in names)
+            verify.verify_backward(graph, names, {*have, *sizes})
+        place = {name: ("tangent", k) for k, name in enumerate(traced.tangents)}
+        place |= {name: ("size", symbol) for name, symbol in sizes.items()}
+        inputs = tuple(place.get(n, ("saved", n)) for n in names)
         following = None
         if traced.next is not None:
             rest = (self.compile_backward, (), self.symbols, self.twins)
@@ -188,6 +191,11 @@ class Backwards:
             traced.tangents,
             graph=graph,
         )
+
+    def _sizes(self, graph: fx.Graph, have: Collection[str]) -> dict[str, Any]:
+        """Nodes that are a size symbol of the region: each call knows its value, so nobody has to save it."""
+        found = {n.name: symbol for n in graph.nodes if (symbol := _torch.size_symbol(n.meta.get("val"))) is not None}
+        return {name: symbol for name, symbol in found.items() if symbol in self.symbols and name not in have}
 
     def _not_computable(self, tangents: Sequence[Spec | None], missing: set[str]) -> TangentError:
         present = [p for p, t in zip(self.output_paths, tangents, strict=False) if t is not None]

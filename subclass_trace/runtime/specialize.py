@@ -394,7 +394,7 @@ def _freeze_replay(replay: Replay) -> Replay:
         sizes.append(to_expr(n))
         return n
 
-    with torch.no_grad():
+    with torch.no_grad(), _torch.enable_python_dispatcher():  # else DTensor looks for the symbols in its cache
         replay(view._base, symint_visitor_fn=note)  # type: ignore[call-arg]
     return SymbolicView(replay, tuple(sizes))
 

@@ -87,7 +87,8 @@ def _graph(
     from .functions import paste
 
     rows = iter(saved), iter(numbers)
-    values = {row.name: next(rows[0] if row.is_tensor else rows[1]) for row in program.plan.saved}
+    values: dict[Any, Any] = {row.name: next(rows[0] if row.is_tensor else rows[1]) for row in program.plan.saved}
+    values |= zip(_own_sizes(entry), rows[1], strict=False)
     args = [leaves[key] if kind == "tangent" else values[key] for kind, key in entry.inputs]
     return paste(capture, entry.graph if isinstance(entry.graph, torch.fx.GraphModule) else entry.graph.module, args)
 
@@ -114,6 +115,11 @@ def _env(ctx: Any) -> Env:
 def _numbers(ctx: Any) -> list[Any]:
     """Saved sizes."""
     return [n for n in getattr(ctx, "numbers", None) or () if n is not None]
+
+
+def _own_sizes(entry: CompiledBackward) -> list[Any]:
+    """Size symbols that the backward takes and nobody saved."""
+    return [key for kind, key in entry.inputs if kind == "size"]
 
 
 def _any_number(ctx: Any) -> bool:
@@ -153,7 +159,7 @@ def _between_calls(
     kept, numbers = getattr(ctx, "kept", None), _numbers(ctx)
     begin = Begin(program, entry, kept is not None)
     step = capture.write("backward", begin, (ctx_step, plain, packed, count, *grads), note="region_tangents")
-    counts = (1, begin.leaves, len(numbers), 0 if kept is None else len(kept))
+    counts = (1, begin.leaves, len(numbers) + len(_own_sizes(entry)), 0 if kept is None else len(kept))
     parts = [capture.part(step, k) for k in range(sum(counts))]
     (found,), leaves, sizes, activations = (parts[sum(counts[:k]) : sum(counts[: k + 1])] for k in range(len(counts)))
     for size in sizes:
@@ -173,7 +179,7 @@ class Found:
 
 
 class Begin:
-    """Tangents to dense leaves; gives [`Found`, *leaves, *saved sizes, *activations that the node keeps]."""
+    """Tangents to dense leaves; gives [`Found`, *leaves, *sizes, *activations that the node keeps]."""
 
     __name__ = "region_tangents"
 
@@ -183,7 +189,8 @@ class Begin:
 
     def __call__(self, ctx: Any, saved: Any, packed: Any, count: int, *grads: Any) -> list[Any]:
         """``saved``, ``packed`` and ``count`` as in `operations.run_backward`."""
-        entry, env, numbers = self.entry, _env(ctx), _numbers(ctx)
+        entry, env = self.entry, _env(ctx)
+        numbers = [*_numbers(ctx), *(env[symbol] for symbol in _own_sizes(entry))]
         rows = [None if grads[k] is None else flatten(grads[k]) for k in self.plan.differentiable]
         wanted = [s for t in entry.tangents if t is not None for s in spec_leaves(concrete(t, env))]
         kept = take_kept(ctx) if self.kept else None

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from spmd import check, collectives, operations, values
+from spmd import check, collectives, difference, operations, seen, values
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor import zeros as dtensor_zeros
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -431,6 +431,61 @@ def test_sharded_batch_sizes_that_change(mesh) -> None:
         assert got.placements == want.placements and got.shape == want.shape
         assert torch.equal(got._local_tensor, want._local_tensor)
     assert len(region.specializations) == 2, region.explain()
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"dynamic": True}, {"partitioner": "default"}, {"retain_trace": False}], ids=str
+)
+@pytest.mark.parametrize("f", [torch.sin, lambda x: x.sin() * 2], ids=["sin", "sin, times"])
+def test_losses_that_send_replicated_tangents_to_shards(mesh, f, options) -> None:
+    """The later backward needs the outer size, a symbol that no saved tensor carries."""
+    region = st.compile(f, **options)
+    for size in (8, 12, 6):
+        for loss in (lambda out: out.sum(), lambda out: (out * out).mean()):
+            x = whole(mesh, size, 4, placements=ROWS, grad=True)
+            loss(f(x)).backward()
+            want, x.grad = x.grad, None
+            loss(region(x)).backward()
+            assert difference(seen(want), seen(x.grad)) is None
+
+
+def test_tangents_of_other_placements_for_a_module(mesh) -> None:
+    layer = distribute_module(nn.Linear(4, 4), mesh)
+    region = st.compile(layer)
+    for size in (8, 12, 16):
+        x, parameters = whole(mesh, size, 4, placements=ROWS, grad=True), list(layer.parameters())
+        want = torch.autograd.grad(layer(x).sum(), [x, *parameters])
+        got = torch.autograd.grad(region(x).sum(), [x, *parameters])
+        assert all(difference(seen(w), seen(g), 1e-6) is None for w, g in zip(want, got, strict=True))
+
+
+def test_differentiated_twice_with_sizes_that_change(mesh) -> None:
+    def second(f, x, w):
+        (g,) = torch.autograd.grad(f(x, w).sin().sum(), x, create_graph=True)
+        return [g, *torch.autograd.grad(g.pow(2).sum(), [x, w])]
+
+    region = st.compile(torch.matmul)
+    for size in (8, 12, 16):
+        x, w = whole(mesh, size, 4, placements=ROWS, grad=True), whole(mesh, 4, 4, seed=1, grad=True)
+        pairs = zip(second(torch.matmul, x, w), second(region, x, w), strict=True)
+        assert all(difference(seen(a), seen(b), 1e-6) is None for a, b in pairs)
+
+
+def test_view_of_an_input_with_a_dynamic_size(mesh) -> None:
+    def f(x):
+        return x.view(-1, 2, 4)
+
+    region = st.compile(f, dynamic=True)
+    for size in (8, 16, 24):
+        x = whole(mesh, size, 4, placements=ROWS, grad=True)
+        want, got = f(x), region(x)
+        assert got._base is x and difference(seen(want), seen(got)) is None
+        grads = [torch.autograd.grad((out * out).sum(), x)[0] for out in (want, got)]
+        assert difference(*map(seen, grads)) is None
+        with torch.no_grad():
+            region(x).mul_(3)
+            assert torch.equal(x.to_local(), whole(mesh, size, 4, placements=ROWS).to_local() * 3)
+    assert len(region.specializations) == 2, "one for each grad mode"
 
 
 # ---------------------------------------------------------------------------------------------- guards

@@ -33,10 +33,13 @@ class InputPlan:
         path: where the user passes it.
         spec: what it must look like (guarded), and how it is taken apart.
         leaves: its dense leaves as places in the leaf table (one leaf may stand in several places).
-        is_leaf: is it an autograd leaf? None where that does not matter: the region does not write it under autograd.
+        is_leaf: is it an autograd leaf? None where that does not matter: the region does not write it under autograd, and
+            does not ask.
         position: where it stands among the flat arguments; None for a tensor that the function closes over.
         take_base: the input is the autograd base of the tensor at that position (docs/notes/views.md).
         constant: for a tensor that the function closes over: the tensor itself.
+        is_parameter: is it an ``nn.Parameter``? None where the region does not ask.
+        no_gradient: the region asks for its ``.grad``, and finds None.
     """
 
     path: Path
@@ -46,6 +49,8 @@ class InputPlan:
     position: int | None
     take_base: bool = False
     constant: torch.Tensor | None = None
+    is_parameter: bool | None = None
+    no_gradient: bool = False
 
     def of(self, flat: Sequence[Any]) -> torch.Tensor:
         """The input tensor of a call with these flat arguments."""
@@ -380,7 +385,7 @@ class Plan:
     differentiated: tuple[int, ...]  # inputs that get a gradient, in the order of the backward's outputs
     grad_mode_after: bool | None
     saved: tuple[SavedValue, ...]
-    offsets_matter: bool  # the graphs hold absolute storage offsets (as_strided)
+    offsets_matter: bool  # the graphs hold absolute storage offsets (as_strided), or the region asks for one
     aliases: tuple[ValueAlias, ...] = ()
     unbacked: tuple[tuple[Any, int], ...] = ()  # symbols that depend on values inside tensors -> number of size output
     fresh_leaves: tuple[int, ...] = ()  # values that the region made autograd leaves (`requires_grad_()`)

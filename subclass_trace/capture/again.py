@@ -31,7 +31,7 @@ class FirstRun:
     """What is kept of a capture.
 
     Attributes:
-        rows: path, spec, leaves and ``is_leaf`` of each input.
+        rows: path, spec, leaves, ``is_leaf`` and ``is_parameter`` of each input.
         originals, sizes: as in `TracedInputs`.
         unread: what the guards leave out of the inputs' contexts.
         graph: the fingerprint.
@@ -40,7 +40,7 @@ class FirstRun:
     mode: Any
     dynamic: bool
     decompositions: Mapping[Any, Callable[..., Any]]
-    rows: tuple[tuple[Path, Spec, tuple[int, ...], bool], ...]
+    rows: tuple[tuple[Path, Spec, tuple[int, ...], bool, bool], ...]
     originals: tuple[Tensor, ...]
     sizes: tuple[Any, ...]
     unread: tuple[Unread, ...]
@@ -57,7 +57,7 @@ class FirstRun:
             session.mode,
             session.dynamic,
             decompositions,
-            tuple((i.path, i.spec, i.leaves, i.is_leaf) for i in inputs),
+            tuple((i.path, i.spec, i.leaves, i.is_leaf, i.is_parameter) for i in inputs),
             captured.originals[:count],
             tuple(captured.size_primals.values()),
             session.reads.left_out(),
@@ -87,10 +87,10 @@ class FirstRun:
             session.recorder.primal(fake, untouched=True)
         values = tuple(session.tracked(fake) for fake in self.originals)
         inputs = []
-        for number, (path, spec, own, is_leaf) in enumerate(self.rows):
+        for number, (path, spec, own, is_leaf, is_parameter) in enumerate(self.rows):
             traced = traced_value(session, number, spec, [values[k] for k in own], path)
             edge = torch.autograd.graph.get_gradient_edge(traced) if traced.requires_grad else None
-            inputs.append(TracedInput(path, spec, own, is_leaf, traced, edge))
+            inputs.append(TracedInput(path, spec, own, is_leaf, traced, edge, is_parameter))
         return TracedInputs(tuple(inputs), values, self.originals, (), self.sizes)
 
 

@@ -102,6 +102,11 @@ class StandIns:
             return self.stand_in(value) if self._is_real(value) else value
         return type(value)(map(self._one, value)) if type(value) in (list, tuple) else value
 
+    def known(self, value: Any) -> Any:
+        """The traced tensor for an input that the function names, or the value itself."""
+        pair = self.named.get(id(value))
+        return value if pair is None else pair[1]
+
     def stand_in(self, real: Tensor) -> Tensor:
         """The traced tensor for a real one."""
         if id(real) in self.named:

@@ -15,6 +15,7 @@ from .. import _torch
 from ..errors import DataDependentError, UnsupportedError
 from .closed_over import StandIns
 from .indexing import Indexing, IndexingInside
+from .metadata import ASIDE, ASKING, MetadataReads
 from .recorder import Recorder
 
 Tensor = torch.Tensor
@@ -24,9 +25,9 @@ _READS = ("numpy", "data_ptr", "__array__")
 class CapturedFunctions(_torch.TorchFunctionMode):
     """Hands calls on; see the module's docstring."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, metadata: MetadataReads) -> None:
         super().__init__()
-        self.recorder = recorder
+        self.recorder, self.metadata = recorder, metadata
         self.views = recorder.views
         self.stand_ins = StandIns(recorder)
         self.indexing = Indexing(recorder, self._traced)
@@ -35,11 +36,15 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         if torch.compiler.is_dynamo_compiling():  # torch.cond lets Dynamo look at this mode as well
             return func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
+        if name == "__set__" and getattr(func, "__self__", None) is Tensor.grad and args[1] is not None:
+            self._refuse_gradient(*args)
+        if name in ASKING and args:
+            answer = self.metadata.answer(func, args[0], self.stand_ins.known(args[0]), self.recorder)
+            if answer is not ASIDE:
+                return answer
         args, kwargs = self.stand_ins.swap(func, args, kwargs or {})
         if name == "__set__" and getattr(func, "__self__", None) is Tensor.data:
             return self._set_data(func, *args)
-        if name == "__set__" and getattr(func, "__self__", None) is Tensor.grad and args[1] is not None:
-            self._refuse_gradient(args[0])
         if name in _READS and _torch.is_fake(args[0]):
             raise DataDependentError(
                 f"the region reads the values inside a tensor (.{name}())",
@@ -79,9 +84,9 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         (found,), _ = self.stand_ins.swap(None, (t,), {})
         return found  # type: ignore[no-any-return]
 
-    def _refuse_gradient(self, x: Tensor) -> None:
+    def _refuse_gradient(self, x: Tensor, gradient: Any) -> None:
         """An optimizer that a region steps looks at the real parameters, and would find no gradient there."""
-        if _torch.is_fake(x):
+        if _torch.is_fake(x) or _torch.is_fake(gradient):
             raise UnsupportedError(
                 "the region assigns .grad",
                 path=self.recorder.user_line(),

@@ -52,6 +52,8 @@ class TracedInput:
     is_leaf: bool
     traced: Tensor
     edge: Any  # gradient edge, or None when it does not require grad
+    is_parameter: bool = False
+    has_gradient: bool = False  # its .grad is a tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,9 +105,15 @@ def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: Dynam
         edge = torch.autograd.graph.get_gradient_edge(traced) if traced.requires_grad else None
         if session.dynamic:
             spec = _with_sizes(spec, flatten(traced)[1])
-        is_leaf = argument.value.is_leaf
-        inputs.append(TracedInput(argument.path, spec, own, is_leaf, traced, edge))
+        real = argument.value
+        facts = isinstance(real, torch.nn.Parameter), has_gradient(real)
+        inputs.append(TracedInput(argument.path, spec, own, real.is_leaf, traced, edge, *facts))
     return TracedInputs(tuple(inputs), values, tuple(originals), tuple(paths), tuple(extra))
+
+
+def has_gradient(x: Tensor) -> bool:
+    """Is its ``.grad`` a tensor? (Asked of a tensor that is no leaf and keeps none, torch would warn.)"""
+    return (x.is_leaf or x.retains_grad) and x.grad is not None
 
 
 def _check_leaf(leaf: Tensor, path: Path, argument: Argument) -> None:

@@ -237,7 +237,7 @@ class OutputClassifier:
         """Python attributes that a freshly rebuilt value would not have: the region set them."""
         with _torch.without_tracing(), torch.no_grad():
             fresh = rebuild(spec, iter(leaves)) if isinstance(spec, WrapperSpec) else self.recorder.bare(o)
-        own = getattr(fresh, "__dict__", {})
+        own = {"_is_param", *getattr(fresh, "__dict__", {})}  # a copy of what an input has is no Parameter
         return {k: v for k, v in getattr(o, "__dict__", {}).items() if k not in own and not isinstance(v, Tensor)}
 
     def _is_traced(self, o: Tensor) -> bool:

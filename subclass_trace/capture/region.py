@@ -29,6 +29,7 @@ from .functionalize import overlapping_views
 from .functions import CapturedFunctions
 from .graphs import finish_joint, read_by_backward
 from .inputs import Argument, DynamicDims, TracedInput, TracedInputs, trace_inputs
+from .metadata import MetadataReads
 from .mutation import check_members, read_mutations, remember
 from .outputs import OutputClassifier
 from .recorder import Recorder
@@ -70,6 +71,7 @@ class Captured:
         tape: the retained autograd graph; None when nothing is differentiable.
         saved_by_autograd: names of graph nodes that eager autograd would keep.
         saves_out_of_sight: it keeps others as well, which cannot be asked for.
+        metadata: what was asked of the inputs beside their values.
     """
 
     session: Session
@@ -98,6 +100,7 @@ class Captured:
     saved_by_autograd: frozenset[str]
     saves_out_of_sight: bool
     grad_mode_after: bool | None
+    metadata: MetadataReads
 
     def served(self, graph: fx.GraphModule) -> frozenset[str]:
         """What eager autograd would keep, by its name in a finished graph."""
@@ -233,10 +236,11 @@ class _Capture:
     def _call(self, call: RunFunction, inputs: TracedInputs) -> Run:
         self.recorder.start_at(sys._getframe())
         try:
-            functions = CapturedFunctions(self.recorder)
+            self.metadata = MetadataReads(inputs)
+            functions = CapturedFunctions(self.recorder, self.metadata)
             self.stand_ins = functions.stand_ins
-            watching = self.session.reads.watching()
-            with checkpoint_as_tags(self.recorder), _typed_errors(self.recorder), functions, watching:
+            watching, asked = self.session.reads.watching(), self.metadata.watching()
+            with checkpoint_as_tags(self.recorder), _typed_errors(self.recorder), functions, asked, watching:
                 return call([i.traced for i in inputs.inputs], functions.stand_ins.adopt)
         finally:
             self.recorder.start_at(None)  # a frame holds everything that its callers hold
@@ -348,6 +352,7 @@ class _Capture:
             saved_by_autograd=saved,
             saves_out_of_sight=out_of_sight,
             grad_mode_after=grad_mode_after,
+            metadata=self.metadata,
         )
 
     # ---------------------------------------------------------------- closed-over tensors

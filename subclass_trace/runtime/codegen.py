@@ -34,6 +34,7 @@ from .emit import (
     Unwrapper,
     Wrapper,
     copies_alone,
+    failed_metadata_code,
     size_code,
     symbol_lines,
     tensor_checks,
@@ -343,8 +344,8 @@ class _EntryEmitter:
         for condition in plan.conditions:
             s.line(f"if not {_torch.expression_source(condition, symbols)}: return MISS")
         for row, name in zip(plan.inputs, inputs, strict=True):
-            if row.is_leaf is not None:
-                s.line(f"if {name}.is_leaf is not {row.is_leaf}: return MISS")
+            for failed in failed_metadata_code(s, row, name):
+                s.line(f"if {failed}: return MISS")
         if plan.offsets_matter:
             offsets: dict[int, Any] = {}
             for row in plan.inputs:

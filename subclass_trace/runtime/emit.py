@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from .. import _torch
-from ..plan import MutationPlan, Plan, ViewOutput
+from ..capture.inputs import has_gradient
+from ..plan import InputPlan, MutationPlan, Plan, ViewOutput
 from ..subclass.components import part_source, unread_of
 from ..subclass.context import Unread, has_sizes, same_context, with_outer, without_outer
 from ..subclass.protocol import flattens_alike, unflatten_of
@@ -238,6 +239,18 @@ def _python_checks(source: Source, name: str, spec: Spec) -> list[str]:
     out.append(f"{name}.dim() == {len(spec.size)}")
     for attribute, sizes in (("shape[{}]", spec.size), ("stride({})", spec.stride)):
         out += [f"{name}.{attribute.format(d)} == {n}" for d, n in enumerate(sizes) if isinstance(n, int)]
+    return out
+
+
+def failed_metadata_code(source: Source, row: InputPlan, name: str) -> list[str]:
+    """Conditions that hold where `guards.failed_metadata` finds a reason."""
+    out = []
+    if row.is_leaf is not None:
+        out.append(f"{name}.is_leaf is not {row.is_leaf}")
+    if row.is_parameter is not None:
+        out.append(f"isinstance({name}, {source.constant(torch.nn.Parameter, 'parameter')}) is not {row.is_parameter}")
+    if row.no_gradient:
+        out.append(f"{source.bind('has_gradient', has_gradient)}({name})")
     return out
 
 

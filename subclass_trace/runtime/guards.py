@@ -14,7 +14,8 @@ import torch
 
 from .. import _torch
 from ..capture.aliasing import alias_pattern
-from ..plan import Plan
+from ..capture.inputs import has_gradient
+from ..plan import InputPlan, Plan
 from ..subclass.context import has_sizes, map_sizes, same_argument, same_context, without_outer
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
@@ -192,11 +193,19 @@ def _failed_tensor_guard(plan: Plan, guards: Guards, flat: Sequence[Any]) -> str
         return "two inputs are one tensor that were two when the specialization was made"
     for row, value in zip(plan.inputs, inputs, strict=True):
         reason = _structure(row.spec, value, row.path)
-        if reason is None and row.is_leaf is not None and value.is_leaf != row.is_leaf:
-            reason = f"{row.path}: expected is_leaf={row.is_leaf}"
+        reason = reason or failed_metadata(row, value)
         if reason is not None:
             return reason
     return _failed_leaf_guard(plan, guards, inputs)
+
+
+def failed_metadata(row: InputPlan, value: Tensor) -> str | None:
+    """What the region asked of an input beside its values, or needs to know where it writes it."""
+    if row.is_leaf is not None and value.is_leaf != row.is_leaf:
+        return f"{row.path}: expected is_leaf={row.is_leaf}"
+    if row.is_parameter is not None and isinstance(value, torch.nn.Parameter) != row.is_parameter:
+        return f"{row.path}: expected {'a' if row.is_parameter else 'no'} nn.Parameter"
+    return f"{row.path}.grad: expected None" if row.no_gradient and has_gradient(value) else None
 
 
 def _stands_for(value: Any, expected: Tensor, through_base: bool) -> bool:

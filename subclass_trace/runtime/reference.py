@@ -126,7 +126,6 @@ def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]
     """Deliver mutations, then make the results: whatever views an input sees its new contents."""
     values = list(values)
     old = [leaves_of(x) for x in call.inputs] if plan.mutations else []
-    versions = [None if x.is_inference() else x._version for x in call.inputs] if plan.mutations else []
     share_values(plan, call, values, within=False)
     for k in plan.fresh_leaves:
         values[k].requires_grad_()
@@ -139,11 +138,12 @@ def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]
         if isinstance(o, ViewOutput) and o.early
     }
     for m in plan.mutations:
-        new = None if m.value is None else values[m.value]
-        deliver(m, plan.inputs[m.input], call.inputs[m.input], new, old[m.input], call.env)
-        version = versions[m.input]
+        new, x = None if m.value is None else values[m.value], call.inputs[m.input]
+        # From where it stands now: an input may share its counter with one that was delivered before (x, x.detach()).
+        version = None if x.is_inference() else x._version
+        deliver(m, plan.inputs[m.input], x, new, old[m.input], call.env)
         if version is not None:
-            set_version(call.inputs[m.input], version + m.version_bumps - _bumps_to_come(plan, m.input))
+            set_version(x, version + m.version_bumps - _bumps_by_results(plan, m.input))
     results: list[Any] = []
     for k, o in enumerate(plan.outputs):
         if isinstance(o, SameOutput):
@@ -165,10 +165,10 @@ def share_values(plan: Plan, call: Call, values: list[Tensor], within: bool) -> 
             values[row.value] = share(row, values[row.value], values, call.inputs, call.leaves, call.env)
 
 
-def _bumps_to_come(plan: Plan, number: int) -> int:
-    """By how much making the results will move the version counter of an input."""
+def _bumps_by_results(plan: Plan, number: int) -> int:
+    """By how much making the results moves the version counter of an input (early ones have done so already)."""
     views = (o for o in plan.outputs if isinstance(o, ViewOutput) and o.of_input and o.base == number)
-    return sum(o.version_bumps for o in views if not o.early)
+    return sum(o.version_bumps for o in views)
 
 
 def make_output(

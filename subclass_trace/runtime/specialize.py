@@ -257,9 +257,12 @@ def _inputs(captured: Captured, arguments: Sequence[Argument]) -> list[InputPlan
     rows = []
     written = {m.input for m in captured.mutations if m.differentiable}
     for number, (i, a) in enumerate(zip(captured.inputs, arguments, strict=True)):
-        is_leaf = i.is_leaf if number in written else None
+        asked = captured.metadata.asked_of(number)
+        is_leaf = i.is_leaf if number in written or asked.is_leaf else None
         spec = captured.session.reads.guarded(number, freeze(i.spec, snapshot))
-        rows.append(InputPlan(i.path, spec, i.leaves, is_leaf, a.position, a.take_base))
+        row = InputPlan(i.path, spec, i.leaves, is_leaf, a.position, a.take_base)
+        is_parameter = i.is_parameter if asked.is_parameter else None
+        rows.append(replace(row, is_parameter=is_parameter, no_gradient=asked.gradient))
     for c in captured.closed_over:
         rows.append(InputPlan(c.path, freeze(c.spec, snapshot), c.leaves, None, None, constant=c.value))
     return rows
@@ -322,7 +325,7 @@ def _conditions(captured: Captured) -> list[Any]:
 
 def _offsets_matter(captured: Captured) -> bool:
     absolute = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default)
-    return any(n.target in absolute for n in captured.session.recorder.graph.nodes)
+    return captured.metadata.offsets or any(n.target in absolute for n in captured.session.recorder.graph.nodes)
 
 
 def _detach(forward: Half, captured: Captured) -> frozenset[int]:

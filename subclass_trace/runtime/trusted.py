@@ -19,8 +19,8 @@ from ..subclass.flatten import leaves_of
 from ..subclass.spec import WrapperSpec, spec_leaves
 from ..subclass.template import Examples
 from .codegen import Entry, Layout, _EntryEmitter
-from .emit import NotGenerated, Unwrapper, size_code, symbol_lines
-from .guards import Guards, eager_reason
+from .emit import NotGenerated, Unwrapper, failed_metadata_code, size_code, symbol_lines
+from .guards import Guards, eager_reason, failed_metadata
 from .reference import Program
 from .sizes import bind, evaluate
 
@@ -112,9 +112,9 @@ class _TrustedEmitter(_EntryEmitter):
         s, plan = self.source, self.plan
         conditions = [f"not ({c})" for c in self.unwrapper.checks.conditions]
         conditions += [
-            f"{name}.is_leaf is not {row.is_leaf}"
+            failed
             for row, name in zip(plan.inputs, inputs, strict=True)
-            if row.is_leaf is not None
+            for failed in failed_metadata_code(s, row, name)
         ]
         if plan.offsets_matter:
             offsets: dict[int, Any] = {}
@@ -151,7 +151,7 @@ def interpret_trusted(program: Program, guards: Guards, held: Sequence[Any], oth
         inputs = [row.of(flat) for row in plan.inputs]
         table: dict[int, Any] = {}
         for row, value in zip(plan.inputs, inputs, strict=True):
-            if row.is_leaf is not None and value.is_leaf is not row.is_leaf:
+            if failed_metadata(row, value) is not None:
                 return False
             for place, leaf in zip(row.leaves, leaves_of(value), strict=True):
                 if table.setdefault(place, leaf) is not leaf:

@@ -1,0 +1,129 @@
+"""What a region asks of its inputs beside their values: is it a leaf, a Parameter, has it a gradient, where does it start.
+
+A traced stand-in would answer for itself. So `MetadataReads` answers for the input that it stands for, and notes what was
+asked: that is guarded, and only that. It sees calls through `CapturedFunctions`; ``isinstance(x, nn.Parameter)`` is no
+call, but looks at an attribute ``_is_param`` of the stand-in, which notes that it was looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import _torch
+from ..errors import UnsupportedError
+from .inputs import TracedInput, TracedInputs, has_gradient
+from .recorder import Recorder
+
+Tensor = torch.Tensor
+#: names of the calls that ask
+ASKING = frozenset({"__get__", "__set__", "__delete__", "storage_offset"})
+#: the answer of a call that is none of ours
+ASIDE = object()
+
+
+@dataclass(frozen=True)
+class AskedOf:
+    """What was asked of one input."""
+
+    is_leaf: bool = False
+    is_parameter: bool = False
+    gradient: bool = False
+
+
+class MetadataReads:
+    """The questions of one run of a region's function."""
+
+    def __init__(self, inputs: TracedInputs) -> None:
+        self._rows: dict[int, tuple[int, TracedInput]] = {id(i.traced): (n, i) for n, i in enumerate(inputs.inputs)}
+        self._leaves = inputs.leaf_values
+        self._asked: set[tuple[int, str]] = set()
+        self.offsets = False  # was a storage offset asked for?
+
+    def asked_of(self, number: int) -> AskedOf:
+        """What was asked of input ``number``."""
+        return AskedOf(*[(number, name) in self._asked for name in ("is_leaf", "is_parameter", "gradient")])
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside, stand-ins of parameters are parameters; from then on nothing is kept of the inputs."""
+        marked = []
+        for number, row in self._rows.values():
+            state = getattr(row.traced, "__dict__", None)
+            if state is not None and "_is_param" not in state:
+                state["_is_param"] = _IsParameter(self, number, row.is_parameter)
+                marked.append(state)
+        try:
+            yield
+        finally:
+            for state in marked:
+                state.pop("_is_param", None)
+            self._rows, self._leaves = {}, ()
+
+    def note(self, number: int, name: str) -> None:
+        """``name`` of `AskedOf` was asked of an input."""
+        self._asked.add((number, name))
+
+    # ---------------------------------------------------------------- answers
+    def answer(self, func: Any, x: Any, traced: Any, recorder: Recorder) -> Any:
+        """The answer to a call, or `ASIDE`.
+
+        Args:
+            x: the first argument as the function has it; ``traced``: the stand-in for it, or itself.
+
+        Raises:
+            UnsupportedError: the region asks for, or drops, the gradient that an input has.
+        """
+        if func.__name__ == "storage_offset":
+            self._note_offset(traced)
+            return ASIDE
+        owner, get = getattr(func, "__self__", None), func.__name__ == "__get__"
+        number, row = self._rows.get(id(traced), (-1, None))
+        if owner is Tensor.grad:
+            return self._gradient(number, row, x, recorder)
+        if row is None or not get:
+            return ASIDE
+        if owner is Tensor.is_leaf or owner is Tensor.grad_fn:
+            if row.edge is None or row.traced.grad_fn is not row.edge.node:
+                return ASIDE  # no history, which is guarded anyway, or another one than it came with
+            self.note(number, "is_leaf")
+            if owner is Tensor.is_leaf:
+                return row.is_leaf
+            return None if row.is_leaf else ASIDE
+        return ASIDE
+
+    def _gradient(self, number: int, row: TracedInput | None, x: Tensor, recorder: Recorder) -> Any:
+        has = row.has_gradient if row is not None else not _torch.is_fake(x) and has_gradient(x)
+        if has:
+            raise UnsupportedError(
+                "the region reads or resets .grad of a tensor that has a gradient",
+                path=recorder.user_line() if row is None else row.path,
+                expected=".grad is None on the inputs of a region that asks for it",
+                got=f"a gradient of a tensor of shape {tuple(x.shape)}",
+                fix="do it outside of the region (zero_grad, clip_grad_norm_), or pass x.grad as an argument of its own",
+            )
+        if row is None:
+            return ASIDE
+        self.note(number, "gradient")
+        return None
+
+    def _note_offset(self, t: Any) -> None:
+        if not self.offsets and _torch.is_fake(t) and t.layout is torch.strided:
+            mine = _torch.storage_ref(t)
+            strided = (leaf for leaf in self._leaves if leaf.layout is torch.strided)
+            self.offsets = any(_torch.storage_ref(leaf) == mine for leaf in strided)
+
+
+class _IsParameter:
+    """The ``_is_param`` of a stand-in: true or false as that of the input, and noted when it is asked."""
+
+    def __init__(self, reads: MetadataReads, number: int, value: bool) -> None:
+        self.reads, self.number, self.value = reads, number, value
+
+    def __bool__(self) -> bool:
+        self.reads.note(self.number, "is_parameter")
+        return self.value

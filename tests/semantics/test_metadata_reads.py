@@ -1,0 +1,230 @@
+"""What a region asks of its inputs beside their values is answered as in eager, and guarded; gradients are refused."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import subclass_trace as st
+from subclass_trace.zoo import TwoTensor
+
+Tensor = torch.Tensor
+
+
+def _leaf() -> Tensor:
+    return torch.ones(2, requires_grad=True)
+
+
+def _no_leaf() -> Tensor:
+    return _leaf() * 1
+
+
+def _parameter() -> Tensor:
+    return nn.Parameter(torch.ones(2))
+
+
+def _two() -> Tensor:
+    return TwoTensor(torch.ones(2), torch.full((2,), 2.0))
+
+
+def _wrapped_parameter() -> Tensor:
+    return nn.Parameter(_two())
+
+
+def _wrapped_leaf() -> Tensor:
+    return _two().requires_grad_()
+
+
+MAKE: dict[str, Callable[[], Tensor]] = {
+    "constant": lambda: torch.ones(2),
+    "leaf": _leaf,
+    "no leaf": _no_leaf,
+    "parameter": _parameter,
+    "wrapped leaf": _wrapped_leaf,
+    "wrapped parameter": _wrapped_parameter,
+}
+
+ASKS: dict[str, Callable[[Tensor], Any]] = {
+    "is_leaf": lambda x: x.is_leaf,
+    "grad_fn": lambda x: x.grad_fn is None,
+    "parameter": lambda x: isinstance(x, nn.Parameter),
+    "view is_leaf": lambda x: x[:1].is_leaf,
+    "detached": lambda x: x.detach().is_leaf and not isinstance(x.detach(), nn.Parameter),
+    "storage_offset": lambda x: x.storage_offset() == 1,
+    "grad": lambda x: x.grad is None,
+}
+
+
+def _same(a: Any, b: Any) -> None:
+    for p, q in zip(a.__tensor_flatten__()[0], b.__tensor_flatten__()[0], strict=True) if hasattr(a, "a") else ():
+        _same(getattr(a, p), getattr(b, q))
+    if not hasattr(a, "a"):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("ask", ASKS)
+def test_answers_are_those_of_eager(ask: str, grad: bool) -> None:
+    def function(x: Tensor) -> Tensor:
+        return x * 2 if ASKS[ask](x) else x * 3
+
+    region = st.compile(function)
+    makers = [m for name, m in MAKE.items() if not (ask == "view is_leaf" and "wrapped" in name)]
+    for make in [*makers, *reversed(makers)]:  # in two orders, each served by what was made before
+        x = make()
+        with torch.set_grad_enabled(grad):
+            _same(region(x), function(x))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_storage_offset_that_is_read_is_guarded(first: int) -> None:
+    def function(x: Tensor) -> Tensor:
+        return x + x[1:].storage_offset()
+
+    region, base = st.compile(function), torch.zeros(5)
+    for start in (first, 1 - first, first, 2):
+        x = base[start : start + 2]
+        torch.testing.assert_close(region(x), function(x))
+    assert len(region.specializations) == 3
+
+
+def test_an_offset_that_is_not_read_is_not_guarded() -> None:
+    region, base = st.compile(lambda x: x + (x * 2).storage_offset()), torch.zeros(5)
+    for start in range(3):
+        region(base[start : start + 2])
+    assert len(region.specializations) == 1
+
+
+def test_what_is_not_asked_makes_no_specialization() -> None:
+    region = st.compile(lambda x: x * 2)
+    for name in ("leaf", "no leaf", "parameter"):
+        region(MAKE[name]())
+    assert len(region.specializations) == 1
+
+
+class _OfWeight(nn.Module):
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if isinstance(self.weight, nn.Parameter) and self.weight.is_leaf else x * 3
+
+
+@pytest.mark.parametrize("weight", ["parameter", "leaf", "wrapped parameter"])
+def test_the_parameters_of_a_module_are_parameters(weight: str) -> None:
+    module = _OfWeight(MAKE[weight]())
+    region = st.compile(module)
+    for _ in range(2):
+        torch.testing.assert_close(region(torch.ones(2)), module(torch.ones(2)))
+
+
+def test_an_input_that_is_returned_keeps_its_own_type() -> None:
+    x = nn.Parameter(torch.ones(2))
+    region = st.compile(lambda x: (x, x.detach(), x.view(1, 2)))
+    for _ in range(2):
+        same, detached, view = region(x)
+        assert same is x and not isinstance(detached, nn.Parameter) and not isinstance(view, nn.Parameter)
+        assert all("_is_param" not in vars(t) for t in (detached, view))
+
+
+def test_a_leaf_that_was_written_is_no_leaf() -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        x.mul_(y)
+        return x * 2 if x.is_leaf or x.grad_fn is None else x * 3
+
+    region = st.compile(function)
+    for _ in range(2):
+        torch.testing.assert_close(region(torch.ones(2), _leaf()), function(torch.ones(2), _leaf()))
+
+
+def test_a_released_trace_answers_the_same() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        asked = isinstance(x, nn.Parameter) and x.is_leaf and x.grad is None
+        return (x * 2, x.sin()) if asked else (x * 3, x.cos())
+
+    for make in (_parameter, _leaf, _no_leaf):
+        region, gradients = st.compile(function, retain_trace=False), []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for call in (function, region):
+                x = make()
+                first, second = call(x)
+                gradients.append(torch.autograd.grad(second.sum() + 0 * first.sum(), x, retain_graph=True)[0])
+                gradients.append(torch.autograd.grad(second.sum(), x)[0])  # the other result has no tangent now
+        torch.testing.assert_close(gradients[:2], gradients[2:])
+
+
+# ---------------------------------------------------------------------------------------------- .grad
+def _drop(x: Tensor) -> Tensor:
+    x.grad = None
+    return x * 2
+
+
+def _delete(x: Tensor) -> Tensor:
+    del x.grad
+    return x * 2
+
+
+@pytest.mark.parametrize("function", [lambda x: x * 2 if x.grad is None else x * 3, _drop, _delete])
+@pytest.mark.parametrize("make", [_leaf, _parameter, _wrapped_leaf, lambda: torch.ones(2)])
+def test_a_gradient_that_a_region_asks_for_is_refused(
+    function: Callable[[Tensor], Tensor], make: Callable[[], Tensor]
+) -> None:
+    region = st.compile(function)
+    x = make()
+    for _ in range(2):
+        _same(region(x), function(x))
+    x.grad = gradient = make().detach()
+    for _ in range(2):
+        with pytest.raises(st.UnsupportedError, match=r"\.grad") as caught:
+            region(x)
+    assert "args[0]" in str(caught.value) and x.grad is gradient
+    x.grad = None
+    _same(region(x), function(x))
+
+
+@pytest.mark.parametrize("function", [lambda m: nn.utils.clip_grad_norm_(m.parameters(), 1.0), lambda m: m.zero_grad()])
+def test_functions_on_the_gradients_of_a_module_are_refused(function: Callable[[nn.Module], Any]) -> None:
+    module = nn.Linear(2, 2, bias=False)
+    region = st.compile(function)
+    for _ in range(2):
+        region(module)  # there are none yet
+    module.weight.grad = torch.ones(2, 2)
+    with pytest.raises(st.UnsupportedError, match="weight"):
+        region(module)
+    torch.testing.assert_close(module.weight.grad, torch.ones(2, 2))
+
+
+def test_a_gradient_of_a_closed_over_tensor_is_refused() -> None:
+    held = _leaf()
+    region = st.compile(lambda x: x * 2 if held.grad is None else x * held.grad)
+    torch.testing.assert_close(region(torch.ones(2)), torch.full((2,), 2.0))
+    held.grad = torch.full((2,), 5.0)
+    with pytest.raises(st.UnsupportedError, match="held"):
+        region(torch.ones(2))
+
+
+def test_a_closed_over_tensor_gets_no_traced_gradient() -> None:
+    held = _leaf()
+
+    def function(x: Tensor) -> Tensor:
+        held.grad = x * 2
+        return x
+
+    with pytest.raises(st.UnsupportedError, match=r"assigns \.grad"):
+        st.compile(function)(torch.ones(2))
+    assert held.grad is None
+
+
+def test_a_gradient_that_is_not_asked_for_does_not_matter() -> None:
+    region, x = st.compile(lambda x: x * 2), _leaf()
+    for _ in range(3):
+        region(x).sum().backward()
+    assert len(region.specializations) == 1

@@ -1,0 +1,83 @@
+"""Inputs that share a version counter: what the region writes shows on all of them, in whatever order they come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import subclass_trace as st
+
+Tensor = torch.Tensor
+
+
+def _no_grad_view(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return x.view(-1)
+
+
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "detach": Tensor.detach,
+    "data": lambda x: x.data,  # a counter of its own
+    "view": lambda x: x.view(-1),
+    "no_grad view": _no_grad_view,
+    "part": lambda x: x.detach()[1:],
+}
+
+
+def _first(x: Tensor, y: Tensor) -> None:
+    x.mul_(5)
+
+
+def _second(x: Tensor, y: Tensor) -> None:
+    y.mul_(5)
+
+
+def _both(x: Tensor, y: Tensor) -> None:
+    x.mul_(5)
+    y.add_(1)
+    x.add_(1)
+
+
+@pytest.mark.parametrize("function", [_first, _second, _both])
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_versions_are_those_of_eager(function: Callable[..., None], view: str, swapped: bool) -> None:
+    region = st.compile(function)
+    for _ in range(2):  # the first call and the generated entry
+        found = []
+        for call in (function, region):
+            x = torch.ones(3)
+            y = VIEWS[view](x)
+            call(*((y, x) if swapped else (x, y)))
+            found.append((x._version, y._version, x.tolist(), y.tolist()))
+        assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("view", ["detach", "no_grad view"])
+def test_a_backward_that_saved_it_raises(view: str) -> None:
+    region = st.compile(_first)
+    for _ in range(2):
+        x, p = torch.ones(3), torch.ones(3, requires_grad=True)
+        loss = (p * x).sum()
+        region(x, VIEWS[view](x))
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+def test_a_view_made_in_place_before_the_write_counts_once() -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        view = x.view(1, 3).squeeze_(0)
+        x.mul_(5)
+        return view
+
+    region = st.compile(function)
+    for _ in range(2):
+        found = []
+        for call in (function, region):
+            x = torch.ones(3)
+            y = x.detach()
+            call(x, y)
+            found.append((x._version, y._version))
+        assert found[0] == found[1]

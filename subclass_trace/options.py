@@ -51,12 +51,14 @@ class Options:
 
         resolve_backend(self.backend, fw_compiler=self.fw_compiler, bw_compiler=self.bw_compiler)
         resolve_partitioner(self.partitioner, self.activation_memory_budget)
-        if not isinstance(self.dynamic, bool):
-            raise OptionError("dynamic is neither True nor False", expected="a bool", got=repr(self.dynamic))
-        if not isinstance(self.retain_trace, bool):
-            raise OptionError("retain_trace is neither True nor False", expected="a bool", got=repr(self.retain_trace))
-        if not (isinstance(self.decompositions, dict) and all(map(callable, self.decompositions))):
-            got = repr(self.decompositions)[:200]
+        for name in ("dynamic", "automatic_dynamic", "keep_inference_input_mutations", "retain_trace"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise OptionError(f"{name} is neither True nor False", expected="a bool", got=repr(value))
+        table = self.decompositions
+        if not (isinstance(table, dict) and all(map(callable, (*table, *table.values())))):
+            got = repr(table)[:200]
             raise OptionError("decompositions is no dict from operations to functions", expected="a dict", got=got)
-        if self.max_specializations < 1:
-            raise OptionError("max_specializations is out of range", expected="1 or more", got=self.max_specializations)
+        if type(self.max_specializations) is not int or self.max_specializations < 1:
+            got = repr(self.max_specializations)
+            raise OptionError("max_specializations is out of range", expected="a whole number, 1 or more", got=got)

@@ -120,7 +120,7 @@ def _dense(module: fx.GraphModule, where: str) -> None:
                 )
         elif node.op == "get_attr":
             held = _attribute(module, str(node.target))
-            plain = isinstance(held, fx.GraphModule) or type(held) in _PLAIN
+            plain = isinstance(held, (fx.GraphModule, torch.Generator)) or type(held) in _PLAIN
             _require(plain, "a constant is not dense", path, expected="a plain tensor", got=type(held).__qualname__)
 
 

@@ -363,3 +363,63 @@ def test_a_result_that_escapes_by_a_side_effect_is_not_silent() -> None:
     kept[:] = kept[-1:]
     error = refused(st.compile(lambda x: x + kept[0]), torch.ones(2))
     assert isinstance(error, st.UnsupportedError)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"store": 3},
+        {"store": ["int8"]},
+        {"store": "int3"},
+        {"store": {torch.ops.aten.tanh.default: "int3"}},
+        {"store": {3: "int8"}},
+        {"price": "x"},
+        {"price": True},
+        {"fusion": 3},
+        {"aggressive": 3},
+        {"costs": 3},
+        {"offload": None},
+    ],
+    ids=str,
+)
+def test_options_of_min_cut_of_the_wrong_kind(options) -> None:
+    with pytest.raises(st.OptionError) as caught:
+        st.MinCut(**options)
+    assert caught.value.expected and caught.value.got and "MinCut." in caught.value.path
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_specializations": "x"},
+        {"max_specializations": True},
+        {"max_specializations": 0},
+        {"automatic_dynamic": "x"},
+        {"keep_inference_input_mutations": "x"},
+        {"decompositions": {torch.ops.aten.sin.default: 3}},
+        {"partitioner": st.MinCut(budget=0.5), "activation_memory_budget": 0.5},
+    ],
+    ids=str,
+)
+def test_options_of_the_wrong_kind(options) -> None:
+    with pytest.raises(st.OptionError) as caught:
+        st.compile(torch.sin, **options)
+    assert caught.value.expected and caught.value.got
+
+
+def test_nothing_to_compile_is_not_a_decorator() -> None:
+    with pytest.raises(st.OptionError, match="nothing to compile"):
+        st.compile(None)
+    with pytest.raises(st.OptionError, match="nothing to run"):
+        st.gradient_error(3, (torch.ones(1),), st.MinCut(store="int8"))
+    assert st.compile()(torch.sin)(torch.zeros(2)).equal(torch.zeros(2))
+    assert st.compile(dynamic=True)(torch.sin)(torch.zeros(2)).equal(torch.zeros(2))
+
+
+def test_too_many_specializations_names_the_newest() -> None:
+    region = st.compile(lambda x, n: x * n, max_specializations=5)
+    with pytest.raises(st.GuardError) as caught:
+        for n in range(6):
+            region(torch.ones(1), n)
+    assert caught.value.got.startswith("[2] ") and caught.value.got.endswith("; and 2 more before these")
+    assert caught.value.got.count("[") == 3

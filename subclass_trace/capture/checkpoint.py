@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 import torch.utils.checkpoint as checkpoint
 
 from .. import _torch
@@ -20,7 +21,7 @@ from .recorder import CheckpointTag, Recorder
 
 @contextlib.contextmanager
 def checkpoint_as_tags(recorder: Recorder) -> Iterator[None]:
-    """While inside, on this thread, non-reentrant checkpoint tags nodes of ``recorder``. Captures are serialised."""
+    """While inside, on this thread, checkpoint tags nodes of ``recorder``. Captures are serialised."""
     original = getattr(checkpoint, _torch.CHECKPOINT_GENERATOR)
     thread, numbers = threading.get_ident(), itertools.count()
 
@@ -37,11 +38,31 @@ def checkpoint_as_tags(recorder: Recorder) -> Iterator[None]:
         finally:
             recorder.checkpoint = before
 
+    reentrant = checkpoint.CheckpointFunction
+
+    class Tagging(reentrant):  # type: ignore[misc,valid-type]
+        """What reentrant checkpoint applies."""
+
+        @classmethod
+        def apply(cls, fn: Any, preserve_rng_state: bool, *args: Any) -> Any:
+            if threading.get_ident() != thread:
+                return reentrant.apply(fn, preserve_rng_state, *args)  # type: ignore[no-untyped-call]
+            steps = tagging(fn, preserve_rng_state)
+            next(steps)
+            tracked = any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
+            try:  # as in eager: without such an argument nothing is differentiated
+                with torch.set_grad_enabled(torch.is_grad_enabled() and tracked):
+                    return fn(*args)
+            finally:
+                steps.close()
+
     setattr(checkpoint, _torch.CHECKPOINT_GENERATOR, tagging)
+    checkpoint.CheckpointFunction = Tagging  # type: ignore[misc]
     try:
         yield
     finally:
         setattr(checkpoint, _torch.CHECKPOINT_GENERATOR, original)
+        checkpoint.CheckpointFunction = reentrant  # type: ignore[misc]
 
 
 def _policy(context_fn: Any) -> Any:

@@ -34,6 +34,7 @@ from ..subclass.protocol import is_traceable
 from ..subclass.spec import is_ragged
 from .aliasing import ByteRange, byte_range, partly_overlap
 from .context_reads import unnoted
+from .random_state import RandomState
 from .results import Results
 from .views import ViewLog
 
@@ -41,7 +42,7 @@ aten = torch.ops.aten
 Tensor = torch.Tensor
 _DENSE = (*_torch.FAKE_TYPES, Tensor, torch.nn.Parameter)
 _REAL = (Tensor, torch.nn.Parameter)
-_TORCH_FILES = os.path.dirname(torch.__file__) + os.sep
+TORCH_FILES = os.path.dirname(torch.__file__) + os.sep
 _OWN_FILES = os.path.dirname(os.path.dirname(__file__)) + os.sep
 #: constants that a region makes itself arrive through these
 _CONSTANT_OPS = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
@@ -96,6 +97,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.tag = "is_forward"
         self.backward_seq: int | None = None
         self.checkpoint: CheckpointTag | None = None
+        self.random_state: RandomState | None = None  # while the user function runs
         self.sets_hooks = False  # the region sets saved-tensor hooks
         self.unpacking = False  # an unpack hook of the region's is running (`saved_hooks`)
         self.writes: list[tuple[Any, ByteRange]] = []
@@ -550,6 +552,10 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             func = aten._native_batch_norm_legit.default
         if func._schema.is_mutable:
             self._note_writes(func, args, kwargs)
+        if self.random_state is not None and torch.Tag.nondeterministic_seeded in func.tags:
+            for a in (*args, *kwargs.values()):
+                if isinstance(a, torch.Generator):
+                    self.random_state.draws(a)
         versions = self._foreach_versions(func, args)
         out = self.results.run(func, args, kwargs)
         if func is aten.max_unpool2d.default:  # the fake kernel makes it contiguous, the real one does not
@@ -698,14 +704,14 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         found = []
         while frame is not None and frame is not self._stop_frame:
             code = frame.f_code
-            if not code.co_filename.startswith((_TORCH_FILES, _OWN_FILES)):
+            if not code.co_filename.startswith((TORCH_FILES, _OWN_FILES)):
                 found.append((code, frame.f_lineno))
             frame = frame.f_back
         return tuple(found)
 
     def is_user_code(self, code: Any) -> bool:
         """Does this code belong neither to torch nor to this package?"""
-        return not code.co_filename.startswith((_TORCH_FILES, _OWN_FILES))
+        return not code.co_filename.startswith((TORCH_FILES, _OWN_FILES))
 
     def user_line(self) -> str | None:
         """``file:line`` of the innermost user frame."""

@@ -32,6 +32,7 @@ from .inputs import Argument, DynamicDims, TracedInput, TracedInputs, trace_inpu
 from .metadata import MetadataReads
 from .mutation import check_members, read_mutations, remember
 from .outputs import OutputClassifier
+from .random_state import RandomState, UnknownGenerators
 from .recorder import Recorder
 from .session import Session
 from .sharing import Sharing
@@ -128,6 +129,7 @@ def capture(
     any_dynamic: bool,
     decompositions: dict[Any, Callable[..., Any]],
     session: Session | None = None,
+    generators: Sequence[torch.Generator] = (),
 ) -> Captured:
     """Capture one region.
 
@@ -137,13 +139,23 @@ def capture(
         dynamic: which sizes become symbols; ``any_dynamic`` False promises that none does.
         decompositions: operation -> function, applied while recording.
         session: where to trace, if another tracer has made the symbols; else a new one.
+        generators: random generators that the function may use, as far as they are known.
 
     Raises:
         SubclassTraceError: a refusal, with the path or line it is about. The caller's tensors are unchanged.
     """
-    if session is None:
-        session = Session(dynamic=any_dynamic, decompositions=decompositions)
-    return capture_in(session, call, arguments, lambda s: trace_inputs(s, arguments, dynamic))
+
+    def attempt(known: Sequence[torch.Generator] | None, again: bool = False) -> Captured:
+        here = session or Session(dynamic=any_dynamic, decompositions=decompositions)
+        random = RandomState(known, here.recorder, again)
+        return capture_in(here, call, arguments, lambda s: trace_inputs(s, arguments, dynamic), random)
+
+    if session is not None:
+        return attempt(None)
+    try:
+        return attempt(generators)
+    except UnknownGenerators as unknown:
+        return attempt((*generators, *unknown.met), again=True)
 
 
 def capture_in(
@@ -151,26 +163,12 @@ def capture_in(
     call: RunFunction,
     arguments: Sequence[Argument],
     make_inputs: Callable[[Session], TracedInputs],
+    random: RandomState | None = None,
 ) -> Captured:
     """`capture` in a session of the caller's, with traced inputs that the caller makes."""
-    with _same_random_state():
+    random = random or RandomState(None, session.recorder)
+    with random.watching():
         return _Capture(session, arguments).run(call, make_inputs)
-
-
-@contextlib.contextmanager
-def _same_random_state() -> Iterator[None]:
-    """Tracing draws no random numbers: if the generator moved, the function seeded it, which a graph cannot do again."""
-    before = torch.get_rng_state()
-    yield
-    with _torch.no_modes():
-        if not torch.equal(before, torch.get_rng_state()):
-            torch.set_rng_state(before)
-            raise UnsupportedError(
-                "the region sets the state of the random generator",
-                expected="a function that draws random numbers and leaves seeding to its caller",
-                got="torch.manual_seed, set_rng_state or fork_rng inside the region",
-                fix="seed before the call, or pass a torch.Generator",
-            )
 
 
 class _Capture:

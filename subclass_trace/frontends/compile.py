@@ -44,7 +44,7 @@ from ..subclass.template import Examples
 from .again import second_run
 from .calls import CallSite
 from .dynamic import SizeHistory, choose, sizes_of
-from .modules import named_tensors, names_of, roots_of
+from .modules import generators_of, named_tensors, names_of, roots_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -234,7 +234,14 @@ class Region:
             dynamic, any_dynamic = choose(arguments, self._history, self.options.dynamic)
             run = site.runner(self.function, arguments, positions)
             try:
-                found = capture(run, arguments, dynamic=dynamic, any_dynamic=any_dynamic, decompositions=table)
+                found = capture(
+                    run,
+                    arguments,
+                    dynamic=dynamic,
+                    any_dynamic=any_dynamic,
+                    decompositions=table,
+                    generators=generators_of(self.function, site.flat),
+                )
                 return found, arguments, positions
             except NeedsAutogradBase as again:
                 bases.append(again.base)
@@ -260,7 +267,7 @@ class Region:
             raise GuardError(
                 f"the region has {len(self._entries)} specializations already; each call seems to need another",
                 expected=f"at most max_specializations={self.options.max_specializations}",
-                got=self._reason(site, ambient),
+                got=self._last_reasons(site, ambient),
                 fix="make what changes a tensor instead of a Python value, mark its size dynamic, or raise the limit",
             )
 
@@ -270,6 +277,16 @@ class Region:
         modules = site.module_view()
         rows = [failed_guard(e.plan, e.guards, site.tree, site.flat, ambient, modules) for e in self._entries]
         return "; ".join(f"[{k}] {row}" for k, row in enumerate(rows))
+
+    def _last_reasons(self, site: CallSite, ambient: Ambient) -> str:
+        """Of the newest three: with a low limit as with a high one, that tells what keeps changing."""
+        modules = site.module_view()
+        first = max(len(self._entries) - 3, 0)
+        rows = [
+            f"[{k}] {failed_guard(e.plan, e.guards, site.tree, site.flat, ambient, modules)}"
+            for k, e in enumerate(self._entries[first:], first)
+        ]
+        return "; ".join(rows) + (f"; and {first} more before these" if first else "")
 
     # ---------------------------------------------------------------- looking at it
     @property
@@ -324,15 +341,19 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
+#: no function is given: ``None`` would be one that somebody forgot to return
+_DECORATOR: Any = object()
+
+
 @overload
 def compile(function: F, **options: Any) -> Region: ...
 
 
 @overload
-def compile(function: None = None, **options: Any) -> Callable[[Callable[..., Any]], Region]: ...
+def compile(**options: Any) -> Callable[[Callable[..., Any]], Region]: ...
 
 
-def compile(function: Any = None, **options: Any) -> Any:
+def compile(function: Any = _DECORATOR, **options: Any) -> Any:
     """Compile a function or module, tracing through the wrapper tensors that it works on.
 
     The function runs once per specialization on traced values (as with ``jax.jit`` or ``aot_function``): Python side
@@ -346,7 +367,7 @@ def compile(function: Any = None, **options: Any) -> Any:
     Raises:
         OptionError: an unknown option or value.
     """
-    if function is None:
+    if function is _DECORATOR:
         return lambda f: compile(f, **options)
     if not callable(function):
         raise OptionError(

@@ -142,9 +142,13 @@ def gradient_error(
         grad_outputs: one for each differentiable result, in order. None: ones.
 
     Raises:
-        OptionError: the partitioner stores nothing in another form.
+        OptionError: the partitioner stores nothing in another form, or ``function`` is none.
         UnsupportedError: nothing gets a gradient.
     """
+    if not callable(function):
+        raise OptionError(
+            "there is nothing to run", path="function", expected="a function or a module", got=repr(function)
+        )
     if not isinstance(partitioner, MinCut) or partitioner.store is None:
         raise OptionError(
             "there is nothing to compare",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -283,6 +283,24 @@ def named_tensors(function: Callable[..., Any]) -> list[NamedTensor]:
     """The cells and globals of ``function`` that hold a dense tensor, or a wrapper."""
     rows = _bound_names(function)
     return [NamedTensor(holder, key, Path(name)) for holder, key, name, value in rows if _is_input(value)]
+
+
+def generators_of(function: Callable[..., Any], arguments: Iterable[Any] = ()) -> list[torch.Generator]:
+    """Random generators among the arguments and what ``function`` names, and one step further in attributes and
+    containers. One that hides deeper is met when the region is traced."""
+    found: dict[int, torch.Generator] = {}
+    todo = [(v, 0) for v in (*arguments, function, getattr(function, "__self__", None))]
+    todo += [(row[3], 0) for row in _bound_names(function)]
+    while todo:
+        value, depth = todo.pop()
+        if isinstance(value, torch.Generator):
+            found[value._cdata] = value  # type: ignore[attr-defined]
+        elif depth < 2 and isinstance(value, (list, tuple)):
+            todo += [(v, depth + 1) for v in value[:100]]
+        elif depth < 2 and not isinstance(value, (torch.Tensor, type, types.ModuleType, types.FunctionType)):
+            inside = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+            todo += [(v, depth + 1) for v in list(inside.values())[:100]]
+    return list(found.values())
 
 
 def _is_input(value: Any) -> bool:

@@ -57,6 +57,14 @@ def resolve_partitioner(choice: str | Partitioner, budget: float | int | None) -
     if budget is None:
         return found
     if isinstance(found, MinCut):
+        if found.budget is not None:
+            raise OptionError(
+                "there are two memory budgets",
+                path="activation_memory_budget",
+                expected="activation_memory_budget, or the budget of the MinCut",
+                got=f"{budget!r} and MinCut(budget={found.budget!r})",
+                fix="leave one of them out",
+            )
         return replace(found, budget=budget)
     if found is torch_partitioners.min_cut and budget <= 1:
         return torch_partitioners.min_cut_with_budget(budget)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from types import NoneType
 from typing import Any, Literal
 
 import torch.fx as fx
@@ -21,7 +22,7 @@ from .budget import Hull
 from .costs import TYPICAL, Costs
 from .flow import Infeasible, cut
 from .labels import PackedHull, labelled_cut
-from .packing import Store, forms, packed_share, packing_edits, packings
+from .packing import Store, check_store, forms, packed_share, packing_edits, packings
 from .rules import (
     AGAIN,
     INF,
@@ -64,8 +65,9 @@ class MinCut:
         costs: the machine, for seconds. The default is fixed, so that all ranks decide alike.
         price: for ``model="seconds"``, nanoseconds that a saved byte is worth.
         store: keep activations in another form, where the backward reads them directly: ``"int8"``, ``"fp8"`` (rounded
-            by rows, so that gradients are not exact), or ``"cpu"``. One form for all, a form by operation
-            (``{"aten.gelu.default": "int8"}``), or a function of the node that returns one or None.
+            by rows, so that gradients are not exact; what the backward divides by is not), or ``"cpu"``. One form for
+            all, a form by operation (``{torch.ops.aten.gelu.default: "int8"}``, or by its name), or a function of the
+            node that returns one or None.
         offload: how ``"cpu"`` overlaps with the computation.
     """
 
@@ -90,8 +92,20 @@ class MinCut:
             if value not in known:
                 raise OptionError(f"unknown {name}", path=f"MinCut.{name}", expected=f"one of {known}", got=repr(value))
         check_budget(self.budget)
-        if not self.price > 0:
-            raise OptionError("the price is out of range", path="MinCut.price", expected="above 0", got=self.price)
+        check_store(self.store)
+        for name, kind, wanted in (
+            ("fusion", (bool, NoneType), "True, False or None"),
+            ("aggressive", bool, "True or False"),
+            ("costs", Costs, "a Costs"),
+            ("offload", Offload, "an Offload"),
+        ):
+            if not isinstance(value := getattr(self, name), kind):
+                raise OptionError(f"{name} is of another type", path=f"MinCut.{name}", expected=wanted, got=repr(value))
+        number = isinstance(self.price, (int, float)) and not isinstance(self.price, bool)
+        if not (number and self.price > 0):
+            raise OptionError(
+                "the price is out of range", path="MinCut.price", expected="a number above 0", got=repr(self.price)
+            )
         if self.store is not None and self.model != "storage":
             raise OptionError(
                 "another form of activations goes with the storage model",

@@ -16,6 +16,7 @@ import torch.fx as fx
 
 from .. import _torch
 from ..errors import OptionError
+from .divisors import divisors
 from .offload import arrange, begin_offload, begin_reload
 from .rules import INF
 from .table import COLLECTIVE, Table, storage_key
@@ -23,8 +24,8 @@ from .transfers import Offload
 
 aten = torch.ops.aten
 Form = Literal["int8", "fp8", "cpu"]
-#: a form for all, for operations by name ("aten.gelu.default"), or chosen by a function of the node
-Store = str | Mapping[str, str] | Callable[[fx.Node], "str | None"]
+#: a form for all, for operations (overloads, or names: "aten.gelu.default"), or chosen by a function of the node
+Store = str | Mapping[Any, str] | Callable[[fx.Node], "str | None"]
 Edit = Callable[[fx.Graph, fx.Node], fx.Node]
 FORMS = ("int8", "fp8", "cpu")
 _LARGEST = {"int8": 127.0, "fp8": 448.0}
@@ -45,27 +46,70 @@ class Packing:
 def forms(t: Table, store: Store, weights: list[float], offload: Offload) -> dict[int, str]:
     """The form that is allowed for each row: those that are asked for, that cost bytes, and that can be packed.
 
+    What the backward divides by stays exact (`divisors`).
+
     Raises:
         OptionError: an unknown form.
     """
     found = {}
+    exact = divisors(t)
     for i in t.rows:
         if t.late[i] or t.is_placeholder(i) or not MIN_BYTES <= weights[i] < INF or t.bits[i] & COLLECTIVE:
             continue
         form = _asked(store, t.nodes[i])
         if form is None:
             continue
-        if form not in FORMS:
-            raise OptionError("unknown form to store", path="MinCut.store", expected=f"one of {FORMS}", got=repr(form))
+        check_form(form)
+        if form != "cpu" and i in exact:
+            continue
         if _fits(t.val[i], form, offload):
             found[i] = form
     return found
 
 
+def check_form(form: object) -> None:
+    """Is this one of the forms?
+
+    Raises:
+        OptionError: it is not.
+    """
+    if form not in FORMS:
+        raise OptionError("unknown form to store", path="MinCut.store", expected=f"one of {FORMS}", got=repr(form))
+
+
+def check_store(store: object) -> None:
+    """Check what can be checked of a store before there is a graph.
+
+    Raises:
+        OptionError: a form that is unknown, or an operation that is neither a name nor an overload.
+    """
+    if isinstance(store, str):
+        check_form(store)
+    elif isinstance(store, Mapping):
+        for key, form in store.items():
+            check_form(form)
+            if not isinstance(key, (str, _torch.OpOverload)):
+                raise OptionError(
+                    "a form is stored for what is no operation",
+                    path="MinCut.store",
+                    expected='an overload such as torch.ops.aten.gelu.default, or its name, "aten.gelu.default"',
+                    got=repr(key),
+                )
+    elif store is not None and not callable(store):
+        raise OptionError(
+            "store is no form",
+            path="MinCut.store",
+            expected=f"one of {FORMS}, a dict from operations to them, or a function of the node",
+            got=repr(store),
+        )
+
+
 def _asked(store: Store, node: fx.Node) -> str | None:
     if isinstance(store, str):
         return store
-    return store.get(str(node.target)) if isinstance(store, Mapping) else store(node)
+    if isinstance(store, Mapping):
+        return store.get(str(node.target)) or store.get(node.target)
+    return store(node)
 
 
 def _fits(value: Any, form: str, offload: Offload) -> bool:

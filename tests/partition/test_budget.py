@@ -357,3 +357,31 @@ def test_products_are_counted_as_torch_counts_them() -> None:
     with FlopCounterMode(display=False) as counter:
         function(a, b)
     assert sum(flops(table, i) for i in table.rows if table.early[i]) == counter.get_total_flops() > 0
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, w: (x @ w).mul(20).softmax(-1).log()[:, :5],
+        lambda x, w: torch.ones_like(x) / (x @ w).mul(2).softmax(-1),
+        lambda x, w: (x @ w).abs().transpose(0, 1).rsqrt(),
+        lambda x, w: (x @ w).mul(20).exp().pow(-0.5),
+        lambda x, w: (x @ w).tanh().asin(),
+    ],
+)
+def test_what_the_backward_divides_by_is_not_rounded(f) -> None:
+    torch.manual_seed(0)
+    x, w = torch.randn(32, 32, requires_grad=True), torch.randn(32, 32)
+    w = w * 0.04
+    (want,) = torch.autograd.grad(f(x, w).sum(), x)
+    assert want.isfinite().all()
+    for form in ("int8", "fp8"):
+        (got,) = torch.autograd.grad(st.compile(f, partitioner=MinCut(store=form))(x, w).sum(), x)
+        assert got.isfinite().all() and (got - want).norm() < 0.1 * want.norm()
+
+
+@pytest.mark.parametrize("key", [torch.ops.aten.tanh.default, "aten.tanh.default"])
+def test_a_form_by_overload_or_by_name(key) -> None:
+    region = st.compile(lambda x: (x @ x).tanh().mul(2), partitioner=MinCut(store={key: "int8"}))
+    region(torch.rand(32, 32, requires_grad=True))
+    assert [r.reason for r in region.specializations[0].saved if "tanh" in r.operation] == ["partition, as int8"]

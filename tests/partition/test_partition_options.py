@@ -336,3 +336,18 @@ def test_saved_tensor_hooks_around_the_region() -> None:
     want = torch.autograd.grad(chain(y := x.detach().clone().requires_grad_()).sum(), y)[0]
     torch.testing.assert_close(x.grad, want)
     assert unpacked
+
+
+def test_reentrant_checkpoint_in_the_region() -> None:
+    w = torch.randn(4, 4, requires_grad=True)
+    f = lambda x: checkpoint(lambda x: (x @ w).exp().sin(), x, use_reentrant=True)
+    region = st.compile(f)
+    x = torch.rand(4, 4, requires_grad=True)
+    want = torch.autograd.grad((x @ w).exp().sin().sum(), (x, w))
+    out = region(x)
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), (x, w)), want)
+    assert {r.operation for r in region.specializations[0].saved} == {"input"}
+    assert torch.utils.checkpoint.CheckpointFunction.__name__ == "CheckpointFunction"
+    with pytest.warns(UserWarning, match="requires_grad"):
+        eager = f(x.detach())
+    assert not eager.requires_grad and not st.compile(f)(x.detach()).requires_grad

@@ -1,0 +1,130 @@
+"""The state of random generators in a region: drawing is as in eager, setting and reading it is refused."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+import torch
+from torch.random import fork_rng, get_rng_state, set_rng_state
+
+import subclass_trace as st
+
+G = torch.Generator().manual_seed(5)
+HIDDEN = types.SimpleNamespace(a=types.SimpleNamespace(b=types.SimpleNamespace(c=torch.Generator().manual_seed(6))))
+X = torch.ones(3)
+
+
+def _made(x):
+    return x * torch.rand(3, generator=torch.Generator().manual_seed(3))
+
+
+def _seeded(x):
+    G.manual_seed(3)
+    return x * torch.rand(3, generator=G)
+
+
+def _seeded_hidden(x):
+    HIDDEN.a.b.c.manual_seed(3)
+    return x * torch.rand(3, generator=HIDDEN.a.b.c)
+
+
+def _forked(x):
+    with torch.random.fork_rng():
+        return x * torch.rand(3)
+
+
+def _forked_by_name(x):
+    with fork_rng(devices=[]):
+        return x * torch.rand(3)
+
+
+def _restored(x):
+    state = get_rng_state()
+    y = x * torch.rand(3)
+    set_rng_state(state)
+    return y
+
+
+def _restored_explicit(x):
+    state = G.get_state()
+    y = x * torch.rand(3, generator=G)
+    G.set_state(state)
+    return y
+
+
+def _seed(x):
+    torch.seed()
+    return x * torch.rand(3)
+
+
+def _manual_seed(x):
+    torch.manual_seed(3)
+    return x * torch.rand(3)
+
+
+def _default_seeded(x):
+    torch.default_generator.manual_seed(3)
+    return x * torch.rand(3)
+
+
+def _cloned(x):
+    return x * torch.rand(3, generator=G.clone_state())
+
+
+REFUSED = [
+    _made,
+    _seeded,
+    _forked,
+    _forked_by_name,
+    _restored,
+    _restored_explicit,
+    _seed,
+    _manual_seed,
+    _default_seeded,
+    _cloned,
+    _seeded_hidden,
+]
+
+
+@pytest.mark.parametrize("f", REFUSED, ids=lambda f: f.__name__)
+def test_setting_or_reading_the_state_is_refused(f) -> None:
+    before, explicit = torch.get_rng_state(), G.get_state()
+    with pytest.raises(st.UnsupportedError, match="generator") as caught:
+        st.compile(f)(X)
+    assert caught.value.fix
+    if f is not _default_seeded:
+        assert "test_random_state.py" in caught.value.path
+    assert torch.get_rng_state().equal(before) and G.get_state().equal(explicit)
+    assert torch.initial_seed() == torch.default_generator.initial_seed()  # nothing stands in for it any more
+
+
+def test_a_closed_over_cell_is_refused_before_it_moves() -> None:
+    g = torch.Generator().manual_seed(9)
+    before = g.get_state()
+    with pytest.raises(st.UnsupportedError, match="state of a random generator"):
+        st.compile(lambda x: x * torch.rand(3, generator=g.manual_seed(3)))(X)
+    assert g.get_state().equal(before)
+
+
+@pytest.mark.parametrize("where", ["cell", "hidden", "argument", "default"])
+def test_drawing_from_a_generator_made_outside_is_as_in_eager(where: str) -> None:
+    g = torch.default_generator if where == "default" else torch.Generator()
+    box = types.SimpleNamespace(a=types.SimpleNamespace(b=types.SimpleNamespace(c=g)))
+    f = {
+        "cell": lambda x: x * torch.rand(3, generator=g) + torch.rand(3),
+        "default": lambda x: x * torch.rand(3, generator=torch.default_generator),
+        "hidden": lambda x: x * torch.rand(3, generator=box.a.b.c),
+        "argument": lambda x, h: torch.empty_like(x).uniform_(generator=h),
+    }[where]
+    args = (X, g) if where == "argument" else (X,)
+
+    def run(call):
+        torch.manual_seed(1)
+        g.manual_seed(7)
+        return [call(*args) for _ in range(3)]
+
+    region = st.compile(f)
+    for got, want in zip(run(region), run(f), strict=True):
+        assert got.equal(want)
+    assert len(region.specializations) == 1

@@ -39,7 +39,9 @@ def _pytest(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         "no:cacheprovider",
         *arguments,
     ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    # where CI is set, pytest prints whole values instead of their beginnings
+    environment = {k: v for k, v in os.environ.items() if k not in ("CI", "BUILD_NUMBER")}
+    environment |= {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
 
 
@@ -76,7 +78,7 @@ def test_logs_are_not_flooded(tmp_path: Path) -> None:
     done = _pytest("--subclass-check", "fails_compiled:Doubles", "-k", "ST701", cwd=tmp_path)
     assert "1 failed" in done.stdout, done.stdout + done.stderr
     assert "the result of eager mode" in done.stdout
-    assert "torch.__trace" not in done.stdout and len(done.stdout.splitlines()) < 400
+    assert "torch.__trace" not in done.stdout and len(done.stdout.splitlines()) < 150
 
 
 FAILS_COMPILED = """

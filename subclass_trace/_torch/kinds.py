@@ -1,0 +1,90 @@
+"""Kinds of tensors: fake, opaque, inside functorch, dense."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import SymBool, SymFloat
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+FAKE_TYPES: tuple[type, ...] = (FakeTensor,)
+
+
+def is_fake(value: object) -> bool:
+    """Is this a dense FakeTensor?"""
+    return isinstance(value, FakeTensor)
+
+
+def is_functorch_wrapped(value: torch.Tensor) -> bool:
+    """Is this a tensor inside vmap, grad or jvp?"""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(value))
+
+
+def overrides_torch_dispatch(cls: type) -> bool:
+    """Does the class define its own ``__torch_dispatch__``?"""
+    own = getattr(cls, "__torch_dispatch__", None)
+    return (
+        own is not None and own is not torch._C._disabled_torch_dispatch_impl and own != torch.Tensor.__torch_dispatch__
+    )
+
+
+def is_opaque(value: object) -> bool:
+    """Is this an object that torch lets a wrapper list beside its inner tensors, such as a DeviceMesh?"""
+    try:
+        from torch._opaque_base import OpaqueBase
+    except ImportError:  # torch 2.11: no wrapper lists opaque attributes
+        return False
+    if isinstance(value, OpaqueBase):
+        return True
+    cls = type(value)
+    if cls not in _OPAQUE_TYPES:
+        _OPAQUE_TYPES[cls] = _is_opaque_type(cls)
+    return _OPAQUE_TYPES[cls]
+
+
+_OPAQUE_TYPES: dict[type, bool] = {}
+
+
+def _is_opaque_type(cls: type) -> bool:
+    try:
+        from torch._library.opaque_object import is_opaque_type
+    except ImportError:
+        return False
+    return bool(is_opaque_type(cls))
+
+
+def storage_ref(t: torch.Tensor) -> StorageWeakRef:
+    """Equal for tensors that share a storage; does not keep it alive."""
+    return StorageWeakRef(t.untyped_storage())  # type: ignore[no-untyped-call]
+
+
+SYM_TYPES = (torch.SymInt, SymFloat, SymBool)
+
+
+def is_dense(t: torch.Tensor) -> bool:
+    """Is ``t`` non-overlapping and dense (each element of its range stands once)?"""
+    from torch._prims_common import is_non_overlapping_and_dense_or_false
+
+    return t.layout is torch.strided and bool(is_non_overlapping_and_dense_or_false(t))
+
+
+def dispatch_keys(t: torch.Tensor) -> int:
+    """The dispatch key set of a tensor as a number."""
+    return int(torch._C._dispatch_keys(t).raw_repr())
+
+
+def tensor_guard(tensors: list[torch.Tensor], sizes: list[Any], strides: list[Any]) -> Callable[..., bool] | None:
+    """A C++ check of types, dispatch keys, dtypes, devices, requires_grad, sizes and strides, and of distinctness.
+
+    ``sizes`` and ``strides``: per tensor a list of ints, None where a dimension is not checked. None when this torch
+    has no such check: then the generated code compares in Python.
+    """
+    try:
+        from torch._C._dynamo.guards import TensorGuards
+    except ImportError:
+        return None
+    check: Callable[..., bool] = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    return check

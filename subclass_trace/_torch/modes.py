@@ -1,0 +1,178 @@
+"""Modes and the state of the thread: what is active, and how to run without it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._C import DispatchKey, DispatchKeySet, _ExcludeDispatchKeyGuard
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+
+@contextlib.contextmanager
+def no_modes() -> Iterator[None]:
+    """No user or tracing dispatch mode sees what runs inside."""
+    with _disable_current_modes():
+        yield
+
+
+PROXY_MODE_KEY = torch._C._TorchDispatchModeKey.PROXY
+
+
+@contextlib.contextmanager
+def compiling_flag() -> Iterator[None]:
+    """``torch.compiler.is_compiling()`` is true inside, so that libraries take their traceable paths."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
+@contextlib.contextmanager
+def without_mkldnn() -> Iterator[None]:
+    """Composite operations do not choose oneDNN's fused ones. (The public context manager warns about TF32.)"""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
+@contextlib.contextmanager
+def without_tracing() -> Iterator[None]:
+    """Operations on fake tensors inside are not recorded."""
+    from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+
+    with disable_proxy_modes_tracing():
+        yield
+
+
+@contextlib.contextmanager
+def without_dispatch() -> Iterator[None]:
+    """No ``__torch_dispatch__`` runs, of no mode and no class: operations reach the C++ kernels of the outer tensor."""
+    from torch.utils._mode_utils import no_dispatch
+
+    with no_dispatch():
+        yield
+
+
+def exclude_functionalize() -> Any:
+    """Guard: the C++ functionalisation key does not run."""
+    return _ExcludeDispatchKeyGuard(DispatchKeySet(DispatchKey.Functionalize))
+
+
+def disable_autocast() -> Any:
+    """Guard: autocast is off inside."""
+    return torch._C._DisableAutocast()
+
+
+DispatchMode: Any = TorchDispatchMode  # Any, because torch's class is not annotated and could not be subclassed
+
+no_overrides: Any = torch._C.DisableTorchFunction  # context: no __torch_function__, no function modes
+
+
+@contextlib.contextmanager
+def plain_dispatch() -> Iterator[None]:
+    """The state in which compiled graphs run: no modes, no overrides, no autocast, no gradients, no inference mode."""
+    with (
+        _disable_current_modes(),
+        torch._C.DisableTorchFunction(),
+        torch._C._DisableAutocast(),
+        torch.inference_mode(False),
+        torch.no_grad(),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def functorch_config(**values: Any) -> Iterator[None]:
+    """Options of torch's partitioner, set while inside."""
+    import torch._functorch.config as config
+
+    with config.patch(**values):
+        yield
+
+
+def autocast_state() -> tuple[Any, ...]:
+    """Empty when autocast is off everywhere; else (device, dtype) pairs and whether the cache is on."""
+    if not torch._C._is_any_autocast_enabled():
+        return ()
+    devices = [d for d in ("cpu", "cuda", "xpu", "mps") if torch.is_autocast_enabled(d)]
+    return (*[(d, torch.get_autocast_dtype(d)) for d in devices], torch.is_autocast_cache_enabled())
+
+
+def functorch_active() -> bool:
+    """Is a vmap, grad or jvp around the call?"""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def forward_ad_level() -> int:
+    """Level of forward-mode AD; -1 when there is none."""
+    return int(torch.autograd.forward_ad._current_level)
+
+
+def dispatch_modes_active() -> bool:
+    """Is a ``__torch_dispatch__`` mode active?"""
+    from torch._C import _len_torch_dispatch_stack
+
+    return _len_torch_dispatch_stack() > 0
+
+
+def default_devices() -> tuple[torch.device, ...] | None:
+    """The devices of ``torch.set_default_device`` and ``with torch.device(...)`` that are active, outermost first.
+
+    None when another ``__torch_function__`` mode is active as well.
+    """
+    from torch.overrides import _get_current_function_mode_stack
+    from torch.utils._device import DeviceContext
+
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    if not all(isinstance(m, DeviceContext) for m in modes):
+        return None
+    return tuple(m.device for m in modes)
+
+
+def function_modes_active() -> bool:
+    """Is a ``__torch_function__`` mode active, other than a default device?"""
+    return int(torch._C._len_torch_function_stack()) > 0 and default_devices() is None
+
+
+def pytree_namespace() -> str:
+    """optree's namespace that holds every pytree node registered with torch (and, by inheritance, globally)."""
+    import torch.utils._cxx_pytree  # noqa: F401
+
+    return "torch"
+
+
+class DispatchLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes every operation that runs inside."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note it and run it."""
+        if func.namespace != "prim":
+            self.operations.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+peek_functorch = torch._C._functorch.peek_interpreter_stack
+
+dispatch_stack_length = torch._C._len_torch_dispatch_stack
+
+function_stack_length = torch._C._len_torch_function_stack
+
+any_autocast = torch._C._is_any_autocast_enabled
+
+grad_enabled = torch.is_grad_enabled
+
+set_grad = torch._C._set_grad_enabled
+
+forward_ad = torch.autograd.forward_ad

@@ -1,0 +1,70 @@
+"""Operations: schemas, the C++ callables behind them, where bindings live."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from .wrappers import disabled_torch_function
+
+scaled_mm: Callable[..., torch.Tensor] = torch._scaled_mm
+
+_core: Any = torch._C
+
+BINDING_HOLDERS: tuple[tuple[str, Any], ...] = (
+    ("torch", _core._VariableFunctions),
+    ("torch.Tensor", _core.TensorBase),
+    ("torch._C._nn", _core._nn),
+    ("torch._C._linalg", _core._linalg),
+    ("torch._C._special", _core._special),
+    ("torch._C._fft", _core._fft),
+)
+
+
+def raw_callable(op: OpOverload) -> Callable[..., Any]:
+    """The C++ function behind ``op``: ``op(...)`` without its Python layer."""
+    return op._op
+
+
+def op_name(op: OpOverload) -> str:
+    """The name of ``op`` without namespace and overload: ``add`` of ``aten::add.Tensor``."""
+    return str(op._schema.name).rpartition("::")[2]
+
+
+def op_schema(op: OpOverload) -> Any:
+    """The schema of ``op``: its arguments (name, type, default, alias information) and returns."""
+    return op._schema
+
+
+class StandIn(torch.Tensor):
+    """A tensor without data, with the dispatch keys of a real one. It is passed to operations that never run."""
+
+    __torch_function__ = disabled_torch_function
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        raise NotImplementedError(f"{func} ran on a stand-in")
+
+    @staticmethod
+    def make(
+        size: tuple[int, ...],
+        stride: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        layout: torch.layout,
+        requires_grad: bool,
+    ) -> torch.Tensor:
+        """A stand-in of this metadata."""
+        make: Any = torch.Tensor._make_wrapper_subclass
+        return make(StandIn, size, stride, 0, None, dtype, layout, device, False, requires_grad)  # type: ignore[no-any-return]
+
+
+def needs_exact_strides(target: object) -> bool:
+    """Must the inputs of this operation have the strides that they have in eager mode?"""
+    from torch._library.utils import get_layout_constraint_tag
+
+    exact = getattr(torch.Tag, "needs_exact_strides", None)
+    return isinstance(target, OpOverload) and exact is not None and get_layout_constraint_tag(target) is exact

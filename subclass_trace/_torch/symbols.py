@@ -1,0 +1,188 @@
+"""Symbolic sizes: making symbols, reading them, writing expressions over them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import SymBool
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+    compute_unbacked_bindings,
+)
+
+
+def input_source(name: str) -> Any:
+    """A source (in the sense of torch's symbolic shapes) with nothing but a name."""
+    from torch._dynamo.source import ConstantSource
+
+    return ConstantSource(name)
+
+
+def new_symbol(env: ShapeEnv, hint: int, name: str) -> Any:
+    """A fresh SymInt for a size that no dense tensor carries (0 and 1 stay numbers)."""
+    source = input_source(name)
+    symbol = env.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DUCK)
+    return env.create_symintnode(symbol, hint=hint, source=source)
+
+
+def new_number(env: ShapeEnv, hint: int, name: str) -> Any:
+    """A fresh SymInt of which nothing is assumed, not even that it is neither 0 nor 1."""
+    source = input_source(name)
+    how: dict[str, Any] = {"positive": None, "do_not_specialize_zero_one": True}
+    symbol = env.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC, **how)
+    return env.create_symintnode(symbol, hint=hint, source=source)
+
+
+def dynamic_context(dims: list[bool], alike: list[bool]) -> StatelessSymbolicContext[Any, Any]:
+    """Which dimensions of a dense tensor become symbols; where ``alike``, equal sizes share one."""
+    kinds = [DimDynamic.DUCK if same else DimDynamic.DYNAMIC for same in alike]
+    return StatelessSymbolicContext(
+        dynamic_sizes=[k if d else DimDynamic.STATIC for k, d in zip(kinds, dims, strict=True)]
+    )
+
+
+def unbacked_bindings(env: ShapeEnv, out: object) -> dict[Any, Any]:
+    """Where in ``out`` the symbols sit that the last operation made (a data-dependent size)."""
+    if not env.pending_fresh_unbacked_symbols:
+        return {}
+    return compute_unbacked_bindings(env, out) or {}
+
+
+@contextlib.contextmanager
+def unbound_symbols_set_aside(env: ShapeEnv | None) -> Iterator[None]:
+    """A function is traced inside a running operation: its symbols are bound in it, those of the operation are not.
+
+    Fake rules of operators that run a function several times have torch forget the symbols that it makes.
+    """
+    if env is None:
+        yield
+        return
+    before, env.pending_fresh_unbacked_symbols = env.pending_fresh_unbacked_symbols, []
+    ignored = env._ignore_fresh_unbacked_symbols_set(False)
+    try:
+        yield
+    finally:
+        env._ignore_fresh_unbacked_symbols_set(ignored)
+        env.pending_fresh_unbacked_symbols = before
+
+
+def sympy_to_nodes(expr: Any, env: dict[Any, Any]) -> Any:
+    """Evaluate a sympy expression over fx proxies."""
+    from torch.utils._sympy.interp import sympy_interp
+
+    return sympy_interp(_proxy_analysis(), env, expr)
+
+
+@functools.cache
+def _proxy_analysis() -> Any:
+    """Torch's arithmetic on plain Python numbers, with what would compute at once on a proxy as a node instead."""
+    from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+    def node(function: Callable[..., Any]) -> Any:
+        return staticmethod(
+            lambda x, *rest: (
+                x.tracer.create_proxy("call_function", function, (x,), {})
+                if isinstance(x, torch.fx.Proxy)
+                else function(x)
+            )
+        )
+
+    members = {
+        "int_truediv": staticmethod(operator.truediv),
+        "bitwise_and": staticmethod(operator.and_),
+        "bitwise_or": staticmethod(operator.or_),
+        "floor_to_int": node(math.floor),
+        "ceil_to_int": node(math.ceil),
+        "trunc_to_int": node(math.trunc),
+        "round_to_int": node(round),
+    }
+    return type("ProxyAnalysis", (PythonReferenceAnalysis,), members)
+
+
+def size_symbol(size: object) -> Any:
+    """The sympy symbol that a size is, or None: not a SymInt, an expression, or a nested int."""
+    if not isinstance(size, torch.SymInt) or size.node.is_nested_int():
+        return None
+    return size.node.expr if size.node.expr.is_Symbol else None
+
+
+def ragged_parts(size: torch.SymInt) -> tuple[Any, Any] | None:
+    """(symbol, coefficient) of a nested int that a trace made; None for one of eager mode."""
+    node: Any = size.node
+    env = getattr(node, "shape_env", None)
+    if env is None:
+        return None
+    values = env.var_to_val if getattr(env, "backed_var_to_val", None) is None else env.backed_var_to_val
+    for symbol in node.expr.free_symbols:
+        if hasattr(values.get(symbol), "_coeff"):  # a SingletonInt
+            return symbol, node.expr / symbol
+    return None
+
+
+def nested_int_id(size: torch.SymInt) -> int:
+    """The number of a nested int of eager mode, without its coefficient."""
+    return int(size.node.nested_int())
+
+
+def new_ragged_size(mode: FakeTensorMode) -> torch.SymInt:
+    """A symbol for the ragged size of a jagged tensor."""
+    return mode.create_symbolic_nested_int()  # type: ignore[return-value]
+
+
+def is_data_dependent(size: Any) -> bool:
+    """Does a symbolic number depend on values inside tensors?"""
+    node = size.node
+    return not is_nested(size) and any(node.shape_env.is_unbacked_symint(s) for s in node.expr.free_symbols)
+
+
+def maybe(condition: Any) -> bool:
+    """Is the condition true, or not known because it depends on values inside tensors?"""
+    if not isinstance(condition, SymBool):
+        return bool(condition)
+    from torch.fx.experimental.symbolic_shapes import guard_or_true
+
+    return bool(guard_or_true(condition))
+
+
+def surely(condition: Any) -> bool:
+    """Is the condition true, whatever the values inside tensors are?"""
+    if not isinstance(condition, SymBool):
+        return bool(condition)
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+    return bool(guard_or_false(condition))
+
+
+def is_nested(size: Any) -> bool:
+    """Is it a nested int?"""
+    return bool(size.node.is_nested_int())
+
+
+def shape_conditions(env: ShapeEnv, known: Any) -> list[Any]:
+    """What a trace assumed of its size symbols, as sympy conditions: branches taken, and ranges of the symbols."""
+    import sympy  # type: ignore[import-untyped]
+
+    conditions = [g.expr for g in env.guards]
+    for symbol in known:
+        bounds = env.var_to_range.get(symbol)
+        if bounds is not None and bounds.lower.is_Integer and bounds.lower > 0:
+            conditions.append(sympy.Ge(symbol, bounds.lower, evaluate=False))
+    return [c for c in conditions if c is not sympy.true]
+
+
+def expression_source(expr: Any, names: dict[Any, str]) -> str:
+    """A sympy expression over size symbols as Python source with these local names."""
+    import sympy
+    from torch.utils._sympy.printers import PythonPrinter
+
+    renamed = expr.xreplace({s: sympy.Symbol(n, integer=True) for s, n in names.items()})
+    return f"({PythonPrinter().doprint(renamed)})"

@@ -23,7 +23,6 @@ def build_wrapper(cls: type, size: Any, stride: Any, offset: int, dtype: Any, la
 WRAPPER_CONSTRUCTOR: Callable[..., torch.Tensor] = torch.Tensor._make_wrapper_subclass
 
 
-#: class -> (attribute that alone decides the flatten context and opaque attributes, constructor from that attribute)
 def context_shortcut(cls: type) -> str | None:
     """An attribute of which the flatten context (and any opaque attribute) is a function; None when there is none known."""
     return "_spec" if _is_dtensor(cls) else None

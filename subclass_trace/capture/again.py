@@ -50,7 +50,7 @@ class FirstRun:
     def of(captured: Captured, decompositions: Mapping[Any, Callable[..., Any]]) -> FirstRun | None:
         """What to keep; None where a second run would give other symbols (ragged sizes, sizes that depend on data)."""
         session, inputs = captured.session, captured.inputs
-        if captured.unbacked or session.recorder.data_dependent or any(_is_ragged(i.spec) for i in inputs):
+        if captured.unbacked or session.recorder.symbols.data_dependent or any(_is_ragged(i.spec) for i in inputs):
             return None
         count = len(captured.originals) - len(originals_of(session.recorder))
         return FirstRun(

@@ -146,7 +146,7 @@ class StandIns:
                 with _torch.no_modes():
                     leaves, spec = flatten(real)
                 if real.is_nested:
-                    spec = replace(spec, size=recorder.ragged_sizes(spec.size))  # type: ignore[union-attr,arg-type]
+                    spec = replace(spec, size=recorder.symbols.ragged_sizes(spec.size))  # type: ignore[union-attr,arg-type]
                 traced = rebuild(spec, iter([recorder.lift(t) for t in leaves]))
                 recorder.know_wrapper(traced)
                 recorder.close_over_wrapper(real)

@@ -17,9 +17,9 @@ import torch.fx as fx
 from .. import _torch
 from ..errors import UnsupportedError
 from .aliasing import byte_range
-from .frames import frames_text
 from .graphs import CHECKS
 from .session import Session
+from .user_code import frames_text
 
 Tensor = torch.Tensor
 _COPIED = ("recompute", "ac_graph_id", "unpack", "packed")

@@ -60,7 +60,7 @@ class _Branches:
             node = inner.graph.placeholder(f"arg{i}")
             if isinstance(value, Tensor):
                 inner.track(value, node)
-            inner.bind_sizes(node, value)
+            inner.symbols.bind(node, value)
             values.append(value)
         with inner, _torch.unbound_symbols_set_aside(outer.mode.shape_env):
             out = function(*pytree.tree_unflatten(values, spec))
@@ -117,7 +117,8 @@ def record_higher_order(recorder: Recorder, func: Any, args: Any, kwargs: Any) -
     node = recorder.graph.call_function(func, node_args, node_kwargs)
     recorder.annotate(node)
     _track(recorder, node, out)
-    recorder.bind_data_dependent(node, out)  # while_loop stacks the values of as many iterations as it needs
+    # while_loop stacks the values of as many iterations as it needs
+    recorder.symbols.bind_data_dependent(node, out, recorder.tag)
     return out
 
 

@@ -66,8 +66,8 @@ class Indexing:
     def _select(self, x: Tensor, dim: int, number: Any) -> Tensor:
         size = x.shape[dim]
         text = f"index out of range for dimension {dim} with size {size}"
-        self.recorder.require(number < size, text)
-        self.recorder.require(number >= -size, text)
+        self.recorder.symbols.require(number < size, text)
+        self.recorder.symbols.require(number >= -size, text)
         return x.select(dim, number)
 
     def _slice(self, x: Tensor, dim: int, item: slice) -> Tensor:
@@ -78,7 +78,7 @@ class Indexing:
         length: Any = torch.clamp(stop - start, min=0).item()
         first: Any = 0 if item.start is None else start.item()
         for condition in (length >= 0, first >= 0, first + length <= size):
-            self.recorder.require(condition, "a slice outside of its dimension")
+            self.recorder.symbols.require(condition, "a slice outside of its dimension")
         return x.narrow(dim, first, length)
 
     def _position(self, bound: Any, size: Any) -> Tensor:
@@ -102,8 +102,8 @@ class Indexing:
         at, size = self._tensor(start), x.shape[dim]
         known = torch.where(at < 0, at + size, at).item()
         text = f"start out of range for dimension {dim} with size {size}"
-        self.recorder.require(known >= 0, text)
-        self.recorder.require(known + named["length"] <= size, text)
+        self.recorder.symbols.require(known >= 0, text)
+        self.recorder.symbols.require(known + named["length"] <= size, text)
         return (x, dim, known, named["length"]), {}
 
 

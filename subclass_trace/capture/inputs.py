@@ -207,7 +207,7 @@ class _Symbols:
 
     def _jagged(self, spec: WrapperSpec) -> Spec:
         """The outer sizes of a jagged tensor follow from its inner ones, and its ragged size from its offsets."""
-        size = self.session.recorder.ragged_sizes(spec.size)
+        size = self.session.recorder.symbols.ragged_sizes(spec.size)
         with self.session.mode, _torch.without_tracing():
             made = rebuild(replace(spec, size=size), map(_like, spec_leaves(spec)))
         return replace(spec, size=tuple(made.shape), stride=tuple(made.stride()))

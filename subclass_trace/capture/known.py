@@ -6,12 +6,14 @@ and so does user code (``torch.tensor(3).item()``). Nothing is computed unless i
 
 from __future__ import annotations
 
+import linecache
 from typing import Any
 
 import torch
 import torch.fx as fx
 
 from .. import _torch
+from ..errors import DataDependentError
 from .graphs import is_random
 from .recorder import Recorder
 
@@ -24,6 +26,28 @@ def known_value(recorder: Recorder, t: Tensor) -> Tensor | None:
     node = recorder.node_of(t)
     with _torch.no_modes(), torch.no_grad():
         return _Evaluation(recorder).value(node) if isinstance(node, fx.Node) else None
+
+
+def value_asked_for(t: Tensor, line: str | None) -> DataDependentError:
+    """The region, at ``line``, asks for the value of a traced tensor: what to say."""
+    code = "" if line is None else linecache.getline(line.rpartition(":")[0], int(line.rpartition(":")[2])).strip()
+    what = f"a tensor of dtype {t.dtype} and shape {tuple(t.shape)}{f', in `{code}`' if code else ''}"
+    if t.dtype is torch.bool:
+        return DataDependentError(
+            "the region branches on the value inside a tensor (`if`, `while`, `and`, `assert` or bool() of a tensor)",
+            path=line,
+            expected="branches that follow from Python values and sizes: the graph is made once, for all values",
+            got=what,
+            fix="choose with torch.where(condition, a, b), branch with torch.cond, or compute the condition outside "
+            "of the region and pass it as a Python bool, which is guarded",
+        )
+    return DataDependentError(
+        "the region asks for the Python number inside a tensor (int(), float(), .item() of a kind that has no symbol)",
+        path=line,
+        expected="an operation whose result is a tensor, or .item(), which is a symbol of the graph",
+        got=what,
+        fix="keep it a tensor, use .item(), or compute the number outside of the region",
+    )
 
 
 class _Unknown(Exception):

@@ -103,8 +103,8 @@ class OutputClassifier:
 
     def need(self, sizes: Iterable[Any]) -> None:
         """The run time needs these numbers: symbols of data-dependent ones become size outputs."""
-        for n in sizes if self.recorder.data_dependent else ():
-            for symbol, value in self.recorder.data_dependent_parts(n):
+        for n in sizes if self.recorder.symbols.data_dependent else ():
+            for symbol, value in self.recorder.symbols.data_dependent_parts(n):
                 if symbol not in self.unbacked:
                     self.unbacked[symbol] = len(self.sizes)
                     self.sizes.append(value)
@@ -150,7 +150,7 @@ class OutputClassifier:
 
     def _with_numbers(self, way: Callable[..., Tensor], base: Tensor) -> Replay:
         """Autograd's function of a view, with the numbers of the call for what depends on values inside tensors."""
-        if not self.recorder.data_dependent:
+        if not self.recorder.symbols.data_dependent:
             return way
         numbers: list[Any] = []
 

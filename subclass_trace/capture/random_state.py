@@ -19,6 +19,7 @@ import torch
 
 from .. import _torch
 from ..errors import UnsupportedError
+from .user_code import TORCH_FILES, is_user_code
 
 Generator = torch.Generator
 _ALLOWED = ("device",)
@@ -110,7 +111,7 @@ class RandomState:
         def look(frame: Any, event: str, called: Any) -> None:
             if event == "c_call" and isinstance(getattr(called, "__self__", None), Generator):
                 name = called.__name__
-                if name not in _ALLOWED and self.recorder.is_user_code(frame.f_code):
+                if name not in _ALLOWED and is_user_code(frame.f_code):
                     self._refuse(f"Generator.{name}()", f"{frame.f_code.co_filename}:{frame.f_lineno}")
 
         before = sys.getprofile()
@@ -152,8 +153,6 @@ def _is_plumbing(file: str) -> bool:
 
 
 def _torch_file(file: str) -> bool:
-    from .recorder import TORCH_FILES
-
     return file.startswith(TORCH_FILES)
 
 

@@ -15,9 +15,7 @@ In-place operations are recorded as they run; `functionalize` replays the finish
 
 from __future__ import annotations
 
-import linecache
 import operator
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,23 +25,23 @@ import torch
 import torch.fx as fx
 
 from .. import _torch
-from ..errors import AliasingError, DataDependentError, UnsupportedError
+from ..errors import UnsupportedError
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
-from ..subclass.spec import is_ragged
-from .aliasing import ByteRange, byte_range, partly_overlap
+from .aliasing import ByteRange, byte_range
 from .context_reads import unnoted
 from .random_state import RandomState
 from .results import Results
+from .symbols import Symbols
+from .user_code import line_text, user_frames
 from .views import ViewLog
+from .writes import foreach_versions, refuse_overlap, written_arguments
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
 _DENSE = (*_torch.FAKE_TYPES, Tensor, torch.nn.Parameter)
 _REAL = (Tensor, torch.nn.Parameter)
-TORCH_FILES = os.path.dirname(torch.__file__) + os.sep
-_OWN_FILES = os.path.dirname(os.path.dirname(__file__)) + os.sep
 #: constants that a region makes itself arrive through these
 _CONSTANT_OPS = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
 
@@ -87,13 +85,13 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._mode_key = _torch.PROXY_MODE_KEY
         self.mode, self.decompositions, self.outer = mode, decompositions, outer
         self.graph, self.root = fx.Graph(), torch.nn.Module()
-        self.tracer = fx.proxy.GraphAppendingTracer(self.graph)
+        self.symbols = Symbols(self.graph, mode)
+        self.tracer = self.symbols.tracer
         self.tracer.enable_thunkify = False  # type: ignore[attr-defined]  # nested ints ask the PROXY mode's tracer
         self.results = Results(mode)
         self.default_dtype = torch.get_default_dtype()
         self.inside: Any = None  # a function mode for the code of wrapper classes
         self.mutable = False
-        self.data_dependent = False  # has it met a number that depends on values inside tensors?
         self.tag = "is_forward"
         self.backward_seq: int | None = None
         self.checkpoint: CheckpointTag | None = None
@@ -107,10 +105,6 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._nodes: dict[int, tuple[fx.Node, Tensor]] = {}  # holds the tensors, so that ids stay unique
         self._lifted: dict[int, tuple[Tensor, Tensor]] = {}
         self._known_wrappers: dict[int, Tensor] = {}
-        self._symbols: dict[Any, fx.Node] = {}
-        self._sources: dict[Any, tuple[fx.Node, str, int]] = {}
-        self._texts: dict[int, str] = {}  # what to say of conditions on data-dependent numbers
-        self._ragged: dict[int, Any] = {}  # nested int of a real tensor -> symbol
         self.primals = 0
         self.tangents = 0
         self.views = ViewLog()
@@ -133,10 +127,10 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             else:
                 self.track(value, node)
             if not name.startswith("tangents"):
-                self.bind_sizes(node, value)
+                self.symbols.bind(node, value)
         else:
             node.meta["val"] = value
-            self.bind_sizes(node, value)
+            self.symbols.bind(node, value)
         return node
 
     def primal(self, value: Any, untouched: bool = False) -> int:
@@ -153,20 +147,6 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _at_start(self) -> Any:
         first = next(iter(self.graph.nodes), None)
         return self.graph.inserting_before(first)
-
-    def bind_sizes(self, node: fx.Node, value: Any) -> None:
-        """Symbols among the sizes of an input, or an input that is a symbol: read from there where they are needed."""
-        if not isinstance(value, Tensor):
-            if isinstance(value, _torch.SYM_TYPES):
-                self._sources.setdefault(value.node.expr, (node, "self", 0))
-            return
-        strided = value.layout is torch.strided
-        rows = [("size", value.shape), ("stride", value.stride() if strided else ())]
-        for kind, sizes in [*rows, ("storage_offset", (value.storage_offset(),) if strided else ())]:
-            for dim, size in enumerate(sizes):
-                symbol = _torch.size_symbol(size)
-                if symbol is not None:
-                    self._sources.setdefault(symbol, (node, kind, dim))
 
     def track(self, value: Tensor, node: fx.Node) -> None:
         """``value`` is what ``node`` computes."""
@@ -203,7 +183,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     def node_of(self, value: Any) -> Any:
         """The node of a tensor or symbolic number; other values stand for themselves."""
         if isinstance(value, _torch.SYM_TYPES):
-            return self.symbolic(value)
+            return self.symbols.node_of(value, self.tag)
         if not isinstance(value, Tensor):
             return value
         hit = self._nodes.get(id(value))
@@ -292,113 +272,14 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _made_here(self, t: Tensor) -> bool:
         return id(t) in self._nodes
 
-    # ------------------------------------------------------------------ sizes
-    def symbolic(self, value: Any) -> Any:
-        """The node of a SymInt (SymFloat, SymBool), built on demand from its expression over the inputs' sizes."""
-        if is_ragged(value):
-            raise UnsupportedError("a ragged size (nested int) is used as a number", got=value)
-        expr = value.node.expr
-        if expr.is_number:
-            return int(expr) if isinstance(value, torch.SymInt) else bool(expr) if expr.is_Boolean else float(expr)
-        hit = self._symbols.get(expr)
-        if hit is None:
-            hit = self._source_node(expr, value) if expr.is_Symbol else self._expression_node(expr)
-            hit.meta.setdefault("val", value)
-            hit.meta.setdefault("partitioner_tag", self.tag)
-            self._symbols[expr] = hit
-        return hit
-
-    def _source_node(self, symbol: Any, value: Any) -> fx.Node:
-        found = self._sources.get(symbol)
-        if found is None:
-            raise UnsupportedError(f"the size symbol {symbol} belongs to no input of the region", got=value)
-        node, kind, dim = found
-        if kind == "self":
-            return node
-        if kind == "storage_offset":
-            return self.graph.call_function(aten.sym_storage_offset.default, (node,))
-        return self.graph.call_function(aten.sym_size.int if kind == "size" else aten.sym_stride.int, (node, dim))
-
-    def _expression_node(self, expr: Any) -> fx.Node:
-        env = self.mode.shape_env
-        for symbol in sorted(expr.free_symbols, key=str):
-            if symbol not in self._symbols:
-                self.symbolic(_symint(env, symbol))
-        mark = next(iter(reversed(self.graph.nodes)))
-        made = _torch.sympy_to_nodes(expr, {s: fx.Proxy(self._symbols[s], self.tracer) for s in expr.free_symbols}).node
-        while mark is not made:  # sub-expressions need a value too
-            mark = mark.next
-            mark.meta["val"] = mark.target(*fx.node.map_arg(mark.args, lambda n: n.meta["val"]))
-            mark.meta["partitioner_tag"] = self.tag
-        return made  # type: ignore[no-any-return]
-
-    def ragged_sizes(self, sizes: Sequence[Any]) -> tuple[Any, ...]:
-        """Sizes with a symbol for each nested int of a real jagged tensor: one for all tensors of the same offsets."""
-        return tuple(self._ragged_size(n) if is_ragged(n) else n for n in sizes)
-
-    def _ragged_size(self, size: torch.SymInt) -> Any:
-        number = _torch.nested_int_id(size)
-        if number not in self._ragged:
-            self._ragged[number] = _torch.new_ragged_size(self.mode)
-        return self._ragged[number]
-
-    def bind_data_dependent(self, node: fx.Node, out: Any) -> None:
-        """Symbols that this operation made (nonzero): each becomes a size node of the result."""
-        bindings = _torch.unbacked_bindings(self.mode.shape_env, out)
-        if not bindings:
-            return
-        self.data_dependent = True
-        node.meta["unbacked_bindings"] = bindings
-        for symbol, keypath in bindings.items():
-            made: Any = node
-            pending: Any = None
-            for key in keypath:
-                name = type(key).__name__
-                if name == "CallMethodKey":
-                    pending = {"size": aten.sym_size.int, "stride": aten.sym_stride.int}.get(key.name)
-                    if pending is None:
-                        made = self.graph.call_function(aten.sym_storage_offset.default, (made,))
-                elif name == "SequenceKey" and pending is not None:
-                    made, pending = self.graph.call_function(pending, (made, key.idx)), None
-                elif name == "SequenceKey":
-                    val = made.meta["val"][key.idx]
-                    made = self.graph.call_function(operator.getitem, (made, key.idx))
-                    made.meta.update({k: v for k, v in node.meta.items() if k != "unbacked_bindings"} | {"val": val})
-            made.meta.setdefault("partitioner_tag", self.tag)
-            self._symbols[symbol] = made
-            if made is not node:
-                made.meta["val"] = _symint(self.mode.shape_env, symbol)
-
-    def data_dependent_parts(self, n: Any) -> list[tuple[Any, Any]]:
-        """(symbol, its SymInt) for each symbol in a number that depends on values inside tensors."""
-        if not isinstance(n, torch.SymInt) or is_ragged(n):
-            return []
-        env = self.mode.shape_env
-        return [(s, _symint(env, s)) for s in sorted(n.node.expr.free_symbols, key=str) if env.is_unbacked_symint(s)]
-
-    def require(self, condition: Any, text: str) -> None:
-        """Take a condition on data-dependent numbers for true, and let each call raise ``text`` if it is not."""
-        before = {id(row) for row in self._deferred()}
-        torch._check(condition, lambda: text)  # type: ignore[no-untyped-call]
-        self._texts.update((id(row), text) for row in self._deferred() if id(row) not in before)
-
-    def _deferred(self) -> list[Any]:
-        return [row for rows in self.mode.shape_env.deferred_runtime_asserts.values() for row in rows]
-
     def write_assertions(self) -> None:
-        """What the trace took for true of data-dependent numbers (``torch._check``, bounds) is checked in each call."""
-        if not self.data_dependent:
-            return
-        for row in self._deferred():
-            if row.expr.free_symbols <= {*self._symbols, *self._sources}:
-                text = self._texts.get(id(row), f"a condition on values inside tensors does not hold: {row.expr}")
-                check = self.graph.call_function(aten._assert_scalar.default, (self._expression_node(row.expr), text))
-                check.meta["val"] = None
-                self.annotate(check)
+        """What the trace took for true of numbers that depend on values inside tensors is checked in each call."""
+        for check in self.symbols.assertions(self.tag):
+            self.annotate(check)
 
     # ------------------------------------------------------------------ the dispatch
     def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        return func(*args, **kwargs)  # nothing to write: see symbolic()
+        return func(*args, **kwargs)  # nothing to write: see `symbols`
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default and _torch.is_fake(args[0]):
@@ -464,33 +345,14 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         known = self._known(func, (t,))
         if known is not None:
             return known
+        from .known import value_asked_for
+
         if t.dtype is torch.bool:  # of no use but for control flow
-            raise self._asks_for_value(t)
+            raise value_asked_for(t, self.user_line())
         try:
             return self._record(func, (t,), {})
         except _torch.DATA_DEPENDENT_ERRORS as error:
-            raise self._asks_for_value(t) from error
-
-    def _asks_for_value(self, t: Tensor) -> DataDependentError:
-        line = self.user_line()
-        code = "" if line is None else linecache.getline(line.rpartition(":")[0], int(line.rpartition(":")[2])).strip()
-        what = f"a tensor of dtype {t.dtype} and shape {tuple(t.shape)}{f', in `{code}`' if code else ''}"
-        if t.dtype is torch.bool:
-            return DataDependentError(
-                "the region branches on the value inside a tensor (`if`, `while`, `and`, `assert` or bool() of a tensor)",
-                path=line,
-                expected="branches that follow from Python values and sizes: the graph is made once, for all values",
-                got=what,
-                fix="choose with torch.where(condition, a, b), branch with torch.cond, or compute the condition outside "
-                "of the region and pass it as a Python bool, which is guarded",
-            )
-        return DataDependentError(
-            "the region asks for the Python number inside a tensor (int(), float(), .item() of a kind that has no symbol)",
-            path=line,
-            expected="an operation whose result is a tensor, or .item(), which is a symbol of the graph",
-            got=what,
-            fix="keep it a tensor, use .item(), or compute the number outside of the region",
-        )
+            raise value_asked_for(t, self.user_line()) from error
 
     def _known(self, func: Any, args: Sequence[Any]) -> Any:
         """The result of an operation that tells a number, where it depends on constants alone; else None."""
@@ -556,7 +418,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             for a in (*args, *kwargs.values()):
                 if isinstance(a, torch.Generator):
                     self.random_state.draws(a)
-        versions = self._foreach_versions(func, args)
+        versions = foreach_versions(func, args)
         out = self.results.run(func, args, kwargs)
         if func is aten.max_unpool2d.default:  # the fake kernel makes it contiguous, the real one does not
             out = _torch.like_format_of(out, args[0])
@@ -575,7 +437,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             node.kwargs = {**node.kwargs, "dtype": out.dtype}  # the default dtype may be another one in the call
         self._track_result(node, out, args)
         if self.mode.shape_env.pending_fresh_unbacked_symbols:
-            self.bind_data_dependent(node, out)
+            self.symbols.bind_data_dependent(node, out, self.tag)
         return out
 
     def _check_default_dtype(self, func: Any, args: Any, out: Any) -> None:
@@ -599,7 +461,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             meta["unpack"] = True
         meta["seq_nr"] = self.backward_seq if self.backward_seq is not None else _torch.autograd_sequence_number()
         if self.tag == "is_forward":
-            meta["frames"] = self._user_frames()
+            meta["frames"] = self.user_frames()
         if self.checkpoint is not None and self.tag == "is_forward":
             seeded = func is not None and torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
             policies = torch.utils.checkpoint.CheckpointPolicy
@@ -622,11 +484,6 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             node.meta["val"] = out
 
-    def _foreach_versions(self, func: Any, args: Any) -> list[tuple[Tensor, int]]:
-        if not func._schema.is_mutable or not func._schema.name.startswith("aten::_foreach") or not args:
-            return []
-        return [(t, t._version) for t in args[0] if isinstance(t, Tensor) and not t.is_inference()]
-
     def _note_writes(self, func: Any, args: Any, kwargs: Any) -> None:
         self.mutable = True
         if torch.Tag.inplace_view in func.tags:
@@ -634,27 +491,10 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.keep_metadata(changed)
             self._part_aliases(changed[:1])
             return
-        for i, a in enumerate(func._schema.arguments):
-            if a.alias_info is None or not a.alias_info.is_write:
-                continue
-            value = kwargs[a.name] if a.name in kwargs else args[i] if i < len(args) else None
-            for t in value if isinstance(value, (list, tuple)) else [value]:
-                if isinstance(t, Tensor):
-                    self.writes.append((_torch.storage_ref(t), byte_range(t)))
-                    if func is aten.copy_.default or torch.Tag.pointwise in func.tags:
-                        self._refuse_overlap(t, [*args, *kwargs.values()])
-
-    def _refuse_overlap(self, written: Tensor, args: Sequence[Any]) -> None:
-        """Fake kernels do not look whether a tensor is computed from a part of itself; the real ones refuse it."""
-        for t in args:
-            if isinstance(t, Tensor) and t is not written and partly_overlap(written, t):
-                raise AliasingError(
-                    "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
-                    "memory location; eager refuses it too",
-                    path=self.user_line(),
-                    got=f"shape {tuple(t.shape)} written to shape {tuple(written.shape)} of the same memory",
-                    fix="clone the tensor before the operation",
-                )
+        for t in written_arguments(func, args, kwargs):
+            self.writes.append((_torch.storage_ref(t), byte_range(t)))
+            if func is aten.copy_.default or torch.Tag.pointwise in func.tags:
+                refuse_overlap(t, (*args, *kwargs.values()), self.user_line)
 
     def _part_aliases(self, changed: Sequence[Tensor]) -> None:
         """The shape of these changes in place: values that were the same node (``detach``) get a node of their own."""
@@ -699,24 +539,13 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Frames above (and with) this one do not belong to the user function."""
         self._stop_frame = frame
 
-    def _user_frames(self) -> tuple[tuple[Any, int], ...]:
-        frame: Any = sys._getframe(2)
-        found = []
-        while frame is not None and frame is not self._stop_frame:
-            code = frame.f_code
-            if not code.co_filename.startswith((TORCH_FILES, _OWN_FILES)):
-                found.append((code, frame.f_lineno))
-            frame = frame.f_back
-        return tuple(found)
-
-    def is_user_code(self, code: Any) -> bool:
-        """Does this code belong neither to torch nor to this package?"""
-        return not code.co_filename.startswith((TORCH_FILES, _OWN_FILES))
+    def user_frames(self) -> tuple[tuple[Any, int], ...]:
+        """(code object, line) of the frames of the user function that are running, innermost first."""
+        return user_frames(sys._getframe(1), self._stop_frame)
 
     def user_line(self) -> str | None:
         """``file:line`` of the innermost user frame."""
-        frames = self._user_frames()
-        return f"{frames[0][0].co_filename}:{frames[0][1]}" if frames else None
+        return line_text(self.user_frames())
 
 
 _FACTORIES: dict[Any, bool] = {}
@@ -729,9 +558,3 @@ def _is_factory(func: Any) -> bool:
         takes = any("Tensor" in str(a.type) for a in arguments)
         _FACTORIES[func] = not takes and any(a.name == "dtype" and a.kwarg_only for a in arguments)
     return _FACTORIES[func]
-
-
-def _symint(env: Any, symbol: Any) -> Any:
-    hints = getattr(env, "backed_var_to_val", None)  # torch 2.11 has the other name
-    value = (env.var_to_val if hints is None else hints).get(symbol)
-    return env.create_symintnode(symbol, hint=None if value is None else int(value))

@@ -37,6 +37,7 @@ from .recorder import Recorder
 from .session import Session
 from .sharing import Sharing
 from .tape import Tape, saves_out_of_sight, tensors_saved_by_autograd
+from .user_code import is_user_code
 
 Tensor = torch.Tensor
 
@@ -454,7 +455,7 @@ def _user_line(error: BaseException, recorder: Any) -> str | None:
     tb, found = error.__traceback__, None
     while tb is not None:
         code = tb.tb_frame.f_code
-        if recorder.is_user_code(code):
+        if is_user_code(code):
             found = f"{code.co_filename}:{tb.tb_lineno}"
         tb = tb.tb_next
     return found

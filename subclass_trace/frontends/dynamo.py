@@ -177,7 +177,7 @@ class _GraphRecorder(Recorder):  # type: ignore[no-untyped-call]
 
     current: fx.Node | None = None
 
-    def _user_frames(self) -> tuple[Any, ...]:
+    def user_frames(self) -> tuple[Any, ...]:
         return () if self.current is None else _frames(self.current.meta.get("stack_trace"))
 
     def _local_scalar(self, func: Any, t: Tensor) -> Any:
@@ -194,7 +194,7 @@ class _GraphRecorder(Recorder):  # type: ignore[no-untyped-call]
     def _track_result(self, node: fx.Node, out: Any, args: Any) -> None:
         super()._track_result(node, out, args)
         if isinstance(out, _torch.SYM_TYPES) and out.node.expr.is_Symbol:  # a number that came in as a tensor
-            self._symbols.setdefault(out.node.expr, node)
+            self.symbols.is_held_by(out, node)
 
 
 class _Interpreter(fx.Interpreter):

@@ -1,0 +1,173 @@
+"""Symbolic numbers of a capture: which node of the graph holds each symbol, and what is taken for true of them.
+
+A symbol comes from an input (one of its sizes, its strides, its offset, or the input itself), or from an operation
+whose result depends on values inside tensors (``nonzero``, ``.item()``). Expressions over them become nodes when an
+operation, or the run time, asks for them.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from .. import _torch
+from ..errors import UnsupportedError
+from ..subclass.spec import is_ragged
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+_READERS = {"size": aten.sym_size.int, "stride": aten.sym_stride.int, "storage_offset": aten.sym_storage_offset.default}
+
+
+class Symbols:
+    """The symbols of one graph. ``tag`` in its methods is the ``partitioner_tag`` of the nodes that they add."""
+
+    def __init__(self, graph: fx.Graph, mode: Any) -> None:
+        self.graph, self.mode = graph, mode
+        self.tracer = fx.proxy.GraphAppendingTracer(graph)
+        self.data_dependent = False  # has the capture met a number that depends on values inside tensors?
+        self._nodes: dict[Any, fx.Node] = {}  # expression -> what computes it
+        self._sources: dict[Any, tuple[fx.Node, str, int]] = {}  # symbol -> input, what of it, dimension
+        self._texts: dict[int, str] = {}  # what to say of conditions on data-dependent numbers
+        self._ragged: dict[int, Any] = {}  # nested int of a real tensor -> symbol
+
+    # ------------------------------------------------------------------ where symbols come from
+    def bind(self, node: fx.Node, value: Any) -> None:
+        """Symbols among the sizes of an input, or an input that is a symbol: read from there where they are needed."""
+        if not isinstance(value, Tensor):
+            if isinstance(value, _torch.SYM_TYPES):
+                self._sources.setdefault(value.node.expr, (node, "self", 0))
+            return
+        strided = value.layout is torch.strided
+        rows = [("size", value.shape), ("stride", value.stride() if strided else ())]
+        for kind, sizes in [*rows, ("storage_offset", (value.storage_offset(),) if strided else ())]:
+            for dim, size in enumerate(sizes):
+                symbol = _torch.size_symbol(size)
+                if symbol is not None:
+                    self._sources.setdefault(symbol, (node, kind, dim))
+
+    def is_held_by(self, value: Any, node: fx.Node) -> None:
+        """``node`` computes the symbolic number ``value``, if nothing before it does."""
+        self._nodes.setdefault(value.node.expr, node)
+
+    def bind_data_dependent(self, node: fx.Node, out: Any, tag: str) -> None:
+        """Symbols that this operation made (nonzero): each becomes a size node of the result."""
+        bindings = _torch.unbacked_bindings(self.mode.shape_env, out)
+        if not bindings:
+            return
+        self.data_dependent = True
+        node.meta["unbacked_bindings"] = bindings
+        for symbol, keypath in bindings.items():
+            made = self._at(node, keypath)
+            made.meta.setdefault("partitioner_tag", tag)
+            self._nodes[symbol] = made
+            if made is not node:
+                made.meta["val"] = _symint(self.mode.shape_env, symbol)
+
+    def _at(self, node: fx.Node, keypath: Sequence[Any]) -> fx.Node:
+        """The number at a pytree path of torch's into the result of ``node``, such as ``[1].size()[0]``."""
+        made, pending = node, None
+        for key in keypath:
+            name = type(key).__name__
+            if name == "CallMethodKey" and key.name in ("size", "stride"):
+                pending = _READERS[key.name]
+            elif name == "CallMethodKey":
+                made = self.graph.call_function(aten.sym_storage_offset.default, (made,))
+            elif name == "SequenceKey" and pending is not None:
+                made, pending = self.graph.call_function(pending, (made, key.idx)), None
+            elif name == "SequenceKey":
+                val = made.meta["val"][key.idx]
+                made = self.graph.call_function(operator.getitem, (made, key.idx))
+                made.meta.update({k: v for k, v in node.meta.items() if k != "unbacked_bindings"} | {"val": val})
+        return made
+
+    def ragged_sizes(self, sizes: Sequence[Any]) -> tuple[Any, ...]:
+        """Sizes with a symbol for each nested int of a real jagged tensor: one for all tensors of the same offsets."""
+        return tuple(self._ragged_size(n) if is_ragged(n) else n for n in sizes)
+
+    def _ragged_size(self, size: torch.SymInt) -> Any:
+        number = _torch.nested_int_id(size)
+        if number not in self._ragged:
+            self._ragged[number] = _torch.new_ragged_size(self.mode)
+        return self._ragged[number]
+
+    # ------------------------------------------------------------------ their nodes
+    def node_of(self, value: Any, tag: str) -> Any:
+        """The node of a SymInt (SymFloat, SymBool), built on demand; a number if its expression is one.
+
+        Raises:
+            UnsupportedError: a ragged size is used as a number, or a symbol belongs to no input.
+        """
+        if is_ragged(value):
+            raise UnsupportedError("a ragged size (nested int) is used as a number", got=value)
+        expr = value.node.expr
+        if expr.is_number:
+            return int(expr) if isinstance(value, torch.SymInt) else bool(expr) if expr.is_Boolean else float(expr)
+        hit = self._nodes.get(expr)
+        if hit is None:
+            hit = self._source_node(expr, value) if expr.is_Symbol else self._expression_node(expr, tag)
+            hit.meta.setdefault("val", value)
+            hit.meta.setdefault("partitioner_tag", tag)
+            self._nodes[expr] = hit
+        return hit
+
+    def _source_node(self, symbol: Any, value: Any) -> fx.Node:
+        found = self._sources.get(symbol)
+        if found is None:
+            raise UnsupportedError(f"the size symbol {symbol} belongs to no input of the region", got=value)
+        node, kind, dim = found
+        if kind == "self":
+            return node
+        return self.graph.call_function(_READERS[kind], (node,) if kind == "storage_offset" else (node, dim))
+
+    def _expression_node(self, expr: Any, tag: str) -> fx.Node:
+        for symbol in sorted(expr.free_symbols, key=str):
+            if symbol not in self._nodes:
+                self.node_of(_symint(self.mode.shape_env, symbol), tag)
+        mark: Any = next(iter(reversed(self.graph.nodes)))
+        proxies = {s: fx.Proxy(self._nodes[s], self.tracer) for s in expr.free_symbols}
+        made: fx.Node = _torch.sympy_to_nodes(expr, proxies).node
+        while mark is not made:  # sub-expressions need a value too
+            mark = mark.next
+            mark.meta["val"] = mark.target(*fx.node.map_arg(mark.args, lambda n: n.meta["val"]))
+            mark.meta["partitioner_tag"] = tag
+        return made  # type: ignore[no-any-return]
+
+    # ------------------------------------------------------------------ numbers that depend on values inside tensors
+    def data_dependent_parts(self, n: Any) -> list[tuple[Any, Any]]:
+        """(symbol, its SymInt) for each symbol in a number that depends on values inside tensors."""
+        if not isinstance(n, torch.SymInt) or is_ragged(n):
+            return []
+        env = self.mode.shape_env
+        return [(s, _symint(env, s)) for s in sorted(n.node.expr.free_symbols, key=str) if env.is_unbacked_symint(s)]
+
+    def require(self, condition: Any, text: str) -> None:
+        """Take a condition on data-dependent numbers for true, and let each call raise ``text`` if it is not."""
+        before = {id(row) for row in self._deferred()}
+        torch._check(condition, lambda: text)  # type: ignore[no-untyped-call]
+        self._texts.update((id(row), text) for row in self._deferred() if id(row) not in before)
+
+    def _deferred(self) -> list[Any]:
+        return [row for rows in self.mode.shape_env.deferred_runtime_asserts.values() for row in rows]
+
+    def assertions(self, tag: str) -> Iterator[fx.Node]:
+        """Nodes that check in each call what the trace took for true of such numbers (``torch._check``, bounds)."""
+        if not self.data_dependent:
+            return
+        for row in self._deferred():
+            if row.expr.free_symbols <= {*self._nodes, *self._sources}:
+                text = self._texts.get(id(row), f"a condition on values inside tensors does not hold: {row.expr}")
+                condition = self._expression_node(row.expr, tag)
+                check = self.graph.call_function(aten._assert_scalar.default, (condition, text))
+                check.meta["val"] = None
+                yield check
+
+
+def _symint(env: Any, symbol: Any) -> Any:
+    hints = getattr(env, "backed_var_to_val", None)  # torch 2.11 has the other name
+    value = (env.var_to_val if hints is None else hints).get(symbol)
+    return env.create_symintnode(symbol, hint=None if value is None else int(value))

@@ -1,0 +1,38 @@
+"""Where the user's code is: the frames that issue an operation, and where a recorded node comes from."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+TORCH_FILES = os.path.dirname(torch.__file__) + os.sep
+_OWN_FILES = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
+
+def is_user_code(code: Any) -> bool:
+    """Does this code object belong neither to torch nor to this package?"""
+    return not code.co_filename.startswith((TORCH_FILES, _OWN_FILES))
+
+
+def user_frames(frame: Any, stop: Any) -> tuple[tuple[Any, int], ...]:
+    """(code object, line) of the user's frames from ``frame`` outwards, innermost first, up to ``stop`` exclusive."""
+    found = []
+    while frame is not None and frame is not stop:
+        code = frame.f_code
+        if not code.co_filename.startswith((TORCH_FILES, _OWN_FILES)):
+            found.append((code, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(found)
+
+
+def line_text(frames: tuple[tuple[Any, int], ...] | None) -> str | None:
+    """``file:line`` of the innermost of these frames."""
+    return f"{frames[0][0].co_filename}:{frames[0][1]}" if frames else None
+
+
+def frames_text(node: fx.Node) -> str | None:
+    """``file:line`` of the innermost user frame that recorded ``node`` (before its frames became text)."""
+    return line_text(node.meta.get("frames"))

@@ -1,0 +1,48 @@
+"""What an operation that changes its arguments writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import AliasingError
+from .aliasing import partly_overlap
+
+Tensor = torch.Tensor
+
+
+def written_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+    """The tensors that an operation writes, by its schema."""
+    for i, a in enumerate(func._schema.arguments):
+        if a.alias_info is None or not a.alias_info.is_write:
+            continue
+        value = kwargs[a.name] if a.name in kwargs else args[i] if i < len(args) else None
+        for t in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(t, Tensor):
+                yield t
+
+
+def refuse_overlap(written: Tensor, args: Sequence[Any], line: Callable[[], str | None]) -> None:
+    """Fake kernels do not look whether a tensor is computed from a part of itself; the real ones refuse it.
+
+    Raises:
+        AliasingError: one of ``args`` shares memory with ``written`` without being laid out alike.
+    """
+    for t in args:
+        if isinstance(t, Tensor) and t is not written and partly_overlap(written, t):
+            raise AliasingError(
+                "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
+                "memory location; eager refuses it too",
+                path=line(),
+                got=f"shape {tuple(t.shape)} written to shape {tuple(written.shape)} of the same memory",
+                fix="clone the tensor before the operation",
+            )
+
+
+def foreach_versions(func: Any, args: Sequence[Any]) -> list[tuple[Tensor, int]]:
+    """The tensors that a ``_foreach_`` operation writes, with their versions, which its fake kernel does not move."""
+    if not func._schema.is_mutable or not func._schema.name.startswith("aten::_foreach") or not args:
+        return []
+    return [(t, t._version) for t in args[0] if isinstance(t, Tensor) and not t.is_inference()]

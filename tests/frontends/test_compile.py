@@ -268,7 +268,7 @@ def test_closed_over_name_that_is_bound_to_another_tensor() -> None:
 def test_closed_over_number_that_becomes_a_tensor() -> None:
     c: object = 2
     region = st.compile(lambda x: x * c)
-    for c in (2, torch.tensor([3.0, 4.0]), 2.0, TwoTensor(torch.ones(2), torch.zeros(2)), 2):  # noqa: B007
+    for c in (2, torch.tensor([3.0, 4.0]), 2.0, TwoTensor(torch.ones(2), torch.zeros(2)), 2):
         torch.testing.assert_close(region(torch.ones(2)), torch.ones(2) * c)
 
 

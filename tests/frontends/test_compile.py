@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import functools
 import gc
+import math
 import weakref
 from typing import NamedTuple
 
@@ -842,6 +843,21 @@ def test_an_alias_pattern_that_appears_later() -> None:
     ):
         want = (lambda x, y: (x.add_(1), y * 2)[1])(*build())
         assert region(*build()).equal(want)
+
+
+def test_dynamic_sizes_of_overlapping_arguments() -> None:
+    """A written argument and an overlapping one are one graph input, whose length does not tell their sizes."""
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return y * 2
+
+    region = st.compile(f, dynamic=True)
+    for size, stop in (((4,), 7), ((2, 3), 6), ((2, 3), 5), ((3, 2), 5)):  # the last two lie at the same bytes
+        memory, again = torch.arange(7.0), torch.arange(7.0)
+        count = math.prod(size)
+        got = region(memory[:count].view(size), memory[2:stop])
+        assert got.equal(f(again[:count].view(size), again[2:stop])) and memory.equal(again)
 
 
 def test_a_view_family_of_a_nonleaf_wrapper_costs_one_specialization() -> None:

@@ -74,6 +74,7 @@ from .modes import function_modes_active as function_modes_active
 from .modes import function_stack_length as function_stack_length
 from .modes import functorch_active as functorch_active
 from .modes import functorch_config as functorch_config
+from .modes import global_module_hooks as global_module_hooks
 from .modes import grad_enabled as grad_enabled
 from .modes import no_modes as no_modes
 from .modes import no_overrides as no_overrides

@@ -134,6 +134,13 @@ def _in_memory_order(t: Any) -> Any:
     return ordered if ordered.is_contiguous() else t
 
 
+def _offset_after(start: Any, dtype: torch.dtype, t: Tensor) -> Any:
+    """Where ``t`` starts, in elements after byte ``start`` of its storage."""
+    skipped = start // dtype.itemsize
+    # Torch's proxies take a symbol less 0 for the symbol that it is made of, and never come to an end.
+    return t.storage_offset() if type(skipped) is int and skipped == 0 else t.storage_offset() - skipped
+
+
 class _Replay:
     def __init__(self, recorder: Any, groups: Sequence[Sequence[int]]) -> None:
         self.recorder, self.mode = recorder, recorder.mode
@@ -222,8 +229,7 @@ class _Replay:
         member = node.meta["val"]
         meta["partitioner_tag"] = "is_forward"
         if member.dtype == dtype:
-            offset = member.storage_offset() - start // dtype.itemsize
-            return base.as_strided(member.shape, member.stride(), offset)
+            return base.as_strided(member.shape, member.stride(), _offset_after(start, dtype, member))
         if not member.is_contiguous():
             raise UnsupportedError(
                 "inputs of several dtypes overlap in memory, one is written, and one of them is not contiguous",
@@ -287,8 +293,7 @@ class _Replay:
         if group is None:
             return self.env[root].as_strided(view.shape, view.stride(), view.storage_offset())
         _, start, dtype = self.bases[group]
-        offset = view.storage_offset() - start // dtype.itemsize
-        return self.wrapped[group].as_strided(view.shape, view.stride(), offset)
+        return self.wrapped[group].as_strided(view.shape, view.stride(), _offset_after(start, dtype, view))
 
     def _opaque(self, node: fx.Node, root: torch.nn.Module) -> Any:
         """A higher order operator is copied as it is: its branches are functional already."""

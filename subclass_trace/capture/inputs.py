@@ -21,6 +21,7 @@ from ..subclass.flatten import flatten, leaf_paths
 from ..subclass.paths import Path
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, is_ragged, spec_leaves
 from ..subclass.visit import rebuild
+from .aliasing import alias_groups
 from .session import Session
 
 Tensor = torch.Tensor
@@ -213,13 +214,20 @@ class _Symbols:
         return replace(spec, size=tuple(made.shape), stride=tuple(made.stride()))
 
     def unbound(self, specs: Sequence[Spec], originals: Sequence[Tensor]) -> list[Any]:
-        """Sizes, and arguments that are sizes, whose symbol is the size, stride or offset of no dense leaf."""
+        """Sizes, and arguments that are sizes, whose symbol is the size, stride or offset of no dense leaf.
+
+        Leaves that overlap may become one graph input, which does not tell their sizes.
+        """
+        overlapping = {k for members in alias_groups(originals) for k in members} if self.session.dynamic else set()
         known: set[Any] = {None}
-        for fake in originals:
-            strided = fake.layout is torch.strided
-            for s in (*fake.shape, *((*fake.stride(), fake.storage_offset()) if strided else ())):
-                known.add(_torch.size_symbol(s))
+        for k, fake in enumerate(originals):
+            if k not in overlapping:
+                known.update(map(_torch.size_symbol, _numbers_of(fake)))
         extra: dict[Any, Any] = {}
+        for k in sorted(overlapping):
+            for s in _numbers_of(originals[k]):
+                if _torch.size_symbol(s) not in known:
+                    extra.setdefault(_torch.size_symbol(s), s)
 
         def look(spec: Spec) -> None:
             if isinstance(spec, WrapperSpec):
@@ -235,6 +243,12 @@ class _Symbols:
             if _torch.size_symbol(size) not in known:
                 extra.setdefault(_torch.size_symbol(size), size)
         return list(extra.values())
+
+
+def _numbers_of(fake: Tensor) -> tuple[Any, ...]:
+    """Sizes, strides and offset."""
+    strided = fake.layout is torch.strided
+    return (*fake.shape, *((*fake.stride(), fake.storage_offset()) if strided else ()))
 
 
 def _like(spec: LeafSpec) -> Tensor:

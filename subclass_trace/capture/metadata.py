@@ -21,7 +21,7 @@ from .recorder import Recorder
 
 Tensor = torch.Tensor
 #: names of the calls that ask
-ASKING = frozenset({"__get__", "__set__", "__delete__", "storage_offset"})
+ASKING = frozenset({"__get__", "__set__", "__delete__", "storage_offset", "retain_grad"})
 #: the answer of a call that is none of ours
 ASIDE = object()
 
@@ -76,7 +76,8 @@ class MetadataReads:
             x: the first argument as the function has it; ``traced``: the stand-in for it, or itself.
 
         Raises:
-            UnsupportedError: the region asks for, or drops, the gradient that an input has.
+            UnsupportedError: the region asks for, or drops, the gradient that an input has; or lets one that is no leaf
+                retain its gradient.
         """
         if func.__name__ == "storage_offset":
             self._note_offset(traced)
@@ -85,6 +86,8 @@ class MetadataReads:
         number, row = self._rows.get(id(traced), (-1, None))
         if owner is Tensor.grad:
             return self._gradient(number, row, x, recorder)
+        if row is not None and func is Tensor.retain_grad:
+            return self._retain_grad(number, row, recorder)
         if row is None or not get:
             return ASIDE
         if owner is Tensor.is_leaf or owner is Tensor.grad_fn:
@@ -110,6 +113,18 @@ class MetadataReads:
             return ASIDE
         self.note(number, "gradient")
         return None
+
+    def _retain_grad(self, number: int, row: TracedInput, recorder: Recorder) -> Any:
+        if not row.is_leaf:
+            raise UnsupportedError(
+                "the region calls retain_grad() on an input that is no leaf",
+                path=recorder.user_line(),
+                expected="retain_grad() outside of the region",
+                got=f"{row.path}, of shape {tuple(row.traced.shape)}",
+                fix="call it on the argument before the region",
+            )
+        self.note(number, "is_leaf")
+        return None  # a leaf has its gradient anyway
 
     def _note_offset(self, t: Any) -> None:
         if not self.offsets and _torch.is_fake(t) and t.layout is torch.strided:

@@ -91,6 +91,13 @@ class OutputClassifier:
             return ConstantOutput(o)
         if id(o) in self._position_of:
             return InputOutput(self._position_of[id(o)])
+        if o.retains_grad:
+            raise UnsupportedError(
+                "the region calls retain_grad() on a result, whose gradient it would have to see from inside",
+                path=str(Path("result").item(self._count)),
+                got=f"a tensor of shape {tuple(o.shape)} that retains its gradient",
+                fix="call it on the result, outside of the region, and compute the rest from that result",
+            )
         leaves, spec = flatten(o)
         base = o._base
         if base is not None and not _torch.is_custom_function_output(o) and not self._needs_siblings(o):

@@ -29,7 +29,7 @@ _FIX = "seed outside of the region before the call, or make the torch.Generator 
 
 
 class UnknownGenerators(Exception):
-    """The region draws from these; it has to be traced again, watching them."""
+    """The region draws from these, or somebody moved them; it has to be traced again, watching them."""
 
     def __init__(self, met: tuple[Generator, ...]) -> None:
         super().__init__()
@@ -74,9 +74,11 @@ class RandomState:
         """While inside, on this thread, setting or reading the state of a generator is refused.
 
         Raises:
-            UnknownGenerators: the region draws from generators that were not watched.
+            UnknownGenerators: the region draws from generators that were not watched; or one moved, and it may have
+                been another thread that drew from it.
             UnsupportedError: the state of one was set or read.
         """
+        threads = threading.active_count()
         before = [(g, g.get_state()) for g in (*_defaults(), *self.known.values())]
         self.recorder.random_state = self
         try:
@@ -84,12 +86,15 @@ class RandomState:
                 yield
         finally:
             self.recorder.random_state = None
+            alone = max(threads, threading.active_count()) == 1
             with _torch.no_modes():
                 moved = [(g, state) for g, state in before if not torch.equal(state, g.get_state())]
-                for g, state in moved:
+                for g, state in moved if alone else ():
                     g.set_state(state)
-        if moved:
+        if moved and alone:
             self._refuse("manual_seed, seed or set_state of a generator", None)
+        if moved and self.ask and not self.again:  # the profile hook will tell whether it was the region
+            self.met |= {g._cdata: g for g, _ in moved}  # type: ignore[attr-defined]
         if self.met:
             raise UnknownGenerators(tuple(self.met.values()))
 

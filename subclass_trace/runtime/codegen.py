@@ -33,6 +33,7 @@ from .emit import (
     NotGenerated,
     Unwrapper,
     Wrapper,
+    attribute_checks,
     copies_alone,
     failed_metadata_code,
     size_code,
@@ -41,7 +42,7 @@ from .emit import (
     write_copies,
 )
 from .function_code import FunctionEmitter, needs_extra
-from .guards import Guards
+from .guards import HOOK_TABLES, Guards
 from .rebuild import replay_view
 from .reference import Call, Program, base_value, finish
 from .source import Source
@@ -221,6 +222,9 @@ class _EntryEmitter:
             parts.append(f"autocast_state() != {s.constant(a.autocast, 'autocast')}")
         else:
             parts.append("any_autocast()")
+        if self.guards.modules:
+            now = s.bind("module_hooks", _torch.global_module_hooks)
+            parts.append(f"{now}() != {s.constant(a.module_hooks)}")
         s.line(f"if ({' or '.join(parts)}): return MISS")
 
     def _names(self) -> None:
@@ -230,7 +234,7 @@ class _EntryEmitter:
             holder, known = s.constant(guard.holder, "holder"), s.constant(guard.value, "bound")
             now = f"{holder}.cell_contents" if guard.key is None else f"{holder}[{guard.key!r}]"
             if type(guard.value) in (int, str, bytes):
-                s.line(f"if {now} != {known} or type({now}) is not {type(guard.value).__name__}: return MISS")
+                s.line(f"if type({now}) is not {type(guard.value).__name__} or {now} != {known}: return MISS")
             elif isinstance(guard.value, (float, complex)):
                 check = s.constant(guard.holds, "holds")
                 s.line(f"if not {check}(): return MISS")
@@ -248,18 +252,16 @@ class _EntryEmitter:
                 s.line(f"m{k} = x{key}")
             else:
                 s.line(f"m{k} = m{parent}._modules[{key!r}]")
-            hooks = f"m{k}._forward_hooks or m{k}._forward_pre_hooks"
+            tables = [f"m{k}.{table}" for table in HOOK_TABLES]
+            hooks = " or ".join(tables)
             if guard.hooks:
-                hooks = f"(*m{k}._forward_pre_hooks, *m{k}._forward_hooks) != {s.constant(guard.hooks)}"
+                hooks = f"(*{', *'.join(tables)}) != {s.constant(guard.hooks)}"
             s.line(f"if m{k} is not {known} or m{k}.training is not {guard.training} or {hooks}: return MISS")
             self._check_slots(k, guard.module)
             s.line(f"d = m{k}.__dict__")
             if "forward" not in dict(guard.attributes):
                 s.line("if 'forward' in d: return MISS")
-            if guard.attributes:
-                values = tuple(v for _, v in guard.attributes)
-                now = "".join(f"d[{name!r}], " for name, _ in guard.attributes)
-                s.line(f"if ({now}) != {s.constant(values, 'attributes')}: return MISS")
+            attribute_checks(s, guard.attributes)
         names: list[str] = []
         for slot in self.layout.slots:
             name = f"x{self.layout.user_count + len(names)}"

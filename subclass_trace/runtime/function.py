@@ -6,14 +6,16 @@ expected ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from .. import _torch
 from .._torch.dynamo import never_compiled
+from ..capture.aliasing import storage_key
 from ..subclass.flatten import flatten, leaves_of
+from ..subclass.protocol import is_traceable
 from .backward import Backwards, CompiledBackward
 from .sizes import Env
 
@@ -64,7 +66,11 @@ class DifferentiableBackward(torch.autograd.Function):
         leaves = [leaf for t in args[count:] for leaf in leaves_of(t)]
         grads = entry.run(saved, leaves, env)
         ctx.entry, ctx.env, ctx.connected = entry, env, args
-        ctx.saved_values = {**saved, **{n: t.detach() for n, t in zip(entry.tangent_names, leaves, strict=True)}}
+        kept = saved | dict(zip(entry.tangent_names, leaves, strict=True))
+        ctx.numbers = {n: v for n, v in kept.items() if not isinstance(v, Tensor)}
+        tensors = {n: v.detach() for n, v in kept.items() if isinstance(v, Tensor)}
+        ctx.names = tuple(tensors)
+        ctx.save_for_backward(*tensors.values(), *_wrappers_around(tensors.values(), args))
         fixed = [g for k, g in enumerate(grads) if g is not None and k not in entry.differentiable]
         ctx.mark_non_differentiable(*fixed)
         return tuple(grads)
@@ -76,8 +82,16 @@ class DifferentiableBackward(torch.autograd.Function):
         entry: CompiledBackward = ctx.entry
         assert entry.next is not None
         tangents = [grads[k] for k in entry.differentiable]
-        result = run_backward(entry.next, ctx.connected, dict(ctx.saved_values), tangents, ctx.env)
+        saved = {**ctx.numbers, **dict(zip(ctx.names, ctx.saved_tensors, strict=False))}
+        result = run_backward(entry.next, ctx.connected, saved, tangents, ctx.env)
         return (None, None, None, None, None, *result)
+
+
+def _wrappers_around(saved: Iterable[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
+    """Those of ``given`` of which a leaf is saved: autograd compares their versions too, which operations on them move."""
+    storages = {storage_key(t) for t in saved if t.layout is torch.strided}
+    rows = [(t, leaves_of(t)) for t in given if is_traceable(t)]
+    return [t for t, own in rows if any(x.layout is torch.strided and storage_key(x) in storages for x in own)]
 
 
 class Dangling(torch.autograd.Function):

@@ -29,7 +29,7 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Ambient:
-    """Thread state that decides a trace: grad mode, inference mode, autocast, determinism, defaults."""
+    """State that decides a trace: grad mode, inference mode, autocast, determinism, defaults, hooks on all modules."""
 
     grad: bool
     inference: bool
@@ -37,6 +37,7 @@ class Ambient:
     deterministic: bool
     dtype: torch.dtype
     devices: tuple[torch.device, ...] = ()  # default devices
+    module_hooks: tuple[int, ...] = ()  # hooks that run for every module
 
     @staticmethod
     def now() -> Ambient:
@@ -48,6 +49,7 @@ class Ambient:
             torch.are_deterministic_algorithms_enabled(),
             torch.get_default_dtype(),
             _torch.default_devices() or (),
+            _torch.global_module_hooks(),
         )
 
 
@@ -64,9 +66,13 @@ def eager_reason() -> str | None:
     return None
 
 
-@dataclass(frozen=True)
+#: where a module keeps its hooks
+HOOK_TABLES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+@dataclass(frozen=True, eq=False)
 class ModuleGuard:
-    """What of a module decides a trace beside its tensors: which object it is, its training flag, its forward hooks.
+    """What of a module decides a trace beside its tensors: which object it is, its training flag, its hooks.
 
     ``attributes``: its public attributes that are numbers, strings, or tuples of them, and an instance's own ``forward``.
     """
@@ -83,12 +89,21 @@ class ModuleGuard:
         simple = [(k, v) for k, v in held.items() if not k.startswith("_") and k != "training" and is_simple(v)]
         if "forward" in held:
             simple.append(("forward", held["forward"]))
-        hooks = (*module._forward_pre_hooks, *module._forward_hooks)
-        return ModuleGuard(module, module.training, hooks, tuple(simple))
+        hooks = [number for table in HOOK_TABLES for number in held[table]]  # no two hooks have one number
+        return ModuleGuard(module, module.training, tuple(hooks), tuple(simple))
 
-    def holds(self) -> bool:
-        """Is the module still as it was?"""
-        return self == ModuleGuard.of(self.module)
+    def failed(self, now: ModuleGuard) -> str | None:
+        """How the module differs now, as a sentence; None if it does not."""
+        name = type(self.module).__qualname__
+        if self.module is not now.module:
+            return f"a module {name} is another object"
+        if self.training != now.training:
+            return f"a module {name}: expected training={self.training}, got {now.training}"
+        if self.hooks != now.hooks:
+            return f"a module {name} has other hooks"
+        was, held = dict(self.attributes), dict(now.attributes)
+        changed = sorted({*was} ^ {*held} | {k for k in was if k in held and not same_context(was[k], held[k])})
+        return f"a module {name}: another value of {', '.join(changed)}" if changed else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,16 +161,9 @@ class ModuleView:
 def failed_module_guard(guards: Guards, now: ModuleView) -> str | None:
     """The first guard on modules that fails, as a sentence; None when all hold."""
     for was, is_now in zip(guards.modules, now.modules, strict=False):
-        if was != is_now:
-            name = type(was.module).__qualname__
-            if was.module is not is_now.module:
-                return f"a module {name} is another object"
-            if was.training != is_now.training:
-                return f"a module {name}: expected training={was.training}, got {is_now.training}"
-            if was.hooks != is_now.hooks:
-                return f"a module {name} has other forward hooks"
-            changed = sorted({k for k, _ in set(was.attributes) ^ set(is_now.attributes)})
-            return f"a module {name}: another value of {', '.join(changed)}"
+        reason = was.failed(is_now)
+        if reason is not None:
+            return reason
     if len(guards.modules) != len(now.modules) or guards.states != now.states:
         return "the modules have other parameters, buffers or sub-modules"
     return None

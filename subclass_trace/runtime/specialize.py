@@ -325,6 +325,8 @@ def _conditions(captured: Captured) -> list[Any]:
 
 def _offsets_matter(captured: Captured) -> bool:
     absolute = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default)
+    if captured.groups and captured.session.dynamic:  # an offset may have the symbol of a size that it was equal to
+        return True
     return captured.metadata.offsets or any(n.target in absolute for n in captured.session.recorder.graph.nodes)
 
 

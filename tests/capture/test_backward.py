@@ -353,6 +353,18 @@ def test_higher_backward_after_the_inputs_values_changed_is_refused() -> None:
         out.sum().backward()
 
 
+@makes
+def test_double_backward_after_an_inputs_values_changed_is_refused(make) -> None:
+    for call in (lambda x: x.sin(), st.compile(lambda x: x.sin())):
+        x = make().requires_grad_()
+        out = call(x)
+        (grad,) = torch.autograd.grad(out, x, torch.ones_like(out).detach(), create_graph=True)
+        with torch.no_grad():
+            x.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            grad.backward(torch.ones_like(grad).detach())
+
+
 def test_backward_in_another_thread() -> None:
     import threading
 

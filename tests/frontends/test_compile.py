@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import functools
 import gc
+import math
 import weakref
 from typing import NamedTuple
 
@@ -265,6 +266,13 @@ def test_closed_over_name_that_is_bound_to_another_tensor() -> None:
     assert region(torch.ones(2)).tolist() == [5, 5]
 
 
+def test_closed_over_number_that_becomes_a_tensor() -> None:
+    c: object = 2
+    region = st.compile(lambda x: x * c)
+    for c in (2, torch.tensor([3.0, 4.0]), 2.0, TwoTensor(torch.ones(2), torch.zeros(2)), 2):
+        torch.testing.assert_close(region(torch.ones(2)), torch.ones(2) * c)
+
+
 def test_closed_over_python_number_that_changes_is_as_documented() -> None:
     """Python runs at trace time, as with jax.jit: the number of the first call stays."""
     box = [2]
@@ -482,6 +490,44 @@ def test_module_hooks_run() -> None:
     m.register_forward_pre_hook(lambda mod, args: (args[0] + 1,))
     x = torch.randn(1, 2)
     torch.testing.assert_close(st.compile(m)(x), m(x))
+
+
+@pytest.mark.parametrize("register", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+def test_a_backward_hook_of_a_module_that_comes_later(register: str) -> None:
+    m = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    region = st.compile(m)
+    for later in (False, True):
+        if later:
+            getattr(m[1], register)(lambda mod, *grads: (grads[0][0] * 3,))
+        x = torch.ones(1, 2, requires_grad=True)
+        got, want = (torch.autograd.grad(f(x).sum(), x) for f in (region, m))
+        torch.testing.assert_close(got, want)
+
+
+def test_a_hook_on_all_modules_that_comes_later() -> None:
+    m, x = nn.Linear(2, 2), torch.ones(1, 2)
+    region = st.compile(m)
+    region(x)
+    with torch.nn.modules.module.register_module_forward_hook(lambda mod, args, out: out * 3):
+        torch.testing.assert_close(region(x), m(x))
+    torch.testing.assert_close(region(x), m(x))
+
+
+@pytest.mark.parametrize("values", [(2, 2.0, True), (0.0, -0.0), ((1, 2), (1, 2.0)), (2, torch.ones(3))], ids=str)
+def test_an_attribute_of_a_module_that_changes_its_type_or_sign(values: tuple[object, ...]) -> None:
+    class Scale(nn.Module):
+        scale: object
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * (self.scale[-1] if isinstance(self.scale, tuple) else self.scale)
+
+    m, x = Scale(), torch.arange(3)
+    region = st.compile(m)
+    for value in values:
+        m.scale = value
+        got, want = region(x), m(x)
+        assert got.dtype is want.dtype
+        torch.testing.assert_close(1 / got, 1 / want)
 
 
 def test_module_as_an_argument() -> None:
@@ -797,6 +843,21 @@ def test_an_alias_pattern_that_appears_later() -> None:
     ):
         want = (lambda x, y: (x.add_(1), y * 2)[1])(*build())
         assert region(*build()).equal(want)
+
+
+def test_dynamic_sizes_of_overlapping_arguments() -> None:
+    """A written argument and an overlapping one are one graph input, whose length does not tell their sizes."""
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return y * 2
+
+    region = st.compile(f, dynamic=True)
+    for size, stop in (((4,), 7), ((2, 3), 6), ((2, 3), 5), ((3, 2), 5)):  # the last two lie at the same bytes
+        memory, again = torch.arange(7.0), torch.arange(7.0)
+        count = math.prod(size)
+        got = region(memory[:count].view(size), memory[2:stop])
+        assert got.equal(f(again[:count].view(size), again[2:stop])) and memory.equal(again)
 
 
 def test_a_view_family_of_a_nonleaf_wrapper_costs_one_specialization() -> None:

@@ -228,3 +228,23 @@ def test_a_gradient_that_is_not_asked_for_does_not_matter() -> None:
     for _ in range(3):
         region(x).sum().backward()
     assert len(region.specializations) == 1
+
+
+def test_retain_grad_in_a_region() -> None:
+    def of_input(x: Tensor) -> Tensor:
+        x.retain_grad()
+        return x * 2
+
+    def of_result(x: Tensor) -> tuple[Tensor, Tensor]:
+        h = x * 2
+        h.retain_grad()
+        return h, h * 3
+
+    region = st.compile(of_input)
+    x = _leaf()
+    region(x).sum().backward()
+    assert x.grad.tolist() == [2, 2]
+    with pytest.raises(st.UnsupportedError, match=r"retain_grad\(\) on an input that is no leaf"):
+        region(_no_leaf())
+    with pytest.raises(st.UnsupportedError, match=r"retain_grad\(\) on a result"):
+        st.compile(of_result)(_leaf())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import types
 
 import pytest
@@ -128,3 +129,17 @@ def test_drawing_from_a_generator_made_outside_is_as_in_eager(where: str) -> Non
     for got, want in zip(run(region), run(f), strict=True):
         assert got.equal(want)
     assert len(region.specializations) == 1
+
+
+def test_another_thread_may_draw_meanwhile() -> None:
+    with concurrent.futures.ThreadPoolExecutor(1) as other:
+
+        def f(x: torch.Tensor) -> torch.Tensor:
+            other.submit(torch.rand, 1).result()
+            return x.sin()
+
+        assert st.compile(f)(X).equal(X.sin())
+        before = torch.get_rng_state()
+        with pytest.raises(st.UnsupportedError, match="state of a random generator"):
+            st.compile(_default_seeded)(X)
+    torch.set_rng_state(before)

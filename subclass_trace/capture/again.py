@@ -18,6 +18,7 @@ from ..subclass.context import Unread
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, WrapperSpec, is_ragged
 from .closed_over import originals_of
+from .counters import Groups
 from .inputs import Argument, TracedInput, TracedInputs, traced_value
 from .region import Captured, RunFunction, capture_in
 from .session import Session
@@ -32,7 +33,7 @@ class FirstRun:
 
     Attributes:
         rows: path, spec, leaves, ``is_leaf`` and ``is_parameter`` of each input.
-        originals, sizes: as in `TracedInputs`.
+        originals, sizes, counters: as in `TracedInputs`.
         unread: what the guards leave out of the inputs' contexts.
         graph: the fingerprint.
     """
@@ -43,6 +44,7 @@ class FirstRun:
     rows: tuple[tuple[Path, Spec, tuple[int, ...], bool, bool], ...]
     originals: tuple[Tensor, ...]
     sizes: tuple[Any, ...]
+    counters: Groups
     unread: tuple[Unread, ...]
     graph: int
 
@@ -60,6 +62,7 @@ class FirstRun:
             tuple((i.path, i.spec, i.leaves, i.is_leaf, i.is_parameter) for i in inputs),
             captured.originals[:count],
             tuple(captured.size_primals.values()),
+            captured.counters,
             session.reads.left_out(),
             _fingerprint(captured),
         )
@@ -91,7 +94,7 @@ class FirstRun:
             traced = traced_value(session, number, spec, [values[k] for k in own], path)
             edge = torch.autograd.graph.get_gradient_edge(traced) if traced.requires_grad else None
             inputs.append(TracedInput(path, spec, own, is_leaf, traced, edge, is_parameter))
-        return TracedInputs(tuple(inputs), values, self.originals, (), self.sizes)
+        return TracedInputs(tuple(inputs), values, self.originals, (), self.sizes, self.counters)
 
 
 def _is_ragged(spec: Spec) -> bool:

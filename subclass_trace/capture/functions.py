@@ -14,6 +14,7 @@ import torch
 from .. import _torch
 from ..errors import DataDependentError, UnsupportedError
 from .closed_over import StandIns
+from .counters import SharedCounters
 from .indexing import Indexing, IndexingInside
 from .metadata import ASIDE, ASKING, MetadataReads
 from .recorder import Recorder
@@ -25,9 +26,9 @@ _READS = ("numpy", "data_ptr", "__array__")
 class CapturedFunctions(_torch.TorchFunctionMode):
     """Hands calls on; see the module's docstring."""
 
-    def __init__(self, recorder: Recorder, metadata: MetadataReads) -> None:
+    def __init__(self, recorder: Recorder, metadata: MetadataReads, counters: SharedCounters) -> None:
         super().__init__()
-        self.recorder, self.metadata = recorder, metadata
+        self.recorder, self.metadata, self.counters = recorder, metadata, counters
         self.views = recorder.views
         self.stand_ins = StandIns(recorder)
         self.indexing = Indexing(recorder, self._traced)
@@ -63,6 +64,8 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         args, kwargs = self.indexing.arguments(func, args, kwargs)
         out = self._call(func, args, kwargs)
         self.views.note(func, args, kwargs, out)
+        if self.counters:
+            self.counters.level()
         return self.stand_ins.back.get(id(out), out)
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -22,6 +22,7 @@ from ..subclass.paths import Path
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, is_ragged, spec_leaves
 from ..subclass.visit import rebuild
 from .aliasing import alias_groups
+from .counters import Groups, counter_groups
 from .session import Session
 
 Tensor = torch.Tensor
@@ -66,6 +67,7 @@ class TracedInputs:
     originals: tuple[Tensor, ...]
     leaf_paths: tuple[Path, ...]
     sizes: tuple[Any, ...]  # SymInts that no dense leaf carries: graph inputs after the leaves
+    counters: Groups = ()  # inputs that share a version counter
 
 
 def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: DynamicDims) -> TracedInputs:
@@ -109,7 +111,8 @@ def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: Dynam
         real = argument.value
         facts = isinstance(real, torch.nn.Parameter), has_gradient(real)
         inputs.append(TracedInput(argument.path, spec, own, real.is_leaf, traced, edge, *facts))
-    return TracedInputs(tuple(inputs), values, tuple(originals), tuple(paths), tuple(extra))
+    counters = counter_groups([a.value for a in arguments])
+    return TracedInputs(tuple(inputs), values, tuple(originals), tuple(paths), tuple(extra), counters)
 
 
 def has_gradient(x: Tensor) -> bool:

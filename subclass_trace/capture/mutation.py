@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,10 +63,11 @@ def read_mutations(
     recorder: Recorder,
     arguments: Sequence[Argument],
     emit: Callable[[Tensor], int],
+    borrowed: Mapping[int, int],
 ) -> list[MutationPlan]:
     """One plan per input that the region changed; where ``before`` is None, nobody looks.
 
-    ``emit`` adds a live tensor to the forward values.
+    ``emit`` adds a live tensor to the forward values; ``borrowed``: see `SharedCounters`.
 
     Raises:
         RuntimeError: eager would refuse too (a leaf that requires grad is written in place).
@@ -82,7 +83,7 @@ def read_mutations(
         change = _change(row, was, inputs, recorder)
         differentiable = _moved_history(row)
         starts = row.edge is None and row.traced.requires_grad and row.traced.grad_fn is None
-        bumps = 0 if was.version is None else row.traced._version - was.version
+        bumps = 0 if was.version is None else row.traced._version - was.version - borrowed.get(id(row.traced), 0)
         changed = change.data or change.replaced or change.metadata or change.attributes
         if not (changed or differentiable or starts or bumps):  # the shape of a view of it may have changed: bumps
             continue

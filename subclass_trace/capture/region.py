@@ -24,6 +24,7 @@ from ..subclass.spec import Spec, WrapperSpec, sizes_in
 from .aliasing import alias_groups
 from .checkpoint import checkpoint_as_tags
 from .closed_over import ClosedOverInput, ClosedOverTensors, originals_of, restored_versions
+from .counters import Groups, SharedCounters
 from .fsdp import no_fsdp_hooks
 from .functionalize import overlapping_views
 from .functions import CapturedFunctions
@@ -74,6 +75,7 @@ class Captured:
         saved_by_autograd: names of graph nodes that eager autograd would keep.
         saves_out_of_sight: it keeps others as well, which cannot be asked for.
         metadata: what was asked of the inputs beside their values.
+        counters: inputs that share a version counter.
     """
 
     session: Session
@@ -103,6 +105,7 @@ class Captured:
     saves_out_of_sight: bool
     grad_mode_after: bool | None
     metadata: MetadataReads
+    counters: Groups
 
     def served(self, graph: fx.GraphModule) -> frozenset[str]:
         """What eager autograd would keep, by its name in a finished graph."""
@@ -193,7 +196,7 @@ class _Capture:
             closed = ClosedOverTensors(recorder, self.stand_ins, inputs)
             mine = inputs
             inputs, arguments, states = closed.among(inputs, self.arguments, before)
-            mutations = read_mutations(inputs, states, recorder, arguments, self._emit)
+            mutations = read_mutations(inputs, states, recorder, arguments, self._emit, self.counters.borrowed)
             mutations += closed.mutations(versions, self._emit)
             closed.check(results)
             contents = {m.value for m in mutations if m.value is not None}
@@ -236,7 +239,8 @@ class _Capture:
         self.recorder.start_at(sys._getframe())
         try:
             self.metadata = MetadataReads(inputs)
-            functions = CapturedFunctions(self.recorder, self.metadata)
+            self.counters = SharedCounters([i.traced for i in inputs.inputs], inputs.counters)
+            functions = CapturedFunctions(self.recorder, self.metadata, self.counters)
             self.stand_ins = functions.stand_ins
             watching, asked = self.session.reads.watching(), self.metadata.watching()
             with checkpoint_as_tags(self.recorder), _typed_errors(self.recorder), functions, asked, watching:
@@ -352,6 +356,7 @@ class _Capture:
             saves_out_of_sight=out_of_sight,
             grad_mode_after=grad_mode_after,
             metadata=self.metadata,
+            counters=inputs.counters,
         )
 
     # ---------------------------------------------------------------- closed-over tensors

@@ -159,7 +159,9 @@ class Backwards:
         """Compile a traced backward as a program over saved values and tangents."""
         merge_twins(traced.joint.graph, self.twins)
         outputs = output_args(traced.joint.graph)[traced.num_forward :]
-        have = self.saved | set(traced.tangents)
+        # What the first backward computes of inputs alone may be saved as well; only that trace knows it by its name.
+        late = {n.name for n in traced.joint.graph.nodes if n.meta.get("partitioner_tag") == "is_backward"}
+        have = (self.saved - late) | set(traced.tangents)
         sizes = self._sizes(traced.joint.graph, have)
         nodes, missing = needed(outputs, {*have, *sizes})
         if missing:

@@ -20,8 +20,6 @@ from .source import Source
 
 Tensor = torch.Tensor
 _IDENTITY = (bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, type)
-#: values of these types are the same where they are equal
-_EXACT = (bool, int, str, bytes, type(None))
 
 
 class NotGenerated(Exception):
@@ -257,18 +255,17 @@ def failed_metadata_code(source: Source, row: InputPlan, name: str) -> list[str]
 
 
 def attribute_checks(source: Source, attributes: Sequence[tuple[str, Any]]) -> None:
-    """Emit checks that plain attributes, in the dict ``d``, have the types and values that they had."""
-    exact = {name: value for name, value in attributes if type(value) in _EXACT}
-    if exact:
-        source.line(f"v = ({''.join(f'd[{name!r}], ' for name in exact)})")
-        types = source.constant(tuple(map(type, exact.values())), "types")
-        values = source.constant(tuple(exact.values()), "attributes")
-        source.line(f"if tuple(map(type, v)) != {types} or v != {values}: return MISS")
+    """Emit checks that plain attributes, in the dict ``d``, have the types and values that they had.
+
+    Most are the very objects that they were: only others are compared.
+    """
+    changed = []
     for name, value in attributes:
-        if name not in exact:
-            known = source.bind(source.name("attribute"), value)
-            same = source.bind("same_context", same_context)
-            source.line(f"if d[{name!r}] is not {known} and not {same}({known}, d[{name!r}]): return MISS")
+        known = source.bind(source.name("attribute"), value)
+        same = source.bind("same_context", same_context)
+        changed.append(f"d[{name!r}] is not {known} and not {same}({known}, d[{name!r}])")
+    if changed:
+        source.line(f"if {' or '.join(changed)}: return MISS")
 
 
 def symbol_lines(plan: Plan, source: Source, inputs: Sequence[str], leaves: Sequence[str]) -> dict[Any, str]:

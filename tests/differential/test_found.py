@@ -11,6 +11,15 @@ from strategies import Program
 
 #: name -> (how inputs are made, arguments, roots, the program, results, outputs to differentiate, tangents or sums)
 FOUND = {
+    "a view that is an input of its own is written: what was computed from its base has no backward any more": (
+        ("w0 = masked(3, 3, seed=call).requires_grad_()", "a0 = w0", "a1 = a0[1:]"),
+        ("a0", "a1"),
+        ("w0",),
+        ("v0 = x0 * x0", "with torch.no_grad():", "    x1.add_(1)"),
+        ("v0",),
+        (0,),
+        "tangent",
+    ),
     "member of a split whose base changes its shape: autograd's view function reads past the members": (
         ("w0 = dense(3, 3, seed=call)", "a0 = w0"),
         ("a0",),

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import subclass_trace as st
+from subclass_trace.zoo import TwoTensor
 
 Tensor = torch.Tensor
 
@@ -80,4 +81,28 @@ def test_a_view_made_in_place_before_the_write_counts_once() -> None:
             y = x.detach()
             call(x, y)
             found.append((x._version, y._version))
+        assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("kind", [torch.ones, lambda n: TwoTensor(torch.ones(n), torch.ones(n))])
+@pytest.mark.parametrize("before", [False, True])
+def test_what_the_region_saved_itself_is_watched_too(view: str, kind: Callable[..., Tensor], before: bool) -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        out = x * x if before else x.sin()
+        with torch.no_grad():
+            y.mul_(5)
+        return out if before else x * x
+
+    region = st.compile(function)
+    for _ in range(2):
+        found = []
+        for call in (function, region):
+            x = kind(3).requires_grad_()
+            out = call(x, VIEWS[view](x))
+            try:
+                out.sum().backward()
+                found.append(str(x.grad))
+            except RuntimeError as error:
+                found.append("modified by an inplace operation" in str(error))
         assert found[0] == found[1]

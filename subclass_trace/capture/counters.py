@@ -1,0 +1,86 @@
+"""Inputs that share a version counter: a view and its base, or ``x`` and ``x.detach()``.
+
+Their traced stand-ins are made apart from each other, each with a counter of its own. After each call of the user
+function the counters of a group are brought to one value, so that autograd refuses what it refuses in eager: a backward
+that needs a value which was written through another input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .. import _torch
+from ..subclass.flatten import leaves_of
+from .aliasing import family, storage_key
+
+Tensor = torch.Tensor
+Groups = tuple[tuple[int, ...], ...]
+
+
+def counter_groups(inputs: Sequence[Tensor]) -> Groups:
+    """Which inputs (by position, two or more each) share a version counter."""
+    families: dict[int, list[int]] = {}
+    for k, t in enumerate(inputs):
+        if not t.is_inference():
+            families.setdefault(id(family(t)), []).append(k)
+    for first, second in joined_counters([inputs[row[0]] for row in families.values()]):
+        rows = list(families.values())
+        rows[first] += rows[second]
+        rows[second].clear()
+    return tuple(tuple(sorted(row)) for row in families.values() if len(row) > 1)
+
+
+def joined_counters(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """Pairs (the first with each other one) among tensors of different families that share a counter all the same.
+
+    Nothing but moving it tells: it is moved and put back.
+    """
+    storages: dict[int, list[int]] = {}
+    for k, t in enumerate(tensors):
+        for key in {storage_key(leaf) for leaf in leaves_of(t) if leaf.layout is torch.strided and leaf.numel()}:
+            storages.setdefault(key, []).append(k)
+    found: dict[int, int] = {}
+    for members in storages.values():
+        for place, k in enumerate(members):
+            others = [n for n in members[place + 1 :] if n not in found and tensors[n]._version == tensors[k]._version]
+            if others and k not in found and not tensors[k].is_inference():
+                found |= dict.fromkeys(_moved_by(tensors, k, others), k)
+    return [(k, n) for n, k in found.items()]
+
+
+def _moved_by(tensors: Sequence[Tensor], k: int, others: Sequence[int]) -> list[int]:
+    version = tensors[k]._version
+    _torch.set_version(tensors[k], version + 1)
+    try:
+        return [n for n in others if not tensors[n].is_inference() and tensors[n]._version == version + 1]
+    finally:
+        _torch.set_version(tensors[k], version)
+
+
+class SharedCounters:
+    """The groups of one run, as traced stand-ins.
+
+    Attributes:
+        borrowed: id of a stand-in -> by how much its counter was moved for writes through others of its group.
+    """
+
+    def __init__(self, traced: Sequence[Tensor], groups: Groups) -> None:
+        rows = [[traced[k] for k in group if not traced[k].is_inference()] for group in groups]
+        self._groups = [(row, [t._version for t in row]) for row in rows]
+        self.borrowed: dict[int, int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._groups)
+
+    def level(self) -> None:
+        """Bring the counters of each group to one value, as after the writes of all of them."""
+        for row, before in self._groups:
+            own = [t._version - was for t, was in zip(row, before, strict=True)]
+            total = sum(own)
+            if total:
+                for k, t in enumerate(row):
+                    self.borrowed[id(t)] = self.borrowed.get(id(t), 0) + total - own[k]
+                    before[k] += total
+                    _torch.set_version(t, before[k])

@@ -31,6 +31,7 @@ from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from .aliasing import ByteRange, byte_range
 from .context_reads import unnoted
+from .foreach import WITH_NUMBERS, with_numbers
 from .random_state import RandomState
 from .results import Results
 from .symbols import Symbols
@@ -311,6 +312,9 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         real = self._real_arguments(args, kwargs)
         if real:
             return self._with_lifted(func, types, args, kwargs, real)
+        if func in WITH_NUMBERS:
+            with self:
+                return with_numbers(func, args, kwargs)
         if func is aten.detach.default:
             out = func(*args)
             self.alias(out, args[0])

@@ -37,7 +37,7 @@ from .results import Results
 from .symbols import Symbols
 from .user_code import line_text, user_frames
 from .views import ViewLog
-from .writes import foreach_versions, refuse_overlap, written_arguments
+from .writes import foreach_versions, late_write, refuse_overlap, written_arguments
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -100,6 +100,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.sets_hooks = False  # the region sets saved-tensor hooks
         self.unpacking = False  # an unpack hook of the region's is running (`saved_hooks`)
         self.writes: list[tuple[Any, ByteRange]] = []
+        self.outliving: frozenset[Any] = frozenset()  # while a backward is traced: storages that are not its own
         self.closed_over: list[ClosedOver] = []
         self.sealed = False  # the user function has run: its inputs are known
         self._last_placeholder: fx.Node | None = None
@@ -497,6 +498,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         for t in written_arguments(func, args, kwargs):
             self.writes.append((_torch.storage_ref(t), byte_range(t)))
+            if self.outliving and self.writes[-1][0] in self.outliving:
+                raise late_write(func, t, self.user_line())
             if func is aten.copy_.default or torch.Tag.pointwise in func.tags:
                 refuse_overlap(t, (*args, *kwargs.values()), self.user_line)
 

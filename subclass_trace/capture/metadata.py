@@ -107,7 +107,8 @@ class MetadataReads:
                 path=recorder.user_line() if row is None else row.path,
                 expected=".grad is None on the inputs of a region that asks for it",
                 got=f"a gradient of a tensor of shape {tuple(x.shape)}",
-                fix="do it outside of the region (zero_grad, clip_grad_norm_), or pass x.grad as an argument of its own",
+                fix="do it outside of the region (zero_grad, clip_grad_norm_), or pass x.grad as an argument of its own; "
+                'a step of an optimizer compiles with torch.compile(optimizer.step, backend="subclass_trace")',
             )
         if row is None:
             return ASIDE

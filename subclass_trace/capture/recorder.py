@@ -31,12 +31,13 @@ from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from .aliasing import ByteRange, byte_range
 from .context_reads import unnoted
+from .foreach import WITH_NUMBERS, with_numbers
 from .random_state import RandomState
 from .results import Results
 from .symbols import Symbols
 from .user_code import line_text, user_frames
 from .views import ViewLog
-from .writes import foreach_versions, refuse_overlap, written_arguments
+from .writes import foreach_versions, late_write, refuse_overlap, written_arguments
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -99,6 +100,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.sets_hooks = False  # the region sets saved-tensor hooks
         self.unpacking = False  # an unpack hook of the region's is running (`saved_hooks`)
         self.writes: list[tuple[Any, ByteRange]] = []
+        self.outliving: frozenset[Any] = frozenset()  # while a backward is traced: storages that are not its own
         self.closed_over: list[ClosedOver] = []
         self.sealed = False  # the user function has run: its inputs are known
         self._last_placeholder: fx.Node | None = None
@@ -311,6 +313,9 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         real = self._real_arguments(args, kwargs)
         if real:
             return self._with_lifted(func, types, args, kwargs, real)
+        if func in WITH_NUMBERS:
+            with self:
+                return with_numbers(func, args, kwargs)
         if func is aten.detach.default:
             out = func(*args)
             self.alias(out, args[0])
@@ -493,6 +498,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         for t in written_arguments(func, args, kwargs):
             self.writes.append((_torch.storage_ref(t), byte_range(t)))
+            if self.outliving and self.writes[-1][0] in self.outliving:
+                raise late_write(func, t, self.user_line())
             if func is aten.copy_.default or torch.Tag.pointwise in func.tags:
                 refuse_overlap(t, (*args, *kwargs.values()), self.user_line)
 

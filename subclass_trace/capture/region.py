@@ -6,26 +6,22 @@ autograd graph as a `Tape`, from which the joint graph is traced. See docs/archi
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 import torch.fx as fx
 
-from .. import _torch
-from ..errors import DataDependentError, SubclassTraceError, UnsupportedError
+from ..errors import UnsupportedError
 from ..plan import AssignmentPlan, MutationPlan, OutputPlan, ValueAlias, ValueOutput
 from ..subclass.flatten import flatten
-from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec, WrapperSpec, sizes_in
 from .aliasing import alias_groups
 from .checkpoint import checkpoint_as_tags
 from .closed_over import ClosedOverInput, ClosedOverTensors, originals_of, restored_versions
 from .counters import Groups, SharedCounters
-from .fsdp import no_fsdp_hooks
 from .functionalize import overlapping_views
 from .functions import CapturedFunctions
 from .graphs import finish_joint, read_by_backward
@@ -38,7 +34,7 @@ from .recorder import Recorder
 from .session import Session
 from .sharing import Sharing
 from .tape import Tape, saves_out_of_sight, tensors_saved_by_autograd
-from .user_code import is_user_code
+from .typed_errors import typed_errors
 
 Tensor = torch.Tensor
 
@@ -243,7 +239,7 @@ class _Capture:
             functions = CapturedFunctions(self.recorder, self.metadata, self.counters)
             self.stand_ins = functions.stand_ins
             watching, asked = self.session.reads.watching(), self.metadata.watching()
-            with checkpoint_as_tags(self.recorder), _typed_errors(self.recorder), functions, asked, watching:
+            with checkpoint_as_tags(self.recorder), typed_errors(self.recorder), functions, asked, watching:
                 return call([i.traced for i in inputs.inputs], functions.stand_ins.adopt)
         finally:
             self.recorder.start_at(None)  # a frame holds everything that its callers hold
@@ -387,80 +383,3 @@ def _written_groups(
         alone = (n for n in leaf_primals if n not in grouped and f"primals_{n + 1}" in roots)
         groups += [(n,) for n in alone]
     return tuple(groups)
-
-
-@contextlib.contextmanager
-def _typed_errors(recorder: Any) -> Iterator[None]:
-    """What torch raises for data-dependent code becomes a typed error with the user's line; FSDP2's hooks are one too."""
-    try:
-        with no_fsdp_hooks(recorder):
-            yield
-    except SubclassTraceError:
-        raise
-    except _torch.DATA_DEPENDENT_ERRORS as error:
-        raise _depends_on_data(error, recorder) from error
-    except _torch.NO_FAKE_KERNEL as error:
-        raise UnsupportedError(
-            f"the region uses an operation that has no kernel for fake tensors: {error}",
-            path=_user_line(error, recorder),
-            expected="operations that can be traced without data",
-            got=str(error),
-            fix="register a fake kernel for it (torch.library.register_fake), or move this part out of the region",
-        ) from error
-    except RuntimeError as error:
-        if isinstance(error.__cause__, _torch.DATA_DEPENDENT_ERRORS):  # DTensor raises another error from it
-            raise _depends_on_data(error, recorder) from error
-        if ".numpy()" not in str(error) and ".tolist()" not in str(error) and "data_ptr" not in str(error):
-            raise
-        raise DataDependentError(
-            "the region reads the values inside a tensor (.numpy(), .tolist(), data_ptr())",
-            path=_user_line(error, recorder),
-            expected="operations whose result is a tensor",
-            got=" ".join(str(error).split())[:300],
-            fix="move this part out of the region",
-        ) from error
-    except AssertionError as error:
-        if "fake mode" not in str(error):
-            raise
-        raise UnsupportedError(
-            "the region met a tensor of another trace",
-            path=_user_line(error, recorder),
-            got=" ".join(str(error).split())[:300],
-            fix="do not keep tensors from inside a region in Python state that another region reads",
-        ) from error
-
-
-def _depends_on_data(error: BaseException, recorder: Any) -> DataDependentError:
-    cls = _class_at_work(error)
-    whose = "the region's control flow or sizes" if cls is None else f"control flow or sizes inside {cls}"
-    values = f"values of {cls} in eager, outside of the region: its own code reads what is inside tensors"
-    elsewhere = "use torch.where or torch.cond, or move this part out of the region"
-    return DataDependentError(
-        f"{whose} depend on the values inside a tensor",
-        path=_user_line(error, recorder),
-        expected="sizes and branches that follow from the inputs' metadata",
-        got=" ".join(str(error).split())[:300],
-        fix=elsewhere if cls is None else f"use {values}",
-    )
-
-
-def _class_at_work(error: BaseException) -> str | None:
-    """The name of the wrapper class in whose ``__torch_dispatch__`` or ``__torch_function__`` the error was raised."""
-    tb, found = error.__traceback__, None
-    while tb is not None:
-        cls = tb.tb_frame.f_locals.get("cls")
-        method = "__torch_" in tb.tb_frame.f_code.co_name
-        if method and isinstance(cls, type) and is_traceable(cls):
-            found = cls.__qualname__
-        tb = tb.tb_next
-    return found
-
-
-def _user_line(error: BaseException, recorder: Any) -> str | None:
-    tb, found = error.__traceback__, None
-    while tb is not None:
-        code = tb.tb_frame.f_code
-        if is_user_code(code):
-            found = f"{code.co_filename}:{tb.tb_lineno}"
-        tb = tb.tb_next
-    return found

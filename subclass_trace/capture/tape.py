@@ -20,7 +20,7 @@ from ..errors import DataDependentError, UnsupportedError
 from ..subclass.flatten import flatten, leaves_of, map_leaves
 from ..subclass.spec import Spec, spec_leaves
 from ..subclass.visit import rebuild
-from .graphs import finish_joint
+from .graphs import finish_joint, placeholders
 from .session import Session
 
 Tensor = torch.Tensor
@@ -95,12 +95,12 @@ class Tape:
                 outs.append(out)
                 values.append(value)
                 names += made
-            recorder.tag = "is_backward"
+            recorder.tag, recorder.outliving = "is_backward", self._outliving()
             try:
                 with _sequence_numbers([o.grad_fn for o in outs], self.edges, recorder):
                     grads = self._differentiate(outs, values, create_graph)
             finally:
-                recorder.tag = "is_forward"
+                recorder.tag, recorder.outliving = "is_forward", frozenset()
             flat = [None if g is None else flatten(g) for g in grads]
             nodes = [recorder.node_of(leaf) for row in flat if row is not None for leaf in row[0]]
             joint = finish_joint(self.session, self.forward_nodes, nodes, self.boundary, self.groups, self.served)
@@ -134,6 +134,13 @@ class Tape:
             value.requires_grad_(False)
         recorder.know_wrapper(value)
         return value, names
+
+    def _outliving(self) -> frozenset[Any]:
+        """The storages of inputs and results: what a backward writes there, others would see."""
+        inputs = [n for n in placeholders(self.session.recorder.graph) if not str(n.target).startswith("tangents")]
+        values = [n.meta.get("val") for n in (*inputs, *self.forward_nodes) if isinstance(n, fx.Node)]
+        strided = [v for v in values if isinstance(v, Tensor) and v.layout is torch.strided]
+        return frozenset(map(_torch.storage_ref, strided))
 
     def _differentiate(
         self, outs: Sequence[Tensor], tangents: Sequence[Tensor], create: bool

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..errors import AliasingError
+from ..errors import AliasingError, UnsupportedError
 from .aliasing import partly_overlap
 
 Tensor = torch.Tensor
@@ -39,6 +39,18 @@ def refuse_overlap(written: Tensor, args: Sequence[Any], line: Callable[[], str 
                 got=f"shape {tuple(t.shape)} written to shape {tuple(written.shape)} of the same memory",
                 fix="clone the tensor before the operation",
             )
+
+
+def late_write(func: Any, written: Tensor, line: str | None) -> UnsupportedError:
+    """A backward runs when its region has long returned, and only computes gradients."""
+    return UnsupportedError(
+        "the backward of the region writes to an input or a result of the region",
+        path=line,
+        expected="a backward that writes only to tensors of its own",
+        got=f"{func} on a tensor of shape {tuple(written.shape)}",
+        fix="hand the new contents out as the gradient of that input (zoo.DelayedFP8Linear does), or call "
+        "torch.autograd.grad inside the region, so that the backward is a part of it",
+    )
 
 
 def foreach_versions(func: Any, args: Sequence[Any]) -> list[tuple[Tensor, int]]:

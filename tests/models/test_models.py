@@ -1,9 +1,9 @@
 """Hugging Face models: a training step and inference as in eager, for each kind of weight.
 
-The matrix is 6 models x eager and sdpa attention x 5 kinds of weights x 2 front ends x 2 back ends. By default the
-functional front end runs every model on the eager back end, llama with every kind of weight and each other model with
-one of them; and of Dynamo, which takes several times as long to trace, a sample. The rest is among the slow tests: with
-inductor, a model takes most of a minute of a C++ compiler's time.
+With the eager back end, the tests are the whole matrix of 6 models x eager and sdpa attention x 5 kinds of weights x 2
+front ends. With inductor, for which a C++ compiler takes half a minute, they are every model with every kind of weights;
+over these, attention and front end change so that each model, and each kind, meets every combination of the two.
+By default a sample runs; the rest is among the slow tests.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def through_dynamo(model: Call, backend: str) -> Call:
 
 
 FRONT_ENDS = {"functional": functional, "dynamo": through_dynamo}
-SAMPLE = {  # what runs by default beside plain weights with sdpa attention, and llama with all kinds of weights
+SAMPLE = {  # what runs by default: each model, attention, kind of weights and front end
+    ("llama", "sdpa", "pairs", "functional", "eager"),
     ("llama", "eager", "plain", "functional", "eager"),
     ("bert", "eager", "plain", "functional", "eager"),
     ("gpt2", "sdpa", "int8", "functional", "eager"),
@@ -56,15 +57,39 @@ SAMPLE = {  # what runs by default beside plain weights with sdpa attention, and
 }
 
 
+Case = tuple[str, str, str, str, str]
+ATTENTION = ("eager", "sdpa")
+
+
+def matrix() -> list[Case]:
+    """All cases: model, attention, kind of weights, front end, back end."""
+    found: list[Case] = [
+        (*row, "eager") for row in itertools.product(tiny.BUILD, ATTENTION, weights.CONVERT, FRONT_ENDS)
+    ]
+    for (m, name), (k, kind) in itertools.product(enumerate(tiny.BUILD), enumerate(weights.CONVERT)):
+        front_end = list(FRONT_ENDS)[(m // 2 + k // 2) % 2]
+        found.append((name, ATTENTION[(m + k) % 2], kind, front_end, "inductor"))
+    return found
+
+
 def cases() -> list[Any]:
     rows = []
-    for case in itertools.product(tiny.BUILD, ("eager", "sdpa"), weights.CONVERT, FRONT_ENDS, ("eager", "inductor")):
-        name, _, kind, *_ = case
-        quick = case[1] == "sdpa" and case[3:] == ("functional", "eager") and (kind == "plain" or name == "llama")
-        marks = [] if quick or case in SAMPLE else [pytest.mark.slow]
+    for case in matrix():
+        marks = [] if case in SAMPLE else [pytest.mark.slow]
         marks += [pytest.mark.inductor] if case[-1] == "inductor" else []
         rows.append(pytest.param(*case, marks=marks, id="-".join(case)))
     return rows
+
+
+def test_what_the_matrix_covers() -> None:
+    """With inductor: all models and kinds, and for each of these all attentions with all front ends."""
+    found = {case[:4] for case in matrix() if case[4] == "inductor"}
+    by_model = {(m, a, f) for m, a, _, f in found}
+    by_kind = {(k, a, f) for _, a, k, f in found}
+    assert {(m, k) for m, _, k, _ in found} == set(itertools.product(tiny.BUILD, weights.CONVERT))
+    assert by_model == set(itertools.product(tiny.BUILD, ATTENTION, FRONT_ENDS))
+    assert by_kind == set(itertools.product(weights.CONVERT, ATTENTION, FRONT_ENDS))
+    assert set(matrix()) > SAMPLE
 
 
 def build(name: str, attention: str, kind: str) -> torch.nn.Module:

@@ -1,0 +1,128 @@
+"""What torch raises while a region is captured, as a typed error with the user's line and what to do instead."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from .. import _torch
+from ..errors import DataDependentError, SubclassTraceError, UnsupportedError
+from ..subclass.protocol import is_traceable
+from .fsdp import no_fsdp_hooks
+from .user_code import is_user_code
+
+_OPTIMIZERS = str(Path(torch.optim.__file__).parent)
+
+
+@contextlib.contextmanager
+def typed_errors(recorder: Any) -> Iterator[None]:
+    """What torch raises for data-dependent code becomes a typed error with the user's line; FSDP2's hooks are one too."""
+    try:
+        with no_fsdp_hooks(recorder):
+            yield
+    except (DataDependentError, TypeError, *_torch.DATA_DEPENDENT_ERRORS) as error:
+        formula = _optimizer_at_work(error)
+        if formula is not None:  # TypeError: its list of numbers is a list of tensors while it is traced
+            raise _reads_step_counters(formula, error) from error
+        if not isinstance(error, _torch.DATA_DEPENDENT_ERRORS):
+            raise
+        raise _depends_on_data(error) from error
+    except SubclassTraceError:
+        raise
+    except _torch.NO_FAKE_KERNEL as error:
+        raise UnsupportedError(
+            f"the region uses an operation that has no kernel for fake tensors: {error}",
+            path=_user_line(error),
+            expected="operations that can be traced without data",
+            got=str(error),
+            fix="register a fake kernel for it (torch.library.register_fake), or move this part out of the region",
+        ) from error
+    except RuntimeError as error:
+        if isinstance(error.__cause__, _torch.DATA_DEPENDENT_ERRORS):  # DTensor raises another error from it
+            raise _depends_on_data(error) from error
+        if ".numpy()" not in str(error) and ".tolist()" not in str(error) and "data_ptr" not in str(error):
+            raise
+        raise DataDependentError(
+            "the region reads the values inside a tensor (.numpy(), .tolist(), data_ptr())",
+            path=_user_line(error),
+            expected="operations whose result is a tensor",
+            got=" ".join(str(error).split())[:300],
+            fix="move this part out of the region",
+        ) from error
+    except AssertionError as error:
+        if "fake mode" not in str(error):
+            raise
+        raise UnsupportedError(
+            "the region met a tensor of another trace",
+            path=_user_line(error),
+            got=" ".join(str(error).split())[:300],
+            fix="do not keep tensors from inside a region in Python state that another region reads",
+        ) from error
+
+
+def _depends_on_data(error: BaseException) -> DataDependentError:
+    cls = _class_at_work(error)
+    whose = "the region's control flow or sizes" if cls is None else f"control flow or sizes inside {cls}"
+    values = f"values of {cls} in eager, outside of the region: its own code reads what is inside tensors"
+    elsewhere = "use torch.where or torch.cond, or move this part out of the region"
+    return DataDependentError(
+        f"{whose} depend on the values inside a tensor",
+        path=_user_line(error),
+        expected="sizes and branches that follow from the inputs' metadata",
+        got=" ".join(str(error).split())[:300],
+        fix=elsewhere if cls is None else f"use {values}",
+    )
+
+
+def _class_at_work(error: BaseException) -> str | None:
+    """The name of the wrapper class in whose ``__torch_dispatch__`` or ``__torch_function__`` the error was raised."""
+    found = None
+    for tb in _tracebacks(error):
+        cls = tb.tb_frame.f_locals.get("cls")
+        method = "__torch_" in tb.tb_frame.f_code.co_name
+        if method and isinstance(cls, type) and is_traceable(cls):
+            found = cls.__qualname__
+    return found
+
+
+def _user_line(error: BaseException) -> str | None:
+    found = None
+    for tb in _tracebacks(error):
+        code = tb.tb_frame.f_code
+        if is_user_code(code):
+            found = f"{code.co_filename}:{tb.tb_lineno}"
+    return found
+
+
+def _reads_step_counters(formula: str, error: BaseException) -> DataDependentError:
+    """Every optimizer has a form over tensors alone, which torch keeps for CUDA graphs and for Dynamo."""
+    return DataDependentError(
+        f"torch.optim's {formula} computes with the numbers inside its step counters",
+        path=_user_line(error),
+        expected="a formula over tensors: the graph is made once, for all steps",
+        got=str(error).partition("\n")[0][:200],
+        fix="pass capturable=True to it, or compile the optimizer's own step: "
+        'torch.compile(optimizer.step, backend="subclass_trace")',
+    )
+
+
+def _optimizer_at_work(error: BaseException) -> str | None:
+    """The function of ``torch.optim`` that was called with ``capturable=False``, and raised the error."""
+    for tb in _tracebacks(error):
+        frame = tb.tb_frame
+        if frame.f_code.co_filename.startswith(_OPTIMIZERS) and frame.f_locals.get("capturable") is False:
+            return frame.f_code.co_name
+    return None
+
+
+def _tracebacks(error: BaseException) -> Iterator[TracebackType]:
+    """From the outermost frame to the one that raised."""
+    tb = error.__traceback__
+    while tb is not None:
+        yield tb
+        tb = tb.tb_next

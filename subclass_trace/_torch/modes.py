@@ -144,7 +144,7 @@ def function_modes_active() -> bool:
 
 def global_module_hooks() -> tuple[int, ...]:
     """The numbers of the hooks that run for every module (``register_module_forward_hook`` and its like)."""
-    if not torch.nn.modules.module._has_any_global_hook():
+    if not torch.nn.modules.module._has_any_global_hook():  # type: ignore[no-untyped-call]
         return ()
     return tuple(number for table in _GLOBAL_HOOKS for number in getattr(torch.nn.modules.module, table))
 

@@ -68,7 +68,9 @@ class DifferentiableBackward(torch.autograd.Function):
         ctx.entry, ctx.env, ctx.connected = entry, env, args
         kept = saved | dict(zip(entry.tangent_names, leaves, strict=True))
         ctx.numbers = {n: v for n, v in kept.items() if not isinstance(v, Tensor)}
-        tensors = {n: v.detach() for n, v in kept.items() if isinstance(v, Tensor)}
+        tensors = {n: v for n, v in kept.items() if isinstance(v, Tensor)}
+        # The very tensor where it can be: a ragged size belongs to the offsets that it came with.
+        tensors = {n: v.detach() if v.requires_grad else v for n, v in tensors.items()}
         ctx.names = tuple(tensors)
         ctx.save_for_backward(*tensors.values(), *_wrappers_around(tensors.values(), args))
         fixed = [g for k, g in enumerate(grads) if g is not None and k not in entry.differentiable]

@@ -62,6 +62,20 @@ def test_a_region_is_pasted_in(backend: Any) -> None:
     assert "inlined" in kinds() and compiled_autograd.stats.captures == 1
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("wrapper", [False, True])
+def test_a_training_loop_is_captured_in_its_first_step(wrapper: bool, dynamic: bool, backend: Any) -> None:
+    """The first call of a region, which compiles it, makes the autograd node that later calls make."""
+    region, w = st.compile(layers, dynamic=dynamic), leaf(wrapper)
+    for _ in range(3):
+        y = region(torch.ones(3, 4), w)
+        w.grad = None
+        with compiled_autograd(backend=backend):
+            (dense(y) if wrapper else y).sum().backward()
+        assert compiled_autograd.stats.captures == 1 and len(pasted()) > 5
+
+
 def test_a_region_with_wrapper_parameters_and_dense_results() -> None:
     w = leaf(True)
     region = st.compile(lambda x, w: dense(layers(x, w)))

@@ -64,6 +64,9 @@ def make_inlinable(function: Function, program_of: Callable[[Any], Program], lea
                     _hand_over(ctx, program, sizes)
                     ctx._forward_cls = found
                     return (found._backward_cls._autograd_function_id, *sizes)  # type: ignore[attr-defined]
+        elif _door.asking.ours and not hasattr(function, "program"):
+            ctx._forward_cls = found = _of_one_program(function, program_of(ctx))
+            return (found._backward_cls._autograd_function_id,)  # type: ignore[attr-defined]
         return (ctx._autograd_function_id,)
 
     function._compiled_autograd_key = staticmethod(key)  # type: ignore[method-assign]
@@ -86,7 +89,7 @@ def _sizes_of(ctx: Any, program: Program) -> list[int] | None:
     if program.backwards is None or not program.backwards.compiled:
         return None
     env = getattr(ctx, "env", None) or {}
-    if program.plan.symbols and not program.backwards.compiled[0].holds(env):
+    if not program.backwards.compiled[0].holds(env):
         return None
     numbers = [n for n in getattr(ctx, "numbers", None) or () if n is not None]
     values = [*numbers, *(env[row.symbol] for row in program.plan.symbols)]
@@ -113,6 +116,17 @@ def _inlined_class(function: Function, program: Program, leading: int) -> Functi
     graph, inputs = _own_graph(entry, sizes, wrappers is not None)
     attributes = _door.inlined_attributes(graph, Prologue(program, entry, sizes, inputs), epilogue, wrappers)
     return type(function.__name__, (function,), attributes)
+
+
+def _of_one_program(function: Function, program: Program) -> Function:
+    """The Function that all programs share, as one of this program alone: tapes of ours are told apart by it."""
+    found = _served.get(program)
+    if found is None:
+        found = _served[program] = type(function.__name__, (function,), {"program": program})
+    return found
+
+
+_served = weakref.WeakKeyDictionary[Program, Function]()
 
 
 class Sizes:

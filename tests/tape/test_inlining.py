@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -158,6 +159,25 @@ def test_a_region_with_dynamic_sizes_is_pasted_in(wrapper: bool, backend: Any) -
     assert len(pasted()) > 5 and region_calls() == ["region_tangents", "region_gradients"]
 
 
+@pytest.mark.parametrize("wrapper", [False, True])
+def test_a_region_whose_sizes_depend_on_values_is_pasted_in(wrapper: bool) -> None:
+    """A dense one tells the size by its tangent, the other one (which the reference program serves) by a size result."""
+    region, w = st.compile(lambda x, w: (torch.tanh(x[x > 0]) * w.sum(), (x > 0).nonzero().shape[0])), leaf(wrapper)
+    other = st.compile(lambda x, w: (torch.tanh(x[x < 0]) * w.sum() * 3, (x > 0).nonzero().shape[0]))
+    for seed in range(4):
+        for chosen in (region, other):
+            results = []
+            for on in (False, True):
+                x = torch.randn(6, 4, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+                w.grad, y = None, chosen(x, w)[0]
+                with compiled_autograd() if on else torch.enable_grad():
+                    (dense(y) if wrapper else y).sum().backward()
+                results.append([t for g in (x.grad, w.grad) for t in leaves_of(g)])
+            assert all(map(torch.equal, *results))
+            assert len(pasted()) > 5 and region_calls() == ["region_tangents", "region_gradients"]
+    assert (region.specializations[0].entry is None) == wrapper
+
+
 class Chosen(torch.autograd.Function):
     """Dense from a wrapper; its gradient is a wrapper, or dense, or there is none, as `kind` says in the backward."""
 
@@ -175,21 +195,31 @@ class Chosen(torch.autograd.Function):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("hooks", [False, True])
 def test_tangents_of_another_kind_take_the_call(hooks: bool, backend: Any) -> None:
-    """They are known in the run alone, which the tape cannot leave: see the note in regions.py."""
+    """They are known in the run alone, which the tape cannot leave: see the note in regions.py. No hook runs twice."""
     region, w = st.compile(lambda x, w: (layers(x, w), x.sin())), leaf(True)
 
-    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        with Alive() if hooks else torch.enable_grad():
+    def f(x: torch.Tensor, w: torch.Tensor, log: list[int]) -> torch.Tensor:
+        numbers = itertools.count()
+        logged = torch.autograd.graph.saved_tensors_hooks(
+            lambda t: (next(numbers), t.detach().clone()), lambda packed: log.append(packed[0]) or packed[1]
+        )
+        with logged if hooks else torch.enable_grad():
             y, z = region(x, w)
         return Chosen.apply(y).sum() + z.sum()
 
     for kind in ("wrapper", "dense", "none", "wrapper", "none", "dense"):
-        Chosen.kind, results = kind, []
+        Chosen.kind, results, logs = kind, [], []
         for on in (False, True):
             x, w.grad = torch.linspace(0, 1, 12).reshape(3, 4).requires_grad_(), None
+            logs.append([])
             with compiled_autograd(backend=backend) if on else torch.enable_grad():
-                f(x, w).backward()
+                f(x, w, logs[-1]).backward()
             results.append([x.grad, w.grad])
+        assert len(logs[0]) == (5 if hooks else 0)
+        if kind == "wrapper":  # the pasted graph: each next to its use
+            assert sorted(logs[1]) == logs[0] and (not hooks or logs[1] != logs[0])
+        else:
+            assert logs[1] == logs[0]
         for a, b in zip(*results, strict=True):
             assert (a is None) == (b is None) and type(a) is type(b)
             for s, t in zip(*([] if g is None else leaves_of(g) for g in (a, b)), strict=True):

@@ -98,14 +98,14 @@ def _graph(
 def _entry(program: Program, ctx: Any, tangents: Sequence[Step | None]) -> CompiledBackward | None:
     """The backward for tangents like the results, traced now if there is none yet."""
     plan, backwards, env = program.plan, program.backwards, _env(ctx)
-    if backwards is None or torch.is_grad_enabled() or all(t is None for t in tangents):
+    if backwards is None or all(t is None for t in tangents):
         return None
     values = [plan.values[k] for k in plan.differentiable]
     if not all(_is_known(v, env) for v in values):
         return _for_any_size(backwards, tangents, env)
     specs = [None if t is None else canonical(concrete(v, env)) for v, t in zip(values, tangents, strict=True)]
     try:
-        with _torch.no_modes():
+        with _torch.no_modes(), torch.no_grad():  # a capture with create_graph has gradients on
             entry = backwards.find(specs, False, env)
     except SubclassTraceError:  # it says why when it is called
         return None

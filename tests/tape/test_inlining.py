@@ -299,6 +299,28 @@ def test_create_graph_goes_through_the_call() -> None:
             expected = [h, g.detach(), plain]
 
 
+@pytest.mark.parametrize("create_first", [False, True])
+def test_a_tape_serves_both_with_create_graph_and_without(create_first: bool) -> None:
+    """Torch's key of a tape does not hold it: the call is run in one case, the pasted graph in the other."""
+    region, w, ran = st.compile(layers), leaf(False), []
+    x = torch.linspace(0, 1, 12).reshape(3, 4).requires_grad_()
+    expected = torch.autograd.grad(layers(x, w).sum(), x, create_graph=True)[0]
+    (second,) = torch.autograd.grad(expected.square().sum(), w)
+    for create in (create_first, not create_first) * 2:
+        before = compiled_autograd.stats.captures
+        y = region(x, w)
+        with compiled_autograd():
+            (g,) = torch.autograd.grad(y.sum(), x, create_graph=create)
+            ran.append(compiled_autograd.tapes[-1] if compiled_autograd.stats.captures > before else ran[-1])
+            torch.testing.assert_close(g, expected)
+            assert g.requires_grad == create
+            if create:
+                torch.testing.assert_close(torch.autograd.grad(g.square().sum(), w)[0], second)
+    for tape in ran:
+        kinds_of = [{n.meta.get("kind") for n in t.graph.graph.nodes} for t in (tape, tape.making_a_graph())]
+        assert "inlined" in kinds_of[0] and "inlined" not in kinds_of[1]
+
+
 def test_retain_graph_and_a_second_backward() -> None:
     region, w = st.compile(layers), leaf(False)
     x = torch.ones(3, 4, requires_grad=True)

@@ -145,6 +145,12 @@ class Region:
         entry = self._find(site, ambient)
         if entry is None:
             entry, site = self._specialize(args, kwargs)
+            if (
+                entry.entry is not None
+            ):  # as later calls: the engine shall meet one kind of backward from the first step on
+                result = entry.entry.call(args, kwargs)
+                if result is not MISS:
+                    return result
         results = entry.program(site.flat)
         return optree.tree_unflatten(entry.plan.out_tree, results)
 

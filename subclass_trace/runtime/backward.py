@@ -60,11 +60,15 @@ class CompiledBackward:
     contexts: Mapping[Unread, Any] = field(default_factory=dict)  # values that the guards leave out, but its trace read
     graph: Any = None  # its graph module, or the `Half` that makes it; pasted into tapes of compiled autograd
 
+    def holds(self, env: Env) -> bool:
+        """Are the sizes, and the values that the trace read, those that it was traced for?"""
+        if not all(bool(c.xreplace(dict(env))) for c in self.conditions):
+            return False
+        return all(same_context(value, env[mark]) for mark, value in self.contexts.items())
+
     def serves(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> bool:
         """Is this the backward for these tangents?"""
-        if self.create_graph != create_graph or not all(bool(c.xreplace(dict(env))) for c in self.conditions):
-            return False
-        if not all(same_context(value, env[mark]) for mark, value in self.contexts.items()):
+        if self.create_graph != create_graph or not self.holds(env):
             return False
         return all(matches(known, now, env) for known, now in zip(self.tangents, tangents, strict=True))
 

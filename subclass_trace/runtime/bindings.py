@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -81,7 +81,11 @@ def bind(node: fx.Node) -> Binding:
     Args:
         node: a ``call_function`` node. Its inputs carry example values in ``meta["val"]``, fake or real, or numbers.
     """
-    op: Any = node.target
+    return bind_call(node.target, node.args, node.kwargs)
+
+
+def bind_call(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Binding:
+    """`bind` for a call that is no node; its arguments may be nodes."""
     if not isinstance(op, _torch.OpOverload):
         return Binding(op, "op", str(getattr(op, "__name__", op)))
     if op.namespace != "aten":
@@ -90,7 +94,7 @@ def bind(node: fx.Node) -> Binding:
         return _SIZE_READS[op]
     try:
         with _torch.no_overrides():  # reading a fake tensor's dtype is an override to a user's function mode
-            pattern = (op, _pattern(node.args), tuple((k, _pattern(v)) for k, v in node.kwargs.items()))
+            pattern = (op, _pattern(tuple(args)), tuple((k, _pattern(v)) for k, v in kwargs.items()))
     except _NoPattern:
         return _raw(op)
     found = _cache.get(pattern)

@@ -38,7 +38,7 @@ import math
 import operator
 import re
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -48,9 +48,9 @@ import torch.fx as fx
 from .. import _torch
 from ..errors import UnsupportedError, VerificationError
 from ..partition.half import Half
-from .bindings import bind
+from .bindings import bind_call
 from .blame import Blame, row_of
-from .round_trips import without_round_trips
+from .round_trips import without_keeping, without_kept_dimensions, without_round_trips
 
 _WIDTH = 110
 _file_numbers = itertools.count()
@@ -103,6 +103,7 @@ class Listing:
         body: ``get_attr`` and ``call_function`` nodes.
         results: nodes and constants to return.
         merged: a node that arguments may name -> the node of the list that has its value.
+        sums: those that are run without keeping the dimensions that they sum over.
     """
 
     owner: fx.GraphModule
@@ -110,6 +111,7 @@ class Listing:
     body: list[fx.Node]
     results: list[Any]
     merged: Mapping[fx.Node, fx.Node]
+    sums: Collection[fx.Node] = ()
 
     @classmethod
     def of_module(cls, gm: fx.GraphModule) -> Listing:
@@ -159,7 +161,8 @@ def compile_graph(gm: fx.GraphModule, *, name: str = "graph") -> BoxedGraph:
 def compile_listing(listing: Listing, *, name: str) -> BoxedGraph:
     """`compile_graph` for a list of nodes: all of them are run, in this order, but views that change nothing."""
     body, merged = without_round_trips(listing.body, listing.results, listing.merged, frozenset(listing.inputs))
-    writer = _Writer(replace(listing, body=body, merged=merged), name)
+    body, merged, sums = without_kept_dimensions(body, listing.results, merged)
+    writer = _Writer(replace(listing, body=body, merged=merged, sums=sums), name)
     source = writer.write()
     filename = f"<subclass_trace {name} {next(_file_numbers)}>"
     namespace = writer.namespace
@@ -325,8 +328,9 @@ class _Writer:
             left, right = (self._text(a, node) for a in node.args)
             text = f"({left}) {_INFIX[target]} {right}" if left.startswith("-") else f"{left} {_INFIX[target]} {right}"
         else:
-            binding = bind(node)
-            args = [self._text(a, node) for a in node.args]
+            given = without_keeping(node) if node in self.listing.sums else node.args
+            binding = bind_call(target, given, node.kwargs)
+            args = [self._text(a, node) for a in given]
             args += [f"{k}={self._text(v, node)}" for k, v in node.kwargs.items()]
             text = f"{self._global(binding.callable, binding.name)}({', '.join(args)})"
             comment = f"  # {target if isinstance(target, _torch.OpOverload) else binding.name}"

@@ -1,7 +1,10 @@
 """Views that lead back to where they came from: ``t(t(x))``, an ``expand`` to the size at hand, a ``view`` there and back.
 
 Autograd leaves many of them in a backward, each as dear as any small kernel. A view with the very layout of a value that
-it is a view of is that value, wherever it is only read or written. What the graph returns stays a tensor of its own.
+it is a view of is that value, wherever it is only read or written. What the graph returns stays a tensor of its own: it
+may be the value itself if an operation of the graph made that, and nothing else is returned as it.
+
+A sum that keeps its dimension of size 1, which a ``view`` then drops, is the sum that does not keep it.
 """
 
 from __future__ import annotations
@@ -36,6 +39,14 @@ def without_round_trips(
             same = next((o for o in _origins(node, known, given) if _same_layout(node, o)), None)
             if same is not None:
                 known[node] = same
+    inside = set(body)
+    for result in list(kept):
+        if result in inside and _is_view(result):
+            own = next((o for o in _origins(result, known, given) if _same_layout(result, o) and o not in kept), None)
+            if own is not None and own in inside and is_fresh(own):
+                known[result] = own
+                kept.add(own)
+    kept = {_final(node, known) for node in kept}
     known = {node: _final(other, known) for node, other in known.items()}
     used = set(kept)
     live = []
@@ -83,3 +94,49 @@ def _layout(value: object) -> tuple[Any, ...] | None:
     if not all(type(n) is int for n in numbers):
         return None
     return (value.dim(), numbers, value.dtype, value.device, value.is_conj(), value.is_neg())
+
+
+def is_fresh(node: fx.Node) -> bool:
+    """Is the value a new tensor: neither an input, nor a view, nor one of several results?"""
+    target: Any = node.target
+    if node.op != "call_function" or not isinstance(target, _torch.OpOverload) or target.namespace != "aten":
+        return False
+    returns = _torch.op_schema(target).returns
+    return target is not aten._unsafe_view.default and len(returns) == 1 and returns[0].alias_info is None
+
+
+# ---------------------------------------------------------------------------------------------- kept dimensions
+def without_kept_dimensions(
+    body: list[fx.Node], results: list[Any], merged: Merged
+) -> tuple[list[fx.Node], Merged, frozenset[fx.Node]]:
+    """As `without_round_trips`, for views that drop what a sum has kept; the third are the sums that need not keep it."""
+    readers: dict[fx.Node, int] = {}
+    for node in (*(i for n in body for i in n.all_input_nodes), *(r for r in results if isinstance(r, fx.Node))):
+        node = _final(node, merged)
+        readers[node] = readers.get(node, 0) + 1
+    inside, known, sums = set(body), dict(merged), set[fx.Node]()
+    for node in body:
+        if node.target is aten.view.default and isinstance(node.args[0], fx.Node):
+            total = _final(node.args[0], merged)
+            if total in inside and readers[total] == 1 and drops_kept_dimensions(node, total):
+                known[node] = total
+                sums.add(total)
+    known = {node: _final(other, known) for node, other in known.items()}
+    return [n for n in body if known.get(n) not in sums], known, frozenset(sums)
+
+
+def drops_kept_dimensions(view: fx.Node, total: fx.Node) -> bool:
+    """Has this view of a sum the layout that the sum has when it does not keep its dimensions (it is contiguous then)?"""
+    if total.target is not aten.sum.dim_IntList or len(total.args) < 3 or total.args[2] is not True:
+        return False
+    kept, now = _layout(total.meta.get("val")), _layout(view.meta.get("val"))
+    if kept is None or now is None or not total.args[1]:
+        return False
+    shape, summed = total.meta["val"].shape, {d % kept[0] for d in total.args[1]}  # type: ignore[union-attr,operator]
+    left = [n for d, n in enumerate(shape) if d not in summed]
+    return list(view.meta["val"].shape) == left and view.meta["val"].is_contiguous()
+
+
+def without_keeping(total: fx.Node) -> tuple[Any, ...]:
+    """The arguments of such a sum."""
+    return (*total.args[:2], False, *total.args[3:])

@@ -34,11 +34,14 @@ def known_value(size: Any, env: Env) -> Any:
     return evaluate(size, env)
 
 
-def with_unbacked(leaves: Sequence[LeafSpec], shapes: Sequence[Sequence[int]], env: Env) -> Env:
-    """``env`` with the symbols that it does not know but that are the size of a leaf: ``shapes`` are those of the call."""
+def with_unbacked(values: Sequence[Any], shapes: Sequence[Sequence[int]], env: Env) -> Env:
+    """``env`` with the symbols that it does not know but that are a size of a value: ``shapes`` are those of the call.
+
+    ``values`` are specs, of leaves or of wrappers.
+    """
     found: dict[Any, int] = {}
-    for leaf, shape in zip(leaves, shapes, strict=True):
-        for known, n in zip(leaf.size, shape, strict=True):
+    for value, shape in zip(values, shapes, strict=True):
+        for known, n in zip(value.size, shape, strict=True):
             if isinstance(known, SizeExpr) and known.expr.is_Symbol and known.expr not in env:
                 found.setdefault(known.expr, n)
     return {**env, **found} if found else env

@@ -254,7 +254,8 @@ class _Writer:
             full = f"{self._global(operations.accumulate_grad, 'accumulate_grad')}({param}, {grad}, False)"
             if fits:
                 value = grad if node.meta["fresh"] else f"{grad}.detach()"
-                self._line(f"    if {param}.grad is None and {sole}: {param}.grad = {value}")
+                alone = "" if node.meta["sole"] else f" and {sole}"
+                self._line(f"    if {param}.grad is None{alone}: {param}.grad = {value}")
                 full = f"else: {full}"
             self._line(f"    {full}")
             return

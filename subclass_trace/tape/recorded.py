@@ -27,6 +27,7 @@ import torch.fx as fx
 from .. import _torch
 from .._torch import tape as _door
 from ..runtime.rebuild import fit_strides
+from ..runtime.round_trips import drops_kept_dimensions, is_fresh, without_keeping
 from . import operations
 from .cut import Run, cut, join
 from .graph import Tape
@@ -45,7 +46,7 @@ _NAMES = """
 #: autograd functions that issue the same operations for the same metadata; see Note [What may be recorded]
 FORMULAS = frozenset(_NAMES.split())
 _FUNCTION = re.compile(r"(\w+?)Backward\d+$")
-_T = torch.ops.aten.t.default
+_T, _VIEW = torch.ops.aten.t.default, torch.ops.aten.view.default
 _DATA_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
@@ -315,11 +316,18 @@ class Recorder:
 def _settle(graph: fx.Graph) -> None:
     """Which values may be taken over: those that are read for the last time.
 
-    In the tape each reader has a variable of its own, which counts as an owner. Here they share one.
+    In the tape each reader has a variable of its own, which counts as an owner. Here they share one; and what an
+    operation made for one reader alone has no other owner for certain ("sole").
     """
     last: dict[fx.Node, fx.Node] = {}
     for node in list(graph.nodes):
         if node.target is _T and not node.users:
+            graph.erase_node(node)
+            continue
+        if node.target is _VIEW and len(node.args[0].users) == 1 and drops_kept_dimensions(node, node.args[0]):
+            total = node.args[0]
+            total.args, total.meta["val"] = without_keeping(total), node.meta["val"]
+            node.replace_all_uses_with(total)
             graph.erase_node(node)
             continue
         for read in node.all_input_nodes:
@@ -327,15 +335,10 @@ def _settle(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.meta.get("kind") == "accumulate":
             node.meta["fits"] = node.meta["fits"] and last[node.args[1]] is node
-            node.meta["fresh"] = _is_fresh(node.args[1])
+            node.meta["fresh"] = fresh = is_fresh(node.args[1])
+            node.meta["sole"] = fresh and len(node.args[1].users) == 1
         elif node.target is operations.add_grads and any(last[a] is not node for a in node.args):
             node.target = torch.ops.aten.add.Tensor
-
-
-def _is_fresh(node: fx.Node) -> bool:
-    """Is the value neither an input nor a view of anything?"""
-    target: Any = node.target
-    return isinstance(target, _torch.OpOverload) and all(r.alias_info is None for r in _torch.op_schema(target).returns)
 
 
 def _pairs(written: Any, value: Any) -> Iterator[tuple[fx.Node, Any]]:

@@ -12,13 +12,14 @@ Note [Tangents of another kind]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A tape cannot be left in the middle, and hooks have run before it. So when the tangents are not those that the pasted
 graph is for, `Begin` calls the region's backward, which finds or traces the right one, and `End` gives its results. The
-graph between them runs on zeros, for nothing. Correct but slow, and rare: the graph is for tangents like the results.
+graph between them runs on zeros, for nothing, and on saved tensors that `Begin` has unpacked: no hook runs twice. Correct
+but slow, and rare: the graph is for tangents like the results.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,13 +27,14 @@ import torch
 from .. import _torch
 from .._torch import tape as _door
 from ..errors import SubclassTraceError
-from ..runtime.backward import CompiledBackward, canonical
+from ..runtime.backward import Backwards, CompiledBackward, canonical
 from ..runtime.function import changed_since_forward
 from ..runtime.rebuild import fit_strides
 from ..runtime.reference import Program
 from ..runtime.sizes import Env, concrete, evaluator
+from ..runtime.tangent_sizes import known_value, with_unbacked
 from ..subclass.flatten import flatten
-from ..subclass.spec import LeafSpec, Spec, WrapperSpec, leaf_count, spec_leaves
+from ..subclass.spec import LeafSpec, Spec, WrapperSpec, leaf_count, sizes_in, spec_leaves
 from ..subclass.visit import rebuild
 from . import operations
 from .steps import Step
@@ -62,7 +64,7 @@ def paste_region(
     entry = _entry(program, ctx, tangents)
     if entry is None:
         return None
-    if plan.symbols or _any_number(ctx) or any(map(_is_uncertain, tangents)) or not _are_dense(entry.tangents):
+    if plan.symbols or not _is_settled(entry, ctx) or any(map(_is_uncertain, tangents)):
         return _between_calls(capture, program, entry, ctx, ctx_step, saved, grads, count)
     kept = getattr(ctx, "kept", None)
     if kept is not None:
@@ -96,16 +98,32 @@ def _graph(
 def _entry(program: Program, ctx: Any, tangents: Sequence[Step | None]) -> CompiledBackward | None:
     """The backward for tangents like the results, traced now if there is none yet."""
     plan, backwards, env = program.plan, program.backwards, _env(ctx)
-    if backwards is None or torch.is_grad_enabled() or all(t is None for t in tangents):
+    if backwards is None or all(t is None for t in tangents):
         return None
     values = [plan.values[k] for k in plan.differentiable]
+    if not all(_is_known(v, env) for v in values):
+        return _for_any_size(backwards, tangents, env)
     specs = [None if t is None else canonical(concrete(v, env)) for v, t in zip(values, tangents, strict=True)]
     try:
-        with _torch.no_modes():
+        with _torch.no_modes(), torch.no_grad():  # a capture with create_graph has gradients on
             entry = backwards.find(specs, False, env)
     except SubclassTraceError:  # it says why when it is called
         return None
     return None if entry.graph is None else entry
+
+
+def _is_known(spec: Spec, env: Env) -> bool:
+    """Are all sizes of a value computed from those of the call? Some depend on values inside tensors."""
+    return all(known_value(n, env) is not None for n in sizes_in(spec))
+
+
+def _for_any_size(backwards: Backwards, tangents: Sequence[Step | None], env: Env) -> CompiledBackward | None:
+    """The backward that was made with the forward, where the tangents alone can tell sizes: dense ones that all arrive."""
+    entry = backwards.compiled[0] if backwards.compiled else None
+    if entry is None or entry.graph is None or entry.create_graph or not entry.holds(env):
+        return None
+    arrive = all(known is not None and t is not None for known, t in zip(entry.tangents, tangents, strict=True))
+    return entry if arrive and _are_dense(entry.tangents) and not any(map(_is_uncertain, tangents)) else None
 
 
 def _env(ctx: Any) -> Env:
@@ -122,8 +140,11 @@ def _own_sizes(entry: CompiledBackward) -> list[Any]:
     return [key for kind, key in entry.inputs if kind == "size"]
 
 
-def _any_number(ctx: Any) -> bool:
-    return bool(_numbers(ctx))
+def _is_settled(entry: CompiledBackward, ctx: Any) -> bool:
+    """Does it serve each run: are tangents dense, sizes numbers, and is nothing left for a run to compare?"""
+    if _numbers(ctx) or _own_sizes(entry) or entry.conditions or entry.contexts or not _are_dense(entry.tangents):
+        return False
+    return all(_is_known(s, {}) for s in (*entry.tangents, *entry.grads) if s is not None)
 
 
 def _are_dense(specs: Sequence[Spec | None]) -> bool:
@@ -155,15 +176,21 @@ def _between_calls(
     count: int,
 ) -> list[Step | None]:
     plain = [None if s.kind == "unpack" else s for s in saved]
-    packed = [(k, *s.args) for k, s in enumerate(saved) if s.kind == "unpack"]
+    hooked = {k: s for k, s in enumerate(saved) if s.kind == "unpack"}
+    packed = [(k, *s.args) for k, s in hooked.items()]
     kept, numbers = getattr(ctx, "kept", None), _numbers(ctx)
     begin = Begin(program, entry, kept is not None)
-    step = capture.write("backward", begin, (ctx_step, plain, packed, count, *grads), note="region_tangents")
+    args = (ctx_step, plain, packed, count, *grads)
+    meta = {"deferred": list(hooked.values())}  # by steps that know what `Begin` has unpacked
+    step = capture.write("backward", begin, args, note="region_tangents", meta=meta)
     counts = (1, begin.leaves, len(numbers) + len(_own_sizes(entry)), 0 if kept is None else len(kept))
     parts = [capture.part(step, k) for k in range(sum(counts))]
     (found,), leaves, sizes, activations = (parts[sum(counts[:k]) : sum(counts[: k + 1])] for k in range(len(counts)))
     for size in sizes:
         size.note = "size"
+    saved = [
+        capture.write("unpack", unpack_once, (*s.args, found, k)) if k in hooked else s for k, s in enumerate(saved)
+    ]
     flat = _graph(capture, program, entry, leaves, saved if kept is None else activations, sizes)
     end = capture.write("backward", End(entry), (found, flat), note="region_gradients")
     leading = count - len(entry.grads)
@@ -172,10 +199,19 @@ def _between_calls(
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What `Begin` found: the values of symbols; the gradients, when the tangents are of another kind."""
+    """What `Begin` found: the values of symbols.
+
+    When the tangents are of another kind, also the gradients, and saved tensors that were unpacked for them.
+    """
 
     env: Env
-    grads: tuple[Any, ...] | None
+    grads: tuple[Any, ...] | None = None
+    unpacked: dict[int, Any] = field(default_factory=dict)
+
+
+def unpack_once(hook: Any, data: Any, found: Found, place: int) -> Any:
+    """A saved tensor of a region, next to its use; or what `Begin` has unpacked already: each hook runs once."""
+    return found.unpacked.pop(place) if place in found.unpacked else operations.run_unpack(hook, data)
 
 
 class Begin:
@@ -190,8 +226,14 @@ class Begin:
     def __call__(self, ctx: Any, saved: Any, packed: Any, count: int, *grads: Any) -> list[Any]:
         """``saved``, ``packed`` and ``count`` as in `operations.run_backward`."""
         entry, env = self.entry, _env(ctx)
-        numbers = [*_numbers(ctx), *(env[symbol] for symbol in _own_sizes(entry))]
         rows = [None if grads[k] is None else flatten(grads[k]) for k in self.plan.differentiable]
+        arrived = [
+            (t, grads[k])
+            for k, t in zip(self.plan.differentiable, entry.tangents, strict=True)
+            if t is not None and grads[k] is not None
+        ]
+        env = with_unbacked([t for t, _ in arrived], [g.shape for _, g in arrived], env)
+        numbers = [*_numbers(ctx), *(env[symbol] for symbol in _own_sizes(entry))]
         wanted = [s for t in entry.tangents if t is not None for s in spec_leaves(concrete(t, env))]
         kept = take_kept(ctx) if self.kept else None
         if entry.serves([None if r is None else r[1] for r in rows], False, env):
@@ -199,12 +241,14 @@ class Begin:
             leaves = [fit_strides(t, s.stride) for t, s in zip(given, wanted, strict=True)]
             if not self.kept:
                 check_compared(ctx, tuple(self.plan.compared_inputs))
-            return [Found(env, None), *leaves, *numbers, *(kept or ())]
+            return [Found(env), *leaves, *numbers, *(kept or ())]
         if self.kept:
             ctx.kept = kept
-        found = operations.run_backward(ctx, saved, packed, count, False, *grads)
+        unpacked = {place: operations.run_unpack(hook, data) for place, hook, data in packed}
+        values = [unpacked.get(k, t) for k, t in enumerate(saved)]
+        found = operations.run_backward(ctx, values, (), count, False, *grads)
         leaves = [torch.zeros(s.size, dtype=s.dtype, device=s.device) for s in wanted]
-        return [Found(env, tuple(found)[count - len(entry.grads) :]), *leaves, *numbers, *(kept or ())]
+        return [Found(env, tuple(found)[count - len(entry.grads) :], unpacked), *leaves, *numbers, *(kept or ())]
 
 
 class End:

@@ -105,6 +105,9 @@ def describe(tape: Tape) -> str:
         number = "" if r.node.seq_nr is None else str(r.node.seq_nr)
         lines.append(f"  {r.node.name:<{width}}  {number:<6}  {short_line(r.node.line)}".rstrip())
         lines += [f"    {event}" for event in r.events]
+    if tape.called is not None:  # so that it can be differentiated
+        pasted = [r.node.name for r in found if any("pasted operation" in event for event in r.events)]
+        lines += ["", f"with create_graph these are calls of their backwards: {', '.join(dict.fromkeys(pasted))}"]
     for runner, lowered in tape.lowered.items():
         lines += ["", f"segments for the back end {runner.backend!r}", *segment_lines(lowered)]
     return "\n".join(lines)

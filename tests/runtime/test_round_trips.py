@@ -25,6 +25,13 @@ CASES: dict[str, tuple[Callable[..., Any], int]] = {  # function of a 3 x 4 tens
     "another place": (lambda x: x[1:] + x[:2], 2),
     "a result stays a tensor of its own": (lambda x: x.t().t(), 2),
     "a result in the middle": (lambda x: (x.t(), x.t().t() + 1), 1),
+    "a result that is computed here": (lambda x: x.sin().t().t(), 0),
+    "two results of one value": (lambda x: ((y := x.sin()).t().t(), y.t().t()), 2),
+    "a result beside its value": (lambda x: ((y := x.sin()), y.t().t()), 2),
+    "a sum that need not keep its dimension": (lambda x: x.sum([0], keepdim=True).view(4) + 1, 0),
+    "a result that need not keep its dimensions": (lambda x: x.t().sum([-1, 0], keepdim=True).view(()), 1),
+    "a sum that is viewed as something else": (lambda x: x.sum([0], keepdim=True).view(2, 2), 1),
+    "a sum that is read as it is, too": (lambda x: (s := x.sum([0], keepdim=True)).view(4) + s, 1),
     "through a computed value": (lambda x: x.sin().t().t() @ x.t().t().t(), 1),
 }
 
@@ -38,6 +45,7 @@ def test_round_trips(name: str) -> None:
     views = [line for line in compiled.source.splitlines() if any(f"aten.{v}." in line for v in VIEWS)]
     assert len(views) == left, compiled.source
     got, expected = compiled([x]), interpret_graph(graph)([x])
+    assert len({id(t) for t in got}) == len(got)
     for a, b in zip(got, expected, strict=True):
         assert a is not x
         torch.testing.assert_close(a, b, rtol=0, atol=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -60,6 +61,20 @@ def test_a_region_is_pasted_in(backend: Any) -> None:
         for a, b in zip(got, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=0 if backend is None else 1e-6, atol=0 if backend is None else 1e-6)
     assert "inlined" in kinds() and compiled_autograd.stats.captures == 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("wrapper", [False, True])
+def test_a_training_loop_is_captured_in_its_first_step(wrapper: bool, dynamic: bool, backend: Any) -> None:
+    """The first call of a region, which compiles it, makes the autograd node that later calls make."""
+    region, w = st.compile(layers, dynamic=dynamic), leaf(wrapper)
+    for _ in range(3):
+        y = region(torch.ones(3, 4), w)
+        w.grad = None
+        with compiled_autograd(backend=backend):
+            (dense(y) if wrapper else y).sum().backward()
+        assert compiled_autograd.stats.captures == 1 and len(pasted()) > 5
 
 
 def test_a_region_with_wrapper_parameters_and_dense_results() -> None:
@@ -144,6 +159,25 @@ def test_a_region_with_dynamic_sizes_is_pasted_in(wrapper: bool, backend: Any) -
     assert len(pasted()) > 5 and region_calls() == ["region_tangents", "region_gradients"]
 
 
+@pytest.mark.parametrize("wrapper", [False, True])
+def test_a_region_whose_sizes_depend_on_values_is_pasted_in(wrapper: bool) -> None:
+    """A dense one tells the size by its tangent, the other one (which the reference program serves) by a size result."""
+    region, w = st.compile(lambda x, w: (torch.tanh(x[x > 0]) * w.sum(), (x > 0).nonzero().shape[0])), leaf(wrapper)
+    other = st.compile(lambda x, w: (torch.tanh(x[x < 0]) * w.sum() * 3, (x > 0).nonzero().shape[0]))
+    for seed in range(4):
+        for chosen in (region, other):
+            results = []
+            for on in (False, True):
+                x = torch.randn(6, 4, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+                w.grad, y = None, chosen(x, w)[0]
+                with compiled_autograd() if on else torch.enable_grad():
+                    (dense(y) if wrapper else y).sum().backward()
+                results.append([t for g in (x.grad, w.grad) for t in leaves_of(g)])
+            assert all(map(torch.equal, *results))
+            assert len(pasted()) > 5 and region_calls() == ["region_tangents", "region_gradients"]
+    assert (region.specializations[0].entry is None) == wrapper
+
+
 class Chosen(torch.autograd.Function):
     """Dense from a wrapper; its gradient is a wrapper, or dense, or there is none, as `kind` says in the backward."""
 
@@ -161,21 +195,31 @@ class Chosen(torch.autograd.Function):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("hooks", [False, True])
 def test_tangents_of_another_kind_take_the_call(hooks: bool, backend: Any) -> None:
-    """They are known in the run alone, which the tape cannot leave: see the note in regions.py."""
+    """They are known in the run alone, which the tape cannot leave: see the note in regions.py. No hook runs twice."""
     region, w = st.compile(lambda x, w: (layers(x, w), x.sin())), leaf(True)
 
-    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        with Alive() if hooks else torch.enable_grad():
+    def f(x: torch.Tensor, w: torch.Tensor, log: list[int]) -> torch.Tensor:
+        numbers = itertools.count()
+        logged = torch.autograd.graph.saved_tensors_hooks(
+            lambda t: (next(numbers), t.detach().clone()), lambda packed: log.append(packed[0]) or packed[1]
+        )
+        with logged if hooks else torch.enable_grad():
             y, z = region(x, w)
         return Chosen.apply(y).sum() + z.sum()
 
     for kind in ("wrapper", "dense", "none", "wrapper", "none", "dense"):
-        Chosen.kind, results = kind, []
+        Chosen.kind, results, logs = kind, [], []
         for on in (False, True):
             x, w.grad = torch.linspace(0, 1, 12).reshape(3, 4).requires_grad_(), None
+            logs.append([])
             with compiled_autograd(backend=backend) if on else torch.enable_grad():
-                f(x, w).backward()
+                f(x, w, logs[-1]).backward()
             results.append([x.grad, w.grad])
+        assert len(logs[0]) == (5 if hooks else 0)
+        if kind == "wrapper":  # the pasted graph: each next to its use
+            assert sorted(logs[1]) == logs[0] and (not hooks or logs[1] != logs[0])
+        else:
+            assert logs[1] == logs[0]
         for a, b in zip(*results, strict=True):
             assert (a is None) == (b is None) and type(a) is type(b)
             for s, t in zip(*([] if g is None else leaves_of(g) for g in (a, b)), strict=True):
@@ -253,6 +297,28 @@ def test_create_graph_goes_through_the_call() -> None:
             if on:
                 assert torch.equal(h, expected[0]) and torch.equal(g, expected[1]) and torch.equal(plain, expected[2])
             expected = [h, g.detach(), plain]
+
+
+@pytest.mark.parametrize("create_first", [False, True])
+def test_a_tape_serves_both_with_create_graph_and_without(create_first: bool) -> None:
+    """Torch's key of a tape does not hold it: the call is run in one case, the pasted graph in the other."""
+    region, w, ran = st.compile(layers), leaf(False), []
+    x = torch.linspace(0, 1, 12).reshape(3, 4).requires_grad_()
+    expected = torch.autograd.grad(layers(x, w).sum(), x, create_graph=True)[0]
+    (second,) = torch.autograd.grad(expected.square().sum(), w)
+    for create in (create_first, not create_first) * 2:
+        before = compiled_autograd.stats.captures
+        y = region(x, w)
+        with compiled_autograd():
+            (g,) = torch.autograd.grad(y.sum(), x, create_graph=create)
+            ran.append(compiled_autograd.tapes[-1] if compiled_autograd.stats.captures > before else ran[-1])
+            torch.testing.assert_close(g, expected)
+            assert g.requires_grad == create
+            if create:
+                torch.testing.assert_close(torch.autograd.grad(g.square().sum(), w)[0], second)
+    for tape in ran:
+        kinds_of = [{n.meta.get("kind") for n in t.graph.graph.nodes} for t in (tape, tape.making_a_graph())]
+        assert "inlined" in kinds_of[0] and "inlined" not in kinds_of[1]
 
 
 def test_retain_graph_and_a_second_backward() -> None:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from function_scenarios import Choosy, Scaled
 from hypothesis import given, settings
 from hypothesis import strategies as hs
-from scenarios import Choosy, Scaled, _Hooks, close, data, note
+from scenario import Hooks, close, data, note
 from torch.utils.checkpoint import checkpoint
 
 from subclass_trace.tape import compiled_autograd
@@ -98,7 +99,7 @@ def run(program: dict[str, Any]) -> tuple[list[Any], list[Any]]:
         else:
             hang(leaf, kind, f"leaf {k}", log)
     values = [*leaves]
-    outer = _Hooks(log) if program["saved under hooks"] else torch.enable_grad()
+    outer = Hooks(log) if program["saved under hooks"] else torch.enable_grad()
     with outer:
         for k, (name, a, b, kind) in enumerate(program["rows"]):
             x, y = values[a % len(values)], values[b % len(values)]

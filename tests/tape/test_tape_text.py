@@ -83,9 +83,10 @@ def test_segments_are_listed() -> None:
 
 def test_pasted_graphs_are_counted() -> None:
     region = st.compile(lambda x: x.sin().cos())
-    region(torch.ones(2, requires_grad=True))  # the first call is interpreted, and has no class of its own
     tape = captured(lambda: region(torch.ones(2, requires_grad=True)).sum())
     assert re.search(r"RegionFunctionBackward.*\n    call kept_activations\n    \d+ pasted operations", str(tape))
+    assert str(tape).endswith("\n\nwith create_graph these are calls of their backwards: RegionFunctionBackward")
+    assert "with create_graph" not in str(captured()) and "pasted" not in str(tape.making_a_graph())
 
 
 def test_picture(tmp_path: Any) -> None:

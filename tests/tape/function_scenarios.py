@@ -1,0 +1,135 @@
+"""Custom autograd Functions, in-place operations on views, sparse gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from scenario import Hooks, Log, Step, leaf, note, scenario
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, factor: float, y: torch.Tensor) -> Any:
+        ctx.save_for_backward(x, y)
+        ctx.factor = factor
+        return x * y * factor, x + 1
+
+    @staticmethod
+    def backward(ctx: Any, g: Any, h: Any) -> Any:
+        x, y = ctx.saved_tensors
+        return g * y * ctx.factor + h, None, g * x * ctx.factor
+
+
+class Choosy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
+        ctx.set_materialize_grads(False)
+        ctx.seen = []
+        return x.sin(), y.cos(), x * y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        ctx.seen.append([g is None for g in grads])
+        return None if grads[0] is None else grads[0] * 2, None
+
+
+@scenario
+def custom_function(log: Log) -> Step:
+    w, v = leaf(3), leaf(3, seed=8)
+
+    def step(n: int) -> list[Any]:
+        w.grad = v.grad = None
+        first, second = Scaled.apply(w, float(n), v)
+        (first.sin() * second).sum().backward()
+        return [w.grad, v.grad]
+
+    return step
+
+
+@scenario
+def custom_function_saves_under_hooks(log: Log) -> Step:
+    w, v = leaf(3), leaf(3, seed=8)
+
+    def step(n: int) -> list[Any]:
+        w.grad = v.grad = None
+        with Hooks(log):
+            first, second = Scaled.apply(w.exp(), float(n), v * 2)
+        (first.sin() * second).sum().backward()
+        return [w.grad, v.grad]
+
+    return step
+
+
+@scenario
+def undefined_gradients(log: Log) -> Step:
+    w, v = leaf(3), leaf(3, seed=8)
+    v.register_hook(note(log, "v"))
+
+    def step(n: int) -> list[Any]:
+        w.grad = v.grad = None
+        a, b, c = Choosy.apply(w, v)
+        first, second = Scaled.apply(w * n, 2.0, v)
+        (a + second).sum().backward()
+        return [w.grad, v.grad]
+
+    return step
+
+
+@scenario
+def in_place_on_views(log: Log) -> Step:
+    w, v = leaf(4, 4), leaf(2, 4, seed=4)
+
+    def step(n: int) -> list[Any]:
+        w.grad = v.grad = None
+        y = w * n
+        y[1:3].mul_(v)
+        y[0].sin_()
+        part = y.t()[2]
+        part.add_(v.sum())
+        (y * y).sum().backward()
+        return [w.grad, v.grad]
+
+    return step
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, log: Log) -> torch.Tensor:
+        ctx.mark_dirty(x)
+        ctx.log = log
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> Any:
+        ctx.log.append("twice")
+        return g * 2, None
+
+
+@scenario
+def in_place_custom_function_on_view(log: Log) -> Step:
+    w = leaf(4, 4)
+
+    def step(n: int) -> list[Any]:
+        w.grad = None
+        y = w * n
+        Twice.apply(y[1:3], log)
+        y.sin().sum().backward()
+        return [w.grad]
+
+    return step
+
+
+@scenario
+def sparse_gradients(log: Log) -> Step:
+    table = torch.nn.Embedding(6, 3, sparse=True)
+    mixed = torch.nn.Embedding(6, 3, sparse=True)
+
+    def step(n: int) -> list[Any]:
+        table.zero_grad(), mixed.zero_grad()
+        tokens = torch.arange(n).remainder(6)
+        (table(tokens).sum() + table(tokens).pow(2).sum()).backward()
+        (mixed(tokens).sum() + mixed.weight.sin().sum()).backward()
+        return [table.weight.grad.coalesce().to_dense(), mixed.weight.grad.to_dense()]
+
+    return step

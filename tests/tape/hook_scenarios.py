@@ -1,0 +1,224 @@
+"""Hooks of every kind, callbacks, and a backward inside a hook."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from scenario import Log, Step, checksum, data, leaf, note, scenario
+
+
+@scenario
+def tensor_hooks(log: Log) -> Step:
+    w, v = leaf(4), leaf(4, seed=3)
+    w.register_hook(note(log, "leaf"))
+    w.register_hook(lambda g: g * 2)
+    w.register_hook(note(log, "leaf, doubled"))
+
+    def step(n: int) -> list[Any]:
+        w.grad = v.grad = None
+        a = w * v
+        a.register_hook(note(log, "a"))
+        b = a.sin()
+        b.register_hook(lambda g: g + n)
+        b.register_hook(note(log, "b"))
+        (a.cos() * b).sum().backward()
+        return [w.grad, v.grad]
+
+    return step
+
+
+@scenario
+def retained_gradients(log: Log) -> Step:
+    w = leaf(4)
+
+    def step(n: int) -> list[Any]:
+        w.grad = None
+        a = w * n
+        a.retain_grad()
+        a.register_hook(note(log, "a"))
+        b = a.sin()
+        b.register_hook(lambda g: g * 3)
+        b.retain_grad()
+        (b * a).sum().backward()
+        return [w.grad, a.grad, b.grad]
+
+    return step
+
+
+@scenario
+def node_hooks(log: Log) -> Step:
+    w = leaf(4)
+
+    def step(n: int) -> list[Any]:
+        w.grad = None
+        a = w * n
+        b = a.exp()
+        c = b + a
+        c.grad_fn.register_prehook(lambda grads: (grads[0] * 2,))
+        c.grad_fn.register_prehook(lambda grads: log.append(("pre c", checksum(grads))))
+        c.grad_fn.register_hook(lambda out, grads: log.append(("post c", checksum(out), checksum(grads))))
+        b.grad_fn.register_hook(lambda out, grads: (out[0] + 1,))
+        b.grad_fn.register_prehook(lambda grads: log.append(("pre b", checksum(grads))))
+        b.register_hook(note(log, "tensor b"))
+        c.sum().backward()
+        return [w.grad]
+
+    return step
+
+
+@scenario
+def hooks_on_accumulate_nodes(log: Log) -> Step:
+    """As DistributedDataParallel and FSDP do."""
+    params = [leaf(3, seed=k) for k in range(4)]
+    nodes = [p.view_as(p).grad_fn.next_functions[0][0] for p in params]
+    for k, node in enumerate(nodes):
+        node.register_hook(lambda out, grads, k=k: log.append((f"accumulated {k}", checksum(params[k].grad))))
+        node.register_prehook(lambda grads, k=k: log.append((f"before {k}", checksum(grads))))
+
+    def step(n: int) -> list[Any]:
+        y = params[0] * params[1]
+        y = (y + params[2]) * params[3] + params[0]
+        (y * n).sum().backward()
+        return [p.grad for p in params]
+
+    return step
+
+
+@scenario
+def many_leaves_ready_at_once(log: Log) -> Step:
+    """Leaves have one priority: their order is that of the engine's heap."""
+    params = [leaf(2, seed=k) for k in range(9)]
+    for k, p in enumerate(params):
+        p.register_hook(note(log, f"{k}"))
+
+    def step(n: int) -> list[Any]:
+        for p in params:
+            p.grad = None
+        (torch.cat(params).sin() * n).sum().backward()
+        torch.stack([params[k] for k in (3, 1, 4, 5, 2, 6)]).prod(0).sum().backward()
+        return [p.grad for p in params]
+
+    return step
+
+
+@scenario
+def multi_gradient_hooks(log: Log) -> Step:
+    a, b, c = (leaf(3, seed=k) for k in range(3))
+
+    def step(n: int) -> list[Any]:
+        a.grad = b.grad = c.grad = None
+        x, y = a * b, b * c
+        handles = [
+            torch.autograd.graph.register_multi_grad_hook(
+                (x, y, a), lambda grads: log.append(("all", checksum(tuple(grads))))
+            ),
+            torch.autograd.graph.register_multi_grad_hook(
+                (x, y), lambda grad: log.append(("any", checksum(grad))), mode="any"
+            ),
+        ]
+        (x * y * n).sum().backward()
+        for handle in handles:
+            handle.remove()
+        return [a.grad, b.grad, c.grad]
+
+    return step
+
+
+@scenario
+def post_accumulate_hooks(log: Log) -> Step:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4))
+
+    def update(p: torch.Tensor) -> None:
+        log.append(("update", checksum(p.grad)))
+        with torch.no_grad():
+            p.sub_(p.grad, alpha=0.01)
+        p.grad = None
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(update)
+
+    def step(n: int) -> list[Any]:
+        model(data(n, 4)).pow(2).sum().backward()
+        return [p.detach().clone() for p in model.parameters()]
+
+    return step
+
+
+@scenario
+def module_backward_hooks(log: Log) -> Step:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+    for k, layer in enumerate(model):
+        layer.register_full_backward_pre_hook(lambda m, g, k=k: log.append((f"pre {k}", checksum(g))))
+        layer.register_full_backward_hook(lambda m, gi, go, k=k: log.append((f"full {k}", checksum(gi), checksum(go))))
+
+    def step(n: int) -> list[Any]:
+        model.zero_grad()
+        x = data(n, 4).requires_grad_()
+        model(x).pow(2).sum().backward()
+        return [x.grad, *(p.grad for p in model.parameters())]
+
+    return step
+
+
+@scenario
+def queued_callbacks(log: Log) -> Step:
+    w = leaf(3)
+    engine = torch.autograd.Variable
+
+    def step(n: int) -> list[Any]:
+        w.grad = None
+        y = w * n
+
+        def last() -> None:
+            log.append(("last", checksum(w.grad)))
+            engine._execution_engine.queue_callback(lambda: log.append("queued by a callback"))
+
+        def hook(grad: torch.Tensor) -> None:
+            log.append("hook")
+            engine._execution_engine.queue_callback(last)
+
+        y.register_hook(hook)
+        y.sum().backward()
+        log.append("after")
+        return [w.grad]
+
+    return step
+
+
+@scenario
+def hooks_over_two_branches(log: Log) -> Step:
+    """Branches whose nodes were made alternately: the engine alternates too."""
+    w = leaf(4)
+
+    def step(n: int) -> list[Any]:
+        w.grad = None
+        left, right = w * 2, w * 3
+        for k in range(3):
+            left, right = left.sin(), right.cos()
+            left.register_hook(note(log, f"left {k}"))
+            right.register_hook(note(log, f"right {k}"))
+        (right * left * n).sum().backward()
+        return [w.grad]
+
+    return step
+
+
+@scenario
+def backward_inside_a_hook(log: Log) -> Step:
+    w, v = leaf(3), leaf(3, seed=9)
+
+    def hook(grad: torch.Tensor) -> None:
+        with torch.enable_grad():
+            inner = v * 2
+            inner.register_hook(note(log, "inner"))
+            (inner * grad.detach()).sum().backward()
+
+    def step(n: int) -> list[Any]:
+        w.grad = v.grad = None
+        y = w * n
+        y.register_hook(hook)
+        y.sin().sum().backward()
+        return [w.grad, v.grad]
+
+    return step

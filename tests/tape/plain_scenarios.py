@@ -1,0 +1,126 @@
+"""Models and arithmetic, without hooks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from scenario import Log, Step, data, leaf, scenario, trained
+
+
+@scenario
+def mlp(log: Log) -> Step:
+    return trained(torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)), (8,))
+
+
+@scenario
+def convolution_and_pooling(log: Log) -> Step:
+    layers = [torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.MaxPool2d(2)]
+    return trained(torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(36, 2)), (3, 8, 8))
+
+
+@scenario
+def lstm(log: Log) -> Step:
+    return trained(torch.nn.LSTM(4, 5, batch_first=True), (3, 4), lambda y: y[0].sum())
+
+
+@scenario
+def transformer_layer(log: Log) -> Step:
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    return trained(layer, (4, 8))
+
+
+@scenario
+def embedding_and_cross_entropy(log: Log) -> Step:
+    table, out = torch.nn.Embedding(10, 6), torch.nn.Linear(6, 10)
+
+    def step(n: int) -> list[Any]:
+        tokens = torch.arange(n * 2).remainder(10).view(n, 2)
+        table.zero_grad(), out.zero_grad()
+        F.cross_entropy(out(table(tokens)).flatten(0, 1), tokens.flatten()).backward()
+        return [table.weight.grad, *(p.grad for p in out.parameters())]
+
+    return step
+
+
+@scenario
+def dropout(log: Log) -> Step:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 2))
+
+    def step(n: int) -> list[Any]:
+        torch.manual_seed(n)
+        return trained(model, (8,))(n)
+
+    return step
+
+
+@scenario
+def views_joins_and_reductions(log: Log) -> Step:
+    w = leaf(4, 6)
+
+    def step(n: int) -> list[Any]:
+        w.grad = None
+        a, b, c = (data(n, 4) @ w).split(2, dim=1)
+        y = torch.cat([a.t().reshape(-1), b.flip(0).flatten(), c.cumsum(0).contiguous().view(-1)])
+        (y.logsumexp(0) + y[::2].std() + c.amax()).backward()
+        return [w.grad]
+
+    return step
+
+
+@scenario
+def fan_in_of_many(log: Log) -> Step:
+    """Sums of three and more gradients: the order of the additions shows in the last bits."""
+    w = leaf(7)
+
+    def step(n: int) -> list[Any]:
+        w.grad = None
+        h = w * 1.1
+        parts = [h.sin() * 1e3, h.exp(), (h * h).tanh() * 1e-3, h.cos() * 77.0, h / 3.0, h.sigmoid() * 1e4]
+        (parts[3] * parts[1] + parts[0] + parts[5].sqrt() * parts[2] + parts[4]).sum().mul(n).backward()
+        return [w.grad]
+
+    return step
+
+
+@scenario
+def leaf_used_many_times(log: Log) -> Step:
+    w, v = leaf(5), leaf(5, seed=3)
+
+    def step(n: int) -> list[Any]:
+        w.grad = v.grad = None
+        y = w
+        for k in range(n):
+            y = y * w + v * k
+        (y * 1e2).sum().backward()
+        return [w.grad, v.grad]
+
+    return step
+
+
+@scenario
+def added_leaves_keep_own_gradients(log: Log) -> Step:
+    a, b = leaf(3), leaf(3, seed=5)
+
+    def step(n: int) -> list[Any]:
+        a.grad = b.grad = None
+        (a + b).backward(torch.full((3,), float(n)))
+        a.grad.mul_(2)
+        return [a.grad, b.grad]
+
+    return step
+
+
+@scenario
+def broadcast_and_mixed_dtypes(log: Log) -> Step:
+    a = leaf(4, 1)
+    b = leaf(3, seed=4).detach().double().requires_grad_()
+    s = torch.tensor(2.0, requires_grad=True)
+
+    def step(n: int) -> list[Any]:
+        a.grad = b.grad = s.grad = None
+        ((a * b) * s + a.to(torch.float64).expand(4, 3)).sum().backward()
+        return [a.grad, b.grad, s.grad]
+
+    return step

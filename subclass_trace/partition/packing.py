@@ -1,4 +1,4 @@
-"""Saved activations in another form: rounded to int8 or FP8 by rows, or moved to the CPU.
+"""Saved activations in another form: rounded to int8 or FP8 by rows, moved to the CPU, or drawn again (`draws`).
 
 One saved tensor stays one saved tensor of the same name, so that every backward of a region, those traced later too,
 can take it and unpack it. The graphs hold aten operations alone. A row is the last dimension; its scale (float32) is its
@@ -17,6 +17,7 @@ import torch.fx as fx
 from .. import _torch
 from ..errors import OptionError
 from .divisors import divisors
+from .draws import STATE, STATE_BYTES, Draw, draw_from_state, draw_of, hand_over_state, state_example
 from .offload import arrange, begin_offload, begin_reload
 from .rules import INF
 from .table import COLLECTIVE, Table, storage_key
@@ -36,11 +37,12 @@ MIN_BYTES = 1024
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """How a saved tensor is kept, and the example value that it is unpacked to."""
+    """How a saved tensor is kept, the example value that it is unpacked to, and how it was drawn if that is its form."""
 
     form: str
     value: torch.Tensor
     offload: Offload
+    draw: Draw | None = None
 
 
 def forms(t: Table, store: Store, weights: list[float], offload: Offload) -> dict[int, str]:
@@ -124,6 +126,8 @@ def packed_share(value: torch.Tensor, form: str) -> float:
     """Bytes on the device, packed, over those of the value."""
     if form == "cpu":
         return 0.0
+    if form == STATE:
+        return STATE_BYTES / (value.numel() * value.dtype.itemsize)
     return (value.numel() + 4 * (value.numel() // value.shape[-1])) / (value.numel() * value.dtype.itemsize)
 
 
@@ -147,6 +151,8 @@ def pack(graph: fx.Graph, node: fx.Node, packing: Packing) -> fx.Node:
     x, form = node.meta["val"], packing.form
     if form == "cpu":
         return begin_offload(graph, node, packing.offload)
+    if packing.draw is not None:
+        return hand_over_state(graph, node, packing.draw)
     wide = _call(graph, aten._to_copy.default, node, dtype=torch.float32)
     largest = _call(graph, aten.amax.default, _call(graph, aten.abs.default, wide), [-1], True)
     scale = _call(graph, aten.div.Tensor, _call(graph, aten.clamp_min.default, largest, 1e-12), _LARGEST[form])
@@ -165,6 +171,8 @@ def unpack(graph: fx.Graph, node: fx.Node, packing: Packing) -> fx.Node:
     x = packing.value
     if packing.form == "cpu":
         return begin_reload(graph, node, x.device, packing.offload)
+    if packing.draw is not None:
+        return draw_from_state(graph, node, packing.draw, x)
     rows = x.numel() // x.shape[-1]
     scales = _call(graph, aten.view.dtype, _call(graph, aten.slice.Tensor, node, 0, 0, 4 * rows), torch.float32)
     scales = _call(graph, aten.view.default, scales, [*x.shape[:-1], 1])
@@ -193,7 +201,9 @@ class Edits:
 
 def packings(t: Table, packed: Mapping[int, str], offload: Offload) -> dict[int, Packing]:
     """How each packed row is kept."""
-    return {i: Packing(form, t.val[i], offload) for i, form in packed.items()}
+    return {
+        i: Packing(form, t.val[i], offload, draw_of(t, i) if form == STATE else None) for i, form in packed.items()
+    }
 
 
 def packing_edits(kept: Mapping[int, Packing]) -> Edits:
@@ -222,6 +232,8 @@ def _unpacker(packing: Packing) -> Edit:
 
 def packed_example(packing: Packing) -> torch.Tensor:
     """The example value of the packed tensor."""
+    if packing.draw is not None:
+        return state_example(packing.value)
     graph = fx.Graph()
     node = graph.placeholder("x")
     node.meta["val"] = packing.value

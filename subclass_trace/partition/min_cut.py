@@ -154,8 +154,8 @@ class MinCut:
             rows, packed = self._exact(table, facts), dict[int, str]()
         else:
             rows, packed = self._packed(table, facts, draws if limited else {})
-        in_checkpoints = {i: form for i, form in draws.items() if table.recompute[i] in AGAIN}
-        return rows, packed | {i: form for i, form in in_checkpoints.items() if i in rows}
+        saved = {i: form for i, form in draws.items() if i in rows and table.recompute[i] in AGAIN}
+        return rows, packed | saved
 
     def _draws(self, table: Table) -> dict[int, str]:
         return {i: STATE for i in table.rows if table.bits[i] & (SEEDED | RANDOM) and draw_of(table, i) is not None}
@@ -177,7 +177,7 @@ class MinCut:
         second = self.costs.flops_per_second * 1e-6 if self.objective == "flops" else 1.0
         seconds = {i: weights[i] / self.costs.bytes_per_second * second for i in moving}
         seconds |= {i: self.cost_of(table, i) for i in draws}
-        hull = PackedHull(self._hull(table, tags, weights), allowed | draws, share, seconds)
+        hull = PackedHull(self._hull(table, tags, weights), {**allowed, **draws}, share, seconds)
         found = hull.within(self._limit(hull.bytes(rows, packed), hull.least()))
         return list(found.saved), dict(found.packed)
 

@@ -60,9 +60,7 @@ def dense(module: fx.GraphModule, where: str) -> None:
     for node in module.graph.nodes:
         path = f"{where}.{node.name}"
         if node.op in ("placeholder", "call_function"):
-            require(
-                "val" in node.meta, "a node has no value", path, expected='node.meta["val"]', got=sorted(node.meta)
-            )
+            require("val" in node.meta, "a node has no value", path, expected='node.meta["val"]', got=sorted(node.meta))
             for value in _tensors(node.meta["val"]):
                 fake = type(value) in _torch.FAKE_TYPES
                 require(

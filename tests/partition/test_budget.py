@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch._functorch.config as functorch_config
+import torch.fx as fx
 import torch.nn.functional as F
 from functorch.compile import min_cut_rematerialization_partition
 from programs import program
+from torch.utils import _pytree as pytree
 
 import subclass_trace as st
 from benchmarks.graphs import MODELS, Joint, joint_of, load
@@ -275,6 +277,31 @@ def test_activations_in_fewer_bits(form: str, most: float) -> None:
     rows, before = region.specializations[0].saved, full.specializations[0].saved
     assert sum(r.bytes for r in rows) < 0.4 * sum(r.bytes for r in before)
     assert any(r.reason == f"partition, as {form}" for r in rows)
+
+
+def peak(module: fx.GraphModule) -> int:
+    """The most bytes that are alive at a time when the graph runs and frees each value after its last use; no inputs."""
+    nodes = list(module.graph.nodes)
+    last = {a: k for k, n in enumerate(nodes) for a in n.all_input_nodes}
+    alive: list[fx.Node] = []
+    most = 0
+    for k, node in enumerate(nodes):
+        alive.append(node)
+        values = [v for n in alive for v in pytree.tree_leaves(n.meta.get("val")) if not n.name.startswith("primals")]
+        memory = {v.untyped_storage()._cdata: v.untyped_storage().nbytes() for v in values if hasattr(v, "shape")}
+        most = max(most, sum(memory.values()))
+        alive = [n for n in alive if last.get(n, -1) > k]
+    return most
+
+
+def test_activations_in_fewer_bits_take_less_memory_at_the_peak() -> None:
+    """They are packed at once and unpacked one by one, not all at the end of the forward and the start of the backward."""
+    function, args = MODELS["tf2"]()
+    exact, rounded = (
+        st.compile(function, partitioner=MinCut(store=store)).specialize(*args) for store in (None, "int8")
+    )
+    for which in ("forward", "backward"):
+        assert peak(getattr(rounded.graphs, which)) < 0.7 * peak(getattr(exact.graphs, which))
 
 
 def test_a_form_for_one_operation_and_tangents_of_another_kind() -> None:

@@ -50,7 +50,7 @@ def run(quick: bool, say: Callable[[str], None]) -> Iterator[Figure]:
     if not quick:
         say("partition, 48 layers")
         yield _linear()
-    for name in ["tf2"] if quick else ["mlp8+dec", "tf12", "tf12+dec", "llama+dec"]:
+    for name in ["tf2"] if quick else ["mlp8+dec", "conv4", "tf12", "tf12+dec", "llama+dec"]:
         for share in (0.5,) if quick else (0.8, 0.5, 0.2):
             say(f"partition, budget {share}, {name}")
             yield from _budget(load(name), share)

@@ -1,7 +1,8 @@
 """``torch.utils.checkpoint`` inside a region only tags the recorded nodes; the partitioner then does the recomputing.
 
-No saved-tensor hooks and no second run. Random operations are saved (their masks), a selective policy is asked for each
-operation, and further backwards can be traced (PyTorch's generator would refuse a second one).
+No saved-tensor hooks and no second run. A selective policy is asked for each operation, and further backwards can be
+traced (PyTorch's generator would refuse a second one). Random numbers are saved, or the state that they come from
+(docs/notes/partitioner.md).
 """
 
 from __future__ import annotations

@@ -468,9 +468,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.tag == "is_forward":
             meta["frames"] = self.user_frames()
         if self.checkpoint is not None and self.tag == "is_forward":
-            seeded = func is not None and torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
-            policies = torch.utils.checkpoint.CheckpointPolicy
-            meta["recompute"] = policies.MUST_SAVE if seeded else self.checkpoint.policy(func, args, kwargs or {})
+            meta["recompute"] = self.checkpoint.policy(func, args, kwargs or {})
             meta["ac_graph_id"] = self.checkpoint.graph_id
 
     def _track_result(self, node: fx.Node, out: Any, args: Any) -> None:

@@ -14,7 +14,7 @@ what comes out is priced exactly, and the best candidate wins.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -53,25 +53,34 @@ class Hull:
                 self.cost[i] = cost(t, i)
         self.saveable = [w != INF for w in weights]
         self.read_late = [t.needed_late[i] or any(t.late[u] for u in t.users[i]) for i in range(len(weights))]
+        self.free = [i for i in self.rows if self.fixed[i] and self.saveable[i] and self.weight[i] == 0]
         self._build()
 
     # ---------------------------------------------------------------- the network
     def _build(self) -> None:
-        """Nodes: 0 is the source, 1 the sink; rows that are decided at each price are one with them."""
-        self.place: dict[int, tuple[int, int]] = {}
+        """Nodes: 0 is the source, 1 the sink; rows that are decided at each price are one with them.
+
+        A row that one other alone reads is available where that one is computed again: their two nodes are one. Nodes
+        are made from the last row to the first, and numbered from the first (`Flow`).
+        """
+        place: dict[int, tuple[int, int]] = {}
         count = 2
-        for i in self.rows:
+        for i in reversed(self.rows):
             into = 0 if self.fixed[i] else 1 if self.again[i] else -1
-            out = 1 if self.read_late[i] or self.again[i] else -1
+            readers = {place[u][0] for u in self.t.users[i] if u in place} - {0}
+            out = 1 if self.read_late[i] or self.again[i] else readers.pop() if len(readers) == 1 else -1
             if not self.saveable[i]:  # computed again or not needed: one node
                 if into == 0 and out == 1:
                     raise Infeasible(i)
-                into = out = max(into, out)
+                into = out = into if into >= 0 else out
+            if out < 0:
+                out, count = count, count + 1
+                into = into if self.saveable[i] else out
             if into < 0:
                 into, count = count, count + 1
-            if out < 0:
-                out, count = (count, count + 1) if self.saveable[i] else (into, count)
-            self.place[i] = into, out
+            place[i] = into, out
+        number = [0, 1, *range(count - 1, 1, -1)]
+        self.place = {i: (number[place[i][0]], number[place[i][1]]) for i in self.rows}
         self.count = count
         self.at: list[list[int]] = [[] for _ in range(count)]  # node -> rows
         for i, nodes in self.place.items():
@@ -195,23 +204,21 @@ class Hull:
         below = middle.cost + price * middle.bytes < line - 1e-9 * abs(line)
         return middle if below and not _same(middle, low) and not _same(middle, high) else None
 
-    def around(self, limit: int) -> tuple[Corner | None, Corner]:
-        """The neighbouring corners above and within ``limit`` bytes; the first is None where all is within it.
+    def around(self, limit: int) -> tuple[list[Corner], list[Corner]]:
+        """Corners above and within ``limit`` bytes, nearest first; both neighbours are found unless one is at the limit.
 
         Raises:
             Infeasible: no partition is that small.
         """
         low, high = self.ends
         if low.bytes <= limit:
-            return None, low
+            return [], [low]
         if high.bytes > limit:
             raise Infeasible(-1)
-        while (middle := self._middle(low, high)) is not None:
-            if middle.bytes <= limit:
-                high = middle
-            else:
-                low = middle
-        return low, high
+        above, inside = [low], [high]
+        while inside[0].bytes < limit and (middle := self._middle(above[0], inside[0])) is not None:
+            (inside if middle.bytes <= limit else above).insert(0, middle)
+        return above, inside
 
     def within(self, limit: int) -> Corner:
         """The best partition found with at most ``limit`` bytes.
@@ -219,22 +226,35 @@ class Hull:
         Raises:
             Infeasible: no partition is that small.
         """
-        above, best = self.around(limit)
-        if above is None:
+        above, inside = self.around(limit)
+        best = inside[0]
+        if not above or best.bytes == limit:  # nothing within the limit costs less than a corner of so many bytes
             return best
-        candidates = [best.saved, self._keep(best, above, limit)]
-        for start in (above, self.ends[0]):
-            candidates.append(self._drop(start, limit))
-        priced = [
-            (p[1], p[0], tuple(c)) for c in candidates if c is not None and (p := self.price_of(c)) and p[0] <= limit
-        ]
-        cost, size, saved = min(priced)  # equal ones: the first rows, so that all ranks take the same
+        price = (best.cost - above[0].cost) / (above[0].bytes - best.bytes)
+        bound = best.cost - price * (limit - best.bytes)  # nothing is below the hull
+        cost, size, saved = best.cost, best.bytes, best.saved
+        for candidate in self._candidates(above, inside, limit):
+            priced = self.price_of(candidate)
+            if priced is not None and priced[0] <= limit:  # equal ones: the first rows, so that all ranks take the same
+                cost, size, saved = min((cost, size, saved), (priced[1], priced[0], tuple(candidate)))
+            if cost <= bound * (1 + 1e-9):
+                break
         for _ in range(3):  # what is left of the limit
             more = self._fill(saved, limit)
             if more is None:
                 break
             saved, size, cost = more
         return Corner(tuple(saved), size, cost, ())
+
+    def _candidates(self, above: Sequence[Corner], inside: Sequence[Corner], limit: int) -> Iterator[list[int]]:
+        """Partitions that may be within the limit. Corners farther away share less, so that there is more to choose."""
+        pairs = [(x, y) for x in range(min(len(above), 3)) for y in range(min(len(inside), 3))]
+        for x, y in sorted(pairs, key=sum):
+            yield self._keep(inside[y], above[x], limit)
+        for start in dict.fromkeys((above[0], self.ends[0])):
+            dropped = self._drop(start, limit)
+            if dropped is not None:
+                yield dropped
 
     # ---------------------------------------------------------------- between the corners
     def _lone_cost(self, i: int, saved: set[int]) -> float:
@@ -253,16 +273,16 @@ class Hull:
 
     def _drop(self, start: Corner, limit: int) -> list[int] | None:
         """Give up saved values until the rest is within the limit, at the least sum of lone costs."""
-        saved = set(start.saved)
+        saved = {*start.saved, *self.free}
         items = [(i, self.weight[i], self._lone_cost(i, saved)) for i in start.saved if self.weight[i] >= 1]
         items = [row for row in items if row[2] < INF]
         chosen = least_cost_cover([(w, c) for _, w, c in items], start.bytes - limit)
         if chosen is None:
             return None
         gone = {items[k][0] for k in chosen}
-        return [i for i in start.saved if i not in gone]
+        return sorted(saved - gone)
 
-    def _keep(self, best: Corner, above: Corner, limit: int) -> list[int] | None:
+    def _keep(self, best: Corner, above: Corner, limit: int) -> list[int]:
         """From a corner within the limit towards the next one: independent parts of the difference, by a knapsack."""
         parts = self._parts(best, above)
         room = limit - best.bytes

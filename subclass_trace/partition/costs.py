@@ -7,6 +7,7 @@ run decides alike; `Costs.of_machine` measures them once and keeps them in a fil
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable
@@ -75,6 +76,9 @@ def flops(t: Table, i: int) -> float:
     if left is not None:  # most of all rows that count; the general way takes 20 microseconds
         inner = t.val[t.row[node.args[left]]].shape[-1]  # type: ignore[index]
         return 2.0 * hint(inner) * (t.size[i] // int(t.val[i].dtype.itemsize))
+    if node.target is aten.convolution.default and not node.args[6]:  # transposed ones go the general way
+        kernel = t.val[t.row[node.args[1]]].shape[1:]  # type: ignore[index]
+        return 2.0 * math.prod(map(hint, kernel)) * (t.size[i] // int(t.val[i].dtype.itemsize))
 
     def plain(n: fx.Node) -> Any:
         return _with_numbers(n.meta["val"])

@@ -33,7 +33,8 @@ def labelled_cut(
 
     Args:
         forms: row -> form that it may be packed in; ``share``: row -> packed bytes over bytes.
-        transfer: row -> what its way to the CPU and back costs, in the unit of the weights.
+        transfer: row -> what its way to the CPU and back costs, or drawing it again, in the unit of the weights. These
+            forms are exact.
         cost: per row, what computing it again costs in that unit. None: nothing.
         weights, banned, again, needed: see `flow.cut`.
 
@@ -44,14 +45,17 @@ def labelled_cut(
     place = {i: 3 * k for k, i in enumerate(rows)}
     source, sink = 3 * len(rows), 3 * len(rows) + 1
     flow = Flow(3 * len(rows) + 2, source, sink)
+
+    def elsewhere(i: int) -> float:
+        return weights[i] * share[i] + transfer[i] if i in transfer else INF
+
     for i in rows:
         first, exact, rough = place[i], place[i] + 1, place[i] + 2
-        offload = forms.get(i) == "cpu"
         if t.view[i]:
             flow.edge(first, exact, INF)
         else:
-            flow.edge(first, exact, transfer[i] if offload else weights[i])
-        rounded = i in forms and not offload
+            flow.edge(first, exact, min(weights[i], elsewhere(i)))
+        rounded = i in forms and i not in transfer
         flow.edge(exact, rough, weights[i] * share[i] if rounded else 0.0 if t.view[i] else INF)
         flow.edge(exact, first, INF)
         flow.edge(rough, exact, INF)
@@ -78,7 +82,7 @@ def labelled_cut(
         if t.view[i] or first or not rough:
             continue
         saved.append(i)
-        if i in forms and (not exact or forms[i] == "cpu"):
+        if i in forms and (not exact or elsewhere(i) < weights[i]):
             packed[i] = forms[i]
     return saved, packed
 
@@ -125,7 +129,7 @@ class PackedHull:
             Infeasible: the backward cannot be computed from it.
         """
         again = self.computed_again(rows, packed)
-        moved = sum([self.transfer[i] for i, form in packed.items() if form == "cpu"])
+        moved = sum([self.transfer.get(i, 0.0) for i in packed])
         return Choice(tuple(rows), packed, self.bytes(rows, packed), sum([cost[i] for i in again]) + moved)
 
     def bytes(self, rows: Sequence[int], packed: Mapping[int, str]) -> int:
@@ -141,7 +145,7 @@ class PackedHull:
         """
         h, t = self.hull, self.hull.t
         available = set(rows)
-        exact = {i for i in available if packed.get(i, "cpu") == "cpu"}
+        exact = {i for i in available if i not in packed or i in self.transfer}
         found: set[int] = set()
         seen: set[tuple[int, bool]] = set()
         todo = [(i, self.needed[i]) for i in h.rows if h.read_late[i]]

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from ..capture.graphs import where
 from ..errors import OptionError, UnsupportedError
 from .budget import Hull
 from .costs import TYPICAL, Costs
+from .draws import STATE, draw_of
 from .flow import Infeasible, cut
 from .labels import PackedHull, labelled_cut
 from .packing import Store, check_store, forms, packed_share, packing_edits, packings
@@ -37,7 +38,7 @@ from .rules import (
     torch_weights,
 )
 from .split import halves, make_split
-from .table import PRIMAL, Table, input_kind, make_table
+from .table import PRIMAL, RANDOM, SEEDED, Table, input_kind, make_table
 from .transfers import ONE_AHEAD, Offload
 
 Model = Literal["storage", "torch", "seconds"]
@@ -69,6 +70,9 @@ class MinCut:
             all, a form by operation (``{torch.ops.aten.gelu.default: "int8"}``, or by its name), or a function of the
             node that returns one or None.
         offload: how ``"cpu"`` overlaps with the computation.
+        draw_again: where a checkpoint or a budget asks for it, save the state of the generator instead of random
+            numbers, and draw them again in the backward. None: where the back end is eager, which draws as the graph
+            says. Numbers that are drawn on other devices than the CPU are saved.
     """
 
     model: Model = "storage"
@@ -80,6 +84,7 @@ class MinCut:
     price: float = 0.01
     store: Store | None = None
     offload: Offload = ONE_AHEAD
+    draw_again: bool | None = None
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -95,6 +100,7 @@ class MinCut:
         check_store(self.store)
         for name, kind, wanted in (
             ("fusion", (bool, NoneType), "True, False or None"),
+            ("draw_again", (bool, NoneType), "True, False or None"),
             ("aggressive", bool, "True or False"),
             ("costs", Costs, "a Costs"),
             ("offload", Offload, "an Offload"),
@@ -122,9 +128,11 @@ class MinCut:
                 fix='leave the model out, or use partitioner="torch_min_cut", which has torch\'s own meaning of a budget',
             )
 
-    def for_fusion(self, fuses: bool) -> MinCut:
-        """The same with ``fusion`` decided."""
-        return self if self.fusion is not None else replace(self, fusion=fuses or self.model == "torch")
+    def for_backend(self, fuses: bool, draws_as_written: bool) -> MinCut:
+        """The same with ``fusion`` and ``draw_again`` decided: by whether a back end fuses, and draws as graphs say."""
+        fusion = fuses or self.model == "torch" if self.fusion is None else self.fusion
+        again = draws_as_written if self.draw_again is None else self.draw_again
+        return replace(self, fusion=fusion, draw_again=again)
 
     def table(self, joint: fx.GraphModule, num_forward: int, apart: Collection[str] = ()) -> Table:
         """The joint graph as a table; see `make_table`."""
@@ -140,13 +148,25 @@ class MinCut:
         Raises:
             UnsupportedError: the tags of checkpointing contradict each other.
         """
-        if self.store is None:
-            return self._exact(table, facts), {}
+        limited = self.budget is not None and self.budget != 1
+        draws = self._draws(table) if self.draw_again else {}
+        if self.store is None and not (limited and draws):
+            rows, packed = self._exact(table, facts), dict[int, str]()
+        else:
+            rows, packed = self._packed(table, facts, draws if limited else {})
+        saved = {i: form for i, form in draws.items() if i in rows and table.recompute[i] in AGAIN}
+        return rows, packed | saved
+
+    def _draws(self, table: Table) -> dict[int, str]:
+        return {i: STATE for i in table.rows if table.bits[i] & (SEEDED | RANDOM) and draw_of(table, i) is not None}
+
+    def _packed(self, table: Table, facts: Facts, draws: Mapping[int, str]) -> tuple[list[int], dict[int, str]]:
+        """`decide` where rows may be kept in other forms, or (``draws``) drawn again."""
         tags, weights = recompute_tags(table, facts), storage_weights(table, facts)
         banned = self._bans(table, tags, facts)
         again, needed = _demands(table, tags)
-        allowed = forms(table, self.store, weights, self.offload)
-        share = {i: packed_share(table.val[i], form) for i, form in allowed.items()}
+        allowed = forms(table, self.store, weights, self.offload) if self.store is not None else {}
+        share = {i: packed_share(table.val[i], form) for i, form in (*allowed.items(), *draws.items())}
         moving = {i: weights[i] * _TRANSFER for i, form in allowed.items() if form == "cpu"}
         try:
             rows, packed = labelled_cut(table, weights, banned, again, needed, allowed, share, moving)
@@ -156,7 +176,8 @@ class MinCut:
             return rows, packed
         second = self.costs.flops_per_second * 1e-6 if self.objective == "flops" else 1.0
         seconds = {i: weights[i] / self.costs.bytes_per_second * second for i in moving}
-        hull = PackedHull(self._hull(table, tags, weights), allowed, share, seconds)
+        seconds |= {i: self.cost_of(table, i) for i in draws}
+        hull = PackedHull(self._hull(table, tags, weights), {**allowed, **draws}, share, seconds)
         found = hull.within(self._limit(hull.bytes(rows, packed), hull.least()))
         return list(found.saved), dict(found.packed)
 

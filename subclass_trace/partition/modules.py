@@ -18,6 +18,7 @@ from . import torch_partitioners
 from .ancestry import ancestry_of, missing_for, missing_without
 from .half import Half, Partitioned
 from .hooks import unpack_late
+from .rules import AGAIN, MUST_SAVE
 
 Tensor = torch.Tensor
 Partitioner = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
@@ -34,6 +35,7 @@ def by_modules(
     static: Sequence[int],
 ) -> Partitioned:
     """Any partitioner in the form of ``functorch.compile``'s, which consumes ``joint``."""
+    _save_draws(joint.graph)
     ancestry = ancestry_of(joint.graph)
     promised, primals = len(output_args(joint.graph)), [n.name for n in _primals(joint.graph)]
     inputs = [n.meta.get("val") for n in placeholders(joint.graph)]
@@ -120,6 +122,13 @@ def _has_gradient(joint: fx.GraphModule, num_forward: int) -> bool:
             return True
         todo.extend(node.all_input_nodes)
     return False
+
+
+def _save_draws(graph: fx.Graph) -> None:
+    """A checkpoint that asks to draw again gets the numbers saved: other numbers would come."""
+    for node in graph.nodes:
+        if is_draw(node) and node.meta.get("recompute") in AGAIN:
+            node.meta["recompute"] = MUST_SAVE
 
 
 def _draw_once(

@@ -1,4 +1,4 @@
-"""Saved activations in another form: rounded to int8 or FP8 by rows, or moved to the CPU.
+"""Saved activations in another form: rounded to int8 or FP8 by rows, moved to the CPU, or drawn again (`draws`).
 
 One saved tensor stays one saved tensor of the same name, so that every backward of a region, those traced later too,
 can take it and unpack it. The graphs hold aten operations alone. A row is the last dimension; its scale (float32) is its
@@ -17,6 +17,8 @@ import torch.fx as fx
 from .. import _torch
 from ..errors import OptionError
 from .divisors import divisors
+from .draws import STATE, STATE_BYTES, Draw, draw_from_state, draw_of, hand_over_state, state_example
+from .hooks import unpack_late
 from .offload import arrange, begin_offload, begin_reload
 from .rules import INF
 from .table import COLLECTIVE, Table, storage_key
@@ -36,11 +38,12 @@ MIN_BYTES = 1024
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """How a saved tensor is kept, and the example value that it is unpacked to."""
+    """How a saved tensor is kept, the example value that it is unpacked to, and how it was drawn if that is its form."""
 
     form: str
     value: torch.Tensor
     offload: Offload
+    draw: Draw | None = None
 
 
 def forms(t: Table, store: Store, weights: list[float], offload: Offload) -> dict[int, str]:
@@ -124,6 +127,8 @@ def packed_share(value: torch.Tensor, form: str) -> float:
     """Bytes on the device, packed, over those of the value."""
     if form == "cpu":
         return 0.0
+    if form == STATE:
+        return STATE_BYTES / (value.numel() * value.dtype.itemsize)
     return (value.numel() + 4 * (value.numel() // value.shape[-1])) / (value.numel() * value.dtype.itemsize)
 
 
@@ -143,10 +148,17 @@ def _call(graph: fx.Graph, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
 
 
 def pack(graph: fx.Graph, node: fx.Node, packing: Packing) -> fx.Node:
-    """Append what packs a tensor."""
-    x, form = node.meta["val"], packing.form
-    if form == "cpu":
+    """Insert what packs a tensor, right after it, so that it is freed when the forward has no more use for it."""
+    if packing.form == "cpu":
         return begin_offload(graph, node, packing.offload)
+    if packing.draw is not None:
+        return hand_over_state(graph, node, packing.draw)
+    with graph.inserting_before(node.next):
+        return _rounded(graph, node, packing.form)
+
+
+def _rounded(graph: fx.Graph, node: fx.Node, form: str) -> fx.Node:
+    x = node.meta["val"]
     wide = _call(graph, aten._to_copy.default, node, dtype=torch.float32)
     largest = _call(graph, aten.amax.default, _call(graph, aten.abs.default, wide), [-1], True)
     scale = _call(graph, aten.div.Tensor, _call(graph, aten.clamp_min.default, largest, 1e-12), _LARGEST[form])
@@ -161,10 +173,24 @@ def pack(graph: fx.Graph, node: fx.Node, packing: Packing) -> fx.Node:
 
 
 def unpack(graph: fx.Graph, node: fx.Node, packing: Packing) -> fx.Node:
-    """Append what brings the tensor back."""
-    x = packing.value
+    """Append what brings the tensor back; `_finish` moves it to its first use."""
     if packing.form == "cpu":
-        return begin_reload(graph, node, x.device, packing.offload)
+        return begin_reload(graph, node, packing.value.device, packing.offload)
+    if packing.draw is not None:
+        found = draw_from_state(graph, node, packing.draw, packing.value)
+    else:
+        found = _widened(graph, node, packing)
+    todo = [found]
+    while todo:
+        made = todo.pop()
+        if made is not node:
+            made.meta["unpack"] = True
+            todo += made.all_input_nodes
+    return found
+
+
+def _widened(graph: fx.Graph, node: fx.Node, packing: Packing) -> fx.Node:
+    x = packing.value
     rows = x.numel() // x.shape[-1]
     scales = _call(graph, aten.view.dtype, _call(graph, aten.slice.Tensor, node, 0, 0, 4 * rows), torch.float32)
     scales = _call(graph, aten.view.default, scales, [*x.shape[:-1], 1])
@@ -183,7 +209,7 @@ class Edits:
     Attributes:
         hand_over: row -> what the forward does to the value that it hands over.
         take: row -> what the backward does with it first.
-        finish: moves the nodes of both to where they belong; None where they need not be moved.
+        finish: moves the nodes of both to where they belong; None where nothing is packed.
     """
 
     hand_over: dict[int, Edit]
@@ -193,7 +219,7 @@ class Edits:
 
 def packings(t: Table, packed: Mapping[int, str], offload: Offload) -> dict[int, Packing]:
     """How each packed row is kept."""
-    return {i: Packing(form, t.val[i], offload) for i, form in packed.items()}
+    return {i: Packing(form, t.val[i], offload, draw_of(t, i) if form == STATE else None) for i, form in packed.items()}
 
 
 def packing_edits(kept: Mapping[int, Packing]) -> Edits:
@@ -204,8 +230,15 @@ def packing_edits(kept: Mapping[int, Packing]) -> Edits:
 
 
 def _finish(kept: Collection[Packing]) -> Callable[[fx.Graph], None] | None:
+    """Copies and what is unpacked go to where they belong: else all would be in memory at once, at the start."""
     offload = next((p.offload for p in kept if p.form == "cpu"), None)
-    return None if offload is None else lambda graph: arrange(graph, offload)
+
+    def finish(graph: fx.Graph) -> None:
+        unpack_late(graph)
+        if offload is not None:
+            arrange(graph, offload)
+
+    return finish if kept else None
 
 
 def _packer(packing: Packing) -> Edit:
@@ -222,6 +255,8 @@ def _unpacker(packing: Packing) -> Edit:
 
 def packed_example(packing: Packing) -> torch.Tensor:
     """The example value of the packed tensor."""
+    if packing.draw is not None:
+        return state_example(packing.value)
     graph = fx.Graph()
     node = graph.placeholder("x")
     node.meta["val"] = packing.value

@@ -116,7 +116,8 @@ def build_program(
     ours = isinstance(partitioner, MinCut)
     kept = (traced.joint if ours else _copy(traced.joint)) if keep_joint else None
     if isinstance(partitioner, MinCut):
-        partitioner = partitioner.for_fusion(backend.forward is compile_forward)
+        eager = backend.forward is compile_eager and backend.backward is compile_eager
+        partitioner = partitioner.for_backend(backend.forward is compile_forward, draws_as_written=eager)
     parts = partition(
         traced.joint,
         num_forward=traced.num_forward,

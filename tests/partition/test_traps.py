@@ -283,6 +283,7 @@ def test_flow_against_networkx() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- the same everywhere
+@pytest.mark.slow
 def test_decisions_do_not_depend_on_the_process() -> None:
     """Ranks trace alike: names, order and code are equal in processes with other hash seeds."""
     import os

@@ -87,7 +87,7 @@ def _inlined_class(function: Function, program: Program, leading: int) -> Functi
     if backwards is None or not backwards.compiled or program.plan.symbols:
         return None
     entry = backwards.compiled[0]
-    if entry.graph is None or entry.create_graph:
+    if entry.graph is None or entry.create_graph or entry.contexts:
         return None
     epilogue = Epilogue(entry.grads, leading)
     wrappers = True if any(isinstance(g, WrapperSpec) for g in entry.grads) else None

@@ -327,9 +327,10 @@ class Region:
 
     def reset(self) -> None:
         """Forget all specializations."""
-        self._entries, self._fast = (), ()
-        self._history = SizeHistory()
-        self._eager_calls = {}
+        with TRACE_LOCK:  # else a thread that puts the entries in another order would bring them back
+            self._entries, self._fast = (), ()
+            self._history = SizeHistory()
+            self._eager_calls = {}
 
 
 @contextlib.contextmanager

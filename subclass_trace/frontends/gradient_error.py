@@ -196,15 +196,17 @@ def _unchanged(site: CallSite) -> Iterator[None]:
     slots = [(s, s.read()) for s in site.states]
     devices = sorted({t.device.index for t in tensors.values() if t.device.index is not None})
     kind = next((t.device.type for t in tensors.values() if t.device.index is not None), "cuda")
-    with torch.random.fork_rng(devices, device_type=kind):
-        yield
-    for slot, value in slots:
-        if slot.read() is not value:
-            getattr(slot.owner, slot.table)[slot.name] = value
-    with torch.no_grad():
-        for tensor, before in contents:
-            if not torch.equal(tensor, before):  # versions do not tell: batch norm writes its statistics in silence
-                tensor.copy_(before)
+    try:
+        with torch.random.fork_rng(devices, device_type=kind):
+            yield
+    finally:
+        for slot, value in slots:
+            if slot.read() is not value:
+                getattr(slot.owner, slot.table)[slot.name] = value
+        with torch.no_grad():
+            for tensor, before in contents:
+                if not torch.equal(tensor, before):  # versions do not tell: batch norm writes its statistics in silence
+                    tensor.copy_(before)
 
 
 def _row(path: str, exact: Tensor, stored: Tensor) -> GradientRow:

@@ -6,7 +6,8 @@ and `reference.Program` do together; tests compare them. Print ``specialization.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,6 +115,13 @@ def generate(
         return None
 
 
+def _shortcut_value(values: Mapping[str, Tensor], variable: str) -> Any:
+    value = values[variable]
+    attribute = _torch.context_shortcut(type(value))
+    assert attribute is not None
+    return getattr(value, attribute)
+
+
 class _EntryEmitter:
     def __init__(
         self, program: Program, guards: Guards, layout: Layout, flat: Sequence[Any], examples: Examples, use_cpp: bool
@@ -124,7 +132,7 @@ class _EntryEmitter:
         self.source.bind("MISS", MISS)
         self.unwrapper = Unwrapper(self.source, "return MISS")
         self.values: dict[str, Tensor] = {}
-        self.unwrapper.shortcut_value = self._shortcut_value
+        self.unwrapper.shortcut_value = functools.partial(_shortcut_value, self.values)
         self.real_inputs = [row.of(flat) for row in self.plan.inputs]
 
     def emit(self) -> Entry:
@@ -148,12 +156,6 @@ class _EntryEmitter:
         self._rest_of_guards(inputs, leaves, symbols)
         self._run(flat, inputs, leaves, symbols)
         return Entry(s.build("entry", "entry"), s.text())
-
-    def _shortcut_value(self, variable: str) -> Any:
-        value = self.values[variable]
-        attribute = _torch.context_shortcut(type(value))
-        assert attribute is not None
-        return getattr(value, attribute)
 
     # ---------------------------------------------------------------- arguments
     def _structure(self) -> list[str]:
@@ -327,19 +329,15 @@ class _EntryEmitter:
     def _register_values(self, name: str, spec: Spec, value: Any) -> None:
         """Real values for the names that the unwrapper will make for ``value``, in the same order."""
         self.values[name] = value
-        counter = self.source._count.get("u", 0)
+        self._register_inner(spec, value, self.source._count.get("u", 0))
 
-        def walk(spec: Spec, value: Any) -> None:
-            nonlocal counter
-            for attribute, inner in zip(getattr(spec, "names", ()), getattr(spec, "inners", ()), strict=True):
-                if isinstance(inner, OpaqueSpec):
-                    continue
-                local, child = f"u{counter}", getattr(value, attribute)
-                counter += 1
-                self.values[local] = child
-                walk(inner, child)
-
-        walk(spec, value)
+    def _register_inner(self, spec: Spec, value: Any, counter: int) -> int:
+        for attribute, inner in zip(getattr(spec, "names", ()), getattr(spec, "inners", ()), strict=True):
+            if isinstance(inner, OpaqueSpec):
+                continue
+            child = self.values[f"u{counter}"] = getattr(value, attribute)
+            counter = self._register_inner(inner, child, counter + 1)
+        return counter
 
     def _rest_of_guards(self, inputs: Sequence[str], leaves: Sequence[str], symbols: dict[Any, str]) -> None:
         s, plan = self.source, self.plan

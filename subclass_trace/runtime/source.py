@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import linecache
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -61,4 +62,5 @@ class Source:
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
         exec(compile(text, file, "exec"), self.globals)  # our own text, made a few lines above
         function: Callable[..., Any] = self.globals[name]
+        weakref.finalize(function, linecache.cache.pop, file, None)
         return never_compiled(function)

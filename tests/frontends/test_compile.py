@@ -976,6 +976,21 @@ def test_inputs_are_not_kept_alive_by_the_region() -> None:
     assert ref() is None
 
 
+def test_the_call_that_compiles_leaves_no_cycle_around_its_inputs() -> None:
+    st.compile(torch.sin)(torch.ones(2))  # what is imported on the way is imported now
+    gc.collect()
+    gc.disable()
+    try:
+        for make in (lambda: torch.ones(2), lambda: TwoTensor(torch.ones(2), torch.ones(2)).requires_grad_()):
+            x = make()
+            st.compile(lambda x: x.sin())(x)
+            alive = weakref.ref(x)
+            del x
+            assert alive() is None
+    finally:
+        gc.enable()
+
+
 def test_wrapper_inputs_are_not_kept_alive() -> None:
     region = st.compile(lambda x: (x * x).sum())
     x = two(3).requires_grad_()

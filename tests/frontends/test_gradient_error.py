@@ -137,3 +137,19 @@ def test_tangents_are_the_callers() -> None:
         st.gradient_error(function, (x,), INT8, grad_outputs=g) for g in (None, [torch.full((64, 64), 3.0)])
     )
     assert thrice.gradients[0].norm == pytest.approx(3 * once.gradients[0].norm, rel=1e-4)
+
+
+def test_an_error_leaves_the_tensors_of_the_call_as_they_were() -> None:
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, grad):
+            raise ValueError("no gradient")
+
+    count, x = torch.zeros(1), torch.ones(2, requires_grad=True)
+    with pytest.raises(ValueError, match="no gradient"):
+        st.gradient_error(lambda x, count: (count.add_(1), Fails.apply(x))[1], (x, count), st.MinCut(store="int8"))
+    assert count.tolist() == [0]

@@ -132,7 +132,8 @@ def drops_kept_dimensions(view: fx.Node, total: fx.Node) -> bool:
     kept, now = _layout(total.meta.get("val")), _layout(view.meta.get("val"))
     if kept is None or now is None or not total.args[1]:
         return False
-    shape, summed = total.meta["val"].shape, {d % kept[0] for d in total.args[1]}  # type: ignore[union-attr,operator]
+    dims: Any = total.args[1]
+    shape, summed = total.meta["val"].shape, {d % kept[0] for d in dims}
     left = [n for d, n in enumerate(shape) if d not in summed]
     return list(view.meta["val"].shape) == left and view.meta["val"].is_contiguous()
 

@@ -40,6 +40,7 @@ from .fakes import detached as detached
 from .fakes import fake_mode as fake_mode
 from .fakes import fake_result as fake_result
 from .fakes import like_format_of as like_format_of
+from .fakes import missing_attributes_of_fakes as missing_attributes_of_fakes
 from .fakes import quiet_fake_errors as quiet_fake_errors
 from .graphs import FunctionalReplay as FunctionalReplay
 from .graphs import graph_module as graph_module

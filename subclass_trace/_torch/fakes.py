@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch._subclasses.fake_impls import fast_detach
@@ -63,6 +64,24 @@ def fake_result(
         else:
             plain = torch.as_strided(source, size, stride, offset)
     return FakeTensor(mode, plain, device)
+
+
+@contextlib.contextmanager
+def missing_attributes_of_fakes(look: Callable[[torch.Tensor, str], Any]) -> Iterator[None]:
+    """While inside, ``look`` is asked for attributes that a fake tensor does not have; it may raise AttributeError."""
+
+    def missing(fake: torch.Tensor, name: str) -> Any:
+        return look(fake, name)
+
+    before = vars(FakeTensor).get("__getattr__")
+    FakeTensor.__getattr__ = missing  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        if before is None:
+            del FakeTensor.__getattr__  # type: ignore[attr-defined]
+        else:
+            FakeTensor.__getattr__ = before  # type: ignore[attr-defined]
 
 
 NO_FAKE_KERNEL = UnsupportedOperatorException

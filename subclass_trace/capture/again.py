@@ -50,8 +50,11 @@ class FirstRun:
 
     @staticmethod
     def of(captured: Captured, decompositions: Mapping[Any, Callable[..., Any]]) -> FirstRun | None:
-        """What to keep; None where a second run would give other symbols (ragged sizes, sizes that depend on data)."""
+        """What to keep; None where a second run would give other symbols (ragged sizes, sizes that depend on data), or
+        would ask the inputs themselves."""
         session, inputs = captured.session, captured.inputs
+        if captured.metadata.asks_inputs:
+            return None
         if captured.unbacked or session.recorder.symbols.data_dependent or any(_is_ragged(i.spec) for i in inputs):
             return None
         count = len(captured.originals) - len(originals_of(session.recorder))

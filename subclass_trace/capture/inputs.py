@@ -7,6 +7,7 @@ else; leaves of one storage become fakes of one storage.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -56,6 +57,7 @@ class TracedInput:
     edge: Any  # gradient edge, or None when it does not require grad
     is_parameter: bool = False
     has_gradient: bool = False  # its .grad is a tensor
+    real: Callable[[], Tensor | None] = lambda: None  # the tensor of the call, while it is alive
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +112,8 @@ def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: Dynam
             spec = _with_sizes(spec, flatten(traced)[1])
         real = argument.value
         facts = isinstance(real, torch.nn.Parameter), has_gradient(real)
-        inputs.append(TracedInput(argument.path, spec, own, real.is_leaf, traced, edge, *facts))
+        rest = (*facts, weakref.ref(real))
+        inputs.append(TracedInput(argument.path, spec, own, real.is_leaf, traced, edge, *rest))
     counters = counter_groups([a.value for a in arguments])
     return TracedInputs(tuple(inputs), values, tuple(originals), tuple(paths), tuple(extra), counters)
 

@@ -2,12 +2,14 @@
 
 A traced stand-in would answer for itself. So `MetadataReads` answers for the input that it stands for, and notes what was
 asked: that is guarded, and only that. It sees calls through `CapturedFunctions`; ``isinstance(x, nn.Parameter)`` is no
-call, but looks at an attribute ``_is_param`` of the stand-in, which notes that it was looked at.
+call, but looks at an attribute ``_is_param`` of the stand-in, which notes that it was looked at. Python attributes that
+the stand-in does not have are looked up on the input.
 """
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +18,16 @@ import torch
 
 from .. import _torch
 from ..errors import UnsupportedError
+from .facts import ABSENT, NAMES, Fact, fact_of
 from .inputs import TracedInput, TracedInputs, has_gradient
 from .recorder import Recorder
+from .user_code import is_user_code
 
 Tensor = torch.Tensor
 #: names of the calls that ask
-ASKING = frozenset({"__get__", "__set__", "__delete__", "storage_offset", "retain_grad"})
+ASKING = frozenset({"__get__", "__set__", "__delete__", "storage_offset", "retain_grad", "storage", "_typed_storage"})
+ASKING |= NAMES
+_SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 #: the answer of a call that is none of ours
 ASIDE = object()
 
@@ -33,6 +39,7 @@ class AskedOf:
     is_leaf: bool = False
     is_parameter: bool = False
     gradient: bool = False
+    facts: tuple[Fact, ...] = ()
 
 
 class MetadataReads:
@@ -42,11 +49,20 @@ class MetadataReads:
         self._rows: dict[int, tuple[int, TracedInput]] = {id(i.traced): (n, i) for n, i in enumerate(inputs.inputs)}
         self._leaves = inputs.leaf_values
         self._asked: set[tuple[int, str]] = set()
+        self._facts: dict[tuple[int, str], Any] = {}
         self.offsets = False  # was a storage offset asked for?
+        self.storages = False  # was a storage asked for?
 
     def asked_of(self, number: int) -> AskedOf:
         """What was asked of input ``number``."""
-        return AskedOf(*[(number, name) in self._asked for name in ("is_leaf", "is_parameter", "gradient")])
+        facts = tuple((name, answer) for (n, name), answer in self._facts.items() if n == number)
+        is_leaf, is_parameter, gradient = ((number, n) in self._asked for n in ("is_leaf", "is_parameter", "gradient"))
+        return AskedOf(is_leaf, is_parameter, gradient, facts)
+
+    @property
+    def asks_inputs(self) -> bool:
+        """Was anything asked that only the inputs themselves tell?"""
+        return bool(self._facts)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -58,7 +74,8 @@ class MetadataReads:
                 state["_is_param"] = _IsParameter(self, number, row.is_parameter)
                 marked.append(state)
         try:
-            yield
+            with _torch.missing_attributes_of_fakes(self._attribute):
+                yield
         finally:
             for state in marked:
                 state.pop("_is_param", None)
@@ -86,6 +103,16 @@ class MetadataReads:
         number, row = self._rows.get(id(traced), (-1, None))
         if owner is Tensor.grad:
             return self._gradient(number, row, x, recorder)
+        name = func.__self__.__name__ if get else func.__name__
+        if name in ("storage", "_typed_storage", "untyped_storage"):
+            self.storages = True
+            if row is not None and _torch.is_fake(row.traced):
+                self._fit_storage(row.traced, self._fact(number, "untyped_storage", row))
+            return ASIDE
+        if row is not None and name in NAMES:
+            return self._fact(number, name, row)
+        if row is not None and name in ("_base", "_version"):
+            return self._base_or_version(number, name, row, recorder)
         if row is not None and func is Tensor.retain_grad:
             return self._retain_grad(number, row, recorder)
         if row is None or not get:
@@ -114,6 +141,54 @@ class MetadataReads:
             return ASIDE
         self.note(number, "gradient")
         return None
+
+    def _fact(self, number: int, name: str, row: TracedInput) -> Any:
+        if (number, name) not in self._facts:
+            real = row.real()
+            if real is None:  # a trace that is made again (`again`)
+                return ASIDE
+            self._facts[number, name] = fact_of(real, name)
+        return self._facts[number, name]
+
+    def _base_or_version(self, number: int, name: str, row: TracedInput, recorder: Recorder) -> Any:
+        if name == "_base" and self._fact(number, "_is_view", row) is False:
+            return None
+        raise UnsupportedError(
+            f"the region reads .{name} of an input",
+            path=recorder.user_line(),
+            expected="regions that do not depend on whose memory an input lies in, and how often it was written",
+            got=str(row.path),
+            fix="do it outside of the region, and pass what the region needs as an argument",
+        )
+
+    def _fit_storage(self, traced: Tensor, size: Any) -> None:
+        """A fake storage ends where the tensor does; it gets the size that the real one has."""
+        storage = traced.untyped_storage()
+        if size is not ASIDE and type(storage.nbytes()) is int and storage.nbytes() < size:
+            storage.resize_(size)
+
+    def _attribute(self, stand_in: Tensor, name: str) -> Any:
+        """A Python attribute that a stand-in does not have, when the user's code asks for it.
+
+        Raises:
+            AttributeError: the input does not have it either.
+            UnsupportedError: it is neither a number nor a string, so that no guard could compare it.
+        """
+        number, row = self._rows.get(id(stand_in), (-1, None))
+        # What isinstance(x, nn.Buffer) looks at, it looks at in torch's code.
+        asked = name == "_is_buffer" or is_user_code(sys._getframe(2).f_code)
+        value = self._fact(number, f".{name}", row) if row is not None and asked else ASIDE
+        if row is None or value is ABSENT or value is ASIDE:
+            raise AttributeError(f"{type(stand_in).__name__!r} object has no attribute {name!r}")
+        if type(value) not in _SIMPLE:
+            raise UnsupportedError(
+                f"the region reads the attribute {name!r} that somebody has set on an input",
+                path=f"{row.path}.{name}",
+                expected="a number, a string or None",
+                got=f"an instance of {type(value).__name__}",
+                fix="pass it as an argument of its own",
+            )
+        return value
 
     def _retain_grad(self, number: int, row: TracedInput, recorder: Recorder) -> Any:
         if not row.is_leaf:

@@ -244,8 +244,16 @@ class OutputClassifier:
         """Python attributes that a freshly rebuilt value would not have: the region set them."""
         with _torch.without_tracing(), torch.no_grad():
             fresh = rebuild(spec, iter(leaves)) if isinstance(spec, WrapperSpec) else self.recorder.bare(o)
-        own = {"_is_param", *getattr(fresh, "__dict__", {})}  # a copy of what an input has is no Parameter
-        return {k: v for k, v in getattr(o, "__dict__", {}).items() if k not in own and not isinstance(v, Tensor)}
+        state = getattr(o, "__dict__", {})
+        if state.get("_is_param") is True and not isinstance(spec, WrapperSpec):
+            raise UnsupportedError(
+                "the region returns an nn.Parameter that it makes",
+                path=str(Path("result").item(self._count)),
+                expected="tensors; only a wrapper can be made a Parameter afterwards",
+                got=f"a Parameter of shape {tuple(o.shape)}",
+                fix="return the tensor, and call nn.Parameter(...) on the result",
+            )
+        return {k: v for k, v in state.items() if k not in vars(fresh) and not isinstance(v, Tensor)}
 
     def _is_traced(self, o: Tensor) -> bool:
         if kind_of(type(o)) is Kind.REFUSED and any(map(_torch.is_fake, vars(o).values())):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from .. import _torch
+from ..capture.facts import failed_fact
 from ..capture.inputs import has_gradient
 from ..plan import InputPlan, MutationPlan, Plan, ViewOutput
 from ..subclass.components import part_source, unread_of
@@ -251,6 +252,9 @@ def failed_metadata_code(source: Source, row: InputPlan, name: str) -> list[str]
         out.append(f"isinstance({name}, {source.constant(torch.nn.Parameter, 'parameter')}) is not {row.is_parameter}")
     if row.no_gradient:
         out.append(f"{source.bind('has_gradient', has_gradient)}({name})")
+    if row.facts:
+        failed, facts = source.bind("failed_fact", failed_fact), source.bind(source.name("facts"), row.facts)
+        out.append(f"{failed}({facts}, {name}) is not None")
     return out
 
 

@@ -14,6 +14,7 @@ import torch
 
 from .. import _torch
 from ..capture.aliasing import alias_pattern
+from ..capture.facts import failed_fact
 from ..capture.inputs import has_gradient
 from ..plan import InputPlan, Plan
 from ..subclass.context import has_sizes, map_sizes, same_argument, same_context, without_outer
@@ -213,7 +214,10 @@ def failed_metadata(row: InputPlan, value: Tensor) -> str | None:
         return f"{row.path}: expected is_leaf={row.is_leaf}"
     if row.is_parameter is not None and isinstance(value, torch.nn.Parameter) != row.is_parameter:
         return f"{row.path}: expected {'a' if row.is_parameter else 'no'} nn.Parameter"
-    return f"{row.path}.grad: expected None" if row.no_gradient and has_gradient(value) else None
+    if row.no_gradient and has_gradient(value):
+        return f"{row.path}.grad: expected None"
+    failed = failed_fact(row.facts, value)
+    return None if failed is None else f"{row.path}.{failed}"
 
 
 def _stands_for(value: Any, expected: Tensor, through_base: bool) -> bool:

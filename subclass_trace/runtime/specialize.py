@@ -263,7 +263,7 @@ def _inputs(captured: Captured, arguments: Sequence[Argument]) -> list[InputPlan
         spec = captured.session.reads.guarded(number, freeze(i.spec, snapshot))
         row = InputPlan(i.path, spec, i.leaves, is_leaf, a.position, a.take_base)
         is_parameter = i.is_parameter if asked.is_parameter else None
-        rows.append(replace(row, is_parameter=is_parameter, no_gradient=asked.gradient))
+        rows.append(replace(row, is_parameter=is_parameter, no_gradient=asked.gradient, facts=asked.facts))
     for c in captured.closed_over:
         rows.append(InputPlan(c.path, freeze(c.spec, snapshot), c.leaves, None, None, constant=c.value))
     return rows
@@ -528,9 +528,9 @@ def _output_paths(plan: Plan) -> list[str]:
 
 
 def alias_guard(captured: Captured, inputs: Sequence[Tensor]) -> tuple[Any, ...] | None:
-    """The alias pattern, when it decided anything: something is written, or leaves share memory."""
+    """The alias pattern, when it decided anything: something is written or compared, or leaves share memory."""
     table: dict[int, Tensor] = {}
     for row, value in zip(captured.all_inputs, inputs, strict=True):
         table.update(zip(row.leaves, leaves_of(value), strict=True))
     pattern = alias_pattern(inputs, [table[k] for k in range(len(captured.leaf_primals))])
-    return pattern if captured.mutations or len(pattern) > 1 else None
+    return pattern if captured.mutations or captured.metadata.storages or len(pattern) > 1 else None

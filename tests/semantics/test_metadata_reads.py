@@ -248,3 +248,47 @@ def test_retain_grad_in_a_region() -> None:
         region(_no_leaf())
     with pytest.raises(st.UnsupportedError, match=r"retain_grad\(\) on a result"):
         st.compile(of_result)(_leaf())
+
+
+def _tagged(**attributes: object) -> Tensor:
+    x = torch.ones(2)
+    vars(x).update(attributes)
+    return x
+
+
+FACTS: dict[str, tuple[Callable[[Tensor], Any], list[Callable[[], Tensor]]]] = {
+    "_is_view": (lambda x: x._is_view(), [lambda: torch.ones(2), lambda: torch.ones(4)[:2]]),
+    "is_inference": (
+        lambda x: x.is_inference(),
+        [lambda: torch.ones(2), torch.inference_mode()(lambda: torch.ones(2))],
+    ),
+    "retains_grad": (lambda x: x.retains_grad, [_no_leaf, lambda: (x := _no_leaf(), x.retain_grad())[0]]),
+    "output_nr": (lambda x: x.output_nr, [_no_leaf, lambda: (torch.ones(2, 2, requires_grad=True) * 1).unbind()[1]]),
+    "storage": (lambda x: x.untyped_storage().nbytes(), [lambda: torch.ones(2), lambda: torch.ones(4)[1:3]]),
+    "buffer": (lambda x: isinstance(x, nn.Buffer), [lambda: torch.ones(2), lambda: nn.Buffer(torch.ones(2))]),
+    "attribute": (lambda x: getattr(x, "tag", 0), [_tagged, lambda: _tagged(tag=3), lambda: _tagged(tag=4)]),
+}
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_facts_of_the_input_itself(name: str) -> None:
+    ask, makes = FACTS[name]
+    region = st.compile(lambda x: x.detach() * (2 + ask(x)))
+    for make in (*makes, *makes):
+        x = make()
+        assert region(x).equal(x.detach() * (2 + ask(x)))
+    assert len(region.specializations) == len(makes)
+
+
+@pytest.mark.parametrize("name", ["_base", "_version", "tag"])
+def test_what_no_guard_could_compare_is_refused(name: str) -> None:
+    x = torch.ones(4)[:2]
+    x.tag = [1]
+    with pytest.raises(st.UnsupportedError, match=f"reads .*{name}"):
+        st.compile(lambda x: (getattr(x, name), x * 2)[1])(x)
+
+
+def test_a_parameter_that_the_region_makes() -> None:
+    assert isinstance(st.compile(nn.Parameter)(_two()), nn.Parameter)
+    with pytest.raises(st.UnsupportedError, match="nn.Parameter that it makes"):
+        st.compile(nn.Parameter)(torch.ones(2))

@@ -365,6 +365,17 @@ def test_double_backward_after_an_inputs_values_changed_is_refused(make) -> None
             grad.backward(torch.ones_like(grad).detach())
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_write_of_no_element_moves_the_version_of_what_is_saved(dynamic: bool) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        x[1:].mul_(2)
+        return x * x
+
+    x = torch.full((1, 3), 3.0, requires_grad=True)
+    st.compile(f, dynamic=dynamic)(x * 1).sum().backward()
+    assert x.grad.tolist() == [[6, 6, 6]]
+
+
 def test_backward_in_another_thread() -> None:
     import threading
 

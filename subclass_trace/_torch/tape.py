@@ -212,7 +212,9 @@ def unusual_state() -> bool:
     )
 
 
-is_batched: Callable[[Any], bool] = torch._C._functorch.is_legacy_batchedtensor
+def is_batched(grad: torch.Tensor | None) -> bool:
+    """Does a gradient stand for several ones at once (``is_grads_batched``)?"""
+    return grad is not None and bool(torch._C._functorch.is_legacy_batchedtensor(grad))
 
 
 # ---------------------------------------------------------------------------------------------- torch's own tapes

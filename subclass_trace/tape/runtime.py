@@ -25,6 +25,7 @@ import torch
 from .._torch import tape as _door
 from .._torch.dynamo import never_compiled
 from ..errors import UnsupportedError
+from ..runtime.backward import TRACE_LOCK
 from .anomaly import run_checked
 from .graph import Tape
 from .lines import line_of
@@ -82,7 +83,8 @@ class _Thread(threading.local):
 
 
 thread = _Thread()
-LOCK = threading.RLock()
+#: one with the lock of captures: a backward may trace the backward of a region, and tracing a region runs a backward
+LOCK = TRACE_LOCK
 _foreign = [0]  # captures of torch's own compiled autograd that were seen
 FACTORY: list[Any] = []  # the compiler class that `context` installs
 _tapes: list[weakref.ref[Tape]] = []
@@ -131,8 +133,8 @@ class Engine:
                     thread.callbacks.pop()
             outer, threads, asked = thread.call, _door.set_multithreading(False), _door.asking.ours
             thread.call = Call(tuple(roots), tuple(inputs) if inputs else None, any(map(_door.is_batched, grads)))
-            found = _door.set_tape_compiler(None)
-            if thread.runners:
+            found, captures = _door.set_tape_compiler(None), thread.runners and not _door.asking.tracing
+            if captures:
                 if found[0] is FACTORY[0]:
                     self._part_from_foreign_tapes()
                     _door.asking.ours = True
@@ -147,7 +149,7 @@ class Engine:
             finally:
                 thread.call, _door.asking.ours = outer, asked
                 _door.set_multithreading(threads)
-                if not thread.runners:
+                if not captures:
                     _door.set_tape_compiler(*found)
 
     def _part_from_foreign_tapes(self) -> None:

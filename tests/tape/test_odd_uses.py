@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -107,6 +108,47 @@ def test_blocks_that_end_in_another_order_than_they_began() -> None:
     second.__exit__(None, None, None)
     (w * w).sum().backward()
     assert compiled_autograd.stats.runs == 1 and not compiled_autograd.enabled
+
+
+def test_what_is_traced_inside_a_block_is_no_tape() -> None:
+    """Capturing a region differentiates fakes; only the backward of the user is a tape."""
+    region, w = st.compile(lambda w: torch.autograd.grad((w * w).sum(), w, create_graph=True)[0].sin()), leaf()
+    with compiled_autograd():
+        loss = region(w).sum()
+        assert compiled_autograd.stats.captures == 0
+        loss.backward()
+    assert compiled_autograd.stats.captures == 1
+    torch.testing.assert_close(w.grad, (2 * w).cos().detach() * 2)
+
+
+def test_a_backward_that_traces_and_a_region_that_is_traced_in_another_thread() -> None:
+    """The one wants the lock of captures, the other that of backwards: they are one, so none waits for ever."""
+    traced, reached = st.compile(lambda x: x.sin()), threading.Event()
+
+    def other(x: torch.Tensor) -> torch.Tensor:
+        reached.set()
+        return x.cos()
+
+    def wait(grad: torch.Tensor) -> torch.Tensor:
+        threads[1].start()
+        reached.wait(0.2)
+        return TwoTensor(grad, grad)  # of another kind: the region's backward for it is traced now
+
+    def differentiate() -> None:
+        y = traced(leaf())
+        z = y * 1
+        z.register_hook(wait)
+        with compiled_autograd():
+            z.sum().backward()
+
+    def compile_another() -> None:
+        st.compile(other)(leaf()).sum().backward()
+
+    threads = [threading.Thread(target=f, daemon=True) for f in (differentiate, compile_another)]
+    threads[0].start()
+    for t in threads:
+        t.join(30)
+        assert not t.is_alive()
 
 
 def test_inside_a_function_that_dynamo_compiles() -> None:

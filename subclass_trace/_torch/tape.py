@@ -9,6 +9,7 @@ imported (with Dynamo) when compiled autograd is first switched on.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -212,18 +213,33 @@ def unusual_state() -> bool:
     )
 
 
-is_batched: Callable[[Any], bool] = torch._C._functorch.is_legacy_batchedtensor
+def is_batched(grad: torch.Tensor | None) -> bool:
+    """Does a gradient stand for several ones at once (``is_grads_batched``)?"""
+    return grad is not None and bool(torch._C._functorch.is_legacy_batchedtensor(grad))
 
 
 # ---------------------------------------------------------------------------------------------- torch's own tapes
 class _Asking(threading.local):
-    """Whose compiler is in the slot for the backward of this thread?"""
+    """Whose compiler is in the slot for the backward of this thread? And is a capture under way, which backwards are part
+    of?"""
 
     def __init__(self) -> None:
-        self.ours = False
+        self.ours, self.tracing = False, False
 
 
 asking = _Asking()
+
+
+@contextlib.contextmanager
+def backwards_are_traced() -> Iterator[None]:
+    """Inside, backwards of this thread are run by the plain engine, operation by operation: somebody records those."""
+    outer, asking.tracing = asking.tracing, True
+    try:
+        yield
+    finally:
+        asking.tracing = outer
+
+
 #: not empty: regions save their activations as autograd's own variables, which torch's compiled autograd can take
 saves_for_torch: list[bool] = []
 

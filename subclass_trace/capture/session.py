@@ -12,6 +12,7 @@ import torch
 import torch.fx.traceback
 
 from .. import _torch
+from .._torch import tape as _door
 from ..subclass.paths import Path
 from .context_reads import ContextReads
 from .recorder import Recorder
@@ -73,6 +74,7 @@ class Session:
             enter(torch.autograd.set_detect_anomaly(torch.is_anomaly_enabled(), False))
             # On the devices' own threads, a backward on fakes would wait behind one that waits for the lock of traces.
             enter(torch.autograd.set_multithreading_enabled(False))
+            enter(_door.backwards_are_traced())  # a compiled autograd that is on would make a tape of each
             # Its fused LSTM keeps a workspace only while gradients are on, which a graph's kernels never see.
             enter(_torch.without_mkldnn())
             if _torch.saved_tensor_hooks_active():  # the caller's hooks see what is saved at run time instead

@@ -119,6 +119,9 @@ class TapeCapture:
     ) -> tuple[str, list[Tensor], list[Any], list[Any]]:
         """Stand-ins for all inputs. ``check_nans`` is read when the tape runs instead: it is not part of the cache key."""
         runtime.stats.captures += 1
+        if torch.is_inference_mode_enabled():  # C++ puts the tokens in the place of saved tensors
+            self._stack.enter_context(torch.inference_mode(False))
+            self._stack.enter_context(torch.no_grad())
         self.layout.counts = (len(inputs), len(sizes), len(scalars))
         tokens = [self.token(self.given("inputs", i)) for i in range(len(inputs))]
         numbers = [self._number("sizes", i, v) for i, v in enumerate(sizes)]

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .._torch import tape as _door
+from .._torch.dynamo import never_compiled
 from . import runtime
 from .capture import TapeCapture
 from .graph import Tape
@@ -24,6 +25,7 @@ class _Process:
         self.base: tuple[Any, bool] = (None, False)
         self.engine: Any = None
 
+    @never_compiled
     def enter(self, dynamic: bool) -> tuple[Any, bool]:
         """Install; returns what was in the compiler slot."""
         with LOCK:
@@ -38,6 +40,7 @@ class _Process:
             self.threads[me] = self.threads.get(me, 0) + 1
             return prior
 
+    @never_compiled
     def leave(self, prior: tuple[Any, bool]) -> None:
         """Take out what `enter` put in, unless another thread still needs it."""
         with LOCK:
@@ -49,7 +52,7 @@ class _Process:
             if not self.users:
                 _door.set_tape_compiler(*self.base)
                 _door.replace_execution_engine(self.engine)
-            elif not (self.threads.keys() - {me}) or prior[0] is TapeCapture:
+            elif prior[0] is TapeCapture or (prior[0] is not None and not (self.threads.keys() - {me})):
                 _door.set_tape_compiler(*prior)
             if prior[0] not in (None, TapeCapture):  # torch's own is on again: it shall not find our tapes
                 runtime.forget_tapes()
@@ -99,7 +102,9 @@ class CompiledAutograd:
         try:
             yield self
         finally:
-            thread.runners.pop()
+            runners = thread.runners  # blocks may end in another order than they began
+            last = max((k for k, r in enumerate(runners) if r is runner), default=-1)
+            del runners[last]
             _process.leave(prior)
 
     def enable(self, *, backend: Any = None, dynamic: bool = False) -> None:

@@ -139,11 +139,14 @@ def run_backward(
     boxed = getattr(cls, "boxed_grads_call", False)
     out = function(stand_in, list(grads)) if boxed else function(stand_in, *grads)
     results = out if isinstance(out, tuple) else (out,)
-    if len(results) < count:
+    if len(results) < count or any(r is not None for r in results[count:]):
         raise RuntimeError(
             f"function {cls.__name__}Backward returned an incorrect number of gradients "
             f"(expected {count}, got {len(results)})"
         )
+    for result in results:
+        if result is not None and not isinstance(result, Tensor):
+            raise RuntimeError(f"expected Variable or None (got {type(result).__name__})")
     return results
 
 

@@ -23,7 +23,9 @@ from typing import Any
 import torch
 
 from .._torch import tape as _door
+from .._torch.dynamo import never_compiled
 from ..errors import UnsupportedError
+from ..runtime.backward import TRACE_LOCK
 from .anomaly import run_checked
 from .graph import Tape
 from .lines import line_of
@@ -81,7 +83,8 @@ class _Thread(threading.local):
 
 
 thread = _Thread()
-LOCK = threading.RLock()
+#: one with the lock of captures: a backward may trace the backward of a region, and tracing a region runs a backward
+LOCK = TRACE_LOCK
 _foreign = [0]  # captures of torch's own compiled autograd that were seen
 FACTORY: list[Any] = []  # the compiler class that `context` installs
 _tapes: list[weakref.ref[Tape]] = []
@@ -116,6 +119,7 @@ class Engine:
     def __init__(self, real: Any) -> None:
         self.real = real
 
+    @never_compiled
     def run_backward(
         self, roots: Any, grads: Any, keep_graph: bool, create_graph: bool, inputs: Any = (), *args: Any, **kwargs: Any
     ) -> Any:
@@ -129,8 +133,8 @@ class Engine:
                     thread.callbacks.pop()
             outer, threads, asked = thread.call, _door.set_multithreading(False), _door.asking.ours
             thread.call = Call(tuple(roots), tuple(inputs) if inputs else None, any(map(_door.is_batched, grads)))
-            found = _door.set_tape_compiler(None)
-            if thread.runners:
+            found, captures = _door.set_tape_compiler(None), thread.runners and not _door.asking.tracing
+            if captures:
                 if found[0] is FACTORY[0]:
                     self._part_from_foreign_tapes()
                     _door.asking.ours = True
@@ -145,7 +149,7 @@ class Engine:
             finally:
                 thread.call, _door.asking.ours = outer, asked
                 _door.set_multithreading(threads)
-                if not thread.runners:
+                if not captures:
                     _door.set_tape_compiler(*found)
 
     def _part_from_foreign_tapes(self) -> None:
@@ -175,20 +179,30 @@ def _refusal(error: RuntimeError, call: Call) -> UnsupportedError | None:
             got=str(error).splitlines()[0],
             fix='set torch._dynamo.config.optimize_ddp = "python_reducer" before the model is wrapped',
         )
-    if not isinstance(error, NotImplementedError) or "NestedTensor" not in str(error):
+    if not isinstance(error, NotImplementedError):
+        return None
+    if "NestedTensor" in str(error):
+        what, fits = "a NestedTensor (jagged or strided)", _door.takes_nested_gradients
+    elif _NO_FORM in str(error):
+        name = str(error).splitlines()[0].split(_NO_FORM)[1].strip()
+        what, fits = f"{name}, which has no form that can be captured", lambda node: node.name() == name
+    else:
         return None
     for node in walk(call.roots, call.inputs).nodes[1:]:
-        if _door.takes_nested_gradients(node):
+        if fits(node):
             line = line_of(node, _door.sequence_number_of(node))
             return UnsupportedError(
-                "compiled autograd cannot capture a backward through a NestedTensor (jagged or strided): torch's engine "
-                "refuses it",
+                f"compiled autograd cannot capture a backward through {what}: torch's engine refuses it",
                 path=node.name() + (f" of {line}" if line else ""),
-                expected="tensors and wrapper subclasses",
-                got="a NestedTensor",
+                expected="tensors and wrapper subclasses, and nodes of eager operations, Functions or torch.compile",
+                got="a NestedTensor" if "NestedTensor" in what else node.name(),
                 fix="run this backward outside of compiled_autograd, or under compiled_autograd.disabled()",
             )
     return None
+
+
+#: what C++ says of a node type that torch wrote for another front end, as TorchScript
+_NO_FORM = "compiled_args not implemented:"
 
 
 # ---------------------------------------------------------------------------------------------- running

@@ -15,7 +15,7 @@ from .. import _torch
 from ..capture.graphs import extract, is_draw, needed, output_args, placeholders, where
 from ..errors import VerificationError
 from . import torch_partitioners
-from .ancestry import ancestry_of, missing_for, missing_without
+from .ancestry import also_saved, ancestry_of
 from .half import Half, Partitioned
 from .hooks import unpack_late
 from .rules import AGAIN, MUST_SAVE
@@ -54,9 +54,7 @@ def by_modules(
     backward_inputs = _bind(placeholders(backward.graph), saved, tangents)
     _check(promised, forward, backward, num_forward, primals)
     by_name = {n.name: n for n in forward.graph.nodes}
-    extra = missing_for(ancestry, serve, set(saved))
-    if extra & set(written):
-        extra = missing_without(ancestry, serve, set(saved), set(written), by_name)
+    extra = also_saved(ancestry, serve, set(saved), written, by_name)
     extra_nodes = [by_name[n] for n in sorted(extra) if n in by_name]
     _set_outputs(
         forward,

@@ -367,3 +367,28 @@ def test_an_overlapping_input_that_is_overwritten(options: dict[str, Any]) -> No
         y.sum().backward()
         results.append((y.detach(), w.grad, memory))
     torch.testing.assert_close(*results)
+
+
+@every_option
+def test_a_small_input_that_is_overwritten_is_saved_rather_than_what_is_computed_from_it(
+    options: dict[str, Any],
+) -> None:
+    """A backward for other tangents may need ``y``, which depends on the old scale."""
+
+    def f(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = (x * scale).round()
+        z = (y @ w).exp()
+        scale.mul_(0.5)
+        return z * y, z
+
+    region = st.compile(f, **options)
+    for use in (lambda a, b: a.sum() + b.sum(), lambda a, b: b.sum(), lambda a, b: a.sum()):
+        results = []
+        for call in (f, region):
+            x, scale = torch.linspace(-1, 1, 4096).view(64, 64), torch.full((), 2.0)
+            w = (torch.eye(64) / 8).requires_grad_()
+            (grad,) = torch.autograd.grad(use(*call(x, w, scale)), w)
+            results.append((grad, scale))
+        torch.testing.assert_close(*results)
+    rows = {r.path or r.operation: r for r in region.specializations[0].saved}
+    assert "aten.round.default" not in rows or rows["aten.round.default"].reason == "partition"

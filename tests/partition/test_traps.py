@@ -369,17 +369,30 @@ def test_an_overlapping_input_that_is_overwritten(options: dict[str, Any]) -> No
     torch.testing.assert_close(*results)
 
 
+class _Product(torch.autograd.Function):
+    """``y @ w``; what the backward reads of ``y`` is a copy in another order, and as large."""
+
+    @staticmethod
+    def forward(ctx: Any, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(y)
+        return y @ w
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return None, ctx.saved_tensors[0].t().contiguous() @ grad
+
+
 @every_option
 def test_a_small_input_that_is_overwritten_is_saved_rather_than_what_is_computed_from_it(
     options: dict[str, Any],
 ) -> None:
-    """A backward for other tangents may need ``y``, which depends on the old scale."""
+    """A backward that is traced later needs ``y``, which depends on the old scale."""
 
     def f(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = (x * scale).round()
-        z = (y @ w).exp()
         scale.mul_(0.5)
-        return z * y, z
+        z = _Product.apply(y, w)
+        return z, z.exp()
 
     region = st.compile(f, **options)
     for use in (lambda a, b: a.sum() + b.sum(), lambda a, b: b.sum(), lambda a, b: a.sum()):
@@ -390,5 +403,5 @@ def test_a_small_input_that_is_overwritten_is_saved_rather_than_what_is_computed
             (grad,) = torch.autograd.grad(use(*call(x, w, scale)), w)
             results.append((grad, scale))
         torch.testing.assert_close(*results)
-    rows = {r.path or r.operation: r for r in region.specializations[0].saved}
-    assert "aten.round.default" not in rows or rows["aten.round.default"].reason == "partition"
+    extra = [r for r in region.specializations[0].saved if r.reason == "other tangents"]
+    assert sum(r.bytes for r in extra) <= 4

@@ -308,37 +308,7 @@ def test_decisions_do_not_depend_on_the_process() -> None:
     assert len(texts) == 1 and next(iter(texts)).count("[") == 6
 
 
-# ---------------------------------------------------------------------------------------------- bad partitioners
-def _break(change: Callable[[fx.GraphModule, fx.GraphModule], None]) -> st.VerificationError:
-    def partitioner(joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **rest: Any) -> Any:
-        forward, backward = st.MinCut()(joint, num_fwd_outputs=num_fwd_outputs)
-        change(forward, backward)
-        return forward, backward
-
-    with pytest.raises(st.VerificationError) as caught:
-        st.compile(lambda x: x.sin().exp(), partitioner=partitioner)(torch.ones(2, requires_grad=True))
-    return caught.value
-
-
-def test_a_partitioner_that_loses_a_gradient() -> None:
-    error = _break(lambda f, b: setattr(b.graph.output_node(), "args", ([],)))
-    assert error.what == "the partitioner's backward lacks gradients" and (error.expected, error.got) == ("1", "0")
-
-
-def test_a_partitioner_that_loses_an_output() -> None:
-    error = _break(lambda f, b: setattr(f.graph.output_node(), "args", ([],)))
-    assert error.path is not None and error.fix
-
-
-def test_a_partitioner_whose_backward_takes_an_unknown_value() -> None:
-    def change(forward: fx.GraphModule, backward: fx.GraphModule) -> None:
-        with backward.graph.inserting_before(next(iter(backward.graph.nodes))):
-            backward.graph.placeholder("nowhere")
-
-    error = _break(change)
-    assert error.path == "nowhere" and error.expected is not None and "tangents_1" in error.expected
-
-
+# ---------------------------------------------------------------------------------------------- the joint graph
 def test_the_joint_graph_is_left_alone() -> None:
     joint = joint_of("alone", lambda x: x.sin().exp().tanh(), [torch.rand(4, requires_grad=True)])
     assert joint is not None

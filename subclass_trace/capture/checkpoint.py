@@ -75,4 +75,11 @@ def _policy(context_fn: Any) -> Any:
     if policy is None:
         return lambda func, args, kwargs: prefer
     context = checkpoint.SelectiveCheckpointContext(is_recompute=False)
-    return lambda func, args, kwargs: policy(context, func, *args, **kwargs)
+
+    def asked(func: Any, args: Any, kwargs: Any) -> Any:
+        found = policy(context, func, *args, **kwargs)
+        if isinstance(found, checkpoint.CheckpointPolicy):
+            return found
+        return checkpoint.CheckpointPolicy.MUST_SAVE if found is True else prefer  # as torch understands it
+
+    return asked

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+import torch
 import torch.fx as fx
 
+from .. import _torch
 from ..capture.graphs import is_drawn
+from .table import storage_bytes, storage_key
 
 #: name -> (it cannot be computed again, names of its inputs)
 Ancestry = Mapping[str, tuple[bool, tuple[str, ...]]]
@@ -37,6 +40,38 @@ def missing_for(table: Ancestry, want: Collection[str], have: Collection[str]) -
         else:
             todo.extend(inputs)
     return missing
+
+
+def also_saved(
+    table: Ancestry,
+    serve: Collection[str],
+    have: Collection[str],
+    written: Collection[str],
+    nodes: Mapping[str, fx.Node],
+) -> set[str]:
+    """What is saved besides ``have``, so that all of ``serve`` can be computed.
+
+    Where that takes the old contents of an input that the region writes, either a clone of the input is saved (a history
+    of scales, a counter) or the values that would be computed from it, whichever is smaller.
+
+    Args:
+        nodes: those that can be saved, by name.
+    """
+    extra = missing_for(table, serve, have)
+    overwritten = extra & set(written)
+    if not overwritten:
+        return extra
+    instead = missing_without(table, serve, set(have), set(written), nodes)
+    if not all(n in nodes and _torch.is_dense(nodes[n].meta["val"]) for n in overwritten):
+        return instead  # views of the old contents would not fit a clone
+    given = {storage_key(n.meta.get("val")) for n in nodes.values() if n.op == "placeholder" and n.name not in written}
+
+    def size(names: Collection[str]) -> int:
+        values = [v for n in names if isinstance(v := nodes[n].meta.get("val"), torch.Tensor)]
+        memory = {storage_key(v): storage_bytes(v) for v in values}
+        return sum([count for key, count in memory.items() if key not in given])
+
+    return extra if size(extra) < size(instead) else instead
 
 
 def missing_without(

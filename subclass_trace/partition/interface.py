@@ -15,7 +15,7 @@ import torch.fx as fx
 
 from ..errors import OptionError
 from . import torch_partitioners
-from .ancestry import ancestry_of, missing_for, missing_without
+from .ancestry import also_saved, ancestry_of
 from .half import Partitioned
 from .hooks import tag_packed, twins_of_packed
 from .min_cut import MinCut, check_budget
@@ -120,9 +120,7 @@ def _by_rows(joint: fx.GraphModule, results: int, num_forward: int, partitioner:
     split = make_split(table, chosen)
     have = {table.name(i) for i in (*split.saved, *split.sizes)}
     ancestry = ancestry_of(joint.graph)
-    extra = missing_for(ancestry, serve, have)
-    if extra & facts.written:
-        extra = missing_without(ancestry, serve, have, set(facts.written), ancestry)
+    extra = also_saved(ancestry, serve, have, facts.written, {n.name: n for n in table.nodes})
     if extra:
         rows = sorted({table.same[i] for i, n in enumerate(table.nodes) if n.name in extra})
         split = make_split(table, [*split.saved, *split.sizes, *rows], also=rows)

@@ -12,10 +12,11 @@ import torch
 import torch.fx as fx
 
 from .. import _torch
-from ..capture.graphs import extract, is_draw, needed, output_args, placeholders, where
+from ..capture.graphs import extract, is_draw, needed, output_args, placeholders
 from ..errors import VerificationError
 from . import torch_partitioners
-from .ancestry import ancestry_of, missing_for, missing_without
+from .ancestry import also_saved, ancestry_of
+from .fit import check_fit, check_form, named
 from .half import Half, Partitioned
 from .hooks import unpack_late
 from .rules import AGAIN, MUST_SAVE
@@ -37,11 +38,12 @@ def by_modules(
     """Any partitioner in the form of ``functorch.compile``'s, which consumes ``joint``."""
     _save_draws(joint.graph)
     ancestry = ancestry_of(joint.graph)
-    promised, primals = len(output_args(joint.graph)), [n.name for n in _primals(joint.graph)]
+    promised, primals = output_args(joint.graph), [n.name for n in _primals(joint.graph)]
     inputs = [n.meta.get("val") for n in placeholders(joint.graph)]
     whole = _copy(joint) if any(is_draw(n) for n in joint.graph.nodes) else None
     if _has_gradient(joint, num_forward):
         forward, backward = torch_partitioners.call(partitioner, joint, inputs, num_forward, static)
+        check_form(forward, backward)
     else:  # every gradient is a constant: torch's partitioners expect one that depends on a tangent
         whole = whole or _copy(joint)
         nothing = extract(whole, output_args(whole.graph)[:num_forward], [n.name for n in _primals(whole.graph)])
@@ -51,12 +53,10 @@ def by_modules(
     unpack_late(backward.graph)
     outputs = output_args(forward.graph)
     saved = [getattr(n, "name", repr(n)) for n in outputs[num_forward:]]
+    check_fit(promised, forward, backward, num_forward, primals)
     backward_inputs = _bind(placeholders(backward.graph), saved, tangents)
-    _check(promised, forward, backward, num_forward, primals)
     by_name = {n.name: n for n in forward.graph.nodes}
-    extra = missing_for(ancestry, serve, set(saved))
-    if extra & set(written):
-        extra = missing_without(ancestry, serve, set(saved), set(written), by_name)
+    extra = also_saved(ancestry, serve, set(saved), written, by_name)
     extra_nodes = [by_name[n] for n in sorted(extra) if n in by_name]
     _set_outputs(
         forward,
@@ -74,35 +74,6 @@ def save_all(forward: fx.GraphModule, names: Collection[str], written: Collectio
     _set_outputs(forward, [*output_args(forward.graph), *_protected(forward, [by_name[n] for n in saved], written)])
     half = Half.of_module(forward)
     return Partitioned(half, half, tuple(saved), (), frozenset())
-
-
-def _check(
-    promised: int, forward: fx.GraphModule, backward: fx.GraphModule, num_forward: int, primals: Sequence[str]
-) -> None:
-    """Do the two graphs fit the joint graph?"""
-    outputs, grads = output_args(forward.graph), output_args(backward.graph)
-    unknown = [n for n in placeholders(forward.graph) if n.name not in primals]
-    strange = [o for o in outputs[num_forward:] if not isinstance(o, fx.Node)]
-    rows = [
-        (len(outputs) >= num_forward, "forward lacks outputs", f"{num_forward} or more", len(outputs)),
-        (len(grads) == promised - num_forward, "backward lacks gradients", promised - num_forward, len(grads)),
-        (not unknown, "forward takes unknown inputs", f"some of {list(primals)}", [_named(n) for n in unknown]),
-        (not strange, "forward saves what is no node", "nodes of the graph", strange),
-    ]
-    for fits, what, expected, got in rows:
-        if not fits:
-            raise VerificationError(
-                f"the partitioner's {what}",
-                path=f"{_named(unknown[0])}" if unknown and "inputs" in what else what.split()[0],
-                expected=str(expected),
-                got=str(got),
-                fix="return graphs as functorch.compile's partitioners do: (*outputs, *saved), and all gradients",
-            )
-
-
-def _named(node: fx.Node) -> str:
-    place = where(node)
-    return f"{node.name} at {place}" if place else node.name
 
 
 def _primals(graph: fx.Graph) -> list[fx.Node]:
@@ -167,7 +138,7 @@ def _bind(nodes: Sequence[fx.Node], saved: Sequence[str], tangents: Sequence[str
         strange = [n for n in nodes if str(n.target) not in known]
         raise VerificationError(
             "the partitioner's backward takes inputs that are neither saved values nor tangents",
-            path=_named(strange[0]) if strange else None,
+            path=named(strange[0]) if strange else None,
             expected=f"placeholders named after {sorted(known)}",
             got=names,
             fix="name the backward's placeholders after the forward's saved outputs and the tangents",

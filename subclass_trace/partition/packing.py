@@ -16,11 +16,11 @@ import torch.fx as fx
 
 from .. import _torch
 from ..errors import OptionError
-from .divisors import divisors
 from .draws import STATE, STATE_BYTES, Draw, draw_from_state, draw_of, hand_over_state, state_example
 from .hooks import unpack_late
 from .offload import arrange, begin_offload, begin_reload
 from .rules import INF
+from .sensitive import sensitive
 from .table import COLLECTIVE, Table, storage_key
 from .transfers import Offload
 
@@ -31,6 +31,7 @@ Store = str | Mapping[Any, str] | Callable[[fx.Node], "str | None"]
 Edit = Callable[[fx.Graph, fx.Node], fx.Node]
 FORMS = ("int8", "fp8", "cpu")
 _LARGEST = {"int8": 127.0, "fp8": 448.0}
+_SMALLEST = {"int8": 1.0, "fp8": 2.0**-9}
 _DTYPE = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 #: smaller tensors are not worth it
 MIN_BYTES = 1024
@@ -38,24 +39,32 @@ MIN_BYTES = 1024
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """How a saved tensor is kept, the example value that it is unpacked to, and how it was drawn if that is its form."""
+    """How a saved tensor is kept.
+
+    Attributes:
+        value: the example value that it is unpacked to.
+        draw: how it was drawn, if it is drawn again.
+        signs: rounding keeps the signs; numbers that would become 0 become the smallest of their sign.
+    """
 
     form: str
     value: torch.Tensor
     offload: Offload
     draw: Draw | None = None
+    signs: bool = False
 
 
 def forms(t: Table, store: Store, weights: list[float], offload: Offload) -> dict[int, str]:
     """The form that is allowed for each row: those that are asked for, that cost bytes, and that can be packed.
 
-    What the backward divides by stays exact (`divisors`).
+    Only what the forward computes: derivatives that it could compute for the backward have no range to rely on. What the
+    backward must not read rounded stays exact (`sensitive`).
 
     Raises:
         OptionError: an unknown form.
     """
     found = {}
-    exact = divisors(t)
+    exact = sensitive(t).exact
     for i in t.rows:
         if t.late[i] or t.is_placeholder(i) or not MIN_BYTES <= weights[i] < INF or t.bits[i] & COLLECTIVE:
             continue
@@ -63,7 +72,7 @@ def forms(t: Table, store: Store, weights: list[float], offload: Offload) -> dic
         if form is None:
             continue
         check_form(form)
-        if form != "cpu" and i in exact:
+        if form != "cpu" and (i in exact or not t.early[i]):
             continue
         if _fits(t.val[i], form, offload):
             found[i] = form
@@ -154,17 +163,21 @@ def pack(graph: fx.Graph, node: fx.Node, packing: Packing) -> fx.Node:
     if packing.draw is not None:
         return hand_over_state(graph, node, packing.draw)
     with graph.inserting_before(node.next):
-        return _rounded(graph, node, packing.form)
+        return _rounded(graph, node, packing.form, packing.signs)
 
 
-def _rounded(graph: fx.Graph, node: fx.Node, form: str) -> fx.Node:
+def _rounded(graph: fx.Graph, node: fx.Node, form: str, signs: bool) -> fx.Node:
     x = node.meta["val"]
     wide = _call(graph, aten._to_copy.default, node, dtype=torch.float32)
-    largest = _call(graph, aten.amax.default, _call(graph, aten.abs.default, wide), [-1], True)
+    size = _call(graph, aten.abs.default, wide)
+    largest = _call(graph, aten.amax.default, size, [-1], True)
     scale = _call(graph, aten.div.Tensor, _call(graph, aten.clamp_min.default, largest, 1e-12), _LARGEST[form])
-    ratio = _call(graph, aten.div.Tensor, wide, scale)
+    ratio = _call(graph, aten.div.Tensor, size if signs else wide, scale)
     if form == "int8":
         ratio = _call(graph, aten.round.default, ratio)
+    if signs:
+        ratio = _call(graph, aten.clamp_min.default, ratio, _SMALLEST[form])
+        ratio = _call(graph, aten.mul.Tensor, ratio, _call(graph, aten.sign.default, wide))
     small = _call(graph, aten._to_copy.default, ratio, dtype=_DTYPE[form])
     rows = x.numel() // x.shape[-1]
     scales = _call(graph, aten.view.dtype, _call(graph, aten.view.default, scale, [rows]), torch.uint8)
@@ -219,7 +232,11 @@ class Edits:
 
 def packings(t: Table, packed: Mapping[int, str], offload: Offload) -> dict[int, Packing]:
     """How each packed row is kept."""
-    return {i: Packing(form, t.val[i], offload, draw_of(t, i) if form == STATE else None) for i, form in packed.items()}
+    signs = sensitive(t).signs if any(form in _DTYPE for form in packed.values()) else frozenset()
+    return {
+        i: Packing(form, t.val[i], offload, draw_of(t, i) if form == STATE else None, i in signs)
+        for i, form in packed.items()
+    }
 
 
 def packing_edits(kept: Mapping[int, Packing]) -> Edits:

@@ -120,15 +120,7 @@ class Listing:
         Raises:
             UnsupportedError: the graph holds a ``call_method`` or ``call_module`` node.
         """
-        for node in gm.graph.nodes:
-            if node.op in ("call_method", "call_module"):
-                raise UnsupportedError(
-                    f"the graph holds a {node.op} node",
-                    path=node.name,
-                    expected="placeholder, get_attr, call_function and output nodes",
-                    got=node.format_node(),
-                    fix="trace to aten operations, for example with make_fx",
-                )
+        _require_functions(gm.graph.nodes)
         nodes = list(gm.graph.nodes)
         inputs = [n for n in nodes if n.op == "placeholder"]
         attributes = [n for n in nodes if n.op == "get_attr" and n.users]
@@ -137,8 +129,25 @@ class Listing:
 
     @classmethod
     def of_half(cls, half: Half) -> Listing:
-        """One of the two programs of a partition."""
+        """One of the two programs of a partition.
+
+        Raises:
+            UnsupportedError: as for `of_module`.
+        """
+        _require_functions(half.body)
         return cls(half.owner, half.inputs, half.body, half.outputs, half.merged)
+
+
+def _require_functions(nodes: Iterable[fx.Node]) -> None:
+    for node in nodes:
+        if node.op in ("call_method", "call_module"):
+            raise UnsupportedError(
+                f"the graph holds a {node.op} node",
+                path=node.name,
+                expected="placeholder, get_attr, call_function and output nodes",
+                got=node.format_node(),
+                fix="trace to aten operations, for example with make_fx",
+            )
 
 
 def compile_graph(gm: fx.GraphModule, *, name: str = "graph") -> BoxedGraph:

@@ -91,10 +91,14 @@ from .operators import op_name as op_name
 from .operators import op_schema as op_schema
 from .operators import raw_callable as raw_callable
 from .operators import scaled_mm as scaled_mm
+from .symbols import Assumptions as Assumptions
+from .symbols import assumptions_of as assumptions_of
 from .symbols import dynamic_context as dynamic_context
+from .symbols import equalities as equalities
 from .symbols import expression_source as expression_source
 from .symbols import input_source as input_source
 from .symbols import is_data_dependent as is_data_dependent
+from .symbols import is_equality as is_equality
 from .symbols import is_nested as is_nested
 from .symbols import maybe as maybe
 from .symbols import nested_int_id as nested_int_id
@@ -102,6 +106,7 @@ from .symbols import new_number as new_number
 from .symbols import new_ragged_size as new_ragged_size
 from .symbols import new_symbol as new_symbol
 from .symbols import ragged_parts as ragged_parts
+from .symbols import restore_assumptions as restore_assumptions
 from .symbols import shape_conditions as shape_conditions
 from .symbols import size_symbol as size_symbol
 from .symbols import surely as surely

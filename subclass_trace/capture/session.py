@@ -43,6 +43,8 @@ class Session:
     #: which values of the inputs' contexts the traces read; looked at unless the caller compares whole contexts itself
     reads: ContextReads
     watches_contexts = True
+    #: what was assumed of symbols when the inputs were made, and nothing had run
+    assumptions: _torch.Assumptions | None = None
 
     def __init__(
         self,

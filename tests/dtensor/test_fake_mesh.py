@@ -675,3 +675,27 @@ def test_error_of_the_region_is_the_eager_one(mesh) -> None:
         st.compile(_column)(x, w)
     assert str(eager.value).splitlines()[0][:20] in str(compiled.value)
     assert w._local_tensor is local
+
+
+#: what the first backward may save of its own, sizes that the trace found equal, a local tensor taken out
+AGAIN = {
+    "exchanged": (lambda x, w, mesh: (x.redistribute(mesh, COLUMNS).pow(3) * w).sum(), {}),
+    "local": (lambda x, w, mesh: (x * x).redistribute(mesh, REPLICATE).to_local().sin(), {"dynamic": True}),
+    "both": (lambda x, w, mesh: x.redistribute(mesh, COLUMNS).pow(3).redistribute(mesh, ROWS), {"dynamic": True}),
+}
+
+
+@pytest.mark.parametrize("name", ["exchanged", "local", pytest.param("both", marks=pytest.mark.slow)])
+def test_differentiated_twice_without_a_retained_trace(mesh, name) -> None:
+    function, options = AGAIN[name]
+
+    def second(f, x, w):
+        out = f(x, w)
+        first = torch.autograd.grad((out * out).sum(), (x, w), create_graph=True, allow_unused=True)
+        loss = sum((g * g).sum() for g in first if g is not None)
+        return [g for g in (*first, *torch.autograd.grad(loss, (x, w), allow_unused=True)) if g is not None]
+
+    region = st.compile(lambda x, w: function(x, w, mesh), retain_trace=False, **options)
+    x, w = (whole(mesh, 8, 8, placements=ROWS, seed=k, grad=True) for k in range(2))
+    pairs = zip(second(lambda x, w: function(x, w, mesh), x, w), second(region, x, w), strict=True)
+    assert [d for a, b in pairs if (d := difference(seen(a), seen(b), 1e-4))] == []

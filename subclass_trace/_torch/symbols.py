@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,11 +43,21 @@ def new_number(env: ShapeEnv, hint: int, name: str) -> Any:
     return env.create_symintnode(symbol, hint=hint, source=source)
 
 
-def dynamic_context(dims: list[bool], alike: list[bool]) -> StatelessSymbolicContext[Any, Any]:
-    """Which dimensions of a dense tensor become symbols; where ``alike``, equal sizes share one."""
-    kinds = [DimDynamic.DUCK if same else DimDynamic.DYNAMIC for same in alike]
+def dynamic_context(
+    sizes: Sequence[bool], strides: Sequence[bool], alike: Sequence[bool], alike_strides: Sequence[bool]
+) -> StatelessSymbolicContext[Any, Any]:
+    """Which sizes and strides of a dense tensor become symbols; where ``alike``, equal ones share one.
+
+    Other strides follow from the sizes, if they can.
+    """
+
+    def kinds(dynamic: Sequence[bool], same: Sequence[bool], other: DimDynamic) -> list[DimDynamic]:
+        rows = zip(dynamic, same, strict=True)
+        return [(DimDynamic.DUCK if s else DimDynamic.DYNAMIC) if d else other for d, s in rows]
+
     return StatelessSymbolicContext(
-        dynamic_sizes=[k if d else DimDynamic.STATIC for k, d in zip(kinds, dims, strict=True)]
+        dynamic_sizes=kinds(sizes, alike, DimDynamic.STATIC),
+        dynamic_strides=kinds(strides, alike_strides, DimDynamic.INFER_STRIDE),
     )
 
 

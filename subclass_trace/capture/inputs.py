@@ -75,6 +75,8 @@ def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: Dynam
     Raises:
         ProtocolError: a class breaks the protocol; or a leaf inside a wrapper requires grad.
     """
+    # only our own choice knows strides
+    strides_of = getattr(dynamic, "strides_of", lambda path: ())
     index: dict[int, int] = {}
     originals: list[Tensor] = []
     paths: list[Path] = []
@@ -89,7 +91,7 @@ def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: Dynam
             _check_leaf(leaf, path, argument)
             if id(leaf) not in index:
                 index[id(leaf)] = len(originals)
-                originals.append(session.fake(alias, str(path), dynamic(path, leaf)))
+                originals.append(session.fake(alias, str(path), dynamic(path, leaf), strides_of(path)))
                 paths.append(path)
                 session.recorder.primal(originals[-1], untouched=True)
             places.append(index[id(leaf)])
@@ -203,6 +205,9 @@ class _Symbols:
         if any(dims):
             size = self.session.outer_size(value, path, dims)
             stride = symbolic_strides(spec.size, spec.stride, size)
+        loose = getattr(self.dynamic, "strides_of", lambda path: ())(path)
+        if any(loose):
+            stride = _strides_of_leaves(stride, loose, inners)
         of_context = getattr(self.dynamic, "of_context", None)  # only our own choice knows contexts
         parts = {} if of_context is None else {part: size[d] for part, d in of_context(path).items()}
         rest = (spec.storage_offset, spec.dtype, spec.device, spec.layout, spec.requires_grad)
@@ -242,6 +247,12 @@ class _Symbols:
 
 def _like(spec: LeafSpec) -> Tensor:
     return torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=spec.device)
+
+
+def _strides_of_leaves(stride: Sequence[Any], loose: Sequence[int], inners: Sequence[Spec]) -> tuple[Any, ...]:
+    """Outer strides that differ between calls, as the symbols that equal ones of dense leaves have; else numbers."""
+    known = {n.node.hint: n for s in inners for leaf in spec_leaves(s) for n in leaf.stride if _torch.size_symbol(n)}
+    return tuple(known.get(n, n) if free and type(n) is int else n for n, free in zip(stride, loose, strict=True))
 
 
 def symbolic_strides(size: Sequence[int], stride: Sequence[int], symbolic: Sequence[Any]) -> tuple[Any, ...]:

@@ -82,7 +82,7 @@ class Unwrapper:
             raise NotGenerated("sizes in a context")
         source = self.source
         shortcut = _torch.context_shortcut(spec.cls)
-        dynamic = any(isinstance(n, SizeExpr) for n in spec.size)
+        dynamic = _is_dynamic(spec)
         if shortcut is not None and not dynamic and self.shortcut_value is not None:
             known = source.constant(self.shortcut_value(variable), "spec")
             source.line(f"c = {variable}.{shortcut}")
@@ -145,7 +145,7 @@ class Wrapper:
 
     def _by_shortcut(self, out: str, spec: WrapperSpec, inner: dict[str, str]) -> bool:
         construct, attribute = _torch.shortcut_constructor(spec.cls), _torch.context_shortcut(spec.cls)
-        if construct is None or attribute is None or any(isinstance(n, SizeExpr) for n in spec.size):
+        if construct is None or attribute is None or _is_dynamic(spec):
             return False
         tensors = [n for n, s in zip(spec.names, spec.inners, strict=True) if not isinstance(s, OpaqueSpec)]
         value = self.examples.make(spec)
@@ -298,3 +298,8 @@ def write_copies(source: Source, plan: Plan, inputs: Sequence[str], values: Sequ
         if m.version_bumps != 1:
             source.bind("set_version", _torch.set_version)
             source.line(f"set_version({x}, {x}._version + {m.version_bumps - 1})")
+
+
+def _is_dynamic(spec: WrapperSpec) -> bool:
+    """Has the outer value a size or stride that is a symbol?"""
+    return any(isinstance(n, SizeExpr) for n in (*spec.size, *spec.stride))

@@ -265,7 +265,7 @@ def _structure(spec: Spec, value: Any, path: Path) -> str | None:
 
 def _same_beside_outer(spec: WrapperSpec, expected: Any, value: Tensor, context: Any) -> bool:
     """Is the context as expected, where markers stand for copies of a dynamic outer size?"""
-    if any(isinstance(n, SizeExpr) for n in spec.size):
+    if any(isinstance(n, SizeExpr) for n in (*spec.size, *spec.stride)):
         if same_context(expected, without_outer(context, tuple(value.shape), tuple(value.stride()))):
             return True
     return same_context(expected, context)

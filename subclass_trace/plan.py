@@ -40,6 +40,7 @@ class InputPlan:
         constant: for a tensor that the function closes over: the tensor itself.
         is_parameter: is it an ``nn.Parameter``? None where the region does not ask.
         no_gradient: the region asks for its ``.grad``, and finds None.
+        answers: what else the region asks, and what it is told (`capture.questions`).
     """
 
     path: Path
@@ -51,6 +52,7 @@ class InputPlan:
     constant: torch.Tensor | None = None
     is_parameter: bool | None = None
     no_gradient: bool = False
+    answers: tuple[tuple[str, Any], ...] = ()
 
     def of(self, flat: Sequence[Any]) -> torch.Tensor:
         """The input tensor of a call with these flat arguments."""

@@ -37,7 +37,7 @@ class FirstRun:
     """What is kept of a capture.
 
     Attributes:
-        rows: path, spec, leaves, ``is_leaf`` and ``is_parameter`` of each input.
+        rows: path, spec, leaves, ``is_leaf``, ``is_parameter`` and ``answers`` of each input.
         originals, sizes, counters: as in `TracedInputs`.
         graph, operations: fingerprints, of everything and of the operations alone.
         before, after: what was assumed of symbols when the run began, and once its first backward was traced.
@@ -47,7 +47,7 @@ class FirstRun:
     mode: Any
     dynamic: bool
     decompositions: Mapping[Any, Callable[..., Any]]
-    rows: tuple[tuple[Path, Spec, tuple[int, ...], bool, bool], ...]
+    rows: tuple[tuple[Path, Spec, tuple[int, ...], bool, bool, Mapping[str, Any]], ...]
     originals: tuple[Tensor, ...]
     sizes: tuple[Any, ...]
     counters: Groups
@@ -69,7 +69,7 @@ class FirstRun:
             session.mode,
             session.dynamic,
             decompositions,
-            tuple((i.path, i.spec, i.leaves, i.is_leaf, i.is_parameter) for i in inputs),
+            tuple((i.path, i.spec, i.leaves, i.is_leaf, i.is_parameter, i.answers) for i in inputs),
             captured.originals[:count],
             tuple(captured.size_primals.values()),
             captured.counters,
@@ -117,10 +117,10 @@ class FirstRun:
     def _inputs_at(self, session: Session, at: SizeAt) -> TracedInputs:
         with _torch.without_tracing():
             originals = _fakes_at(self.originals, at)
-        rows = []
-        for path, spec, own, is_leaf, is_parameter in self.rows:
+        rows: list[Any] = []
+        for path, spec, *rest in self.rows:
             fixed = map_spec(spec, lambda sizes: [at(n) for n in sizes], lambda c: map_sizes(c, at))
-            rows.append((path, fixed, own, is_leaf, is_parameter))
+            rows.append((path, fixed, *rest))
         fixed_run = replace(self, rows=tuple(rows), originals=originals, sizes=tuple(map(at, self.sizes)))
         return fixed_run._inputs(session)
 
@@ -129,10 +129,10 @@ class FirstRun:
             session.recorder.primal(fake, untouched=True)
         values = tuple(session.tracked(fake) for fake in self.originals)
         inputs = []
-        for number, (path, spec, own, is_leaf, is_parameter) in enumerate(self.rows):
+        for number, (path, spec, own, is_leaf, is_parameter, answers) in enumerate(self.rows):
             traced = traced_value(session, number, spec, [values[k] for k in own], path)
             edge = torch.autograd.graph.get_gradient_edge(traced) if traced.requires_grad else None
-            inputs.append(TracedInput(path, spec, own, is_leaf, traced, edge, is_parameter))
+            inputs.append(TracedInput(path, spec, own, is_leaf, traced, edge, is_parameter, False, answers))
         return TracedInputs(tuple(inputs), values, self.originals, (), self.sizes, self.counters)
 
 

@@ -7,8 +7,8 @@ else; leaves of one storage become fakes of one storage.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from ..subclass.paths import Path
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, is_ragged, spec_leaves
 from ..subclass.visit import rebuild
 from .counters import Groups, counter_groups
+from .questions import answers_of
 from .session import Session
 
 Tensor = torch.Tensor
@@ -55,6 +56,7 @@ class TracedInput:
     edge: Any  # gradient edge, or None when it does not require grad
     is_parameter: bool = False
     has_gradient: bool = False  # its .grad is a tensor
+    answers: Mapping[str, Any] = field(default_factory=dict)  # of the real tensor: see `questions`
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +112,7 @@ def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: Dynam
         if session.dynamic:
             spec = _with_sizes(spec, flatten(traced)[1])
         real = argument.value
-        facts = isinstance(real, torch.nn.Parameter), has_gradient(real)
+        facts = isinstance(real, torch.nn.Parameter), has_gradient(real), answers_of(real)
         inputs.append(TracedInput(argument.path, spec, own, real.is_leaf, traced, edge, *facts))
     counters = counter_groups([a.value for a in arguments])
     return TracedInputs(tuple(inputs), values, tuple(originals), tuple(paths), tuple(extra), counters)

@@ -10,6 +10,7 @@ import torch
 
 from .. import _torch
 from ..capture.inputs import has_gradient
+from ..capture.questions import QUESTIONS
 from ..plan import InputPlan, MutationPlan, Plan, ViewOutput
 from ..subclass.components import part_source, unread_of
 from ..subclass.context import Unread, has_sizes, same_context, with_outer, without_outer
@@ -249,6 +250,9 @@ def failed_metadata_code(source: Source, row: InputPlan, name: str) -> list[str]
         out.append(f"{name}.is_leaf is not {row.is_leaf}")
     if row.is_parameter is not None:
         out.append(f"isinstance({name}, {source.constant(torch.nn.Parameter, 'parameter')}) is not {row.is_parameter}")
+    for question, answer in row.answers:
+        ask = source.bind(f"ask_{question}", QUESTIONS[question])
+        out.append(f"{ask}({name}) != {answer!r}")
     if row.no_gradient:
         out.append(f"{source.bind('has_gradient', has_gradient)}({name})")
     return out

@@ -15,6 +15,7 @@ import torch
 from .. import _torch
 from ..capture.aliasing import alias_pattern
 from ..capture.inputs import has_gradient
+from ..capture.questions import QUESTIONS
 from ..plan import InputPlan, Plan
 from ..subclass.context import has_sizes, map_sizes, same_argument, same_context, without_outer
 from ..subclass.flatten import leaves_of
@@ -205,6 +206,9 @@ def failed_metadata(row: InputPlan, value: Tensor) -> str | None:
         return f"{row.path}: expected is_leaf={row.is_leaf}"
     if row.is_parameter is not None and isinstance(value, torch.nn.Parameter) != row.is_parameter:
         return f"{row.path}: expected {'a' if row.is_parameter else 'no'} nn.Parameter"
+    for question, answer in row.answers:
+        if QUESTIONS[question](value) != answer:
+            return f"{row.path}: expected {question}={answer}, got {QUESTIONS[question](value)}"
     return f"{row.path}.grad: expected None" if row.no_gradient and has_gradient(value) else None
 
 

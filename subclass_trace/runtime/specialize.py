@@ -262,7 +262,8 @@ def _inputs(captured: Captured, arguments: Sequence[Argument]) -> list[InputPlan
         spec = captured.session.reads.guarded(number, freeze(i.spec, snapshot))
         row = InputPlan(i.path, spec, i.leaves, is_leaf, a.position, a.take_base)
         is_parameter = i.is_parameter if asked.is_parameter else None
-        rows.append(replace(row, is_parameter=is_parameter, no_gradient=asked.gradient))
+        answers = tuple((name, i.answers[name]) for name in asked.questions)
+        rows.append(replace(row, is_parameter=is_parameter, no_gradient=asked.gradient, answers=answers))
     for c in captured.closed_over:
         rows.append(InputPlan(c.path, freeze(c.spec, snapshot), c.leaves, None, None, constant=c.value))
     return rows

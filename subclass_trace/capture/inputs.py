@@ -105,6 +105,10 @@ def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: Dynam
     for size in extra:
         session.recorder.primal(size)
     values = tuple(session.tracked(fake) for fake in originals)
+    reals = [a.value for a in arguments]
+    with torch.no_grad(), _torch.no_modes():
+        facts = [(isinstance(t, torch.nn.Parameter), has_gradient(t), answers_of(t)) for t in reals]
+        counters = counter_groups(reals)
     inputs = []
     for number, ((argument, _, own), spec) in enumerate(zip(rows, specs, strict=True)):
         traced = traced_value(session, number, spec, [values[k] for k in own], argument.path)
@@ -112,9 +116,7 @@ def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: Dynam
         if session.dynamic:
             spec = _with_sizes(spec, flatten(traced)[1])
         real = argument.value
-        facts = isinstance(real, torch.nn.Parameter), has_gradient(real), answers_of(real)
-        inputs.append(TracedInput(argument.path, spec, own, real.is_leaf, traced, edge, *facts))
-    counters = counter_groups([a.value for a in arguments])
+        inputs.append(TracedInput(argument.path, spec, own, real.is_leaf, traced, edge, *facts[number]))
     return TracedInputs(tuple(inputs), values, tuple(originals), tuple(paths), tuple(extra), counters)
 
 

@@ -699,3 +699,22 @@ def test_differentiated_twice_without_a_retained_trace(mesh, name) -> None:
     x, w = (whole(mesh, 8, 8, placements=ROWS, seed=k, grad=True) for k in range(2))
     pairs = zip(second(lambda x, w: function(x, w, mesh), x, w), second(region, x, w), strict=True)
     assert [d for a, b in pairs if (d := difference(seen(a), seen(b), 1e-4))] == []
+
+
+@pytest.mark.parametrize("placements", [REPLICATE, ROWS, COLUMNS], ids=str)
+def test_index_by_a_number_in_a_tensor(mesh, placements) -> None:
+    def f(x, i):
+        return x[i], x[:, i], x.narrow(0, i, 2)
+
+    region = st.compile(f)
+    for k in (2, -3, 0):
+        x, i = whole(mesh, 8, 8, placements=placements), torch.tensor(k)
+        assert [d for a, b in zip(f(x, i), region(x, i), strict=True) if (d := difference(seen(a), seen(b)))] == []
+    assert len(region.specializations) == 1
+    with pytest.raises(IndexError):
+        region(x, torch.tensor(8))
+
+
+def test_index_by_a_dtensor_is_refused(mesh) -> None:
+    with pytest.raises(st.DataDependentError):
+        st.compile(lambda x, i: x[i])(whole(mesh, 8, 4), distribute_tensor(torch.tensor(2), mesh, REPLICATE))

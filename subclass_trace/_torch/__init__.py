@@ -57,6 +57,7 @@ from .kinds import is_opaque as is_opaque
 from .kinds import overrides_torch_dispatch as overrides_torch_dispatch
 from .kinds import storage_ref as storage_ref
 from .kinds import tensor_guard as tensor_guard
+from .modes import GLOBAL_MODULE_HOOKS as GLOBAL_MODULE_HOOKS
 from .modes import PROXY_MODE_KEY as PROXY_MODE_KEY
 from .modes import DispatchLog as DispatchLog
 from .modes import DispatchMode as DispatchMode

@@ -176,3 +176,12 @@ grad_enabled = torch.is_grad_enabled
 set_grad = torch._C._set_grad_enabled
 
 forward_ad = torch.autograd.forward_ad
+
+
+#: hooks of all modules: pre-forward, forward, and around the backward
+GLOBAL_MODULE_HOOKS: tuple[dict[int, Any], ...] = (
+    torch.nn.modules.module._global_forward_pre_hooks,
+    torch.nn.modules.module._global_forward_hooks,
+    torch.nn.modules.module._global_backward_pre_hooks,
+    torch.nn.modules.module._global_backward_hooks,
+)

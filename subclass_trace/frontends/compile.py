@@ -203,6 +203,7 @@ class Region:
             view.modules,
             view.states,
             tuple(names_of(self.function)),
+            view.hooks,
         )
         program, graphs = build_program(
             captured,

@@ -30,11 +30,14 @@ from ..subclass.context import same_argument
 from ..subclass.spec import OpaqueSpec, Spec, spec_leaves
 from ..subclass.template import Examples
 from .emit import (
+    MODULE_HOOKS,
     NotGenerated,
     Unwrapper,
     Wrapper,
     copies_alone,
     failed_metadata_code,
+    other_attributes_code,
+    other_hooks_code,
     size_code,
     symbol_lines,
     tensor_checks,
@@ -240,6 +243,9 @@ class _EntryEmitter:
     def _modules(self) -> list[str]:
         """Check the modules, and read their tensors."""
         s = self.source
+        if self.layout.children:
+            tables = [s.constant(table, "hooks") for table in _torch.GLOBAL_MODULE_HOOKS]
+            s.line(f"if {other_hooks_code(s, tables, self.guards.hooks)}: return MISS")
         for k, ((parent, key), guard) in enumerate(zip(self.layout.children, self.guards.modules, strict=True)):
             known = s.constant(guard.module, "module")
             if parent == "root":
@@ -248,18 +254,14 @@ class _EntryEmitter:
                 s.line(f"m{k} = x{key}")
             else:
                 s.line(f"m{k} = m{parent}._modules[{key!r}]")
-            hooks = f"m{k}._forward_hooks or m{k}._forward_pre_hooks"
-            if guard.hooks:
-                hooks = f"(*m{k}._forward_pre_hooks, *m{k}._forward_hooks) != {s.constant(guard.hooks)}"
+            hooks = other_hooks_code(s, [f"m{k}.{table}" for table in MODULE_HOOKS], guard.hooks)
             s.line(f"if m{k} is not {known} or m{k}.training is not {guard.training} or {hooks}: return MISS")
             self._check_slots(k, guard.module)
             s.line(f"d = m{k}.__dict__")
             if "forward" not in dict(guard.attributes):
                 s.line("if 'forward' in d: return MISS")
-            if guard.attributes:
-                values = tuple(v for _, v in guard.attributes)
-                now = "".join(f"d[{name!r}], " for name, _ in guard.attributes)
-                s.line(f"if ({now}) != {s.constant(values, 'attributes')}: return MISS")
+            for condition in other_attributes_code(s, guard):
+                s.line(f"if {condition}: return MISS")
         names: list[str] = []
         for slot in self.layout.slots:
             name = f"x{self.layout.user_count + len(names)}"

@@ -17,6 +17,7 @@ from ..subclass.context import Unread, has_sizes, same_context, with_outer, with
 from ..subclass.protocol import flattens_alike, unflatten_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec
 from ..subclass.template import Examples
+from .guards import ModuleGuard, Same, as_held, is_simple
 from .source import Source
 
 Tensor = torch.Tensor
@@ -255,6 +256,30 @@ def failed_metadata_code(source: Source, row: InputPlan, name: str) -> list[str]
         out.append(f"{ask}({name}) != {answer!r}")
     if row.no_gradient:
         out.append(f"{source.bind('has_gradient', has_gradient)}({name})")
+    return out
+
+
+#: tables of hooks around a call of a module, in the order in which `guards.hooks_of` reads them
+MODULE_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+def other_hooks_code(source: Source, tables: Sequence[str], known: tuple[int, ...]) -> str:
+    """The condition that tables of hooks hold others than the known ones."""
+    return f"(*{', *'.join(tables)},) != {source.constant(known)}" if known else " or ".join(tables)
+
+
+def other_attributes_code(source: Source, guard: ModuleGuard) -> list[str]:
+    """Conditions that hold where the attributes of a module, which stand in ``d``, are others than in its guard."""
+    out = []
+    simple = [(k, v) for k, v in guard.attributes if is_simple(v)]
+    if simple:
+        now = "".join(f"d[{name!r}], " for name, _ in simple)
+        out.append(f"({now}) != {source.constant(tuple(v for _, v in simple), 'attributes')}")
+    for name, held in guard.attributes:
+        if isinstance(held, Same):
+            out.append(f"d[{name!r}] is not {source.constant(held.value, 'held')}")
+        elif not is_simple(held):
+            out.append(f"{source.bind('as_held', as_held)}(d[{name!r}]) != {source.constant(held, 'held')}")
     return out
 
 

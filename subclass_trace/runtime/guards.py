@@ -67,9 +67,9 @@ def eager_reason() -> str | None:
 
 @dataclass(frozen=True)
 class ModuleGuard:
-    """What of a module decides a trace beside its tensors: which object it is, its training flag, its forward hooks.
+    """What of a module decides a trace beside its tensors: which object it is, its training flag, its hooks.
 
-    ``attributes``: its public attributes that are numbers, strings, or tuples of them, and an instance's own ``forward``.
+    ``attributes``: its public attributes and an instance's own ``forward``, as `as_held` sees them.
     """
 
     module: torch.nn.Module
@@ -81,15 +81,55 @@ class ModuleGuard:
     def of(module: torch.nn.Module) -> ModuleGuard:
         """The guard for a module as it is now."""
         held = vars(module)
-        simple = [(k, v) for k, v in held.items() if not k.startswith("_") and k != "training" and is_simple(v)]
-        if "forward" in held:
-            simple.append(("forward", held["forward"]))
-        hooks = (*module._forward_pre_hooks, *module._forward_hooks)
-        return ModuleGuard(module, module.training, hooks, tuple(simple))
+        rows = [
+            (k, as_held(v))
+            for k, v in held.items()
+            if not k.startswith("_") and k != "training" and not isinstance(v, Tensor)
+        ]
+        return ModuleGuard(module, module.training, hooks_of(module), tuple(rows))
 
     def holds(self) -> bool:
         """Is the module still as it was?"""
         return self == ModuleGuard.of(self.module)
+
+
+def hooks_of(module: torch.nn.Module) -> tuple[int, ...]:
+    """The hooks around a call of a module, by their numbers."""
+    forward = (*module._forward_pre_hooks, *module._forward_hooks)
+    return (*forward, *module._backward_pre_hooks, *module._backward_hooks)
+
+
+class Same:
+    """An object that is compared by identity."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Same and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+#: items of longer containers are not looked at in each call
+_LONG = 32
+
+
+def as_held(value: Any) -> Any:
+    """An attribute of a module, to be compared: numbers and strings by value, the items of a short list, tuple or dict
+    one by one, everything else by identity."""
+    if is_simple(value):
+        return value
+    if type(value) in (list, tuple, dict) and len(value) <= _LONG:
+        items = value.items() if type(value) is dict else enumerate(value)
+        return (type(value), *[(k, v if is_simple(v) else Same(v)) for k, v in items])
+    return Same(value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,14 +174,16 @@ class Guards:
     modules: tuple[ModuleGuard, ...] = ()
     states: tuple[tuple[int, str, str], ...] = ()
     names: tuple[NameGuard, ...] = ()
+    hooks: tuple[int, ...] = ()  # hooks of all modules
 
 
 @dataclass(frozen=True, eq=False)
 class ModuleView:
-    """The modules that a call uses, and their state slots (owner id, table, name)."""
+    """The modules that a call uses, their state slots (owner id, table, name), and the hooks of all modules."""
 
     modules: tuple[ModuleGuard, ...] = ()
     states: tuple[tuple[int, str, str], ...] = ()
+    hooks: tuple[int, ...] = ()
 
 
 def failed_module_guard(guards: Guards, now: ModuleView) -> str | None:
@@ -154,9 +196,11 @@ def failed_module_guard(guards: Guards, now: ModuleView) -> str | None:
             if was.training != is_now.training:
                 return f"a module {name}: expected training={was.training}, got {is_now.training}"
             if was.hooks != is_now.hooks:
-                return f"a module {name} has other forward hooks"
+                return f"a module {name} has other hooks"
             changed = sorted({k for k, _ in set(was.attributes) ^ set(is_now.attributes)})
             return f"a module {name}: another value of {', '.join(changed)}"
+    if guards.hooks != now.hooks:
+        return "there are other hooks of all modules (register_module_forward_hook and the like)"
     if len(guards.modules) != len(now.modules) or guards.states != now.states:
         return "the modules have other parameters, buffers or sub-modules"
     return None

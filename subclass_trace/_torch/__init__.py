@@ -58,6 +58,7 @@ from .kinds import is_opaque as is_opaque
 from .kinds import overrides_torch_dispatch as overrides_torch_dispatch
 from .kinds import storage_ref as storage_ref
 from .kinds import tensor_guard as tensor_guard
+from .modes import GLOBAL_MODULE_HOOKS as GLOBAL_MODULE_HOOKS
 from .modes import PROXY_MODE_KEY as PROXY_MODE_KEY
 from .modes import DispatchLog as DispatchLog
 from .modes import DispatchMode as DispatchMode
@@ -75,7 +76,6 @@ from .modes import function_modes_active as function_modes_active
 from .modes import function_stack_length as function_stack_length
 from .modes import functorch_active as functorch_active
 from .modes import functorch_config as functorch_config
-from .modes import global_module_hooks as global_module_hooks
 from .modes import grad_enabled as grad_enabled
 from .modes import no_modes as no_modes
 from .modes import no_overrides as no_overrides
@@ -93,10 +93,14 @@ from .operators import op_name as op_name
 from .operators import op_schema as op_schema
 from .operators import raw_callable as raw_callable
 from .operators import scaled_mm as scaled_mm
+from .symbols import Assumptions as Assumptions
+from .symbols import assumptions_of as assumptions_of
 from .symbols import dynamic_context as dynamic_context
+from .symbols import equalities as equalities
 from .symbols import expression_source as expression_source
 from .symbols import input_source as input_source
 from .symbols import is_data_dependent as is_data_dependent
+from .symbols import is_equality as is_equality
 from .symbols import is_nested as is_nested
 from .symbols import maybe as maybe
 from .symbols import nested_int_id as nested_int_id
@@ -104,6 +108,7 @@ from .symbols import new_number as new_number
 from .symbols import new_ragged_size as new_ragged_size
 from .symbols import new_symbol as new_symbol
 from .symbols import ragged_parts as ragged_parts
+from .symbols import restore_assumptions as restore_assumptions
 from .symbols import shape_conditions as shape_conditions
 from .symbols import size_symbol as size_symbol
 from .symbols import surely as surely

@@ -142,21 +142,6 @@ def function_modes_active() -> bool:
     return int(torch._C._len_torch_function_stack()) > 0 and default_devices() is None
 
 
-def global_module_hooks() -> tuple[int, ...]:
-    """The numbers of the hooks that run for every module (``register_module_forward_hook`` and its like)."""
-    if not torch.nn.modules.module._has_any_global_hook():  # type: ignore[no-untyped-call]
-        return ()
-    return tuple(number for table in _GLOBAL_HOOKS for number in getattr(torch.nn.modules.module, table))
-
-
-_GLOBAL_HOOKS = (
-    "_global_forward_pre_hooks",
-    "_global_forward_hooks",
-    "_global_backward_pre_hooks",
-    "_global_backward_hooks",
-)
-
-
 def pytree_namespace() -> str:
     """optree's namespace that holds every pytree node registered with torch (and, by inheritance, globally)."""
     import torch.utils._cxx_pytree  # noqa: F401
@@ -191,3 +176,12 @@ grad_enabled = torch.is_grad_enabled
 set_grad = torch._C._set_grad_enabled
 
 forward_ad = torch.autograd.forward_ad
+
+
+#: hooks of all modules: pre-forward, forward, and around the backward
+GLOBAL_MODULE_HOOKS: tuple[dict[int, Any], ...] = (
+    torch.nn.modules.module._global_forward_pre_hooks,
+    torch.nn.modules.module._global_forward_hooks,
+    torch.nn.modules.module._global_backward_pre_hooks,
+    torch.nn.modules.module._global_backward_hooks,
+)

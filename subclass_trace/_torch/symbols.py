@@ -6,7 +6,8 @@ import contextlib
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -42,11 +43,21 @@ def new_number(env: ShapeEnv, hint: int, name: str) -> Any:
     return env.create_symintnode(symbol, hint=hint, source=source)
 
 
-def dynamic_context(dims: list[bool], alike: list[bool]) -> StatelessSymbolicContext[Any, Any]:
-    """Which dimensions of a dense tensor become symbols; where ``alike``, equal sizes share one."""
-    kinds = [DimDynamic.DUCK if same else DimDynamic.DYNAMIC for same in alike]
+def dynamic_context(
+    sizes: Sequence[bool], strides: Sequence[bool], alike: Sequence[bool], alike_strides: Sequence[bool]
+) -> StatelessSymbolicContext[Any, Any]:
+    """Which sizes and strides of a dense tensor become symbols; where ``alike``, equal ones share one.
+
+    Other strides follow from the sizes, if they can.
+    """
+
+    def kinds(dynamic: Sequence[bool], same: Sequence[bool], other: DimDynamic) -> list[DimDynamic]:
+        rows = zip(dynamic, same, strict=True)
+        return [(DimDynamic.DUCK if s else DimDynamic.DYNAMIC) if d else other for d, s in rows]
+
     return StatelessSymbolicContext(
-        dynamic_sizes=[k if d else DimDynamic.STATIC for k, d in zip(kinds, dims, strict=True)]
+        dynamic_sizes=kinds(sizes, alike, DimDynamic.STATIC),
+        dynamic_strides=kinds(strides, alike_strides, DimDynamic.INFER_STRIDE),
     )
 
 
@@ -177,6 +188,56 @@ def shape_conditions(env: ShapeEnv, known: Any) -> list[Any]:
         if bounds is not None and bounds.lower.is_Integer and bounds.lower > 0:
             conditions.append(sympy.Ge(symbol, bounds.lower, evaluate=False))
     return [c for c in conditions if c is not sympy.true]
+
+
+@dataclass(frozen=True, eq=False)
+class Assumptions:
+    """What a shape environment takes for true of its symbols at one moment."""
+
+    guards: tuple[Any, ...]
+    replacements: dict[Any, Any]
+    ranges: dict[Any, Any]
+    axioms: dict[Any, Any]
+    divisible: frozenset[Any]
+
+
+def assumptions_of(env: ShapeEnv) -> Assumptions:
+    """The assumptions now."""
+    known = dict(env.replacements), dict(env.var_to_range), dict(env.axioms)
+    return Assumptions(tuple(env.guards), *known, frozenset(env.divisible))
+
+
+def restore_assumptions(env: ShapeEnv, then: Assumptions) -> None:
+    """Forget what was assumed since then, except of symbols that are newer."""
+    if len(env.guards) == len(then.guards) and env.replacements == then.replacements:
+        return
+    newer = {s: e for s, e in env.replacements.items() if s not in then.ranges}
+    env.guards[:] = then.guards
+    env.replacements = {**then.replacements, **newer}
+    env.var_to_range = {**env.var_to_range, **then.ranges}
+    env.axioms, env.divisible = dict(then.axioms), set(then.divisible)
+    env._resimplify_floor_div_axioms = True
+    env._replacements_version_counter += 1
+    env._version_counter += 1
+    env._prev_cache_key = env._get_key()
+    env.fake_tensor_cache.clear()  # a result that it serves makes its assumptions no more
+    for method in vars(type(env)).values():
+        if hasattr(method, "cache_clear"):
+            method.cache_clear()
+
+
+def equalities(symbols: Any, values: Any) -> tuple[Any, ...]:
+    """The condition of each symbol that has a value: that it has it."""
+    import sympy
+
+    return tuple(sympy.Eq(s, values[s], evaluate=False) for s in sorted(symbols, key=str) if s in values)
+
+
+def is_equality(condition: Any) -> bool:
+    """Does a condition fix a size?"""
+    import sympy
+
+    return isinstance(condition, sympy.Eq)
 
 
 def expression_source(expr: Any, names: dict[Any, str]) -> str:

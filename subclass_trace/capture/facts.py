@@ -23,7 +23,8 @@ _FACTS: Mapping[str, Callable[[Tensor], Any]] = {
     "is_shared": lambda t: t.is_shared(),  # type: ignore[no-untyped-call]
     "output_nr": lambda t: t.output_nr,
     "retains_grad": lambda t: t.retains_grad,
-    "untyped_storage": lambda t: t.untyped_storage().nbytes(),
+    "untyped_storage": lambda t: t.untyped_storage().nbytes() if t.layout is torch.strided else None,
+    "storage_offset": lambda t: t.storage_offset() if t.layout is torch.strided else None,
 }
 #: the methods and properties
 NAMES = frozenset(_FACTS)

@@ -15,7 +15,7 @@ from .. import _torch
 from ..errors import DataDependentError, UnsupportedError
 from .closed_over import StandIns
 from .counters import SharedCounters
-from .indexing import Indexing, IndexingInside
+from .indexing import Indexing, IndexingInside, depends_on_data
 from .metadata import ASIDE, ASKING, MetadataReads
 from .recorder import Recorder
 
@@ -73,7 +73,9 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         writes = len(self.recorder.writes)
         try:
             return func(*args, **kwargs)
-        except _torch.DATA_DEPENDENT_ERRORS:
+        except (RuntimeError, *_torch.DATA_DEPENDENT_ERRORS) as error:
+            if not depends_on_data(error):
+                raise
             if len(self.recorder.writes) != writes or self.recorder.inside is not None:
                 raise
         self.recorder.inside = IndexingInside(self.indexing)

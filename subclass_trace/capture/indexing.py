@@ -68,7 +68,17 @@ class Indexing:
         text = f"index out of range for dimension {dim} with size {size}"
         self.recorder.symbols.require(number < size, text)
         self.recorder.symbols.require(number >= -size, text)
-        return x.select(dim, number)
+        try:
+            with _torch.unbound_symbols_set_aside(self.recorder.mode.shape_env):
+                return x.select(dim, number)
+        except (RuntimeError, *_torch.DATA_DEPENDENT_ERRORS) as error:
+            if not depends_on_data(error):
+                raise  # else: DTensor knows a part of a dimension, but not a place in it
+            at = self._tensor(number)
+            known: Any = torch.where(at < 0, at + size, at).item()
+            for condition in (known >= 0, known + 1 <= size):
+                self.recorder.symbols.require(condition, text)
+            return x.narrow(dim, known, 1).select(dim, 0)
 
     def _slice(self, x: Tensor, dim: int, item: slice) -> Tensor:
         """One length for all inner tensors of a wrapper: the number is read before the class sees the slice."""
@@ -103,7 +113,10 @@ class Indexing:
         known = torch.where(at < 0, at + size, at).item()
         text = f"start out of range for dimension {dim} with size {size}"
         self.recorder.symbols.require(known >= 0, text)
-        self.recorder.symbols.require(known + named["length"] <= size, text)
+        self.recorder.symbols.require(known <= size, text)
+        self.recorder.symbols.require(
+            known + named["length"] <= size, f"start + length exceeds dimension size ({size})"
+        )
         return (x, dim, known, named["length"]), {}
 
 
@@ -117,6 +130,11 @@ class IndexingInside(_torch.TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = self.indexing.arguments(func, args, kwargs or {})
         return func(*args, **kwargs)
+
+
+def depends_on_data(error: BaseException) -> bool:
+    """Does torch say that a trace would have to know a value? DTensor raises another error from that one."""
+    return isinstance(error, _torch.DATA_DEPENDENT_ERRORS) or isinstance(error.__cause__, _torch.DATA_DEPENDENT_ERRORS)
 
 
 def _holds_a_number(item: Any) -> bool:

@@ -8,8 +8,8 @@ else; leaves of one storage become fakes of one storage.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -58,6 +58,7 @@ class TracedInput:
     is_parameter: bool = False
     has_gradient: bool = False  # its .grad is a tensor
     real: Callable[[], Tensor | None] = lambda: None  # the tensor of the call, while it is alive
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what a first run asked of it, and was told
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +79,8 @@ def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: Dynam
     Raises:
         ProtocolError: a class breaks the protocol; or a leaf inside a wrapper requires grad.
     """
+    # only our own choice knows strides
+    strides_of = getattr(dynamic, "strides_of", lambda path: ())
     index: dict[int, int] = {}
     originals: list[Tensor] = []
     paths: list[Path] = []
@@ -92,7 +95,7 @@ def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: Dynam
             _check_leaf(leaf, path, argument)
             if id(leaf) not in index:
                 index[id(leaf)] = len(originals)
-                originals.append(session.fake(alias, str(path), dynamic(path, leaf)))
+                originals.append(session.fake(alias, str(path), dynamic(path, leaf), strides_of(path)))
                 paths.append(path)
                 session.recorder.primal(originals[-1], untouched=True)
             places.append(index[id(leaf)])
@@ -104,6 +107,10 @@ def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: Dynam
     for size in extra:
         session.recorder.primal(size)
     values = tuple(session.tracked(fake) for fake in originals)
+    reals = [a.value for a in arguments]
+    with torch.no_grad(), _torch.no_modes():
+        facts = [(isinstance(t, torch.nn.Parameter), has_gradient(t), weakref.ref(t)) for t in reals]
+        counters = counter_groups(reals)
     inputs = []
     for number, ((argument, _, own), spec) in enumerate(zip(rows, specs, strict=True)):
         traced = traced_value(session, number, spec, [values[k] for k in own], argument.path)
@@ -111,10 +118,7 @@ def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: Dynam
         if session.dynamic:
             spec = _with_sizes(spec, flatten(traced)[1])
         real = argument.value
-        facts = isinstance(real, torch.nn.Parameter), has_gradient(real)
-        rest = (*facts, weakref.ref(real))
-        inputs.append(TracedInput(argument.path, spec, own, real.is_leaf, traced, edge, *rest))
-    counters = counter_groups([a.value for a in arguments])
+        inputs.append(TracedInput(argument.path, spec, own, real.is_leaf, traced, edge, *facts[number]))
     return TracedInputs(tuple(inputs), values, tuple(originals), tuple(paths), tuple(extra), counters)
 
 
@@ -207,6 +211,9 @@ class _Symbols:
         if any(dims):
             size = self.session.outer_size(value, path, dims)
             stride = symbolic_strides(spec.size, spec.stride, size)
+        loose = getattr(self.dynamic, "strides_of", lambda path: ())(path)
+        if any(loose):
+            stride = _strides_of_leaves(stride, loose, inners)
         of_context = getattr(self.dynamic, "of_context", None)  # only our own choice knows contexts
         parts = {} if of_context is None else {part: size[d] for part, d in of_context(path).items()}
         rest = (spec.storage_offset, spec.dtype, spec.device, spec.layout, spec.requires_grad)
@@ -259,6 +266,12 @@ def _numbers_of(fake: Tensor) -> tuple[Any, ...]:
 
 def _like(spec: LeafSpec) -> Tensor:
     return torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=spec.device)
+
+
+def _strides_of_leaves(stride: Sequence[Any], loose: Sequence[int], inners: Sequence[Spec]) -> tuple[Any, ...]:
+    """Outer strides that differ between calls, as the symbols that equal ones of dense leaves have; else numbers."""
+    known = {n.node.hint: n for s in inners for leaf in spec_leaves(s) for n in leaf.stride if _torch.size_symbol(n)}
+    return tuple(known.get(n, n) if free and type(n) is int else n for n, free in zip(stride, loose, strict=True))
 
 
 def symbolic_strides(size: Sequence[int], stride: Sequence[int], symbolic: Sequence[Any]) -> tuple[Any, ...]:

@@ -25,8 +25,10 @@ from .user_code import is_user_code
 
 Tensor = torch.Tensor
 #: names of the calls that ask
-ASKING = frozenset({"__get__", "__set__", "__delete__", "storage_offset", "retain_grad", "storage", "_typed_storage"})
-ASKING |= NAMES
+ASKING = frozenset({"__get__", "__set__", "__delete__", "retain_grad", "storage", "_typed_storage"}) | NAMES
+_STORAGES = ("storage", "_typed_storage", "untyped_storage")
+#: facts of the history that an input came with
+_OF_HISTORY = ("output_nr", "retains_grad")
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 #: the answer of a call that is none of ours
 ASIDE = object()
@@ -59,11 +61,6 @@ class MetadataReads:
         is_leaf, is_parameter, gradient = ((number, n) in self._asked for n in ("is_leaf", "is_parameter", "gradient"))
         return AskedOf(is_leaf, is_parameter, gradient, facts)
 
-    @property
-    def asks_inputs(self) -> bool:
-        """Was anything asked that only the inputs themselves tell?"""
-        return bool(self._facts)
-
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Inside, stand-ins of parameters are parameters; from then on nothing is kept of the inputs."""
@@ -93,38 +90,36 @@ class MetadataReads:
             x: the first argument as the function has it; ``traced``: the stand-in for it, or itself.
 
         Raises:
-            UnsupportedError: the region asks for, or drops, the gradient that an input has; or lets one that is no leaf
-                retain its gradient.
+            UnsupportedError: the region asks for, or drops, the gradient that an input has; lets one that is no leaf
+                retain its gradient; or asks for what neither an answer nor a guard can be given.
         """
-        if func.__name__ == "storage_offset":
-            self._note_offset(traced)
-            return ASIDE
         owner, get = getattr(func, "__self__", None), func.__name__ == "__get__"
         number, row = self._rows.get(id(traced), (-1, None))
         if owner is Tensor.grad:
             return self._gradient(number, row, x, recorder)
         name = func.__self__.__name__ if get else func.__name__
-        if name in ("storage", "_typed_storage", "untyped_storage"):
-            self.storages = True
-            if row is not None and _torch.is_fake(row.traced):
-                self._fit_storage(row.traced, self._fact(number, "untyped_storage", row))
-            return ASIDE
-        if row is not None and name in NAMES:
+        if name == "storage_offset":
+            self.offsets = self.offsets or self._lies_in_input(traced)
+            return ASIDE if row is None or _torch.is_fake(traced) else self._fact(number, name, row)
+        if name in _STORAGES:
+            return self._storage(number, row, traced)
+        if name in ("_base", "_version") and isinstance(traced, Tensor):
+            return self._relation(name == "_base", traced, recorder)
+        if owner is Tensor.nbytes:  # torch's own asks for numbers, where sizes are symbols
+            return traced.numel() * traced.element_size() if get and traced.layout is torch.strided else ASIDE
+        if row is None:
+            return self._view_of_inference(traced) if name == "_is_view" else ASIDE
+        if owner is Tensor.is_leaf or owner is Tensor.grad_fn or name in _OF_HISTORY:
+            if row.edge is not None and row.traced.grad_fn is not row.edge.node:
+                return ASIDE  # another history than it came with
+        if name in NAMES:
             return self._fact(number, name, row)
-        if row is not None and name in ("_base", "_version"):
-            return self._base_or_version(number, name, row, recorder)
-        if row is not None and func is Tensor.retain_grad:
+        if func is Tensor.retain_grad:
             return self._retain_grad(number, row, recorder)
-        if row is None or not get:
-            return ASIDE
-        if owner is Tensor.is_leaf or owner is Tensor.grad_fn:
-            if row.edge is None or row.traced.grad_fn is not row.edge.node:
-                return ASIDE  # no history, which is guarded anyway, or another one than it came with
+        if get and row.edge is not None and (owner is Tensor.is_leaf or owner is Tensor.grad_fn):
             self.note(number, "is_leaf")
-            if owner is Tensor.is_leaf:
-                return row.is_leaf
-            return None if row.is_leaf else ASIDE
-        return ASIDE
+            return row.is_leaf if owner is Tensor.is_leaf else None if row.is_leaf else ASIDE
+        return ASIDE  # no history, which is guarded anyway
 
     def _gradient(self, number: int, row: TracedInput | None, x: Tensor, recorder: Recorder) -> Any:
         has = row.has_gradient if row is not None else not _torch.is_fake(x) and has_gradient(x)
@@ -145,27 +140,55 @@ class MetadataReads:
     def _fact(self, number: int, name: str, row: TracedInput) -> Any:
         if (number, name) not in self._facts:
             real = row.real()
-            if real is None:  # a trace that is made again (`again`)
+            if name in row.facts:  # a trace that is made again (`again`)
+                self._facts[number, name] = row.facts[name]
+            elif real is None:
                 return ASIDE
-            self._facts[number, name] = fact_of(real, name)
+            else:
+                self._facts[number, name] = fact_of(real, name)
         return self._facts[number, name]
 
-    def _base_or_version(self, number: int, name: str, row: TracedInput, recorder: Recorder) -> Any:
-        if name == "_base" and self._fact(number, "_is_view", row) is False:
-            return None
-        raise UnsupportedError(
-            f"the region reads .{name} of an input",
-            path=recorder.user_line(),
-            expected="regions that do not depend on whose memory an input lies in, and how often it was written",
-            got=str(row.path),
-            fix="do it outside of the region, and pass what the region needs as an argument",
-        )
+    def _storage(self, number: int, row: TracedInput | None, traced: Any) -> Any:
+        """A fake storage ends where the tensor does; that of an input gets the size that the real one has."""
+        self.storages = True
+        if row is None or traced.layout is not torch.strided:
+            return ASIDE
+        size, storage = self._fact(number, "untyped_storage", row), traced.untyped_storage()
+        now = storage.nbytes()
+        if _torch.is_fake(traced):
+            if size is not ASIDE and type(now) is int and now < size:
+                storage.resize_(size)
+        elif size is not ASIDE and size != (now.node.hint if isinstance(now, torch.SymInt) else now):
+            raise _unanswerable("asks for the storage of a wrapper", row.path, "ask its inner tensors")
+        return ASIDE
 
-    def _fit_storage(self, traced: Tensor, size: Any) -> None:
-        """A fake storage ends where the tensor does; it gets the size that the real one has."""
-        storage = traced.untyped_storage()
-        if size is not ASIDE and type(storage.nbytes()) is int and storage.nbytes() < size:
-            storage.resize_(size)
+    def _view_of_inference(self, traced: Any) -> Any:
+        """A view of an input made in inference mode does not know that it is one."""
+        base = traced._base if isinstance(traced, Tensor) and traced._is_view() else None
+        number, row = self._rows.get(id(base), (-1, None))
+        return False if row is not None and self._fact(number, "is_inference", row) is True else ASIDE
+
+    def _relation(self, base: bool, traced: Tensor, recorder: Recorder) -> Any:
+        """``_base`` and ``_version`` of an input, and of what shares a base or a counter with one."""
+        root = traced._base if traced._is_view() else None
+        number, row = self._rows.get(id(traced if root is None else root), (-1, None))
+        if row is None and (base or not self._lies_in_input(traced)):
+            return ASIDE
+        if not base:
+            line = recorder.user_line() if row is None else row.path
+            raise _unanswerable("asks for the version counter of an input, which differs in each call", line)
+        assert row is not None
+        if self._fact(number, "_is_view", row) is True:
+            fix = "pass the base as an argument"
+            raise _unanswerable("asks for the base of an input that is a view", row.path, fix)
+        inference = self._fact(number, "is_inference", row) is True  # then views have no base
+        return ASIDE if root is not None and not inference else None
+
+    def _lies_in_input(self, t: Any) -> bool:
+        if not _torch.is_fake(t) or t.layout is not torch.strided:
+            return False
+        mine = _torch.storage_ref(t)
+        return any(leaf.layout is torch.strided and _torch.storage_ref(leaf) == mine for leaf in self._leaves)
 
     def _attribute(self, stand_in: Tensor, name: str) -> Any:
         """A Python attribute that a stand-in does not have, when the user's code asks for it.
@@ -202,11 +225,15 @@ class MetadataReads:
         self.note(number, "is_leaf")
         return None  # a leaf has its gradient anyway
 
-    def _note_offset(self, t: Any) -> None:
-        if not self.offsets and _torch.is_fake(t) and t.layout is torch.strided:
-            mine = _torch.storage_ref(t)
-            strided = (leaf for leaf in self._leaves if leaf.layout is torch.strided)
-            self.offsets = any(_torch.storage_ref(leaf) == mine for leaf in strided)
+
+def _unanswerable(what: str, where: Any, fix: str = "ask outside of the region") -> UnsupportedError:
+    return UnsupportedError(
+        f"the region {what}",
+        path=where,
+        expected="questions whose answer is the same in each call that a specialization serves",
+        got="a traced tensor, which does not know",
+        fix=fix,
+    )
 
 
 class _IsParameter:

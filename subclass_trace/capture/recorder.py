@@ -92,6 +92,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.results = Results(mode)
         self.default_dtype = torch.get_default_dtype()
         self.inside: Any = None  # a function mode for the code of wrapper classes
+        self._class_call: Any = None  # the operation that the code of a class runs for it
         self.mutable = False
         self.tag = "is_forward"
         self.backward_seq: int | None = None
@@ -335,10 +336,17 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _run_class(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """What torch does next where a mode leaves an operation to the classes of its arguments, with `inside` active."""
         assert self.inside is not None
+        call = func, tuple(map(id, args))
+        if call == self._class_call:  # the class calls the operation itself: torch has it in C++ (DTensor)
+            return NotImplemented
         for cls in types:
             if cls not in _DENSE:
-                with self, self.inside:
-                    out = cls.__torch_dispatch__(func, types, args, kwargs)
+                outer, self._class_call = self._class_call, call
+                try:
+                    with self, self.inside:
+                        out = cls.__torch_dispatch__(func, types, args, kwargs)
+                finally:
+                    self._class_call = outer
                 if out is not NotImplemented:
                     return out
         return NotImplemented

@@ -183,6 +183,7 @@ class _Capture:
         grad_mode = torch.is_grad_enabled()
         with self.session.modes(), restored_versions(recorder) as versions:
             inputs = make_inputs(self.session)
+            self.session.assumptions = _torch.assumptions_of(self.session.shape_env)
             before = remember(inputs)
             run = self._call(call, inputs)
             recorder.write_assertions()

@@ -44,6 +44,8 @@ class Session:
     #: which values of the inputs' contexts the traces read; looked at unless the caller compares whole contexts itself
     reads: ContextReads
     watches_contexts = True
+    #: what was assumed of symbols when the inputs were made, and nothing had run
+    assumptions: _torch.Assumptions | None = None
 
     def __init__(
         self,
@@ -83,10 +85,10 @@ class Session:
             enter(self.recorder)
             yield
 
-    def fake(self, real: torch.Tensor, name: str, dims: Sequence[int]) -> torch.Tensor:
-        """A fake dense leaf; those of one storage share a fake storage. ``dims``: which sizes become symbols."""
+    def fake(self, real: torch.Tensor, name: str, dims: Sequence[int], strides: Sequence[int] = ()) -> torch.Tensor:
+        """A fake dense leaf; those of one storage share a fake storage. Sizes (``dims``) and strides become `Dim`."""
         source = _torch.input_source(name)
-        if not any(dims):
+        if not any(dims) and not any(strides):
             return self.mode.from_tensor(real, static_shapes=True, source=source)
         if Dim.NUMBER in dims:
             sizes = [
@@ -95,7 +97,10 @@ class Session:
             ]
             with _torch.without_tracing():
                 return torch.empty(sizes, dtype=real.dtype, device=real.device)
-        context = _torch.dynamic_context([bool(d) for d in dims], [d == Dim.ALIKE for d in dims])
+        rows = (dims, strides or [Dim.STATIC] * len(dims))
+        context = _torch.dynamic_context(
+            *([bool(d) for d in row] for row in rows), *([d == Dim.ALIKE for d in row] for row in rows)
+        )
         return self.mode.from_tensor(real, static_shapes=False, source=source, symbolic_context=context)
 
     def outer_size(self, wrapper: torch.Tensor, path: Path, dims: Sequence[int]) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ and the thread's state is set as it was. No tensor of the call is kept for it.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ from ..capture.inputs import Argument
 from ..capture.tape import Tape
 from ..errors import TangentError
 from ..runtime.guards import Ambient, Guards, failed_module_guard
+from ..runtime.sizes import Env, evaluate, to_expr
 from ..subclass.context import same_argument
 from .calls import CallSite
 
@@ -32,7 +34,7 @@ def second_run(
     arguments: Sequence[Argument],
     positions: Sequence[int | None],
     guards: Guards,
-) -> Callable[[], Tape] | None:
+) -> Callable[[Env | None], Tape] | None:
     """What runs the function again; None where a view among the arguments is represented by its base."""
     if any(a.take_base for a in arguments):
         return None
@@ -41,13 +43,19 @@ def second_run(
     flat = [v if n is None else rows[n].value for v, n in zip(site.flat, slots, strict=True)]
     ghost = replace(site, flat=flat)
 
-    def again() -> Tape:
+    def again(env: Env | None) -> Tape:
         here, handed = _with_named(ghost, rows, slots)
         _check(here, guards)
         with _state(guards.ambient):
-            return first.repeat(here.runner(function, handed, slots), handed)
+            run = here.runner(function, handed, slots)
+            at = None if env is None else functools.partial(_size_at, env)
+            return first.repeat(run, handed, at)
 
     return again
+
+
+def _size_at(env: Env, size: Any) -> Any:
+    return evaluate(to_expr(size), env)
 
 
 def _nothing() -> Tensor:

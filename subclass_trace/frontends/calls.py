@@ -112,7 +112,8 @@ class CallSite:
         for root in self.roots:
             for module, _ in submodules(root):
                 modules.setdefault(id(module), ModuleGuard.of(module))
-        return ModuleView(tuple(modules.values()), self._slots())
+        hooks = tuple(n for table in _torch.GLOBAL_MODULE_HOOKS for n in table) if modules else ()
+        return ModuleView(tuple(modules.values()), self._slots(), hooks)
 
     def _slots(self) -> tuple[tuple[int, str, str], ...]:
         """What stands behind the user's leaves in ``flat``."""

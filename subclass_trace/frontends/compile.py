@@ -18,7 +18,7 @@ import functools
 import gc
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, overload
 
 import optree
@@ -209,6 +209,7 @@ class Region:
             view.modules,
             view.states,
             tuple(names_of(self.function)),
+            view.hooks,
         )
         program, graphs = build_program(
             captured,
@@ -224,12 +225,25 @@ class Region:
             first = FirstRun.of(captured, table)
             if first is not None:
                 program.backwards.again = second_run(first, self.function, site, arguments, positions, guards)
+            program.backwards.narrow = functools.partial(self._narrow, program)
             if not options.retain_trace:
                 program.backwards.release()
         examples = Examples(captured.session.mode, hint_of)
         with torch.no_grad():
             entry = generate(program, guards, site.layout(), site.flat, examples)
         return Specialization(self._reason(site, ambient), program.plan, guards, program, graphs, entry)
+
+    def _narrow(self, program: Program, conditions: tuple[Any, ...]) -> None:
+        """A backward of this specialization, made to be differentiated, fixes sizes: it serves no others from now on."""
+        with TRACE_LOCK:
+            calls = {id(e.entry.call) for e in self._entries if e.program is program and e.entry is not None}
+            self._fast = tuple(serve for serve in self._fast if id(serve) not in calls)
+            self._entries = tuple(
+                replace(e, entry=None, plan=replace(e.plan, conditions=(*e.plan.conditions, *conditions)))
+                if e.program is program
+                else e
+                for e in self._entries
+            )
 
     def _capture(self, site: CallSite, table: dict[Any, Any]) -> tuple[Captured, list[Any], list[int | None]]:
         bases: list[torch.Tensor] = []

@@ -1,4 +1,7 @@
-"""Which sizes are symbols: all of them on request, marked ones, and those that changed between calls."""
+"""Which sizes are symbols: all of them on request, marked ones, and those that changed between calls.
+
+Strides become symbols where they changed and do not follow from the sizes (``buffer[:, -16:]`` of a growing buffer).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import torch
 from ..capture.inputs import Argument, DynamicDims
 from ..capture.session import Dim
 from ..subclass.components import Part, components
+from ..subclass.context import same_context, without_outer
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from ..subclass.visit import visit
@@ -21,13 +25,15 @@ Sizes = dict[str, tuple[int, ...]]
 def sizes_of(arguments: Sequence[Argument]) -> Sizes:
     """path -> size, for each argument and each value inside it (a jagged tensor's own size follows from those).
 
-    The numbers at the top of a wrapper's context stand among them.
+    The numbers at the top of a wrapper's context stand among them, and strides that do not follow from sizes.
     """
     out: Sizes = {}
 
     def note(t: Tensor, path: Path) -> None:
         if not t.is_nested:
             out[str(path)] = tuple(t.shape)
+            if t.layout is torch.strided:
+                out[_stride_path(path)] = _loose_strides(t)
 
     def note_wrapper(t: Tensor, names: Any, inners: Any, context: Any, path: Path) -> None:
         note(t, path)
@@ -46,6 +52,20 @@ def sizes_of(arguments: Sequence[Argument]) -> Sizes:
 
 def _context_path(path: Path) -> str:
     return f"the context of {path}"
+
+
+def _stride_path(path: Path) -> str:
+    return f"the strides of {path}"
+
+
+def _loose_strides(t: Tensor) -> tuple[int, ...]:
+    """The strides that do not follow from the sizes; 0 for those that do."""
+    out, follows = [0] * t.dim(), {0, 1}
+    for stride, d in sorted(((s, -d) for d, s in enumerate(t.stride()))):
+        if stride not in follows:
+            out[-d] = stride
+        follows.add(stride * t.shape[-d])
+    return tuple(out)
 
 
 def _numbers(context: Any) -> dict[Part, int]:
@@ -92,6 +112,7 @@ class _Choice:
         self.history = history
         self.chosen: dict[str, list[int]] = {}
         self.parts: dict[str, dict[Part, int]] = {}
+        self.strides: dict[str, list[int]] = {}
         self._alike: dict[int, tuple[int | None, ...]] = {}  # size -> how the dimensions went that share its symbol
 
     def note(self, t: Tensor, path: Path, extra: frozenset[int], whole: bool) -> None:
@@ -104,6 +125,17 @@ class _Choice:
             self._kind(name, d, n) if whole or d in dims else Dim.STATIC for d, n in enumerate(t.shape)
         ]
 
+        loose = self.history.varying.get(_stride_path(path), frozenset())
+        if loose and t.layout is torch.strided:
+            where = _stride_path(path)
+            self.strides[name] = [
+                self._kind(where, d, n) if d in loose else Dim.STATIC for d, n in enumerate(t.stride())
+            ]
+
+    def strides_of(self, path: Path) -> Sequence[int]:
+        """What the strides of the value at a path become; empty where they follow from the sizes or are numbers."""
+        return self.strides.get(str(path), ())
+
     def _kind(self, path: str, dim: int, size: int) -> Dim:
         """Equal sizes are one symbol, unless they differed in an earlier call."""
         went = self.history.of(path, dim)
@@ -111,6 +143,8 @@ class _Choice:
 
     def note_context(self, t: Tensor, context: Any, path: Path) -> None:
         """Numbers of a context that were an outer size in each call so far, and differed: they are that size."""
+        if self.strides and not same_context(context, without_outer(context, (), tuple(t.stride()))):
+            self._fix_strides(str(path))
         where = _context_path(path)
         dims = self.chosen.get(str(path), [])
         for k, (part, n) in enumerate(_numbers(context).items()):
@@ -120,6 +154,11 @@ class _Choice:
             ]
             if found and len(set(went)) > 1:
                 self.parts.setdefault(str(path), {})[part] = found[0]
+
+    def _fix_strides(self, name: str) -> None:
+        """A context that repeats the outer stride is one that its class takes for numbers (DTensor hashes it)."""
+        for inner in [p for p in self.strides if p == name or p.startswith(f"{name}.")]:
+            del self.strides[inner]
 
     def of_context(self, path: Path) -> Mapping[Part, int]:
         """Which values of a wrapper's context are which outer size."""
@@ -175,7 +214,7 @@ def choose(arguments: Sequence[Argument], history: SizeHistory, everything: bool
 
         visit(a.value, leaf=leaf, wrapper=wrapper, opaque=lambda v, path: None, path=a.path)
     # A ragged size is a symbol in any case.
-    any_dynamic = jagged or any(any(dims) for dims in choice.chosen.values())
+    any_dynamic = jagged or any(any(dims) for dims in (*choice.chosen.values(), *choice.strides.values()))
     return choice, any_dynamic
 
 

@@ -297,7 +297,7 @@ class _DynamoSession(Session):
         super().__init__(dynamic=dynamic, decompositions=decompositions, mode=mode, recorder=_GraphRecorder)
         self.origins, self.arguments = origins, arguments
 
-    def fake(self, real: Tensor, name: str, dims: Sequence[int]) -> Tensor:
+    def fake(self, real: Tensor, name: str, dims: Sequence[int], strides: Sequence[int] = ()) -> Tensor:
         """A fake dense leaf with Dynamo's symbols; those of one storage share a fake storage."""
         origin = self.origins.get(name)
         if origin is None or origin.context is None:

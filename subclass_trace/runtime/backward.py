@@ -90,8 +90,10 @@ class CompiledBackward:
 class Backwards:
     """The compiled backwards of a region (or of a backward of it), and the tape to trace more from.
 
-    ``again`` makes the tape a second time, by running the user function on fakes; with it, `release` may drop the tape.
-    ``inputs`` says how many inputs are differentiated.
+    ``again`` makes the tape a second time, by running the user function on fakes (of the sizes of one call, where it is
+    given their symbols' values); with it, `release` may drop the tape.
+    ``inputs`` says how many inputs are differentiated. ``narrow`` is told when a backward that is differentiated again
+    fixes sizes: calls with others get a specialization of their own.
     """
 
     def __init__(
@@ -106,7 +108,9 @@ class Backwards:
         self.symbols, self.twins = symbols, twins
         self.tape: Tape | None = tape
         self.inputs, self.saved = len(tape.edges), saved
-        self.again: Callable[[], Tape] | None = None
+        self.again: Callable[[Env | None], Tape] | None = None
+        self.narrow: Callable[[tuple[Any, ...]], None] | None = None
+        self.of_backward = False
         self.compile_backward, self.output_paths = compile_backward, tuple(output_paths)
         self.compiled: tuple[CompiledBackward, ...] = ()
 
@@ -148,16 +152,48 @@ class Backwards:
         tape = self.tape
         if tape is None:
             assert self.again is not None
-            tape = self.again()
+            tape = self.again(None)
+        entry = self._trace_of(tape, tangents, create_graph, env)
+        failed = next((c for c in entry.conditions if not bool(c.xreplace(dict(env)))), None)
+        if failed is None:
+            return entry
+        if self.again is None:
+            raise self._other_sizes(failed, env)
+        entry = self._trace_of(self.again(env), tangents, create_graph, env)
+        return replace(entry, conditions=_torch.equalities(self.symbols, env))
+
+    def _trace_of(self, tape: Tape, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> CompiledBackward:
         live = [flatten(o)[1] for o in tape.outputs]
         specs = [None if t is None else symbolic(canonical(t), o, env) for t, o in zip(tangents, live, strict=True)]
         shape_env = tape.session.shape_env
+        assumed = _torch.assumptions_of(shape_env)
         before = set(_torch.shape_conditions(shape_env, self.symbols))
-        with tape.session.reads.at(env) as contexts:
-            traced = tape.trace(specs, create_graph=create_graph)
-        entry = self.build(traced, specs, create_graph)
-        added = [c for c in _torch.shape_conditions(shape_env, self.symbols) if c not in before]
-        return replace(entry, conditions=tuple(c for c in added if c.free_symbols <= self.symbols), contexts=contexts)
+        try:
+            with tape.session.reads.at(env) as contexts:
+                traced = tape.trace(specs, create_graph=create_graph)
+            entry = self.build(traced, specs, create_graph)
+            added = [c for c in _torch.shape_conditions(shape_env, self.symbols) if c not in before]
+        finally:  # they hold for this backward; the next one that is traced must find out anew
+            _torch.restore_assumptions(shape_env, assumed)
+        conditions = tuple(c for c in added if c.free_symbols <= self.symbols)
+        if (
+            (create_graph or self.of_backward)
+            and self.narrow is not None
+            and any(_torch.is_equality(c) for c in conditions)
+        ):
+            self.narrow(conditions)
+        return replace(entry, conditions=conditions, contexts=contexts)
+
+    def _other_sizes(self, condition: Any, env: Env) -> TangentError:
+        values = {str(s): env[s] for s in condition.free_symbols}
+        return TangentError(
+            "this backward takes other operations for other sizes, and its trace has the sizes of another call",
+            path=", ".join(self.output_paths) or None,
+            expected=f"sizes for which {condition}",
+            got=str(values),
+            fix="call the region again with these sizes (they have a specialization of their own from now on), or compile "
+            "with automatic_dynamic=False",
+        )
 
     def build(self, traced: TracedBackward, tangents: Sequence[Spec | None], create_graph: bool) -> CompiledBackward:
         """Compile a traced backward as a program over saved values and tangents."""
@@ -183,6 +219,7 @@ class Backwards:
         if traced.next is not None:
             rest = (self.compile_backward, (), self.symbols, self.twins)
             following = Backwards(traced.next, frozenset(have), *rest)
+            following.narrow, following.of_backward = self.narrow, True
         frozen = tuple(None if t is None else freeze(t) for t in tangents)
         grads = tuple(None if g is None else freeze(g) for g in traced.grads)
         call = self.compile_backward(graph)

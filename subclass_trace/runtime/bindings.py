@@ -113,8 +113,15 @@ def _raw(op: _torch.OpOverload) -> Binding:
     return Binding(_torch.raw_callable(op) if type(op) is _torch.OpOverload else op, "op", str(op))
 
 
+def _check_scalar(condition: Any, text: str) -> None:
+    """``_assert_scalar``, with the type of error that eager has where an index is out of range."""
+    if not condition:
+        raise (IndexError if "out of range for dimension" in text else RuntimeError)(text)
+
+
 # Metadata reads reach no dispatcher on plain tensors. These say the same by definition.
 _SIZE_READS: dict[Any, Binding] = {
+    torch.ops.aten._assert_scalar.default: Binding(_check_scalar, "op", "check_scalar"),
     torch.ops.aten.sym_size.int: Binding(torch.Tensor.size, "binding", "torch.Tensor.size"),
     torch.ops.aten.sym_stride.int: Binding(torch.Tensor.stride, "binding", "torch.Tensor.stride"),
     torch.ops.aten.sym_numel.default: Binding(torch.Tensor.numel, "binding", "torch.Tensor.numel"),

@@ -37,6 +37,7 @@ from .emit import (
     attribute_checks,
     copies_alone,
     failed_metadata_code,
+    other_hooks_code,
     size_code,
     symbol_lines,
     tensor_checks,
@@ -224,9 +225,6 @@ class _EntryEmitter:
             parts.append(f"autocast_state() != {s.constant(a.autocast, 'autocast')}")
         else:
             parts.append("any_autocast()")
-        if self.guards.modules:
-            now = s.bind("module_hooks", _torch.global_module_hooks)
-            parts.append(f"{now}() != {s.constant(a.module_hooks)}")
         s.line(f"if ({' or '.join(parts)}): return MISS")
 
     def _names(self) -> None:
@@ -246,6 +244,9 @@ class _EntryEmitter:
     def _modules(self) -> list[str]:
         """Check the modules, and read their tensors."""
         s = self.source
+        if self.layout.children:
+            tables = [s.constant(table, "hooks") for table in _torch.GLOBAL_MODULE_HOOKS]
+            s.line(f"if {other_hooks_code(s, tables, self.guards.hooks)}: return MISS")
         for k, ((parent, key), guard) in enumerate(zip(self.layout.children, self.guards.modules, strict=True)):
             known = s.constant(guard.module, "module")
             if parent == "root":
@@ -254,10 +255,7 @@ class _EntryEmitter:
                 s.line(f"m{k} = x{key}")
             else:
                 s.line(f"m{k} = m{parent}._modules[{key!r}]")
-            tables = [f"m{k}.{table}" for table in HOOK_TABLES]
-            hooks = " or ".join(tables)
-            if guard.hooks:
-                hooks = f"(*{', *'.join(tables)}) != {s.constant(guard.hooks)}"
+            hooks = other_hooks_code(s, [f"m{k}.{table}" for table in HOOK_TABLES], guard.hooks)
             s.line(f"if m{k} is not {known} or m{k}.training is not {guard.training} or {hooks}: return MISS")
             self._check_slots(k, guard.module)
             s.line(f"d = m{k}.__dict__")

@@ -17,6 +17,7 @@ from ..subclass.context import Unread, has_sizes, same_context, with_outer, with
 from ..subclass.protocol import flattens_alike, unflatten_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec
 from ..subclass.template import Examples
+from .guards import Same, as_held, is_simple
 from .source import Source
 
 Tensor = torch.Tensor
@@ -83,7 +84,7 @@ class Unwrapper:
             raise NotGenerated("sizes in a context")
         source = self.source
         shortcut = _torch.context_shortcut(spec.cls)
-        dynamic = any(isinstance(n, SizeExpr) for n in spec.size)
+        dynamic = _is_dynamic(spec)
         if shortcut is not None and not dynamic and self.shortcut_value is not None:
             known = source.constant(self.shortcut_value(variable), "spec")
             source.line(f"c = {variable}.{shortcut}")
@@ -146,7 +147,7 @@ class Wrapper:
 
     def _by_shortcut(self, out: str, spec: WrapperSpec, inner: dict[str, str]) -> bool:
         construct, attribute = _torch.shortcut_constructor(spec.cls), _torch.context_shortcut(spec.cls)
-        if construct is None or attribute is None or any(isinstance(n, SizeExpr) for n in spec.size):
+        if construct is None or attribute is None or _is_dynamic(spec):
             return False
         tensors = [n for n, s in zip(spec.names, spec.inners, strict=True) if not isinstance(s, OpaqueSpec)]
         value = self.examples.make(spec)
@@ -258,16 +259,26 @@ def failed_metadata_code(source: Source, row: InputPlan, name: str) -> list[str]
     return out
 
 
+def other_hooks_code(source: Source, tables: Sequence[str], known: tuple[int, ...]) -> str:
+    """The condition that tables of hooks hold others than the known ones."""
+    return f"(*{', *'.join(tables)},) != {source.constant(known)}" if known else " or ".join(tables)
+
+
 def attribute_checks(source: Source, attributes: Sequence[tuple[str, Any]]) -> None:
-    """Emit checks that plain attributes, in the dict ``d``, have the types and values that they had.
+    """Emit checks that attributes of a module, in the dict ``d``, are held as they were (`guards.as_held`).
 
     Most are the very objects that they were: only others are compared.
     """
-    changed = []
-    for name, value in attributes:
-        known = source.bind(source.name("attribute"), value)
-        same = source.bind("same_context", same_context)
-        changed.append(f"d[{name!r}] is not {known} and not {same}({known}, d[{name!r}])")
+    changed, same = [], source.bind("same_context", same_context)
+    for name, held in attributes:
+        now, identity = f"d[{name!r}]", isinstance(held, Same)
+        known = source.bind(source.name("attribute"), held.value if identity else held)
+        if identity:
+            changed.append(f"{now} is not {known}")
+        elif is_simple(held):
+            changed.append(f"{now} is not {known} and not {same}({known}, {now})")
+        else:
+            changed.append(f"not {same}({known}, {source.bind('as_held', as_held)}({now}))")
     if changed:
         source.line(f"if {' or '.join(changed)}: return MISS")
 
@@ -316,3 +327,8 @@ def write_copies(source: Source, plan: Plan, inputs: Sequence[str], values: Sequ
         if m.version_bumps != 1:
             source.bind("set_version", _torch.set_version)
             source.line(f"set_version({x}, {x}._version + {m.version_bumps - 1})")
+
+
+def _is_dynamic(spec: WrapperSpec) -> bool:
+    """Has the outer value a size or stride that is a symbol?"""
+    return any(isinstance(n, SizeExpr) for n in (*spec.size, *spec.stride))

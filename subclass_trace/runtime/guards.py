@@ -30,7 +30,7 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Ambient:
-    """State that decides a trace: grad mode, inference mode, autocast, determinism, defaults, hooks on all modules."""
+    """Thread state that decides a trace: grad mode, inference mode, autocast, determinism, defaults."""
 
     grad: bool
     inference: bool
@@ -38,7 +38,6 @@ class Ambient:
     deterministic: bool
     dtype: torch.dtype
     devices: tuple[torch.device, ...] = ()  # default devices
-    module_hooks: tuple[int, ...] = ()  # hooks that run for every module
 
     @staticmethod
     def now() -> Ambient:
@@ -50,7 +49,6 @@ class Ambient:
             torch.are_deterministic_algorithms_enabled(),
             torch.get_default_dtype(),
             _torch.default_devices() or (),
-            _torch.global_module_hooks(),
         )
 
 
@@ -75,7 +73,7 @@ HOOK_TABLES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_
 class ModuleGuard:
     """What of a module decides a trace beside its tensors: which object it is, its training flag, its hooks.
 
-    ``attributes``: its public attributes that are numbers, strings, or tuples of them, and an instance's own ``forward``.
+    ``attributes``: its public attributes and an instance's own ``forward``, as `as_held` sees them.
     """
 
     module: torch.nn.Module
@@ -87,11 +85,9 @@ class ModuleGuard:
     def of(module: torch.nn.Module) -> ModuleGuard:
         """The guard for a module as it is now."""
         held = vars(module)
-        simple = [(k, v) for k, v in held.items() if not k.startswith("_") and k != "training" and is_simple(v)]
-        if "forward" in held:
-            simple.append(("forward", held["forward"]))
+        rows = [(k, as_held(v)) for k, v in held.items() if not k.startswith("_") and not isinstance(v, Tensor)]
         hooks = [number for table in HOOK_TABLES for number in held[table]]  # no two hooks have one number
-        return ModuleGuard(module, module.training, tuple(hooks), tuple(simple))
+        return ModuleGuard(module, module.training, tuple(hooks), tuple(row for row in rows if row[0] != "training"))
 
     def failed(self, now: ModuleGuard) -> str | None:
         """How the module differs now, as a sentence; None if it does not."""
@@ -105,6 +101,39 @@ class ModuleGuard:
         was, held = dict(self.attributes), dict(now.attributes)
         changed = sorted({*was} ^ {*held} | {k for k in was if k in held and not same_context(was[k], held[k])})
         return f"a module {name}: another value of {', '.join(changed)}" if changed else None
+
+
+class Same:
+    """An object that is compared by identity."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Same and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+#: items of longer containers are not looked at in each call
+_LONG = 32
+
+
+def as_held(value: Any) -> Any:
+    """An attribute of a module, to be compared: numbers and strings by value, the items of a short list, tuple or dict
+    one by one, everything else by identity."""
+    if is_simple(value):
+        return value
+    if type(value) in (list, tuple, dict) and len(value) <= _LONG:
+        items = value.items() if type(value) is dict else enumerate(value)
+        return (type(value), *[(k, v if is_simple(v) else Same(v)) for k, v in items])
+    return Same(value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,14 +178,16 @@ class Guards:
     modules: tuple[ModuleGuard, ...] = ()
     states: tuple[tuple[int, str, str], ...] = ()
     names: tuple[NameGuard, ...] = ()
+    hooks: tuple[int, ...] = ()  # hooks of all modules
 
 
 @dataclass(frozen=True, eq=False)
 class ModuleView:
-    """The modules that a call uses, and their state slots (owner id, table, name)."""
+    """The modules that a call uses, their state slots (owner id, table, name), and the hooks of all modules."""
 
     modules: tuple[ModuleGuard, ...] = ()
     states: tuple[tuple[int, str, str], ...] = ()
+    hooks: tuple[int, ...] = ()
 
 
 def failed_module_guard(guards: Guards, now: ModuleView) -> str | None:
@@ -165,6 +196,8 @@ def failed_module_guard(guards: Guards, now: ModuleView) -> str | None:
         reason = was.failed(is_now)
         if reason is not None:
             return reason
+    if guards.hooks != now.hooks:
+        return "there are other hooks of all modules (register_module_forward_hook and the like)"
     if len(guards.modules) != len(now.modules) or guards.states != now.states:
         return "the modules have other parameters, buffers or sub-modules"
     return None
@@ -277,7 +310,7 @@ def _structure(spec: Spec, value: Any, path: Path) -> str | None:
 
 def _same_beside_outer(spec: WrapperSpec, expected: Any, value: Tensor, context: Any) -> bool:
     """Is the context as expected, where markers stand for copies of a dynamic outer size?"""
-    if any(isinstance(n, SizeExpr) for n in spec.size):
+    if any(isinstance(n, SizeExpr) for n in (*spec.size, *spec.stride)):
         if same_context(expected, without_outer(context, tuple(value.shape), tuple(value.stride()))):
             return True
     return same_context(expected, context)

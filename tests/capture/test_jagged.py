@@ -251,3 +251,38 @@ def test_double_backward() -> None:
             (second,) = torch.autograd.grad(first.values().sum(), x)
             found.append((first.values().detach(), second.values()))
         torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("retain_trace", [True, False])
+def test_differentiated_twice_with_another_number_of_rows(retain_trace: bool) -> None:
+    """The backward of a linear layer of jagged tensors, differentiated, has an operation for each row."""
+    layer = torch.nn.Linear(4, 4)
+    region = st.compile(lambda x: layer(x), retain_trace=retain_trace)
+    for lengths in ((2, 3), (4, 1, 2), (5, 5, 5, 5), (1, 2)):
+        found = []
+        for call in (layer, region):
+            rows = [torch.arange(4.0 * n).reshape(n, 4) for n in lengths]
+            x = torch.nested.nested_tensor(rows, layout=torch.jagged, requires_grad=True)
+            (g,) = torch.autograd.grad(call(x).values().pow(2).sum(), x, create_graph=True)
+            (twice,) = torch.autograd.grad(g.values().pow(2).sum(), x)
+            found.append((g.values(), twice.values()))
+        assert all(torch.allclose(a, b) for a, b in zip(*found, strict=True))
+    assert len(region.specializations) <= 4
+
+
+def test_a_differentiated_backward_for_the_rows_of_another_call_is_refused() -> None:
+    layer = torch.nn.Linear(4, 4)
+    region = st.compile(lambda x: layer(x), dynamic=True)
+
+    def twice(*lengths: int) -> torch.Tensor:
+        x = torch.nested.nested_tensor([torch.ones(n, 4) for n in lengths], layout=torch.jagged, requires_grad=True)
+        out = region(x)
+        (g,) = torch.autograd.grad(out.values().pow(2).sum(), x, create_graph=True)
+        return torch.autograd.grad(g.values().pow(2).sum(), x)[0]
+
+    region(torch.nested.nested_tensor([torch.ones(2, 4)] * 3, layout=torch.jagged, requires_grad=True))
+    with pytest.raises(st.TangentError, match="sizes for which"):
+        twice(2, 3)
+    twice(2, 3)  # has a specialization of its own now
+    twice(2, 3, 1)
+    assert len(region.specializations) == 2

@@ -165,7 +165,7 @@ def test_a_check_is_made_in_each_call() -> None:
 def test_an_index_that_is_out_of_range_is_named() -> None:
     compiled = st.compile(lambda x, i: x[i])
     compiled(torch.ones(5), torch.tensor(2))
-    with pytest.raises(RuntimeError, match="index out of range for dimension 0 with size 5"):
+    with pytest.raises(IndexError, match="index out of range for dimension 0 with size 5"):
         compiled(torch.ones(5), torch.tensor(5))
 
 

@@ -40,6 +40,17 @@ def _wrapped_leaf() -> Tensor:
     return _two().requires_grad_()
 
 
+def _retains() -> Tensor:
+    x = _no_leaf()
+    x.retain_grad()
+    return x
+
+
+def _inference() -> Tensor:
+    with torch.inference_mode():
+        return torch.ones(2)
+
+
 MAKE: dict[str, Callable[[], Tensor]] = {
     "constant": lambda: torch.ones(2),
     "leaf": _leaf,
@@ -47,6 +58,10 @@ MAKE: dict[str, Callable[[], Tensor]] = {
     "parameter": _parameter,
     "wrapped leaf": _wrapped_leaf,
     "wrapped parameter": _wrapped_parameter,
+    "part": lambda: torch.ones(3)[1:],
+    "member": lambda: (torch.ones(2, 2, requires_grad=True) * 1).unbind(0)[1],
+    "retains": _retains,
+    "inference": _inference,
 }
 
 ASKS: dict[str, Callable[[Tensor], Any]] = {
@@ -57,6 +72,12 @@ ASKS: dict[str, Callable[[Tensor], Any]] = {
     "detached": lambda x: x.detach().is_leaf and not isinstance(x.detach(), nn.Parameter),
     "storage_offset": lambda x: x.storage_offset() == 1,
     "grad": lambda x: x.grad is None,
+    "is_view": lambda x: x._is_view(),
+    "is_inference": lambda x: x.is_inference(),
+    "output_nr": lambda x: x.output_nr == 1,
+    "retains_grad": lambda x: x.retains_grad,
+    "storage": lambda x: x.untyped_storage().nbytes() == 8,
+    "nbytes": lambda x: x.nbytes == 8,
 }
 
 
@@ -292,3 +313,43 @@ def test_a_parameter_that_the_region_makes() -> None:
     assert isinstance(st.compile(nn.Parameter)(_two()), nn.Parameter)
     with pytest.raises(st.UnsupportedError, match="nn.Parameter that it makes"):
         st.compile(nn.Parameter)(torch.ones(2))
+
+
+# ---------------------------------------------------------------------------------------------- what no guard can tell
+UNANSWERABLE: dict[str, Callable[[Tensor], Any]] = {
+    "the version counter": lambda x: x._version,
+    "the version counter of an input": lambda x: x.detach()._version,
+    "the base of an input": lambda x: x._base is None,
+    "the base of": lambda x: x.view(-1)._base is x,
+}
+
+
+@pytest.mark.parametrize("what", UNANSWERABLE)
+def test_a_question_without_an_answer_is_refused(what: str) -> None:
+    region = st.compile(lambda x: (x * 2, UNANSWERABLE[what](x))[0])
+    with pytest.raises(st.UnsupportedError, match=what) as caught:
+        region(torch.ones(3)[1:])
+    assert "args[0]" in str(caught.value) or "test_metadata_reads" in str(caught.value)
+
+
+def test_values_of_the_region_know_their_own_base_and_version() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Any]:
+        y = x * 2
+        view = y.view(-1)
+        view.add_(1)
+        return y, (y._version, view._base is y, view._is_view(), x._base is None, x.view(-1)._base is x)
+
+    region = st.compile(function)
+    assert region(torch.ones(2))[1] == function(torch.ones(2))[1] == (1, True, True, True, True)
+    with pytest.raises(st.UnsupportedError, match="base of an input"):
+        region(torch.ones(3)[1:])
+    with torch.inference_mode():
+        x = torch.ones(2)
+    assert region(x)[1] == function(x)[1]
+
+
+def test_the_outer_offset_of_a_wrapper() -> None:
+    whole = TwoTensor(torch.ones(4), torch.ones(4))
+    region = st.compile(lambda x: x + x.storage_offset())
+    for start in (0, 2, 0, 1):
+        assert str(region(whole[start : start + 2])) == str(whole[start : start + 2] + start)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.fx as fx
 
+from .. import _torch
 from ..errors import UnsupportedError
 from ..plan import AssignmentPlan, MutationPlan, OutputPlan, ValueAlias, ValueOutput
 from ..subclass.flatten import flatten

@@ -5,6 +5,9 @@
 - *Jumps*: what it compares, or takes the sign or the whole part of. The backward of ``amax`` looks for the elements that
   are equal to the result, and finds none among rounded ones.
 
+- *Quotients* that the backward needs and the forward could compute for it, such as ``1 / (x * x + y * y)`` of ``atan2``: the
+  large ones would take all steps of a row.
+
 Such values stay exact, through the views and pointwise operations of the backward up to what is saved. Where only the sign
 matters (``relu``, ``abs``), rounding that keeps it is enough.
 """
@@ -80,7 +83,20 @@ def sensitive(t: Table) -> Sensitive:
                 rows.update(t.ins[u] if u in rows else ())
         elif (u in exact or u in signs) and not t.early[u] and _passes_on(node):
             exact.update(t.ins[u])
+    exact |= _without_range(t)
     return Sensitive(frozenset(exact), frozenset(signs - exact))
+
+
+def _without_range(t: Table) -> set[int]:
+    """What the backward computes of quotients, and the forward could compute for it: its numbers have no common size."""
+    found: set[int] = set()
+    for u in t.rows:
+        node = t.nodes[u]
+        if node.op == "call_function" and not t.early[u]:
+            pole = _pole(node, getattr(node.target, "overloadpacket", None)) is not None
+            if pole or not found.isdisjoint(t.ins[u]):
+                found.add(u)
+    return found
 
 
 def _asked(t: Table, u: int) -> Iterator[tuple[fx.Node, bool]]:

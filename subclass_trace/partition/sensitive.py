@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 import torch.fx as fx
-from torch.utils import _pytree as pytree
 
 from .. import _torch
 from .table import GETITEM, VIEW, Table
@@ -141,5 +140,5 @@ def _is_float(value: Any) -> bool:
 
 
 def _is_discrete(value: Any) -> bool:
-    tensors = [v for v in pytree.tree_leaves(value) if isinstance(v, torch.Tensor)]
-    return any(not _is_float(v) for v in tensors)
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return any(isinstance(v, torch.Tensor) and not _is_float(v) for v in values)

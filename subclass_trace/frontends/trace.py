@@ -27,11 +27,13 @@ from typing import Any
 import torch.fx as fx
 
 from ..backends import Backend, resolve_backend
+from ..partition.interface import resolve_partitioner
 from ..plan import Plan, SavedValue, ValueOutput, ViewOutput
 from ..report.code import graph_code
 from ..report.html import page
 from ..report.tables import input_names, leaf_paths, output_names, result_paths, saved_name, value_names
 from ..report.text import describe, gradient_text, plan_tables
+from ..runtime.specialize import suited
 from ..subclass.spec import Spec
 from .compile import Region, Specialization, make_options
 
@@ -109,7 +111,7 @@ class Trace:
 class Tracer:
     """`trace` with options: ``Tracer(partitioner="default", dynamic=True)(fn, *args)``.
 
-    The options are those of `compile`. Of a back end its decompositions are used alone.
+    The options are those of `compile`. Of a back end its decompositions are used, and what the partitioner does for it.
 
     Raises:
         OptionError: an unknown option or value.
@@ -119,7 +121,15 @@ class Tracer:
         chosen = make_options(options)
         backend = resolve_backend(chosen.backend, fw_compiler=chosen.fw_compiler, bw_compiler=chosen.bw_compiler)
         graphs_only = Backend("trace", _as_it_is, _as_it_is, _as_it_is, backend.decompositions)
-        self.options = dataclasses.replace(chosen, backend=graphs_only, fw_compiler=None, bw_compiler=None)
+        partitioner = suited(resolve_partitioner(chosen.partitioner, chosen.activation_memory_budget), backend)
+        self.options = dataclasses.replace(
+            chosen,
+            backend=graphs_only,
+            fw_compiler=None,
+            bw_compiler=None,
+            partitioner=partitioner,
+            activation_memory_budget=None,
+        )
 
     def __call__(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Trace:
         """Trace ``function`` for a call with these arguments, which stay as they are.

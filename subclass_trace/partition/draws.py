@@ -107,7 +107,7 @@ def draw_from_state(graph: fx.Graph, state: fx.Node, draw: Draw, value: Tensor) 
 def state_example(value: Any) -> Tensor:
     """The example value of a state, of the mode of another one."""
     with value.fake_mode:
-        return torch.empty(STATE_BYTES, dtype=torch.uint8)
+        return torch.empty(STATE_BYTES, dtype=torch.uint8, device="cpu")
 
 
 # ---------------------------------------------------------------------------------------------- operations
@@ -137,7 +137,7 @@ def _fill(generator: Any, method: str, size: Sequence[int], parameters: Sequence
 
 
 def _draw(method: str, size: Sequence[int], parameters: Sequence[float], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    own = torch.Generator()
+    own = torch.Generator("cpu")
     with _lock:
         state = torch.default_generator.get_state()
         own.set_state(state)
@@ -149,7 +149,7 @@ def _draw(method: str, size: Sequence[int], parameters: Sequence[float], dtype: 
 def _draw_again(
     state: Tensor, method: str, size: Sequence[int], parameters: Sequence[float], dtype: torch.dtype
 ) -> Tensor:
-    own = torch.Generator()
+    own = torch.Generator("cpu")
     own.set_state(state)
     return _fill(own, method, size, parameters, dtype)
 
@@ -157,10 +157,10 @@ def _draw_again(
 def _draw_fake(
     method: str, size: Sequence[int], parameters: Sequence[float], dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    return torch.empty(size, dtype=dtype), torch.empty(STATE_BYTES, dtype=torch.uint8)
+    return torch.empty(size, dtype=dtype, device="cpu"), torch.empty(STATE_BYTES, dtype=torch.uint8, device="cpu")
 
 
 def _draw_again_fake(
     state: Tensor, method: str, size: Sequence[int], parameters: Sequence[float], dtype: torch.dtype
 ) -> Tensor:
-    return torch.empty(size, dtype=dtype)
+    return torch.empty(size, dtype=dtype, device="cpu")

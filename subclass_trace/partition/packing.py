@@ -57,8 +57,7 @@ class Packing:
 def forms(t: Table, store: Store, weights: list[float], offload: Offload) -> dict[int, str]:
     """The form that is allowed for each row: those that are asked for, that cost bytes, and that can be packed.
 
-    Only what the forward computes: derivatives that it could compute for the backward have no range to rely on. What the
-    backward must not read rounded stays exact (`sensitive`).
+    What the backward must not read rounded stays exact (`sensitive`).
 
     Raises:
         OptionError: an unknown form.
@@ -72,7 +71,7 @@ def forms(t: Table, store: Store, weights: list[float], offload: Offload) -> dic
         if form is None:
             continue
         check_form(form)
-        if form != "cpu" and (i in exact or not t.early[i]):
+        if form != "cpu" and i in exact:
             continue
         if _fits(t.val[i], form, offload):
             found[i] = form

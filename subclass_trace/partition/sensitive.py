@@ -5,6 +5,9 @@
 - *Jumps*: what it compares, or takes the sign or the whole part of. The backward of ``amax`` looks for the elements that
   are equal to the result, and finds none among rounded ones.
 
+- *Quotients* that the backward needs and the forward could compute for it, such as ``1 / (x * x + y * y)`` of ``atan2``: the
+  large ones would take all steps of a row.
+
 Such values stay exact, through the views and pointwise operations of the backward up to what is saved. Where only the sign
 matters (``relu``, ``abs``), rounding that keeps it is enough.
 """
@@ -17,7 +20,6 @@ from typing import Any
 
 import torch
 import torch.fx as fx
-from torch.utils import _pytree as pytree
 
 from .. import _torch
 from .table import GETITEM, VIEW, Table
@@ -80,7 +82,20 @@ def sensitive(t: Table) -> Sensitive:
                 rows.update(t.ins[u] if u in rows else ())
         elif (u in exact or u in signs) and not t.early[u] and _passes_on(node):
             exact.update(t.ins[u])
+    exact |= _without_range(t)
     return Sensitive(frozenset(exact), frozenset(signs - exact))
+
+
+def _without_range(t: Table) -> set[int]:
+    """What the backward computes of quotients, and the forward could compute for it: its numbers have no common size."""
+    found: set[int] = set()
+    for u in t.rows:
+        node = t.nodes[u]
+        if node.op == "call_function" and not t.early[u]:
+            pole = _pole(node, getattr(node.target, "overloadpacket", None)) is not None
+            if pole or not found.isdisjoint(t.ins[u]):
+                found.add(u)
+    return found
 
 
 def _asked(t: Table, u: int) -> Iterator[tuple[fx.Node, bool]]:
@@ -125,5 +140,5 @@ def _is_float(value: Any) -> bool:
 
 
 def _is_discrete(value: Any) -> bool:
-    tensors = [v for v in pytree.tree_leaves(value) if isinstance(v, torch.Tensor)]
-    return any(not _is_float(v) for v in tensors)
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return any(isinstance(v, torch.Tensor) and not _is_float(v) for v in values)

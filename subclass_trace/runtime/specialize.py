@@ -115,9 +115,7 @@ def build_program(
         verify.verify_joint(traced.joint, num_forward=traced.num_forward, tangents=traced.tangents)
     ours = isinstance(partitioner, MinCut)
     kept = (traced.joint if ours else _copy(traced.joint)) if keep_joint else None
-    if isinstance(partitioner, MinCut):
-        eager = backend.forward is compile_eager and backend.backward is compile_eager
-        partitioner = partitioner.for_backend(backend.forward is compile_forward, draws_as_written=eager)
+    partitioner = suited(partitioner, backend)
     parts = partition(
         traced.joint,
         num_forward=traced.num_forward,
@@ -146,6 +144,14 @@ def build_program(
     backwards = Backwards(captured.tape, names, compile_backward, _output_paths(plan), known, parts.twins)
     backwards.add(first)
     return Program(plan, call, backwards), Graphs(kept, parts.first, parts.second)
+
+
+def suited(partitioner: Partitioner, backend: Backend) -> Partitioner:
+    """A `MinCut` with what the back end decides decided."""
+    if not isinstance(partitioner, MinCut):
+        return partitioner
+    eager = backend.forward is compile_eager and backend.backward is compile_eager
+    return partitioner.for_backend(backend.forward is compile_forward, draws_as_written=eager)
 
 
 def _without_backward(

@@ -254,3 +254,11 @@ def test_torchs_partitioners_save_the_numbers(name: str) -> None:
     region = st.compile(function, partitioner=name)
     torch.testing.assert_close(step(region), step(function))
     assert all("state" not in reason for reason, _ in saved_draws(region))
+
+
+def test_a_trace_shows_what_is_saved_for_the_back_end() -> None:
+    function = checkpointed(torch.rand_like)
+    for backend, reason in (("eager", "partition, as generator state"), ("inductor", "partition")):
+        found = st.Tracer(backend=backend)(function, x())
+        assert [r.reason for r in found.saved if r.path is None] == [reason] * 2
+    assert "subclass_trace.draw_again" in str(st.trace(function, x()))

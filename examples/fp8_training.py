@@ -1,8 +1,8 @@
 """``python -m examples.fp8_training``: train in FP8, and let one region hold the whole step.
 
 Linear layers compute in float8 with a scale per tensor: dynamic (from the tensor itself) or delayed (from the steps
-before, kept in a buffer). The region is forward, backward and AdamW: parameters, optimizer state and histories are its
-inputs, and come back changed.
+before, kept in a buffer; of a gradient, the history that follows comes out as the gradient of that buffer). The region is
+forward, backward and AdamW: parameters, optimizer state and histories are its inputs, and come back changed.
 """
 
 from __future__ import annotations
@@ -36,11 +36,14 @@ def make_step(model: nn.Module) -> Callable[..., Tensor]:
 
     def step(x: Tensor, target: Tensor, means: list[Tensor], squares: list[Tensor], counts: list[Tensor]) -> Tensor:
         parameters = list(model.parameters())
+        histories = [b for b in model.buffers() if b.requires_grad]
         loss = F.mse_loss(model(x).float(), target)
-        gradients = list(torch.autograd.grad(loss, parameters))
+        gradients = list(torch.autograd.grad(loss, [*parameters, *histories]))
         numbers = {"lr": 3e-3, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "eps": 1e-8}
         with torch.no_grad():  # a captured step counts in tensors, an eager one on a CPU in numbers
             flags = {"foreach": True, "capturable": torch.compiler.is_compiling(), "amsgrad": False, "maximize": False}
+            for history in reversed(histories):
+                history.copy_(gradients.pop())
             adamw(parameters, gradients, means, squares, [], counts, **flags, **numbers)
         return loss.detach()
 

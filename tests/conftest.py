@@ -41,6 +41,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = chosen
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests on a GPU say why they did not run."""
+    if item.get_closest_marker("cuda") is not None and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA GPU")
+
+
 @pytest.fixture(autouse=True)
 def _same_start() -> object:
     """Each test starts from one seed, in grad mode, and leaves no mode behind."""

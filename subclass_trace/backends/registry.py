@@ -180,7 +180,13 @@ def _require_callable(value: object, path: str) -> None:
 
 # ---------------------------------------------------------------------------------------------- calling a compiler
 def compile_with(
-    compiler: Compiler, gm: fx.GraphModule, example_inputs: Sequence[Any], *, is_backward: bool, name: str
+    compiler: Compiler,
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    is_backward: bool,
+    name: str,
+    explain: Callable[[Exception], None] | None = None,
 ) -> Compiled:
     """Compile a graph with a back end's compiler, and bring the result into the boxed convention.
 
@@ -193,6 +199,7 @@ def compile_with(
         example_inputs: fake tensors and sizes. At run time inputs have their sizes and strides.
         is_backward: is it a backward graph?
         name: of the back end, for messages.
+        explain: called with what the compiled graph raises, before it is raised on.
 
     Returns: takes a list of inputs, empties it, and returns the flat outputs as a tuple or list.
 
@@ -222,20 +229,27 @@ def compile_with(
             got=f"{compiled!r} of type {type(compiled).__name__}",
             fix="return graph_module.forward to run the graph as it is",
         )
-    return _boxed(compiled, count, f"the callable that the back end {name!r} made for the {which} graph")
+    return _boxed(compiled, count, f"the callable that the back end {name!r} made for the {which} graph", explain)
 
 
-def _boxed(compiled: Callable[..., Any], count: int, what: str) -> Compiled:
+def _boxed(
+    compiled: Callable[..., Any], count: int, what: str, explain: Callable[[Exception], None] | None
+) -> Compiled:
     takes_list = bool(getattr(compiled, "_boxed_call", False))
 
     def run(inputs: list[Any]) -> Sequence[Any]:
-        if takes_list:
-            results = compiled(inputs)
-            inputs.clear()
-        else:
-            values = tuple(inputs)
-            inputs.clear()
-            results = compiled(*values)
+        try:
+            if takes_list:
+                results = compiled(inputs)
+                inputs.clear()
+            else:
+                values = tuple(inputs)
+                inputs.clear()
+                results = compiled(*values)
+        except Exception as error:
+            if explain is not None:
+                explain(error)
+            raise
         if count == 1 and (results is None or isinstance(results, torch.Tensor)):
             return (results,)
         if results is None and count == 0:

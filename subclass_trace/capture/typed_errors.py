@@ -29,6 +29,9 @@ def typed_errors(recorder: Any) -> Iterator[None]:
         formula = _optimizer_at_work(error)
         if formula is not None:  # TypeError: its list of numbers is a list of tensors while it is traced
             raise _reads_step_counters(formula, error) from error
+        kernel = _triton_kernel_at_work(error)
+        if kernel is not None:
+            raise _launches(kernel, error) from error
         if not isinstance(error, _torch.DATA_DEPENDENT_ERRORS):
             raise
         raise _depends_on_data(error) from error
@@ -117,6 +120,28 @@ def _optimizer_at_work(error: BaseException) -> str | None:
         frame = tb.tb_frame
         if frame.f_code.co_filename.startswith(_OPTIMIZERS) and frame.f_locals.get("capturable") is False:
             return frame.f_code.co_name
+    return None
+
+
+def _launches(kernel: str, error: BaseException) -> UnsupportedError:
+    """Triton asks each tensor for its address, which a fake one does not have."""
+    return UnsupportedError(
+        f"the region launches the Triton kernel {kernel}",
+        path=_user_line(error),
+        expected="operations, which are nodes of the graph",
+        got="a kernel that takes the addresses of tensors",
+        fix="make an operation of the function that launches it, with torch.library.custom_op and register_fake",
+    )
+
+
+def _triton_kernel_at_work(error: BaseException) -> str | None:
+    """The name of the kernel in whose launch the error was raised."""
+    for tb in _tracebacks(error):
+        frame = tb.tb_frame
+        if str(frame.f_globals.get("__name__")).partition(".")[0] == "triton":
+            kernel = getattr(frame.f_locals.get("self"), "fn", None)
+            if kernel is not None:
+                return str(getattr(kernel, "__name__", None) or type(kernel).__name__)
     return None
 
 

@@ -46,6 +46,7 @@ from ..subclass.context import snapshot
 from ..subclass.flatten import leaves_of
 from ..subclass.spec import WrapperSpec, is_ragged, leaf_count
 from .backward import Backwards, CompiledBackward
+from .blame import blame_of_compiled
 from .graph_code import Listing, compile_listing
 from .reference import Program
 from .sizes import freeze, to_expr
@@ -180,9 +181,16 @@ def _without_backward(
 
 def _compile(backend: Backend, compiler: Compiler, half: Half, is_backward: bool = False) -> Compiled:
     """Our own back end reads the list of nodes; any other gets a graph module."""
+    name = "backward" if is_backward else "forward"
     if compiler is compile_eager and half.is_plain:
-        return compile_listing(Listing.of_half(half), name="backward" if is_backward else "forward").function
-    return compile_with(compiler, half.module, half.examples, is_backward=is_backward, name=backend.name)
+        return compile_listing(Listing.of_half(half), name=name).function
+    paths = {n.name: n.meta["path"] for n in half.inputs if "path" in n.meta}
+    explain = blame_of_compiled(
+        half.module.graph.nodes, name, paths
+    )  # before the compiler, which may rewrite the graph
+    return compile_with(
+        compiler, half.module, half.examples, is_backward=is_backward, name=backend.name, explain=explain
+    )
 
 
 def _backward_compiler(

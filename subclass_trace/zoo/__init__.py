@@ -4,7 +4,10 @@ Read `two.py` first. Each file is one idea; `_common.py` holds the lines that al
 """
 
 from .constant import Constant  # one number everywhere, no inner tensors
-from .delayed_fp8 import DelayedFP8Linear  # FP8Linear with scales from the steps before
+from .delayed_fp8 import (
+    DelayedFP8Linear,  # FP8Linear with scales from the steps before
+    advance_gradient_scales,  # after a backward: those of the gradients
+)
 from .diagonal import Diagonal  # (n, n) outside, (n,) inside
 from .int4 import PackedInt4  # (m, n) floating outside, (m, n // 2) bytes and row scales inside
 from .masked import Masked  # data and a bool mask, closed under pointwise operations
@@ -28,6 +31,7 @@ __all__ = [
     "PackedInt4",
     "ScaledFP8",
     "TwoTensor",
+    "advance_gradient_scales",
     "convert_linears",
     "fp8_linear",
     "to_fp8",

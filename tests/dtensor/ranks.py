@@ -6,9 +6,9 @@ writes ``FOLDER/<rank>.pt``: name of a check -> the traceback of its failure, or
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from spmd import check, difference, seen, tangent, values
+from spmd import check, collectives, difference, seen, tangent, values
 from torch import nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -98,7 +98,11 @@ def mlp() -> nn.Sequential:
 @on_each_rank
 def tensor_parallel_mlp(mesh: DeviceMesh) -> None:
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
-    three_ways(mlp, lambda m: parallelize_module(m, mesh, plan), lambda m: (m, st.compile(squares)))
+    region = st.compile(squares)
+    three_ways(mlp, lambda m: parallelize_module(m, mesh, plan), lambda m: (m, region))
+    (only,) = region.specializations
+    assert not only.plan.mutations
+    assert mesh.size() == 1 or collectives(only.graphs.forward) == ["all_reduce"]
 
 
 class Block(nn.Module):
@@ -327,8 +331,35 @@ def tangents_of_another_placement(mesh: DeviceMesh) -> None:
     assert difference(*found) is None, difference(*found)
 
 
+@on_each_rank
+def a_rank_that_diverges_is_reported_with_the_line(mesh: DeviceMesh) -> None:
+    """Graphs are per rank. Where one has a collective that the other has not, the group's time limit ends the call.
+
+    The last check: the group is of no use afterwards.
+    """
+    if mesh.size() == 1:
+        return
+    group = dist.new_group(timeout=timedelta(seconds=3))
+    part = DTensor.from_local(torch.ones(4), DeviceMesh.from_group(group, "cpu"), [Partial()], run_check=False)
+
+    def total(x: DTensor) -> torch.Tensor:
+        return (x * 2).full_tensor() if dist.get_rank() == 0 else x.to_local()
+
+    start, found = time.monotonic(), ""
+    try:
+        st.compile(total)(part)
+    except Exception as error:
+        found = "".join(traceback.format_exception_only(error))
+    if dist.get_rank() == 0:
+        assert time.monotonic() - start < 15
+        assert "in the compiled forward, at _c10d_functional." in found, found
+        assert f"where:    {__file__}:" in found and "in total: return (x * 2).full_tensor()" in found
+    else:
+        assert found == ""
+
+
 # ---------------------------------------------------------------------------------------------- the process
-def run_checks(folder: str, everything: bool = True) -> None:
+def run_checks(folder: str, everything: bool) -> None:
     """All checks, in order, on this rank of the group that exists."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     found: dict[str, str | None] = {}
@@ -346,41 +377,19 @@ def run_checks(folder: str, everything: bool = True) -> None:
     partial.rename(Path(folder) / f"{dist.get_rank()}.pt")
 
 
-def diverge(folder: str) -> None:
-    """Rank 0 traces a sum over the ranks, the others trace none: what rank 0 sees is written down."""
-
-    def total(x: DTensor) -> torch.Tensor:
-        if dist.get_rank() == 0:
-            return (x * 2).full_tensor()
-        return x.to_local()
-
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    part = DTensor.from_local(torch.ones(4), mesh, [Partial()], run_check=False)
-    found = None
-    try:
-        st.compile(total)(part)
-    except Exception as error:
-        found = "".join(traceback.format_exception_only(error))
-    torch.save({"error": found}, Path(folder) / f"{dist.get_rank()}.pt")
-
-
-def main(folder: str, checks: Callable[[str], None] = run_checks, seconds: float = 20) -> None:
+def main(folder: str, everything: bool = True) -> None:
     """Join the group that the environment describes (torchrun sets it), run, leave."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=seconds))
-    checks(folder)
-    if checks is not diverge:
-        dist.barrier()
-        dist.destroy_process_group()
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    run_checks(folder, everything)
+    dist.barrier()
+    os._exit(0)  # the last check leaves a broken group: leaving in good order would wait for the other side
 
 
-def spawned(rank: int, world: int, port: int, folder: str, what: str) -> None:
+def spawned(rank: int, world: int, port: int, folder: str) -> None:
     """The entry of ``mp.spawn``."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    if what == "diverge":
-        main(folder, diverge, seconds=3)
-        os._exit(0)  # the group is broken: leaving it in good order would wait for the other side
-    main(folder, functools.partial(run_checks, everything=False))
+    main(folder, everything=False)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import pathlib
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,33 +17,73 @@ import torch
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def run(name: str, *arguments: str) -> str:
-    """What an example prints. It ends within a minute, and well."""
+SMALL = {  # module of an example -> arguments
+    "first_subclass": ["--steps=40", "--width=16"],
+    "custom_backend": ["--width=8"],
+    "keep_activations": ["--layers=2", "--width=16", "--batch=32"],
+    "fp8_training": ["--steps=8", "--width=32"],
+    "quantised_llama": ["--tokens=4", "--layers=1", "--width=32"],
+}
+RUN_EACH = """
+import json, runpy, sys, traceback, contextlib, io
+found = {}
+for name, arguments in json.loads(sys.argv[1]).items():
+    sys.argv, out, error = [name, *arguments], io.StringIO(), None
+    with contextlib.redirect_stdout(out):
+        try:
+            runpy.run_module(f"examples.{name}", run_name="__main__", alter_sys=True)
+        except BaseException:
+            error = traceback.format_exc()
+    found[name] = [error, out.getvalue()]
+print(json.dumps(found))
+"""
+
+
+def child(*command: str) -> str:
+    """What a Python process prints. It ends within minutes, and well."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", f"examples.{name}", *arguments]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    command = (sys.executable, *command)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def test_first_subclass() -> None:
-    out = run("first_subclass", "--steps=40", "--width=16")
+@pytest.fixture(scope="module")
+def printed() -> Callable[[str], str]:
+    """What an example prints. They run one after the other in one process, which imports PyTorch once."""
+    wanted = {n: a for n, a in SMALL.items() if n != "quantised_llama" or not missing_packages()}
+    found = json.loads(child("-c", RUN_EACH, json.dumps(wanted)).splitlines()[-1])
+
+    def output(name: str) -> str:
+        error, text = found[name]
+        assert error is None, text + error
+        return text
+
+    return output
+
+
+def missing_packages() -> list[str]:
+    return [p for p in ("torchao", "transformers") if importlib.util.find_spec(p) is None]
+
+
+def test_first_subclass(printed) -> None:
+    out = printed("first_subclass")
     rows = [line.split() for line in out.splitlines() if re.match(r" +\d+ ", line)]
     assert len(rows) == 4 and all(eager == compiled for _, eager, compiled in rows)
     assert float(rows[-1][1]) < float(rows[0][1])
     assert "args[0][0].weight.left" in out and "args[0][2].weight.right" in out
 
 
-def test_custom_backend() -> None:
-    out = run("custom_backend", "--width=8")
+def test_custom_backend(printed) -> None:
+    out = printed("custom_backend")
     losses = [re.findall(r"\d\.\d+", line) for line in out.splitlines() if "loss" in line]
     assert len(losses) == 2 and losses[0] == losses[1]
     assert "2 clamp_min.default" in out and "relu" not in out
     assert "largest difference of a gradient: 0.0e+00" in out
 
 
-def test_keep_activations() -> None:
-    out = run("keep_activations", "--layers=2", "--width=16", "--batch=32")
+def test_keep_activations(printed) -> None:
+    out = printed("keep_activations")
     rows = {line[:16].strip(): line[16:].split() for line in out.splitlines()[1:5]}
     assert list(rows) == ["default", "min_cut", "keep products", "keep sigmoids"]
     assert all(float(difference) <= 1e-6 for _, _, difference in rows.values())
@@ -50,8 +92,8 @@ def test_keep_activations() -> None:
     assert saved and all(line.split()[0].startswith("sigmoid") for line in saved)
 
 
-def test_fp8_training() -> None:
-    out = run("fp8_training", "--steps=8", "--width=32")
+def test_fp8_training(printed) -> None:
+    out = printed("fp8_training")
     rows = {line.split()[0]: line.split() for line in out.splitlines()[1:]}
     assert list(rows) == ["bf16", "dynamic", "delayed"]
     for _, first, last, compiled, *_ in rows.values():
@@ -60,11 +102,10 @@ def test_fp8_training() -> None:
     assert all(("float8_e4m3fn," in row) == (kind != "bf16") for kind, row in rows.items())
 
 
-def test_quantised_llama() -> None:
-    for package in ("torchao", "transformers"):
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed: pip install 'subclass_trace[torchao,transformers]'")
-    out = run("quantised_llama", "--tokens=4", "--layers=1", "--width=32")
+def test_quantised_llama(printed) -> None:
+    if missing_packages():
+        pytest.skip(f"{missing_packages()} are not installed: pip install 'subclass_trace[torchao,transformers]'")
+    out = printed("quantised_llama")
     eager, compiled = (re.search(rf"^{name} .*(\[.*\])", out, re.M) for name in ("eager", "compiled"))
     assert eager and compiled and eager.group(1) == compiled.group(1)
     assert "7 weights are Int8Tensor" in out and "specializations: 1;" in out
@@ -73,7 +114,7 @@ def test_quantised_llama() -> None:
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="no torch.distributed")
 def test_tensor_parallel() -> None:
-    out = run("tensor_parallel", "--steps=4", "--width=16")
+    out = child("-m", "examples.tensor_parallel", "--steps=4", "--width=16")
     losses = {line.split()[0]: line.split()[1:3] for line in out.splitlines() if line.endswith(" ms")}
     assert losses["eager"] == losses["compiled"] and float(losses["eager"][1]) < float(losses["eager"][0])
     assert "2 processes" in out and "forward: 2 _c10d_functional.all_reduce.default" in out

@@ -271,7 +271,7 @@ class TimedStreams:
         return torch.cuda.stream(stream)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.cuda
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_copies_overlap_on_a_gpu(backend) -> None:
     timed = TimedStreams()

@@ -165,7 +165,7 @@ def test_operations_that_the_class_does_not_have_fail_as_in_eager() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- on a GPU
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="the real kernels need a CUDA GPU")
+@pytest.mark.cuda
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
 def test_the_real_kernels(front_end: str) -> None:
     dense = pruned(128, 128).to("cuda", torch.float16)

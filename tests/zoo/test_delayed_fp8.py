@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 import subclass_trace as st
-from subclass_trace.zoo import DelayedFP8Linear, FP8Linear, ScaledFP8, convert_linears
-from subclass_trace.zoo.delayed_fp8 import DelayedScale
+from subclass_trace.zoo import DelayedFP8Linear, FP8Linear, ScaledFP8, advance_gradient_scales, convert_linears
+from subclass_trace.zoo.delayed_fp8 import DelayedGradientScale, DelayedScale
 
 LAYERS = {"dynamic": FP8Linear, "delayed": DelayedFP8Linear}
 
@@ -40,6 +40,38 @@ def test_zeros_make_no_nan() -> None:
         assert not scale(torch.zeros(4)).dequantize().isnan().any()
 
 
+def test_the_scale_of_a_gradient_comes_from_the_backwards_before() -> None:
+    """The last gradient is larger than the history allows."""
+    scale = DelayedGradientScale(steps=2).to(torch.float32)
+    largest = torch.finfo(torch.float8_e5m2).max
+    steps = [(2.0, 2.0, 2.0, [2.0, 0.0]), (0.5, 2.0, 0.5, [0.5, 2.0]), (8.0, 2.0, 2.0, [8.0, 0.5])]
+    for value, limit, seen, after in steps:
+        y = torch.ones(3, requires_grad=True)
+        gradients = []
+        y.register_hook(gradients.append)
+        out = scale(y)
+        assert torch.equal(out, y)
+        out.backward(torch.full((3,), value))
+        assert type(gradients[0]) is ScaledFP8 and gradients[0].qdata.dtype is torch.float8_e5m2
+        assert float(gradients[0].scale) * largest == pytest.approx(limit)
+        assert gradients[0].dequantize().tolist() == pytest.approx([seen] * 3)
+        advance_gradient_scales(scale)
+        assert scale.history.tolist() == after and scale.history.grad is None
+    before = scale.history.clone()
+    advance_gradient_scales(scale)  # no backward since
+    assert torch.equal(scale.history, before)
+
+
+def test_gradients_keep_their_own_scale_until_the_history_moves_on() -> None:
+    dynamic, delayed = (convert_linears(mlp(), layer=layer) for layer in (FP8Linear, DelayedFP8Linear))
+    x = torch.randn(8, 32)
+    for model in (dynamic, delayed):
+        model(x).square().sum().backward()
+    for p, q in zip(dynamic.parameters(), delayed.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad)
+    assert delayed[2].gradient_scale.history.grad.count_nonzero() == 1
+
+
 def test_convert_linears_takes_the_kind_of_layer() -> None:
     linear = torch.nn.Linear(4, 2).bfloat16()
     layer = convert_linears(linear, layer=DelayedFP8Linear)
@@ -58,6 +90,7 @@ def test_training_is_that_of_eager_mode(kind: str, backend: str) -> None:
         for _ in range(20):
             loss = F.mse_loss(run(x), x.roll(1, 1))
             loss.backward()
+            advance_gradient_scales(model)
             optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.item())

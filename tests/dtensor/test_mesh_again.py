@@ -1,0 +1,52 @@
+"""Double backward without a retained trace, and indices that are numbers in tensors: on a fake process group of four."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from spmd import COLUMNS, REPLICATE, ROWS, difference, seen, whole
+from torch.distributed.tensor import distribute_tensor
+
+import subclass_trace as st
+
+#: what the first backward may save of its own, sizes that the trace found equal, a local tensor taken out
+AGAIN = {
+    "exchanged": (lambda x, w, mesh: (x.redistribute(mesh, COLUMNS).pow(3) * w).sum(), {}),
+    "local": (lambda x, w, mesh: (x * x).redistribute(mesh, REPLICATE).to_local().sin(), {"dynamic": True}),
+    "both": (lambda x, w, mesh: x.redistribute(mesh, COLUMNS).pow(3).redistribute(mesh, ROWS), {"dynamic": True}),
+}
+
+
+@pytest.mark.parametrize("name", ["exchanged", "local", pytest.param("both", marks=pytest.mark.slow)])
+def test_differentiated_twice_without_a_retained_trace(mesh, name) -> None:
+    function, options = AGAIN[name]
+
+    def second(f, x, w):
+        out = f(x, w)
+        first = torch.autograd.grad((out * out).sum(), (x, w), create_graph=True, allow_unused=True)
+        loss = sum((g * g).sum() for g in first if g is not None)
+        return [g for g in (*first, *torch.autograd.grad(loss, (x, w), allow_unused=True)) if g is not None]
+
+    region = st.compile(lambda x, w: function(x, w, mesh), retain_trace=False, **options)
+    x, w = (whole(mesh, 8, 8, placements=ROWS, seed=k, grad=True) for k in range(2))
+    pairs = zip(second(lambda x, w: function(x, w, mesh), x, w), second(region, x, w), strict=True)
+    assert [d for a, b in pairs if (d := difference(seen(a), seen(b), 1e-4))] == []
+
+
+@pytest.mark.parametrize("placements", [REPLICATE, ROWS, COLUMNS], ids=str)
+def test_index_by_a_number_in_a_tensor(mesh, placements) -> None:
+    def f(x, i):
+        return x[i], x[:, i], x.narrow(0, i, 2)
+
+    region = st.compile(f)
+    for k in (2, -3, 0):
+        x, i = whole(mesh, 8, 8, placements=placements), torch.tensor(k)
+        assert [d for a, b in zip(f(x, i), region(x, i), strict=True) if (d := difference(seen(a), seen(b)))] == []
+    assert len(region.specializations) == 1
+    with pytest.raises(IndexError):
+        region(x, torch.tensor(8))
+
+
+def test_index_by_a_dtensor_is_refused(mesh) -> None:
+    with pytest.raises(st.DataDependentError):
+        st.compile(lambda x, i: x[i])(whole(mesh, 8, 4), distribute_tensor(torch.tensor(2), mesh, REPLICATE))

@@ -1,0 +1,214 @@
+"""Uneven shards, two-dimensional meshes, sizes that change, and what is guarded: on a fake process group of four."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from spmd import REPLICATE, ROWS, check, collectives, column, difference, of_local, run_model, seen, values, whole
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+import subclass_trace as st
+
+
+# ---------------------------------------------------------------------------------------------- shapes
+@pytest.mark.parametrize("size", [10, 6, 3])
+def test_uneven_shards(mesh, size) -> None:
+    """10 over 4 ranks is 3, 3, 3, 1; with 3 the last rank has none."""
+
+    def make():
+        x, w = whole(mesh, 5, 8, grad=True), whole(mesh, size, 8, placements=ROWS, seed=1, grad=True)
+        return (x, w), (x, w)
+
+    region = check(lambda x, w: F.linear(x, w).redistribute(mesh, REPLICATE).sin(), make)
+    assert region(*make()[0]).shape == (5, size)
+
+
+@pytest.mark.parametrize("size", [10, 3])
+def test_uneven_reduce_scatter(mesh, size) -> None:
+    def make():
+        x = of_local(mesh, size, 4, placements=[Partial()])
+        return (x,), (x,)
+
+    check(lambda x: x.redistribute(mesh, ROWS) * 2, make)
+
+
+def test_two_dimensional_mesh(mesh_2d) -> None:
+    def f(x, w1, w2):
+        return F.linear(F.relu(F.linear(x, w1)), w2).redistribute(placements=[Shard(0), Replicate()])
+
+    def make():
+        x = whole(mesh_2d, 8, 16, placements=[Shard(0), Replicate()], grad=True)
+        w1 = whole(mesh_2d, 12, 16, placements=[Replicate(), Shard(0)], seed=1, grad=True)
+        w2 = whole(mesh_2d, 16, 12, placements=[Replicate(), Shard(1)], seed=2, grad=True)
+        return (x, w1, w2), (x, w1, w2)
+
+    region = check(f, make)
+    assert collectives(region.specializations[0].graphs.forward) == ["all_reduce"]
+    (x, w1, w2), _ = make()
+    region(x, w1, w2).sum().backward()
+    assert w1.grad.placements[1] == Shard(0) and isinstance(w1.grad.placements[0], Partial)
+
+
+def test_fully_sharded_weights_on_both_dimensions(mesh_2d) -> None:
+    """The recipe of "SimpleFSDP": weights are gathered in the region."""
+
+    def f(x, w):
+        return F.linear(x, w.redistribute(placements=[Replicate(), Shard(0)]))
+
+    def make():
+        x = whole(mesh_2d, 8, 16, placements=[Shard(0), Replicate()], grad=True)
+        w = whole(mesh_2d, 12, 16, placements=[Shard(1), Shard(0)], seed=1, grad=True)
+        return (x, w), (x, w)
+
+    region = check(f, make)
+    assert collectives(region.specializations[0].graphs.forward) == ["all_gather_into_tensor"]
+
+
+def test_batch_sizes_that_change(mesh) -> None:
+    """The second size makes a dynamic specialization, which serves the rest."""
+
+    def f(x, w):
+        return F.linear(x, w).relu()
+
+    region = st.compile(f)
+    for size in (4, 6, 8, 10, 12):
+        x, w = whole(mesh, size, 16, grad=True), whole(mesh, 12, 16, placements=ROWS, seed=1, grad=True)
+        want = f(x, w)
+        want.sum().backward()
+        expected, x.grad, w.grad = (x.grad, w.grad), None, None
+        got = region(x, w)
+        got.sum().backward()
+        assert got.placements == want.placements and got.shape == want.shape
+        assert torch.equal(got._local_tensor, want._local_tensor)
+        for g, e in zip((x.grad, w.grad), expected, strict=True):
+            assert g.placements == e.placements and torch.equal(g._local_tensor, e._local_tensor)
+    assert len(region.specializations) == 2, region.explain()
+
+
+def test_sharded_batch_sizes_that_change(mesh) -> None:
+    """The outer size is four times the inner one; both are symbols."""
+
+    def f(x, w):
+        return (F.linear(x, w) * x.shape[0]).relu()
+
+    region = st.compile(f)
+    for size in (8, 16, 24, 32):
+        x, w = whole(mesh, size, 16, placements=ROWS), whole(mesh, 12, 16, seed=1, grad=True)
+        want, got = f(x, w), region(x, w)
+        assert got.placements == want.placements and got.shape == want.shape
+        assert torch.equal(got._local_tensor, want._local_tensor)
+    assert len(region.specializations) == 2, region.explain()
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"dynamic": True}, {"partitioner": "default"}, {"retain_trace": False}], ids=str
+)
+@pytest.mark.parametrize("f", [torch.sin, lambda x: x.sin() * 2], ids=["sin", "sin, times"])
+def test_losses_that_send_replicated_tangents_to_shards(mesh, f, options) -> None:
+    """The later backward needs the outer size, a symbol that no saved tensor carries."""
+    region = st.compile(f, **options)
+    for size in (8, 12, 6):
+        for loss in (lambda out: out.sum(), lambda out: (out * out).mean()):
+            x = whole(mesh, size, 4, placements=ROWS, grad=True)
+            loss(f(x)).backward()
+            want, x.grad = x.grad, None
+            loss(region(x)).backward()
+            assert difference(seen(want), seen(x.grad)) is None
+
+
+def test_tangents_of_other_placements_for_a_module(mesh) -> None:
+    layer = distribute_module(nn.Linear(4, 4), mesh)
+    region = st.compile(layer)
+    for size in (8, 12, 16):
+        x, parameters = whole(mesh, size, 4, placements=ROWS, grad=True), list(layer.parameters())
+        want = torch.autograd.grad(layer(x).sum(), [x, *parameters])
+        got = torch.autograd.grad(region(x).sum(), [x, *parameters])
+        assert all(difference(seen(w), seen(g), 1e-6) is None for w, g in zip(want, got, strict=True))
+
+
+def test_differentiated_twice_with_sizes_that_change(mesh) -> None:
+    def second(f, x, w):
+        (g,) = torch.autograd.grad(f(x, w).sin().sum(), x, create_graph=True)
+        return [g, *torch.autograd.grad(g.pow(2).sum(), [x, w])]
+
+    region = st.compile(torch.matmul)
+    for size in (8, 12, 16):
+        x, w = whole(mesh, size, 4, placements=ROWS, grad=True), whole(mesh, 4, 4, seed=1, grad=True)
+        pairs = zip(second(torch.matmul, x, w), second(region, x, w), strict=True)
+        assert all(difference(seen(a), seen(b), 1e-6) is None for a, b in pairs)
+
+
+def test_view_of_an_input_with_a_dynamic_size(mesh) -> None:
+    def f(x):
+        return x.view(-1, 2, 4)
+
+    region = st.compile(f, dynamic=True)
+    for size in (8, 16, 24):
+        x = whole(mesh, size, 4, placements=ROWS, grad=True)
+        want, got = f(x), region(x)
+        assert got._base is x and difference(seen(want), seen(got)) is None
+        grads = [torch.autograd.grad((out * out).sum(), x)[0] for out in (want, got)]
+        assert difference(*map(seen, grads)) is None
+        with torch.no_grad():
+            region(x).mul_(3)
+            assert torch.equal(x.to_local(), whole(mesh, size, 4, placements=ROWS).to_local() * 3)
+    assert len(region.specializations) == 2, "one for each grad mode"
+
+
+# ---------------------------------------------------------------------------------------------- guards
+def test_equal_meshes_share_a_specialization(process_group) -> None:
+    region = st.compile(column)
+    for _ in range(3):
+        mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
+        region(whole(mesh, 4, 8), whole(mesh, 8, 8, placements=ROWS, grad=True))
+    assert len(region.specializations) == 1, region.explain()
+
+
+def test_another_mesh_recompiles(mesh, mesh_2d) -> None:
+    region = st.compile(column)
+    for other in (mesh, mesh_2d["tp"], mesh_2d["dp"]):
+        got = region(whole(other, 4, 8), whole(other, 8, 8, placements=ROWS, grad=True))
+        assert got.device_mesh == other
+    assert len(region.specializations) == 3, region.explain()
+    assert "device_mesh" in region.specializations[1].reason
+    region(whole(mesh, 4, 8), whole(mesh, 8, 8, placements=ROWS, grad=True))
+    assert len(region.specializations) == 3
+
+
+def test_another_placement_recompiles(mesh) -> None:
+    region = st.compile(column)
+    for place, out in ((ROWS, (Shard(1),)), (REPLICATE, (Replicate(),)), (ROWS, (Shard(1),))):
+        assert region(whole(mesh, 4, 8), whole(mesh, 8, 8, placements=place, grad=True)).placements == out
+    assert len(region.specializations) == 2, region.explain()
+
+
+def test_dense_in_place_of_a_dtensor_recompiles(mesh) -> None:
+    region = st.compile(column)
+    region(whole(mesh, 4, 8), whole(mesh, 8, 8, grad=True))
+    assert type(region(values(4, 8), values(8, 8))) is torch.Tensor
+    assert len(region.specializations) == 2
+
+
+def test_updating_parameters_does_not_recompile(mesh) -> None:
+    torch.manual_seed(5)
+    model = parallelize_module(
+        nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)),
+        mesh,
+        {"0": ColwiseParallel(), "2": RowwiseParallel()},
+        src_data_rank=None,
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    region = st.compile(run_model)
+    for _ in range(3):
+        region(model, values(4, 8)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert len(region.specializations) == 1, region.explain()

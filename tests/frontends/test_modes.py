@@ -1,0 +1,217 @@
+"""Random numbers, autocast, grad modes, functorch transforms around and in a region."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from ramps import two
+
+import subclass_trace as st
+
+
+def test_dropout_has_the_random_stream_of_eager() -> None:
+    f = lambda x: (F.dropout(x, 0.5), torch.rand_like(x), F.dropout(x, 0.2))
+    region, x = st.compile(f), torch.ones(50)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        want, after = f(x), torch.get_rng_state()
+        torch.manual_seed(seed)
+        got = region(x)
+        assert torch.get_rng_state().equal(after)
+        for a, b in zip(got, want, strict=True):
+            assert a.equal(b)
+
+
+def test_an_unused_random_operation_still_draws() -> None:
+    def f(x):
+        F.dropout(x, 0.5)
+        return torch.rand_like(x)
+
+    x = torch.ones(20)
+    torch.manual_seed(0)
+    want = f(x)
+    torch.manual_seed(0)
+    assert st.compile(f)(x).equal(want)
+
+
+def test_dropout_gradient_uses_the_same_mask() -> None:
+    region = st.compile(lambda x: F.dropout(x, 0.5), activation_memory_budget=0.0)
+    x = torch.ones(100, requires_grad=True)
+    out = region(x)
+    out.sum().backward()
+    assert x.grad.equal(out.detach())
+
+
+def test_two_draws_are_not_merged() -> None:
+    assert st.compile(lambda x: torch.randn_like(x) - torch.randn_like(x))(torch.ones(10)).abs().sum() > 0
+    x = torch.ones(10, requires_grad=True)
+    out = st.compile(lambda x: (torch.randn_like(x) - torch.randn_like(x)) * x)(x)
+    assert out.abs().sum() > 0
+
+
+def test_a_generator_argument() -> None:
+    g = torch.Generator().manual_seed(3)
+    f = lambda x: x + torch.rand(4, generator=g)
+    try:
+        got = [st.compile(f)(torch.zeros(4)) for _ in range(1)][0]
+    except st.SubclassTraceError:
+        return
+    assert got.equal(torch.rand(4, generator=torch.Generator().manual_seed(3)))
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_autocast(inside: bool) -> None:
+    def f(x, w):
+        if inside:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return x @ w
+        return x @ w
+
+    region = st.compile(f)
+    x, w = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+    for enabled in (False, True, False, True):
+        grads = []
+        for call in (f, region):
+            x.grad = w.grad = None
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+                out = call(x, w)
+            out.float().sum().backward()
+            grads.append((out.dtype, out.detach(), x.grad, w.grad))
+        assert grads[0][0] is grads[1][0]
+        for a, b in zip(grads[0][1:], grads[1][1:], strict=True):
+            torch.testing.assert_close(a, b)
+    assert len(region.specializations) == 2
+
+
+def test_backward_under_autocast_of_the_caller() -> None:
+    x = torch.randn(4, 4, requires_grad=True)
+    grads = []
+    for f in (lambda x: x @ x, st.compile(lambda x: x @ x)):
+        out = f(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            grads += torch.autograd.grad(out.sum(), x)
+    torch.testing.assert_close(*grads, rtol=0.05, atol=0.05)
+
+
+def test_no_grad_inside_and_around() -> None:
+    def f(x):
+        with torch.no_grad():
+            y = x * 2
+        return x * y, y
+
+    region = st.compile(f)
+    x = torch.ones(2, requires_grad=True)
+    out, y = region(x)
+    assert out.requires_grad and not y.requires_grad
+    out.sum().backward()
+    assert x.grad.tolist() == [2, 2]
+    with torch.no_grad():
+        assert not region(x)[0].requires_grad
+    assert len(region.specializations) == 2
+
+
+def test_a_region_that_changes_grad_mode() -> None:
+    region = st.compile(lambda x: (x * 2, torch.set_grad_enabled(False), x * 3)[::2])
+    x = torch.ones(1, requires_grad=True)
+    try:
+        for _ in range(2):
+            a, b = region(x)
+            assert (a.requires_grad, b.requires_grad, torch.is_grad_enabled()) == (True, False, False)
+            torch.set_grad_enabled(True)
+    finally:
+        torch.set_grad_enabled(True)
+
+
+def test_enable_grad_inside_no_grad() -> None:
+    def f(x):
+        with torch.enable_grad():
+            return x * 2
+
+    x = torch.ones(1, requires_grad=True)
+    with torch.no_grad():
+        want, got = f(x), st.compile(f)(x)
+    assert want.requires_grad
+    assert got.requires_grad
+    got.backward()
+    assert x.grad.item() == 2
+
+
+def test_gradient_inside_the_region() -> None:
+    def f(x):
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad((x * x).sum(), x)[0]
+
+    assert st.compile(f)(torch.full((2,), 3.0)).tolist() == [6, 6]
+
+
+def test_inference_mode() -> None:
+    region, x = st.compile(lambda x: x * 2), torch.ones(2)
+    with torch.inference_mode():
+        out = region(x)
+        again = region(torch.ones(2))
+    assert out.is_inference() and again.is_inference()
+    assert not region(x).is_inference()
+    region(out)
+    assert region(two(2)).a.tolist() == two(2).a.mul(2).tolist()
+
+
+def test_default_dtype() -> None:
+    region = st.compile(lambda x: x + torch.ones(2))
+    x = torch.ones(2)
+    assert region(x).dtype is torch.float32
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert region(x).dtype is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_deterministic_and_anomaly_mode() -> None:
+    region, x = st.compile(lambda x: x * x), torch.ones(2, requires_grad=True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        region(x).sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    with torch.autograd.set_detect_anomaly(True):
+        region(x).sum().backward()
+    assert x.grad.tolist() == [4, 4]
+
+
+@pytest.mark.parametrize("transform", ["vmap", "grad", "jvp", "forward_ad", "function mode", "dispatch mode"])
+def test_around_the_region(transform: str) -> None:
+    region = st.compile(lambda x: (x * x).sum(-1))
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    if transform == "vmap":
+        assert torch.func.vmap(region)(x).tolist() == [5, 25]
+    elif transform == "grad":
+        assert torch.func.grad(region)(x[0]).tolist() == [2, 4]
+    elif transform == "jvp":
+        assert torch.func.jvp(region, (x[0],), (torch.ones(2),))[1].item() == 6
+    elif transform == "forward_ad":
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(x[0], torch.ones(2))
+            assert torch.autograd.forward_ad.unpack_dual(region(dual)).tangent.item() == 6
+    elif transform == "function mode":
+        with torch.overrides.BaseTorchFunctionMode():
+            assert region(x[0]).item() == 5
+    else:
+        from torch.utils.flop_counter import FlopCounterMode
+
+        with FlopCounterMode(display=False) as counter:
+            st.compile(lambda x: x @ x)(x)
+        assert counter.get_total_flops() == 16
+    assert len(region.specializations) == 0
+
+
+def test_default_device_is_guarded_and_compiled() -> None:
+    region = st.compile(lambda x: x + torch.ones(2, device=None))
+    with torch.device("cpu"):
+        assert region(torch.zeros(2)).tolist() == [1, 1]
+    assert len(region.specializations) == 1
+    assert region(torch.zeros(2)).tolist() == [1, 1]
+    assert len(region.specializations) == 2
+    with torch.device("cpu"):
+        assert region(torch.zeros(2)).tolist() == [1, 1]
+    assert len(region.specializations) == 2

@@ -1,0 +1,283 @@
+"""Modules as regions: parameters, buffers, hooks, flags, attributes."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import subclass_trace as st
+from subclass_trace.zoo import TwoTensor
+
+
+def check_training(make, x, steps=3, lr=0.1, **options) -> None:
+    torch.manual_seed(0)
+    eager = make()
+    compiled = copy.deepcopy(eager)
+    region = st.compile(compiled, **options)
+    for which, model, call in ((0, eager, eager), (1, compiled, region)):
+        torch.manual_seed(3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            call(x).pow(2).mean().backward()
+            optimizer.step()
+    for (name, a), (_, b) in zip(eager.state_dict().items(), compiled.state_dict().items(), strict=True):
+        torch.testing.assert_close(a, b, msg=lambda m, name=name: f"{name}: {m}")
+    for a, b in zip(eager.parameters(), compiled.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+    assert len(region.specializations) == 1
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(5, 4)
+        self.out = nn.Linear(4, 5, bias=False)
+        self.out.weight = self.embed.weight
+
+    def forward(self, x):
+        return self.out(self.embed(x.long().abs() % 5))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Linear(4, 4),
+        lambda: nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 2)),
+        lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU()),
+        lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2)),
+        lambda: nn.Sequential(*[nn.Linear(4, 4)] * 3),
+        Tied,
+        lambda: nn.TransformerEncoderLayer(4, 2, 8, batch_first=True),
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
+        lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)),
+    ],
+    ids=[
+        "linear",
+        "layernorm",
+        "batchnorm",
+        "dropout",
+        "shared module",
+        "tied",
+        "transformer",
+        "weight norm",
+        "spectral norm",
+    ],
+)
+def test_training_a_module(make) -> None:
+    check_training(make, torch.randn(3, 4))
+
+
+@pytest.mark.filterwarnings("ignore:.*RNN module weights")
+def test_training_an_rnn() -> None:
+    class R(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.r = nn.GRU(4, 3, batch_first=True)
+
+        def forward(self, x):
+            return self.r(x)[0]
+
+    check_training(R, torch.randn(2, 5, 4))
+
+
+def test_training_with_wrapper_parameters() -> None:
+    def make():
+        m = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        for layer in (m[0], m[2]):
+            for name, p in list(layer.named_parameters()):
+                setattr(layer, name, nn.Parameter(TwoTensor(p.detach().clone(), p.detach().clone() * 2)))
+        return m
+
+    torch.manual_seed(0)
+    eager = make()
+    torch.manual_seed(0)
+    compiled = make()
+    region, x = st.compile(compiled), torch.randn(3, 4)
+    for model, call in ((eager, eager), (compiled, region)):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = call(x).pow(2).mean()
+            loss.backward(torch.ones_like(loss))
+            optimizer.step()
+    for a, b in zip(eager.parameters(), compiled.parameters(), strict=True):
+        torch.testing.assert_close(a.b, b.b)
+    assert len(region.specializations) == 1
+
+
+def test_parameters_replaced_and_retyped_between_calls() -> None:
+    m = nn.Linear(2, 2)
+    region, x = st.compile(m), torch.randn(1, 2)
+
+    def same():
+        torch.testing.assert_close(region(x).detach(), m(x).detach())
+
+    same()
+    m.weight = nn.Parameter(torch.randn(2, 2))
+    same()
+    assert len(region.specializations) == 1
+    m.weight.requires_grad_(False)
+    same()
+    m.bias = None
+    same()
+    m.weight = nn.Parameter(torch.randn(3, 2))
+    same()
+    m.double()
+    x = x.double()
+    same()
+    m.weight = nn.Parameter(TwoTensor(m.weight.detach(), m.weight.detach() * 2))
+    assert type(region(x)) is TwoTensor
+
+
+def test_buffers_added_replaced_and_written() -> None:
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x):
+            self.count += 1
+            return x * self.count
+
+    m = M()
+    region = st.compile(m)
+    assert [region(torch.ones(1)).item() for _ in range(3)] == [1, 2, 3]
+    assert m.count.item() == 3 and type(m.count) is torch.Tensor
+    m.count = torch.full((), 10.0)
+    assert region(torch.ones(1)).item() == 11
+
+
+def test_a_buffer_that_forward_assigns() -> None:
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x):
+            self.count = self.count + 1
+            return x * self.count
+
+    m = M()
+    region = st.compile(m)
+    try:
+        got = [region(torch.ones(1)).item() for _ in range(3)]
+    except st.UnsupportedError as error:
+        assert error.path and error.fix
+        assert m.count.item() == 0
+        return
+    assert got == [1, 2, 3] and m.count.item() == 3
+
+
+def test_an_attribute_that_forward_assigns_does_not_leak_a_fake_tensor() -> None:
+    class M(nn.Module):
+        def forward(self, x):
+            self.last = x + 1
+            return x * 2
+
+    m = M()
+    try:
+        st.compile(m)(torch.ones(2))
+    except st.UnsupportedError:
+        return
+    assert "last" not in vars(m) or type(m.last) is torch.Tensor
+
+
+def test_training_flag() -> None:
+    m = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(2))
+    region, x = st.compile(m), torch.randn(8, 2)
+    for training in (True, False, True, False):
+        m.train(training)
+        reference = copy.deepcopy(m)
+        torch.manual_seed(1)
+        got = region(x)
+        torch.manual_seed(1)
+        torch.testing.assert_close(got, reference(x))
+        torch.testing.assert_close(m.state_dict(), reference.state_dict())
+    assert len(region.specializations) == 2
+
+
+def test_module_hooks_run() -> None:
+    m = nn.Linear(2, 2)
+    m.register_forward_hook(lambda mod, args, out: out * 3)
+    m.register_forward_pre_hook(lambda mod, args: (args[0] + 1,))
+    x = torch.randn(1, 2)
+    torch.testing.assert_close(st.compile(m)(x), m(x))
+
+
+@pytest.mark.parametrize("register", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+def test_a_backward_hook_of_a_module_that_comes_later(register: str) -> None:
+    m = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    region = st.compile(m)
+    for later in (False, True):
+        if later:
+            getattr(m[1], register)(lambda mod, *grads: (grads[0][0] * 3,))
+        x = torch.ones(1, 2, requires_grad=True)
+        got, want = (torch.autograd.grad(f(x).sum(), x) for f in (region, m))
+        torch.testing.assert_close(got, want)
+
+
+def test_a_hook_on_all_modules_that_comes_later() -> None:
+    m, x = nn.Linear(2, 2), torch.ones(1, 2)
+    region = st.compile(m)
+    region(x)
+    with torch.nn.modules.module.register_module_forward_hook(lambda mod, args, out: out * 3):
+        torch.testing.assert_close(region(x), m(x))
+    torch.testing.assert_close(region(x), m(x))
+
+
+@pytest.mark.parametrize("values", [(2, 2.0, True), (0.0, -0.0), ((1, 2), (1, 2.0)), (2, torch.ones(3))], ids=str)
+def test_an_attribute_of_a_module_that_changes_its_type_or_sign(values: tuple[object, ...]) -> None:
+    class Scale(nn.Module):
+        scale: object
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * (self.scale[-1] if isinstance(self.scale, tuple) else self.scale)
+
+    m, x = Scale(), torch.arange(3)
+    region = st.compile(m)
+    for value in values:
+        m.scale = value
+        got, want = region(x), m(x)
+        assert got.dtype is want.dtype
+        torch.testing.assert_close(1 / got, 1 / want)
+
+
+def test_module_as_an_argument() -> None:
+    region = st.compile(lambda m, x: m(x))
+    a, b, x = nn.Linear(2, 2), nn.Linear(2, 2), torch.randn(1, 2)
+    for m in (a, b, a):
+        out = region(m, x)
+        torch.testing.assert_close(out, m(x))
+        m.zero_grad()
+        out.sum().backward()
+        assert m.weight.grad is not None
+
+
+def test_modules_in_containers_of_closures() -> None:
+    layers = [nn.Linear(2, 2), nn.Linear(2, 2)]
+
+    def f(x):
+        for layer in layers:
+            x = layer(x)
+        return x
+
+    x = torch.randn(1, 2)
+    region = st.compile(f)
+    for _ in range(2):
+        torch.testing.assert_close(region(x), f(x))
+        with torch.no_grad():
+            layers[0].weight.add_(1)
+    region(x).sum().backward()
+    assert layers[0].weight.grad is not None
+
+
+def test_a_module_added_after_compiling() -> None:
+    m = nn.Sequential(nn.Linear(2, 2))
+    region, x = st.compile(m), torch.randn(1, 2)
+    region(x)
+    m.append(nn.ReLU())
+    torch.testing.assert_close(region(x), m(x))

@@ -1,0 +1,281 @@
+"""When a call gets a specialization of its own: guards, dynamic sizes, and how long inputs live."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import math
+import weakref
+
+import pytest
+import torch
+from ramps import two
+from torch import nn
+
+import subclass_trace as st
+from subclass_trace.zoo import TwoTensor
+
+
+# ---------------------------------------------------------------------------------------------- specializations
+def test_one_specialization_per_kind_of_call() -> None:
+    region = st.compile(lambda x: x * 2)
+    kinds = [
+        torch.ones(2),
+        torch.ones(2, dtype=torch.float64),
+        torch.ones(2, requires_grad=True),
+        torch.ones(2, requires_grad=True) * 1,
+        two(2),
+        TwoTensor(two(2), two(2)),
+    ]
+    for _ in range(2):
+        for k, x in enumerate(kinds):
+            out, want = region(x), x * 2
+            assert (type(out), out.dtype, out.requires_grad) == (type(want), want.dtype, want.requires_grad), k
+    assert len(region.specializations) in (len(kinds) - 1, len(kinds))  # a leaf and a non-leaf may share one
+    assert region.specializations[0].reason == "first call"
+    assert "args[0]" in region.specializations[1].reason
+
+
+def test_strides_are_guarded() -> None:
+    region = st.compile(lambda x: x * 2)
+    x = torch.randn(3, 4)
+    for t in (x, torch.randn(4, 3).t(), x):
+        assert region(t).stride() == (t * 2).stride()
+    assert len(region.specializations) == 2
+
+
+def test_reset_and_explain() -> None:
+    region = st.compile(lambda x: x * 2)
+    region(torch.ones(2))
+    region(torch.ones(2, 2))
+    with torch.autograd.forward_ad.dual_level():
+        region(torch.ones(2))
+    text = region.explain()
+    assert "first call" in text and "forward-mode" in text and "args[0]" in text
+    region.reset()
+    assert region.specializations == []
+    assert region(torch.ones(2)).tolist() == [2, 2]
+    assert len(region.specializations) == 1
+
+
+def test_python_runs_once_per_specialization() -> None:
+    ran = []
+    region = st.compile(lambda x: ran.append(1) or x * x)
+    for _ in range(3):
+        region(two(2).requires_grad_()).sum().backward(two(1).sum())
+    assert len(ran) == 1
+
+
+def test_a_reused_id_does_not_confuse_the_guards() -> None:
+    region = st.compile(lambda x, y: (x.add_(1), y * 2)[1])
+    for k in range(20):
+        x = torch.zeros(2)
+        y = x if k % 3 == 0 else torch.zeros(2)
+        assert region(x, y).tolist() == ([2, 2] if k % 3 == 0 else [0, 0])
+    assert len(region.specializations) == 2
+
+
+def test_an_alias_pattern_that_appears_later() -> None:
+    region = st.compile(lambda x, y: (x.add_(1), y * 2)[1])
+    for build in (
+        lambda: (torch.zeros(4), torch.zeros(4)),
+        lambda: (t := torch.zeros(6), (t[:4], t[2:]))[1],
+        lambda: (t := torch.zeros(8), (t[:4], t[4:]))[1],
+    ):
+        want = (lambda x, y: (x.add_(1), y * 2)[1])(*build())
+        assert region(*build()).equal(want)
+
+
+def test_dynamic_sizes_of_overlapping_arguments() -> None:
+    """A written argument and an overlapping one are one graph input, whose length does not tell their sizes."""
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return y * 2
+
+    region = st.compile(f, dynamic=True)
+    for size, stop in (((4,), 7), ((2, 3), 6), ((2, 3), 5), ((3, 2), 5)):  # the last two lie at the same bytes
+        memory, again = torch.arange(7.0), torch.arange(7.0)
+        count = math.prod(size)
+        got = region(memory[:count].view(size), memory[2:stop])
+        assert got.equal(f(again[:count].view(size), again[2:stop])) and memory.equal(again)
+
+
+def test_a_view_family_of_a_nonleaf_wrapper_costs_one_specialization() -> None:
+    def f(x, v):
+        x.mul_(2)
+        return v + 1
+
+    region = st.compile(f)
+    for k in range(3):
+        w = two(4, k=k).requires_grad_()
+        y = w * 1
+        out = region(y, y.view(2, 2))
+        torch.testing.assert_close(out.a.detach(), (w.a * 2 + 1).view(2, 2))
+    assert len(region.specializations) == 1
+
+
+# ---------------------------------------------------------------------------------------------- dynamic sizes
+@pytest.mark.parametrize(
+    "make",
+    [lambda n: torch.ones(n, 3), lambda n: TwoTensor(torch.ones(n, 3), torch.zeros(n, 3))],
+    ids=["dense", "wrapper"],
+)
+@pytest.mark.parametrize("grad", [False, True])
+def test_automatic_dynamic(make, grad: bool) -> None:
+    region = st.compile(lambda x: (x * 2).sin() + x.shape[0])
+    for n in (4, 5, 6, 7, 11):
+        x = make(n).requires_grad_(grad)
+        out, want = region(x), (x * 2).sin() + n
+        assert out.shape == (n, 3) and type(out) is type(want)
+        torch.testing.assert_close(*(t.detach() if type(t) is torch.Tensor else t.a for t in (out, want)))
+        if grad:
+            out.backward(torch.ones_like(out).detach())
+            assert x.grad.shape == (n, 3)
+    assert len(region.specializations) == 2
+
+
+def test_dynamic_from_the_start() -> None:
+    region = st.compile(lambda x, y: x @ y, dynamic=True)
+    for n, m in ((4, 5), (6, 7), (3, 2)):
+        x, y = torch.randn(n, m, requires_grad=True), torch.randn(m, 3)
+        out = region(x, y)
+        torch.testing.assert_close(out, x @ y)
+        out.sum().backward()
+        torch.testing.assert_close(x.grad, torch.ones(n, 3) @ y.t())
+    assert len(region.specializations) == 1
+
+
+def test_marked_dimension() -> None:
+    region = st.compile(lambda x: x.sum(0))
+    for n in (4, 5, 9):
+        x = torch.ones(n, 2)
+        torch._dynamo.mark_dynamic(x, 0)
+        assert region(x).tolist() == [n, n]
+    assert len(region.specializations) == 1
+    region(torch.ones(4, 3))
+    assert len(region.specializations) == 2
+
+
+def test_sizes_0_and_1() -> None:
+    region = st.compile(lambda x: x.sum(0) + x.shape[0])
+    for n in (4, 5, 1, 0, 6, 1, 0):
+        assert region(torch.ones(n, 2)).tolist() == [2.0 * n, 2.0 * n]
+    assert len(region.specializations) <= 4
+
+
+def test_a_branch_on_a_size_is_guarded() -> None:
+    region = st.compile(lambda x: x + 1 if x.shape[0] > 5 else x - 1, dynamic=True)
+    for n in (3, 8, 4, 9, 5, 6):
+        assert region(torch.zeros(n))[0].item() == (1 if n > 5 else -1)
+    assert len(region.specializations) == 2
+
+
+def test_sizes_as_results() -> None:
+    region = st.compile(lambda x: (x.shape[0], x.numel(), x.shape, x.reshape(-1)), dynamic=True)
+    for n in (3, 4):
+        a, b, c, d = region(torch.ones(n, 2))
+        assert (a, b, tuple(c), d.shape[0]) == (n, 2 * n, (n, 2), 2 * n)
+        assert type(a) is int and type(b) is int
+    assert len(region.specializations) == 1
+
+
+def test_two_equal_sizes_that_become_different() -> None:
+    region = st.compile(lambda x, y: (x.sum() + y.sum(), x.shape[0] == y.shape[0])[0], dynamic=True)
+    for n, m in ((3, 3), (4, 4), (4, 5), (6, 7)):
+        assert region(torch.ones(n), torch.ones(m)).item() == n + m
+
+
+def test_automatic_dynamic_marks_only_what_changed() -> None:
+    region = st.compile(lambda x, y: x.sum() + y.sum())
+    for n in (4, 5, 6):
+        region(torch.ones(n, 3), torch.ones(7))
+    assert len(region.specializations) == 2
+    sizes = [str(i.spec.size) for i in region.specializations[1].plan.inputs]
+    assert sizes[1] == "(7,)" and sizes[0] != "(6, 3)" and "3)" in sizes[0]
+
+
+def test_data_dependent_size_is_supported_or_refused() -> None:
+    region = st.compile(lambda x: x.nonzero() + 1)
+    x = torch.tensor([0.0, 1.0, 2.0])
+    try:
+        out = region(x)
+    except st.UnsupportedError:
+        return
+    assert out.tolist() == [[2], [3]]
+    assert region(torch.tensor([0.0, 0.0, 2.0])).tolist() == [[3]]
+
+
+# ---------------------------------------------------------------------------------------------- life times
+def test_inputs_are_not_kept_alive_by_the_region() -> None:
+    region = st.compile(lambda x: x * 2)
+    x = torch.ones(3)
+    ref = weakref.ref(x)
+    region(x)
+    del x
+    gc.collect()
+    assert ref() is None
+
+
+def test_the_call_that_compiles_leaves_no_cycle_around_its_inputs() -> None:
+    st.compile(torch.sin)(torch.ones(2))  # what is imported on the way is imported now
+    gc.collect()
+    gc.disable()
+    try:
+        for make in (lambda: torch.ones(2), lambda: TwoTensor(torch.ones(2), torch.ones(2)).requires_grad_()):
+            x = make()
+            st.compile(lambda x: x.sin())(x)
+            alive = weakref.ref(x)
+            del x
+            assert alive() is None
+    finally:
+        gc.enable()
+
+
+def test_wrapper_inputs_are_not_kept_alive() -> None:
+    region = st.compile(lambda x: (x * x).sum())
+    x = two(3).requires_grad_()
+    refs = weakref.ref(x), weakref.ref(x.a)
+    out = region(x)
+    out.backward(out.detach())
+    del x, out
+    gc.collect()
+    assert [r() for r in refs] == [None, None]
+
+
+def test_boxed_back_end_inputs_are_freed_after_their_last_use() -> None:
+    """The forward graph's own intermediate, saved for backward, must be freed once the backward has used it."""
+    alive: list[int] = []
+    seen: list[weakref.ref] = []
+
+    def backend(gm, example_inputs):
+        if not gm.meta["is_backward"]:
+            return gm.forward
+
+        def run(args):
+            seen[:] = [weakref.ref(a) for a in args if isinstance(a, torch.Tensor)]
+            args = list(args) if not isinstance(args, list) else args
+            out = gm.forward(*args)
+            args.clear()
+            gc.collect()
+            alive.append(sum(r() is not None for r in seen))
+            return out
+
+        run._boxed_call = True
+        return run
+
+    x = torch.ones(3, requires_grad=True)
+    out = st.compile(lambda x: x.sin().exp(), backend=backend, partitioner="default")(x)
+    out.sum().backward()
+    assert seen and alive[0] < len(seen)
+
+
+def test_deepcopy_of_a_compiled_module() -> None:
+    m = nn.Linear(2, 2)
+    region = st.compile(m)
+    x = torch.randn(1, 2)
+    region(x)
+    other = copy.deepcopy(region)
+    with torch.no_grad():
+        m.weight.zero_()
+    assert not torch.equal(other(x), region(x))

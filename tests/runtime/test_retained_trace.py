@@ -36,6 +36,7 @@ class Watch:
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     seen = Watch()
+    gc.freeze()  # a collection is to look at what the test makes
     session, tape, trace = Session.__init__, Tape.__init__, Tape.trace
 
     def new_session(self: Session, *args: Any, **kwargs: Any) -> None:
@@ -54,6 +55,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     monkeypatch.setattr(Tape, "__init__", new_tape)
     monkeypatch.setattr(Tape, "trace", counted)
     yield seen
+    gc.unfreeze()
 
 
 class Counted:

@@ -9,15 +9,17 @@ import torch.distributed as dist
 
 @pytest.fixture(scope="module")
 def process_group():
-    """Four ranks; the group is destroyed after the file."""
+    """Four ranks; the group is destroyed after the file, with what torch has cached of meshes over it."""
     if not dist.is_available():
         pytest.skip("this torch has no torch.distributed")
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     assert not dist.is_initialized()
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
     yield dist.group.WORLD
     dist.destroy_process_group()
+    _clear_sharding_prop_cache()
 
 
 @pytest.fixture

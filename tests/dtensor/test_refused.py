@@ -8,10 +8,10 @@ from torch import nn
 from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 import subclass_trace as st
-from subclass_trace.errors import DataDependentError, ProtocolError, UnsupportedError
+from subclass_trace.errors import ProtocolError, UnsupportedError
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
@@ -60,11 +60,3 @@ def test_hooks_of_other_modules_are_not_checked_after_the_capture(mesh) -> None:
     from torch.nn.modules import module
 
     assert not module._global_forward_pre_hooks
-
-
-def test_index_from_a_tensor(mesh) -> None:
-    """DTensor asks where in the dimension it lies, and raises another error from the one about that."""
-    x = distribute_tensor(torch.ones(8, 4), mesh, [Replicate()], src_data_rank=None)
-    with pytest.raises(DataDependentError, match="Could not guard on data-dependent expression") as caught:
-        st.compile(lambda x, i: x[i])(x, torch.tensor(2))
-    assert "test_refused.py" in caught.value.path

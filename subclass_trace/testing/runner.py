@@ -87,11 +87,15 @@ class _Tally:
     tries_left: int = 0  # how often another example may be drawn for one that cannot be built
 
 
+#: how often a rule draws another example, beyond four for each, where the class refuses to be built
+TRIES = 40
+
+
 def run_rule(subject: Subject, rule: Rule, profile: Profile) -> Result:
     """Run one rule. Never raises on behalf of the subject; leaves random state, modes and warnings as they were."""
     if rule.id in subject.exempt:
         return Result(rule, Outcome.NOT_APPLICABLE, refused=((subject.exempt[rule.id], 0),))
-    tally = _Tally(tries_left=40 + 4 * profile.examples(rule.cost))
+    tally = _Tally(tries_left=TRIES + 4 * profile.examples(rule.cost))
     start = time.perf_counter()
     grad, threads = torch.is_grad_enabled(), torch.get_num_threads()
     try:
@@ -163,7 +167,7 @@ class _KitError(Exception):
 
 def _example(script: Script, rule: Rule, tally: _Tally) -> None:
     tally.examples += 1
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # torch.manual_seed keeps a stack for each device that is not there
     try:
         rule.check(script)
     except NotBuilt as reason:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from hypothesis import HealthCheck, Phase, Verbosity, given, reject, settings
 from hypothesis import strategies as s
-from hypothesis.errors import HypothesisException, Unsatisfiable
+from hypothesis.errors import HypothesisException, Unsatisfiable, UnsatisfiedAssumption
 
 from .profiles import Profile
 from .rules import Cost, Rule
@@ -84,14 +84,21 @@ class _Tally:
     failures: list[Failure] = field(default_factory=list)
     error: str | None = None
     failing_since: float | None = None
+    rejected: int = 0  # examples of another kind than the rule needs
     tries_left: int = 0  # how often another example may be drawn for one that cannot be built
+
+
+#: how often a rule draws another example, beyond four for each, where the class refuses to be built
+TRIES = 40
+#: after so many examples of another kind, and none of the kind that the rule needs, it does not apply
+REJECTIONS = 120
 
 
 def run_rule(subject: Subject, rule: Rule, profile: Profile) -> Result:
     """Run one rule. Never raises on behalf of the subject; leaves random state, modes and warnings as they were."""
     if rule.id in subject.exempt:
         return Result(rule, Outcome.NOT_APPLICABLE, refused=((subject.exempt[rule.id], 0),))
-    tally = _Tally(tries_left=40 + 4 * profile.examples(rule.cost))
+    tally = _Tally(tries_left=TRIES + 4 * profile.examples(rule.cost))
     start = time.perf_counter()
     grad, threads = torch.is_grad_enabled(), torch.get_num_threads()
     try:
@@ -163,7 +170,7 @@ class _KitError(Exception):
 
 def _example(script: Script, rule: Rule, tally: _Tally) -> None:
     tally.examples += 1
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # torch.manual_seed keeps a stack for each device that is not there
     try:
         rule.check(script)
     except NotBuilt as reason:
@@ -178,6 +185,10 @@ def _example(script: Script, rule: Rule, tally: _Tally) -> None:
         tally.failures.append(failure)
         tally.failing_since = tally.failing_since or time.perf_counter()
         raise
+    except UnsatisfiedAssumption:
+        tally.rejected += 1
+        if tally.checks or tally.rejected < REJECTIONS:
+            raise
     except HypothesisException:
         raise
     except Exception as error:

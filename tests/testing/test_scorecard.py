@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 import pytest
@@ -18,13 +18,13 @@ import torch.distributed as dist
 from subclass_trace.testing.known import KNOWN
 from subclass_trace.testing.profiles import PROFILES, Profile
 from subclass_trace.testing.resolve import load_target, resolve
-from subclass_trace.testing.rules import load
+from subclass_trace.testing.rules import Cost, Rule, load
 from subclass_trace.testing.runner import Outcome, run_rule
 from tools import scorecard
 
 PAGE = scorecard.PAGE.read_text(encoding="utf-8")
 FINDINGS = scorecard.findings(PAGE)
-FEW = Profile("few", 3, 1, 0.0)
+FEW = Profile("few", 2, 1, 0.0)
 QUICK = [n for n in KNOWN if n.startswith("subclass_trace.") or n.endswith((".two_tensor.TwoTensor", ".DTensor"))]
 
 
@@ -57,19 +57,21 @@ def _quiet() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", QUICK)
 def test_a_class_breaks_no_more_than_the_card_says(name: str) -> None:
-    assert _broken(name, FEW) <= FINDINGS.get(of(name), {}).keys()
+    """Rules that compile on three of them; on all, and with more examples, in the slow test."""
+    dear = name.endswith(("TwoTensor", ".DTensor"))
+    assert _broken(name, FEW, [r for r in load() if dear or r.cost is Cost.CHEAP]) <= FINDINGS.get(of(name), {}).keys()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KNOWN)
 def test_a_class_breaks_what_the_card_says(name: str) -> None:
-    assert _broken(name, PROFILES["dev"]) == FINDINGS.get(of(name), {}).keys()
+    assert _broken(name, PROFILES["dev"], load()) == FINDINGS.get(of(name), {}).keys()
 
 
-def _broken(name: str, profile: Profile) -> set[str]:
+def _broken(name: str, profile: Profile, rules: Sequence[Rule]) -> set[str]:
     of(name)
     subject = resolve(name)
-    results = [run_rule(subject, r, profile) for r in load()]
+    results = [run_rule(subject, r, profile) for r in rules]
     assert [r.error for r in results if r.outcome is Outcome.ERROR] == []
     assert all(r.checks > 0 for r in results if r.outcome is Outcome.PASS)
     assert sum(r.outcome is Outcome.PASS for r in results) >= 35

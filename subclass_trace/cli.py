@@ -4,6 +4,7 @@
     subclass-trace check pkg.mod:MyTensor --json                 for machines
     subclass-trace check pkg.mod:MyTensor --html report.html     for people
     subclass-trace check --list                                  all rules
+    subclass-trace check --explain ST308                         one rule: why, a wrong and a right example
     subclass-trace new MyTensor                                  a class, its strategy and its test
 
 Exit codes: 0 all rules hold, 1 some do not, 2 the command could not run (no such class, no way to build it, a fault of
@@ -14,11 +15,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from .errors import SubclassTraceError
+from .errors import OptionError, SubclassTraceError
 
 OK, BROKEN, TROUBLE = 0, 1, 2
 
@@ -29,9 +32,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.path.insert(0, "")  # classes of the current directory
     try:
         code: int = options.run(options)
+        sys.stdout.flush()
     except SubclassTraceError as error:
         print(error, file=sys.stderr)
         return TROUBLE
+    except BrokenPipeError:  # who reads has enough: `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
+        return OK
     except OSError as error:  # a file cannot be written
         print(error, file=sys.stderr)
         return TROUBLE
@@ -52,6 +59,8 @@ def _parser() -> argparse.ArgumentParser:
     c.add_argument("target", nargs="?", help="package.module:Class, or a function of dense tensors that makes one")
     c.add_argument("--factory", help="expression that makes one, {0} {1} for dense tensors: 'Cls({0}, scale=2.0)'")
     c.add_argument("--to-dense", help="expression for its dense value, {0} for the wrapper: '{0}.dequantize()'")
+    c.add_argument("--sizes", nargs="+", metavar="SIZE", help="sizes of the dense tensors: 2,3 32,32")
+    c.add_argument("--dtypes", nargs="+", metavar="DTYPE", help="dtypes of the dense tensors: float32 bfloat16")
     c.add_argument("--tolerance", type=float, metavar="T", help="rtol and atol for numbers, for classes that round")
     c.add_argument("--rules", nargs="+", metavar="ID", help="only these: ST101, ST1, protocol")
     c.add_argument("--skip", nargs="+", metavar="ID", default=[], help="not these")
@@ -62,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     c.add_argument("--json", action="store_true", help="print JSON")
     c.add_argument("--html", type=Path, metavar="FILE", help="write a page")
+    c.add_argument("--explain", metavar="ID", help="print why a rule exists, and a wrong and a right example, and stop")
     c.add_argument("--list", action="store_true", help="print all rules and stop")
     c.set_defaults(run=_check)
     n = commands.add_parser("new", help="write a new wrapper class, its strategy and its test")
@@ -73,11 +83,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from .testing.rules import load
+    from .testing.rules import load, select
 
     if options.list:
         for rule in load():
             print(f"{rule.id}  {rule.severity.value:7}  {rule.family:10}  {rule.title}")
+        return OK
+    if options.explain:
+        print("\n\n".join(rule.page for rule in select([options.explain])), end="")
         return OK
     if options.target is None:
         print("say which class: subclass-trace check package.module:Class", file=sys.stderr)
@@ -86,7 +99,6 @@ def _check(options: argparse.Namespace) -> int:
 
     from .testing import check
     from .testing.page import write_page
-    from .testing.rules import select
     from .testing.terminal import progress_bar, show
 
     noise = Console(stderr=True)
@@ -100,9 +112,7 @@ def _check(options: argparse.Namespace) -> int:
             max_examples=options.max_examples,
             operations=options.operations == "common" or options.operations or False,
             progress=tell,
-            factory=options.factory,
-            to_dense=options.to_dense,
-            tolerance=None if options.tolerance is None else (options.tolerance, options.tolerance),
+            **_how_to_build(options),
         )
     if options.json:
         print(json.dumps(report.as_json(), indent=1))
@@ -111,6 +121,29 @@ def _check(options: argparse.Namespace) -> int:
     if options.html:
         print(f"wrote {write_page(report, options.html)}", file=sys.stderr)
     return TROUBLE if report.errors else BROKEN if report.failures else OK
+
+
+def _how_to_build(options: argparse.Namespace) -> dict[str, Any]:
+    """The options that `check` hands on: how to build instances."""
+    import torch
+
+    sizes, dtypes = None, None
+    try:
+        if options.sizes:
+            sizes = [tuple(int(n) for n in size.split(",") if n) for size in options.sizes]
+    except ValueError as error:
+        raise OptionError("--sizes cannot be read", expected="numbers with commas: 2,3 32,32", got=error) from error
+    if options.dtypes:
+        dtypes = [getattr(torch, name.removeprefix("torch."), None) for name in options.dtypes]
+        if not all(isinstance(d, torch.dtype) for d in dtypes):
+            raise OptionError("--dtypes cannot be read", expected="names: float32 bfloat16", got=options.dtypes)
+    return {
+        "factory": options.factory,
+        "to_dense": options.to_dense,
+        "tolerance": None if options.tolerance is None else (options.tolerance, options.tolerance),
+        "sizes": sizes,
+        "dtypes": dtypes,
+    }
 
 
 def _new(options: argparse.Namespace) -> int:

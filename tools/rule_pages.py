@@ -12,30 +12,8 @@ FOLDER = Path(__file__).resolve().parent.parent / "docs" / "rules"
 
 def page(rule: Rule) -> str:
     """One rule."""
-    return "\n".join(
-        [
-            f"# {rule.id}: {rule.title}",
-            "",
-            f"Family {rule.family}, {rule.severity.value}.",
-            "",
-            rule.text,
-            "",
-            "## Wrong",
-            "",
-            "```python",
-            rule.wrong,
-            "```",
-            "",
-            "## Right",
-            "",
-            "```python",
-            rule.right,
-            "```",
-            "",
-            f"Check it alone: `subclass-trace check package.module:Class --rules {rule.id}`. All rules: [README](README.md).",
-            "",
-        ]
-    )
+    alone = f"Check it alone: `subclass-trace check package.module:Class --rules {rule.id}`."
+    return f"{rule.page}\n{alone} All rules: [README](README.md).\n"
 
 
 def index(rules: tuple[Rule, ...]) -> str:

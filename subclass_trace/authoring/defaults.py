@@ -27,8 +27,11 @@ def dequantized(cls: type[Any], func: Any) -> Run:
     dense copy would swallow writes.
     """
     if is_view(func):
+        every = f"{cls.__name__}.implements_views() for all of them"
+        if cls._wrapper_has_metadata:  # the inner tensors may have other shapes: packed codes
+            every = f"{cls.__name__}.implements_views(inner=...) with inner tensors that have the shape of the wrapper"
         fix = (
-            f"write the view: @{cls.__name__}.implements({func}), or {cls.__name__}.implements_views() for all of them; "
+            f"write the view: @{cls.__name__}.implements({func}), or {every}; "
             "or call .dequantize() first. A dense copy is not made, because writes to it would not reach the base"
         )
         return _raising(refuse(cls, func, fix))

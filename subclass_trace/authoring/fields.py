@@ -102,12 +102,9 @@ def _own_fields(cls: type, reserved: frozenset[str]) -> Iterator[Field]:
 
 def _field(cls: type, name: str, annotation: Any, keyword: bool, reserved: frozenset[str]) -> Field:
     if name in reserved or (name.startswith("__") and name.endswith("__")):
-        raise _error(
-            cls,
-            name,
-            "hides an attribute of torch.Tensor",
-            f"rename it, for example {name.strip('_')}_ or inner_{name}",
-        )
+        plain = name.strip("_")
+        free = next(n for n in (f"{plain}_", f"inner_{plain}", f"{plain}_of_wrapper") if n not in reserved)
+        raise _error(cls, name, "hides an attribute of torch.Tensor", f"rename it, for example {free}")
     default = vars(cls).get(name, MISSING)
     if isinstance(default, types.MemberDescriptorType):
         raise _error(cls, name, "is a slot", "remove __slots__: torch keeps attributes of tensors in __dict__")

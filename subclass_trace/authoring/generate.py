@@ -142,6 +142,8 @@ def _write_build(source: Source, fields: tuple[Field, ...], custom: bool) -> Non
         source.line(f"    def __init__({', '.join(['self', *names])}):")
         for n in names:
             source.line(f"        self.{n} = {n}")
+        if not names:
+            source.line("        pass")
     source.line(f"def build({', '.join([*names, 'outer_size=None', 'outer_stride=None'])}):")
     for f in fields:
         if f.is_inner:

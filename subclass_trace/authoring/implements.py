@@ -136,6 +136,8 @@ def resolve(cls: type[Any], func: Any) -> Run:
         )
     run = _unfinished(cls, func)
     if _listed(cls, func) is not None or not _authors.is_composite(func):  # the parts of a composite are put right
+        if is_view(func) and cls._wrapper_has_metadata and func not in _IDENTITIES:
+            run = _with_strides(func, run)
         run = _inference_views(_finished(func, run), func)
     vars(cls)[RESOLVED][func] = run
     return run
@@ -154,7 +156,7 @@ def _unfinished(cls: type[Any], func: Any) -> Run:
     default: Run = DEFAULTS[getattr(cls, DEFAULT)](cls, func)
     rule = _listed(cls, func)
     if rule is not None:
-        return _with_default(func, rule, default)
+        return _with_default(cls, func, rule, default)
     if _authors.is_composite(func):
         return _decomposed(func, default)
     family = _family(cls, func)
@@ -176,7 +178,7 @@ def _decomposed(func: Any, default: Run) -> Run:
 
 
 def _of_family(cls: type[Any], func: Any, family: Family, default: Run) -> Run:
-    return per_inner(cls, func, family.inner) if family.rule is None else _with_default(func, family.rule, default)
+    return per_inner(cls, func, family.inner) if family.rule is None else _with_default(cls, func, family.rule, default)
 
 
 def _basic(cls: type[Any], func: Any, otherwise: Run) -> Run | None:
@@ -215,12 +217,47 @@ def _shares_parts(cls: type) -> bool:
     return False
 
 
-def _with_default(func: Any, rule: Callable[..., Any], default: Run) -> Run:
+def _with_default(cls: type, func: Any, rule: Callable[..., Any], default: Run) -> Run:
+    returns = _torch.op_schema(func).returns
+    # results that are arguments, or views of them, are put right and checked by the finisher
+    fresh = len(returns) == 1 and str(returns[0].type) == "Tensor" and returns[0].alias_info is None
+
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = rule(func, *args, **kwargs)
-        return default(args, kwargs) if out is NotImplemented else out
+        if out is NotImplemented:
+            return default(args, kwargs)
+        if fresh and not isinstance(out, torch.Tensor):
+            raise ProtocolError(
+                f"the rule of {cls.__name__} for {func} returned no tensor",
+                path=f"{cls.__name__}: {getattr(rule, '__qualname__', rule)}",
+                expected="a tensor, or NotImplemented",
+                got=f"{type(out).__qualname__}: {out!r:.60}",
+                fix="return what the operation gives on dense tensors",
+            )
+        return out
 
     return run
+
+
+def _with_strides(func: Any, run: Run) -> Run:
+    """The view of a class that derives its outer size and says nothing of strides is made as a contiguous tensor: give it
+    the strides that the view of a dense tensor has, which is what compilers compute on their own.
+    """
+
+    def strided(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        x, out = args[0], run(args, kwargs)
+        if type(out) is not type(x) or out.dim() < 2 or not out.is_contiguous():
+            return out  # these strides were given by the author
+        first = next((getattr(out, n) for n in out.__tensor_flatten__()[0]), out)
+        if first is not out and first.shape == out.shape and first.stride() == out.stride():
+            return out  # these are strides of a tensor
+        with _torch.no_modes():  # a tracer should not see this
+            dense = func(torch.empty_strided(x.shape, x.stride(), device="meta"), *args[1:], **kwargs)
+        if dense.shape != out.shape or dense.stride() == out.stride():
+            return out
+        return out.replace(outer_size=out.shape, outer_stride=dense.stride())
+
+    return strided
 
 
 def _finished(func: Any, run: Run) -> Run:

@@ -25,7 +25,8 @@ class ConformanceError(SubclassTraceError, AssertionError):
         lines = [f"{r.rule.id} {r.rule.title}: {r.reason}" for r in broken]
         super().__init__(
             f"{report.subject.name} breaks {len(broken)} of {len(report.results)} rules\n" + "\n".join(lines),
-            fix="`report.failures[0].failure.script` is a program that shows the first one",
+            fix="`report.failures[0].failure.script` is a program that shows the first one, "
+            f"`subclass-trace check --explain {broken[0].rule.id}` says how to mend it",
         )
 
 
@@ -54,11 +55,13 @@ def check(
             ``dtypes``, ``tolerance``.
 
     Raises:
-        OptionError: a rule or profile does not exist, or no instance can be built.
+        OptionError: a rule, profile or option does not exist, no rule is left, or no instance can be built.
         ProtocolError: the class is no traceable wrapper subclass.
     """
     level = profile_of(profile).at_most(max_examples)
     chosen = select(rules, skip)
+    if not chosen:
+        raise OptionError("no rule is left to check", got=f"rules={rules}, skip={skip}", fix="skip fewer")
     subject = resolve(target, **options)
     start = time.perf_counter()
     results = []

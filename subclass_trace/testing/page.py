@@ -82,8 +82,8 @@ def _esc(text: object) -> str:
 
 def _line(report: Report) -> str:
     v = versions()
-    made = f"made by {report.subject.make}" if report.subject.strategy is None else "made by a strategy"
-    parts = [f"torch {v['torch']}, Python {v['python']}", f"profile {report.profile}, {report.seconds:.1f} s", made]
+    run = f"profile {report.profile}, {report.seconds:.1f} s"
+    parts = [f"torch {v['torch']}, Python {v['python']}", run, report.made_by]
     return "; ".join([*parts, *report.subject.notes, *report.hints])
 
 

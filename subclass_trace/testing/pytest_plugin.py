@@ -19,10 +19,13 @@ import pytest
 
 from .profiles import Profile
 from .profiles import profile as profile_of
-from .resolve import resolve
+from .resolve import check_options, resolve
 from .rules import Rule, load, select
 from .runner import Outcome, Result, run_rule
 from .subject import Subject
+
+#: options of a test class that are not about building instances
+_HOW = frozenset({"rules", "skip", "profile", "max_examples"})
 
 
 class ConformanceTests:
@@ -30,9 +33,13 @@ class ConformanceTests:
 
     Attributes:
         target: a class, a function that makes one from dense tensors, a name or a `Subject`.
-        options: how to build instances (arguments of `subject.subject_of`).
-        skip: ids of rules -> why they are left out.
+        options: arguments of `kit.check`: how to build instances, and ``rules``, ``skip``, ``profile``,
+            ``max_examples``.
+        skip: ids of rules, beginnings of ids or families -> why they are left out.
         profile: dev, ci or thorough.
+
+    Raises:
+        OptionError: at class creation, for an option or a rule that does not exist.
     """
 
     target: ClassVar[Any] = None
@@ -40,20 +47,31 @@ class ConformanceTests:
     skip: ClassVar[Mapping[str, str]] = {}
     profile: ClassVar[str | Profile] = "dev"
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        check_options({k: v for k, v in cls.options.items() if k not in _HOW})
+        select(cls.options.get("rules"), cls.options.get("skip", ()))
+        select(None, cls.skip)
+
     @pytest.mark.parametrize("rule", load(), ids=lambda r: r.slug)
     def test_rule(self, rule: Rule) -> None:
         """One rule."""
         if type(self).target is None:
             pytest.skip("set target to a wrapper class")
-        if rule.id in self.skip:
-            pytest.skip(self.skip[rule.id])
-        judge(run_rule(self.subject(), rule, profile_of(self.profile)))
+        for name, reason in self.skip.items():
+            if rule in select([name]):
+                pytest.skip(reason)
+        options = self.options
+        if rule not in select(options.get("rules"), options.get("skip", ())):
+            pytest.skip("left out by options")
+        level = profile_of(options.get("profile", self.profile)).at_most(options.get("max_examples"))
+        judge(run_rule(self.subject(), rule, level))
 
     @classmethod
     def subject(cls) -> Subject:
         """The subject, made once per class."""
         if "_subject" not in vars(cls):
-            cls._subject = resolve(cls.target, **cls.options)
+            cls._subject = resolve(cls.target, **{k: v for k, v in cls.options.items() if k not in _HOW})
         return cls._subject
 
     _subject: ClassVar[Subject]
@@ -110,4 +128,5 @@ def judge(result: Result) -> None:
     if result.outcome is Outcome.ERROR:
         pytest.fail(f"{rule.id} broke, a fault of the kit:\n{result.error}", pytrace=False)
     if failure is not None:
-        pytest.fail(f"{rule.id} {rule.title} ({rule.severity.value})\n{failure}\n\n{failure.script}", pytrace=False)
+        head = f"{rule.id} {rule.title} ({rule.severity.value})"
+        pytest.fail(f"{head}\n{failure}\n\n{failure.script}\n{rule.advice}", pytrace=False)

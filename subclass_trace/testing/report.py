@@ -6,6 +6,7 @@ The JSON has a ``schema`` number, which changes when a key is renamed or removed
     class             "package.module.Class"
     versions          {"python": ..., "torch": ..., "subclass_trace": ...}
     profile, seconds  name of the profile, wall time
+    made_by           how instances were made: the expression, with gaps for dense tensors, and how it was found
     tolerance         [rtol, atol], with which numbers are compared
     ok                true if no rule fails or breaks
     counts            {"pass": n, "fail": n, "not applicable": n, "skipped": n, "error": n}
@@ -80,6 +81,16 @@ class Report:
         text = "rules about numbers did not apply; give to_dense= (--to-dense '{0}.name'), the dense value of a wrapper"
         return (f"{missing} {text}",) if missing else ()
 
+    @property
+    def made_by(self) -> str:
+        """How instances were made, and of what."""
+        subject = self.subject
+        if subject.strategy is not None or not subject.arity:
+            return subject.made_by
+        sizes = f" of sizes {_shortened(subject.listed)}" if subject.listed else ""
+        dtypes = ", ".join(str(d).removeprefix("torch.") for d in subject.dtypes)
+        return f"{subject.made_by} from dense tensors{sizes}, {dtypes}"
+
     def result(self, id: str) -> Result:
         """The result of one rule."""
         return next(r for r in self.results if r.rule.id == id)
@@ -92,6 +103,7 @@ class Report:
             "versions": versions(),
             "profile": self.profile,
             "seconds": round(self.seconds, 3),
+            "made_by": self.made_by,
             "tolerance": list(self.subject.tolerance),
             "ok": self.ok,
             "counts": {o.value: self.counts[o] for o in Outcome},
@@ -103,6 +115,10 @@ class Report:
         from .terminal import plain
 
         return plain(self)
+
+
+def _shortened(sizes: tuple[tuple[int, ...], ...]) -> str:
+    return ", ".join(map(str, sizes[:4])) + (" ..." if len(sizes) > 4 else "")
 
 
 def versions() -> dict[str, str]:

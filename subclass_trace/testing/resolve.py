@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
-import math
-from collections.abc import Callable, Iterator
+import inspect
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +15,7 @@ from hypothesis import strategies as s
 
 from ..errors import OptionError, ProtocolError
 from ..subclass.protocol import why_not_traceable
-from . import strategies
+from .building import completed, instances, why_not_built
 from .known import KNOWN
 from .subject import Subject, subject_of
 
@@ -31,12 +33,6 @@ _CONSTRUCTORS = (
     "{c}({{0}}, {{1}})",
     "{c}({{0}}, {{1}}, {{2}})",
 )
-_PROJECTIONS = ("to_dense", "dequantize", "full_tensor", "dense")
-_TRIALS = ((2, 3), (2,), (4, 4), (32, 32))
-#: sizes to try with a class that takes none of the small ones
-_LARGE = ((32, 32), (32, 64), (64, 32), (64, 64), (16, 16), (16, 32), (128, 128), (128, 256), (64,), (128,), (256,))
-#: rtol and atol for classes that round; the second for those with very few bits
-_COARSE, _VERY_COARSE = 0.2, 0.5
 
 
 def register_strategy(
@@ -60,17 +56,27 @@ def load_target(name: str) -> Any:
         OptionError: the module or the name does not exist, or importing it fails.
     """
     module, _, path = name.partition(":")
-    if not path:
+    if ":" not in name:
         module, _, path = name.rpartition(".")
+    if not module or not path:
+        raise OptionError(f"{name!r} names no class", expected="package.module:Class")
     try:
         value: Any = importlib.import_module(module)
         for part in path.split("."):
             value = getattr(value, part)
     except Exception as error:  # importing runs the module
-        raise OptionError(
-            f"cannot find {name!r}", expected="package.module:Class", got=f"{type(error).__name__}: {error}"
-        ) from error
+        got = f"{type(error).__name__}: {error}{_place(error)}"
+        raise OptionError(f"cannot find {name!r}", expected="package.module:Class", got=got) from error
     return value
+
+
+def _place(error: BaseException) -> str:
+    """Where an import failed, if it was in a file of the user."""
+    if isinstance(error, SyntaxError):
+        return ""  # the message has it
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in (__file__, importlib.__file__)]
+    frames = [f for f in frames if not f.filename.startswith("<frozen")]
+    return f" (at {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
 
 
 def resolve(target: Target, **options: Any) -> Subject:
@@ -87,6 +93,7 @@ def resolve(target: Target, **options: Any) -> Subject:
     if isinstance(found, Subject):
         return found
     options = {k: v for k, v in options.items() if v is not None}
+    check_options(options)
     if not isinstance(found, type):
         return _from_factory(found, options)
     why = why_not_traceable(found)
@@ -94,9 +101,27 @@ def resolve(target: Target, **options: Any) -> Subject:
         raise ProtocolError(f"{found.__qualname__} is no traceable wrapper subclass: {why}", path=found.__qualname__)
     known = _REGISTERED.get(found) or _known(found) or {}
     options = {**known, **options}
-    if "factory" not in options and "strategy" not in options:
+    derived = "factory" not in options and "strategy" not in options
+    if derived:
         options["factory"] = _derive(found, options)
-    return _completed(subject_of(found, options.pop("factory", None), **options), options)
+    subject = subject_of(found, options.get("factory"), **{k: v for k, v in options.items() if k != "factory"})
+    return completed(replace(subject, derived=derived), options)
+
+
+_OPTIONS = tuple(inspect.signature(subject_of).parameters)[1:]
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuse names that are no arguments of `subject.subject_of`.
+
+    Raises:
+        OptionError: there is one.
+    """
+    for name in options:
+        if name not in _OPTIONS:
+            near = difflib.get_close_matches(name, _OPTIONS, 1)
+            fix = f"did you mean {near[0]}=?" if near else None
+            raise OptionError(f"no option is called {name!r}", expected=", ".join(_OPTIONS), fix=fix)
 
 
 def _known(cls: type) -> dict[str, Any] | None:
@@ -113,25 +138,34 @@ def _is(name: str, cls: type) -> bool:
 
 
 def _from_factory(factory: Callable[..., torch.Tensor], options: dict[str, Any]) -> Subject:
+    if "factory" in options:
+        name = getattr(factory, "__qualname__", factory)
+        raise OptionError(
+            f"{name} is a function, which makes the instances already, and factory= names another way",
+            expected="one of the two",
+            fix="name the class as the target, or leave factory= (--factory) out",
+        )
     probe = subject_of(torch.Tensor, factory, **options)
-    for shape in _TRIALS:
-        made = _build(probe, shape)
-        if isinstance(made, torch.Tensor) and why_not_traceable(made) is None:
-            return _completed(subject_of(type(made), factory, **options), options)
-    raise OptionError(
-        f"{factory!r} gave no wrapper for dense tensors of the sizes {', '.join(map(str, _TRIALS))}",
-        expected="a function of dense tensors that returns an instance of a wrapper subclass",
-        fix="give sizes= and dtypes= that it accepts",
-    )
+    made = next((x for x in instances(probe) if why_not_traceable(x) is None), None)
+    if made is None:
+        raise OptionError(
+            f"{getattr(factory, '__qualname__', factory)} gave no wrapper",
+            expected="a function of dense tensors that returns an instance of a wrapper subclass",
+            got=why_not_built(probe),
+            fix="give sizes= and dtypes= (--sizes, --dtypes) that it accepts",
+        )
+    return completed(replace(probe, cls=type(made)), options)
 
 
 def _derive(cls: type, options: dict[str, Any]) -> str:
     for make in _candidates(cls):
         try:
             trial = subject_of(cls, make, **{k: v for k, v in options.items() if k != "factory"})
+        except OptionError:
+            raise
         except Exception:  # a set-up that does not run
             continue
-        if any(isinstance(_build(trial, shape), cls) for shape in _TRIALS):
+        if any(isinstance(made, cls) for made in instances(trial)):
             return make
     raise OptionError(
         f"cannot see how to build a {cls.__qualname__}",
@@ -148,80 +182,3 @@ def _candidates(cls: type) -> Iterator[str]:
         method = make.split("(")[0].rpartition(".")[2]
         if "." not in make.split("(")[0] or hasattr(cls, method):
             yield make
-
-
-def _build(subject: Subject, shape: tuple[int, ...]) -> Any:
-    names = dict(subject.namespace)
-    dense = [f"torch.ones({shape}) * {k + 1}" for k in range(subject.arity)]
-    try:
-        made = eval(subject.make.format(*dense), names)
-        made.__tensor_flatten__()
-    except Exception:
-        return None
-    return made
-
-
-def _completed(subject: Subject, options: dict[str, Any]) -> Subject:
-    """The subject with what was not given: sizes, a projection to dense, a tolerance."""
-    if "sizes" not in options and subject.strategy is None:
-        subject = _with_sizes(subject)
-    if "to_dense" not in options:
-        subject = _with_projection(subject)
-    return subject if "tolerance" in options else _with_tolerance(subject)
-
-
-def _with_sizes(subject: Subject) -> Subject:
-    """The subject with large sizes, if its factory refuses all small ones."""
-    if any(_build(subject, shape) is not None for shape in strategies.SMALL):
-        return subject
-    large = [shape for shape in _LARGE if _build(subject, shape) is not None][:4]
-    if not large:
-        return subject  # the rules will say what the factory says
-    note = f"{subject.cls.__qualname__} refuses small tensors, so it is made of {', '.join(map(str, large))}"
-    return replace(subject, sizes=s.sampled_from(large), notes=(*subject.notes, note))
-
-
-def _with_tolerance(subject: Subject) -> Subject:
-    """The subject with a coarse tolerance if the class rounds, as quantised ones do."""
-    error = _rounding(subject)
-    if not 1e-4 < error < 0.3:  # exact; or the dense value is another one by design
-        return subject
-    tolerance = _COARSE if error < 0.05 else _VERY_COARSE
-    note = (
-        f"{subject.cls.__qualname__} rounds (by {error:.1%} of the largest number), so numbers are compared with "
-        f"rtol=atol={tolerance}"
-    )
-    return replace(subject, tolerance=(tolerance, tolerance), notes=(*subject.notes, note))
-
-
-def _rounding(subject: Subject) -> float:
-    """How far the dense value of a fresh instance is from the tensor that it was made of, over the largest number."""
-    errors = [0.0]
-    if subject.dense is None or subject.arity != 1 or subject.strategy is not None or not subject.floating:
-        return 0.0
-    for shape in _TRIALS:
-        dense = torch.linspace(-1.3, 1.7, math.prod(shape)).to(subject.floating[0]).reshape(shape)
-        try:
-            made = eval(subject.make.format("_dense"), {**subject.namespace, "_dense": dense.clone()})
-            back = eval(subject.dense.format("_made"), {**subject.namespace, "_made": made})
-            errors.append(float((back - dense).abs().max() / dense.abs().max()))
-        except Exception:  # sizes that the class does not have
-            continue
-    return max(errors)
-
-
-def _with_projection(subject: Subject) -> Subject:
-    """The subject with the first projection to dense that the class itself defines and that works."""
-    own = [c for c in subject.cls.__mro__ if c not in torch.Tensor.__mro__]
-    for name in _PROJECTIONS:
-        if not any(name in vars(c) for c in own):
-            continue
-        for shape in _TRIALS:
-            made = _build(subject, shape)
-            try:
-                dense = getattr(made, name)()
-            except Exception:
-                continue
-            if type(dense) is torch.Tensor and dense.shape == made.shape:
-                return replace(subject, dense=f"{{0}}.{name}()")
-    return subject

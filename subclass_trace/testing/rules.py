@@ -75,6 +75,23 @@ class Rule:
         """``ST301-in-place-returns-self``: the name of the rule's page and of its test."""
         return f"{self.id}-{self.check.__name__.replace('_', '-')}"
 
+    @property
+    def reason(self) -> str:
+        """Why the rule exists, in one line: the first paragraph of its text."""
+        return " ".join(self.text.split("\n\n")[0].split())
+
+    @property
+    def advice(self) -> str:
+        """What to print below a failure: why, and where to read how to mend it."""
+        return f"Why: {self.reason}\nHow to mend it: subclass-trace check --explain {self.id}"
+
+    @property
+    def page(self) -> str:
+        """The rule's page, in Markdown: its text, a wrong and a right example."""
+        wrong, right = (f"```python\n{code}\n```" for code in (self.wrong, self.right))
+        head = f"# {self.id}: {self.title}\n\nFamily {self.family}, {self.severity.value}."
+        return f"{head}\n\n{self.text}\n\n## Wrong\n\n{wrong}\n\n## Right\n\n{right}\n"
+
 
 _RULES: dict[str, Rule] = {}
 

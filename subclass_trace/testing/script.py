@@ -72,6 +72,15 @@ class Failure(Exception):
         return f"{self.what}\n  got:      {self.got}\n  expected: {self.expected}"
 
 
+@dataclass(frozen=True)
+class _Made:
+    """How an instance was made: its dense arguments, the expression with gaps, and the line."""
+
+    specs: tuple[Dense, ...] = ()
+    make: str = ""
+    line: str = ""
+
+
 class Script:
     """The lines of one example of one rule, their namespace, and the checks made so far."""
 
@@ -81,7 +90,7 @@ class Script:
         self.lines: list[str] = []
         self.checks = 0
         self._draw = draw
-        self._made: dict[str, tuple[tuple[Dense, ...], str]] = {}
+        self._made: dict[str, _Made] = {}
 
     # ------------------------------------------------------------------ examples
     def draw(self, strategy: s.SearchStrategy[T]) -> T:
@@ -121,6 +130,7 @@ class Script:
         min_dims: int = 0,
         min_side: int = 0,
         around: str = "{0}",
+        vary: bool = False,
     ) -> Any:
         """Draw an instance of the subject, bind it to ``name``, and return it.
 
@@ -131,34 +141,40 @@ class Script:
             floating: only floating point dtypes.
             min_dims, min_side: at least so many dimensions, each of them at least so long (in the dense arguments).
             around: put around each dense argument of the factory, for nesting: ``"Pair({0}, {0}.clone())"``.
+            vary: also draw instances with another context than the constructor's defaults give. For rules that ask
+                only whether the context is kept: it need not make sense.
 
         Raises:
             NotApplicable: the subject has no such instances.
             NotBuilt: its factory refuses these arguments.
         """
         suffix = ".requires_grad_()" if grad else ""
-        specs: tuple[Dense, ...]
-        earlier = same or shaped
-        specs, line = self._made[earlier] if earlier is not None else ((), "")
-        if earlier is None:
+        made = self._made.get(same or shaped or "")
+        if made is None:
+            make = self.choose(self.subject.make, *self.subject.variants) if vary and self.subject.variants else None
             specs = self._specs(floating or grad, min_dims, min_side)
+            made = _Made(specs, make or self.subject.make)
         elif shaped is not None:
-            specs = tuple(spec.other() for spec in specs)
+            made = replace(made, specs=tuple(spec.other() for spec in made.specs))
+        refused = "the class cannot be built like this"
+        if around != "{0}":
+            refused = f"its constructor does not take {around.format('x')} for x"
         for last in (False, True):
-            if earlier is None or self.subject.strategy is None:
-                line = self.subject.expression([around.format(spec.code) for spec in specs], self)
-            self._made[name] = specs, line
+            if not made.line or self.subject.strategy is None:
+                sources = [around.format(spec.code) for spec in made.specs]
+                made = replace(made, line=self.subject.expression(sources, self, made.make))
+            self._made[name] = made
             try:
-                self._do(f"{name} = {line}{suffix}", "the class cannot be built like this")
+                self._do(f"{name} = {made.line}{suffix}", refused)
                 break
             except NotApplicable as reason:
-                plain = tuple(replace(spec, layout="contiguous") for spec in specs)
-                if last or plain == specs:
+                plain = tuple(replace(spec, layout="contiguous") for spec in made.specs)
+                if last or plain == made.specs:
                     raise NotBuilt(str(reason)) from reason
-                specs = plain  # many classes take contiguous tensors only
+                made = replace(made, specs=plain)  # many classes take contiguous tensors only
         x = self.names[name]
-        if not isinstance(x, torch.Tensor):
-            raise NotApplicable(f"{line} is not a tensor")
+        if not issubclass(type(x), self.subject.cls):
+            raise NotBuilt(f"{made.line} gave a {type(x).__qualname__}, not a {self.subject.cls.__qualname__}")
         if (floating or grad) and not (x.is_floating_point() or x.is_complex()):
             raise NotApplicable(f"its dtype is {x.dtype}")
         return x
@@ -167,8 +183,12 @@ class Script:
         subject = self.subject
         if floating and not subject.floating:
             raise NotApplicable("it has no instances of a floating point dtype")
+        shapes = subject.shapes(min_dims, min_side)
+        if shapes.is_empty:
+            what = f"{min_dims} dimensions" + (f" with sides of at least {min_side}" if min_side else "")
+            raise NotApplicable(f"it is not made of tensors of at least {what}")
         kinds = s.sampled_from(subject.floating if floating else subject.dtypes)
-        specs: tuple[Dense, ...] = self.draw(dense_specs(subject.arity, subject.shapes(min_dims, min_side), kinds))
+        specs: tuple[Dense, ...] = self.draw(dense_specs(subject.arity, shapes, kinds))
         return specs
 
     def dense(self, expression: str) -> str:
@@ -259,11 +279,10 @@ class Script:
             sides.append(self.names[side])
         rtol, atol = self.subject.tolerance
         if not probes.same(sides[0], sides[1], rtol=rtol, atol=atol):
-            same = f"same(got, expected, rtol={rtol}, atol={atol})" if _has_tensor(sides) else "got == expected"
             self.lines += [
                 'print("got:     ", got)',
                 'print("expected:", expected)',
-                f"assert {same}, {because!r}",
+                _comparison(sides, rtol, atol, because),
             ]
             raise self._failure(because, *both_sides(*sides))
         del self.lines[-2:]
@@ -301,7 +320,8 @@ class Script:
             self._exec(line)
         except Exception as error:
             raise NotApplicable(f"{otherwise} ({type(error).__name__}: {_first_line(error)})") from error
-        self.lines.append(line)
+        if not line.startswith("assert "):  # a precondition: it held, and the counterexample does not need it
+            self.lines.append(line)
 
     def _exec(self, source: str) -> None:
         # The name makes the source of functions defined in a line findable (Dynamo and inspect look it up).
@@ -324,6 +344,27 @@ def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     count = 2 if lines and lines[0].endswith(":") else 1
     return " ".join(lines[:count])[:300]
+
+
+def _comparison(sides: list[Any], rtol: float, atol: float, because: str) -> str:
+    """The line that compares ``got`` and ``expected``, with as few helpers as the two sides allow."""
+    if not _has_tensor(sides):
+        return f"assert got == expected, {because!r}"
+    if all(map(_is_common, sides)):
+        message = f"lambda text: {because!r} + chr(10) + text"
+        return f"torch.testing.assert_close(got, expected, rtol={rtol}, atol={atol}, equal_nan=True, msg={message})"
+    return f"assert same(got, expected, rtol={rtol}, atol={atol}), {because!r}"
+
+
+def _is_common(value: Any) -> bool:
+    """A dense tensor whose numbers are compared with just the tolerance: no coarser than float32."""
+    return type(value) is torch.Tensor and value.dtype not in _SHORT and value.layout is torch.strided
+
+
+#: dtypes that `probes.same` compares more coarsely, or bit by bit
+_SHORT = frozenset(
+    d for d in vars(torch).values() if isinstance(d, torch.dtype) and d.is_floating_point and d.itemsize < 4
+)
 
 
 def _has_tensor(value: Any) -> bool:

@@ -12,8 +12,9 @@ A dense tensor is drawn as a `Dense`: how to write it down, so that a counterexa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -91,11 +92,30 @@ def _numbers(values: Any) -> str:
 
 
 def shapes(
-    *, min_dims: int = 0, max_dims: int = 3, min_side: int = 0, max_side: int = 4
+    *, min_dims: int = 0, max_dims: int | None = None, min_side: int = 0, max_side: int = 4
 ) -> s.SearchStrategy[tuple[int, ...]]:
-    """Shapes; they shrink to few dimensions, and to sides of 2, which say more than 0 and 1."""
-    sides = sorted(range(min_side, max_side + 1), key=lambda n: (n < 2, n if n >= 2 else -n))
-    return s.lists(s.sampled_from(sides), min_size=min_dims, max_size=max_dims).map(tuple)
+    """Shapes, of up to three dimensions by default; they shrink to few, and to sides of 2, which say more than 0 and 1."""
+    most = max(3, min_dims) if max_dims is None else max_dims
+    return s.lists(s.sampled_from(_sides(min_side, max_side)), min_size=min_dims, max_size=most).map(tuple)
+
+
+def _sides(least: int, most: int) -> list[int]:
+    return sorted(range(least, most + 1), key=lambda n: (n < 2, n if n >= 2 else -n))
+
+
+def all_shapes() -> Iterator[tuple[int, ...]]:
+    """Every shape that `shapes` gives by default, and some of four dimensions, in the order of shrinking."""
+    for dims in range(4):
+        yield from product(_sides(0, 4), repeat=dims)
+    yield from ((2, 2, 2, 2), (2, 3, 2, 4), (1, 2, 3, 3))
+
+
+def shapes_of(listed: Iterable[tuple[int, ...]]) -> s.SearchStrategy[tuple[int, ...]]:
+    """One of these shapes; each number of dimensions is as likely as the others."""
+    groups: dict[int, list[tuple[int, ...]]] = {}
+    for shape in listed:
+        groups.setdefault(len(shape), []).append(shape)
+    return s.sampled_from(list(groups.values())).flatmap(s.sampled_from) if groups else s.nothing()
 
 
 def dtypes(*, floating: bool = False) -> s.SearchStrategy[torch.dtype]:
@@ -187,7 +207,7 @@ _WRITES = ("{v}.mul_(2)", "{v}.add_(1)", "{v}.add_({w})", "{v}.copy_({w})", "{v}
 
 @s.composite
 def op_programs(draw: Any, *, max_lines: int = 4, mutate: bool = True, arguments: int = 1) -> str:
-    """Source of a function ``f(x)`` (``f(x, y)``) of a few operations; shrinks to ``return x * 2``.
+    """Source of a function ``f(x)`` (``f(x, y)``) of a few operations; shrinks to ``v0 = x * 2; return v0``.
 
     A program may make no sense for a class or a size: run it eagerly first, and drop it if it raises.
     """
@@ -203,7 +223,10 @@ def op_programs(draw: Any, *, max_lines: int = 4, mutate: bool = True, arguments
         else:
             lines.append(f"v{k} = {text}")
             names.append(f"v{k}")
-    results = draw(s.lists(s.sampled_from(names[::-1]), min_size=1, max_size=2, unique=True))
+    # integers, so that a program with one name to return is no simpler than one with two
+    results = dict.fromkeys(
+        names[::-1][k % len(names)] for k in draw(s.lists(s.integers(0, 7), min_size=1, max_size=2))
+    )
     return "\n    ".join([head, *lines, f"return {', '.join(results)}"])
 
 

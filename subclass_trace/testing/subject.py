@@ -8,7 +8,9 @@ So the lines that make an instance are the same in the check and in the countere
 from __future__ import annotations
 
 import inspect
+import string
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -38,11 +40,14 @@ class Subject:
         imports, setup: lines in front of a program.
         namespace: what these lines and ``make`` need, ready to be used by ``exec``.
         sizes: strategy for the shape of the dense arguments; None for any.
+        listed: all of these shapes, where they are few enough to be listed; then ``sizes`` is not used.
         dtypes: dtypes of the dense arguments, the plainest first.
         tolerance: rtol and atol wherever numbers are compared.
         strategy: instances drawn directly; then ``make`` and ``arity`` are not used.
         exempt: id of a rule that says nothing about this subject -> why.
         notes: comments in front of a program, such as why it cannot run on its own.
+        variants: other expressions like ``make``, whose instances have another context.
+        derived: ``make`` was found by trying constructors: nobody has named it.
     """
 
     cls: type
@@ -58,6 +63,9 @@ class Subject:
     strategy: s.SearchStrategy[torch.Tensor] | None = None
     exempt: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    listed: tuple[tuple[int, ...], ...] = ()
+    variants: tuple[str, ...] = ()
+    derived: bool = False
 
     @property
     def name(self) -> str:
@@ -69,16 +77,34 @@ class Subject:
         """The dtypes that can require grad."""
         return tuple(d for d in self.dtypes if d.is_floating_point)
 
-    def shapes(self, min_dims: int = 0, min_side: int = 0) -> s.SearchStrategy[tuple[int, ...]]:
-        """Shapes of the dense arguments."""
-        if self.sizes is None:
-            return strategies.shapes(min_dims=min_dims, max_dims=max(3, min_dims), min_side=min_side)
-        return self.sizes.filter(lambda size: len(size) >= min_dims and all(n >= min_side for n in size))
+    @property
+    def made_by(self) -> str:
+        """How instances are made, in words."""
+        if self.strategy is not None:
+            return "made by a strategy"
+        how = " (found by trying constructors; factory= names another)" if self.derived else ""
+        return f"made by {self.make}{how}"
 
-    def expression(self, arguments: Sequence[str], script: Script) -> str:
-        """The expression that makes an instance from the sources of its dense arguments."""
+    def shapes(self, min_dims: int = 0, min_side: int = 0) -> s.SearchStrategy[tuple[int, ...]]:
+        """Shapes of the dense arguments; nothing can be drawn if it has none with so many dimensions or such sides."""
+
+        def fits(size: tuple[int, ...]) -> bool:
+            return len(size) >= min_dims and all(n >= min_side for n in size)
+
+        if self.listed:
+            return strategies.shapes_of(size for size in self.listed if fits(size))
+        if self.sizes is None:
+            return strategies.shapes(min_dims=min_dims, min_side=min_side)
+        return self.sizes.filter(fits)
+
+    def expression(self, arguments: Sequence[str], script: Script, make: str) -> str:
+        """The expression that makes an instance from the sources of its dense arguments.
+
+        Args:
+            make: ``self.make`` or one of its variants.
+        """
         if self.strategy is None:
-            return self.make.format(*arguments)
+            return make.format(*arguments)
         name = f"example_{len(script.lines)}"
         script.bind(name, script.draw(self.strategy))
         return f"rebuild({name}, torch.clone)"
@@ -108,8 +134,11 @@ def subject_of(
         exempt: rules that say nothing about this class, with the reason, which the report shows.
 
     Raises:
-        OptionError: the number of arguments cannot be found.
+        OptionError: the number of arguments cannot be found, an expression is none, the tolerance is no pair of
+            numbers >= 0.
     """
+    if len(tolerance) != 2 or not all(0 <= t < float("inf") for t in tolerance):
+        raise OptionError("tolerance cannot be used", expected="(rtol, atol), numbers >= 0", got=tolerance)
     names: dict[str, Any] = {"torch": torch}
     lines = list(imports)
     notes: list[str] = []
@@ -119,17 +148,20 @@ def subject_of(
     make_ = cls if factory is None else factory
     if isinstance(make_, str):
         make = make_
-        count = arity if arity is not None else _gaps(make)
+        count = _gaps(make, "factory", arity)
     else:
         count = arity if arity is not None else _arguments(make_)
         make = f"{_name_of(make_, names, lines, notes)}({', '.join(f'{{{k}}}' for k in range(count))})"
     if callable(to_dense):
         to_dense = f"{_name_of(to_dense, names, lines, notes)}({{0}})"
+    if to_dense is not None and _gaps(to_dense, "to_dense", None) != 1:
+        raise OptionError("to_dense must have one gap, {0} for the wrapper", got=to_dense, fix="'{0}.dequantize()'")
+    listed: tuple[tuple[int, ...], ...] = ()
     if isinstance(sizes, Sequence):
-        sizes = s.sampled_from([tuple(size) for size in sizes])
+        listed, sizes = tuple(tuple(size) for size in sizes), None
     return Subject(
         cls, make, count, to_dense, tuple(dict.fromkeys(lines)), setup, names, sizes, tuple(dtypes), tolerance, strategy,
-        exempt or {}, tuple(notes),
+        exempt or {}, tuple(notes), listed,
     )  # fmt: skip
 
 
@@ -154,23 +186,47 @@ def _name_of(value: Any, names: dict[str, Any], lines: list[str], notes: list[st
     return name
 
 
-def _gaps(make: str) -> int:
-    count = 0
-    while f"{{{count}}}" in make:
-        count += 1
+def _gaps(text: str, option: str, arity: int | None) -> int:
+    """How many gaps an expression has.
+
+    Raises:
+        OptionError: its gaps are not {0}, {1} ..., or it is no Python.
+    """
+    fix = "write {0}, {1} ... for the dense tensors, and {{ }} for braces" if option == "factory" else "write {0}"
+    try:
+        parts = list(string.Formatter().parse(text))
+    except ValueError as error:
+        raise OptionError(f"{option} is no expression with gaps: {text}", got=error, fix=fix) from error
+    fields = sorted({name for _, name, spec, how in parts if name is not None})
+    count = arity if arity is not None else len(fields)
+    expected = [str(k) for k in range(count)]
+    if any(name not in expected for name in fields) or any(spec or how for _, _, spec, how in parts):
+        got, wanted = (", ".join(f"{{{name}}}" for name in names) for names in (fields, expected))
+        raise OptionError(f"the gaps of the {option} {text!r} are not numbered", expected=wanted, got=got, fix=fix)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(text.format(*(f"_{k}" for k in range(count))), f"<{option}>", "eval")
+    except SyntaxError as error:
+        raise OptionError(f"the {option} {text!r} is no Python expression", got=error, fix=fix) from error
     return count
 
 
-def _arguments(factory: Callable[..., Any]) -> int:
+def parameters_of(factory: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters of a factory, without ``cls`` and ``self``; none if they cannot be seen."""
     target: Any = factory
     if isinstance(factory, type):
         target = factory.__init__ if factory.__init__ is not torch.Tensor.__init__ else factory.__new__  # type: ignore[misc]
         if not inspect.isfunction(target):
             target = factory.__new__
     try:
-        parameters = list(inspect.signature(target).parameters.values())[isinstance(factory, type) :]
+        return list(inspect.signature(target).parameters.values())[isinstance(factory, type) :]
     except (TypeError, ValueError):
-        parameters = []
+        return []
+
+
+def _arguments(factory: Callable[..., Any]) -> int:
+    parameters = parameters_of(factory)
     needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if not needed:
         raise OptionError(

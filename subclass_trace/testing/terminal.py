@@ -53,16 +53,18 @@ def show(report: Report, console: Console | None = None) -> None:
     for r in report.failures:
         console.rule(f"[bold]{r.rule.id}[/] {escape(r.rule.title)} ({r.rule.severity.value})", align="left")
         assert r.failure is not None
-        console.print(
-            f"{r.failure.what}\n  got:      {r.failure.got}\n  expected: {r.failure.expected}\n", markup=False
-        )
-        console.print(Syntax(r.failure.script, "python", word_wrap=True))
+        # not wrapped, and nothing behind the lines: a program that is copied from here must run
+        console.print(f"{r.failure}\n", markup=False, highlight=False, soft_wrap=True)
+        program = Syntax("", "python", background_color="default").highlight(r.failure.script)
+        console.print(program, soft_wrap=True, end="")
+        console.print(f"\n{r.rule.advice}\n", style="dim", markup=False, highlight=False, soft_wrap=True)
     for r in report.errors:
         console.rule(f"[bold magenta]{r.rule.id} broke: a fault of the kit, please report it[/]", align="left")
-        console.print(r.error or "", markup=False)
+        console.print(r.error or "", markup=False, highlight=False, soft_wrap=True)
     if report.coverage is not None:
         _show_coverage(report, console)
-    console.print(summary(report), style="bold green" if report.ok else "bold red", markup=False)
+    style = "bold green" if report.ok else "bold red"
+    console.print(summary(report), style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def summary(report: Report) -> str:
@@ -71,7 +73,7 @@ def summary(report: Report) -> str:
     parts = [f"{counts[o]} {o.value}" for o in Outcome if counts[o]]
     checks = sum(r.checks for r in report.results)
     line = f"{report.subject.name}: {', '.join(parts)}; {checks} checks in {report.seconds:.1f} s ({report.profile})"
-    return "\n".join([line, *(f"note: {n}" for n in (*report.subject.notes, *report.hints))])
+    return "\n".join([line, report.made_by, *(f"note: {n}" for n in (*report.subject.notes, *report.hints))])
 
 
 def plain(report: Report) -> str:
@@ -80,7 +82,7 @@ def plain(report: Report) -> str:
 
     out = io.StringIO()
     show(report, Console(file=out, width=120, no_color=True, force_terminal=False))
-    return out.getvalue()
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
 def progress_bar(console: Console, total: int) -> tuple[Any, Callable[[Rule, Result | None], None]]:

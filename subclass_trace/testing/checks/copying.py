@@ -182,7 +182,7 @@ def pickles(t: Script) -> None:
     """Data loaders, RPC, `torch.multiprocessing` and checkpoints pickle tensors. Class, metadata, context and values must
     come back.
     """
-    t.wrapper("x")
+    t.wrapper("x", vary=True)
     t.assume(t.value("x.layout != torch.strided or x.storage_offset() == 0"))  # those are ST515
     t.require("import pickle")
     t.require("pickle.loads(pickle.dumps([v.clone() for v in leaves(x)]))", "its inner tensors cannot be pickled")
@@ -212,7 +212,7 @@ def saves(t: Script) -> None:
     """Checkpoints are written with `torch.save`, which stores tensors by storage, and read with `torch.load`. Class,
     metadata and values must come back, and what was one object must be one object again.
     """
-    t.wrapper("x")
+    t.wrapper("x", vary=True)
     t.require("import io, pickle\npickle.loads(pickle.dumps(x))", "it cannot be pickled")
     t.require("file = io.BytesIO()")
     t.run("torch.save({'x': x, 'again': x}, file)", "tensors can be saved")
@@ -241,7 +241,7 @@ def loads_safely(t: Script) -> None:
     `torch.serialization.add_safe_globals` with the names that the file needs, it must load: so what is pickled must be
     importable classes and functions, and plain data.
     """
-    t.wrapper("x")
+    t.wrapper("x", vary=True)
     t.require("import io\nfile = io.BytesIO()\ntorch.save(x, file)", "it cannot be saved")
     t.require("file.seek(0)")
     t.only_if("same(leaves(torch.load(file, weights_only=False)), leaves(x))", "it does not load")

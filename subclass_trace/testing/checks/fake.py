@@ -167,6 +167,7 @@ def stays_symbolic(t: Script) -> None:
     _twin(t)
     t.require("mode = faking_symbolic()")
     t.require("fake_x = faked(mode, x, dynamic=True)", "it has no twin with symbolic sizes")
+    t.expect("specialised(mode)", "[]", "unflatten is given symbols, and turns none into a number")
     t.only_if("any(isinstance(n, torch.SymInt) for n in fake_x.shape)", "its sizes are numbers although dynamic")
     t.require("before = specialised(mode)")
     t.run("y = rebuild(fake_x)", "a wrapper with symbolic sizes goes through flatten and unflatten")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from ..rules import Severity, rule
 from ..script import NotApplicable, Script, on
 
@@ -166,12 +168,21 @@ def strides(t: Script) -> None:
     """
     t.wrapper("x", min_dims=1, min_side=2)
     t.assume(t.value("x.layout is torch.strided"))
-    op = t.choose("x.transpose(0, -1)", "x.t()", "x.clone()", "x.unsqueeze(0)", "x.detach()", "x.permute(-1)", "x[:1]")
-    t.require(f"y = {op}")
-    t.require("m = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device='meta')")
-    t.require(f"meta_y = {on('m', op)}")
-    t.assume(t.value("type(y) is type(x)"))
-    t.expect("(y.shape, y.stride())", "(meta_y.shape, meta_y.stride())", "sizes and strides as of a dense tensor")
+
+    def as_on_dense(op: str) -> None:
+        t.require(f"y = {op}")
+        t.require("assert type(y) is type(x)", "its results are of another class")
+        t.require("m = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device='meta')")
+        t.require(f"meta_y = {on('m', op)}")
+        t.expect("(y.shape, y.stride())", "(meta_y.shape, meta_y.stride())", "sizes and strides as of a dense tensor")
+
+    for op in _STRIDED:
+        t.alone(functools.partial(as_on_dense, op))
+    if not t.checks:
+        raise NotApplicable("it refuses views and copies, or gives another class")
+
+
+_STRIDED = ("x.transpose(0, -1)", "x.t()", "x.clone()", "x.unsqueeze(0)", "x.detach()", "x.permute(-1)", "x[:1]")
 
 
 # ------------------------------------------------------------------------------------------------------------- inside

@@ -134,7 +134,7 @@ def context_survives(t: Script) -> None:
     """Everything that makes two instances behave differently, and is no tensor, is context. A rebuilt instance must
     flatten to an equal context, or it is another value from the first compiled call on.
     """
-    t.wrapper("x")
+    t.wrapper("x", vary=True)
     t.require("context = x.__tensor_flatten__()[1]")
     t.require("y = rebuild(x)")
     _comparable(t)

@@ -1,0 +1,8 @@
+"""``python -m subclass_trace``: the command ``subclass-trace``."""
+
+import sys
+
+from .cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -119,9 +119,10 @@ def _check_scalar(condition: Any, text: str) -> None:
         raise (IndexError if "out of range for dimension" in text else RuntimeError)(text)
 
 
+_aten = torch.ops.aten
 # Metadata reads reach no dispatcher on plain tensors. These say the same by definition.
 _SIZE_READS: dict[Any, Binding] = {
-    torch.ops.aten._assert_scalar.default: Binding(_check_scalar, "op", "check_scalar"),
+    _aten._assert_scalar.default: Binding(_check_scalar, "op", "check_scalar"),
     torch.ops.aten.sym_size.int: Binding(torch.Tensor.size, "binding", "torch.Tensor.size"),
     torch.ops.aten.sym_stride.int: Binding(torch.Tensor.stride, "binding", "torch.Tensor.stride"),
     torch.ops.aten.sym_numel.default: Binding(torch.Tensor.numel, "binding", "torch.Tensor.numel"),

@@ -51,7 +51,7 @@ def _mark_outer(spec: Spec) -> Spec:
     if not isinstance(spec, WrapperSpec):
         return spec
     context = spec.context
-    if any(isinstance(to_expr(n), SizeExpr) for n in spec.size):  # none that became a constant
+    if any(isinstance(to_expr(n), SizeExpr) for n in (*spec.size, *spec.stride)):  # none that became a constant
         context = without_outer(context, spec.size, spec.stride)
         context = without_outer(context, hints(spec.size), hints(spec.stride))
     return replace(spec, context=context, inners=tuple(map(_mark_outer, spec.inners)))

@@ -7,6 +7,7 @@ notes how views are made (`views`), and hands traced stand-ins to calls on close
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from .counters import SharedCounters
 from .indexing import Indexing, IndexingInside, depends_on_data
 from .metadata import ASIDE, ASKING, MetadataReads
 from .recorder import Recorder
+from .views import lost_history
 
 Tensor = torch.Tensor
 _READS = ("numpy", "data_ptr", "__array__")
@@ -62,11 +64,21 @@ class CapturedFunctions(_torch.TorchFunctionMode):
                 fix="use torch.autograd.grad(loss, inputs)",
             )
         args, kwargs = self.indexing.arguments(func, args, kwargs)
+        if self.views.reshaped and name != "__get__":
+            self.check_histories((*args, *kwargs.values()))
         out = self._call(func, args, kwargs)
         self.views.note(func, args, kwargs, out)
         if self.counters:
             self.counters.level()
         return self.stand_ins.back.get(id(out), out)
+
+    def check_histories(self, values: Iterable[Any]) -> None:
+        """Refuse views whose history autograd would make anew, and wrongly."""
+        for value in values:
+            if type(value) in (tuple, list):
+                self.check_histories(value)
+            elif isinstance(value, Tensor) and value.requires_grad and self.views.loses_history(value):
+                raise lost_history(value, self.recorder.user_line())
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Where the code of a wrapper class reads a number by indexing, the call is traced again, with that replaced."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from .. import _torch
+from ..errors import UnsupportedError
 from ..plan import ViewStep, ViewSteps
 
 Tensor = torch.Tensor
@@ -28,12 +30,21 @@ class _Made:
     time: int
 
 
+class _Change(NamedTuple):
+    """The shape of ``tensor`` was changed in place, as number ``time`` of all noted calls."""
+
+    step: ViewStep
+    time: int
+    tensor: Tensor
+    version: int  # of the tensor, after it
+
+
 class ViewLog:
     """The calls by which views were made and changed."""
 
     def __init__(self) -> None:
         self._made: dict[int, _Made] = {}
-        self._changes: dict[int, list[tuple[ViewStep, int, Tensor]]] = {}
+        self._changes: dict[int, list[_Change]] = {}
         self._time = 0
 
     @property
@@ -70,7 +81,8 @@ class ViewLog:
             return
         self._time += 1
         step = ViewStep(func, tuple(args[1:]), dict(kwargs), torch.is_grad_enabled(), None, True)
-        self._changes.setdefault(id(args[0]), []).append((step, self._time, args[0]))
+        version = 0 if args[0].is_inference() else args[0]._version
+        self._changes.setdefault(id(args[0]), []).append(_Change(step, self._time, args[0], version))
 
     def forget(self, t: Tensor) -> None:
         """``t`` was given other memory."""
@@ -92,8 +104,31 @@ class ViewLog:
         before = self._steps(made.source, base, made.time)
         if before is None:
             return None
-        changes = [step for step, time, _ in self._changes.get(id(view), ()) if time < until]
+        changes = [c.step for c in self._changes.get(id(view), ()) if c.time < until]
         return [*before, made.step, *changes]
+
+    def loses_history(self, view: Tensor) -> bool:
+        """Would autograd make the history of this dense view anew, and wrongly?
+
+        It does so when anything has written to the memory, also when the shape of the base was changed in place. In eager
+        it goes by the strides of the view. For a traced tensor (and for a wrapper in eager) it repeats the calls that made
+        the view, on a base that has another shape now.
+        """
+        base = view._base if view._is_view() else None
+        if base is None or not _torch.is_fake(view) or view.is_inference() or id(view) not in self._made:
+            return False
+        at, until, first = view, self._time + 1, 0
+        while at is not base:
+            made = self._made.get(id(at))
+            if made is None:
+                return False
+            if any(c.time < until and c.version != view._version for c in self._reshapes(at)):
+                return True
+            at, until, first = made.source, made.time, made.time
+        return any(c.time > first for c in self._reshapes(base))
+
+    def _reshapes(self, t: Tensor) -> list[_Change]:
+        return [c for c in self._changes.get(id(t), ()) if c.step.func.__name__ in _RESHAPES]
 
 
 _CHANGES: tuple[str, ...] = (
@@ -108,8 +143,20 @@ _CHANGES: tuple[str, ...] = (
     "detach_",
 )
 _CHANGES += ("as_strided_", "resize_", "set_", "resize_as_", "__set__")
+_RESHAPES = ("t_", "transpose_", "unsqueeze_", "squeeze_", "swapaxes_", "swapdims_", "as_strided_")
 #: calls that take a shape from a tensor, as calls that take the shape
 _LIKE = {"view_as": Tensor.view, "expand_as": Tensor.expand, "reshape_as": Tensor.reshape}
+
+
+def lost_history(view: Tensor, line: str | None) -> UnsupportedError:
+    """What to say of a view of which `ViewLog.loses_history`."""
+    return UnsupportedError(
+        "the region uses a view that requires grad after the shape of its base, or its own, was changed in place",
+        path=line,
+        expected="views that are made after the change, or not used after it",
+        got=f"a view of shape {tuple(view.shape)}",
+        fix="change the shape out of place: y = x.t() instead of x.t_()",
+    )
 
 
 def _is_plain(value: Any) -> bool:

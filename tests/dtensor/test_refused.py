@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 import subclass_trace as st
 from subclass_trace.errors import ProtocolError, UnsupportedError
@@ -60,3 +60,13 @@ def test_hooks_of_other_modules_are_not_checked_after_the_capture(mesh) -> None:
     from torch.nn.modules import module
 
     assert not module._global_forward_pre_hooks
+
+
+def test_index_from_a_tensor(mesh) -> None:
+    """The number is read anew in each call, before the class sees it."""
+    x = distribute_tensor(torch.arange(32.0).reshape(8, 4), mesh, [Replicate()], src_data_rank=None)
+    region = st.compile(lambda x, i: x[i])
+    for k in (2, 5):
+        got = region(x, torch.tensor(k))
+        assert got.placements == x[k].placements and torch.equal(got.to_local(), x[k].to_local())
+    assert len(region.specializations) == 1

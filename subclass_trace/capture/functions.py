@@ -72,13 +72,13 @@ class CapturedFunctions(_torch.TorchFunctionMode):
             self.counters.level()
         return self.stand_ins.back.get(id(out), out)
 
-    def check_histories(self, values: Iterable[Any]) -> None:
-        """Refuse views whose history autograd would make anew, and wrongly."""
+    def check_histories(self, values: Iterable[Any], path: str | None = None) -> None:
+        """Refuse views whose history autograd would make anew, and wrongly; ``path`` says where they are."""
         for value in values:
             if type(value) in (tuple, list):
-                self.check_histories(value)
+                self.check_histories(value, path)
             elif isinstance(value, Tensor) and value.requires_grad and self.views.loses_history(value):
-                raise lost_history(value, self.recorder.user_line())
+                raise lost_history(value, path or self.recorder.user_line())
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Where the code of a wrapper class reads a number by indexing, the call is traced again, with that replaced."""

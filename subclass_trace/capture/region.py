@@ -234,7 +234,8 @@ class _Capture:
 
     # ---------------------------------------------------------------- steps
     def _call(self, call: RunFunction, inputs: TracedInputs) -> Run:
-        self.recorder.start_at(sys._getframe())
+        recorder = self.recorder
+        recorder.start_at(sys._getframe())
         try:
             self.metadata = MetadataReads(inputs)
             self.counters = SharedCounters([i.traced for i in inputs.inputs], inputs.counters)
@@ -242,7 +243,9 @@ class _Capture:
             self.stand_ins = functions.stand_ins
             watching, asked = self.session.reads.watching(), self.metadata.watching()
             with checkpoint_as_tags(self.recorder), typed_errors(self.recorder), functions, asked, watching:
-                return call([i.traced for i in inputs.inputs], functions.stand_ins.adopt)
+                run = call([i.traced for i in inputs.inputs], functions.stand_ins.adopt)
+                functions.check_histories(run.results if recorder.views.reshaped else (), "the results")
+                return run
         finally:
             self.recorder.start_at(None)  # a frame holds everything that its callers hold
 

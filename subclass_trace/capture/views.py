@@ -128,7 +128,7 @@ class ViewLog:
         return any(c.time > first for c in self._reshapes(base))
 
     def _reshapes(self, t: Tensor) -> list[_Change]:
-        return [c for c in self._changes.get(id(t), ()) if c.step.func.__name__ in _RESHAPES]
+        return [c for c in self._changes.get(id(t), ()) if c.step.function.__name__ in _RESHAPES]
 
 
 _CHANGES: tuple[str, ...] = (

@@ -56,7 +56,10 @@ MORE_INPLACE = (
     "{a}.clamp_(-1, 1)",
 )
 #: what a region refuses by a typed error although eager does it; each has a case in tests/semantics
-REFUSED = ("the region makes an autograd leaf and computes with it",)
+REFUSED = (
+    "the region makes an autograd leaf and computes with it",
+    "the region uses a view that requires grad after the shape of its base",
+)
 picks = s.integers(0, 30)
 
 

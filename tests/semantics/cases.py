@@ -276,6 +276,24 @@ same(
     lambda x, y: x.mul_(2),
     lambda c: (lambda w: Inputs((w * 1).split(2), (w,)))(two(4, seed=c).requires_grad_()),
 )
+
+
+@fact(
+    M,
+    "shape of a dense value, of which a view is used afterwards, differentiable",
+    torch="not in the survey",
+    refused="UnsupportedError",
+)
+def _reshaped_base() -> None:
+    def f(x: Tensor) -> Tensor:
+        base = x + x
+        view = base[1:]
+        base.t_()
+        return view * 2
+
+    st.compile(f)(torch.ones(3, 3, requires_grad=True))
+
+
 same(
     M,
     "an inner tensor is replaced",
@@ -532,6 +550,23 @@ def _hooks() -> None:
     y = st.compile(lambda x: x * 2)(x)
     y.backward(y.detach())
     assert seen == [TwoTensor, True]
+
+
+@fact(
+    B,
+    "gradient of one result with respect to another result",
+    torch="differs in the same way",
+    differs="a region is one node of the autograd graph: what one result does to another inside of it is not part of it",
+)
+def _gradient_between_results() -> None:
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        return y, y.sin()
+
+    x = torch.ones(3, requires_grad=True)
+    y, z = st.compile(f)(x)
+    (g,) = torch.autograd.grad(z.sum(), y, allow_unused=True)
+    assert g is not None, "eager gives cos(y)"
 
 
 # ---------------------------------------------------------------------------------------------- random numbers

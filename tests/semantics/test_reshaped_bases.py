@@ -1,0 +1,146 @@
+"""Views of a base whose shape is changed in place: the history is eager's, or the region is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import subclass_trace as st
+from subclass_trace.zoo import TwoTensor
+
+Tensor = torch.Tensor
+W = torch.arange(9.0).view(3, 3)
+
+
+def base_transposed(x: Tensor) -> tuple[Tensor, ...]:
+    base = x + x
+    view = base[1:]
+    base.t_()
+    return view * W[1:], base * 1
+
+
+def base_transposed_without_gradients(x: Tensor) -> tuple[Tensor, ...]:
+    base = x + x
+    view = base[1:]
+    with torch.no_grad():
+        base.t_()
+    return view * W[1:], base * W
+
+
+def base_transposed_and_written(x: Tensor) -> tuple[Tensor, ...]:
+    base = x + x
+    view = base[1]
+    base.t_()
+    base.mul_(W)
+    return (view,)
+
+
+def base_unsqueezed(x: Tensor) -> tuple[Tensor, ...]:
+    base = x + x
+    view = base[1:].t()
+    base.unsqueeze_(0)
+    return (view + view,)
+
+
+def view_written_afterwards(x: Tensor) -> tuple[Tensor, ...]:
+    base = x + x
+    view = base[1]
+    base.transpose_(0, 1)
+    view.mul_(2)
+    return (base * W,)
+
+
+def view_transposed_and_base_written(x: Tensor) -> tuple[Tensor, ...]:
+    base = x + x
+    view = base[1:]
+    view.t_()
+    base.mul_(2)
+    return (view * W[:, 1:],)
+
+
+def view_of_a_transposed_view(x: Tensor) -> tuple[Tensor, ...]:
+    base = x + x
+    view = base[1:]
+    view.t_()
+    part = view[0]
+    base.mul_(W)
+    return (part * 1,)
+
+
+def transposed_view_alone(x: Tensor) -> tuple[Tensor, ...]:
+    base = x + x
+    view = base[1:]
+    view.t_()
+    view.mul_(2)
+    return (base * W,)
+
+
+def view_made_afterwards(x: Tensor) -> tuple[Tensor, ...]:
+    base = x + x
+    base.t_()
+    view = base[1:]
+    base.mul_(W)
+    return (view * 1,)
+
+
+def view_not_used_afterwards(x: Tensor) -> tuple[Tensor, ...]:
+    base = x + x
+    view = base[1:]
+    base.add_(view.sum())
+    base.t_()
+    base.mul_(W)
+    return (base * W,)
+
+
+REFUSED = (
+    base_transposed,
+    base_transposed_without_gradients,
+    base_transposed_and_written,
+    base_unsqueezed,
+    view_written_afterwards,
+    view_transposed_and_base_written,
+    view_of_a_transposed_view,
+)
+RIGHT = (transposed_view_alone, view_made_afterwards, view_not_used_afterwards)
+
+
+def _seen(function: Callable[[Tensor], tuple[Tensor, ...]], make: Callable[[Tensor], Tensor]) -> tuple[str, str]:
+    x = make(torch.arange(9.0).view(3, 3)).requires_grad_()
+    results = function(x)
+    sum((t * torch.arange(float(t.numel())).view(t.shape)).sum() for t in results).backward()
+    return str([t.detach() for t in results]), str(x.grad)
+
+
+@pytest.mark.parametrize("function", RIGHT)
+def test_as_eager(function: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
+    assert _seen(st.compile(function), torch.clone) == _seen(function, torch.clone)
+
+
+@pytest.mark.parametrize("function", REFUSED)
+def test_a_history_that_a_trace_would_get_wrong_is_refused(function: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
+    with pytest.raises(st.UnsupportedError, match="after the shape of its base") as caught:
+        _seen(st.compile(function), torch.clone)
+    assert "test_reshaped_bases.py" in str(caught.value) or "the results" in str(caught.value)
+
+
+@pytest.mark.parametrize("function", (*REFUSED, *RIGHT))
+def test_wrappers_are_as_in_eager(function: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
+    def two(t: Tensor) -> Tensor:
+        return TwoTensor(t.clone(), t * 2)
+
+    found = []
+    for call in (function, st.compile(function)):
+        try:
+            found.append(_seen(call, two))
+        except RuntimeError as error:  # eager repeats the calls that made the view as well
+            found.append((str(error).splitlines()[0][:30], ""))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("function", (*REFUSED, *RIGHT))
+def test_without_gradients(function: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
+    x = torch.arange(9.0).view(3, 3)
+    for a, b in zip(function(x), st.compile(function)(x), strict=True):
+        torch.testing.assert_close(a, b)

@@ -244,8 +244,8 @@ class _Capture:
             watching, asked = self.session.reads.watching(), self.metadata.watching()
             with checkpoint_as_tags(self.recorder), typed_errors(self.recorder), functions, asked, watching:
                 run = call([i.traced for i in inputs.inputs], functions.stand_ins.adopt)
-                functions.check_histories(run.results if recorder.views.reshaped else (), "the results")
-                return run
+            functions.check_histories(run.results if recorder.views.reshaped else (), "the results")
+            return run
         finally:
             self.recorder.start_at(None)  # a frame holds everything that its callers hold
 

@@ -248,9 +248,9 @@ def _with_strides(func: Any, run: Run) -> Run:
         x, out = args[0], run(args, kwargs)
         if type(out) is not type(x) or out.dim() < 2 or not out.is_contiguous():
             return out  # these strides were given by the author
-        first = next((getattr(out, n) for n in out.__tensor_flatten__()[0]), out)
-        if first is not out and first.shape == out.shape and first.stride() == out.stride():
-            return out  # these are strides of a tensor
+        outer = type(out).outer_metadata(out)
+        if outer.size is None or outer.stride is not None:
+            return out  # these are those of the first inner tensor, or were derived
         with _torch.no_modes():  # a tracer should not see this
             dense = func(torch.empty_strided(x.shape, x.stride(), device="meta"), *args[1:], **kwargs)
         if dense.shape != out.shape or dense.stride() == out.stride():

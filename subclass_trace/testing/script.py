@@ -357,7 +357,9 @@ def _comparison(sides: list[Any], rtol: float, atol: float, because: str) -> str
 
 
 def _is_common(value: Any) -> bool:
-    """A dense tensor whose numbers are compared with just the tolerance: no coarser than float32."""
+    """A dense tensor, or a list of them, whose numbers are compared with just the tolerance: no coarser than float32."""
+    if isinstance(value, list) and value:
+        return all(map(_is_common, value))
     return type(value) is torch.Tensor and value.dtype not in _SHORT and value.layout is torch.strided
 
 

@@ -35,6 +35,8 @@ def test_views_of_a_class_with_a_derived_size_have_the_strides_of_dense_ones() -
     assert x.t().stride() == x.dequantize().t().stride() == (1, 4)
     assert (x.t().t().stride(), x.t().t().shape) == ((4, 1), (3, 4))
     assert torch.equal(x.t().dequantize(), x.dequantize().t())
+    square = Factors(torch.randn(2, 2).t(), torch.randn(2, 2).t())
+    assert (square.stride(), square.t().stride()) == ((2, 1), (1, 2))
     traced = st.compile(lambda x: x.t(), dynamic=True)
     for n in (3, 4, 5):
         assert traced(Factors(torch.randn(n, 2), torch.randn(2, n + 1))).stride() == (1, n + 1)

@@ -140,3 +140,18 @@ class FlipsNothing(Sound):
     @classmethod
     def compute(cls, func, args, kwargs):
         return args[0].clone() if func is aten.flip.default else super().compute(func, args, kwargs)
+
+
+@breaks("ST311")
+class LastResult(Sound):
+    """erf of something of the same sizes, twice, is the first result."""
+
+    last = None
+
+    @classmethod
+    def compute(cls, func, args, kwargs):
+        if func is not aten.erf.default:
+            return super().compute(func, args, kwargs)
+        if cls.last is None or cls.last.shape != args[0].shape or cls.last.dtype != args[0].dtype:
+            cls.last = super().compute(func, args, kwargs)
+        return cls.last

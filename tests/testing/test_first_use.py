@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from sound import Sound
+from sound import Sound, subject
 
 import subclass_trace
 from subclass_trace import WrapperTensor, cli
@@ -136,6 +136,60 @@ def test_roundings_of_short_floats_are_no_faults() -> None:
     how = {"factory": "Reordered({0})", "to_dense": "{0}.data_", "rules": ["ST310", "ST402"]}
     report = check(Reordered, dtypes=[torch.bfloat16, torch.float16], max_examples=8, **how)
     assert [r.reason for r in report.failures] == []
+
+
+# ------------------------------------------------------------------------------------ faults that users had
+class TurnsSizesIntoNumbers(Sound):
+    """Unflatten asks for the number behind each size."""
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner, context, size, stride):
+        return cls(inner["data_"], inner["extra"], context, tuple(map(int, size)), tuple(map(int, stride)))
+
+
+class SharesZeros(Sound):
+    """zeros_like is its argument with another name."""
+
+    @classmethod
+    def compute(cls, func, args, kwargs):
+        if func is torch.ops.aten.zeros_like.default:
+            return cls(args[0].data_, args[0].extra, "zeros")
+        return super().compute(func, args, kwargs)
+
+
+class TransposeAlone(Sound):
+    """Refuses all views but one, whose strides are wrong."""
+
+    @classmethod
+    def compute(cls, func, args, kwargs):
+        if func.is_view and func not in (torch.ops.aten.t.default, torch.ops.aten.detach.default):
+            raise NotImplementedError
+        out = super().compute(func, args, kwargs)
+        if func is torch.ops.aten.t.default:
+            strides = torch.empty(out.shape, device="meta").stride()
+            out = cls.__tensor_unflatten__({"data_": out.data_, "extra": out.extra}, out.tag, out.shape, strides)
+        return out
+
+
+@pytest.mark.parametrize(
+    ("cls", "rule"), [(TurnsSizesIntoNumbers, "ST206"), (SharesZeros, "ST331"), (TransposeAlone, "ST613")]
+)
+def test_a_fault_is_found_with_the_usual_examples(cls: type, rule: str) -> None:
+    result = check(subject(cls), rules=[rule]).result(rule)
+    assert result.outcome is Outcome.FAIL, result.reason
+
+
+def test_what_a_class_is_not_made_of_is_said() -> None:
+    class Matrices(Sound):
+        @classmethod
+        def from_dense(cls, x):
+            if x.dim() != 2:
+                raise ValueError("matrices only")
+            return cls(x)
+
+    report = check(Matrices, rules=["ST612", "ST801", "ST111", "ST703"])
+    assert report.result("ST612").reason == "it is not made of tensors of at least 4 dimensions"
+    assert {report.result(id).outcome for id in ("ST801", "ST111", "ST703")} == {Outcome.PASS}
 
 
 # ------------------------------------------------------------------------------------ what is printed

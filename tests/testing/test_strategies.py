@@ -46,6 +46,8 @@ def test_everything_shrinks_to_the_smallest() -> None:
     smallest = find(dense_tensors(), lambda t: t.dim() == 1, settings=quick)
     assert torch.equal(smallest, torch.tensor([1.0, 2.0]))
     assert find(op_programs(), lambda text: True, settings=quick) == "def f(x):\n    v0 = x * 2\n    return v0"
+    assert find(shapes(min_dims=4), lambda shape: True, settings=quick) == (2, 2, 2, 2)
+    assert find(op_programs(mutate=False), lambda text: True) == "def f(x):\n    v0 = x * 2\n    return v0"
     assert find(op_programs(), lambda text: "add_" in text, settings=quick) == "def f(x):\n    x.add_(1)\n    return x"
 
 

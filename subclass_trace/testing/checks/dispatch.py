@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from ..rules import Severity, rule
 from ..script import NotApplicable, Script, on
 
@@ -288,6 +290,44 @@ def dense_values(t: Script) -> None:
     t.require(f"y = {op}")
     t.require(f"dense_y = {on('d', op)}")
     t.expect(t.project("y"), "dense_y", "the value of the dense program")
+
+
+@rule(
+    "ST311",
+    "a second call with other values gives a result of its own",
+    family=FAMILY,
+    wrong="""
+    if func is aten.erf.default and x.shape in cls.results:
+        return cls.results[x.shape]  # the same sizes, other numbers: the result of the first call
+    """,
+    right="""
+    def key(self):  # what may be kept between calls is what depends on metadata alone: a table of codes, a plan
+        return self.shape, self.dtype
+    """,
+)
+def second_calls(t: Script) -> None:
+    """A class that keeps results between calls, and finds them again by sizes or as "the last one", answers the second
+    call with the result of the first. Each call must compute from its operands: another object with the values of its own.
+    (Elsewhere such a cache shows as gradients that do not accumulate, ST405, or as tensors that are not freed, ST806.)
+    """
+    t.wrapper("x", floating=True)
+    t.wrapper("y", shaped="x")
+
+    def twice(op: str) -> None:
+        t.require(f"first = {op}")
+        if t.subject.dense is not None:
+            rtol, atol = t.subject.tolerance
+            right = f"same({t.project('first')}, {on('(' + t.dense('x') + ')', op)}, {rtol}, {atol})"
+            t.require(f"assert {right}", "its first result is another thing")
+        t.require(f"second = {on('y', op)}")
+        t.expect("second is first", "False", "the second call must not get the result of the first one")
+        if t.subject.dense is not None:
+            t.expect(t.project("second"), on(f"({t.dense('y')})", op), "the value for the operands of the second call")
+
+    for op in ("x * 2", "x + x", "x * x", "x.sin()", "x.erf()", "x.sum()"):
+        t.alone(functools.partial(twice, op))
+    if not t.checks:
+        raise NotApplicable("it refuses all of these operations")
 
 
 # ------------------------------------------------------------------------------------------------------------- inside

@@ -43,6 +43,7 @@ aten = torch.ops.aten
 Tensor = torch.Tensor
 _DENSE = (*_torch.FAKE_TYPES, Tensor, torch.nn.Parameter)
 _REAL = (Tensor, torch.nn.Parameter)
+_LAYOUT = (aten.size.default, aten.stride.default, aten.storage_offset.default)
 #: constants that a region makes itself arrive through these
 _CONSTANT_OPS = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
 
@@ -296,7 +297,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._notice_wrappers(args)
                 return NotImplemented if self.inside is None else self._run_class(func, types, args, kwargs or {})
         kwargs = kwargs or {}
-        if func.namespace == "prim":
+        if func.namespace == "prim" or func in _LAYOUT:  # an error message of autograd asks for numbers, of symbols too
             return func(*args, **kwargs)
         if func is aten._local_scalar_dense.default:
             return self._local_scalar(func, args[0])

@@ -428,3 +428,19 @@ def test_view_and_base_mutated_with_gradients() -> None:
         return [w.grad, out.detach(), x.detach()]
 
     both(f, MAKE["dense"], use)
+
+
+def test_a_refused_backward_of_dynamic_sizes_says_what_eager_says() -> None:
+    """Autograd's message names the sizes of the tensor, which are symbols in the trace."""
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        y = x @ w
+        x.mul_(2)
+        return y
+
+    messages = []
+    for call in (function, st.compile(function, dynamic=True)):
+        with pytest.raises(RuntimeError) as caught:
+            call(torch.ones(3, 4), torch.ones(4, 2, requires_grad=True)).sum().backward()
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]

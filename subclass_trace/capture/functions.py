@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from .. import _torch
-from ..errors import DataDependentError, UnsupportedError
+from ..errors import AliasingError, DataDependentError, UnsupportedError
 from .closed_over import StandIns
 from .counters import SharedCounters
 from .indexing import Indexing, IndexingInside, depends_on_data
 from .metadata import ASIDE, ASKING, MetadataReads
 from .recorder import Recorder
-from .views import lost_history
+from .views import RESHAPES, lost_history
 
 Tensor = torch.Tensor
 _READS = ("numpy", "data_ptr", "__array__")
@@ -64,6 +64,8 @@ class CapturedFunctions(_torch.TorchFunctionMode):
                 fix="use torch.autograd.grad(loss, inputs)",
             )
         args, kwargs = self.indexing.arguments(func, args, kwargs)
+        if name in RESHAPES and args:
+            self._refuse_view_of_leaf(args[0])
         if self.views.reshaped and name != "__get__":
             self.check_histories((*args, *kwargs.values()))
         out = self._call(func, args, kwargs)
@@ -71,6 +73,20 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         if self.counters:
             self.counters.level()
         return self.stand_ins.back.get(id(out), out)
+
+    def _refuse_view_of_leaf(self, t: Any) -> None:
+        """Eager refuses it; the leaf's stand-in has a history, so that autograd would not."""
+        if not (isinstance(t, Tensor) and t.requires_grad and t._is_view() and torch.is_grad_enabled()):
+            return
+        row = self.metadata.row_of(t._base)
+        if row is not None and row.is_leaf:
+            raise AliasingError(
+                "a view of a leaf Variable that requires grad is being used in an in-place operation.",
+                path=self.recorder.user_line(),
+                expected="a view of a tensor that is not a leaf, or that does not require grad",
+                got=f"a view of {row.path}",
+                fix="change the shape out of place: y = x.t() instead of x.t_()",
+            )
 
     def check_histories(self, values: Iterable[Any], path: str | None = None) -> None:
         """Refuse views whose history autograd would make anew, and wrongly; ``path`` says where they are."""

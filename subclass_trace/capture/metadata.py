@@ -78,6 +78,10 @@ class MetadataReads:
                 state.pop("_is_param", None)
             self._rows, self._leaves = {}, ()
 
+    def row_of(self, t: Tensor | None) -> TracedInput | None:
+        """The input that this tensor stands for, if it is one."""
+        return self._rows.get(id(t), (-1, None))[1]
+
     def note(self, number: int, name: str) -> None:
         """``name`` of `AskedOf` was asked of an input."""
         self._asked.add((number, name))

@@ -12,7 +12,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from ..errors import UnsupportedError
 from .user_code import TORCH_FILES, is_user_code
 
 Generator = torch.Generator
+Tensor = torch.Tensor
 _ALLOWED = ("device",)
 #: what stands between ``torch.manual_seed`` and its caller
 _KEEPS_DYNAMO_OUT = (os.path.join("torch", "_compile.py"), os.path.join("torch", "_dynamo", "eval_frame.py"))
@@ -31,9 +32,10 @@ _FIX = "seed outside of the region before the call, or make the torch.Generator 
 class UnknownGenerators(Exception):
     """The region draws from these, or somebody moved them; it has to be traced again, watching them."""
 
-    def __init__(self, met: tuple[Generator, ...]) -> None:
+    def __init__(self, met: tuple[Generator, ...], moved: Sequence[tuple[Generator, Tensor]]) -> None:
         super().__init__()
         self.met = met
+        self.moved = moved  # with the states that they had
 
 
 class RandomState:
@@ -44,9 +46,12 @@ class RandomState:
         met: explicit generators that the region draws from, and which were not known.
     """
 
-    def __init__(self, known: Iterable[Generator] | None, recorder: Any, again: bool = False) -> None:
-        self.recorder, self.again = recorder, again
+    def __init__(
+        self, known: Iterable[Generator] | None, recorder: Any, first: UnknownGenerators | None = None
+    ) -> None:
+        self.recorder, self.again = recorder, first is not None
         self.ask = known is not None
+        self._moved = () if first is None else first.moved  # by the region, if this trace refuses it
         self.known = {g._cdata: g for g in known or ()}  # type: ignore[attr-defined]
         self.met: dict[int, Generator] = {}
 
@@ -96,9 +101,12 @@ class RandomState:
         if moved and self.ask and not self.again:  # the profile hook will tell whether it was the region
             self.met |= {g._cdata: g for g, _ in moved}  # type: ignore[attr-defined]
         if self.met:
-            raise UnknownGenerators(tuple(self.met.values()))
+            raise UnknownGenerators(tuple(self.met.values()), moved)
 
     def _refuse(self, name: str, line: str | None) -> None:
+        with _torch.no_modes():
+            for g, state in self._moved:
+                g.set_state(state)
         raise UnsupportedError(
             "the region sets or reads the state of a random generator",
             path=line,

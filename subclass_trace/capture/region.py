@@ -146,9 +146,9 @@ def capture(
         SubclassTraceError: a refusal, with the path or line it is about. The caller's tensors are unchanged.
     """
 
-    def attempt(known: Sequence[torch.Generator] | None, again: bool = False) -> Captured:
+    def attempt(known: Sequence[torch.Generator] | None, first: UnknownGenerators | None = None) -> Captured:
         here = session or Session(dynamic=any_dynamic, decompositions=decompositions)
-        random = RandomState(known, here.recorder, again)
+        random = RandomState(known, here.recorder, first)
         return capture_in(here, call, arguments, lambda s: trace_inputs(s, arguments, dynamic), random)
 
     if session is not None:
@@ -156,7 +156,7 @@ def capture(
     try:
         return attempt(generators)
     except UnknownGenerators as unknown:
-        return attempt((*generators, *unknown.met), again=True)
+        return attempt((*generators, *unknown.met), unknown)
 
 
 def capture_in(

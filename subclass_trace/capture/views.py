@@ -128,7 +128,7 @@ class ViewLog:
         return any(c.time > first for c in self._reshapes(base))
 
     def _reshapes(self, t: Tensor) -> list[_Change]:
-        return [c for c in self._changes.get(id(t), ()) if c.step.function.__name__ in _RESHAPES]
+        return [c for c in self._changes.get(id(t), ()) if c.step.function.__name__ in RESHAPES]
 
 
 _CHANGES: tuple[str, ...] = (
@@ -143,7 +143,8 @@ _CHANGES: tuple[str, ...] = (
     "detach_",
 )
 _CHANGES += ("as_strided_", "resize_", "set_", "resize_as_", "__set__")
-_RESHAPES = ("t_", "transpose_", "unsqueeze_", "squeeze_", "swapaxes_", "swapdims_", "as_strided_")
+#: operations that change the shape of a tensor in place
+RESHAPES = ("t_", "transpose_", "unsqueeze_", "squeeze_", "swapaxes_", "swapdims_", "as_strided_")
 #: calls that take a shape from a tensor, as calls that take the shape
 _LIKE = {"view_as": Tensor.view, "expand_as": Tensor.expand, "reshape_as": Tensor.reshape}
 

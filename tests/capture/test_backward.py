@@ -433,7 +433,7 @@ def test_view_and_base_mutated_with_gradients() -> None:
 def test_a_refused_backward_of_dynamic_sizes_says_what_eager_says() -> None:
     """Autograd's message names the sizes of the tensor, which are symbols in the trace."""
 
-    def function(x: Tensor, w: Tensor) -> Tensor:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         y = x @ w
         x.mul_(2)
         return y

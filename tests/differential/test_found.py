@@ -20,6 +20,15 @@ FOUND = {
         (0,),
         "tangent",
     ),
+    "the shape of a view of a leaf changed in place: eager refuses it": (
+        ("w0 = dense(3, 3, seed=call).requires_grad_()", "a0 = w0", "a1 = a0[1:]"),
+        ("a0", "a1"),
+        ("w0",),
+        ("x1.t_()",),
+        ("x1",),
+        None,
+        "tangent",
+    ),
     "member of a split whose base changes its shape: autograd's view function reads past the members": (
         ("w0 = dense(3, 3, seed=call)", "a0 = w0"),
         ("a0",),

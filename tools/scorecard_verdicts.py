@@ -211,3 +211,25 @@ VERDICTS.update(
         ),
     }
 )
+
+_NUMBERS = (
+    "*Class*: run by hand, flatten and unflatten with symbolic inner and outer sizes give a wrapper of the numbers of the "
+    "first one: its size is in the context, and `outer_size` is ignored. A compiled graph of dynamic sizes is wrong, or "
+    "made anew for each size."
+)
+VERDICTS.update(
+    {
+        (name, "ST206"): _NUMBERS
+        for name in ("NF4Tensor", "OptimState4bit", "SparseSemiStructuredTensorCUTLASS", "WeightQBytesTensor")
+    }
+)
+VERDICTS.update(
+    {
+        ("NF4Tensor", "ST613"): (
+            "*Class*: run by hand, `x.t()` of size (64, 32) shows the size (64, 32) with strides (1, 32); a dense one is (32, 64)."
+        ),
+        ("NVFP4Tensor", "ST613"): (
+            "*Class*: run by hand, `x.t()` of size (32, 32) shows strides (32, 1); a dense one shows (1, 32)."
+        ),
+    }
+)

@@ -226,7 +226,8 @@ VERDICTS.update(
 VERDICTS.update(
     {
         ("NF4Tensor", "ST613"): (
-            "*Class*: run by hand, `x.t()` of size (64, 32) shows the size (64, 32) with strides (1, 32); a dense one is (32, 64)."
+            "*Class*: run by hand, `x.t()` of size (64, 32) shows the size (64, 32) with strides (1, 32); a dense one shows "
+            "(32, 64)."
         ),
         ("NVFP4Tensor", "ST613"): (
             "*Class*: run by hand, `x.t()` of size (32, 32) shows strides (32, 1); a dense one shows (1, 32)."

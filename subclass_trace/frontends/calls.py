@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import optree
 import torch
@@ -52,6 +52,23 @@ def argument_paths(tree: Any) -> list[Path]:
             path = Path(path.root, (*path.steps, text))
         out.append(path)
     return out
+
+
+class _Rebuilt(NamedTuple):
+    """A view that is an argument, made anew of the traced base; ``layout`` is how it was before the function ran."""
+
+    real: Tensor
+    view: Tensor
+    layout: Any
+
+    @staticmethod
+    def of(real: Tensor, view: Tensor) -> _Rebuilt:
+        return _Rebuilt(real, view, _layout(view))
+
+
+def _layout(view: Tensor) -> Any:
+    rows = [(tuple(t.shape), tuple(t.stride())) for t in (view, *leaves_of(view)) if t.layout is torch.strided]
+    return rows, [id(v) for v in vars(view).values() if isinstance(v, Tensor)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,13 +186,26 @@ class CallSite:
             fix="return the new value instead",
         )
 
+    def _check_rebuilt(self, made: Mapping[int, _Rebuilt]) -> None:
+        """What changes a view other than its values has no place in the plan: only its base is an input there."""
+        for row in made.values():
+            if _layout(row.view) != row.layout:
+                place = next(k for k, value in enumerate(self.flat) if value is row.real)
+                raise UnsupportedError(
+                    "the region changes the shape, or replaces an inner tensor, of an argument that is a view of another",
+                    path=argument_paths(self.tree)[place] if place < self.user_count else None,
+                    expected="changes of the values of views whose base is an argument too and requires grad",
+                    got=f"a view of shape {tuple(row.real.shape)} whose layout is another one after the call",
+                    fix="change the shape out of place: y = x.t() instead of x.t_()",
+                )
+
     def runner(
         self, function: Callable[..., Any], arguments: Sequence[Argument], positions: Sequence[int | None]
     ) -> RunFunction:
         """Runs ``function`` once on traced tensors (one per argument); see `capture.region.capture`."""
 
         def run(traced: Sequence[Tensor], adopt: Callable[[Tensor, Tensor], None]) -> Run:
-            made: dict[int, Tensor] = {}
+            made: dict[int, _Rebuilt] = {}
             handed: list[Any] = []
             for value, number in zip(self.flat, positions, strict=True):
                 if number is None:
@@ -184,8 +214,8 @@ class CallSite:
                     handed.append(traced[number])
                 else:  # a view of an argument that stands for its whole family
                     if id(value) not in made:
-                        made[id(value)] = _torch.view_function(value)(traced[number])
-                    handed.append(made[id(value)])
+                        made[id(value)] = _Rebuilt.of(value, _torch.view_function(value)(traced[number]))
+                    handed.append(made[id(value)].view)
             named = self.user_count + len(self.states)
             for real, value in zip(self.flat[named:], handed[named:], strict=True):
                 adopt(real, value)
@@ -194,6 +224,7 @@ class CallSite:
             with replaced(self.roots, self.states, states) as assigned:
                 result = function(*args, **kwargs)
             self._check_containers(args, kwargs, handed)
+            self._check_rebuilt(made)
             name = leaked(function)
             if name is not None:
                 raise UnsupportedError(

@@ -294,6 +294,17 @@ def _reshaped_base() -> None:
     st.compile(f)(torch.ones(3, 3, requires_grad=True))
 
 
+@fact(
+    M,
+    "shape of an argument that is a view of another one, which requires grad",
+    torch="not in the survey",
+    refused="UnsupportedError",
+)
+def _reshaped_view() -> None:
+    whole = torch.ones(3, 3, requires_grad=True) * 1
+    st.compile(lambda x, y: y.t_())(whole, whole[1:])
+
+
 same(
     M,
     "an inner tensor is replaced",

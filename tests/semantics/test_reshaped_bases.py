@@ -144,3 +144,20 @@ def test_without_gradients(function: Callable[[Tensor], tuple[Tensor, ...]]) -> 
     x = torch.arange(9.0).view(3, 3)
     for a, b in zip(function(x), st.compile(function)(x), strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("kind", [torch.clone, lambda t: TwoTensor(t.clone(), t.clone())])
+def test_the_shape_of_an_argument_that_is_a_view_of_another(kind: Callable[[Tensor], Tensor]) -> None:
+    """Its base stands for it where gradients are involved; without gradients both are inputs of their own."""
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        y.t_()
+        return y
+
+    whole = kind(torch.ones(3, 3)).requires_grad_() * 1
+    with pytest.raises(st.UnsupportedError, match="an argument that is a view of another") as caught:
+        st.compile(function)(whole, whole[1:])
+    assert "args[1]" in str(caught.value)
+    whole = kind(torch.ones(3, 3))
+    part = whole[1:]
+    assert st.compile(function)(whole, part) is part and part.shape == (3, 2)

@@ -38,6 +38,16 @@ from .sharing import Sharing
 Tensor = torch.Tensor
 
 
+def leaf_inside(t: Tensor) -> UnsupportedError:
+    """What to say of a result that was computed from an autograd leaf of the region's own making."""
+    return UnsupportedError(
+        "the region makes an autograd leaf and computes with it: gradients would end in a result of the region",
+        expected="requires_grad_() on arguments, or on values that nothing else is computed from",
+        got=f"requires_grad_() on a tensor of shape {tuple(t.shape)}",
+        fix="make the leaf outside of the region and pass it as an argument",
+    )
+
+
 class OutputClassifier:
     """Classifies outputs one by one; ``emit`` adds a live tensor to the forward values and returns its number."""
 
@@ -102,6 +112,8 @@ class OutputClassifier:
         base = o._base
         if base is not None and not _torch.is_custom_function_output(o) and not self._needs_siblings(o):
             number = self._input_of.get(id(base))
+            if number is not None and o.grad_fn is not None and not base.requires_grad:
+                raise leaf_inside(o)  # made of a view of the input
             if number is not None or self._base_is_seen(o, base):
                 found = self._replay(o, base, number, spec)
                 if found is not None:

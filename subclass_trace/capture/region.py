@@ -15,7 +15,6 @@ import torch
 import torch.fx as fx
 
 from .. import _torch
-from ..errors import UnsupportedError
 from ..plan import AssignmentPlan, MutationPlan, OutputPlan, ValueAlias, ValueOutput
 from ..subclass.flatten import flatten
 from ..subclass.spec import Spec, WrapperSpec, sizes_in
@@ -29,7 +28,7 @@ from .graphs import finish_joint, read_by_backward
 from .inputs import Argument, DynamicDims, TracedInput, TracedInputs, trace_inputs
 from .metadata import MetadataReads
 from .mutation import check_members, read_mutations, remember
-from .outputs import OutputClassifier
+from .outputs import OutputClassifier, leaf_inside
 from .random_state import RandomState, UnknownGenerators
 from .recorder import Recorder
 from .session import Session
@@ -270,12 +269,7 @@ class _Capture:
             seen.add(node)
             todo += [n for n, _ in node.next_functions]
             if id(getattr(node, "variable", None)) in leaves:
-                raise UnsupportedError(
-                    "the region makes an autograd leaf and computes with it: gradients would end in a result of the region",
-                    expected="requires_grad_() on arguments, or on values that nothing else is computed from",
-                    got=f"requires_grad_() on a tensor of shape {tuple(node.variable.shape)}",
-                    fix="make the leaf outside of the region and pass it as an argument",
-                )
+                raise leaf_inside(node.variable)
         return numbers
 
     def _edges(self, inputs: TracedInputs, mutations: Sequence[MutationPlan]) -> list[tuple[int, Any]]:

@@ -444,3 +444,14 @@ def test_a_refused_backward_of_dynamic_sizes_says_what_eager_says() -> None:
             call(torch.ones(3, 4), torch.ones(4, 2, requires_grad=True)).sum().backward()
         messages.append(str(caught.value))
     assert messages[0] == messages[1]
+
+
+def test_a_view_of_a_leaf_that_the_region_makes_of_a_view_of_an_input() -> None:
+    """Its history would end in a leaf inside of the region; returned as a view of the input it would have none."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        leaf = x.view(-1).requires_grad_()
+        return leaf.view(3, 1)
+
+    with pytest.raises(st.UnsupportedError, match="makes an autograd leaf"):
+        st.compile(function)(torch.ones(3))

@@ -112,9 +112,9 @@ class OutputClassifier:
         base = o._base
         if base is not None and not _torch.is_custom_function_output(o) and not self._needs_siblings(o):
             number = self._input_of.get(id(base))
-            if number is not None and o.grad_fn is not None and not base.requires_grad:
-                raise leaf_inside(o)  # made of a view of the input
             if number is not None or self._base_is_seen(o, base):
+                if o.grad_fn is not None and not base.requires_grad:
+                    raise leaf_inside(o)  # made of a view of the base
                 found = self._replay(o, base, number, spec)
                 if found is not None:
                     return self._view(o, number, leaves, spec, *found)

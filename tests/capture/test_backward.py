@@ -453,5 +453,10 @@ def test_a_view_of_a_leaf_that_the_region_makes_of_a_view_of_an_input() -> None:
         leaf = x.view(-1).requires_grad_()
         return leaf.view(3, 1)
 
-    with pytest.raises(st.UnsupportedError, match="makes an autograd leaf"):
-        st.compile(function)(torch.ones(3))
+    def of_a_result(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x + x
+        return y, function(y)
+
+    for f in (function, of_a_result):
+        with pytest.raises(st.UnsupportedError, match="makes an autograd leaf"):
+            st.compile(f)(torch.ones(3))

@@ -171,9 +171,8 @@ def _line(draw: Any, kind: str, env: dict[str, Any], number: int) -> str:
     text = draw(s.sampled_from(draw(s.sampled_from(groups))))
     b = draw(s.sampled_from(names)) if "{b}" in text or text == "matmul" else a
     if text == "matmul":
-        text = (
-            "{a} @ {b}" if env[a].dim() == 2 and env[a].shape[-1] == env[b].shape[0] else "{a} @ {a}.transpose(-2, -1)"
-        )
+        fit = env[a].dim() == 2 and env[b].dim() > 0 and env[a].shape[-1] == env[b].shape[0]
+        text = "{a} @ {b}" if fit else "{a} @ {a}.transpose(-2, -1)"
     expression = text.format(a=a, b=b)
     if text in INPLACE or text in INPLACE2:
         return expression

@@ -58,10 +58,11 @@ def fake_result(
     source: torch.Tensor | None,
 ) -> torch.Tensor:
     """A fake tensor of this metadata, in the storage of ``source`` or in one of its own; no fake kernel runs."""
-    with in_kernel_invocation_manager(mode):
-        if source is None:
+    if source is None:
+        with torch._C._DisableTorchDispatch():
             plain = torch.empty_strided(size, stride, dtype=dtype, device="meta")
-        else:
+    else:
+        with in_kernel_invocation_manager(mode):
             plain = torch.as_strided(source, size, stride, offset)
     return FakeTensor(mode, plain, device)
 

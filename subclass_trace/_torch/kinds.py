@@ -33,19 +33,23 @@ def overrides_torch_dispatch(cls: type) -> bool:
 
 def is_opaque(value: object) -> bool:
     """Is this an object that torch lets a wrapper list beside its inner tensors, such as a DeviceMesh?"""
+    cls = type(value)
+    known = _OPAQUE_TYPES.get(cls)
+    if known is None:
+        known = _OPAQUE_TYPES[cls] = _is_opaque_type(cls)
+    return known or _stands_for_opaque(value)
+
+
+_OPAQUE_TYPES: dict[type, bool] = {}
+
+
+def _stands_for_opaque(value: object) -> bool:
+    """Is this torch's stand-in for an opaque object, in a graph?"""
     try:
         from torch._opaque_base import OpaqueBase
     except ImportError:  # torch 2.11: no wrapper lists opaque attributes
         return False
-    if isinstance(value, OpaqueBase):
-        return True
-    cls = type(value)
-    if cls not in _OPAQUE_TYPES:
-        _OPAQUE_TYPES[cls] = _is_opaque_type(cls)
-    return _OPAQUE_TYPES[cls]
-
-
-_OPAQUE_TYPES: dict[type, bool] = {}
+    return isinstance(value, OpaqueBase)
 
 
 def _is_opaque_type(cls: type) -> bool:

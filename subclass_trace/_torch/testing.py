@@ -24,15 +24,6 @@ def make_wrapper(cls: type, like: torch.Tensor, **changes: Any) -> Any:
     return torch.Tensor._make_wrapper_subclass(cls, size, storage_offset=offset, **{**how, **changes})
 
 
-def is_opaque_value(value: object) -> bool:
-    """Is this a value that is no tensor, but may stand among the inner tensors (DTensor's mesh)?"""
-    try:
-        from torch._library.opaque_object import is_opaque_type
-    except ImportError:
-        return False
-    return is_opaque_type(type(value))
-
-
 def faking() -> Any:
     """A mode in which every new tensor is fake, with static sizes (sizes of jagged tensors are symbols)."""
     from torch._subclasses.fake_tensor import FakeTensorMode

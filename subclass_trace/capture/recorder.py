@@ -261,13 +261,14 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             elif (
                 isinstance(a, Tensor)
                 and type(a) not in _DENSE
+                and a.requires_grad
                 and id(a) not in self._known_wrappers
                 and is_traceable(a)
             ):
                 self._known_wrappers[id(a)] = a
                 with unnoted():
                     leaves = leaves_of(a)
-                if a.requires_grad and any(not _torch.is_fake(t) and not self._made_here(t) for t in leaves):
+                if any(not _torch.is_fake(t) and not self._made_here(t) for t in leaves):
                     for t in leaves:
                         if type(t) in _REAL:
                             self.lift(t)

@@ -150,11 +150,11 @@ class Wrapper:
         if construct is None or attribute is None or _is_dynamic(spec):
             return False
         tensors = [n for n, s in zip(spec.names, spec.inners, strict=True) if not isinstance(s, OpaqueSpec)]
-        value = self.examples.make(spec)
         if len(tensors) != 1:
             return False
         source = self.source
-        made, known = source.constant(construct, "construct"), source.constant(getattr(value, attribute), "spec")
+        known = source.constant(self.examples.attribute(spec, attribute), "spec")
+        made = source.constant(construct, "construct")
         cls = source.constant(spec.cls, "cls")
         source.line(f"{out} = {made}({cls}, {inner[tensors[0]]}, {known}, requires_grad=False)")
         return True

@@ -9,6 +9,7 @@ A sum that keeps its dimension of size 1, which a ``view`` then drops, is the su
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -34,15 +35,23 @@ def without_round_trips(
     """
     known = dict(merged)
     kept = {_final(r, known) for r in results if isinstance(r, fx.Node)}
+    views = {node for node in body if _is_view(node)}
+    layout_of = functools.cache(lambda node: _layout(node.meta.get("val")))
+
+    def same_place(node: fx.Node) -> Iterator[fx.Node]:
+        """What ``node`` is a view of and lies at the same place of the storage, for sizes that are plain numbers."""
+        layout = layout_of(node)
+        return (o for o in _origins(node, known, given) if layout is not None and layout_of(o) == layout)
+
     for node in body:
-        if node not in kept and _is_view(node):
-            same = next((o for o in _origins(node, known, given) if _same_layout(node, o)), None)
+        if node in views and node not in kept:
+            same = next(same_place(node), None)
             if same is not None:
                 known[node] = same
     inside = set(body)
     for result in list(kept):
-        if result in inside and _is_view(result):
-            own = next((o for o in _origins(result, known, given) if _same_layout(result, o) and o not in kept), None)
+        if result in views:
+            own = next((o for o in same_place(result) if o not in kept), None)
             if own is not None and own in inside and is_fresh(own):
                 known[result] = own
                 kept.add(own)
@@ -51,7 +60,7 @@ def without_round_trips(
     used = set(kept)
     live = []
     for node in reversed(body):
-        if node not in known and (node in used or not _is_view(node)):
+        if node not in known and (node in used or node not in views):
             live.append(node)
             used |= {known.get(n, n) for n in node.all_input_nodes}
     return live[::-1], known
@@ -79,12 +88,6 @@ def _is_view(node: fx.Node) -> bool:
     view = (target.is_view and target.namespace in ("aten", "prims")) or target is aten._unsafe_view.default
     first = bool(node.args) and isinstance(node.args[0], fx.Node)
     return view and first and not _torch.op_schema(target).is_mutable and isinstance(node.meta.get("val"), torch.Tensor)
-
-
-def _same_layout(a: fx.Node, b: fx.Node) -> bool:
-    """Do two values of one storage lie at the same place in it? Only for sizes that are plain numbers."""
-    layouts = [_layout(n.meta.get("val")) for n in (a, b)]
-    return layouts[0] is not None and layouts[0] == layouts[1]
 
 
 def _layout(value: object) -> tuple[Any, ...] | None:

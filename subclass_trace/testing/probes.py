@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from .._torch import is_opaque
 from .._torch.testing import Pair as Pair
-from .._torch.testing import is_fake_tensor, is_opaque_value
+from .._torch.testing import is_fake_tensor
 
 
 def inners(x: Any) -> dict[str, Any]:
@@ -77,7 +78,7 @@ def tensors_within(value: Any, path: str = "context", seen: Any = None) -> list[
     seen = set() if seen is None else seen
     if isinstance(value, torch.Tensor):
         return [path]
-    if id(value) in seen or isinstance(value, (str, bytes, int, float, type, torch.Size)) or is_opaque_value(value):
+    if id(value) in seen or isinstance(value, (str, bytes, int, float, type, torch.Size)) or is_opaque(value):
         return []
     seen.add(id(value))
     if isinstance(value, dict):

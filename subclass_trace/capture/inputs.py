@@ -16,7 +16,7 @@ import torch
 
 from .. import _torch
 from ..errors import ProtocolError, UnsupportedError
-from ..subclass.components import with_components
+from ..subclass.components import Part, with_components
 from ..subclass.context import has_sizes, map_sizes, same_context, snapshot
 from ..subclass.flatten import flatten, leaf_paths
 from ..subclass.paths import Path
@@ -24,11 +24,28 @@ from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, is_ragged, 
 from ..subclass.visit import rebuild
 from .aliasing import alias_groups
 from .counters import Groups, counter_groups
-from .session import Session
+from .session import Dim, Session
 
 Tensor = torch.Tensor
-#: what the sizes of the value at a path (the outer ones of a wrapper, or those of a leaf) become: see `Dim`
-DynamicDims = Callable[[Path, Tensor], Sequence[int]]
+
+
+class DynamicDims:
+    """What the sizes of the values of a call become, value by value (the outer ones of a wrapper, or those of a leaf).
+
+    Here all are static; `frontends/dynamic.py` has the choice.
+    """
+
+    def sizes(self, path: Path, t: Tensor) -> Sequence[int]:
+        """What each size of the value at a path becomes: see `Dim`."""
+        return [Dim.STATIC] * (0 if t.is_nested else t.dim())
+
+    def strides(self, path: Path) -> Sequence[int]:
+        """What the strides become; empty where they follow from the sizes or are numbers."""
+        return ()
+
+    def parts(self, path: Path) -> Mapping[Part, int]:
+        """Which values of a wrapper's context are which outer size."""
+        return {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,8 +96,6 @@ def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: Dynam
     Raises:
         ProtocolError: a class breaks the protocol; or a leaf inside a wrapper requires grad.
     """
-    # only our own choice knows strides
-    strides_of = getattr(dynamic, "strides_of", lambda path: ())
     index: dict[int, int] = {}
     originals: list[Tensor] = []
     paths: list[Path] = []
@@ -95,7 +110,7 @@ def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: Dynam
             _check_leaf(leaf, path, argument)
             if id(leaf) not in index:
                 index[id(leaf)] = len(originals)
-                originals.append(session.fake(alias, str(path), dynamic(path, leaf), strides_of(path)))
+                originals.append(session.fake(alias, str(path), dynamic.sizes(path, leaf), dynamic.strides(path)))
                 paths.append(path)
                 session.recorder.primal(originals[-1], untouched=True)
             places.append(index[id(leaf)])
@@ -207,15 +222,14 @@ class _Symbols:
         size, stride = spec.size, spec.stride
         if spec.layout is torch.jagged:
             return self._jagged(replace(spec, inners=inners))
-        dims = self.dynamic(path, value)
+        dims = self.dynamic.sizes(path, value)
         if any(dims):
             size = self.session.outer_size(value, path, dims)
             stride = symbolic_strides(spec.size, spec.stride, size)
-        loose = getattr(self.dynamic, "strides_of", lambda path: ())(path)
+        loose = self.dynamic.strides(path)
         if any(loose):
             stride = _strides_of_leaves(stride, loose, inners)
-        of_context = getattr(self.dynamic, "of_context", None)  # only our own choice knows contexts
-        parts = {} if of_context is None else {part: size[d] for part, d in of_context(path).items()}
+        parts = {part: size[d] for part, d in self.dynamic.parts(path).items()}
         rest = (spec.storage_offset, spec.dtype, spec.device, spec.layout, spec.requires_grad)
         return WrapperSpec(spec.cls, spec.names, inners, with_components(spec.context, parts), size, stride, *rest)
 

@@ -105,14 +105,14 @@ def _marks(t: Tensor, *names: str) -> frozenset[int]:
     return frozenset(d for name in names for d in getattr(t, name, ()) or ())
 
 
-class _Choice:
+class _Choice(DynamicDims):
     """The dynamic dimensions, path by path."""
 
     def __init__(self, history: SizeHistory) -> None:
         self.history = history
         self.chosen: dict[str, list[int]] = {}
-        self.parts: dict[str, dict[Part, int]] = {}
-        self.strides: dict[str, list[int]] = {}
+        self._parts: dict[str, dict[Part, int]] = {}
+        self._strides: dict[str, list[int]] = {}
         self._alike: dict[int, tuple[int | None, ...]] = {}  # size -> how the dimensions went that share its symbol
 
     def note(self, t: Tensor, path: Path, extra: frozenset[int], whole: bool) -> None:
@@ -128,13 +128,13 @@ class _Choice:
         loose = self.history.varying.get(_stride_path(path), frozenset())
         if loose and t.layout is torch.strided:
             where = _stride_path(path)
-            self.strides[name] = [
+            self._strides[name] = [
                 self._kind(where, d, n) if d in loose else Dim.STATIC for d, n in enumerate(t.stride())
             ]
 
-    def strides_of(self, path: Path) -> Sequence[int]:
+    def strides(self, path: Path) -> Sequence[int]:
         """What the strides of the value at a path become; empty where they follow from the sizes or are numbers."""
-        return self.strides.get(str(path), ())
+        return self._strides.get(str(path), ())
 
     def _kind(self, path: str, dim: int, size: int) -> Dim:
         """Equal sizes are one symbol, unless they differed in an earlier call."""
@@ -143,7 +143,7 @@ class _Choice:
 
     def note_context(self, t: Tensor, context: Any, path: Path) -> None:
         """Numbers of a context that were an outer size in each call so far, and differed: they are that size."""
-        if self.strides and not same_context(context, without_outer(context, (), tuple(t.stride()))):
+        if self._strides and not same_context(context, without_outer(context, (), tuple(t.stride()))):
             self._fix_strides(str(path))
         where = _context_path(path)
         dims = self.chosen.get(str(path), [])
@@ -153,20 +153,24 @@ class _Choice:
                 d for d, kind in enumerate(dims) if kind and t.shape[d] == n and self.history.of(str(path), d) == went
             ]
             if found and len(set(went)) > 1:
-                self.parts.setdefault(str(path), {})[part] = found[0]
+                self._parts.setdefault(str(path), {})[part] = found[0]
 
     def _fix_strides(self, name: str) -> None:
         """A context that repeats the outer stride is one that its class takes for numbers (DTensor hashes it)."""
-        for inner in [p for p in self.strides if p == name or p.startswith(f"{name}.")]:
-            del self.strides[inner]
+        for inner in [p for p in self._strides if p == name or p.startswith(f"{name}.")]:
+            del self._strides[inner]
 
-    def of_context(self, path: Path) -> Mapping[Part, int]:
+    def parts(self, path: Path) -> Mapping[Part, int]:
         """Which values of a wrapper's context are which outer size."""
-        return self.parts.get(str(path), {})
+        return self._parts.get(str(path), {})
 
-    def __call__(self, path: Path, t: Tensor) -> Sequence[int]:
+    def sizes(self, path: Path, t: Tensor) -> Sequence[int]:
         """What the sizes of the value at a path become."""
-        return self.chosen.get(str(path), [Dim.STATIC] * (0 if t.is_nested else t.dim()))
+        return self.chosen.get(str(path)) or super().sizes(path, t)
+
+    def any(self) -> bool:
+        """Is any size or stride a symbol?"""
+        return any(any(dims) for dims in (*self.chosen.values(), *self._strides.values()))
 
     def note_inside_jagged(self, t: Tensor, path: Path, whole: bool) -> None:
         """A dense tensor inside a jagged one. Its sizes (sum and number of lengths) are equal to others by chance only.
@@ -214,7 +218,7 @@ def choose(arguments: Sequence[Argument], history: SizeHistory, everything: bool
 
         visit(a.value, leaf=leaf, wrapper=wrapper, opaque=lambda v, path: None, path=a.path)
     # A ragged size is a symbol in any case.
-    any_dynamic = jagged or any(any(dims) for dims in (*choice.chosen.values(), *choice.strides.values()))
+    any_dynamic = jagged or choice.any()
     return choice, any_dynamic
 
 

@@ -25,7 +25,7 @@ import torch.fx as fx
 from .. import _torch
 from .._torch import dynamo as _dynamo
 from ..backends import resolve_backend
-from ..capture.inputs import Argument
+from ..capture.inputs import Argument, DynamicDims
 from ..capture.mutation import NeedsAutogradBase
 from ..capture.recorder import Recorder
 from ..capture.region import Captured, capture
@@ -312,10 +312,17 @@ class _DynamoSession(Session):
         fake = _dynamo.fake_input(self.mode, wrapper, origin.source, origin.context)
         return tuple(fake.shape)
 
-    def dims(self, path: Path, value: Tensor) -> list[bool]:
-        """Whether a tensor has symbols; which of its sizes they are is Dynamo's business."""
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _DynamoDims(DynamicDims):
+    """Which tensors have symbols; which of their sizes these are is Dynamo's business."""
+
+    origins: Mapping[str, _Origin]
+
+    def sizes(self, path: Path, t: Tensor) -> list[int]:
+        """All of a tensor's sizes, or none."""
         origin = self.origins.get(str(path))
-        return [origin is not None and _dynamo.has_symbols(origin.context)] * value.dim()
+        return [int(origin is not None and _dynamo.has_symbols(origin.context))] * t.dim()
 
 
 def _origins(context: Any, arguments: Sequence[Argument], sources: Mapping[int, Any]) -> dict[str, _Origin]:
@@ -420,7 +427,7 @@ class _Compilation:
             return capture(
                 run,
                 arguments,
-                dynamic=session.dims,
+                dynamic=_DynamoDims(session.origins),
                 any_dynamic=session.dynamic,
                 decompositions=table,
                 session=session,

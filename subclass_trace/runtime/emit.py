@@ -84,7 +84,7 @@ class Unwrapper:
             raise NotGenerated("sizes in a context")
         source = self.source
         shortcut = _torch.context_shortcut(spec.cls)
-        dynamic = _is_dynamic(spec)
+        dynamic = spec.has_dynamic_size
         if shortcut is not None and not dynamic and self.shortcut_value is not None:
             known = source.constant(self.shortcut_value(variable), "spec")
             source.line(f"c = {variable}.{shortcut}")
@@ -147,7 +147,7 @@ class Wrapper:
 
     def _by_shortcut(self, out: str, spec: WrapperSpec, inner: dict[str, str]) -> bool:
         construct, attribute = _torch.shortcut_constructor(spec.cls), _torch.context_shortcut(spec.cls)
-        if construct is None or attribute is None or _is_dynamic(spec):
+        if construct is None or attribute is None or spec.has_dynamic_size:
             return False
         tensors = [n for n, s in zip(spec.names, spec.inners, strict=True) if not isinstance(s, OpaqueSpec)]
         if len(tensors) != 1:
@@ -327,8 +327,3 @@ def write_copies(source: Source, plan: Plan, inputs: Sequence[str], values: Sequ
         if m.version_bumps != 1:
             source.bind("set_version", _torch.set_version)
             source.line(f"set_version({x}, {x}._version + {m.version_bumps - 1})")
-
-
-def _is_dynamic(spec: WrapperSpec) -> bool:
-    """Has the outer value a size or stride that is a symbol?"""
-    return any(isinstance(n, SizeExpr) for n in (*spec.size, *spec.stride))

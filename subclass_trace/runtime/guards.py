@@ -21,7 +21,7 @@ from ..subclass.context import has_sizes, map_sizes, same_argument, same_context
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
 from ..subclass.protocol import Kind, kind_of
-from ..subclass.spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec
+from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec
 from ..subclass.visit import inner_values
 from .sizes import bind, evaluate
 
@@ -310,7 +310,7 @@ def _structure(spec: Spec, value: Any, path: Path) -> str | None:
 
 def _same_beside_outer(spec: WrapperSpec, expected: Any, value: Tensor, context: Any) -> bool:
     """Is the context as expected, where markers stand for copies of a dynamic outer size?"""
-    if any(isinstance(n, SizeExpr) for n in (*spec.size, *spec.stride)):
+    if spec.has_dynamic_size:
         if same_context(expected, without_outer(context, tuple(value.shape), tuple(value.stride()))):
             return True
     return same_context(expected, context)

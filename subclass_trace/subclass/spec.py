@@ -95,6 +95,11 @@ class WrapperSpec:
     layout: torch.layout
     requires_grad: bool
 
+    @property
+    def has_dynamic_size(self) -> bool:
+        """Is an outer size or stride computed from the sizes of the call?"""
+        return any(isinstance(n, SizeExpr) for n in (*self.size, *self.stride))
+
 
 Spec: TypeAlias = "LeafSpec | WrapperSpec | OpaqueSpec"
 

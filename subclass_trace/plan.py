@@ -143,15 +143,23 @@ class MutationPlan:
 
 @dataclass(frozen=True, eq=False)
 class AssignmentPlan:
-    """A tensor that the region assigned to a module: ``owner.<table>[name] = results[result]``.
+    """What the region assigned: ``owner.<table>[name] = results[result]``.
 
-    ``table`` is "_parameters", "_buffers", or "__dict__" for a plain attribute.
+    ``table`` is "_parameters", "_buffers", or "__dict__" for a plain attribute of a module. It is None where ``owner`` is
+    a dict (of globals, of an object's attributes) itself, or a closure cell, which has no ``name``.
     """
 
-    owner: torch.nn.Module
-    table: str
-    name: str
+    owner: Any
+    table: str | None
+    name: str | None
     result: int
+
+    def deliver(self, value: Any) -> None:
+        """Make the assignment."""
+        if self.name is None:
+            self.owner.cell_contents = value
+        else:
+            (self.owner if self.table is None else getattr(self.owner, self.table))[self.name] = value
 
 
 # ---------------------------------------------------------------------------------------------- outputs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 import torch
@@ -10,6 +11,15 @@ import torch.fx as fx
 
 TORCH_FILES = os.path.dirname(torch.__file__) + os.sep
 _OWN_FILES = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
+
+#: what these packages keep in objects and globals is theirs
+_FOREIGN = frozenset({*sys.stdlib_module_names, "torch", "functorch", "numpy", "subclass_trace"})
+
+
+def is_foreign(cls: type) -> bool:
+    """Is it a class of torch, of the standard library, or of this package?"""
+    return cls.__module__.partition(".")[0] in _FOREIGN
 
 
 def is_user_code(code: Any) -> bool:

@@ -23,6 +23,8 @@ from ..runtime.guards import Ambient, Guards, failed_module_guard
 from ..runtime.sizes import Env, evaluate, to_expr
 from ..subclass.context import same_argument
 from .calls import CallSite
+from .modules import State
+from .reach import Slot
 
 Tensor = torch.Tensor
 
@@ -66,12 +68,13 @@ def _nothing() -> Tensor:
 def _with_named(
     site: CallSite, rows: Sequence[Argument], slots: Sequence[int | None]
 ) -> tuple[CallSite, list[Argument]]:
-    """The tensors that the function has names for are found by what the names are bound to now."""
+    """The tensors of modules, and those that the function has names for, are found where they are now."""
     arguments, flat = list(rows), list(site.flat)
-    for position, named in enumerate(site.names, start=site.user_count + len(site.states)):
+    named_slots: list[State | Slot] = [*site.states, *site.names]
+    for position, named in enumerate(named_slots, start=site.user_count):
         number, real = slots[position], named.read()
         if number is None or not isinstance(real, Tensor):
-            raise _changed(f"the name {named.path} is bound to another object")
+            raise _changed(f"{named.path} is bound to another object")
         arguments[number] = replace(arguments[number], value=real)
         flat = [real if slots[k] == number else v for k, v in enumerate(flat)]
     return replace(site, flat=flat), arguments
@@ -84,7 +87,7 @@ def _check(site: CallSite, guards: Guards) -> None:
         raise _changed(reason)
     for name in guards.names:
         if not name.holds():
-            raise _changed(f"the name {name.key or 'of a closure cell'} is bound to another object")
+            raise _changed(f"{name.path} is bound to another object, or has another value")
     for position, value in guards.constants.items():
         if not same_argument(value, site.flat[position]):
             raise _changed(f"{site.path(position)} was {value!r}")

@@ -16,13 +16,14 @@ from ..capture.aliasing import family
 from ..capture.inputs import Argument
 from ..capture.region import Run, RunFunction
 from ..errors import UnsupportedError
-from ..plan import AssignmentPlan
 from ..runtime.codegen import Layout, StateSlot
 from ..runtime.guards import ModuleGuard, ModuleView
-from ..subclass.context import argument_snapshot
+from ..subclass.context import ObjectIdentity, argument_snapshot
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
-from .modules import NamedTensor, Root, State, leaked, replaced, states_of, submodules
+from .escapes import Effect, effects_on
+from .modules import Assigned, Root, State, named_tensors, replaced, roots_of, states_of, submodules
+from .reach import Reached, Slot, is_plain_object, reach
 
 Tensor = torch.Tensor
 
@@ -88,21 +89,28 @@ class CallSite:
     user_count: int
     states: tuple[State, ...]
     roots: tuple[Root, ...]
-    names: tuple[NamedTensor, ...] = ()
+    names: tuple[Slot, ...]
+    reached: Reached
 
     @staticmethod
-    def of(
-        args: tuple[Any, ...], kwargs: dict[str, Any], roots: Sequence[Root], names: Sequence[NamedTensor] = ()
-    ) -> CallSite:
+    def of_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallSite:
+        """A call of ``function``, with all that it reaches by itself or through objects among the arguments."""
+        leaves, tree = flatten_tree((args, kwargs))
+        objects = [k for k, v in enumerate(leaves) if _is_one_object(v)]
+        paths = argument_paths(tree) if objects else []
+        return CallSite.of(args, kwargs, reach(function, [(leaves[k], paths[k]) for k in objects]))
+
+    @staticmethod
+    def of(args: tuple[Any, ...], kwargs: dict[str, Any], reached: Reached) -> CallSite:
         """Flatten a call; modules among the arguments are found here."""
         leaves, tree = flatten_tree((args, kwargs))
-        found = list(roots)
+        found, names = roots_of(reached), named_tensors(reached)
         for leaf, path in _modules_among(leaves, tree):
             if not any(leaf is r.module for r in found):
                 found.append(Root(leaf, path))
         states = states_of(found) if found else []
         flat = [*leaves, *[s.read() for s in states], *[n.read() for n in names]]
-        return CallSite(flat, tree, len(leaves), tuple(states), tuple(found), tuple(names))
+        return CallSite(flat, tree, len(leaves), tuple(states), tuple(found), tuple(names), reached)
 
     def layout(self) -> Layout:
         """How the generated entry finds the flat arguments."""
@@ -168,8 +176,11 @@ class CallSite:
 
     def constants(self) -> dict[int, Any]:
         """Flat arguments that are no tensors and no modules: guarded by value."""
+        rows = enumerate(self.flat[: self.user_count])
         return {
-            k: argument_snapshot(v) for k, v in enumerate(self.flat[: self.user_count]) if not isinstance(v, Tensor)
+            k: ObjectIdentity(v) if _is_one_object(v) else argument_snapshot(v)
+            for k, v in rows
+            if not isinstance(v, Tensor)
         }
 
     def _check_containers(self, args: Any, kwargs: Any, handed: Sequence[Any]) -> None:
@@ -216,31 +227,30 @@ class CallSite:
                     if id(value) not in made:
                         made[id(value)] = _Rebuilt.of(value, _torch.view_function(value)(traced[number]))
                     handed.append(made[id(value)].view)
-            named = self.user_count + len(self.states)
-            for real, value in zip(self.flat[named:], handed[named:], strict=True):
-                adopt(real, value)
+            adopted = set()  # a tied parameter has several slots
+            for real, value in zip(self.flat[self.user_count :], handed[self.user_count :], strict=True):
+                if id(real) not in adopted:
+                    adopted.add(id(real))
+                    adopt(real, value)
             args, kwargs = optree.tree_unflatten(self.tree, handed[: self.user_count])
             states = handed[self.user_count : self.user_count + len(self.states)]
-            with replaced(self.roots, self.states, states) as assigned:
+            with effects_on(self.reached) as effects, replaced(self.roots, self.states, states) as assigned:
                 result = function(*args, **kwargs)
             self._check_containers(args, kwargs, handed)
             self._check_rebuilt(made)
-            name = leaked(function)
-            if name is not None:
-                raise UnsupportedError(
-                    "a traced tensor escapes from the region through Python state",
-                    path=name,
-                    expected="results that are returned; module buffers and attributes may be assigned",
-                    got=f"a traced tensor in {name!r}, which the function reads or writes",
-                    fix="return the tensor, or keep it in a buffer of a module",
-                )
             results, tree = flatten_results(result)
             for k, value in enumerate(results):
                 _check_result(value, Path("result").item(k))
-            plans = [AssignmentPlan(a.owner, a.table, a.name, len(results) + k) for k, a in enumerate(assigned)]
-            return Run([*results, *[a.value for a in assigned]], tree, handed, tuple(plans))
+            rows: list[Assigned | Effect] = [*assigned, *effects]
+            plans = [row.plan(len(results) + k) for k, row in enumerate(rows)]
+            return Run([*results, *[row.value for row in rows]], tree, handed, tuple(plans))
 
         return run
+
+
+def _is_one_object(value: Any) -> bool:
+    """Is it an object that is equal to itself alone? What the function reads of it is among what it reaches."""
+    return is_plain_object(value) and "__eq__" not in {n for cls in type(value).__mro__[:-1] for n in vars(cls)}
 
 
 def _modules_among(leaves: Sequence[Any], tree: Any) -> list[tuple[torch.nn.Module, Path]]:

@@ -44,7 +44,7 @@ from ..subclass.template import Examples
 from .again import second_run
 from .calls import CallSite
 from .dynamic import SizeHistory, choose, sizes_of
-from .modules import generators_of, named_tensors, names_of, roots_of
+from .modules import generators_of, names_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -105,7 +105,6 @@ class Region:
         self._fast: tuple[Callable[..., Any], ...] = ()  # their generated entries
         self._eager_calls: dict[str, int] = {}
         self._history = SizeHistory()
-        self._roots = tuple(roots_of(function))
         functools.update_wrapper(self, function, updated=())
 
     @never_compiled
@@ -140,7 +139,7 @@ class Region:
         if reason is not None:
             self._eager_calls[reason] = self._eager_calls.get(reason, 0) + 1
             return self.function(*args, **kwargs)
-        site = CallSite.of(args, kwargs, self._roots, named_tensors(self.function))
+        site = CallSite.of_function(self.function, args, kwargs)
         ambient = Ambient.now()
         entry = self._find(site, ambient)
         if entry is None:
@@ -180,8 +179,7 @@ class Region:
     def _specialize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Specialization, CallSite]:
         with TRACE_LOCK, _no_garbage_collection():
             # Another thread may have compiled it meanwhile; and while it did, module slots held its traced tensors.
-            self._roots = tuple(roots_of(self.function))  # a name may be bound to another module now
-            site = CallSite.of(args, kwargs, self._roots, named_tensors(self.function))
+            site = CallSite.of_function(self.function, args, kwargs)
             ambient = Ambient.now()
             entry = self._find(site, ambient)
             if entry is None:
@@ -208,7 +206,7 @@ class Region:
             alias_guard(captured, inputs),
             view.modules,
             view.states,
-            tuple(names_of(self.function)),
+            tuple(names_of(site.reached)),
             view.hooks,
         )
         program, graphs = build_program(
@@ -260,7 +258,7 @@ class Region:
                     dynamic=dynamic,
                     any_dynamic=any_dynamic,
                     decompositions=table,
-                    generators=generators_of(self.function, site.flat),
+                    generators=generators_of(site.reached, site.flat),
                 )
                 return found, arguments, positions
             except NeedsAutogradBase as again:

@@ -43,7 +43,7 @@ from ..subclass.protocol import is_traceable
 from ..subclass.template import Examples
 from .calls import CallSite
 from .compile import Region, make_options
-from .modules import Root
+from .reach import Reached
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -374,7 +374,7 @@ class _Compilation:
         context = _dynamo.tracing_context()
         if context is None:
             return self.region
-        site = CallSite.of(tuple(example_inputs), {}, [Root(self.module, Path("graph"))])
+        site = CallSite.of(tuple(example_inputs), {}, Reached((), ((self.module, Path("graph")),), ()))
         sources = self._sources()
         arguments, positions = site.arguments()
         arguments = [_renamed(a, sources) for a in arguments]

@@ -97,7 +97,7 @@ def frontier_with(cut: MinCut, function: Callable[..., Any], /, *args: Any, **kw
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     region = Region(function, Options())
     with TRACE_LOCK:
-        captured, arguments, _ = region._capture(CallSite.of(args, kwargs, region._roots), {})
+        captured, arguments, _ = region._capture(CallSite.of_function(region.function, args, kwargs), {})
         traced = None if captured.tape is None else captured.tape.trace(captured.tape.guess())
     if traced is None:
         raise UnsupportedError(

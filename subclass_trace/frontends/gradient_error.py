@@ -27,7 +27,6 @@ from ..report.text import render
 from ..subclass.flatten import leaves_of
 from .calls import CallSite, flatten_results
 from .compile import Region, Specialization
-from .modules import named_tensors, roots_of
 
 Tensor = torch.Tensor
 
@@ -158,7 +157,7 @@ def gradient_error(
         )
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     call = (tuple(inputs), dict(kwargs or {}))
-    site = CallSite.of(*call, roots_of(function), named_tensors(function))
+    site = CallSite.of_function(function, *call)
     runs = []
     for cut in (replace(partitioner, store=None), partitioner):
         region = Region(function, Options(partitioner=cut))

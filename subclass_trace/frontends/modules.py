@@ -1,7 +1,7 @@
 """Modules that a function uses: their parameters and buffers become inputs of the region.
 
-They are found as the function itself, its ``self``, in its closure, among the globals it names, and in the arguments.
-While a region is captured the traced tensors stand in their places; tied ones are one input.
+They are found by `reach`, and among the arguments. While a region is captured the traced tensors stand in their places;
+tied ones are one input.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 import contextlib
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
-from .. import _torch
-from ..runtime.guards import BY_VALUE, NameGuard
-from ..subclass.flatten import leaves_of
+from ..plan import AssignmentPlan
+from ..runtime.guards import NameGuard, as_held
 from ..subclass.paths import Path
-from ..subclass.protocol import Kind, is_traceable, kind_of
+from ..subclass.protocol import is_traceable
+from .reach import Reached, Slot
 
 Module = torch.nn.Module
 
@@ -47,25 +47,9 @@ class Root:
     path: Path
 
 
-def roots_of(function: Callable[..., Any]) -> list[Root]:
-    """The module trees that ``function`` itself reaches, in the order in which they are found."""
-    found: list[Root] = []
-
-    def look(value: Any, path: Path) -> None:
-        if isinstance(value, Module) and not any(value is r.module for r in found):
-            found.append(Root(value, path))
-
-    look(function, Path("self"))
-    look(getattr(function, "__self__", None), Path("self"))
-    plain = function.__func__ if isinstance(function, types.MethodType) else function
-    code = getattr(plain, "__code__", None)
-    names = getattr(code, "co_freevars", ())
-    for name, cell in zip(names, getattr(plain, "__closure__", None) or (), strict=False):
-        with contextlib.suppress(ValueError):  # an empty cell
-            look(cell.cell_contents, Path(name))
-    for name in getattr(code, "co_names", ()):
-        look(getattr(plain, "__globals__", {}).get(name), Path(name))
-    return found
+def roots_of(reached: Reached) -> list[Root]:
+    """The module trees that a function reaches, in the order in which they are found."""
+    return [Root(module, path) for module, path in reached.modules]
 
 
 def submodules(root: Root) -> list[tuple[Module, Path]]:
@@ -105,6 +89,10 @@ class Assigned(NamedTuple):
     table: str
     name: str
     value: torch.Tensor
+
+    def plan(self, result: int) -> AssignmentPlan:
+        """The same with the tensor of a call, which is number ``result``."""
+        return AssignmentPlan(self.owner, self.table, self.name, result)
 
 
 @contextlib.contextmanager
@@ -214,83 +202,29 @@ def _restore_attributes(module: Module, before: dict[str, Any]) -> list[Assigned
     return out
 
 
-def leaked(function: Callable[..., Any]) -> str | None:
-    """The name of a closure cell or global of ``function`` through which a traced tensor escaped, if there is one."""
-    plain = function.__func__ if isinstance(function, types.MethodType) else function
-    code = getattr(plain, "__code__", None)
-    held: list[tuple[str, Any]] = []
-    for name, cell in zip(getattr(code, "co_freevars", ()), getattr(plain, "__closure__", None) or (), strict=False):
-        with contextlib.suppress(ValueError):
-            held.append((name, cell.cell_contents))
-    table = getattr(plain, "__globals__", {})
-    held += [(n, table[n]) for n in getattr(code, "co_names", ()) if n in table]
-    held.append(("self", getattr(function, "__self__", None)))
-    return next((name for name, value in held if _holds_fake(value, 2)), None)
-
-
-def _holds_fake(value: Any, depth: int) -> bool:
-    if isinstance(value, torch.Tensor):
-        if kind_of(type(value)) is Kind.REFUSED:  # its tensors are among its attributes, if anywhere
-            return any(map(_torch.is_fake, vars(value).values()))
-        return any(map(_torch.is_fake, leaves_of(value)))
-    if depth == 0 or isinstance(value, (type, types.ModuleType, types.FunctionType)):
-        return False
-    items: list[Any] = []
-    if isinstance(value, dict):
-        items = list(value.values())
-    elif isinstance(value, (list, tuple, set)):
-        items = list(value)
-    elif hasattr(value, "__dict__"):
-        items = list(vars(value).values())
-    return any(_holds_fake(v, depth - 1) for v in items[:1000])
-
-
-@dataclass(frozen=True, eq=False)
-class NamedTensor:
-    """A closure cell (``key`` None) or a global of the function that holds a tensor: an input of the region."""
-
-    holder: Any
-    key: str | None
-    path: Path
-
-    def read(self) -> Any:
-        """What the name is bound to now."""
-        return self.holder.cell_contents if self.key is None else self.holder.get(self.key)
-
-
-def _bound_names(function: Callable[..., Any]) -> Iterator[tuple[Any, str | None, str, Any]]:
-    """(holder, key, name, value) for the cells and globals that ``function`` names."""
-    plain = function.__func__ if isinstance(function, types.MethodType) else function
-    code = getattr(plain, "__code__", None)
-    for name, cell in zip(getattr(code, "co_freevars", ()), getattr(plain, "__closure__", None) or (), strict=False):
-        with contextlib.suppress(ValueError):  # an empty cell
-            yield cell, None, name, cell.cell_contents
-    table = getattr(plain, "__globals__", {})
-    for name in getattr(code, "co_names", ()):
-        if name in table:
-            yield table, name, name, table[name]
-
-
-def names_of(function: Callable[..., Any]) -> list[NameGuard]:
-    """The cells and globals of ``function`` that hold a module, a number or a string."""
-    kinds = (Module, *BY_VALUE)
-    return [
-        NameGuard(holder, key, value) for holder, key, _, value in _bound_names(function) if isinstance(value, kinds)
+def names_of(reached: Reached) -> list[NameGuard]:
+    """Guards of what the function names and what objects hold for it: everything but tensors, which are inputs, and
+    classes and Python modules."""
+    kinds = (types.ModuleType, type, types.BuiltinFunctionType)
+    rows = [
+        r
+        for r in reached.slots
+        if not is_input(r.value) and not isinstance(r.value, kinds) and r.name not in reached.counters
     ]
+    return [NameGuard(r.holder, r.key, as_held(r.read()), r.path) for r in rows]
 
 
-def named_tensors(function: Callable[..., Any]) -> list[NamedTensor]:
-    """The cells and globals of ``function`` that hold a dense tensor, or a wrapper."""
-    rows = _bound_names(function)
-    return [NamedTensor(holder, key, Path(name)) for holder, key, name, value in rows if _is_input(value)]
+def named_tensors(reached: Reached) -> list[Slot]:
+    """The slots that hold a dense tensor, or a wrapper."""
+    return [r for r in reached.slots if is_input(r.value)]
 
 
-def generators_of(function: Callable[..., Any], arguments: Iterable[Any] = ()) -> list[torch.Generator]:
-    """Random generators among the arguments and what ``function`` names, and one step further in attributes and
+def generators_of(reached: Reached, arguments: Iterable[Any] = ()) -> list[torch.Generator]:
+    """Random generators among the arguments and what the function reaches, and one step further in attributes and
     containers. One that hides deeper is met when the region is traced."""
     found: dict[int, torch.Generator] = {}
-    todo = [(v, 0) for v in (*arguments, function, getattr(function, "__self__", None))]
-    todo += [(row[3], 0) for row in _bound_names(function)]
+    todo = [(v, 0) for v in arguments] + [(r.value, 0) for r in reached.slots] + [(v, 0) for v, _ in reached.held]
+    todo += [(module, 0) for module, _ in reached.modules]
     while todo:
         value, depth = todo.pop()
         if isinstance(value, torch.Generator):
@@ -303,7 +237,8 @@ def generators_of(function: Callable[..., Any], arguments: Iterable[Any] = ()) -
     return list(found.values())
 
 
-def _is_input(value: Any) -> bool:
+def is_input(value: Any) -> bool:
+    """Is it a tensor that may be an input: dense, or a traceable wrapper?"""
     if not isinstance(value, torch.Tensor) or value.layout not in (torch.strided, torch.jagged):
         return False
     dense = type(value) in (torch.Tensor, torch.nn.Parameter)

@@ -16,6 +16,7 @@ import torch
 
 from .. import _torch
 from ..capture.aliasing import alias_check
+from ..capture.user_code import is_foreign
 from ..plan import (
     BasePrimal,
     ConstantOutput,
@@ -34,9 +35,9 @@ from .emit import (
     NotGenerated,
     Unwrapper,
     Wrapper,
-    attribute_checks,
     copies_alone,
     failed_metadata_code,
+    held_checks,
     other_hooks_code,
     size_code,
     symbol_lines,
@@ -228,18 +229,14 @@ class _EntryEmitter:
         s.line(f"if ({' or '.join(parts)}): return MISS")
 
     def _names(self) -> None:
-        """Closure cells and globals must be bound as they were."""
+        """What the function names (closure cells, globals, attributes of objects) must be as it was."""
         s = self.source
+        rows = []
         for guard in self.guards.names:
-            holder, known = s.constant(guard.holder, "holder"), s.constant(guard.value, "bound")
+            holder = s.constant(guard.holder, "holder")
             now = f"{holder}.cell_contents" if guard.key is None else f"{holder}[{guard.key!r}]"
-            if type(guard.value) in (int, str, bytes):
-                s.line(f"if type({now}) is not {type(guard.value).__name__} or {now} != {known}: return MISS")
-            elif isinstance(guard.value, (float, complex)):
-                check = s.constant(guard.holds, "holds")
-                s.line(f"if not {check}(): return MISS")
-            else:
-                s.line(f"if {now} is not {known}: return MISS")
+            rows.append((now, guard.value))
+        held_checks(s, rows)
 
     def _modules(self) -> list[str]:
         """Check the modules, and read their tensors."""
@@ -259,9 +256,11 @@ class _EntryEmitter:
             s.line(f"if m{k} is not {known} or m{k}.training is not {guard.training} or {hooks}: return MISS")
             self._check_slots(k, guard.module)
             s.line(f"d = m{k}.__dict__")
+            if not is_foreign(type(guard.module)):
+                s.line(f"if len(d) != {len(vars(guard.module))}: return MISS")
             if "forward" not in dict(guard.attributes):
                 s.line("if 'forward' in d: return MISS")
-            attribute_checks(s, guard.attributes)
+            held_checks(s, [(f"d[{name!r}]", held) for name, held in guard.attributes])
         names: list[str] = []
         for slot in self.layout.slots:
             name = f"x{self.layout.user_count + len(names)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -264,15 +264,15 @@ def other_hooks_code(source: Source, tables: Sequence[str], known: tuple[int, ..
     return f"(*{', *'.join(tables)},) != {source.constant(known)}" if known else " or ".join(tables)
 
 
-def attribute_checks(source: Source, attributes: Sequence[tuple[str, Any]]) -> None:
-    """Emit checks that attributes of a module, in the dict ``d``, are held as they were (`guards.as_held`).
+def held_checks(source: Source, rows: Iterable[tuple[str, Any]]) -> None:
+    """Emit checks that the values of expressions are held as they were (`guards.as_held`).
 
     Most are the very objects that they were: only others are compared.
     """
     changed, same = [], source.bind("same_context", same_context)
-    for name, held in attributes:
-        now, identity = f"d[{name!r}]", isinstance(held, Same)
-        known = source.bind(source.name("attribute"), held.value if identity else held)
+    for now, held in rows:
+        identity = isinstance(held, Same)
+        known = source.bind(source.name("known"), held.value if identity else held)
         if identity:
             changed.append(f"{now} is not {known}")
         elif is_simple(held):

@@ -6,7 +6,9 @@ source; tests compare the two. `Ambient` is the state of the thread that decides
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import collections
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,7 @@ from .. import _torch
 from ..capture.aliasing import alias_pattern
 from ..capture.facts import failed_fact
 from ..capture.inputs import has_gradient
+from ..capture.user_code import is_foreign
 from ..plan import InputPlan, Plan
 from ..subclass.context import has_sizes, map_sizes, same_argument, same_context, without_outer
 from ..subclass.flatten import leaves_of
@@ -69,11 +72,16 @@ def eager_reason() -> str | None:
 HOOK_TABLES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
+#: set up in each module; tensors, hooks and children have guards of their own
+OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
+
+
 @dataclass(frozen=True, eq=False)
 class ModuleGuard:
     """What of a module decides a trace beside its tensors: which object it is, its training flag, its hooks.
 
-    ``attributes``: its public attributes and an instance's own ``forward``, as `as_held` sees them.
+    ``attributes``: those that are no tensors, and an instance's own ``forward``, as `as_held` sees them; of torch's own
+    modules the public ones.
     """
 
     module: torch.nn.Module
@@ -85,7 +93,8 @@ class ModuleGuard:
     def of(module: torch.nn.Module) -> ModuleGuard:
         """The guard for a module as it is now."""
         held = vars(module)
-        rows = [(k, as_held(v)) for k, v in held.items() if not k.startswith("_") and not isinstance(v, Tensor)]
+        names = [k for k in held if not (k.startswith("_") if is_foreign(type(module)) else k in OF_EVERY_MODULE)]
+        rows = [(k, as_held(held[k])) for k in names if not isinstance(held[k], Tensor)]
         hooks = [number for table in HOOK_TABLES for number in held[table]]  # no two hooks have one number
         return ModuleGuard(module, module.training, tuple(hooks), tuple(row for row in rows if row[0] != "training"))
 
@@ -121,39 +130,64 @@ class Same:
         return repr(self.value)
 
 
-#: items of longer containers are not looked at in each call
-_LONG = 32
+#: the items of longer containers are compared by identity, and those of still longer ones not at all
+_LONG, _VERY_LONG = 32, 10_000
 
 
-def as_held(value: Any) -> Any:
-    """An attribute of a module, to be compared: numbers and strings by value, the items of a short list, tuple or dict
-    one by one, everything else by identity."""
+class SameItems:
+    """Many objects that are compared by identity."""
+
+    __slots__ = ("items",)
+
+    def __init__(self, items: Iterable[Any]) -> None:
+        self.items = tuple(items)
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not SameItems or len(self.items) != len(other.items):
+            return False
+        return all(map(operator.is_, self.items, other.items))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"{len(self.items)} items"
+
+
+def as_held(value: Any, depth: int = 0) -> Any:
+    """What an attribute or a name holds, to be compared: numbers and strings by value, lists, tuples, dicts and sets
+    item by item, everything else by identity."""
     if is_simple(value):
         return value
-    if type(value) in (list, tuple, dict) and len(value) <= _LONG:
-        items = value.items() if type(value) is dict else enumerate(value)
-        return (type(value), *[(k, v if is_simple(v) else Same(v)) for k, v in items])
-    return Same(value)
+    kind = type(value)
+    if kind not in _ITEMWISE or depth > 4 or len(value) > _VERY_LONG:
+        return Same(value)
+    if len(value) > _LONG:
+        return (kind, SameItems(value if kind is not dict else (*value, *value.values())))
+    if kind is set:
+        return (kind, SameItems(sorted(value, key=hash)))
+    items = value.items() if kind is dict else enumerate(value)
+    return (kind, *[(k, as_held(v, depth + 1)) for k, v in items])
+
+
+_ITEMWISE = (list, tuple, dict, set, collections.deque)
 
 
 @dataclass(frozen=True, eq=False)
 class NameGuard:
-    """A closure cell (``key`` None) or a global that the function names, and what it was bound to.
-
-    Numbers and strings are compared by value, tensors and modules by identity.
-    """
+    """A closure cell (``key`` None), a global or an attribute that the function names, and what it held (`as_held`)."""
 
     holder: Any
     key: str | None
     value: Any
+    path: Path
 
     def holds(self) -> bool:
-        """Is it bound as it was?"""
+        """Does it hold the same?"""
         try:
-            now = self.holder.cell_contents if self.key is None else self.holder.get(self.key)
-        except ValueError:  # the cell was emptied
+            now = self.holder.cell_contents if self.key is None else self.holder[self.key]
+        except (ValueError, KeyError):  # the cell was emptied, the name deleted
             return False
-        return now is self.value or (isinstance(self.value, BY_VALUE) and same_context(self.value, now))
+        return now is self.value.value if type(self.value) is Same else same_context(self.value, as_held(now))
 
 
 def is_simple(value: Any) -> bool:
@@ -163,7 +197,7 @@ def is_simple(value: Any) -> bool:
     return type(value) in BY_VALUE or isinstance(value, (torch.dtype, torch.device))
 
 
-#: names bound to these are guarded by value
+#: compared by value
 BY_VALUE = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -213,7 +247,7 @@ def failed_guard(
         return f"the structure of the arguments: expected {guards.tree}, got {tree}"
     for name in guards.names:
         if not name.holds():
-            return f"the name {name.key or 'of a closure cell'} is bound to another object"
+            return f"{name.path} is bound to another object, or has another value"
     reason = failed_module_guard(guards, modules or ModuleView())
     if reason is not None:
         return reason

@@ -226,6 +226,20 @@ class ObjectState:
         return repr(self.value)
 
 
+class ObjectIdentity:
+    """A plain object among the arguments that is equal to itself alone."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def holds(self, now: Any) -> bool:
+        """Is ``now`` that object?"""
+        return now is self.value
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
 def argument_snapshot(value: Any) -> Any:
     """What a guard keeps of an argument that is no tensor: like `snapshot`, and of plain objects their attributes."""
     plain = hasattr(value, "__dict__") and not callable(value) and not dataclasses.is_dataclass(value)
@@ -236,7 +250,7 @@ def argument_snapshot(value: Any) -> Any:
 
 def same_argument(known: Any, now: Any) -> bool:
     """Is an argument as it was when `argument_snapshot` was taken?"""
-    return known.holds(now) if isinstance(known, ObjectState) else same_context(known, now)
+    return known.holds(now) if isinstance(known, (ObjectState, ObjectIdentity)) else same_context(known, now)
 
 
 def _like(context: tuple[Any, ...], items: list[Any]) -> Any:

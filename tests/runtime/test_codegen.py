@@ -140,7 +140,7 @@ def compiled(name: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[
 
 def regenerated(region: Any, args: tuple[Any, ...], kwargs: dict[str, Any], use_cpp: bool) -> Any:
     entry = region.specializations[0]
-    site = CallSite.of(args, kwargs, region._roots)
+    site = CallSite.of_function(region.function, args, kwargs)
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with torch.no_grad():
@@ -163,7 +163,7 @@ def test_entry_serves_exactly_the_calls_that_the_reference_guards_allow(
     served = 0
     for a, k in calls:
         try:
-            site = CallSite.of(a, k, region._roots)
+            site = CallSite.of_function(region.function, a, k)
             reason = failed_guard(entry.plan, entry.guards, site.tree, site.flat, Ambient.now(), site.module_view())
         except st.SubclassTraceError as error:
             reason = str(error)

@@ -1,0 +1,237 @@
+"""What a function does to Python state while it is traced.
+
+A trace runs the function once, on tensors without data. Numbers, flags and strings that it assigns to globals, cells and
+attributes are taken back, and assigned in each call. A traced tensor that it puts into a list, a dict or an object would
+stay there in the place of a real one, and no later call would put another there: it is taken out, and refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import types
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import _torch
+from ..capture.user_code import is_foreign
+from ..errors import UnsupportedError
+from ..plan import AssignmentPlan
+from ..runtime.guards import is_simple
+from ..subclass.flatten import leaves_of
+from ..subclass.paths import Path
+from ..subclass.protocol import Kind, kind_of
+from .reach import Reached, Slot, attributes_of
+
+_MUTABLE = (list, dict, set, deque)
+_ABSENT: Any = object()
+
+
+@dataclass(frozen=True, eq=False)
+class Effect:
+    """``holder[key] = value``; the contents of a cell where ``key`` is None."""
+
+    holder: Any
+    key: str | None
+    value: Any
+
+    def plan(self, result: int) -> AssignmentPlan:
+        """The same with the value of a call, which is number ``result``."""
+        return AssignmentPlan(self.holder, None, self.key, result)
+
+
+@contextlib.contextmanager
+def effects_on(reached: Reached) -> Iterator[list[Effect]]:
+    """Inside, the function runs. Afterwards what it reaches is as it was, but for what containers got that is no tensor,
+    and for counters that the code only moves on (``self.calls += 1``): these happen at trace time.
+
+    Yields a list that is filled on the way out: the assignments of numbers, flags and strings. Torch's own modules make
+    good what they keep for themselves (an RNN the list of its weights).
+
+    Raises:
+        UnsupportedError: traced tensors were left somewhere.
+    """
+    rows = [(held, held.content()) for held in _holders(reached)]
+    slots = [
+        (row, _bound(row)) for row in (*reached.slots, *reached.unbound) if type(row.holder) in (dict, types.CellType)
+    ]
+    effects: list[Effect] = []
+    found: list[Path] = []
+    try:
+        yield effects
+    finally:
+        for row, was in slots:
+            now = _bound(row)
+            if now is not was and holds_traced(now):
+                found.append(row.path)
+                _bind(row.holder, row.key, was)
+            elif _is_effect(was, now) and row.name not in reached.counters:
+                effects.append(Effect(row.holder, row.key, now))
+                _bind(row.holder, row.key, was)
+        for held, was in rows:
+            if held.attributes:
+                effects += _take_back(held.value, was, reached.counters)
+            if any(holds_traced(v) for v in held.added(was)):
+                held.restore(was)
+                if held.path is not None:
+                    found.append(held.path)
+    if found:
+        raise UnsupportedError(
+            "a traced tensor escapes from the region through Python state",
+            path=found[0],
+            expected="results that are returned; buffers and attributes of modules may be assigned",
+            got=f"a traced tensor, or a size of one, in {found[0]}, which the function reads or writes",
+            fix="return it and store it outside of the region, or keep a tensor in a buffer of a module",
+        )
+
+
+def _bound(row: Slot) -> Any:
+    if row.key is not None:
+        return row.holder.get(row.key, _ABSENT)
+    try:
+        return row.holder.cell_contents
+    except ValueError:  # an empty cell
+        return _ABSENT
+
+
+def _bind(holder: Any, key: str | None, value: Any) -> None:
+    """Give a name or an attribute its value back."""
+    if key is None:
+        holder.cell_contents = value
+    elif value is _ABSENT:
+        del holder[key]
+    else:
+        holder[key] = value
+
+
+def _is_effect(was: Any, now: Any) -> bool:
+    """Was a number, a flag or a string assigned, or a size?"""
+    if now is was or now is _ABSENT or not (isinstance(now, torch.SymInt) or is_simple(now)):
+        return False
+    return not (type(now) is type(was) and is_simple(now) and now == was)
+
+
+def _take_back(attributes: Any, was: dict[str, Any], counters: frozenset[str]) -> list[Effect]:
+    out = []
+    for key in list(attributes):
+        before, now = was.get(key, _ABSENT), attributes[key]
+        if key not in counters and _is_effect(before, now):
+            out.append(Effect(attributes, key, now))
+            _bind(attributes, key, before)
+    return out
+
+
+# ---------------------------------------------------------------------------------------------- what may be changed
+@dataclass(frozen=True, eq=False)
+class _Held:
+    """A container, or the attributes of an object or a class (seen as a dict). ``path``: None where nobody is told."""
+
+    value: Any
+    path: Path | None
+    attributes: bool = False
+
+    def content(self) -> Any:
+        """A copy of it."""
+        if self.attributes or isinstance(self.value, dict):
+            return {k: self.value[k] for k in list(self.value)}
+        return list(self.value) if isinstance(self.value, _Cache) else type(self.value)(self.value)
+
+    def added(self, was: Any) -> list[Any]:
+        """What it holds that it did not hold before."""
+        if isinstance(was, dict):
+            return [v for k, v in self.content().items() if k not in was or was[k] is not v]
+        known = set(map(id, was))
+        return [v for v in self.value if id(v) not in known]
+
+    def restore(self, was: Any) -> None:
+        """Make it what it was."""
+        value = self.value
+        if isinstance(was, dict):
+            for key in [k for k in list(value) if k not in was]:
+                del value[key]
+            for key, item in was.items():
+                value[key] = item
+        elif isinstance(value, _Cache):
+            value.function.cache_clear()
+        else:
+            value.clear()
+            value.update(was) if isinstance(was, set) else value.extend(was)
+
+
+class _Class:
+    """The attributes of a class, as a dict."""
+
+    def __init__(self, cls: type) -> None:
+        self.cls = cls
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(vars(self.cls))
+
+    def __getitem__(self, key: str) -> Any:
+        return vars(self.cls)[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if vars(self.cls).get(key) is not value:
+            setattr(self.cls, key, value)
+
+    def __delitem__(self, key: str) -> None:
+        delattr(self.cls, key)
+
+
+class _Cache:
+    """What a function with ``functools.lru_cache`` remembers. It is emptied, where a trace has left something there."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __iter__(self) -> Iterator[Any]:
+        """The tensors inside."""
+        todo, seen = [(self.function, 0)], set[int]()
+        while todo:
+            value, depth = todo.pop()
+            for inner in gc.get_referents(value):
+                if isinstance(inner, torch.Tensor):
+                    yield inner
+                elif depth < 4 and id(inner) not in seen and not isinstance(inner, (type, types.FunctionType, str)):
+                    seen.add(id(inner))
+                    todo.append((inner, depth + 1))
+
+
+def _holders(reached: Reached) -> Iterator[_Held]:
+    for value, path in reached.held:
+        if isinstance(value, _MUTABLE):
+            yield _Held(value, path)
+        elif isinstance(value, type):
+            yield _Held(_Class(value), path, attributes=True)
+        elif hasattr(value, "cache_clear"):
+            yield _Held(_Cache(value), path)
+        elif (attributes := attributes_of(value)) is not None:
+            yield _Held(attributes, path, attributes=True)
+    for root, path in reached.modules:
+        for name, module in root.named_modules():
+            place = None if is_foreign(type(module)) else path.attr(name) if name else path
+            yield _Held(vars(module), place, attributes=True)
+
+
+def holds_traced(value: Any, depth: int = 4) -> bool:
+    """Is it a traced tensor or a symbolic size, or a container or object with one inside?"""
+    if isinstance(value, torch.Tensor):
+        if kind_of(type(value)) is Kind.REFUSED:  # its tensors are among its attributes, if anywhere
+            return any(map(_torch.is_fake, vars(value).values()))
+        return any(map(_torch.is_fake, leaves_of(value)))
+    if isinstance(value, torch.SymInt):
+        return True
+    if depth == 0 or isinstance(value, (type, types.ModuleType, types.FunctionType, torch.nn.Module)):
+        return False
+    items: list[Any] = []
+    if isinstance(value, dict):
+        items = list(value.values())
+    elif isinstance(value, (list, tuple, set, deque)):
+        items = list(value)
+    elif hasattr(value, "__dict__"):
+        items = list(vars(value).values())
+    return any(holds_traced(v, depth - 1) for v in items[:1000])

@@ -1,0 +1,361 @@
+"""What the code of a function reaches besides its arguments: closure cells, globals, attributes of plain objects.
+
+Each such place is a `Slot`. What a slot holds decides what it means to a region: a tensor is an input, a module is a root
+whose state are inputs, everything else is guarded. The walk is static. It starts at the function and goes on through
+
+- code inside of it (comprehensions, lambdas, inner functions), and functions, methods and partials that it names;
+- ``self`` and other plain objects: those of their attributes whose names stand in the code that was reached, and all
+  their methods with such names;
+- items of lists, tuples and dicts.
+
+Code of torch and of the standard library is taken as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import functools
+import sys
+import sysconfig
+import types
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from ..capture.user_code import is_foreign, is_user_code
+from ..runtime.guards import HOOK_TABLES, OF_EVERY_MODULE
+from ..subclass.paths import Path
+
+Module = torch.nn.Module
+#: a walk looks at no more objects and pieces of code than this: what lies beyond is taken as it is
+_MOST = 2000
+_MOST_ITEMS = 1000
+_CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+_STANDARD = sysconfig.get_paths()["stdlib"]
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """A place that the code reads: a closure cell (``key`` None), or ``holder[key]`` of the globals, of the ``__dict__``
+    of an object or class, or of the `Slotted` attributes of an object without one."""
+
+    holder: Any
+    key: str | None
+    path: Path
+    value: Any
+
+    @property
+    def name(self) -> str:
+        """The name that stands in the code."""
+        return self.path.root if self.key is None else self.key
+
+    def read(self) -> Any:
+        """What it holds now; None if it is empty."""
+        try:
+            return self.holder.cell_contents if self.key is None else self.holder.get(self.key)
+        except ValueError:  # the cell was emptied
+            return None
+
+
+@dataclass(frozen=True, eq=False)
+class Reached:
+    """What a walk found, in order: slots, the module trees in them, and containers, objects, classes and caches that may
+    be changed; ``unbound``: globals that the code names, and that are not set."""
+
+    slots: tuple[Slot, ...]
+    modules: tuple[tuple[Module, Path], ...]
+    held: tuple[tuple[Any, Path], ...]
+    unbound: tuple[Slot, ...] = ()
+    counters: frozenset[str] = frozenset()  # names that the code only moves on (``+= 1``)
+
+
+class Slotted:
+    """The attributes of an object whose class has ``__slots__``, read like a dict."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __getitem__(self, key: str) -> Any:
+        """The attribute; KeyError where it is not set."""
+        try:
+            return getattr(self.value, key)
+        except AttributeError:
+            raise KeyError(key) from None
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        setattr(self.value, key, value)
+
+    def __delitem__(self, key: str) -> None:
+        delattr(self.value, key)
+
+    def get(self, key: str) -> Any:
+        """The attribute, or None."""
+        return getattr(self.value, key, None)
+
+    def __iter__(self) -> Iterator[str]:
+        """The attributes that are set."""
+        names = (n for cls in type(self.value).__mro__ for n in _as_names(vars(cls).get("__slots__", ())))
+        return (n for n in names if n not in ("__dict__", "__weakref__") and hasattr(self.value, n))
+
+
+def _as_names(slots: Any) -> Iterable[str]:
+    return (slots,) if isinstance(slots, str) else slots
+
+
+def attributes_of(value: Any) -> Any:
+    """The own attributes of an object, as a dict-like view; None where it has none."""
+    held = getattr(value, "__dict__", None)
+    if isinstance(held, dict):
+        return held
+    return Slotted(value) if any("__slots__" in vars(cls) for cls in type(value).__mro__[:-1]) else None
+
+
+def is_plain_object(value: Any) -> bool:
+    """An instance of a class of the user's: neither a tensor, a module, a class or function, nor of a foreign library."""
+    cls = type(value)
+    if cls in (types.SimpleNamespace,):
+        return True
+    if isinstance(value, (torch.Tensor, Module, type, types.ModuleType, *_CONTAINERS)) or callable_code(value):
+        return False
+    return not is_foreign(cls) and attributes_of(value) is not None
+
+
+def callable_code(value: Any) -> bool:
+    """Is it a function, method or partial, whose code is looked at?"""
+    return isinstance(value, (types.FunctionType, types.MethodType, functools.partial, types.BuiltinFunctionType))
+
+
+class _Mentions(NamedTuple):
+    """Names in a piece of code: globals, what it reads (attributes, but globals and cells too), attributes that it only
+    calls, names that it only moves on (``n += 1``), code inside of it."""
+
+    globals: tuple[str, ...]
+    reads: frozenset[str]
+    calls: frozenset[str]
+    counted: frozenset[str]
+    everything: bool  # it may read any attribute
+    inside: tuple[types.CodeType, ...]
+
+
+@functools.lru_cache(maxsize=4096)
+def _mentions(code: types.CodeType) -> _Mentions:
+    names: dict[str, None] = {}
+    reads, calls, counted, texts = set[str](), set[str](), set[str](), set[str]()
+    steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "EXTENDED_ARG")]
+    for k, step in enumerate(steps):
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL"):
+            names[step.argval] = None
+        if step.opname == "LOAD_METHOD" or (
+            step.opname == "LOAD_ATTR" and sys.version_info >= (3, 12) and step.arg is not None and step.arg & 1
+        ):
+            calls.add(step.argval)
+        elif step.opname in _READS:
+            (counted if _moves_on(steps[k : k + 6]) else reads).add(step.argval)
+        elif step.opname == "LOAD_CONST" and type(step.argval) is str:
+            texts.add(step.argval)
+    if {"getattr", "hasattr"} & names.keys():
+        reads |= {t for t in texts if t.isidentifier()}
+    inside = tuple(c for c in code.co_consts if isinstance(c, types.CodeType))
+    everything = bool("vars" in names or reads & {"__dict__", "__getattribute__"})
+    return _Mentions(tuple(names), frozenset(reads), frozenset(calls), frozenset(counted), everything, inside)
+
+
+_READS = ("LOAD_ATTR", "LOAD_SUPER_ATTR", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF")
+
+
+def _moves_on(steps: Sequence[dis.Instruction]) -> bool:
+    """Is it ``name += number``, and nothing else that reads the name?"""
+    if len(steps) < 4 or steps[1].opname not in ("LOAD_CONST", "LOAD_SMALL_INT"):
+        return False
+    adds = steps[2].opname == "INPLACE_ADD" or (steps[2].opname == "BINARY_OP" and steps[2].argrepr == "+=")
+    return adds and any(s.opname.startswith("STORE_") and s.argval == steps[0].argval for s in steps[3:])
+
+
+def reach(function: Callable[..., Any], arguments: Iterable[tuple[Any, Path]] = ()) -> Reached:
+    """What ``function`` reaches, and what plain objects among its arguments lead to."""
+    walk = _Walk()
+    walk.look(function, Path("self") if not isinstance(function, types.FunctionType) else Path("function"))
+    for value, path in arguments:
+        if is_plain_object(value):
+            walk.look(value, path)
+    walk.finish()
+    counters = frozenset(walk.counted - walk.reads)
+    return Reached(tuple(walk.slots), tuple(walk.modules), tuple(walk.held), tuple(walk.unbound), counters)
+
+
+class _Walk:
+    def __init__(self) -> None:
+        self.slots: list[Slot] = []
+        self.modules: list[tuple[Module, Path]] = []
+        self.held: list[tuple[Any, Path]] = []
+        self.unbound: list[Slot] = []
+        self.objects: list[tuple[Any, Path]] = []
+        self.reads, self.calls, self.counted, self.everything = set[str](), set[str](), set[str](), False
+        self._slotted: set[tuple[int, str | None]] = set()
+        self._seen: dict[int, Any] = {}
+        self._codes: set[types.CodeType] = set()
+
+    def finish(self) -> None:
+        """Code names attributes, and attributes lead to code, until nothing is new."""
+        before = -1
+        while before != (now := len(self._slotted) + len(self._codes) + len(self._seen)) and now < _MOST:
+            before = now
+            for value, path in list(self.objects):
+                self._attributes(value, path)
+
+    def look(self, value: Any, path: Path) -> None:
+        """What a slot, an item or an argument holds."""
+        if isinstance(value, (torch.Tensor, types.ModuleType, str, bytes, int, float, complex, type(None))):
+            return
+        if id(value) in self._seen or len(self._seen) > _MOST:
+            return
+        self._seen[id(value)] = value
+        if isinstance(value, type):
+            if not is_foreign(value):
+                self.held.append((value, path))
+        elif isinstance(value, Module):
+            self._module(value, path)
+        elif isinstance(value, types.FunctionType):
+            self._function(value)
+        elif isinstance(value, types.MethodType):
+            self.look(value.__func__, path)
+            self.look(value.__self__, path)
+        elif isinstance(value, functools.partial):
+            self._items(((value.func), *value.args, *value.keywords.values()), path)
+        elif isinstance(value, _CONTAINERS):
+            self.held.append((value, path))
+            self._items(value, path)
+        elif isinstance(value, torch.optim.Optimizer):
+            self._slot(vars(value), "param_groups", path.attr("param_groups"), value.param_groups)
+        elif is_plain_object(value):
+            self.held.append((value, path))
+            self.objects.append((value, path))
+        else:
+            inner = getattr(value, "__wrapped__", None)  # of a region, of a cached function
+            if isinstance(inner, types.FunctionType):
+                self.held.append((value, path))
+                self.look(inner, path)
+
+    def _items(self, value: Any, path: Path) -> None:
+        if len(value) <= _MOST_ITEMS:
+            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+                self.look(item, path.item(key))
+
+    def _slot(self, holder: Any, key: str | None, path: Path, value: Any) -> None:
+        if (id(holder), key) not in self._slotted:
+            self._slotted.add((id(holder), key))
+            self._seen.setdefault(id(holder), holder)  # keeps it alive, and its id
+            self.slots.append(Slot(holder, key, path, value))
+            self.look(value, path)
+
+    def _function(self, function: types.FunctionType) -> None:
+        code = function.__code__
+        if not _is_own(code):  # a decorator's, such as that of torch.no_grad()
+            for cell in function.__closure__ or ():
+                with contextlib.suppress(ValueError):
+                    self.look(cell.cell_contents, Path(function.__name__))
+            return
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
+            with contextlib.suppress(ValueError):  # an empty cell
+                self._slot(cell, None, Path(name), cell.cell_contents)
+        self._items(function.__defaults__ or (), Path(function.__name__))
+        self._items(function.__kwdefaults__ or {}, Path(function.__name__))
+        self._code(code, function.__globals__)
+
+    def _code(self, code: types.CodeType, table: Mapping[str, Any]) -> None:
+        if code in self._codes:
+            return
+        self._codes.add(code)
+        said = _mentions(code)
+        self.reads |= said.reads
+        self.calls |= said.calls
+        self.counted |= said.counted
+        self.everything |= said.everything
+        for name in said.globals:
+            if name in table:
+                self._slot(table, name, Path(name), table[name])
+            else:
+                self.unbound.append(Slot(table, name, Path(name), None))
+        for inner in said.inside:
+            self._code(inner, table)
+
+    def _module(self, root: Module, path: Path) -> None:
+        """Its code, and what its attributes hold; its tensors, numbers and hooks have guards of their own."""
+        self.modules.append((root, path))
+        for name, module in root.named_modules():
+            where = path
+            for part in filter(None, name.split(".")):
+                where = where.item(int(part)) if part.isdigit() else where.attr(part)
+            self._seen.setdefault(id(module), module)
+            foreign = is_foreign(type(module))
+            if not foreign:
+                self.objects.append((module, where))
+                self._methods(type(module), ["forward"])
+            for key, value in list(vars(module).items()):
+                if key in HOOK_TABLES:
+                    self._items(value, where.attr(key))
+                elif key not in OF_EVERY_MODULE and not (foreign and key.startswith("_")):
+                    self.look(value, where.attr(key))
+
+    def _attributes(self, value: Any, path: Path) -> None:
+        own, cls = attributes_of(value), type(value)
+        names = self.reads | self.calls
+        self._methods(cls, [n for n in _methods_of(cls) if n in names or n.startswith("__")])
+        if own is None:
+            return
+        for key in () if isinstance(value, Module) else list(own):
+            if self.everything or key in self.reads or (key in self.calls and callable(own.get(key))):
+                self._slot(own, key, path.attr(key), own.get(key))
+        for base in cls.__mro__:
+            if not is_foreign(base):
+                self.look(base, Path(base.__qualname__))
+                for key in self.reads & vars(base).keys() - set(own):
+                    held = vars(base)[key]
+                    if isinstance(held, (bool, int, float, complex, str, torch.Tensor, *_CONTAINERS)):
+                        self._slot(vars(base), key, path.attr(key), held)
+
+    def _methods(self, cls: type, names: Iterable[str]) -> None:
+        table = _methods_of(cls)
+        for name in names:
+            for function in table.get(name, ()):
+                if id(function) not in self._seen:
+                    self._seen[id(function)] = function
+                    self._function(function)
+
+
+def _is_own(code: types.CodeType) -> bool:
+    """Is it neither torch's, nor ours, nor of the standard library?"""
+    name = code.co_filename
+    standard = name.startswith(_STANDARD) and "site-packages" not in name
+    return is_user_code(code) and not standard and not name.startswith("<frozen")
+
+
+_SKIPPED = frozenset({"__init__", "__new__", "__repr__", "__str__", "__del__", "__init_subclass__"})
+
+
+def _methods_of(cls: type) -> Mapping[str, tuple[types.FunctionType, ...]]:
+    """The functions behind each name of a class: of a property its getter; those of base classes too (``super()``)."""
+    if cls in _METHODS:
+        return _METHODS[cls]
+    found: dict[str, tuple[types.FunctionType, ...]] = {}
+    for base in cls.__mro__:
+        if not is_foreign(base):
+            for name, held in vars(base).items():
+                if name not in _SKIPPED:
+                    found[name] = (*found.get(name, ()), *_functions_in(held))
+    methods = _METHODS[cls] = {name: functions for name, functions in found.items() if functions}
+    return methods
+
+
+_METHODS: MutableMapping[type, Mapping[str, tuple[types.FunctionType, ...]]] = weakref.WeakKeyDictionary()
+
+
+def _functions_in(held: Any) -> Iterator[types.FunctionType]:
+    for value in (held, getattr(held, "fget", None), getattr(held, "__func__", None), getattr(held, "func", None)):
+        if isinstance(value, types.FunctionType):
+            yield value

@@ -34,6 +34,7 @@ from .autograd import original_views as original_views
 from .autograd import saved_tensor_hooks_active as saved_tensor_hooks_active
 from .autograd import set_version as set_version
 from .autograd import view_function as view_function
+from .composites import composites_as_eager as composites_as_eager
 from .fakes import DATA_DEPENDENT_ERRORS as DATA_DEPENDENT_ERRORS
 from .fakes import NO_FAKE_KERNEL as NO_FAKE_KERNEL
 from .fakes import detached as detached

@@ -179,14 +179,18 @@ def is_nested(size: Any) -> bool:
 
 
 def shape_conditions(env: ShapeEnv, known: Any) -> list[Any]:
-    """What a trace assumed of its size symbols, as sympy conditions: branches taken, and ranges of the symbols."""
+    """What a trace assumed of its size symbols, as sympy conditions: ranges of the symbols, and branches taken.
+
+    Ranges come first: a branch may divide by a size that was not 0.
+    """
     import sympy  # type: ignore[import-untyped]
 
-    conditions = [g.expr for g in env.guards]
+    conditions = []
     for symbol in known:
         bounds = env.var_to_range.get(symbol)
         if bounds is not None and bounds.lower.is_Integer and bounds.lower > 0:
             conditions.append(sympy.Ge(symbol, bounds.lower, evaluate=False))
+    conditions += [g.expr for g in env.guards]
     return [c for c in conditions if c is not sympy.true]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,21 @@ Tensor = torch.Tensor
 def flatten_tree(tree: Any) -> tuple[list[Any], Any]:
     """Flat leaves and structure of a user pytree: whatever is registered with optree or torch; None is structure."""
     return optree.tree_flatten(tree, namespace=_torch.pytree_namespace())
+
+
+def unflatten_tree(tree: Any, leaves: Sequence[Any]) -> Any:
+    """The inverse of `flatten_tree`, with a torch.Size where there was one (torch's pytree makes it a tuple)."""
+    if not _holds_size(tree):
+        return optree.tree_unflatten(tree, leaves)
+    if tree.type is torch.Size:
+        return torch.Size(leaves)
+    rest = iter(leaves)
+    children = [unflatten_tree(c, list(itertools.islice(rest, c.num_leaves))) for c in tree.children()]
+    return tree.one_level().unflatten(children)
+
+
+def _holds_size(tree: Any) -> bool:
+    return tree.type is torch.Size or any(map(_holds_size, tree.children()))
 
 
 def flatten_results(tree: Any) -> tuple[list[Any], Any]:
@@ -232,7 +248,7 @@ class CallSite:
                 if id(real) not in adopted:
                     adopted.add(id(real))
                     adopt(real, value)
-            args, kwargs = optree.tree_unflatten(self.tree, handed[: self.user_count])
+            args, kwargs = unflatten_tree(self.tree, handed[: self.user_count])
             states = handed[self.user_count : self.user_count + len(self.states)]
             with effects_on(self.reached) as effects, replaced(self.roots, self.states, states) as assigned:
                 result = function(*args, **kwargs)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import types
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -202,6 +203,10 @@ def _restore_attributes(module: Module, before: dict[str, Any]) -> list[Assigned
     return out
 
 
+#: what code may move on, or append to, without reading it
+_LOGS = (int, float, list, set, deque)
+
+
 def names_of(reached: Reached) -> list[NameGuard]:
     """Guards of what the function names and what objects hold for it: everything but tensors, which are inputs, and
     classes and Python modules."""
@@ -209,7 +214,9 @@ def names_of(reached: Reached) -> list[NameGuard]:
     rows = [
         r
         for r in reached.slots
-        if not is_input(r.value) and not isinstance(r.value, kinds) and r.name not in reached.counters
+        if not is_input(r.value)
+        and not isinstance(r.value, kinds)
+        and not (r.name in reached.counters and isinstance(r.value, _LOGS))
     ]
     return [NameGuard(r.holder, r.key, as_held(r.read()), r.path) for r in rows]
 

@@ -71,7 +71,7 @@ class Reached:
     modules: tuple[tuple[Module, Path], ...]
     held: tuple[tuple[Any, Path], ...]
     unbound: tuple[Slot, ...] = ()
-    counters: frozenset[str] = frozenset()  # names that the code only moves on (``+= 1``)
+    counters: frozenset[str] = frozenset()  # names that the code only moves on (``+= 1``, ``.append(x)``)
 
 
 class Slotted:
@@ -132,7 +132,7 @@ def callable_code(value: Any) -> bool:
 
 class _Mentions(NamedTuple):
     """Names in a piece of code: globals, what it reads (attributes, but globals and cells too), attributes that it only
-    calls, names that it only moves on (``n += 1``), code inside of it."""
+    calls, names that it only moves on (``n += 1``, ``log.append(n)``), code inside of it."""
 
     globals: tuple[str, ...]
     reads: frozenset[str]
@@ -150,12 +150,10 @@ def _mentions(code: types.CodeType) -> _Mentions:
     for k, step in enumerate(steps):
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL"):
             names[step.argval] = None
-        if step.opname == "LOAD_METHOD" or (
-            step.opname == "LOAD_ATTR" and sys.version_info >= (3, 12) and step.arg is not None and step.arg & 1
-        ):
+        if _is_call(step):
             calls.add(step.argval)
         elif step.opname in _READS:
-            (counted if _moves_on(steps[k : k + 6]) else reads).add(step.argval)
+            (counted if _moves_on(steps[k : k + 6]) or _grows(steps[k : k + 2]) else reads).add(step.argval)
         elif step.opname == "LOAD_CONST" and type(step.argval) is str:
             texts.add(step.argval)
     if {"getattr", "hasattr"} & names.keys():
@@ -174,6 +172,17 @@ def _moves_on(steps: Sequence[dis.Instruction]) -> bool:
         return False
     adds = steps[2].opname == "INPLACE_ADD" or (steps[2].opname == "BINARY_OP" and steps[2].argrepr == "+=")
     return adds and any(s.opname.startswith("STORE_") and s.argval == steps[0].argval for s in steps[3:])
+
+
+def _grows(steps: Sequence[dis.Instruction]) -> bool:
+    """Is it ``name.append(...)`` or the like, of which the code sees nothing?"""
+    return len(steps) == 2 and _is_call(steps[1]) and steps[1].argval in ("append", "appendleft", "extend", "add")
+
+
+def _is_call(step: dis.Instruction) -> bool:
+    """Does it look up a method to call it?"""
+    bit = sys.version_info >= (3, 12) and step.arg is not None and bool(step.arg & 1)
+    return step.opname == "LOAD_METHOD" or (step.opname == "LOAD_ATTR" and bit)
 
 
 def reach(function: Callable[..., Any], arguments: Iterable[tuple[Any, Path]] = ()) -> Reached:

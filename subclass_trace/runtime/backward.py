@@ -25,7 +25,7 @@ from ..subclass.flatten import flatten
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
 from ..subclass.visit import rebuild
 from .rebuild import fit_strides
-from .sizes import Env, evaluator, freeze
+from .sizes import Env, evaluator, freeze, holds
 from .tangent_sizes import matches, symbolic, with_unbacked
 
 Tensor = torch.Tensor
@@ -62,7 +62,7 @@ class CompiledBackward:
 
     def holds(self, env: Env) -> bool:
         """Are the sizes, and the values that the trace read, those that it was traced for?"""
-        if not all(bool(c.xreplace(dict(env))) for c in self.conditions):
+        if not all(holds(c, env) for c in self.conditions):
             return False
         return all(same_context(value, env[mark]) for mark, value in self.contexts.items())
 
@@ -154,7 +154,7 @@ class Backwards:
             assert self.again is not None
             tape = self.again(None)
         entry = self._trace_of(tape, tangents, create_graph, env)
-        failed = next((c for c in entry.conditions if not bool(c.xreplace(dict(env)))), None)
+        failed = next((c for c in entry.conditions if not holds(c, env)), None)
         if failed is None:
             return entry
         if self.again is None:

@@ -36,6 +36,7 @@ from .emit import (
     Unwrapper,
     Wrapper,
     copies_alone,
+    expression_code,
     failed_metadata_code,
     held_checks,
     other_hooks_code,
@@ -153,9 +154,15 @@ class _EntryEmitter:
         s.depth = 1
         s.line("except (AttributeError, KeyError, TypeError, ValueError): return MISS")
         symbols = symbol_lines(self.plan, s, inputs, leaves)
+        if symbols:  # an expression that has no value for these sizes (a division by 0) holds for none
+            s.line("try:")
+            s.depth = 2
         checks = tensor_checks(s, self.unwrapper.checks, self.values, symbols, self.use_cpp)
         s.line(f"if not ({checks}): return MISS")
         self._rest_of_guards(inputs, leaves, symbols)
+        if symbols:
+            s.depth = 1
+            s.line("except ArithmeticError: return MISS")
         self._run(flat, inputs, leaves, symbols)
         return Entry(s.build("entry", "entry"), s.text())
 
@@ -339,7 +346,7 @@ class _EntryEmitter:
     def _rest_of_guards(self, inputs: Sequence[str], leaves: Sequence[str], symbols: dict[Any, str]) -> None:
         s, plan = self.source, self.plan
         for condition in plan.conditions:
-            s.line(f"if not {_torch.expression_source(condition, symbols)}: return MISS")
+            s.line(f"if not {expression_code(condition, symbols)}: return MISS")
         for row, name in zip(plan.inputs, inputs, strict=True):
             for failed in failed_metadata_code(s, row, name):
                 s.line(f"if {failed}: return MISS")

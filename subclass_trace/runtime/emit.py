@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import keyword
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,9 +20,11 @@ from ..subclass.protocol import flattens_alike, unflatten_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec
 from ..subclass.template import Examples
 from .guards import Same, as_held, is_simple
-from .source import Source
+from .source import EXPRESSION_GLOBALS, Source
 
 Tensor = torch.Tensor
+_NAMES = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
+_KNOWN_NAMES = {*EXPRESSION_GLOBALS, *keyword.kwlist, "abs", "float", "int", "max", "min", "round"}
 _IDENTITY = (bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, type)
 
 
@@ -28,10 +32,19 @@ class NotGenerated(Exception):
     """This plan holds something that the generator does not emit; the reference interpreter serves it."""
 
 
+def expression_code(expr: Any, symbols: dict[Any, str]) -> str:
+    """An expression over size symbols as source, with no names but the symbols' and what each module can call."""
+    text = _torch.expression_source(expr, symbols)
+    unknown = {*_NAMES.findall(text)} - {*symbols.values()} - _KNOWN_NAMES
+    if unknown:  # sympy prints some functions by names of its own
+        raise NotGenerated(f"{', '.join(sorted(unknown))} in {text}")
+    return text
+
+
 def size_code(size: Any, symbols: dict[Any, str]) -> str:
     """A size as source: a number, or an expression over the symbols' local names."""
     if isinstance(size, SizeExpr):
-        return _torch.expression_source(size.expr, symbols)
+        return expression_code(size.expr, symbols)
     if not isinstance(size, int):
         raise NotGenerated(f"a size {size!r}")
     return repr(size)

@@ -26,7 +26,7 @@ from ..subclass.paths import Path
 from ..subclass.protocol import Kind, kind_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec
 from ..subclass.visit import inner_values
-from .sizes import bind, evaluate
+from .sizes import bind, evaluate, holds
 
 Tensor = torch.Tensor
 
@@ -304,10 +304,13 @@ def _failed_leaf_guard(plan: Plan, guards: Guards, inputs: Sequence[Tensor]) -> 
     leaves = [table[k] for k in range(plan.leaf_count)]
     env = bind(plan, inputs, leaves)
     for condition in plan.conditions:
-        if not bool(condition.xreplace(env)):
+        if not holds(condition, env):
             return f"sizes: {condition} with {env}"
     for row, value in zip(plan.inputs, inputs, strict=True):
-        reason = _sizes(row.spec, value, row.path, env, plan.offsets_matter)
+        try:
+            reason = _sizes(row.spec, value, row.path, env, plan.offsets_matter)
+        except ArithmeticError as error:
+            return f"{row.path}: {error}"
         if reason is not None:
             return reason
     if guards.alias is not None and alias_pattern(inputs, leaves) != guards.alias:

@@ -39,6 +39,7 @@ from .backward import CompiledBackward
 from .function import RegionFunction, changed_since_forward
 from .rebuild import fit_strides
 from .reference import Program
+from .source import EXPRESSION_GLOBALS
 
 Function = type[torch.autograd.Function]
 
@@ -167,7 +168,7 @@ class Sizes:
         function = self._functions.get(size.expr)
         if function is None:  # a SymInt cannot be put into an expression: Python computes with it
             source = f"lambda {', '.join(self._names.values())}: {_torch.expression_source(size.expr, self._names)}"
-            function = self._functions[size.expr] = eval(source)
+            function = self._functions[size.expr] = eval(source, dict(EXPRESSION_GLOBALS))
         return function(*values)
 
 

@@ -72,6 +72,14 @@ def evaluate(size: Any, env: Env) -> Any:
     return size.evaluate(env) if isinstance(size, (SizeExpr, RaggedSize)) else size
 
 
+def holds(condition: Any, env: Env) -> bool:
+    """Is a condition on sizes true in this call? One that has no value there, as a division by 0 has none, is not."""
+    try:
+        return bool(condition.xreplace(dict(env)))
+    except (ArithmeticError, TypeError):  # sympy also computes with its infinities, which it cannot compare
+        return False
+
+
 def evaluator(env: Env) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """A function that maps recorded sizes to those of this call."""
     return lambda sizes: tuple(evaluate(s, env) for s in sizes)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import itertools
 import linecache
+import math
 import weakref
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from .._torch.dynamo import never_compiled
 
 _numbers = itertools.count()
 _LITERALS = (bool, int, str, bytes, type(None))
+#: the modules that expressions over sizes name
+EXPRESSION_GLOBALS = {"math": math, "torch": torch}
 
 
 class Source:
@@ -19,7 +24,7 @@ class Source:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self.globals: dict[str, Any] = {}
+        self.globals: dict[str, Any] = dict(EXPRESSION_GLOBALS)
         self.depth = 0
         self._count: dict[str, int] = {}
         self._constants: dict[int, str] = {}

@@ -22,7 +22,7 @@ from .codegen import Entry, Layout, _EntryEmitter
 from .emit import NotGenerated, Unwrapper, failed_metadata_code, size_code, symbol_lines
 from .guards import Guards, eager_reason, failed_metadata
 from .reference import Program
-from .sizes import bind, evaluate
+from .sizes import Env, bind, evaluate
 
 #: called with the arguments of a call that the specialization does not serve
 Other = Callable[..., Any]
@@ -125,7 +125,11 @@ class _TrustedEmitter(_EntryEmitter):
         if self.guards.alias is not None:
             check = s.bind("alias_check", alias_check(self.guards.alias))
             conditions.append(f"not {check}(({_tuple(inputs)}), ({_tuple(leaves)}))")
-        if conditions:
+        if conditions and symbols:  # an expression that has no value for these sizes (a division by 0) holds for none
+            s.line(f"try: other_call = {' or '.join(conditions)}")
+            s.line("except ArithmeticError: other_call = True")
+            s.line(f"if other_call: {self.miss}")
+        elif conditions:
             s.line(f"if {' or '.join(conditions)}: {self.miss}")
 
 
@@ -140,6 +144,14 @@ def _compared_by_equality(context: Any) -> bool:
 
 def _tuple(names: Sequence[str]) -> str:
     return "".join(f"{n}, " for n in names)
+
+
+def _known(size: Any, env: Env) -> Any:
+    """The value of a size in this call; None where there is none (a division by 0)."""
+    try:
+        return evaluate(size, env)
+    except ArithmeticError:
+        return None
 
 
 def interpret_trusted(program: Program, guards: Guards, held: Sequence[Any], other: Other, eager: Other) -> Other:
@@ -161,7 +173,7 @@ def interpret_trusted(program: Program, guards: Guards, held: Sequence[Any], oth
             env = bind(plan, inputs, leaves, flat)
             for row in plan.inputs:
                 for place, spec in zip(row.leaves, spec_leaves(row.spec), strict=True):
-                    if leaves[place].storage_offset() != evaluate(spec.storage_offset, env):
+                    if leaves[place].storage_offset() != _known(spec.storage_offset, env):
                         return False
         return same_memory is None or same_memory(inputs, leaves)
 

@@ -26,8 +26,16 @@ class SizeExpr(SizeValue):
     expr: Any
 
     def evaluate(self, env: Mapping[Any, int]) -> int:
-        """The size under ``env``, which maps each symbol to its value in this call."""
-        return int(self.expr.xreplace(env))
+        """The size under ``env``, which maps each symbol to its value in this call.
+
+        Raises:
+            ArithmeticError: there is none, as for a division by 0.
+        """
+        value = self.expr.xreplace(env)
+        try:
+            return int(value)
+        except (TypeError, ValueError) as error:  # an infinity of sympy's, or its NaN
+            raise ArithmeticError(f"{self.expr} is {value} for {env}") from error
 
     def __str__(self) -> str:
         return str(self.expr)

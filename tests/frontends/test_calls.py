@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import optree
 import pytest
@@ -224,3 +224,17 @@ def test_tensor_and_number_at_one_place() -> None:
     region = st.compile(lambda x, y: x + y)
     t = torch.ones(1)
     assert [region(t, y).item() for y in (1, t, 2, t * 5)] == [2, 2, 3, 6]
+
+
+def test_a_torch_size_among_the_arguments_stays_one() -> None:
+    def function(x: torch.Tensor, shapes: dict[str, Any], *, last: Any) -> tuple[torch.Tensor, bool]:
+        return x.expand(shapes["a"][0]) + last.numel(), type(last) is torch.Size
+
+    compiled = st.compile(function)
+    for n in (2, 1000, 2):
+        arguments = torch.ones(3), {"a": [torch.Size((n, 3)), (n,), None], "b": 1}
+        result, is_size = compiled(*arguments, last=torch.Size((2, n)))
+        assert is_size and torch.equal(result, torch.ones(n, 3) + 2 * n)
+    assert len(compiled.specializations) == 2
+    compiled(torch.ones(3), {"a": [(2, 3), (2,), None], "b": 1}, last=torch.Size((2, 2)))
+    assert len(compiled.specializations) == 3  # a tuple is another structure

@@ -1,0 +1,107 @@
+"""Composite operations as eager mode computes them, where torch's Python form of one computes something else.
+
+With symbolic sizes, in inference mode, and where a class decomposes an operation itself, torch takes some operations
+apart in Python instead of in C++. These Python forms differ from the C++ kernels, and have another one here:
+
+    rnn_tanh, rnn_relu, lstm, gru   no dropout between the layers: a comparison of torch's is the wrong way round
+    dropout                         draws random numbers for p = 1; copies where the kernel returns its argument
+    multilabel_margin_loss_forward  counts class 0 for each target that a row has less than classes
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch._decomp.decompositions as decompositions
+
+Tensor = torch.Tensor
+_aten = torch.ops.aten
+_KEYS = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
+
+
+@contextlib.contextmanager
+def composites_as_eager() -> Iterator[None]:
+    """Inside, an operation that torch takes apart in Python computes what it computes in eager mode."""
+    before = [(op, key, op.py_kernels[key]) for op in _FORMS for key in _KEYS if key in op.py_kernels]
+    layers, decompositions._rnn_helper = decompositions._rnn_helper, _recurrent_layers
+    _set_forms([(op, key, _FORMS[op]) for op, key, _ in before])
+    try:
+        yield
+    finally:
+        decompositions._rnn_helper = layers
+        _set_forms(before)
+
+
+def _set_forms(rows: Sequence[tuple[Any, Any, Callable[..., Any]]]) -> None:
+    for op, key, form in rows:
+        op.py_kernels[key] = form
+        op._dispatch_cache.clear()
+
+
+def _dropout(input: Tensor, p: float, train: bool) -> Tensor:
+    if not train or p == 0 or input.numel() == 0:
+        return input
+    if p == 1:  # without random numbers
+        return input.mul(torch.zeros((), dtype=input.dtype, device=input.device))
+    out: Tensor = _aten.native_dropout.default(input, p, train)[0]
+    return out
+
+
+def _multilabel_margin_loss(input: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
+    """The loss of each row, with sums over its targets (up to the first -1) and over the classes that are none."""
+    torch._check(
+        0 < input.dim() <= 2 and target.shape == input.shape,
+        lambda: f"inconsistent target size: {list(target.shape)} for input of size: {list(input.shape)}",
+    )  # type: ignore[no-untyped-call]
+    rows, targets = (t if t.dim() == 2 else t.unsqueeze(0) for t in (input, target))
+    given = (targets == -1).cumsum(1) == 0
+    classes = torch.arange(rows.shape[1], device=target.device)
+    hit = (targets.unsqueeze(2) == classes) & given.unsqueeze(2)  # row, target, class
+    is_target = hit.any(1)
+    wanted = rows.gather(1, torch.where(given, targets, 0))
+    margins = (1 - wanted.unsqueeze(2) + rows.unsqueeze(1)).clamp_min(0)
+    counted = given.unsqueeze(2) & ~is_target.unsqueeze(1)
+    loss = torch.where(counted, margins, 0).sum((1, 2)) / rows.shape[1]
+    loss = loss.mean() if reduction == 1 else loss.sum() if reduction == 2 else loss.reshape(input.shape[:-1])
+    return loss, is_target.to(input.dtype).reshape(target.shape)
+
+
+_FORMS: dict[Any, Callable[..., Any]] = {
+    _aten.dropout.default: _dropout,
+    _aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
+}
+
+
+def _recurrent_layers(
+    input: Tensor,
+    hidden: Sequence[Any],
+    params: Sequence[Any],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+    layer: Callable[..., Any],
+) -> tuple[Tensor, list[Any]]:
+    """The layers of a recurrent network, with dropout after each but the last; and their last states.
+
+    ``layer`` computes one direction of one layer; ``hidden`` and ``params`` have an entry for each.
+    """
+    x = input.transpose(0, 1) if batch_first else input
+    directions = 2 if bidirectional else 1
+    states = []
+    for k in range(num_layers):
+        outputs = []
+        for own in range(k * directions, (k + 1) * directions):
+            reverse = own % directions == 1
+            out, state = layer(x, hidden[own], params[own], has_biases, reverse=reverse)
+            outputs.append(out)
+            states.append(state)
+        x = torch.cat(outputs, outputs[0].dim() - 1) if bidirectional else outputs[0]
+        if train and dropout != 0 and k < num_layers - 1:
+            x = torch.dropout(x, dropout, True)
+    return x.transpose(0, 1) if batch_first else x, states

@@ -1,0 +1,81 @@
+"""Operations that torch takes apart in Python where sizes are symbols: values, gradients and random numbers of eager."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import subclass_trace as st
+
+
+def run(function, x, seed=7):
+    """Results, gradient and the state of the random numbers behind them."""
+    x = x.detach().clone().requires_grad_(x.is_floating_point())
+    torch.manual_seed(seed)
+    results = torch.utils._pytree.tree_leaves(function(x))
+    state = torch.get_rng_state()
+    grad = torch.autograd.grad(sum(r.sum() for r in results), x)[0]
+    return [*results, grad, state]
+
+
+def compare(function, *inputs, dynamic=True):
+    compiled = st.compile(function, dynamic=dynamic)
+    for x in inputs:
+        torch.testing.assert_close(run(compiled, x), run(function, x))
+
+
+def recurrent(cls, train=True, **options):
+    torch.manual_seed(0)
+    return cls(2, 3, 2, **options).train(train)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        recurrent(nn.RNN, dropout=0.5),
+        recurrent(nn.RNN, dropout=0.5, nonlinearity="relu", bias=False),
+        recurrent(nn.LSTM, dropout=0.5, batch_first=True),
+        recurrent(nn.LSTM, dropout=0.5, bidirectional=True, proj_size=2),
+        recurrent(nn.LSTM, dropout=0.5, train=False),
+        recurrent(nn.GRU, dropout=0.5, bidirectional=True),
+        recurrent(nn.GRU, dropout=1.0),
+        recurrent(nn.GRU, dropout=0.0, batch_first=True),
+    ],
+    ids=repr,
+)
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+def test_dropout_between_recurrent_layers(module):
+    compare(module, torch.randn(3, 2, 2))
+
+
+def test_also_where_sizes_became_symbols_and_in_inference_mode():
+    module = recurrent(nn.RNN, dropout=0.5)
+    compare(module, torch.randn(2, 2, 2), torch.randn(2, 3, 2), torch.randn(2, 4, 2), dynamic=False)
+    with torch.inference_mode():
+        x = torch.randn(2, 2, 2)
+        torch.manual_seed(0)
+        expected = module(x)
+        torch.manual_seed(0)
+        torch.testing.assert_close(st.compile(module)(x), expected)
+
+
+@pytest.mark.parametrize(("p", "train"), [(0.0, True), (0.3, True), (1.0, True), (0.3, False)])
+def test_dropout(p, train):
+    compare(lambda x: F.dropout(x.t(), p, train), torch.randn(3, 4), torch.randn(5, 2))
+    compiled, x = st.compile(lambda x: F.dropout(x, p, train), dynamic=True), torch.randn(3, 4)
+    assert (compiled(x) is x) is (F.dropout(x, p, train) is x)
+    assert F.dropout(x * 1, p, train) is not x  # torch's own form is back
+    written = lambda x: (y := x * 1, F.dropout(y, p, train).add_(1))
+    compare(written, torch.randn(3, 4))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_multilabel_margin_loss(reduction):
+    target = torch.tensor([[3, 0, -1, 1], [-1, 2, 2, 2], [0, 1, 2, 3]])
+    for rows in (slice(None), 0):
+        compare(
+            lambda x, rows=rows: F.multilabel_margin_loss(x, target.expand(3, 4)[rows], reduction=reduction),
+            torch.randn(3, 4)[rows],
+        )

@@ -1,0 +1,80 @@
+"""Conditions and sizes that have no value for the sizes of a call, and those that need a module of Python's."""
+
+from __future__ import annotations
+
+import pytest
+import sympy
+import torch
+import torch.nn.functional as F
+
+import subclass_trace as st
+from subclass_trace.runtime.guards import failed_guard
+from subclass_trace.runtime.sizes import holds
+from subclass_trace.subclass.spec import SizeExpr
+
+
+def divides(x):
+    if x.shape[0] == 0:
+        return x + 1
+    return x * 2 if 100 % x.shape[0] == 0 else x * 3
+
+
+def divides_by_difference(x, y):
+    n = x.shape[0] - y.shape[0]
+    if n == 0:
+        return x + y
+    return x * 2 if 100 % n == 0 else x * 3
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 0), (8, 6, 0, 3, 1, 0)])
+def test_a_size_that_becomes_0_gets_a_specialization(sizes):
+    compiled = st.compile(divides)
+    for n in sizes:
+        x = torch.randn(n, 3)
+        assert torch.equal(compiled(x), divides(x))
+
+
+def test_so_does_an_expression_that_becomes_0():
+    compiled = st.compile(divides_by_difference, dynamic=True)
+    for n, m in ((5, 3), (9, 6), (4, 4), (7, 3)):
+        x, y = torch.randn(n, 1), torch.randn(m, 1)
+        assert torch.equal(compiled(x, y), divides_by_difference(x, y))
+
+
+def test_the_reference_says_so_too():
+    compiled = st.compile(divides, dynamic=True)
+    compiled(torch.randn(4, 3))
+    (entry,) = compiled._entries
+    flat = [torch.randn(0, 3)]
+    reason = failed_guard(entry.plan, entry.guards, entry.guards.tree, flat, entry.guards.ambient)
+    assert reason is not None and "sizes" in reason
+
+
+def test_a_condition_that_has_no_value_does_not_hold():
+    n, m = sympy.symbols("n m", integer=True)
+    quotient = sympy.Mul(n, sympy.Pow(m, -1))
+    assert holds(sympy.Ge(quotient, 1, evaluate=False), {n: 4, m: 2})
+    assert not holds(sympy.Ge(quotient, 1, evaluate=False), {n: 4, m: 0})
+    assert not holds(sympy.Ge(quotient, 1, evaluate=False), {n: 0, m: 0})
+    assert SizeExpr(quotient).evaluate({n: 4, m: 2}) == 2
+    with pytest.raises(ArithmeticError, match="n/m"):
+        SizeExpr(quotient).evaluate({n: 4, m: 0})
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: F.interpolate(x, scale_factor=0.6),  # math.trunc, torch.sym_float
+        lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.3),
+        lambda x: x * 2 if x.shape[2] ** -0.5 > 0.45 else x * 3,
+    ],
+)
+def test_generated_guards_know_the_modules_that_expressions_name(function):
+    compiled = st.compile(function, dynamic=True)
+    for n in (4, 7, 9):
+        x = torch.randn(2, 3, n, n + 1)
+        torch.manual_seed(n)
+        expected = function(x)
+        torch.manual_seed(n)
+        torch.testing.assert_close(compiled(x), expected)
+    assert all(e.entry is not None for e in compiled._entries)

@@ -35,6 +35,7 @@ class TracedBackward:
 
     ``grads[k]`` is None where input k gets no gradient. ``next`` is the tape of the backward itself (only when traced
     with ``create_graph``), and ``differentiable`` tells which gradients are its outputs.
+    ``passed[k]``: gradient k is the very object that is ("tangent", number of the output) or ("gradient", k), or None.
     """
 
     joint: fx.GraphModule
@@ -44,6 +45,7 @@ class TracedBackward:
     grads: tuple[Spec | None, ...]
     next: Tape | None
     differentiable: tuple[int, ...]
+    passed: tuple[tuple[str, int] | None, ...]
 
 
 class Tape:
@@ -81,7 +83,10 @@ class Tape:
         return specs
 
     def trace(self, tangents: Sequence[Spec | None], *, create_graph: bool = False) -> TracedBackward:
-        """Trace the backward for these tangents (None: this output has none)."""
+        """Trace the backward for these tangents (None: this output has none).
+
+        With ``create_graph``, the tangents whose spec requires grad are inputs of the next tape, after the region's own.
+        """
         recorder = self.session.recorder
         outs, values, names, edges = [], [], [], []
         with self.session.modes(), torch.set_grad_enabled(create_graph), _torch.disable_autocast():
@@ -89,7 +94,7 @@ class Tape:
                 if spec is None:
                     continue
                 value, made = self._tangent(out, spec)
-                if create_graph:
+                if create_graph and spec.requires_grad:  # type: ignore[union-attr]
                     _torch.make_nonleaf(value)
                     edges.append(torch.autograd.graph.get_gradient_edge(value))
                 outs.append(out)
@@ -119,6 +124,7 @@ class Tape:
             tuple(None if r is None else r[1] for r in flat),
             following,
             live,
+            _passed(grads, dict(zip((k for k, t in enumerate(tangents) if t is not None), values, strict=True))),
         )
 
     def _tangent(self, out: Tensor, spec: Spec) -> tuple[Tensor, list[str]]:
@@ -163,6 +169,20 @@ class Tape:
             raise UnsupportedError(
                 f"the backward uses an operation that a wrapper does not implement: {error}"
             ) from error
+
+
+def _passed(grads: Sequence[Tensor | None], tangents: dict[int, Tensor]) -> tuple[tuple[str, int] | None, ...]:
+    """Gradients that are a tangent itself, or an earlier gradient.
+
+    Autograd accumulates by reference what nobody else holds. Two objects made of the same leaves would end as two
+    ``.grad`` in one memory.
+    """
+    known = {id(t): ("tangent", k) for k, t in tangents.items()}
+    rows = []
+    for k, g in enumerate(grads):
+        rows.append(None if g is None else known.get(id(g)))
+        known.setdefault(id(g), ("gradient", k))
+    return tuple(rows)
 
 
 def _fresh_like(t: Tensor) -> Tensor:

@@ -45,6 +45,7 @@ class CompiledBackward:
         inputs: for each graph input ("saved", name), ("tangent", leaf number) or ("size", symbol).
         call: the boxed program.
         grads: spec of each gradient, in the order of the differentiated inputs.
+        passed: which gradients are the very object that is ("tangent", number) or ("gradient", number).
         next: the backwards of this backward, when ``create_graph``; ``differentiable``: which gradients they are of.
     """
 
@@ -56,6 +57,7 @@ class CompiledBackward:
     next: Backwards | None
     differentiable: tuple[int, ...]
     tangent_names: tuple[str, ...]
+    passed: tuple[tuple[str, int] | None, ...]
     conditions: tuple[Any, ...] = ()  # on the sizes, beyond those of the specialization
     contexts: Mapping[Unread, Any] = field(default_factory=dict)  # values that the guards leave out, but its trace read
     graph: Any = None  # its graph module, or the `Half` that makes it; pasted into tapes of compiled autograd
@@ -70,6 +72,8 @@ class CompiledBackward:
         """Is this the backward for these tangents?"""
         if self.create_graph != create_graph or not self.holds(env):
             return False
+        if create_graph and tuple(map(_requires_grad, tangents)) != tuple(map(_requires_grad, self.tangents)):
+            return False  # which gradients require grad depends on it
         return all(matches(known, now, env) for known, now in zip(self.tangents, tangents, strict=True))
 
     def run(self, saved: dict[str, Any], tangents: Sequence[Tensor], env: Env) -> list[Tensor | None]:
@@ -85,6 +89,14 @@ class CompiledBackward:
         with torch.no_grad():
             flat = iter(self.call(args))
         return [None if g is None else rebuild(g, flat, sizes) for g in self.grads]
+
+    def pass_on(self, grads: Sequence[Tensor | None], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The gradients, with the very tangents (and earlier gradients) in place of those that are such an object."""
+        found = list(grads)
+        for k, source in enumerate(self.passed):
+            if source is not None:
+                found[k] = tangents[source[1]] if source[0] == "tangent" else found[source[1]]
+        return found
 
 
 class Backwards:
@@ -164,7 +176,8 @@ class Backwards:
 
     def _trace_of(self, tape: Tape, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> CompiledBackward:
         live = [flatten(o)[1] for o in tape.outputs]
-        specs = [None if t is None else symbolic(canonical(t), o, env) for t, o in zip(tangents, live, strict=True)]
+        rows = zip(tangents, live, strict=True)
+        specs = [None if t is None else symbolic(canonical(t, create_graph), o, env) for t, o in rows]
         shape_env = tape.session.shape_env
         assumed = _torch.assumptions_of(shape_env)
         before = set(_torch.shape_conditions(shape_env, self.symbols))
@@ -232,6 +245,7 @@ class Backwards:
             following,
             traced.differentiable,
             traced.tangents,
+            traced.passed,
             graph=graph,
         )
 
@@ -252,16 +266,24 @@ class Backwards:
         )
 
 
-def canonical(spec: Spec) -> Spec:
-    """The tangent spec that a backward is traced for: leaves with overlapping or sparse strides become contiguous."""
+def canonical(spec: Spec, create_graph: bool = False) -> Spec:
+    """The tangent spec that a backward is traced for: leaves with overlapping or sparse strides become contiguous.
+
+    Whether it requires grad matters with ``create_graph`` alone.
+    """
+    requires_grad = create_graph and _requires_grad(spec)
     if isinstance(spec, LeafSpec):
         stride = spec.stride if _is_dense(spec) else _contiguous(spec.size)
-        return LeafSpec(spec.size, stride, 0, spec.dtype, spec.device, spec.layout, False)
+        return LeafSpec(spec.size, stride, 0, spec.dtype, spec.device, spec.layout, requires_grad)
     if isinstance(spec, WrapperSpec):
         inners = tuple(map(canonical, spec.inners))
-        meta = (spec.size, spec.stride, spec.storage_offset, spec.dtype, spec.device, spec.layout, False)
+        meta = (spec.size, spec.stride, spec.storage_offset, spec.dtype, spec.device, spec.layout, requires_grad)
         return WrapperSpec(spec.cls, spec.names, inners, spec.context, *meta)
     return spec
+
+
+def _requires_grad(spec: Spec | None) -> bool:
+    return bool(getattr(spec, "requires_grad", False))
 
 
 def _is_dense(spec: LeafSpec) -> bool:

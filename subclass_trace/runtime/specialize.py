@@ -218,6 +218,7 @@ def _first_backward(parts: Partitioned, traced: Any, guess: Sequence[Any], call:
         next=None,
         differentiable=(),
         tangent_names=traced.tangents,
+        passed=traced.passed,
         graph=parts.second,
     )
 

@@ -67,9 +67,9 @@ class FastBackward:
         named = {row.name: values.pop() if n is None else n for row, n in rows}
         values.clear()
         tangents = [grads[k] for k in program.plan.differentiable]
+        result = run_backward(program.backwards, ctx.inputs, named, tangents, getattr(ctx, "env", None) or {})
         if self.check is None and not torch.is_grad_enabled():
             self._arm(tangents)
-        result = run_backward(program.backwards, ctx.inputs, named, tangents, getattr(ctx, "env", None) or {})
         if not _torch.keeps_graph():
             ctx.inputs = ()
         return (None, None, *result) if needs_extra(program.plan) else (None, *result)
@@ -87,6 +87,9 @@ class FastBackward:
             if isinstance(spec, WrapperSpec):
                 rows += zip(leaves_of(t), spec_leaves(spec), strict=True)
         if len({id(t) for t, _ in rows}) != len(rows) or not self.use_cpp:
+            return
+        assert self.program.backwards is not None
+        if not self.program.backwards.serves_first([None if t is None else flatten(t)[1] for t in tangents]):
             return
         sizes = [list(s.size) for _, s in rows]  # type: ignore[union-attr]
         strides = [list(t.stride()) for t, _ in rows]

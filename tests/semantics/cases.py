@@ -397,6 +397,47 @@ same(
     back=(1,),
     torch="error (wrong guess of the gradient's type)",
 )
+
+
+@fact(B, "strides of a gradient follow those of the tangent: expanded, transposed, sliced")
+def _strides_of_gradients() -> None:
+    region = st.compile(lambda x: x.sin() * 2)
+    for make in (lambda y: y.sum(), lambda y: y.t().contiguous().t(), lambda y: y[:, :1].expand(3, 4)):
+        seen = []
+        for call in (lambda x: x.sin() * 2, region):
+            x = dense(4, 3, seed=0).t().requires_grad_()
+            tangent = make(dense(3, 4, seed=1))
+            seen.append(torch.autograd.grad(call(x), x, tangent.expand(3, 4))[0].stride())
+        assert seen[0] == seen[1]
+
+
+@fact(
+    B,
+    "outer strides of a wrapper in dimensions of size 1",
+    differs="they are those of fake kernels, which are not always those of the real ones; the inner tensors' are eager's",
+    torch="differs in the same way",
+)
+def _strides_of_size_one() -> None:
+    strides = []
+    for call in (torch.relu, st.compile(torch.relu)):
+        x = TwoTensor(*(dense(2, 1, 4, 4, seed=k).to(memory_format=torch.channels_last) for k in (1, 2)))
+        x = (x * 1).requires_grad_()
+        strides.append(
+            torch.autograd.grad(call(x), x, TwoTensor(*(dense(2, 1, 4, 4, seed=k) for k in (1, 2))))[0].stride()
+        )
+    assert strides[0] == strides[1]
+
+
+@fact(B, "with `create_graph`, gradients of tangents alone require grad where the tangents do")
+def _gradients_of_tangents_alone() -> None:
+    region = st.compile(lambda x, w: x * 2 + w)
+    for tracked in (True, False):
+        x, w = (two(3, seed=k).requires_grad_() for k in (1, 2))
+        tangent = two(3, seed=3).requires_grad_(tracked)
+        of_x, of_w = torch.autograd.grad(region(x, w), (x, w), tangent, create_graph=True)
+        assert of_x.requires_grad is tracked and of_w is tangent
+
+
 same(
     B,
     "a view of an input that is written by an operation whose backward needs values",

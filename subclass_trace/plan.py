@@ -391,6 +391,9 @@ class Plan:
     aliases: tuple[ValueAlias, ...] = ()
     unbacked: tuple[tuple[Any, int], ...] = ()  # symbols that depend on values inside tensors -> number of size output
     fresh_leaves: tuple[int, ...] = ()  # values that the region made autograd leaves (`requires_grad_()`)
+    inference: tuple[
+        tuple[int, tuple[bool, ...]], ...
+    ] = ()  # value -> is it, and each of its leaves, of inference mode?
     dangling: tuple[int, ...] = ()  # values that require grad, but whose history leads to no input
     watched_inputs: tuple[int, ...] = ()  # wrappers whose version counter stands for a saved leaf's
     unread: tuple[Unread, ...] = ()  # values of contexts that no guard compares, since the trace read none of them

@@ -86,6 +86,11 @@ class MetadataReads:
         """``name`` of `AskedOf` was asked of an input."""
         self._asked.add((number, name))
 
+    def depends_on(self, name: str, inputs: TracedInputs) -> None:
+        """The trace hangs on this fact of each input."""
+        for number, row in enumerate(inputs.inputs):
+            self._fact(number, name, row)
+
     # ---------------------------------------------------------------- answers
     def answer(self, func: Any, x: Any, traced: Any, recorder: Recorder) -> Any:
         """The answer to a call, or `ASIDE`.

@@ -698,6 +698,32 @@ same(
     lambda x, y: (x.sum(), y * 2),
     lambda c: (two(0, 3, seed=c), TwoTensor(torch.tensor(1.0), torch.tensor(2.0))),
 )
+
+
+def _computed_in_inference_mode(x: Tensor) -> Any:
+    with torch.inference_mode():
+        y = x * 2
+    return y, y[0]
+
+
+same(N, "a result that is computed in inference mode is an inference tensor", _computed_in_inference_mode, root())
+
+
+@fact(
+    N,
+    "a differentiable result, made with inference mode turned off inside of it",
+    torch="graph break",
+    refused="UnsupportedError",
+)
+def _out_of_inference_mode() -> None:
+    def f(x: Tensor) -> Tensor:
+        with torch.inference_mode(False):
+            return x * 2
+
+    with torch.inference_mode():
+        st.compile(f)(torch.ones(2).requires_grad_())
+
+
 same(
     N,
     "batch norm updates its statistics once",

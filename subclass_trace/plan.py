@@ -143,12 +143,12 @@ class MutationPlan:
 
 @dataclass(frozen=True, eq=False)
 class AssignmentPlan:
-    """A tensor that the region assigned to a module: ``owner.<table>[name] = results[result]``.
+    """A tensor that the region assigned to a module, or to an input: ``owner.<table>[name] = results[result]``.
 
-    ``table`` is "_parameters", "_buffers", or "__dict__" for a plain attribute.
+    ``table`` is "_parameters", "_buffers", or "__dict__" for a plain attribute; ``owner`` may be the number of an input.
     """
 
-    owner: torch.nn.Module
+    owner: torch.nn.Module | int
     table: str
     name: str
     result: int

@@ -28,7 +28,7 @@ from .functions import CapturedFunctions
 from .graphs import finish_joint, read_by_backward
 from .inputs import Argument, DynamicDims, TracedInput, TracedInputs, trace_inputs
 from .metadata import MetadataReads
-from .mutation import check_members, read_mutations, remember
+from .mutation import Before, check_members, read_mutations, remember
 from .outputs import OutputClassifier, leaf_inside
 from .random_state import RandomState, UnknownGenerators
 from .recorder import Recorder
@@ -189,6 +189,7 @@ class _Capture:
             before = remember(inputs)
             run = self._call(call, inputs)
             recorder.write_assertions()
+            run = _with_attributes(run, inputs, before)
             results = run.results
             after = torch.is_grad_enabled()
             torch.set_grad_enabled(grad_mode)
@@ -371,6 +372,17 @@ def is_own_leaf(t: Tensor) -> bool:
     """Is it an autograd leaf that requires grad by itself, not through the base that it is a view of?"""
     base = t._base
     return t.requires_grad and t.grad_fn is None and (base is None or not base.requires_grad)
+
+
+def _with_attributes(run: Run, inputs: TracedInputs, before: Sequence[Before]) -> Run:
+    """The run with the tensors that the region set as attributes of inputs among what it assigned."""
+    results, assignments = list(run.results), list(run.assignments)
+    for number, (row, was) in enumerate(zip(inputs.inputs, before, strict=True)):
+        for name, value in getattr(row.traced, "__dict__", {}).items():
+            if isinstance(value, Tensor) and name not in was.attributes:
+                assignments.append(AssignmentPlan(number, "__dict__", name, len(results)))
+                results.append(value)
+    return run._replace(results=results, assignments=tuple(assignments))
 
 
 def _views_input(o: OutputPlan) -> bool:

@@ -153,7 +153,8 @@ def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]
         else:
             results.append(make_output(o, call, values, flat, early.get(k)))
     for a in plan.assignments:
-        getattr(a.owner, a.table)[a.name] = results[a.result]
+        owner = call.inputs[a.owner] if isinstance(a.owner, int) else a.owner
+        getattr(owner, a.table)[a.name] = results[a.result]
     del results[plan.out_tree.num_leaves :]  # what was only made to be assigned
     if plan.grad_mode_after is not None:
         torch.set_grad_enabled(plan.grad_mode_after)

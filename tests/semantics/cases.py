@@ -305,6 +305,36 @@ def _reshaped_view() -> None:
     st.compile(lambda x, y: y.t_())(whole, whole[1:])
 
 
+def _tagged(call: int) -> Tensor:
+    x = two(3, seed=call)
+    x.tag = 2 + call % 2
+    return x
+
+
+def _count(x: Tensor) -> Tensor:
+    x.tag += 1
+    x.kept = x * 2
+    return x * x.tag
+
+
+same(
+    M,
+    "Python attributes that the user has set on an input, a wrapper too: read and set",
+    _count,
+    _tagged,
+    specializations=2,
+)
+
+
+@fact(M, "a Python attribute of an input is deleted", torch="not in the survey", refused="UnsupportedError")
+def _deletes_an_attribute() -> None:
+    def f(x: Tensor) -> Tensor:
+        del x.tag
+        return x * 2
+
+    st.compile(f)(_tagged(0))
+
+
 same(
     M,
     "an inner tensor is replaced",
@@ -464,6 +494,16 @@ same(
     plain(),
     back=(0,),
 )
+
+
+@fact(B, "a view, returned alone, of a value that is made a leaf in the region")
+def _view_of_a_leaf() -> None:
+    for make in (dense, two):
+        out = st.compile(lambda x: (x.detach() * 2).requires_grad_().view(-1))(make(3, 3, seed=1))
+        out.backward(make(9, seed=2))
+        assert out._base.is_leaf and out._base.grad.shape == (3, 3)
+
+
 same(
     B,
     "a value that is made a leaf in the region and is computed with",
@@ -707,6 +747,38 @@ def _computed_in_inference_mode(x: Tensor) -> Any:
 
 
 same(N, "a result that is computed in inference mode is an inference tensor", _computed_in_inference_mode, root())
+
+
+@fact(N, "the node behind an input (`x.grad_fn.name()`, `type(x.grad_fn).__name__`)")
+def _history_of_an_input() -> None:
+    region = st.compile(lambda x: (x.detach() * 1, x.grad_fn.name(), type(x.grad_fn).__name__)[1:])
+    for x in (two(3, seed=1).requires_grad_() * 2, two(3, seed=1).requires_grad_().sin()):
+        assert region(x) == (x.grad_fn.name(), type(x.grad_fn).__name__)
+
+
+@fact(N, "the address of an input's memory (`data_ptr()`, also of its storage)", refused="UnsupportedError")
+def _address() -> None:
+    st.compile(lambda x: x * (x.untyped_storage().data_ptr() % 2 + 1))(dense(3, seed=1))
+
+
+@fact(
+    N,
+    "the very class of a dense input (`type(x) is torch.Tensor`)",
+    torch=YES,
+    differs="it is FakeTensor while it is traced: ask `isinstance(x, torch.Tensor)`, which holds, or nn.Parameter's",
+)
+def _class_of_a_dense_input() -> None:
+    assert st.compile(lambda x: type(x) is torch.Tensor)(dense(3, seed=1))
+
+
+@fact(
+    N,
+    "all Python attributes of an input at once (`vars(x)`)",
+    torch="not in the survey",
+    differs="those that the user has set are found by their names alone",
+)
+def _all_attributes() -> None:
+    assert "tag" in st.compile(lambda x: list(vars(x)))(_tagged(0))
 
 
 @fact(

@@ -326,7 +326,8 @@ class _Capture:
             served = {n: None for t in kept if recorder.knows(t) and isinstance(n := recorder.node_of(t), fx.Node)}
             saved = frozenset(n.name for n in served)
             out_of_sight = saves_out_of_sight(live, edges)
-            tape = Tape(self.session, live, edges, forward, boundary, written, tuple(served))
+            traced = [inputs.inputs[n].traced for n, _ in rows if n < len(inputs.inputs)]
+            tape = Tape(self.session, live, edges, forward, boundary, written, tuple(served), traced)
         return Captured(
             session=self.session,
             inputs=inputs.inputs,

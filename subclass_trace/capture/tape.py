@@ -7,7 +7,7 @@ are ``[*forward outputs, *leaves of the gradients]``. See docs/notes/tangents.md
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,8 @@ class TracedBackward:
 
     ``grads[k]`` is None where input k gets no gradient. ``next`` is the tape of the backward itself (only when traced
     with ``create_graph``), and ``differentiable`` tells which gradients are its outputs.
-    ``passed[k]``: gradient k is the very object that is ("tangent", number of the output) or ("gradient", k), or None.
+    ``passed[k]``: gradient k is the very object that is ("tangent", number of the output), ("input", number among the
+    differentiated ones) or ("gradient", k), or None.
     """
 
     joint: fx.GraphModule
@@ -60,8 +61,10 @@ class Tape:
         boundary: fx.Node | None,
         groups: Sequence[Sequence[int]],
         served: Sequence[fx.Node] = (),
+        inputs: Sequence[Tensor] = (),
     ) -> None:
         self.session = session
+        self.inputs = tuple(inputs)  # those that the edges are of
         self.outputs = tuple(outputs)
         self.edges = tuple(edges)
         self.forward_nodes = list(forward_nodes)
@@ -88,7 +91,7 @@ class Tape:
         With ``create_graph``, the tangents whose spec requires grad are inputs of the next tape, after the region's own.
         """
         recorder = self.session.recorder
-        outs, values, names, edges = [], [], [], []
+        outs, values, names, edges, tracked = [], [], [], [], []
         with self.session.modes(), torch.set_grad_enabled(create_graph), _torch.disable_autocast():
             for out, spec in zip(self.outputs, tangents, strict=True):
                 if spec is None:
@@ -97,6 +100,7 @@ class Tape:
                 if create_graph and spec.requires_grad:  # type: ignore[union-attr]
                     _torch.make_nonleaf(value)
                     edges.append(torch.autograd.graph.get_gradient_edge(value))
+                    tracked.append(value)
                 outs.append(out)
                 values.append(value)
                 names += made
@@ -113,7 +117,7 @@ class Tape:
         following = None
         if create_graph:
             outputs = [g for k in live if (g := grads[k]) is not None]
-            rest = (self.forward_nodes, self.boundary, self.groups, self.served)
+            rest = (self.forward_nodes, self.boundary, self.groups, self.served, [*self.inputs, *tracked])
             following = Tape(self.session, outputs, [*self.edges, *edges], *rest)
         hidden = joint.meta["draws"]
         return TracedBackward(
@@ -124,7 +128,7 @@ class Tape:
             tuple(None if r is None else r[1] for r in flat),
             following,
             live,
-            _passed(grads, dict(zip((k for k, t in enumerate(tangents) if t is not None), values, strict=True))),
+            _passed(grads, dict(zip(_present(tangents), values, strict=True)), self.inputs),
         )
 
     def _tangent(self, out: Tensor, spec: Spec) -> tuple[Tensor, list[str]]:
@@ -171,13 +175,20 @@ class Tape:
             ) from error
 
 
-def _passed(grads: Sequence[Tensor | None], tangents: dict[int, Tensor]) -> tuple[tuple[str, int] | None, ...]:
-    """Gradients that are a tangent itself, or an earlier gradient.
+def _present(tangents: Sequence[Spec | None]) -> list[int]:
+    return [k for k, t in enumerate(tangents) if t is not None]
+
+
+def _passed(
+    grads: Sequence[Tensor | None], tangents: Mapping[int, Tensor], inputs: Sequence[Tensor]
+) -> tuple[tuple[str, int] | None, ...]:
+    """Gradients that are a tangent or an input itself, or an earlier gradient.
 
     Autograd accumulates by reference what nobody else holds. Two objects made of the same leaves would end as two
     ``.grad`` in one memory.
     """
-    known = {id(t): ("tangent", k) for k, t in tangents.items()}
+    known = {id(t): ("input", k) for k, t in enumerate(inputs)}
+    known |= {id(t): ("tangent", k) for k, t in tangents.items()}
     rows = []
     for k, g in enumerate(grads):
         rows.append(None if g is None else known.get(id(g)))

@@ -48,7 +48,7 @@ class CompiledBackward:
         inputs: for each graph input ("saved", name), ("tangent", leaf number) or ("size", symbol).
         call: the boxed program.
         grads: spec of each gradient, in the order of the differentiated inputs.
-        passed: which gradients are the very object that is ("tangent", number) or ("gradient", number).
+        passed: which gradients are the very object that is ("tangent", number), ("input", number) or ("gradient", number).
         next: the backwards of this backward, when ``create_graph``; ``differentiable``: which gradients they are of.
     """
 
@@ -99,12 +99,15 @@ class CompiledBackward:
             flat = iter(self.call(args))
         return [None if g is None else rebuild(g, flat, sizes) for g in self.grads]
 
-    def pass_on(self, grads: Sequence[Tensor | None], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The gradients, with the very tangents (and earlier gradients) in place of those that are such an object."""
+    def pass_on(
+        self, grads: Sequence[Tensor | None], tangents: Sequence[Tensor | None], inputs: Sequence[Tensor]
+    ) -> list[Tensor | None]:
+        """The gradients, with the very tangents, inputs and earlier gradients in place of those that are such an object."""
         found = list(grads)
+        given = {"tangent": tangents, "input": inputs, "gradient": found}
         for k, source in enumerate(self.passed):
             if source is not None:
-                found[k] = tangents[source[1]] if source[0] == "tangent" else found[source[1]]
+                found[k] = given[source[0]][source[1]]
         return found
 
 

@@ -39,10 +39,10 @@ def run_backward(
     entry = backwards.find([None if r is None else r[1] for r in rows], create_graph, env)
     if not create_graph:
         leaves = [leaf for r in rows if r is not None for leaf in r[0]]
-        return entry.pass_on(entry.run(saved, leaves, env), tangents)
+        return entry.pass_on(entry.run(saved, leaves, env), tangents, inputs)
     present = [t for t in tangents if t is not None]
     grads = _torch.apply_function(DifferentiableBackward, backwards, entry, saved, env, len(inputs), *inputs, *present)
-    return entry.pass_on(grads, tangents)
+    return entry.pass_on(grads, tangents, inputs)
 
 
 def changed_since_forward() -> None:

@@ -252,9 +252,9 @@ class FunctionEmitter:
         rows = self._checked(entry.tangents, leaves)
         s.line(f"if not check({', '.join(rows)}): {slow}")
         # Under names of their own: a dense leaf may be brought to other strides, and its name goes before the graph runs.
-        handed = {place: f"h{place}" for kind, place in filter(None, entry.passed) if kind == "tangent"}
-        for place, name in handed.items():
-            s.line(f"{name} = {self._tangent_names()[place]}")
+        handed = {source: f"h{k}" for k, source in enumerate(entry.passed) if source and source[0] != "gradient"}
+        for (kind, place), name in handed.items():
+            s.line(f"{name} = {self._tangent_names()[place] if kind == 'tangent' else f'ctx.inputs[{place}]'}")
         if leaves:
             s.line(f"if fast.fit is not None: {', '.join(leaves)}, = fast.fit({', '.join(leaves)})")
         number = {row.name: k for k, row in enumerate(r for r in self.plan.saved if r.is_tensor)}
@@ -274,7 +274,7 @@ class FunctionEmitter:
         for made, source in zip(entry.grads, entry.passed, strict=True):
             own = [next(parts) for _ in range(0 if made is None else leaf_count(made))]
             if source is not None:
-                grads.append(handed[source[1]] if source[0] == "tangent" else grads[source[1]])
+                grads.append(grads[source[1]] if source[0] == "gradient" else handed[source])
             else:
                 grads.append("None" if made is None else wrapper.wrap(made, iter(own)))
         s.line(f"return {self._nones}{''.join(f'{g}, ' for g in grads)}")

@@ -145,8 +145,9 @@ class MutationPlan:
 class AssignmentPlan:
     """What the region assigned: ``owner.<table>[name] = results[result]``.
 
-    ``table`` is "_parameters", "_buffers", or "__dict__" for a plain attribute of a module. It is None where ``owner`` is
-    a dict (of globals, of an object's attributes) itself, or a closure cell, which has no ``name``.
+    ``table`` is "_parameters", "_buffers", or "__dict__" for a plain attribute; ``owner`` is a module, or the number of an
+    input. ``table`` is None where ``owner`` is a dict (of globals, of an object's attributes) itself, or a closure cell,
+    which has no ``name``.
     """
 
     owner: Any
@@ -154,12 +155,13 @@ class AssignmentPlan:
     name: str | None
     result: int
 
-    def deliver(self, value: Any) -> None:
-        """Make the assignment."""
+    def deliver(self, inputs: Sequence[torch.Tensor], value: Any) -> None:
+        """Make the assignment in a call with these inputs."""
+        owner: Any = inputs[self.owner] if isinstance(self.owner, int) else self.owner
         if self.name is None:
-            self.owner.cell_contents = value
+            owner.cell_contents = value
         else:
-            (self.owner if self.table is None else getattr(self.owner, self.table))[self.name] = value
+            (owner if self.table is None else getattr(owner, self.table))[self.name] = value
 
 
 # ---------------------------------------------------------------------------------------------- outputs
@@ -399,6 +401,9 @@ class Plan:
     aliases: tuple[ValueAlias, ...] = ()
     unbacked: tuple[tuple[Any, int], ...] = ()  # symbols that depend on values inside tensors -> number of size output
     fresh_leaves: tuple[int, ...] = ()  # values that the region made autograd leaves (`requires_grad_()`)
+    inference: tuple[
+        tuple[int, tuple[bool, ...]], ...
+    ] = ()  # value -> is it, and each of its leaves, of inference mode?
     dangling: tuple[int, ...] = ()  # values that require grad, but whose history leads to no input
     watched_inputs: tuple[int, ...] = ()  # wrappers whose version counter stands for a saved leaf's
     unread: tuple[Unread, ...] = ()  # values of contexts that no guard compares, since the trace read none of them

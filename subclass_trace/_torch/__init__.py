@@ -37,11 +37,12 @@ from .autograd import view_function as view_function
 from .composites import composites_as_eager as composites_as_eager
 from .fakes import DATA_DEPENDENT_ERRORS as DATA_DEPENDENT_ERRORS
 from .fakes import NO_FAKE_KERNEL as NO_FAKE_KERNEL
+from .fakes import addresses_of_storages as addresses_of_storages
 from .fakes import detached as detached
 from .fakes import fake_mode as fake_mode
 from .fakes import fake_result as fake_result
 from .fakes import like_format_of as like_format_of
-from .fakes import missing_attributes_of_fakes as missing_attributes_of_fakes
+from .fakes import missing_attributes as missing_attributes
 from .fakes import quiet_fake_errors as quiet_fake_errors
 from .graphs import FunctionalReplay as FunctionalReplay
 from .graphs import graph_module as graph_module

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
 
 import torch
 from torch._subclasses.fake_impls import fast_detach
@@ -67,22 +67,71 @@ def fake_result(
     return FakeTensor(mode, plain, device)
 
 
+Look: TypeAlias = Callable[[torch.Tensor, str], Any]
+
+
 @contextlib.contextmanager
-def missing_attributes_of_fakes(look: Callable[[torch.Tensor, str], Any]) -> Iterator[None]:
-    """While inside, ``look`` is asked for attributes that a fake tensor does not have; it may raise AttributeError."""
+def missing_attributes(classes: Iterable[type], look: Look, delete: Look) -> Iterator[None]:
+    """While inside, ``look`` is asked for attributes that a fake tensor, or a tensor of ``classes``, does not have.
 
-    def missing(fake: torch.Tensor, name: str) -> Any:
-        return look(fake, name)
+    It may raise AttributeError. ``delete`` is told which of them the code deletes.
+    """
+    with contextlib.ExitStack() as stack:
+        for cls in (FakeTensor, *classes):
+            own = getattr(cls, "__getattr__", None)
+            stack.enter_context(_replaced(cls, "__getattr__", _missing(own, look)))
+            stack.enter_context(_replaced(cls, "__delattr__", _deleting(cls.__delattr__, delete)))
+        yield
 
-    before = vars(FakeTensor).get("__getattr__")
-    FakeTensor.__getattr__ = missing  # type: ignore[attr-defined]
+
+def _missing(own: Callable[..., Any] | None, look: Look) -> Callable[..., Any]:
+    def missing(self: torch.Tensor, name: str) -> Any:
+        return look(self, name)
+
+    def after(self: torch.Tensor, name: str) -> Any:
+        assert own is not None
+        try:
+            return own(self, name)
+        except AttributeError:
+            return look(self, name)
+
+    return missing if own is None else after
+
+
+def _deleting(own: Callable[..., None], delete: Look) -> Callable[..., None]:
+    def deleting(self: torch.Tensor, name: str) -> None:
+        if name not in vars(self):
+            delete(self, name)
+        own(self, name)
+
+    return deleting
+
+
+@contextlib.contextmanager
+def addresses_of_storages(asked: Callable[[], None]) -> Iterator[None]:
+    """While inside, ``asked`` is told when Python asks for the address of a storage without memory, such as a fake one."""
+    own = torch.UntypedStorage.data_ptr
+
+    def data_ptr(self: torch.UntypedStorage) -> int:
+        if self.device.type == "meta":
+            asked()
+        return own(self)
+
+    with _replaced(torch.UntypedStorage, "data_ptr", data_ptr):
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(cls: type, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    before = vars(cls).get(name)
+    setattr(cls, name, function)
     try:
         yield
     finally:
         if before is None:
-            del FakeTensor.__getattr__  # type: ignore[attr-defined]
+            delattr(cls, name)
         else:
-            FakeTensor.__getattr__ = before  # type: ignore[attr-defined]
+            setattr(cls, name, before)
 
 
 NO_FAKE_KERNEL = UnsupportedOperatorException

@@ -18,6 +18,7 @@ Fact = tuple[str, Any]
 
 ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "no such attribute"})()
 _FACTS: Mapping[str, Callable[[Tensor], Any]] = {
+    "grad_fn": lambda t: None if t.grad_fn is None else (type(t.grad_fn).__name__, t.grad_fn.name()),
     "_is_view": lambda t: t._is_view(),
     "is_inference": lambda t: t.is_inference(),
     "is_shared": lambda t: t.is_shared(),  # type: ignore[no-untyped-call]

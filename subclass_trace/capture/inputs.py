@@ -128,7 +128,9 @@ def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: Dynam
         counters = counter_groups(reals)
     inputs = []
     for number, ((argument, _, own), spec) in enumerate(zip(rows, specs, strict=True)):
-        traced = traced_value(session, number, spec, [values[k] for k in own], argument.path)
+        # In inference mode too, a view of an input is as the input is.
+        inference = torch.is_inference_mode_enabled() and argument.value.is_inference()
+        traced = traced_value(session, number, spec, [values[k] for k in own], argument.path, inference)
         edge = torch.autograd.graph.get_gradient_edge(traced) if traced.requires_grad else None
         if session.dynamic:
             spec = _with_sizes(spec, flatten(traced)[1])
@@ -156,7 +158,9 @@ def _check_leaf(leaf: Tensor, path: Path, argument: Argument) -> None:
         raise UnsupportedError("a region was called with a FakeTensor", path=path, fix="call it with real tensors")
 
 
-def traced_value(session: Session, number: int, spec: Spec, leaves: list[Tensor], path: Path) -> Tensor:
+def traced_value(
+    session: Session, number: int, spec: Spec, leaves: list[Tensor], path: Path, inference: bool = False
+) -> Tensor:
     """Input ``number`` as the user function sees it: made of traced leaves, and no autograd leaf.
 
     Raises:
@@ -167,7 +171,9 @@ def traced_value(session: Session, number: int, spec: Spec, leaves: list[Tensor]
         # then autograd relates them no more than in eager, so each gets an alias of its own.
         traced = leaves[0] if not spec.requires_grad else session.tracked(leaves[0])
     else:
-        traced = rebuild(spec, iter(leaves))
+        grad = torch.is_grad_enabled()
+        with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+            traced = rebuild(spec, iter(leaves))
         if isinstance(spec, WrapperSpec) and type(traced) is not spec.cls:
             raise ProtocolError(
                 f"{spec.cls.__qualname__}.__tensor_unflatten__ built a {type(traced).__qualname__}",

@@ -9,6 +9,7 @@ the stand-in does not have are looked up on the input.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import torch
 
 from .. import _torch
 from ..errors import UnsupportedError
+from ..subclass.paths import Path
 from .facts import ABSENT, NAMES, Fact, fact_of
 from .inputs import TracedInput, TracedInputs, has_gradient
 from .recorder import Recorder
@@ -70,8 +72,13 @@ class MetadataReads:
             if state is not None and "_is_param" not in state:
                 state["_is_param"] = _IsParameter(self, number, row.is_parameter)
                 marked.append(state)
+        classes = dict.fromkeys(type(row.traced) for _, row in self._rows.values())
+        wrappers = [cls for cls in classes if cls not in _torch.FAKE_TYPES]
         try:
-            with _torch.missing_attributes_of_fakes(self._attribute):
+            with (
+                _torch.missing_attributes(wrappers, self._attribute, self._deleted),
+                _torch.addresses_of_storages(_refuse_address),
+            ):
                 yield
         finally:
             for state in marked:
@@ -85,6 +92,11 @@ class MetadataReads:
     def note(self, number: int, name: str) -> None:
         """``name`` of `AskedOf` was asked of an input."""
         self._asked.add((number, name))
+
+    def depends_on(self, name: str, inputs: TracedInputs) -> None:
+        """The trace hangs on this fact of each input."""
+        for number, row in enumerate(inputs.inputs):
+            self._fact(number, name, row)
 
     # ---------------------------------------------------------------- answers
     def answer(self, func: Any, x: Any, traced: Any, recorder: Recorder) -> Any:
@@ -116,13 +128,15 @@ class MetadataReads:
         if owner is Tensor.is_leaf or owner is Tensor.grad_fn or name in _OF_HISTORY:
             if row.edge is not None and row.traced.grad_fn is not row.edge.node:
                 return ASIDE  # another history than it came with
+        if owner is Tensor.grad_fn:
+            return self._history(number, row) if get and row.edge is not None else ASIDE
         if name in NAMES:
             return self._fact(number, name, row)
         if func is Tensor.retain_grad:
             return self._retain_grad(number, row, recorder)
-        if get and row.edge is not None and (owner is Tensor.is_leaf or owner is Tensor.grad_fn):
+        if get and row.edge is not None and owner is Tensor.is_leaf:
             self.note(number, "is_leaf")
-            return row.is_leaf if owner is Tensor.is_leaf else None if row.is_leaf else ASIDE
+            return row.is_leaf
         return ASIDE  # no history, which is guarded anyway
 
     def _gradient(self, number: int, row: TracedInput | None, x: Tensor, recorder: Recorder) -> Any:
@@ -166,6 +180,14 @@ class MetadataReads:
             raise _unanswerable("asks for the storage of a wrapper", row.path, "ask its inner tensors")
         return ASIDE
 
+    def _history(self, number: int, row: TracedInput) -> Any:
+        """The ``grad_fn`` that an input came with. Torch's own code gets that of the stand-in: it differentiates."""
+        self.note(number, "is_leaf")
+        if row.is_leaf:
+            return None
+        known = self._fact(number, "grad_fn", row) if is_user_code(sys._getframe(3).f_code) else ASIDE
+        return _history(known[0], known[1], row.path) if isinstance(known, tuple) else ASIDE
+
     def _view_of_inference(self, traced: Any) -> Any:
         """A view of an input made in inference mode does not know that it is one."""
         base = traced._base if isinstance(traced, Tensor) and traced._is_view() else None
@@ -202,20 +224,43 @@ class MetadataReads:
             UnsupportedError: it is neither a number nor a string, so that no guard could compare it.
         """
         number, row = self._rows.get(id(stand_in), (-1, None))
+        code = sys._getframe(2).f_code
         # What isinstance(x, nn.Buffer) looks at, it looks at in torch's code.
-        asked = name == "_is_buffer" or is_user_code(sys._getframe(2).f_code)
+        asked = name == "_is_buffer" or is_user_code(code)
         value = self._fact(number, f".{name}", row) if row is not None and asked else ASIDE
         if row is None or value is ABSENT or value is ASIDE:
             raise AttributeError(f"{type(stand_in).__name__!r} object has no attribute {name!r}")
-        if type(value) not in _SIMPLE:
+        if type(value) in _SIMPLE:
+            return value
+        if code in _code_of(
+            type(stand_in)
+        ):  # what a class keeps on an instance beside its protocol is a cache of its own
+            del self._facts[number, f".{name}"]
+            raise AttributeError(f"{type(stand_in).__name__!r} object has no attribute {name!r}")
+        raise UnsupportedError(
+            f"the region reads the attribute {name!r} that somebody has set on an input",
+            path=f"{row.path}.{name}",
+            expected="a number, a string or None",
+            got=f"an instance of {type(value).__name__}",
+            fix="pass it as an argument of its own",
+        )
+
+    def _deleted(self, stand_in: Tensor, name: str) -> None:
+        """The user's code deletes an attribute that a stand-in does not have.
+
+        Raises:
+            UnsupportedError: the input has it.
+        """
+        row = self.row_of(stand_in)
+        real = None if row is None else row.real()
+        if row is not None and real is not None and name in vars(real):
             raise UnsupportedError(
-                f"the region reads the attribute {name!r} that somebody has set on an input",
+                f"the region deletes the attribute {name!r} that somebody has set on an input",
                 path=f"{row.path}.{name}",
-                expected="a number, a string or None",
-                got=f"an instance of {type(value).__name__}",
-                fix="pass it as an argument of its own",
+                expected="attributes that are read, or set",
+                got=f"del of {name!r}",
+                fix="set it to None, or delete it outside of the region",
             )
-        return value
 
     def _retain_grad(self, number: int, row: TracedInput, recorder: Recorder) -> Any:
         if not row.is_leaf:
@@ -238,6 +283,33 @@ def _unanswerable(what: str, where: Any, fix: str = "ask outside of the region")
         got="a traced tensor, which does not know",
         fix=fix,
     )
+
+
+def _refuse_address() -> None:
+    """The address of a traced tensor's storage: torch's own code may have it."""
+    frame: Any = sys._getframe(2)
+    while frame.f_globals.get("__name__") == "torch.storage":  # TypedStorage asks its untyped one
+        frame = frame.f_back
+    if is_user_code(frame.f_code):
+        line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        raise _unanswerable("asks for the address of a tensor's memory, which differs in each call", line)
+
+
+def _history(kind: str, name: str, path: Path) -> Any:
+    """A stand-in for the node behind an input: it knows what it is called, and refuses everything else."""
+
+    def other(self: Any, attribute: str) -> Any:
+        raise _unanswerable(f"asks for .grad_fn.{attribute} of an input", path)
+
+    return type(kind, (), {"name": lambda self: name, "__getattr__": other, "__repr__": lambda self: f"<{kind}>"})()
+
+
+@functools.cache
+def _code_of(cls: type) -> frozenset[Any]:
+    """The code of what a class defines."""
+    members = (m for k in cls.__mro__ if k not in Tensor.__mro__ for m in vars(k).values())
+    functions = (getattr(m, "__func__", None) or getattr(m, "fget", None) or m for m in members)
+    return frozenset(f.__code__ for f in functions if hasattr(f, "__code__"))
 
 
 class _IsParameter:

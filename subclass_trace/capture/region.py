@@ -7,7 +7,7 @@ autograd graph as a `Tape`, from which the joint graph is traced. See docs/archi
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -15,8 +15,9 @@ import torch
 import torch.fx as fx
 
 from .. import _torch
-from ..plan import AssignmentPlan, MutationPlan, OutputPlan, ValueAlias, ValueOutput
-from ..subclass.flatten import flatten
+from ..errors import UnsupportedError
+from ..plan import AssignmentPlan, MutationPlan, OutputPlan, ValueAlias, ValueOutput, ViewOutput
+from ..subclass.flatten import flatten, leaves_of
 from ..subclass.spec import Spec, WrapperSpec, sizes_in
 from .aliasing import alias_groups
 from .checkpoint import checkpoint_as_tags
@@ -27,7 +28,7 @@ from .functions import CapturedFunctions
 from .graphs import finish_joint, read_by_backward
 from .inputs import Argument, DynamicDims, TracedInput, TracedInputs, trace_inputs
 from .metadata import MetadataReads
-from .mutation import check_members, read_mutations, remember
+from .mutation import Before, check_members, read_mutations, remember
 from .outputs import OutputClassifier, leaf_inside
 from .random_state import RandomState, UnknownGenerators
 from .recorder import Recorder
@@ -63,7 +64,7 @@ class Captured:
         size_primals: graph-input number -> SymInt, for inputs that are sizes.
         groups: overlapping leaves of which one is written.
         values: specs of the live tensors that the forward graph returns.
-        mutations, outputs, aliases, fresh_leaves, dangling, unbacked: see `plan`.
+        mutations, outputs, aliases, fresh_leaves, inference, dangling, unbacked: see `plan`.
         views: numbers of the values that are views when the region runs eagerly.
         differentiable: numbers of the values that get tangents.
         differentiated: numbers of the inputs (closed-over ones counted after the arguments) that get gradients.
@@ -90,6 +91,7 @@ class Captured:
     outputs: tuple[OutputPlan, ...]
     aliases: tuple[ValueAlias, ...]
     fresh_leaves: tuple[int, ...]
+    inference: tuple[tuple[int, tuple[bool, ...]], ...]
     dangling: tuple[int, ...]
     views: frozenset[int]
     result: Any
@@ -187,6 +189,7 @@ class _Capture:
             before = remember(inputs)
             run = self._call(call, inputs)
             recorder.write_assertions()
+            run = _with_attributes(run, inputs, before)
             results = run.results
             after = torch.is_grad_enabled()
             torch.set_grad_enabled(grad_mode)
@@ -203,9 +206,10 @@ class _Capture:
             classifier = OutputClassifier(inputs, states, run.handed, mutations, recorder, results, sharing, self._emit)
             outputs = [classifier.classify(o) for o in results]
             aliases = sharing.aliases(self.values, contents, self._emit)
+            if torch.is_inference_mode_enabled() and (aliases or any(map(_views_input, outputs))):
+                self.metadata.depends_on("is_inference", mine)
             held = {a.value for a in aliases if a.holder is not None}
-            results_too = {o.value for o in outputs if isinstance(o, ValueOutput)}
-            self.session.reads.settle(mutations, self.values, (contents - results_too) | held)
+            self.session.reads.settle(mutations, self.values, (contents - _results(outputs)) | held)
             flat = [flatten(t) for t in self.values]
             classifier.need(n for _, spec in flat if isinstance(spec, WrapperSpec) for n in sizes_in(spec))
             classifier.need(a.delta for row in aliases for a in row.leaves if a is not None)
@@ -322,7 +326,8 @@ class _Capture:
             served = {n: None for t in kept if recorder.knows(t) and isinstance(n := recorder.node_of(t), fx.Node)}
             saved = frozenset(n.name for n in served)
             out_of_sight = saves_out_of_sight(live, edges)
-            tape = Tape(self.session, live, edges, forward, boundary, written, tuple(served))
+            traced = [inputs.inputs[n].traced for n, _ in rows if n < len(inputs.inputs)]
+            tape = Tape(self.session, live, edges, forward, boundary, written, tuple(served), traced)
         return Captured(
             session=self.session,
             inputs=inputs.inputs,
@@ -340,6 +345,7 @@ class _Capture:
             outputs=tuple(outputs),
             aliases=tuple(replace(a, within=a.within and tape is not None) for a in aliases),
             fresh_leaves=tuple(fresh_leaves),
+            inference=tuple(_of_other_mode(self.values, mutated - _results(outputs), differentiable)),
             views=frozenset(k for k, t in enumerate(self.values) if t._is_view()),
             dangling=() if tape else tuple(differentiable),
             result=run.tree,
@@ -367,6 +373,47 @@ def is_own_leaf(t: Tensor) -> bool:
     """Is it an autograd leaf that requires grad by itself, not through the base that it is a view of?"""
     base = t._base
     return t.requires_grad and t.grad_fn is None and (base is None or not base.requires_grad)
+
+
+def _with_attributes(run: Run, inputs: TracedInputs, before: Sequence[Before]) -> Run:
+    """The run with the tensors that the region set as attributes of inputs among what it assigned."""
+    results, assignments = list(run.results), list(run.assignments)
+    for number, (row, was) in enumerate(zip(inputs.inputs, before, strict=True)):
+        for name, value in getattr(row.traced, "__dict__", {}).items():
+            if isinstance(value, Tensor) and name not in was.attributes:
+                assignments.append(AssignmentPlan(number, "__dict__", name, len(results)))
+                results.append(value)
+    return run._replace(results=results, assignments=tuple(assignments))
+
+
+def _views_input(o: OutputPlan) -> bool:
+    return isinstance(o, ViewOutput) and o.of_input
+
+
+def _results(outputs: Sequence[OutputPlan]) -> set[int]:
+    return {o.value for o in outputs if isinstance(o, ValueOutput)}
+
+
+def _of_other_mode(
+    values: Sequence[Tensor], skip: Collection[int], differentiable: Sequence[int]
+) -> Iterator[tuple[int, tuple[bool, ...]]]:
+    """(number, is it of inference mode, then its leaves) of values that are so where the caller is not, or the reverse.
+
+    Raises:
+        UnsupportedError: the region leaves the caller's inference mode to make a differentiable result.
+    """
+    mode = torch.is_inference_mode_enabled()
+    for k, value in enumerate(values):
+        flags = (value.is_inference(), *(t.is_inference() for t in leaves_of(value)))
+        if k not in skip and any(flag != mode for flag in flags):
+            if k in differentiable:
+                raise UnsupportedError(
+                    "the region leaves inference mode to make a differentiable result",
+                    expected="results without gradients, or a call outside of inference mode",
+                    got=f"a tensor of shape {tuple(value.shape)} that requires grad",
+                    fix="leave inference mode around the region",
+                )
+            yield k, flags
 
 
 def _written_groups(

@@ -7,7 +7,7 @@ are ``[*forward outputs, *leaves of the gradients]``. See docs/notes/tangents.md
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,8 @@ class TracedBackward:
 
     ``grads[k]`` is None where input k gets no gradient. ``next`` is the tape of the backward itself (only when traced
     with ``create_graph``), and ``differentiable`` tells which gradients are its outputs.
+    ``passed[k]``: gradient k is the very object that is ("tangent", number of the output), ("input", number among the
+    differentiated ones) or ("gradient", k), or None.
     """
 
     joint: fx.GraphModule
@@ -44,6 +46,7 @@ class TracedBackward:
     grads: tuple[Spec | None, ...]
     next: Tape | None
     differentiable: tuple[int, ...]
+    passed: tuple[tuple[str, int] | None, ...]
 
 
 class Tape:
@@ -58,8 +61,10 @@ class Tape:
         boundary: fx.Node | None,
         groups: Sequence[Sequence[int]],
         served: Sequence[fx.Node] = (),
+        inputs: Sequence[Tensor] = (),
     ) -> None:
         self.session = session
+        self.inputs = tuple(inputs)  # those that the edges are of
         self.outputs = tuple(outputs)
         self.edges = tuple(edges)
         self.forward_nodes = list(forward_nodes)
@@ -81,17 +86,21 @@ class Tape:
         return specs
 
     def trace(self, tangents: Sequence[Spec | None], *, create_graph: bool = False) -> TracedBackward:
-        """Trace the backward for these tangents (None: this output has none)."""
+        """Trace the backward for these tangents (None: this output has none).
+
+        With ``create_graph``, the tangents whose spec requires grad are inputs of the next tape, after the region's own.
+        """
         recorder = self.session.recorder
-        outs, values, names, edges = [], [], [], []
+        outs, values, names, edges, tracked = [], [], [], [], []
         with self.session.modes(), torch.set_grad_enabled(create_graph), _torch.disable_autocast():
             for out, spec in zip(self.outputs, tangents, strict=True):
                 if spec is None:
                     continue
                 value, made = self._tangent(out, spec)
-                if create_graph:
+                if create_graph and spec.requires_grad:  # type: ignore[union-attr]
                     _torch.make_nonleaf(value)
                     edges.append(torch.autograd.graph.get_gradient_edge(value))
+                    tracked.append(value)
                 outs.append(out)
                 values.append(value)
                 names += made
@@ -108,7 +117,7 @@ class Tape:
         following = None
         if create_graph:
             outputs = [g for k in live if (g := grads[k]) is not None]
-            rest = (self.forward_nodes, self.boundary, self.groups, self.served)
+            rest = (self.forward_nodes, self.boundary, self.groups, self.served, [*self.inputs, *tracked])
             following = Tape(self.session, outputs, [*self.edges, *edges], *rest)
         hidden = joint.meta["draws"]
         return TracedBackward(
@@ -119,6 +128,7 @@ class Tape:
             tuple(None if r is None else r[1] for r in flat),
             following,
             live,
+            _passed(grads, dict(zip(_present(tangents), values, strict=True)), self.inputs),
         )
 
     def _tangent(self, out: Tensor, spec: Spec) -> tuple[Tensor, list[str]]:
@@ -163,6 +173,27 @@ class Tape:
             raise UnsupportedError(
                 f"the backward uses an operation that a wrapper does not implement: {error}"
             ) from error
+
+
+def _present(tangents: Sequence[Spec | None]) -> list[int]:
+    return [k for k, t in enumerate(tangents) if t is not None]
+
+
+def _passed(
+    grads: Sequence[Tensor | None], tangents: Mapping[int, Tensor], inputs: Sequence[Tensor]
+) -> tuple[tuple[str, int] | None, ...]:
+    """Gradients that are a tangent or an input itself, or an earlier gradient.
+
+    Autograd accumulates by reference what nobody else holds. Two objects made of the same leaves would end as two
+    ``.grad`` in one memory.
+    """
+    known = {id(t): ("input", k) for k, t in enumerate(inputs)}
+    known |= {id(t): ("tangent", k) for k, t in tangents.items()}
+    rows = []
+    for k, g in enumerate(grads):
+        rows.append(None if g is None else known.get(id(g)))
+        known.setdefault(id(g), ("gradient", k))
+    return tuple(rows)
 
 
 def _fresh_like(t: Tensor) -> Tensor:

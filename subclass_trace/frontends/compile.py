@@ -263,6 +263,10 @@ class Region:
                 return found, arguments, positions
             except NeedsAutogradBase as again:
                 bases.append(again.base)
+            except TypeError:  # a symbolic stride has no hash, and operators say that they do not support the class
+                if not getattr(dynamic, "frees_sizes", False) or self._history.fixed_strides:
+                    raise
+                self._history.fixed_strides = True
 
     def _check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         function = self.function.forward if isinstance(self.function, torch.nn.Module) else self.function

@@ -78,6 +78,7 @@ class SizeHistory:
     def __init__(self) -> None:
         self.seen: list[Sizes] = []
         self.varying: dict[str, frozenset[int]] = {}
+        self.fixed_strides = False  # a class hashes the strides in its contexts, whatever the sizes are
 
     def add(self, sizes: Sizes) -> None:
         """Compare with earlier sizes at the same paths, and remember these."""
@@ -113,6 +114,8 @@ class _Choice(DynamicDims):
         self.chosen: dict[str, list[int]] = {}
         self._parts: dict[str, dict[Part, int]] = {}
         self._strides: dict[str, list[int]] = {}
+        self.frees_sizes = False  # sizes became symbols so that strides could
+        self._shapes: dict[str, tuple[int, ...]] = {}
         self._alike: dict[int, tuple[int | None, ...]] = {}  # size -> how the dimensions went that share its symbol
 
     def note(self, t: Tensor, path: Path, extra: frozenset[int], whole: bool) -> None:
@@ -120,6 +123,7 @@ class _Choice(DynamicDims):
         if t.is_nested:
             return
         name = str(path)
+        self._shapes[name] = tuple(t.shape)
         dims = self.history.varying.get(name, frozenset()) | marked_dims(t) | extra
         self.chosen[name] = [
             self._kind(name, d, n) if whole or d in dims else Dim.STATIC for d, n in enumerate(t.shape)
@@ -144,7 +148,7 @@ class _Choice(DynamicDims):
     def note_context(self, t: Tensor, context: Any, path: Path) -> None:
         """Numbers of a context that were an outer size in each call so far, and differed: they are that size."""
         if self._strides and not same_context(context, without_outer(context, (), tuple(t.stride()))):
-            self._fix_strides(str(path))
+            self._free_sizes(str(path))
         where = _context_path(path)
         dims = self.chosen.get(str(path), [])
         for k, (part, n) in enumerate(_numbers(context).items()):
@@ -155,10 +159,24 @@ class _Choice(DynamicDims):
             if found and len(set(went)) > 1:
                 self._parts.setdefault(str(path), {})[part] = found[0]
 
-    def _fix_strides(self, name: str) -> None:
-        """A context that repeats the outer stride is one that its class takes for numbers (DTensor hashes it)."""
-        for inner in [p for p in self._strides if p == name or p.startswith(f"{name}.")]:
-            del self._strides[inner]
+    def _free_sizes(self, name: str) -> None:
+        """A context that repeats the outer stride is one that its class may hash, as DTensor does. Where a size is a
+        symbol too, it does not.
+
+        Sizes that are the same outside and inside alone: how a class splits others would become a part of the trace.
+        Where there is none, strides are numbers.
+        """
+        inside = [p for p in self._strides if p.startswith(f"{name}.")]
+        outer = self._shapes[name]
+        same = [d for d, n in enumerate(outer) if n > 1 and all(self._shapes[p][d : d + 1] == (n,) for p in inside)]
+        if self.history.fixed_strides or not same:
+            for p in (name, *inside):
+                self._strides.pop(p, None)
+            return
+        for p in (name, *inside):
+            self.frees_sizes = True
+            for d in same:
+                self.chosen[p][d] = self._kind(p, d, outer[d])
 
     def parts(self, path: Path) -> Mapping[Part, int]:
         """Which values of a wrapper's context are which outer size."""

@@ -6,6 +6,7 @@ user function, and computed from the same saved activations. See docs/notes/tang
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from .. import _torch, verify
 from ..capture.graphs import extract, needed, output_args
 from ..capture.tape import Tape, TracedBackward
 from ..errors import TangentError
+from ..partition.half import Half
 from ..partition.hooks import merge_twins, unpack_late
 from ..subclass.context import Unread, same_context
 from ..subclass.flatten import flatten
@@ -26,6 +28,7 @@ from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
 from ..subclass.visit import rebuild
 from .rebuild import fit_strides
 from .sizes import Env, evaluator, freeze, holds
+from .tangent_layouts import MOST_LAYOUTS, comparable, copies_into, follows, known_layout, layout_like, same_layouts
 from .tangent_sizes import matches, symbolic, with_unbacked
 
 Tensor = torch.Tensor
@@ -45,6 +48,7 @@ class CompiledBackward:
         inputs: for each graph input ("saved", name), ("tangent", leaf number) or ("size", symbol).
         call: the boxed program.
         grads: spec of each gradient, in the order of the differentiated inputs.
+        passed: which gradients are the very object that is ("tangent", number), ("input", number) or ("gradient", number).
         next: the backwards of this backward, when ``create_graph``; ``differentiable``: which gradients they are of.
     """
 
@@ -56,6 +60,7 @@ class CompiledBackward:
     next: Backwards | None
     differentiable: tuple[int, ...]
     tangent_names: tuple[str, ...]
+    passed: tuple[tuple[str, int] | None, ...]
     conditions: tuple[Any, ...] = ()  # on the sizes, beyond those of the specialization
     contexts: Mapping[Unread, Any] = field(default_factory=dict)  # values that the guards leave out, but its trace read
     graph: Any = None  # its graph module, or the `Half` that makes it; pasted into tapes of compiled autograd
@@ -70,7 +75,15 @@ class CompiledBackward:
         """Is this the backward for these tangents?"""
         if self.create_graph != create_graph or not self.holds(env):
             return False
+        if create_graph and tuple(map(_requires_grad, tangents)) != tuple(map(_requires_grad, self.tangents)):
+            return False  # which gradients require grad depends on it
         return all(matches(known, now, env) for known, now in zip(self.tangents, tangents, strict=True))
+
+    def has_gradients(self, traced: TracedBackward) -> bool:
+        """Are these its gradients, with the same strides?"""
+        rows = zip(self.grads, traced.grads, self.passed, strict=True)
+        same = (p is not None or same_layouts([a], [None if b is None else freeze(b)], {}) for a, b, p in rows)
+        return self.passed == traced.passed and self.differentiable == traced.differentiable and all(same)
 
     def run(self, saved: dict[str, Any], tangents: Sequence[Tensor], env: Env) -> list[Tensor | None]:
         """Gradients from saved values (which are consumed) and the dense leaves of the tangents."""
@@ -85,6 +98,17 @@ class CompiledBackward:
         with torch.no_grad():
             flat = iter(self.call(args))
         return [None if g is None else rebuild(g, flat, sizes) for g in self.grads]
+
+    def pass_on(
+        self, grads: Sequence[Tensor | None], tangents: Sequence[Tensor | None], inputs: Sequence[Tensor]
+    ) -> list[Tensor | None]:
+        """The gradients, with the very tangents, inputs and earlier gradients in place of those that are such an object."""
+        found = list(grads)
+        given = {"tangent": tangents, "input": inputs, "gradient": found}
+        for k, source in enumerate(self.passed):
+            if source is not None:
+                found[k] = given[source[0]][source[1]]
+        return found
 
 
 class Backwards:
@@ -113,10 +137,12 @@ class Backwards:
         self.of_backward = False
         self.compile_backward, self.output_paths = compile_backward, tuple(output_paths)
         self.compiled: tuple[CompiledBackward, ...] = ()
+        self._layouts: tuple[tuple[Sequence[Spec | None], CompiledBackward], ...] = ()
 
     def add(self, entry: CompiledBackward) -> None:
-        """Add a backward that was compiled together with the forward."""
+        """Add a backward: the first was compiled together with the forward."""
         self.compiled = (*self.compiled, entry)
+        self._layouts = (*self._layouts, (entry.tangents, entry))
 
     def release(self) -> bool:
         """Drop the tape, and the tapes of backwards that can be differentiated; False where it can be made only once."""
@@ -125,6 +151,7 @@ class Backwards:
                 return False
             self.tape = None
             self.compiled = tuple(entry for entry in self.compiled if entry.next is None)
+            self._layouts = tuple(row for row in self._layouts if row[1].next is None)
             return True
 
     def find(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> CompiledBackward:
@@ -133,27 +160,62 @@ class Backwards:
         Raises:
             TangentError: it cannot be computed from the saved activations.
         """
+        tangents = [None if t is None else known_layout(t, bool(self.symbols)) for t in tangents]
         hit = self._lookup(tangents, create_graph, env)
         if hit is None:
             with TRACE_LOCK:
-                hit = self._lookup(tangents, create_graph, env)
+                hit = self._lookup(tangents, create_graph, env) or self._of_other_layout(tangents, create_graph, env)
                 if hit is None:
                     hit = self._trace(tangents, create_graph, env)
-                    self.compiled = (*self.compiled, hit)
+                    self.add(hit)
         return hit
 
     def _lookup(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> CompiledBackward | None:
-        for entry in self.compiled:
-            if entry.serves(tangents, create_graph, env):
+        for layout, entry in self._layouts:
+            if entry.serves(tangents, create_graph, env) and same_layouts(layout, tangents, env):
                 return entry
         return None
 
-    def _trace(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> CompiledBackward:
+    def serves_first(self, tangents: Sequence[Spec | None]) -> bool:
+        """Is the first backward the one for these tangents, of static sizes?"""
+        return bool(self.compiled) and self._lookup(tangents, False, {}) is self.compiled[0]
+
+    def _of_other_layout(
+        self, tangents: Sequence[Spec | None], create_graph: bool, env: Env
+    ) -> CompiledBackward | None:
+        """The backward for tangents that differ from known ones in their strides alone; None where there are none."""
+        known = [e for e in self.compiled if e.serves(tangents, create_graph, env) and copies_into(e.tangents, env)]
+        if not known:
+            return None
+        if len(self._layouts) >= MOST_LAYOUTS:
+            return known[0]
+        entry = first = known[0]
+        half = Half.of_module(first.graph) if isinstance(first.graph, fx.GraphModule) else first.graph
+        grads = [(g, p is not None) for g, p in zip(first.grads, first.passed, strict=True)]
+        if create_graph or follows(half, first.inputs, tangents, grads):
+            with contextlib.suppress(TangentError):  # nothing but strides hangs on it
+                entry = self._trace(tangents, create_graph, env, known if comparable(first.grads) else ())
+        if entry not in known:
+            self.add(entry)
+        else:
+            rows = zip(tangents, entry.tangents, strict=True)
+            layout = tuple(None if t is None or k is None else layout_like(t, k) for t, k in rows)
+            self._layouts = (*self._layouts, (layout, entry))
+        return entry
+
+    def _trace(
+        self,
+        tangents: Sequence[Spec | None],
+        create_graph: bool,
+        env: Env,
+        known: Sequence[CompiledBackward] = (),
+    ) -> CompiledBackward:
+        """A new backward; or one of ``known``, for other layouts of such tangents, if it has the same gradients."""
         tape = self.tape
         if tape is None:
             assert self.again is not None
             tape = self.again(None)
-        entry = self._trace_of(tape, tangents, create_graph, env)
+        entry = self._trace_of(tape, tangents, create_graph, env, known)
         failed = next((c for c in entry.conditions if not holds(c, env)), None)
         if failed is None:
             return entry
@@ -162,15 +224,25 @@ class Backwards:
         entry = self._trace_of(self.again(env), tangents, create_graph, env)
         return replace(entry, conditions=_torch.equalities(self.symbols, env))
 
-    def _trace_of(self, tape: Tape, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> CompiledBackward:
+    def _trace_of(
+        self,
+        tape: Tape,
+        tangents: Sequence[Spec | None],
+        create_graph: bool,
+        env: Env,
+        known: Sequence[CompiledBackward] = (),
+    ) -> CompiledBackward:
         live = [flatten(o)[1] for o in tape.outputs]
-        specs = [None if t is None else symbolic(canonical(t), o, env) for t, o in zip(tangents, live, strict=True)]
+        rows = zip(tangents, live, strict=True)
+        specs = [None if t is None else symbolic(_grad_alone(t, create_graph), o, env) for t, o in rows]
         shape_env = tape.session.shape_env
         assumed = _torch.assumptions_of(shape_env)
         before = set(_torch.shape_conditions(shape_env, self.symbols))
         try:
             with tape.session.reads.at(env) as contexts:
                 traced = tape.trace(specs, create_graph=create_graph)
+            if twins := [e for e in known if e.has_gradients(traced)]:
+                return twins[0]
             entry = self.build(traced, specs, create_graph)
             added = [c for c in _torch.shape_conditions(shape_env, self.symbols) if c not in before]
         finally:  # they hold for this backward; the next one that is traced must find out anew
@@ -232,6 +304,7 @@ class Backwards:
             following,
             traced.differentiable,
             traced.tangents,
+            traced.passed,
             graph=graph,
         )
 
@@ -252,31 +325,15 @@ class Backwards:
         )
 
 
-def canonical(spec: Spec) -> Spec:
-    """The tangent spec that a backward is traced for: leaves with overlapping or sparse strides become contiguous."""
+def _grad_alone(spec: Spec, create_graph: bool) -> Spec:
+    """A tangent without what does not matter: its place, and what requires grad where nothing is differentiated again."""
     if isinstance(spec, LeafSpec):
-        stride = spec.stride if _is_dense(spec) else _contiguous(spec.size)
-        return LeafSpec(spec.size, stride, 0, spec.dtype, spec.device, spec.layout, False)
+        return replace(spec, storage_offset=0, requires_grad=create_graph and spec.requires_grad)
     if isinstance(spec, WrapperSpec):
-        inners = tuple(map(canonical, spec.inners))
-        meta = (spec.size, spec.stride, spec.storage_offset, spec.dtype, spec.device, spec.layout, False)
-        return WrapperSpec(spec.cls, spec.names, inners, spec.context, *meta)
+        inners = tuple(_grad_alone(s, create_graph) for s in spec.inners)
+        return replace(spec, inners=inners, requires_grad=create_graph and spec.requires_grad)
     return spec
 
 
-def _is_dense(spec: LeafSpec) -> bool:
-    expected = 1
-    for stride, size in sorted(zip(spec.stride, spec.size, strict=True)):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
-
-
-def _contiguous(size: Sequence[int]) -> tuple[int, ...]:
-    out, step = [], 1
-    for n in reversed(size):
-        out.append(step)
-        step *= max(n, 1)
-    return tuple(reversed(out))
+def _requires_grad(spec: Spec | None) -> bool:
+    return bool(getattr(spec, "requires_grad", False))

@@ -383,6 +383,7 @@ class _EntryEmitter:
             simple
             and not plan.aliases
             and not plan.fresh_leaves
+            and not plan.inference
             and not plan.dangling
             and all(map(self._is_simple, plan.outputs))
         )

@@ -39,11 +39,10 @@ def run_backward(
     entry = backwards.find([None if r is None else r[1] for r in rows], create_graph, env)
     if not create_graph:
         leaves = [leaf for r in rows if r is not None for leaf in r[0]]
-        return entry.run(saved, leaves, env)
+        return entry.pass_on(entry.run(saved, leaves, env), tangents, inputs)
     present = [t for t in tangents if t is not None]
-    return list(
-        _torch.apply_function(DifferentiableBackward, backwards, entry, saved, env, len(inputs), *inputs, *present)
-    )
+    grads = _torch.apply_function(DifferentiableBackward, backwards, entry, saved, env, len(inputs), *inputs, *present)
+    return entry.pass_on(grads, tangents, inputs)
 
 
 def changed_since_forward() -> None:
@@ -65,6 +64,8 @@ class DifferentiableBackward(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         leaves = [leaf for t in args[count:] for leaf in leaves_of(t)]
         grads = entry.run(saved, leaves, env)
+        present = [t for t in entry.tangents if t is not None]
+        ctx.tracked = [*range(count), *(count + k for k, t in enumerate(present) if t.requires_grad)]  # type: ignore[union-attr]
         ctx.entry, ctx.env, ctx.connected = entry, env, args
         kept = saved | dict(zip(entry.tangent_names, leaves, strict=True))
         ctx.numbers = {n: v for n, v in kept.items() if not isinstance(v, Tensor)}
@@ -85,8 +86,9 @@ class DifferentiableBackward(torch.autograd.Function):
         assert entry.next is not None
         tangents = [grads[k] for k in entry.differentiable]
         saved = {**ctx.numbers, **dict(zip(ctx.names, ctx.saved_tensors, strict=False))}
-        result = run_backward(entry.next, ctx.connected, saved, tangents, ctx.env)
-        return (None, None, None, None, None, *result)
+        connected = [ctx.connected[k] for k in ctx.tracked]
+        found = dict(zip(ctx.tracked, run_backward(entry.next, connected, saved, tangents, ctx.env), strict=True))
+        return (None, None, None, None, None, *map(found.get, range(len(ctx.connected))))
 
 
 def _wrappers_around(saved: Iterable[Tensor], given: Sequence[Tensor]) -> list[Tensor]:

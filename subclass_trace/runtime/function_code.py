@@ -67,9 +67,9 @@ class FastBackward:
         named = {row.name: values.pop() if n is None else n for row, n in rows}
         values.clear()
         tangents = [grads[k] for k in program.plan.differentiable]
+        result = run_backward(program.backwards, ctx.inputs, named, tangents, getattr(ctx, "env", None) or {})
         if self.check is None and not torch.is_grad_enabled():
             self._arm(tangents)
-        result = run_backward(program.backwards, ctx.inputs, named, tangents, getattr(ctx, "env", None) or {})
         if not _torch.keeps_graph():
             ctx.inputs = ()
         return (None, None, *result) if needs_extra(program.plan) else (None, *result)
@@ -87,6 +87,9 @@ class FastBackward:
             if isinstance(spec, WrapperSpec):
                 rows += zip(leaves_of(t), spec_leaves(spec), strict=True)
         if len({id(t) for t, _ in rows}) != len(rows) or not self.use_cpp:
+            return
+        assert self.program.backwards is not None
+        if not self.program.backwards.serves_first([None if t is None else flatten(t)[1] for t in tangents]):
             return
         sizes = [list(s.size) for _, s in rows]  # type: ignore[union-attr]
         strides = [list(t.stride()) for t, _ in rows]
@@ -248,6 +251,10 @@ class FunctionEmitter:
         s.line(f"except AttributeError: {slow}")
         rows = self._checked(entry.tangents, leaves)
         s.line(f"if not check({', '.join(rows)}): {slow}")
+        # Under names of their own: a dense leaf may be brought to other strides, and its name goes before the graph runs.
+        handed = {source: f"h{k}" for k, source in enumerate(entry.passed) if source and source[0] != "gradient"}
+        for (kind, place), name in handed.items():
+            s.line(f"{name} = {self._tangent_names()[place] if kind == 'tangent' else f'ctx.inputs[{place}]'}")
         if leaves:
             s.line(f"if fast.fit is not None: {', '.join(leaves)}, = fast.fit({', '.join(leaves)})")
         number = {row.name: k for k, row in enumerate(r for r in self.plan.saved if r.is_tensor)}
@@ -263,7 +270,13 @@ class FunctionEmitter:
         s.line("if not keep: ctx.inputs = ()")
         parts = iter([f"r[{k}]" for k in range(sum(leaf_count(g) for g in entry.grads if g is not None))])
         wrapper = Wrapper(s, self.examples, {})
-        grads = ["None" if g is None else wrapper.wrap(g, parts) for g in entry.grads]
+        grads: list[str] = []
+        for made, source in zip(entry.grads, entry.passed, strict=True):
+            own = [next(parts) for _ in range(0 if made is None else leaf_count(made))]
+            if source is not None:
+                grads.append(grads[source[1]] if source[0] == "gradient" else handed[source])
+            else:
+                grads.append("None" if made is None else wrapper.wrap(made, iter(own)))
         s.line(f"return {self._nones}{''.join(f'{g}, ' for g in grads)}")
 
     def _tangents(self, entry: CompiledBackward) -> list[tuple[int, Spec]]:

@@ -30,7 +30,7 @@ from ..subclass.flatten import leaves_of
 from ..subclass.visit import rebuild
 from .backward import Backwards
 from .function import Dangling, RegionFunction
-from .rebuild import replay_view, share
+from .rebuild import of_inference, replay_view, share
 from .sizes import bind, evaluate, evaluator, read_unread
 from .writeback import deliver, set_version
 
@@ -127,6 +127,8 @@ def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]
     values = list(values)
     old = [leaves_of(x) for x in call.inputs] if plan.mutations else []
     share_values(plan, call, values, within=False)
+    for k, flags in plan.inference:
+        values[k] = of_inference(values[k], flags, call.leaves)
     for k in plan.fresh_leaves:
         values[k].requires_grad_()
     for k in plan.dangling:
@@ -151,7 +153,7 @@ def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]
         else:
             results.append(make_output(o, call, values, flat, early.get(k)))
     for a in plan.assignments:
-        a.deliver(results[a.result])
+        a.deliver(call.inputs, results[a.result])
     del results[plan.out_tree.num_leaves :]  # what was only made to be assigned
     if plan.grad_mode_after is not None:
         torch.set_grad_enabled(plan.grad_mode_after)

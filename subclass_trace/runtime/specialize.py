@@ -218,6 +218,7 @@ def _first_backward(parts: Partitioned, traced: Any, guess: Sequence[Any], call:
         next=None,
         differentiable=(),
         tangent_names=traced.tangents,
+        passed=traced.passed,
         graph=parts.second,
     )
 
@@ -262,6 +263,7 @@ def _plan(
         aliases=tuple(map(_freeze_alias, captured.aliases)),
         unbacked=captured.unbacked,
         fresh_leaves=captured.fresh_leaves,
+        inference=captured.inference,
         dangling=captured.dangling,
         watched_inputs=_watched(captured, inputs, saved),
         unread=captured.session.reads.left_out(),

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
+from ..capture.inputs import symbolic_strides
 from ..subclass.context import has_sizes, map_sizes, same_context
 from ..subclass.spec import (
     LeafSpec,
@@ -100,15 +103,23 @@ def symbolic(spec: Spec, like: Spec, env: Env) -> Spec:
         pairs = zip(now, then, strict=True)
         return tuple(n if is_ragged(n) else t if value(t) in (n, None) else elsewhere(n) for n, t in pairs)
 
+    def strides(s: Any, size: tuple[Any, ...], t: Any) -> tuple[Any, ...]:
+        found = sizes(s.stride, t.stride)
+        if s.layout is torch.jagged:
+            return found
+        products = symbolic_strides(s.size, s.stride, size)  # of a layout that is not that of the output
+        return tuple(p if type(n) is int else n for n, p in zip(found, products, strict=True))
+
     def walk(s: Spec, t: Spec) -> Spec:
         if isinstance(s, LeafSpec) and isinstance(t, LeafSpec):
-            return replace(s, size=sizes(s.size, t.size), stride=sizes(s.stride, t.stride))
+            return replace(s, size=sizes(s.size, t.size), stride=strides(s, sizes(s.size, t.size), t))
         if isinstance(s, WrapperSpec) and isinstance(t, WrapperSpec):
             theirs = dict(zip(t.names, t.inners, strict=True))
             inners = tuple(walk(i, theirs.get(n, t)) for n, i in zip(s.names, s.inners, strict=True))
             same = has_sizes(t.context) and same_context(map_sizes(t.context, value), s.context)
             rest = {"inners": inners, "context": t.context if same else s.context}
-            return replace(s, size=sizes(s.size, t.size), stride=sizes(s.stride, t.stride), **rest)
+            size = sizes(s.size, t.size)
+            return replace(s, size=size, stride=strides(s, size, t), **rest)
         return map_spec(s, lambda row: [elsewhere(n) for n in row])
 
     return walk(spec, like)

@@ -27,11 +27,12 @@ import torch
 from .. import _torch
 from .._torch import tape as _door
 from ..errors import SubclassTraceError
-from ..runtime.backward import Backwards, CompiledBackward, canonical
+from ..runtime.backward import Backwards, CompiledBackward
 from ..runtime.function import changed_since_forward
 from ..runtime.rebuild import fit_strides
 from ..runtime.reference import Program
 from ..runtime.sizes import Env, concrete, evaluator
+from ..runtime.tangent_layouts import contiguous
 from ..runtime.tangent_sizes import known_value, with_unbacked
 from ..subclass.flatten import flatten
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, leaf_count, sizes_in, spec_leaves
@@ -103,7 +104,7 @@ def _entry(program: Program, ctx: Any, tangents: Sequence[Step | None]) -> Compi
     values = [plan.values[k] for k in plan.differentiable]
     if not all(_is_known(v, env) for v in values):
         return _for_any_size(backwards, tangents, env)
-    specs = [None if t is None else canonical(concrete(v, env)) for v, t in zip(values, tangents, strict=True)]
+    specs = [None if t is None else contiguous(concrete(v, env)) for v, t in zip(values, tangents, strict=True)]
     try:
         with _torch.no_modes(), torch.no_grad():  # a capture with create_graph has gradients on
             entry = backwards.find(specs, False, env)

@@ -305,6 +305,36 @@ def _reshaped_view() -> None:
     st.compile(lambda x, y: y.t_())(whole, whole[1:])
 
 
+def _tagged(call: int) -> Tensor:
+    x = two(3, seed=call)
+    x.tag = 2 + call % 2
+    return x
+
+
+def _count(x: Tensor) -> Tensor:
+    x.tag += 1
+    x.kept = x * 2
+    return x * x.tag
+
+
+same(
+    M,
+    "Python attributes that the user has set on an input, a wrapper too: read and set",
+    _count,
+    _tagged,
+    specializations=2,
+)
+
+
+@fact(M, "a Python attribute of an input is deleted", torch="not in the survey", refused="UnsupportedError")
+def _deletes_an_attribute() -> None:
+    def f(x: Tensor) -> Tensor:
+        del x.tag
+        return x * 2
+
+    st.compile(f)(_tagged(0))
+
+
 same(
     M,
     "an inner tensor is replaced",
@@ -397,6 +427,47 @@ same(
     back=(1,),
     torch="error (wrong guess of the gradient's type)",
 )
+
+
+@fact(B, "strides of a gradient follow those of the tangent: expanded, transposed, sliced")
+def _strides_of_gradients() -> None:
+    region = st.compile(lambda x: x.sin() * 2)
+    for make in (lambda y: y.sum(), lambda y: y.t().contiguous().t(), lambda y: y[:, :1].expand(3, 4)):
+        seen = []
+        for call in (lambda x: x.sin() * 2, region):
+            x = dense(4, 3, seed=0).t().requires_grad_()
+            tangent = make(dense(3, 4, seed=1))
+            seen.append(torch.autograd.grad(call(x), x, tangent.expand(3, 4))[0].stride())
+        assert seen[0] == seen[1]
+
+
+@fact(
+    B,
+    "outer strides of a wrapper in dimensions of size 1",
+    differs="they are those of fake kernels, which are not always those of the real ones; the inner tensors' are eager's",
+    torch="differs in the same way",
+)
+def _strides_of_size_one() -> None:
+    strides = []
+    for call in (torch.relu, st.compile(torch.relu)):
+        x = TwoTensor(*(dense(2, 1, 4, 4, seed=k).to(memory_format=torch.channels_last) for k in (1, 2)))
+        x = (x * 1).requires_grad_()
+        strides.append(
+            torch.autograd.grad(call(x), x, TwoTensor(*(dense(2, 1, 4, 4, seed=k) for k in (1, 2))))[0].stride()
+        )
+    assert strides[0] == strides[1]
+
+
+@fact(B, "with `create_graph`, gradients of tangents alone require grad where the tangents do")
+def _gradients_of_tangents_alone() -> None:
+    region = st.compile(lambda x, w: x * 2 + w)
+    for tracked in (True, False):
+        x, w = (two(3, seed=k).requires_grad_() for k in (1, 2))
+        tangent = two(3, seed=3).requires_grad_(tracked)
+        of_x, of_w = torch.autograd.grad(region(x, w), (x, w), tangent, create_graph=True)
+        assert of_x.requires_grad is tracked and of_w is tangent
+
+
 same(
     B,
     "a view of an input that is written by an operation whose backward needs values",
@@ -423,6 +494,16 @@ same(
     plain(),
     back=(0,),
 )
+
+
+@fact(B, "a view, returned alone, of a value that is made a leaf in the region")
+def _view_of_a_leaf() -> None:
+    for make in (dense, two):
+        out = st.compile(lambda x: (x.detach() * 2).requires_grad_().view(-1))(make(3, 3, seed=1))
+        out.backward(make(9, seed=2))
+        assert out._base.is_leaf and out._base.grad.shape == (3, 3)
+
+
 same(
     B,
     "a value that is made a leaf in the region and is computed with",
@@ -657,6 +738,64 @@ same(
     lambda x, y: (x.sum(), y * 2),
     lambda c: (two(0, 3, seed=c), TwoTensor(torch.tensor(1.0), torch.tensor(2.0))),
 )
+
+
+def _computed_in_inference_mode(x: Tensor) -> Any:
+    with torch.inference_mode():
+        y = x * 2
+    return y, y[0]
+
+
+same(N, "a result that is computed in inference mode is an inference tensor", _computed_in_inference_mode, root())
+
+
+@fact(N, "the node behind an input (`x.grad_fn.name()`, `type(x.grad_fn).__name__`)")
+def _history_of_an_input() -> None:
+    region = st.compile(lambda x: (x.detach() * 1, x.grad_fn.name(), type(x.grad_fn).__name__)[1:])
+    for x in (two(3, seed=1).requires_grad_() * 2, two(3, seed=1).requires_grad_().sin()):
+        assert region(x) == (x.grad_fn.name(), type(x.grad_fn).__name__)
+
+
+@fact(N, "the address of an input's memory (`data_ptr()`, also of its storage)", refused="UnsupportedError")
+def _address() -> None:
+    st.compile(lambda x: x * (x.untyped_storage().data_ptr() % 2 + 1))(dense(3, seed=1))
+
+
+@fact(
+    N,
+    "the very class of a dense input (`type(x) is torch.Tensor`)",
+    torch=YES,
+    differs="it is FakeTensor while it is traced: ask `isinstance(x, torch.Tensor)`, which holds, or nn.Parameter's",
+)
+def _class_of_a_dense_input() -> None:
+    assert st.compile(lambda x: type(x) is torch.Tensor)(dense(3, seed=1))
+
+
+@fact(
+    N,
+    "all Python attributes of an input at once (`vars(x)`)",
+    torch="not in the survey",
+    differs="those that the user has set are found by their names alone",
+)
+def _all_attributes() -> None:
+    assert "tag" in st.compile(lambda x: list(vars(x)))(_tagged(0))
+
+
+@fact(
+    N,
+    "a differentiable result, made with inference mode turned off inside of it",
+    torch="graph break",
+    refused="UnsupportedError",
+)
+def _out_of_inference_mode() -> None:
+    def f(x: Tensor) -> Tensor:
+        with torch.inference_mode(False):
+            return x * 2
+
+    with torch.inference_mode():
+        st.compile(f)(torch.ones(2).requires_grad_())
+
+
 same(
     N,
     "batch norm updates its statistics once",

@@ -288,6 +288,10 @@ FACTS: dict[str, tuple[Callable[[Tensor], Any], list[Callable[[], Tensor]]]] = {
     "storage": (lambda x: x.untyped_storage().nbytes(), [lambda: torch.ones(2), lambda: torch.ones(4)[1:3]]),
     "buffer": (lambda x: isinstance(x, nn.Buffer), [lambda: torch.ones(2), lambda: nn.Buffer(torch.ones(2))]),
     "attribute": (lambda x: getattr(x, "tag", 0), [_tagged, lambda: _tagged(tag=3), lambda: _tagged(tag=4)]),
+    "history": (
+        lambda x: len(x.grad_fn.name()) + len(type(x.grad_fn).__name__),
+        [_no_leaf, lambda: (torch.ones(4, requires_grad=True) * 1)[:2]],
+    ),
 }
 
 
@@ -318,12 +322,96 @@ def test_a_parameter_that_the_region_makes() -> None:
         st.compile(nn.Parameter)(torch.ones(2))
 
 
+def test_the_graph_behind_an_input_is_refused() -> None:
+    with pytest.raises(st.UnsupportedError, match="asks for .grad_fn.next_functions of an input"):
+        st.compile(lambda x: (x.grad_fn.next_functions, x * 2)[1])(_no_leaf())
+
+
+# ---------------------------------------------------------------------------------------------- Python attributes
+def _tagged_two(**attributes: object) -> Tensor:
+    x = _two()
+    vars(x).update(attributes)
+    return x
+
+
+def _counts(x: Tensor) -> Tensor:
+    x.tag = getattr(x, "tag", 0) + 1
+    return x * x.tag
+
+
+def _keeps(x: Tensor) -> Tensor:
+    x.kept = x * 2
+    return x * 3
+
+
+USES: list[Callable[[Tensor], Any]] = [
+    lambda x: x * getattr(x, "tag", 5),
+    lambda x: x * (2 if hasattr(x, "tag") else 3),
+    _counts,
+    _keeps,
+]
+
+
+@pytest.mark.parametrize("make", [_tagged, _tagged_two])
+@pytest.mark.parametrize("function", USES)
+def test_attributes_that_the_user_set_on_an_input(
+    function: Callable[[Tensor], Any], make: Callable[..., Tensor]
+) -> None:
+    region = st.compile(function)
+    for attributes in ({}, {"tag": 3}, {"tag": 4}, {"tag": 2.5}, {}, {"tag": 3}):
+        seen = []
+        for call in (function, region):
+            x = make(**attributes)
+            seen.append((str(call(x)), str(vars(x))))
+        assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("make", [_tagged, _tagged_two])
+def test_attributes_that_no_guard_could_compare_or_restore(make: Callable[..., Tensor]) -> None:
+    with pytest.raises(st.UnsupportedError, match="reads the attribute 'tag'") as caught:
+        st.compile(lambda x: x * len(x.tag))(make(tag=[1, 2]))
+    assert "args[0].tag" in str(caught.value)
+
+    def deletes(x: Tensor) -> Tensor:
+        del x.tag
+        return x * 2
+
+    x = make(tag=3)
+    with pytest.raises(st.UnsupportedError, match="deletes the attribute 'tag'"):
+        st.compile(deletes)(x)
+    assert x.tag == 3
+    with pytest.raises(AttributeError, match="has no attribute 'tag'"):
+        st.compile(lambda x: x * x.tag)(make())
+
+
+def test_the_cache_of_a_class_is_its_own() -> None:
+    class Caching(TwoTensor):
+        def total(self) -> Tensor:
+            if not hasattr(self, "_total"):
+                self._total = self.a + self.b
+            return self._total
+
+    region = st.compile(lambda x: x.total() * 2)
+    x = Caching(torch.ones(2), torch.ones(2))
+    for _ in range(2):
+        assert region(x).tolist() == [4.0, 4.0]
+        x.total()
+
+
+def test_a_tensor_that_is_kept_on_an_input_is_differentiable() -> None:
+    x = _leaf()
+    st.compile(_keeps)(x)
+    x.kept.sum().backward()
+    assert x.grad.tolist() == [2.0, 2.0]
+
+
 # ---------------------------------------------------------------------------------------------- what no guard can tell
 UNANSWERABLE: dict[str, Callable[[Tensor], Any]] = {
     "the version counter": lambda x: x._version,
     "the version counter of an input": lambda x: x.detach()._version,
     "the base of an input": lambda x: x._base is None,
     "the base of": lambda x: x.view(-1)._base is x,
+    "the address of a tensor's memory": lambda x: x.untyped_storage().data_ptr(),
 }
 
 

@@ -1,0 +1,170 @@
+"""Gradients as objects: which require grad with ``create_graph``, and which are the very tangent that came."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import subclass_trace as st
+from subclass_trace.zoo import TwoTensor
+
+Tensor = torch.Tensor
+
+
+def _dense() -> Tensor:
+    return torch.randn(3, 3)
+
+
+def _two() -> Tensor:
+    return TwoTensor(_dense(), _dense())
+
+
+PROGRAMS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "linear": lambda x, w: x * 2 + w,
+    "product": lambda x, w: x * w,
+    "passed on": lambda x, w: (x.clone(), w.sin()),
+    "of the other": lambda x, w: x.detach().sin() * w,
+}
+
+
+def _kinds(gradients: Any) -> list[Any]:
+    return [None if g is None else (type(g), g.requires_grad, g.is_leaf) for g in gradients]
+
+
+@pytest.mark.parametrize("make", [_dense, _two])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_requires_grad_with_create_graph(name: str, make: Callable[[], Tensor]) -> None:
+    region = st.compile(PROGRAMS[name])
+    for weight in (True, False):
+        for tracked in ((True, False), (False, True), (False, False)):
+            seen = []
+            for call in (PROGRAMS[name], region, region):
+                torch.manual_seed(0)
+                x, w = make().requires_grad_(), make().requires_grad_(weight)
+                out = call(x, w)
+                outs = [o for o in (out if isinstance(out, tuple) else (out,)) if o.requires_grad]
+                tangents = [make().requires_grad_(t) for t in tracked[: len(outs)]]
+                inputs = [t for t in (x, w, *tangents) if t.requires_grad]
+                first = torch.autograd.grad(outs, inputs[: 1 + weight], tangents, create_graph=True, allow_unused=True)
+                live = [g for g in first if g is not None and g.requires_grad]
+                ones = [torch.ones_like(g) for g in live]
+                second = torch.autograd.grad(live, inputs, ones, allow_unused=True) if live else ()
+                values = [g if g is None or make is _dense else torch.stack([g.a, g.b]) for g in second]
+                seen.append((_kinds(first), _kinds(second), values))
+            for kinds, kinds_of_second, values in seen[1:]:
+                assert (kinds, kinds_of_second) == seen[0][:2]
+                for a, b in zip(values, seen[0][2], strict=True):
+                    assert (a is None and b is None) or torch.equal(a, b)
+
+
+@pytest.mark.parametrize("make", [_dense, _two])
+def test_a_tangent_that_is_handed_on_is_handed_on_itself(make: Callable[[], Tensor]) -> None:
+    region = st.compile(lambda x, w: x + w)
+    for _ in range(2):
+        x, w, tangent = make().requires_grad_(), make().requires_grad_(), make()
+        y = region(x, w)
+        assert all(g is tangent for g in torch.autograd.grad(y, [x, w], tangent, retain_graph=True))
+        y.backward(tangent)
+        parts = [t.a if make is _two else t for t in (x.grad, w.grad, tangent)]
+        assert len({t.untyped_storage().data_ptr() for t in parts}) == 3  # as eager: nobody's .grad is another's
+
+
+def test_gradients_that_are_one_object_stay_one_object() -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return (x + w).view(-1)
+
+    region = st.compile(function)
+    for call in (function, region, region):
+        x, w = _two().requires_grad_(), _two().requires_grad_()
+        first, second = torch.autograd.grad(call(x, w), [x, w], TwoTensor(torch.ones(9), torch.ones(9)))
+        assert first is second
+
+
+# ---------------------------------------------------------------------------------------------- strides
+def _lay(make: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
+    """A tangent for ``like`` whose dense leaves are laid out by ``make``."""
+    if isinstance(like, TwoTensor):
+        return TwoTensor(_lay(make, like.a), _lay(make, like.b))
+    return make(torch.randn(like.shape))
+
+
+def _sliced(t: Tensor) -> Tensor:
+    return torch.empty(*t.shape[:-1], 2 * t.shape[-1])[..., : t.shape[-1]].copy_(t)
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda t: t,
+    "transposed": lambda t: t.mT.contiguous().mT,
+    "expanded": lambda t: torch.ones(()).expand(t.shape),
+    "expanded rows": lambda t: t[:1].expand(t.shape),
+    "sliced": _sliced,
+}
+
+LAID_OUT: dict[str, Callable[[Tensor], Tensor]] = {
+    "mul": lambda x: x * 2,
+    "sin": lambda x: x.sin(),
+    "transpose": lambda x: x.mT.exp(),
+    "cat": lambda x: torch.cat([x, x * 2]),
+    "sum": lambda x: x.sum(0, keepdim=True),
+    "view": lambda x: x.unsqueeze(0) * 2,
+}
+
+
+def _strides(t: Any) -> Any:
+    return [_strides(t.a), _strides(t.b)] if isinstance(t, TwoTensor) else t.stride()
+
+
+@pytest.mark.parametrize("wrap", [False, True])
+@pytest.mark.parametrize("name", LAID_OUT)
+def test_strides_follow_the_tangent_as_in_eager(name: str, wrap: bool) -> None:
+    function = LAID_OUT[name]
+    region = st.compile(function)
+    for layout in (*LAYOUTS, *LAYOUTS):
+        seen = []
+        for call in (function, region):
+            torch.manual_seed(0)
+            x = torch.randn(4, 3).t()
+            x = (TwoTensor(x, x * 2) if wrap else x).requires_grad_()
+            y = call(x)
+            gradient = torch.autograd.grad(y, x, _lay(LAYOUTS[layout], y.detach()))[0]
+            parts = [gradient.a, gradient.b] if wrap else [gradient]
+            seen.append((_strides(gradient), [p.tolist() for p in parts]))
+        assert seen[0] == seen[1], layout
+
+
+def test_a_layout_that_changes_no_gradient_needs_no_backward_of_its_own() -> None:
+    region = st.compile(lambda x, w: (x @ w).relu() @ w)
+    x, w = torch.randn(3, 4), torch.randn(4, 4, requires_grad=True)
+    for make in LAYOUTS.values():
+        y = region(x, w)
+        torch.autograd.grad(y, w, make(torch.randn(3, 4)))
+    backwards = region.specializations[0].program.backwards
+    assert backwards is not None and len(backwards.compiled) == 1
+
+
+@pytest.mark.parametrize("layout", ["transposed", "expanded", "sliced"])
+def test_changing_sizes_add_one_backward_for_a_layout(layout: str) -> None:
+    region = st.compile(lambda x: x.sin(), dynamic=True)
+    for n in (4, 5, 6, 7):
+        gradients = []
+        for call in (torch.sin, region):
+            torch.manual_seed(n)
+            x = torch.randn(n, 3, requires_grad=True)
+            gradients.append(torch.autograd.grad(call(x), x, LAYOUTS[layout](torch.randn(n, 3)))[0])
+        assert gradients[0].stride() == gradients[1].stride() and torch.equal(*gradients)
+    backwards = region.specializations[0].program.backwards
+    assert len(region.specializations) == 1 and backwards is not None
+    assert len(backwards.compiled) <= 2
+
+
+def test_tangents_of_ever_other_strides_trace_so_many_backwards_and_no_more() -> None:
+    region, buffer = st.compile(lambda x: x * 2), torch.ones(3, 64)
+    for n in range(20):
+        x = torch.randn(3, 2, requires_grad=True)
+        gradient = torch.autograd.grad(region(x), x, buffer.as_strided((3, 2), (2 + n, 1)))[0]
+        assert torch.equal(gradient, torch.full((3, 2), 2.0))
+    backwards = region.specializations[0].program.backwards
+    assert backwards is not None and len(backwards.compiled) <= 16

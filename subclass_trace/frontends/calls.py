@@ -22,7 +22,7 @@ from ..runtime.guards import ModuleGuard, ModuleView
 from ..subclass.context import ObjectIdentity, argument_snapshot
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
-from .escapes import Effect, effects_on
+from .effects import Effect, effects_on
 from .modules import Assigned, Root, State, named_tensors, replaced, roots_of, states_of, submodules
 from .reach import Reached, Slot, is_plain_object, reach
 

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..capture.user_code import is_foreign, is_user_code
-from ..runtime.guards import HOOK_TABLES, OF_EVERY_MODULE
+from ..runtime.guards import ABSENT, HOOK_TABLES, OF_EVERY_MODULE
 from ..subclass.paths import Path
 
 Module = torch.nn.Module
@@ -55,11 +55,11 @@ class Slot:
         return self.path.root if self.key is None else self.key
 
     def read(self) -> Any:
-        """What it holds now; None if it is empty."""
+        """What it holds now, or ABSENT."""
         try:
-            return self.holder.cell_contents if self.key is None else self.holder.get(self.key)
+            return self.holder.cell_contents if self.key is None else self.holder.get(self.key, ABSENT)
         except ValueError:  # the cell was emptied
-            return None
+            return ABSENT
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,9 +93,9 @@ class Slotted:
     def __delitem__(self, key: str) -> None:
         delattr(self.value, key)
 
-    def get(self, key: str) -> Any:
-        """The attribute, or None."""
-        return getattr(self.value, key, None)
+    def get(self, key: str, default: Any = None) -> Any:
+        """The attribute, or ``default``."""
+        return getattr(self.value, key, default)
 
     def __iter__(self) -> Iterator[str]:
         """The attributes that are set."""
@@ -224,6 +224,8 @@ class _Walk:
         if id(value) in self._seen or len(self._seen) > _MOST:
             return
         self._seen[id(value)] = value
+        if value is ABSENT:
+            return
         if isinstance(value, type):
             if not is_foreign(value):
                 self.held.append((value, path))
@@ -289,7 +291,7 @@ class _Walk:
             if name in table:
                 self._slot(table, name, Path(name), table[name])
             else:
-                self.unbound.append(Slot(table, name, Path(name), None))
+                self.unbound.append(Slot(table, name, Path(name), ABSENT))
         for inner in said.inside:
             self._code(inner, table)
 
@@ -323,10 +325,12 @@ class _Walk:
         for base in cls.__mro__:
             if not is_foreign(base):
                 self.look(base, Path(base.__qualname__))
-                for key in self.reads & vars(base).keys() - set(own):
+                for key in sorted(self.reads & vars(base).keys() - set(own)):
                     held = vars(base)[key]
                     if isinstance(held, (bool, int, float, complex, str, torch.Tensor, *_CONTAINERS)):
                         self._slot(vars(base), key, path.attr(key), held)
+                        if not isinstance(value, Module):  # which counts its attributes
+                            self._slot(own, key, path.attr(key), ABSENT)
 
     def _methods(self, cls: type, names: Iterable[str]) -> None:
         table = _methods_of(cls)

@@ -46,7 +46,7 @@ from .emit import (
     write_copies,
 )
 from .function_code import FunctionEmitter, needs_extra
-from .guards import HOOK_TABLES, Guards
+from .guards import ABSENT, HOOK_TABLES, Guards, Same
 from .rebuild import replay_view
 from .reference import Call, Program, base_value, finish
 from .source import Source
@@ -241,8 +241,11 @@ class _EntryEmitter:
         rows = []
         for guard in self.guards.names:
             holder = s.constant(guard.holder, "holder")
-            now = f"{holder}.cell_contents" if guard.key is None else f"{holder}[{guard.key!r}]"
-            rows.append((now, guard.value))
+            absent = isinstance(guard.value, Same) and guard.value.value is ABSENT
+            now = (
+                f"{holder}[{guard.key!r}]" if not absent else f"{holder}.get({guard.key!r}, {s.bind('ABSENT', ABSENT)})"
+            )
+            rows.append((f"{holder}.cell_contents" if guard.key is None else now, guard.value))
         held_checks(s, rows)
 
     def _modules(self) -> list[str]:

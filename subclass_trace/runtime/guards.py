@@ -172,6 +172,10 @@ def as_held(value: Any, depth: int = 0) -> Any:
 _ITEMWISE = (list, tuple, dict, set, collections.deque)
 
 
+#: stands for what a name is bound to that is not bound
+ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "nothing"})()
+
+
 @dataclass(frozen=True, eq=False)
 class NameGuard:
     """A closure cell (``key`` None), a global or an attribute that the function names, and what it held (`as_held`)."""
@@ -184,9 +188,9 @@ class NameGuard:
     def holds(self) -> bool:
         """Does it hold the same?"""
         try:
-            now = self.holder.cell_contents if self.key is None else self.holder[self.key]
-        except (ValueError, KeyError):  # the cell was emptied, the name deleted
-            return False
+            now = self.holder.cell_contents if self.key is None else self.holder.get(self.key, ABSENT)
+        except ValueError:  # the cell was emptied
+            now = ABSENT
         return now is self.value.value if type(self.value) is Same else same_context(self.value, as_held(now))
 
 

@@ -21,14 +21,13 @@ from .. import _torch
 from ..capture.user_code import is_foreign
 from ..errors import UnsupportedError
 from ..plan import AssignmentPlan
-from ..runtime.guards import is_simple
+from ..runtime.guards import ABSENT, is_simple
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
 from ..subclass.protocol import Kind, kind_of
-from .reach import Reached, Slot, attributes_of
+from .reach import Reached, attributes_of
 
 _MUTABLE = (list, dict, set, deque)
-_ABSENT: Any = object()
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +56,7 @@ def effects_on(reached: Reached) -> Iterator[list[Effect]]:
     """
     rows = [(held, held.content()) for held in _holders(reached)]
     slots = [
-        (row, _bound(row)) for row in (*reached.slots, *reached.unbound) if type(row.holder) in (dict, types.CellType)
+        (row, row.read()) for row in (*reached.slots, *reached.unbound) if type(row.holder) in (dict, types.CellType)
     ]
     effects: list[Effect] = []
     found: list[Path] = []
@@ -65,7 +64,7 @@ def effects_on(reached: Reached) -> Iterator[list[Effect]]:
         yield effects
     finally:
         for row, was in slots:
-            now = _bound(row)
+            now = row.read()
             if now is not was and holds_traced(now):
                 found.append(row.path)
                 _bind(row.holder, row.key, was)
@@ -89,20 +88,11 @@ def effects_on(reached: Reached) -> Iterator[list[Effect]]:
         )
 
 
-def _bound(row: Slot) -> Any:
-    if row.key is not None:
-        return row.holder.get(row.key, _ABSENT)
-    try:
-        return row.holder.cell_contents
-    except ValueError:  # an empty cell
-        return _ABSENT
-
-
 def _bind(holder: Any, key: str | None, value: Any) -> None:
     """Give a name or an attribute its value back."""
     if key is None:
         holder.cell_contents = value
-    elif value is _ABSENT:
+    elif value is ABSENT:
         del holder[key]
     else:
         holder[key] = value
@@ -110,7 +100,7 @@ def _bind(holder: Any, key: str | None, value: Any) -> None:
 
 def _is_effect(was: Any, now: Any) -> bool:
     """Was a number, a flag or a string assigned, or a size?"""
-    if now is was or now is _ABSENT or not (isinstance(now, torch.SymInt) or is_simple(now)):
+    if now is was or now is ABSENT or not (isinstance(now, torch.SymInt) or is_simple(now)):
         return False
     return not (type(now) is type(was) and is_simple(now) and now == was)
 
@@ -118,7 +108,7 @@ def _is_effect(was: Any, now: Any) -> bool:
 def _take_back(attributes: Any, was: dict[str, Any], counters: frozenset[str]) -> list[Effect]:
     out = []
     for key in list(attributes):
-        before, now = was.get(key, _ABSENT), attributes[key]
+        before, now = was.get(key, ABSENT), attributes[key]
         if key not in counters and _is_effect(before, now):
             out.append(Effect(attributes, key, now))
             _bind(attributes, key, before)

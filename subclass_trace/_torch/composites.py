@@ -6,6 +6,7 @@ apart in Python instead of in C++. These Python forms differ from the C++ kernel
     rnn_tanh, rnn_relu, lstm, gru   no dropout between the layers: a comparison of torch's is the wrong way round
     dropout                         draws random numbers for p = 1; copies where the kernel returns its argument
     multilabel_margin_loss_forward  counts class 0 for each target that a row has less than classes
+    upsample_linear and the like    rounds in another way, by 1 for bytes
 """
 
 from __future__ import annotations
@@ -69,9 +70,34 @@ def _multilabel_margin_loss(input: Tensor, target: Tensor, reduction: int) -> tu
     return loss, is_target.to(input.dtype).reshape(target.shape)
 
 
+def _interpolation(vec: Any, kernel: Any) -> Callable[..., Tensor]:
+    """The kernel itself where no gradient is wanted; torch's form, which has a backward for symbolic sizes, elsewhere."""
+    with_gradient = vec.py_kernels[_KEYS[0]]
+
+    def form(
+        input: Tensor, output_size: Any, align_corners: bool, scale_factors: Sequence[float] | None = None
+    ) -> Tensor:
+        if torch.is_grad_enabled() and input.requires_grad:
+            return with_gradient(input, output_size, align_corners, scale_factors)  # type: ignore[no-any-return]
+        size: Any = decompositions.upsample_compute_output_size(input.size(), output_size, scale_factors)  # type: ignore[no-untyped-call]
+        scales: Sequence[float | None] = scale_factors or [None] * len(size)
+        with torch._C._AutoDispatchBelowAutograd():
+            out: Tensor = kernel(input, size, align_corners, *scales)
+        return out
+
+    return form
+
+
+_INTERPOLATIONS = (
+    (_aten.upsample_linear1d.vec, _aten.upsample_linear1d.default),
+    (_aten.upsample_bilinear2d.vec, _aten.upsample_bilinear2d.default),
+    (_aten.upsample_trilinear3d.vec, _aten.upsample_trilinear3d.default),
+    (_aten.upsample_bicubic2d.vec, _aten.upsample_bicubic2d.default),
+)
 _FORMS: dict[Any, Callable[..., Any]] = {
     _aten.dropout.default: _dropout,
     _aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
+    **{vec: _interpolation(vec, kernel) for vec, kernel in _INTERPOLATIONS},
 }
 
 

@@ -79,3 +79,12 @@ def test_multilabel_margin_loss(reduction):
             lambda x, rows=rows: F.multilabel_margin_loss(x, target.expand(3, 4)[rows], reduction=reduction),
             torch.randn(3, 4)[rows],
         )
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_interpolation_of_bytes_rounds_as_the_kernel(mode):
+    compiled = st.compile(lambda x: F.interpolate(x, scale_factor=1.7, mode=mode), dynamic=True)
+    for height in (5, 8):
+        x = torch.randint(0, 256, (2, 3, height, 7), dtype=torch.uint8)
+        assert torch.equal(compiled(x), F.interpolate(x, scale_factor=1.7, mode=mode))
+    compare(lambda x: F.interpolate(x, size=(4, 9), mode=mode), torch.randn(2, 3, 5, 7))

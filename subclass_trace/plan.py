@@ -128,6 +128,7 @@ class MutationPlan:
         attributes: Python attributes of the wrapper that the region changed.
         version_bumps: by how much the version counter moves.
         starts_grad: the region called ``requires_grad_()`` on it.
+        stops_grad: the region detached it in place, or called ``requires_grad_(False)``.
     """
 
     input: int
@@ -139,6 +140,7 @@ class MutationPlan:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     version_bumps: int = 0
     starts_grad: bool = False
+    stops_grad: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -41,6 +41,10 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name == "__set__" and getattr(func, "__self__", None) is Tensor.grad and args[1] is not None:
             self._refuse_gradient(*args)
+        if name == "requires_grad_" or (name == "__set__" and getattr(func, "__self__", None) is Tensor.requires_grad):
+            value = args[1] if len(args) > 1 else (kwargs or {}).get("requires_grad", True)
+            if self.metadata.sets_requires_grad(self.stand_ins.known(args[0]), value):
+                return args[0]
         if name in ASKING and args:
             answer = self.metadata.answer(func, args[0], self.stand_ins.known(args[0]), self.recorder)
             if answer is not ASIDE:

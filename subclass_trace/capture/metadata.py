@@ -180,6 +180,16 @@ class MetadataReads:
             raise _unanswerable("asks for the storage of a wrapper", row.path, "ask its inner tensors")
         return ASIDE
 
+    def sets_requires_grad(self, traced: Any, value: bool) -> bool:
+        """``requires_grad_(value)`` on a leaf that requires grad, whose stand-in is none. False: it is none of ours."""
+        number, row = self._rows.get(id(traced), (-1, None))
+        if row is None or row.edge is None or not row.is_leaf or row.traced.grad_fn is not row.edge.node:
+            return False
+        self.note(number, "is_leaf")
+        if not value:
+            row.traced.detach_()
+        return True
+
     def _history(self, number: int, row: TracedInput) -> Any:
         """The ``grad_fn`` that an input came with. Torch's own code gets that of the stand-in: it differentiates."""
         self.note(number, "is_leaf")

@@ -83,9 +83,14 @@ def read_mutations(
         change = _change(row, was, inputs, recorder)
         differentiable = _moved_history(row)
         starts = row.edge is None and row.traced.requires_grad and row.traced.grad_fn is None
+        stops = row.edge is not None and not row.traced.requires_grad
+        if row.edge is not None and row.traced.requires_grad and row.traced.grad_fn is None:
+            raise _started_again(argument)
         bumps = 0 if was.version is None else row.traced._version - was.version - borrowed.get(id(row.traced), 0)
         changed = change.data or change.replaced or change.metadata or change.attributes
-        if not (changed or differentiable or starts or bumps):  # the shape of a view of it may have changed: bumps
+        if not (
+            changed or differentiable or starts or stops or bumps
+        ):  # the shape of a view of it may have changed: bumps
             continue
         related = len(families[id(family(argument.value))]) > 1
         if differentiable:
@@ -106,6 +111,7 @@ def read_mutations(
                 change.attributes,
                 bumps,
                 starts,
+                stops,
             )
         )
     return plans
@@ -220,6 +226,16 @@ def _refuse_as_eager(argument: Argument) -> None:
         )
     if _torch.creation_forbids_inplace(t):
         raise multi_view_error(argument.path)
+
+
+def _started_again(argument: Argument) -> UnsupportedError:
+    return UnsupportedError(
+        "the region detaches an input in place and makes it a leaf of its own",
+        path=argument.path,
+        expected="an input that is detached, or that requires grad",
+        got="requires_grad_() after detach_()",
+        fix="call them on the argument before the region",
+    )
 
 
 def _refuse_closed_over(argument: Argument) -> None:

@@ -208,10 +208,16 @@ class OutputClassifier:
     def _gives(self, way: Replay, base: Tensor, spec: Spec) -> bool:
         """Is the view of ``base`` laid out as ``spec`` says?"""
         with _torch.without_tracing(), _torch.quiet_fake_errors(), torch.no_grad():
+            fresh = _fresh(base, self.recorder)
+            counters = [t for t in (fresh, *leaves_of(fresh)) if not t.is_inference()]
+            versions = [t._version for t in counters]
             try:
-                again = flatten(way(_fresh(base, self.recorder)))[1]
+                again = flatten(way(fresh))[1]
             except (RuntimeError, IndexError, ValueError, NotImplementedError):
                 return False
+            finally:  # an alias shares the counter of the traced tensor, which a node may have saved
+                for t, version in zip(counters, versions, strict=True):
+                    _torch.set_version(t, version)
         return _places(again) == _places(spec)
 
     def _needs_siblings(self, o: Tensor) -> bool:

@@ -112,7 +112,8 @@ class ViewLog:
 
         It does so when anything has written to the memory, also when the shape of the base was changed in place. In eager
         it goes by the strides of the view. For a traced tensor (and for a wrapper in eager) it repeats the calls that made
-        the view, on a base that has another shape now.
+        the view, on a base that has another shape now, or without the change of its own shape. A change under no_grad
+        itself leaves the history to be made anew.
         """
         base = view._base if view._is_view() else None
         if base is None or not _torch.is_fake(view) or view.is_inference() or id(view) not in self._made:
@@ -122,7 +123,7 @@ class ViewLog:
             made = self._made.get(id(at))
             if made is None:
                 return False
-            if any(c.time < until and c.version != view._version for c in self._reshapes(at)):
+            if any(c.time < until and (c.version != view._version or not c.step.grad) for c in self._reshapes(at)):
                 return True
             at, until, first = made.source, made.time, made.time
         return any(c.time > first for c in self._reshapes(base))

@@ -325,7 +325,8 @@ def copies_alone(plan: Plan, *, inference: bool) -> bool:
 
 def _is_copy(m: MutationPlan, plan: Plan) -> bool:
     row = plan.inputs[m.input]
-    if m.value is None or m.metadata is not None or m.replaced or m.attributes or m.differentiable or m.starts_grad:
+    grad = m.differentiable or m.starts_grad or m.stops_grad
+    if m.value is None or m.metadata is not None or m.replaced or m.attributes or grad:
         return False
     plain = isinstance(row.spec, LeafSpec) and not row.requires_grad and not row.take_base
     return plain and m.leaves == (0,) and m.value not in plan.differentiable

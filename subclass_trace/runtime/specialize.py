@@ -447,6 +447,7 @@ def write_back_in_graph(captured: Captured, forward: fx.GraphModule) -> tuple[Mu
         leaves = captured.all_inputs[m.input].leaves
         names = [f"primals_{captured.leaf_primals[leaves[k]] + 1}" for k in m.leaves]
         only_data = m.value is not None and not m.replaced and m.metadata is None and not m.differentiable
+        only_data = only_data and not m.stops_grad
         values = [outputs[starts[m.value or 0] + k] for k in m.leaves]
         if not only_data or not all(n in inputs for n in names) or any(_storage(v.meta["val"]) in held for v in values):
             rows.append(m)

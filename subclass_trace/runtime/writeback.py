@@ -61,6 +61,9 @@ def deliver(plan: MutationPlan, inp: InputPlan, x: Tensor, new: Tensor | None, o
             _replace(x, inp, k, how, fresh[k].detach(), old[k])
     for name, value in plan.attributes.items():
         setattr(x, name, value)
+    if plan.stops_grad:
+        with _torch.without_dispatch():
+            x.detach_()
 
 
 def set_version(x: Tensor, version: int) -> None:

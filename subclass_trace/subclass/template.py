@@ -158,8 +158,13 @@ class Examples:
             return spec.value
         size, stride = tuple(map(self.hint, spec.size)), tuple(map(self.hint, spec.stride))
         if isinstance(spec, LeafSpec):
-            with self.mode:
-                return torch.empty_strided(size, stride, dtype=spec.dtype, device=spec.device)
+            offset = self.hint(spec.storage_offset)
+            with self.mode, torch.no_grad():
+                made = torch.empty_strided(size, stride, dtype=spec.dtype, device=spec.device)
+                if not offset:
+                    return made
+                room = offset + made.untyped_storage().nbytes() // made.element_size()
+                return made.set_(made.new_empty(room).untyped_storage(), offset, size, stride)  # some classes repeat it
         inner = {n: self.make(s) for n, s in zip(spec.names, spec.inners, strict=True)}
         return unflatten_of(spec.cls)(inner, with_outer(spec.context, size, stride), torch.Size(size), stride)
 

@@ -305,6 +305,25 @@ def _reshaped_view() -> None:
     st.compile(lambda x, y: y.t_())(whole, whole[1:])
 
 
+same(
+    M,
+    "`detach_()` of an input",
+    lambda x: (y := x * 2, x.detach_(), y, x * 3)[2:],
+    nonleaf(),
+    back=(0,),
+    torch="graph break",
+)
+same(M, "`requires_grad_(False)` of a leaf, which is written then", lambda x: x.requires_grad_(False).mul_(2), root())
+same(
+    M,
+    "an input that is detached in place, and then made a leaf",
+    lambda x: x.detach_().requires_grad_() * 2,
+    nonleaf(),
+    torch="graph break",
+    refused="UnsupportedError",
+)
+
+
 def _tagged(call: int) -> Tensor:
     x = two(3, seed=call)
     x.tag = 2 + call % 2

@@ -161,3 +161,28 @@ def test_the_shape_of_an_argument_that_is_a_view_of_another(kind: Callable[[Tens
     whole = kind(torch.ones(3, 3))
     part = whole[1:]
     assert st.compile(function)(whole, part) is part and part.shape == (3, 2)
+
+
+def test_looking_at_a_replay_moves_no_version_counter() -> None:
+    def function(y: Tensor) -> tuple[Tensor, ...]:
+        view = y.t()
+        view.t_()
+        return view, view.pow(2), y
+
+    region = st.compile(function)
+    for call in (function, region):
+        y = torch.ones(3, 3).requires_grad_() * 1
+        y.retain_grad()
+        call(y)[1].sum().backward()
+        assert y.grad.tolist() == [[2.0] * 3] * 3
+
+
+def test_a_view_whose_shape_is_changed_under_no_grad_is_refused() -> None:
+    def function(y: Tensor) -> tuple[Tensor, ...]:
+        view = y.t()
+        with torch.no_grad():
+            view.t_()
+        return view.pow(2), y
+
+    with pytest.raises(st.UnsupportedError, match="shape of its base, or its own, was changed in place"):
+        st.compile(function)(torch.ones(3, 3, requires_grad=True))

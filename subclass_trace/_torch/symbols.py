@@ -221,7 +221,8 @@ def restore_assumptions(env: ShapeEnv, then: Assumptions) -> None:
     env.var_to_range = {**env.var_to_range, **then.ranges}
     env.axioms, env.divisible = dict(then.axioms), set(then.divisible)
     env._resimplify_floor_div_axioms = True
-    env._replacements_version_counter += 1
+    if hasattr(env, "_replacements_version_counter"):  # torch 2.11 counts all versions in one
+        env._replacements_version_counter += 1
     env._version_counter += 1
     env._prev_cache_key = env._get_key()
     env.fake_tensor_cache.clear()  # a result that it serves makes its assumptions no more

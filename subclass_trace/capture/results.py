@@ -24,7 +24,7 @@ _PLAIN = frozenset(
 _SEQUENCES = (list, tuple)
 _FAKE: Any = _torch.FAKE_TYPES[0]
 #: their answers depend on more than the metadata that the key holds
-_NEVER = frozenset({_aten.as_strided.default, _aten.lift_fresh.default})
+_NEVER = frozenset({_aten.as_strided.default, _aten.lift_fresh.default, *_torch.FAKE_KERNELS})
 _TAGS = {
     torch.Tag.data_dependent_output,
     torch.Tag.dynamic_output_shape,
@@ -60,7 +60,7 @@ class Results:
             taken = self._taken[func] = _is_plain(func)
         key = _key(func, args, kwargs) if taken else None
         if key is None:
-            return func(*args, **kwargs)
+            return _torch.FAKE_KERNELS.get(func, func)(*args, **kwargs)
         try:
             known = self._known.get(key)
         except TypeError:  # a symbolic size has no hash

@@ -132,9 +132,8 @@ def ragged_parts(size: torch.SymInt) -> tuple[Any, Any] | None:
     env = getattr(node, "shape_env", None)
     if env is None:
         return None
-    values = env.var_to_val if getattr(env, "backed_var_to_val", None) is None else env.backed_var_to_val
     for symbol in node.expr.free_symbols:
-        if hasattr(values.get(symbol), "_coeff"):  # a SingletonInt
+        if hasattr(env.backed_var_to_val.get(symbol), "_coeff"):  # a SingletonInt
             return symbol, node.expr / symbol
     return None
 

@@ -37,5 +37,5 @@ def _is_dtensor(cls: type) -> bool:
 
 
 def shortcut_constructor(cls: type) -> Callable[..., torch.Tensor] | None:
-    """``make(cls, local tensor, spec, requires_grad=False)`` for DTensor, where this torch has it."""
-    return getattr(torch.Tensor, "_dtensor__new__", None) if _is_dtensor(cls) else None
+    """``make(cls, local tensor, spec, requires_grad=False)`` for DTensor."""
+    return torch.Tensor._dtensor__new__ if _is_dtensor(cls) else None

@@ -86,6 +86,7 @@ from .modes import peek_functorch as peek_functorch
 from .modes import plain_dispatch as plain_dispatch
 from .modes import pytree_namespace as pytree_namespace
 from .modes import set_grad as set_grad
+from .modes import unrecorded_sharding_propagation as unrecorded_sharding_propagation
 from .modes import without_dispatch as without_dispatch
 from .modes import without_mkldnn as without_mkldnn
 from .modes import without_tracing as without_tracing

@@ -45,11 +45,13 @@ def ranks() -> Iterator[None]:
     dist = pytest.importorskip("torch.distributed")
     if not dist.is_available():
         pytest.skip("no torch.distributed")
+    from fake_collectives import collectives_that_write
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
     try:
-        yield
+        with collectives_that_write():
+            yield
     finally:
         dist.destroy_process_group()
 

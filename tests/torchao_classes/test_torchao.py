@@ -155,6 +155,7 @@ def test_an_optimizer_state_is_changed_in_place(kind: str, front_end: str) -> No
     assert got[0].dequantize().abs().sum() > 0
 
 
+@pytest.mark.filterwarnings("ignore:torch.compile with fullgraph=True found no compiled frames:UserWarning")  # 2.12
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
 @pytest.mark.parametrize("optimizer", ["AdamW8bit", "AdamW4bit", "AdamWFp8"])
 def test_low_bit_optimizers(optimizer: str, front_end: str) -> None:

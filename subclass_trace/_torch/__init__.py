@@ -35,8 +35,8 @@ from .autograd import saved_tensor_hooks_active as saved_tensor_hooks_active
 from .autograd import set_version as set_version
 from .autograd import view_function as view_function
 from .composites import composites_as_eager as composites_as_eager
+from .fake_kernels import fake_kernels as fake_kernels
 from .fakes import DATA_DEPENDENT_ERRORS as DATA_DEPENDENT_ERRORS
-from .fakes import FAKE_KERNELS as FAKE_KERNELS
 from .fakes import NO_FAKE_KERNEL as NO_FAKE_KERNEL
 from .fakes import addresses_of_storages as addresses_of_storages
 from .fakes import detached as detached

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 import torch
-from torch._subclasses.fake_impls import fast_detach, op_implementations_dict
+from torch._subclasses.fake_impls import fast_detach
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -137,14 +137,3 @@ def _replaced(cls: type, name: str, function: Callable[..., Any]) -> Iterator[No
 NO_FAKE_KERNEL = UnsupportedOperatorException
 
 DATA_DEPENDENT_ERRORS = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
-
-
-def _fake_unique(x: torch.Tensor, sorted: bool = True, return_inverse: bool = False) -> tuple[torch.Tensor, ...]:
-    return torch.ops.aten._unique2.default(x, sorted, return_inverse)[:2]  # type: ignore[no-any-return]
-
-
-_OWN_FAKE_KERNELS: dict[Any, Callable[..., Any]] = {torch.ops.aten._unique.default: _fake_unique}
-
-#: Operations without a fake kernel in this torch (2.11, 2.12), whose size depends on values. FakeTensorMode would run
-#: their real kernel on zeros and believe the size of that.
-FAKE_KERNELS = {op: kernel for op, kernel in _OWN_FAKE_KERNELS.items() if op not in op_implementations_dict}

@@ -24,7 +24,7 @@ _PLAIN = frozenset(
 _SEQUENCES = (list, tuple)
 _FAKE: Any = _torch.FAKE_TYPES[0]
 #: their answers depend on more than the metadata that the key holds
-_NEVER = frozenset({_aten.as_strided.default, _aten.lift_fresh.default, *_torch.FAKE_KERNELS})
+_NEVER = frozenset({_aten.as_strided.default, _aten.lift_fresh.default})
 _TAGS = {
     torch.Tag.data_dependent_output,
     torch.Tag.dynamic_output_shape,
@@ -49,6 +49,7 @@ class Results:
 
     def __init__(self, mode: Any) -> None:
         self._mode = mode
+        self._kernels = _torch.fake_kernels()
         self._known: dict[Any, tuple[type | None, tuple[_Made | None, ...]]] = {}
         self._taken: dict[Any, bool] = {}
         self._composite: dict[Any, bool] = {}
@@ -57,10 +58,10 @@ class Results:
         """``func(*args, **kwargs)`` on fake tensors."""
         taken = self._taken.get(func)
         if taken is None:
-            taken = self._taken[func] = _is_plain(func)
+            taken = self._taken[func] = _is_plain(func) and func not in self._kernels
         key = _key(func, args, kwargs) if taken else None
         if key is None:
-            return _torch.FAKE_KERNELS.get(func, func)(*args, **kwargs)
+            return self._kernels.get(func, func)(*args, **kwargs)
         try:
             known = self._known.get(key)
         except TypeError:  # a symbolic size has no hash

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import pathlib
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_impls import op_implementations_dict
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import subclass_trace
 from subclass_trace._torch import testing
+from subclass_trace._torch.fake_kernels import _fft_dims_are_sorted
 
 ROOT = pathlib.Path(subclass_trace.__file__).parent
 DOOR = sorted((ROOT / "_torch").glob("*.py"))
@@ -114,6 +120,51 @@ def test_what_the_door_reads_exists(dotted: str) -> None:
     value = torch
     for part in dotted.split(".")[1:]:
         value = getattr(value, part)
+
+
+#: what the door asks for at run time (``hasattr``, ``in``), because not every supported torch has it -> since when
+SINCE: dict[str, tuple[tuple[int, int], Callable[[], bool]]] = {
+    "the dimensions of a Fourier transform in the order of the real kernel": ((2, 12), _fft_dims_are_sorted),
+    "opaque objects among the inner values of a DTensor": ((2, 12), lambda: testing.is_opaque_object(_mesh())),
+    "ShapeEnv._replacements_version_counter": (
+        (2, 12),
+        lambda: hasattr(ShapeEnv(), "_replacements_version_counter"),
+    ),
+    "a fake kernel of aten._unique": ((2, 13), lambda: torch.ops.aten._unique.default in op_implementations_dict),
+    "ShardingPropagator runs unrecorded": (
+        (2, 13),
+        lambda: (
+            "disable_proxy_modes_tracing"
+            in _sharding_prop().ShardingPropagator._propagate_tensor_meta_non_cached.__code__.co_names
+        ),
+    ),
+    "torch.autograd.Function.boxed_grads_call": ((2, 13), lambda: hasattr(torch.autograd.Function, "boxed_grads_call")),
+    "AutogradCompilerInstance.accumulate_grad takes variable_grad": (
+        (2, 13),
+        lambda: "variable_grad" in _parameters_of_accumulate_grad(),
+    ),
+}
+
+
+def _sharding_prop() -> Any:
+    return importlib.import_module("torch.distributed.tensor._sharding_prop")
+
+
+def _mesh() -> object:
+    return object.__new__(importlib.import_module("torch.distributed.device_mesh").DeviceMesh)
+
+
+def _parameters_of_accumulate_grad() -> list[str]:
+    compiler = importlib.import_module("torch._dynamo.compiled_autograd").AutogradCompilerInstance
+    return list(inspect.signature(compiler.accumulate_grad).parameters)
+
+
+@pytest.mark.parametrize("name", SINCE)
+def test_what_not_every_version_has(name: str) -> None:
+    """Both ways: what has appeared in a version that this table does not know, or has gone, shows here."""
+    since, present = SINCE[name]
+    version = tuple(int(n) for n in torch.__version__.split(".")[:2])
+    assert present() is (version >= since), f"{name}: present in torch {torch.__version__} is {present()}"
 
 
 def test_the_door_defines_each_name_once() -> None:

@@ -35,6 +35,7 @@ from .autograd import saved_tensor_hooks_active as saved_tensor_hooks_active
 from .autograd import set_version as set_version
 from .autograd import view_function as view_function
 from .composites import composites_as_eager as composites_as_eager
+from .fake_kernels import fake_kernels as fake_kernels
 from .fakes import DATA_DEPENDENT_ERRORS as DATA_DEPENDENT_ERRORS
 from .fakes import NO_FAKE_KERNEL as NO_FAKE_KERNEL
 from .fakes import addresses_of_storages as addresses_of_storages
@@ -85,6 +86,7 @@ from .modes import peek_functorch as peek_functorch
 from .modes import plain_dispatch as plain_dispatch
 from .modes import pytree_namespace as pytree_namespace
 from .modes import set_grad as set_grad
+from .modes import unrecorded_sharding_propagation as unrecorded_sharding_propagation
 from .modes import without_dispatch as without_dispatch
 from .modes import without_mkldnn as without_mkldnn
 from .modes import without_tracing as without_tracing
@@ -121,6 +123,7 @@ from .wrappers import WRAPPER_CONSTRUCTOR as WRAPPER_CONSTRUCTOR
 from .wrappers import build_wrapper as build_wrapper
 from .wrappers import context_shortcut as context_shortcut
 from .wrappers import disabled_torch_function as disabled_torch_function
+from .wrappers import dispatches_in_cpp as dispatches_in_cpp
 from .wrappers import make_wrapper_subclass as make_wrapper_subclass
 from .wrappers import return_and_correct_aliasing as return_and_correct_aliasing
 from .wrappers import shortcut_constructor as shortcut_constructor

@@ -56,8 +56,7 @@ def attribute_source(source: Any, name: str) -> Any:
 
 def source_text(source: Any) -> str:
     """``L['x']._parameters['weight']`` and the like."""
-    name = source.name
-    return str(name() if callable(name) else name)  # a method before torch 2.12
+    return str(source.name)
 
 
 def fake_input(mode: Any, value: torch.Tensor, source: Any, context: Any) -> torch.Tensor:

@@ -9,20 +9,25 @@ from typing import Any
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import disable_autocast_cache
+from torch.fx.experimental.proxy_tensor import PythonKeyTracer, disable_autocast_cache
 
 from .kinds import SYM_TYPES, is_fake
 from .modes import disable_autocast, exclude_functionalize, no_modes, without_tracing
+
+
+class _ReplayTracer(PythonKeyTracer):
+    """A random generator may be an argument of a node (torch 2.11 and 2.12 refuse it)."""
+
+    def create_arg(self, a: object) -> Any:
+        return a if isinstance(a, torch.Generator) else super().create_arg(a)
 
 
 class FunctionalReplay:
     """Running a graph once more under functional tensors and proxies, so that it comes out without in-place ones."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
-        from torch.fx.experimental.proxy_tensor import PythonKeyTracer
-
         self.mode = mode
-        self.tracer: Any = PythonKeyTracer()
+        self.tracer: Any = _ReplayTracer()
         self.tracer.root = torch.nn.Module()
         self.tracer.graph = torch.fx.Graph(tracer_cls=PythonKeyTracer)
         self.tracer.tensor_attrs = {}

@@ -45,18 +45,14 @@ _OPAQUE_TYPES: dict[type, bool] = {}
 
 def _stands_for_opaque(value: object) -> bool:
     """Is this torch's stand-in for an opaque object, in a graph?"""
-    try:
-        from torch._opaque_base import OpaqueBase
-    except ImportError:  # torch 2.11: no wrapper lists opaque attributes
-        return False
+    from torch._opaque_base import OpaqueBase
+
     return isinstance(value, OpaqueBase)
 
 
 def _is_opaque_type(cls: type) -> bool:
-    try:
-        from torch._library.opaque_object import is_opaque_type
-    except ImportError:
-        return False
+    from torch._library.opaque_object import is_opaque_type
+
     return bool(is_opaque_type(cls))
 
 
@@ -80,15 +76,12 @@ def dispatch_keys(t: torch.Tensor) -> int:
     return int(torch._C._dispatch_keys(t).raw_repr())
 
 
-def tensor_guard(tensors: list[torch.Tensor], sizes: list[Any], strides: list[Any]) -> Callable[..., bool] | None:
+def tensor_guard(tensors: list[torch.Tensor], sizes: list[Any], strides: list[Any]) -> Callable[..., bool]:
     """A C++ check of types, dispatch keys, dtypes, devices, requires_grad, sizes and strides, and of distinctness.
 
-    ``sizes`` and ``strides``: per tensor a list of ints, None where a dimension is not checked. None when this torch
-    has no such check: then the generated code compares in Python.
+    ``sizes`` and ``strides``: per tensor a list of ints, None where a dimension is not checked.
     """
-    try:
-        from torch._C._dynamo.guards import TensorGuards
-    except ImportError:
-        return None
+    from torch._C._dynamo.guards import TensorGuards
+
     check: Callable[..., bool] = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
     return check

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,6 +51,30 @@ def without_tracing() -> Iterator[None]:
 
     with disable_proxy_modes_tracing():
         yield
+
+
+@contextlib.contextmanager
+def unrecorded_sharding_propagation() -> Iterator[None]:
+    """DTensor computes the metadata of its results on fake tensors of the whole sizes, which is no part of a graph.
+
+    Torch 2.13 says so itself. Before, those operations would be recorded, more or fewer of them as its caches are warm.
+    """
+    module = sys.modules.get("torch.distributed.tensor._sharding_prop")
+    name = "_propagate_tensor_meta_non_cached"
+    original: Any = None if module is None else getattr(module.ShardingPropagator, name)
+    if module is None or "disable_proxy_modes_tracing" in original.__code__.co_names:
+        yield
+        return
+
+    def unrecorded(self: Any, op_schema: Any) -> Any:
+        with without_tracing():
+            return original(self, op_schema)
+
+    setattr(module.ShardingPropagator, name, unrecorded)
+    try:
+        yield
+    finally:
+        setattr(module.ShardingPropagator, name, original)
 
 
 @contextlib.contextmanager

@@ -66,5 +66,4 @@ def needs_exact_strides(target: object) -> bool:
     """Must the inputs of this operation have the strides that they have in eager mode?"""
     from torch._library.utils import get_layout_constraint_tag
 
-    exact = getattr(torch.Tag, "needs_exact_strides", None)
-    return isinstance(target, OpOverload) and exact is not None and get_layout_constraint_tag(target) is exact
+    return isinstance(target, OpOverload) and get_layout_constraint_tag(target) is torch.Tag.needs_exact_strides

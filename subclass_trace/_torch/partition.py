@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-import torch
 import torch.fx as fx
 
 
@@ -30,10 +29,8 @@ def op_table() -> OpTable:
 
 def is_impure_target(target: Any) -> bool:
     """Must an operation run although nobody reads its result (random ones not counted)?"""
-    try:
-        from torch._library.utils import is_impure
-    except ImportError:  # torch 2.11
-        return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+    from torch._library.utils import is_impure
+
     return bool(is_impure(target, impure_random=False))
 
 

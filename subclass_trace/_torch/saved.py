@@ -32,7 +32,7 @@ def unpack_hooks_replaced(change: Callable[[Hook], Hook]) -> Iterator[None]:
 def packed_tensors(node: Any, name: str) -> list[torch.Tensor] | None:
     """What pack hooks made of the attribute ``name`` (``_saved_*`` or ``saved_tensors``) of an autograd node.
 
-    None where it was saved without hooks. Torch 2.11 does not tell; then it is as if there were none.
+    None where it was saved without hooks.
     """
     raw = getattr(node, f"_raw_{name.removeprefix('_')}", None)
     variables = raw if isinstance(raw, (list, tuple)) else [raw]

@@ -132,9 +132,8 @@ def ragged_parts(size: torch.SymInt) -> tuple[Any, Any] | None:
     env = getattr(node, "shape_env", None)
     if env is None:
         return None
-    values = env.var_to_val if getattr(env, "backed_var_to_val", None) is None else env.backed_var_to_val
     for symbol in node.expr.free_symbols:
-        if hasattr(values.get(symbol), "_coeff"):  # a SingletonInt
+        if hasattr(env.backed_var_to_val.get(symbol), "_coeff"):  # a SingletonInt
             return symbol, node.expr / symbol
     return None
 
@@ -221,7 +220,8 @@ def restore_assumptions(env: ShapeEnv, then: Assumptions) -> None:
     env.var_to_range = {**env.var_to_range, **then.ranges}
     env.axioms, env.divisible = dict(then.axioms), set(then.divisible)
     env._resimplify_floor_div_axioms = True
-    env._replacements_version_counter += 1
+    if hasattr(env, "_replacements_version_counter"):  # torch 2.11 counts all versions in one
+        env._replacements_version_counter += 1
     env._version_counter += 1
     env._prev_cache_key = env._get_key()
     env.fake_tensor_cache.clear()  # a result that it serves makes its assumptions no more

@@ -163,12 +163,7 @@ def zeros_for(ctx: Any, number: int) -> torch.Tensor:
 
 def is_aot_function(cls: Any) -> bool:
     """Is this the Function that torch's AOTAutograd made of a compiled forward, with a backward graph to look at?"""
-    return (
-        hasattr(cls, "_aot_id")
-        and getattr(cls, "_lazy_backward_info", None) is not None
-        and hasattr(cls, "_bw_prologue_fn")
-        and hasattr(cls, "_bw_epilogue_fn")
-    )
+    return hasattr(cls, "_aot_id") and getattr(cls, "_lazy_backward_info", None) is not None
 
 
 def aot_backward_graph(cls: Any) -> torch.fx.GraphModule:
@@ -179,8 +174,24 @@ def aot_backward_graph(cls: Any) -> torch.fx.GraphModule:
 
 
 def aot_steps(cls: Any) -> tuple[Callable[..., Any], Callable[..., Any], Any]:
-    """Prologue, epilogue and subclass metadata (or None) around the backward graph of an AOT function."""
-    return cls._bw_prologue_fn, cls._bw_epilogue_fn, cls.maybe_subclass_metadata
+    """Prologue, epilogue and subclass metadata (or None) around the backward graph of an AOT function.
+
+    The prologue takes (saved tensors, sizes, opaque objects, gradients), the epilogue the outputs of the graph.
+    """
+    subclasses = cls.maybe_subclass_metadata
+    if hasattr(cls, "_bw_prologue_fn"):
+        return cls._bw_prologue_fn, cls._bw_epilogue_fn, subclasses
+    from torch._functorch._aot_autograd import runtime_wrappers  # before torch 2.13, functions of the metadata
+
+    steps: Any = runtime_wrappers
+
+    def prologue(saved: Any, sizes: Any, opaque: Any, grads: Any) -> Any:
+        return steps._backward_prologue_functional(saved, sizes, opaque, cls.metadata, subclasses, *grads)
+
+    def epilogue(outputs: Any) -> Any:
+        return steps._backward_epilogue_functional(cls.metadata, subclasses, outputs)
+
+    return prologue, epilogue, subclasses
 
 
 def forward_traceback(node: Any) -> list[str] | None:

@@ -82,6 +82,13 @@ def is_fake_tensor(x: object) -> bool:
     return isinstance(x, FakeTensor)
 
 
+def is_opaque_object(value: object) -> bool:
+    """Does torch let a wrapper list this object beside its inner tensors (a DeviceMesh, from torch 2.12 on)?"""
+    from torch._library.opaque_object import is_opaque_type
+
+    return bool(is_opaque_type(type(value)))
+
+
 class OperationLog(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes down the names of the operations that run inside of it."""
 

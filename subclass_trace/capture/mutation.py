@@ -36,10 +36,12 @@ class Before:
     """State of one traced input before the run.
 
     ``leaves``: what its inner tensors are; some classes keep ``inner.detach()`` instead of what they are given.
+    ``memory``: whose storage those have; a class that keeps copies has storages of its own.
     """
 
     spec: Spec
     leaves: tuple[Tensor, ...]
+    memory: tuple[Any, ...]
     version: int | None
     attributes: dict[str, Any]
 
@@ -54,7 +56,8 @@ def state_of(traced: Tensor) -> Before:
     attributes = dict(traced.__dict__) if hasattr(traced, "__dict__") else {}
     leaves, spec = flatten(traced)
     spec = map_spec(spec, lambda sizes: sizes, snapshot)
-    return Before(spec, tuple(leaves), None if traced.is_inference() else traced._version, attributes)
+    memory = tuple(_torch.storage_ref(t) if t.layout is torch.strided else None for t in leaves)
+    return Before(spec, tuple(leaves), memory, None if traced.is_inference() else traced._version, attributes)
 
 
 def read_mutations(
@@ -163,7 +166,8 @@ def _change(row: TracedInput, was: Before, inputs: TracedInputs, recorder: Recor
         if isinstance(row.spec, WrapperSpec) and now is not was.leaves[k]:
             replaced[k] = "attribute"
         elif now.layout is torch.strided and not _same_storage(now, inputs.originals[place]):
-            replaced[k] = "data"
+            if _torch.storage_ref(now) != was.memory[k] or recorder.was_written(now):  # else an untouched copy
+                replaced[k] = "data"
     data = tuple(k for k, t in enumerate(originals) if k not in replaced and recorder.was_written(t))
     attributes: dict[str, Any] = {}
     if hasattr(row.traced, "__dict__"):

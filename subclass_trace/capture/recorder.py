@@ -339,14 +339,17 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         """What torch does next where a mode leaves an operation to the classes of its arguments, with `inside` active."""
         assert self.inside is not None
         call = func, tuple(map(id, args))
-        if call == self._class_call:  # the class calls the operation itself: torch has it in C++ (DTensor)
+        if call == self._class_call:  # torch has the rules of the class in C++
             return NotImplemented
         for cls in types:
             if cls not in _DENSE:
                 outer, self._class_call = self._class_call, call
                 try:
                     with self, self.inside:
-                        out = cls.__torch_dispatch__(func, types, args, kwargs)
+                        if _torch.dispatches_in_cpp(cls):
+                            out = func(*args, **kwargs)
+                        else:
+                            out = cls.__torch_dispatch__(func, types, args, kwargs)
                 finally:
                     self._class_call = outer
                 if out is not NotImplemented:

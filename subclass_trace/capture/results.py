@@ -49,6 +49,7 @@ class Results:
 
     def __init__(self, mode: Any) -> None:
         self._mode = mode
+        self._kernels = _torch.fake_kernels()
         self._known: dict[Any, tuple[type | None, tuple[_Made | None, ...]]] = {}
         self._taken: dict[Any, bool] = {}
         self._composite: dict[Any, bool] = {}
@@ -57,10 +58,10 @@ class Results:
         """``func(*args, **kwargs)`` on fake tensors."""
         taken = self._taken.get(func)
         if taken is None:
-            taken = self._taken[func] = _is_plain(func)
+            taken = self._taken[func] = _is_plain(func) and func not in self._kernels
         key = _key(func, args, kwargs) if taken else None
         if key is None:
-            return func(*args, **kwargs)
+            return self._kernels.get(func, func)(*args, **kwargs)
         try:
             known = self._known.get(key)
         except TypeError:  # a symbolic size has no hash

@@ -82,6 +82,7 @@ class Session:
             enter(_torch.without_mkldnn())
             if _torch.saved_tensor_hooks_active():  # the caller's hooks see what is saved at run time instead
                 enter(torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is))
+            enter(_torch.unrecorded_sharding_propagation())
             enter(hooks_as_code(self.recorder))
             enter(self.recorder)
             yield

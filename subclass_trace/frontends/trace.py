@@ -160,8 +160,9 @@ def _trace_of(name: str, entry: Specialization) -> Trace:
     saved = {row.name: saved_name(row) for row in plan.saved}
     names = {**saved, **input_names(plan)}  # a saved input is called what it is
     gradients: list[str] = []
-    if entry.program.backwards is not None:
-        first = entry.program.backwards.compiled[0]
+    backwards = () if entry.program.backwards is None else entry.program.backwards.compiled
+    if backwards:  # none where it is refused, when a call asks for it
+        first = backwards[0]
         values = value_names(plan)
         live = zip(plan.differentiable, first.tangents, strict=True)
         tangents = [p for k, s in live if s is not None for p in leaf_paths(s, f"tangent of {values[k]}")]

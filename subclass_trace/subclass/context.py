@@ -72,7 +72,9 @@ def has_sizes(context: Any) -> bool:
         return True
     if isinstance(context, (tuple, list)):
         return any(map(has_sizes, context))
-    return isinstance(context, dict) and any(map(has_sizes, context.values()))
+    if isinstance(context, dict):
+        return any(map(has_sizes, context.values()))
+    return has_generated_equality(context) and any(map(has_sizes, _fields(context).values()))
 
 
 def map_sizes(context: Any, function: Callable[[Any], Any]) -> Any:
@@ -83,6 +85,8 @@ def map_sizes(context: Any, function: Callable[[Any], Any]) -> Any:
         return function(context)
     if isinstance(context, dict):
         return {k: map_sizes(v, function) for k, v in context.items()}
+    if has_generated_equality(context):
+        return _with_fields(context, lambda v: map_sizes(v, function))
     items = [map_sizes(v, function) for v in context]
     if isinstance(context, (torch.Size, Sizes)):
         return Sizes(items) if any(map(has_sizes, items)) and not _symbolic(items) else torch.Size(items)
@@ -161,7 +165,10 @@ class _Outer(enum.Enum):
 
 
 def without_outer(context: Any, size: tuple[Any, ...], stride: tuple[Any, ...]) -> Any:
-    """The context with each copy of the outer size or stride in it replaced by a marker (DTensor's has both)."""
+    """The context with each copy of the outer size or stride in it replaced by a marker (DTensor's has both).
+
+    A copy may also be in a field of a dataclass: until torch 2.11, DTensor's context holds its whole ``DTensorSpec``.
+    """
     if isinstance(context, tuple):
         if context and _same_sizes(context, size):
             return _Outer.SIZE
@@ -172,6 +179,8 @@ def without_outer(context: Any, size: tuple[Any, ...], stride: tuple[Any, ...]) 
         return [without_outer(x, size, stride) for x in context]
     if type(context) is dict:
         return {k: without_outer(v, size, stride) for k, v in context.items()}
+    if has_generated_equality(context):
+        return _with_fields(context, lambda v: without_outer(v, size, stride))
     return context
 
 
@@ -187,7 +196,8 @@ def with_outer(context: Any, size: tuple[Any, ...], stride: tuple[Any, ...]) -> 
         return [with_outer(x, size, stride) for x in context]
     if type(context) is dict:
         return {k: with_outer(v, size, stride) for k, v in context.items()}
-    return snapshot(context)
+    own = snapshot(context)
+    return _with_fields(own, lambda v: with_outer(v, size, stride)) if has_generated_equality(own) else own
 
 
 def has_generated_equality(value: Any) -> bool:
@@ -195,6 +205,23 @@ def has_generated_equality(value: Any) -> bool:
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return False
     return bool(type(value).__dataclass_params__.eq and "__eq__" in vars(type(value)))  # type: ignore[attr-defined]
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+
+
+def _with_fields(value: Any, function: Callable[[Any], Any]) -> Any:
+    """A dataclass with ``function`` applied to each field: the same object where that changes none of them."""
+    before = _fields(value)
+    after = {name: function(v) for name, v in before.items()}
+    if all(after[name] is v for name, v in before.items()):
+        return value
+    twin = copy.copy(value)
+    write = object.__setattr__ if type(value).__dataclass_params__.frozen else setattr
+    for name, v in after.items():
+        write(twin, name, v)
+    return twin
 
 
 def _is_mutable_dataclass(value: Any) -> bool:

@@ -176,12 +176,13 @@ class TapeCapture:
         return self.token(self.write("sum", operations.add_grads, (self.steps_of(old), self.steps_of(new))))
 
     def accumulate_grad(self, variable: Tensor, variable_grad: Any, grad: Any, has_post_hooks: Any = None) -> Any:
-        """An AccumulateGrad node. Torch 2.11 and 2.12 pass (variable, grad, has_post_hooks) and expect nothing."""
-        if has_post_hooks is None:
+        """An AccumulateGrad node. Torch 2.11 and 2.12 pass (variable, grad, has_post_hooks) and take None alone."""
+        before_2_13 = has_post_hooks is None
+        if before_2_13:
             grad, has_post_hooks = variable_grad, bool(grad)
         args = (self.steps_of(variable), self.steps_of(grad), bool(has_post_hooks))
         self.write("accumulate", operations.accumulate_grad, args)
-        return grad
+        return None if before_2_13 else grad
 
     def call_copy_slices_prologue(self, inputs: list[Any], *geometry: Any) -> list[Tensor]:
         """Before the backward of an in-place operation on a view."""

@@ -98,10 +98,8 @@ class Validation:
         for i, still in zip(places, self.open_sizes, strict=True):
             sizes.append([None if d in still else n for d, n in enumerate(outputs[i].shape)])
         tensors = [outputs[i] for i in places]
-        guard = _torch.tensor_guard(tensors, sizes, [[None] * t.dim() for t in tensors])
-        if guard is not None:
-            namespace.update({f"{name}_sum_{i}": size for i, size in summed.items()})
-            namespace[name] = guard
+        namespace.update({f"{name}_sum_{i}": size for i, size in summed.items()})
+        namespace[name] = _torch.tensor_guard(tensors, sizes, [[None] * t.dim() for t in tensors])
 
 
 _CAPTURE = "[Compiled Autograd Tracing:]"
@@ -118,7 +116,7 @@ class _Accumulation:
             assert grad is not None
             both = [param, grad]
             guard = _torch.tensor_guard(both, [list(t.shape) for t in both], [list(t.stride()) for t in both])
-            self.namespace[self.name] = guard or never
+            self.namespace[self.name] = guard
         operations.accumulate_grad(param, grad, has_post_hooks)
 
 

@@ -122,7 +122,7 @@ def guard(given: Sequence[Any]) -> Callable[..., bool] | None:
     if len({id(v) for v in values}) != len(values):
         return None
     check = _torch.tensor_guard(values, [list(v.shape) for v in values], [list(v.stride()) for v in values])
-    if not numbers or check is None:
+    if not numbers:
         return check
 
     places = list(tensors)

@@ -104,7 +104,7 @@ class Segment:
             return
         order = [o.value for o in plan.outputs if isinstance(o, ValueOutput)]
         guard = _torch.tensor_guard(values, [list(v.shape) for v in values], [list(v.stride()) for v in values])
-        if guard is None or not guard(*values):
+        if not guard(*values):
             return
         forward = made.program.forward
         if order == list(range(len(order))):

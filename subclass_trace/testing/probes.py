@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from .._torch import is_opaque
 from .._torch.testing import Pair as Pair
-from .._torch.testing import is_fake_tensor
+from .._torch.testing import is_fake_tensor, is_opaque_object
 
 
 def inners(x: Any) -> dict[str, Any]:
@@ -78,7 +77,7 @@ def tensors_within(value: Any, path: str = "context", seen: Any = None) -> list[
     seen = set() if seen is None else seen
     if isinstance(value, torch.Tensor):
         return [path]
-    if id(value) in seen or isinstance(value, (str, bytes, int, float, type, torch.Size)) or is_opaque(value):
+    if id(value) in seen or isinstance(value, (str, bytes, int, float, type, torch.Size)) or is_opaque_object(value):
         return []
     seen.add(id(value))
     if isinstance(value, dict):

@@ -24,6 +24,7 @@ from authored import (
 )
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch_features import compiled_wrappers_have_strides_of_symbols
 
 import subclass_trace as st
 from subclass_trace.subclass.flatten import flatten
@@ -166,6 +167,8 @@ def dynamo() -> Any:
 @pytest.mark.parametrize("name", ["pair", "tagged", "scaled", "function", "shifted"])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_torch_compile(name, dynamic, dynamo) -> None:
+    if dynamic and name in ("pair", "tagged") and not compiled_wrappers_have_strides_of_symbols():
+        pytest.skip("with dynamic sizes, torch.compile of this torch gives wrappers the strides of another size")
     compiled = dynamo(program, backend="aot_eager", fullgraph=True, dynamic=dynamic)
     sides = []
     for f in (program, compiled):

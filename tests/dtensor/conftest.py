@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from fake_collectives import collectives_that_write
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +18,8 @@ def process_group():
 
     assert not dist.is_initialized()
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
-    yield dist.group.WORLD
+    with collectives_that_write():
+        yield dist.group.WORLD
     dist.destroy_process_group()
     _clear_sharding_prop_cache()
 

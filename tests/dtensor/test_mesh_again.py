@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from spmd import COLUMNS, REPLICATE, ROWS, difference, seen, whole
-from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor import _redistribute, distribute_tensor
 
 import subclass_trace as st
 
@@ -20,6 +20,8 @@ AGAIN = {
 @pytest.mark.parametrize("name", ["exchanged", "local", pytest.param("both", marks=pytest.mark.slow)])
 def test_differentiated_twice_without_a_retained_trace(mesh, name) -> None:
     function, options = AGAIN[name]
+    if name != "local" and not hasattr(_redistribute, "NestedRedistribute"):
+        pytest.skip("the gradient of this torch's redistribute is a leaf: second derivatives miss a term in eager mode")
 
     def second(f, x, w):
         out = f(x, w)

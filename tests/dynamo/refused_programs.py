@@ -22,7 +22,7 @@ from subclass_trace.zoo import Constant
 
 @dataclass(frozen=True)
 class Refused:
-    """A program, what the table calls it, and a part of Dynamo's message."""
+    """A program, what the table calls it, and a part of Dynamo's message (``earlier``: of those before torch 2.13)."""
 
     what: str
     function: Callable[..., Any]
@@ -30,6 +30,7 @@ class Refused:
     error: str
     package: str = "torch"
     dynamic: bool | None = None
+    earlier: tuple[str, ...] = ()
 
     @property
     def installed(self) -> bool:
@@ -86,12 +87,14 @@ def observer() -> tuple[Any, ...]:
 
 
 SAME_FRAME = "Guard failed on the same frame it was created"
+NO_WRAPPER = "Expected FakeTensor, got"
 PROGRAMS = {
     "no inner tensor": Refused(
         "a wrapper without any inner tensor",
         lambda x: x * 2,
         lambda: (Constant(2.0, (3, 3)),),
         "`tensor` needs to be a `FakeTensor`",
+        earlier=("got mixed fake and real tensors",),
     ),
     "no inner tensor, symbolic sizes": Refused(
         "the same with `dynamic=True`",
@@ -99,6 +102,7 @@ PROGRAMS = {
         lambda: (Constant(2.0, (3, 4)),),
         "Expect size to be a plain tuple of ints",
         dynamic=True,
+        earlier=("got mixed fake and real tensors", "created from an shape env other than current one"),
     ),
     "context without equality": Refused(
         "a context that is not equal to a copy of itself (an object compared by identity)",
@@ -120,6 +124,7 @@ PROGRAMS = {
         lambda x, p: torch.cond(p, lambda x: x.sin(), lambda x: x.cos() * 2, (x,)),
         lambda: (two(4), torch.tensor(True)),
         "fake tensor",
+        earlier=(NO_WRAPPER,),
     ),
     "scan over wrappers": Refused(
         "`scan` over wrappers",
@@ -132,6 +137,7 @@ PROGRAMS = {
         lambda x: while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (torch.tensor(0), x))[1],
         lambda: (two(3, grad=False),),
         "traceable wrapper subclasses",
+        earlier=(NO_WRAPPER,),
     ),
     "a masked tensor": Refused("a `MaskedTensor`", lambda x: x * 2, lambda: (masked(),), "[Mm]asked"),
     "a class that branches on values": Refused(

@@ -19,6 +19,7 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch._higher_order_ops.wrap import wrap
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch_features import dynamo_passes_wrappers_to_operators
 
 from subclass_trace._torch import dynamo as _dynamo_door
 from subclass_trace.errors import UnsupportedError
@@ -90,6 +91,8 @@ THROUGH = {
 @pytest.mark.parametrize("kind", matrices)
 @pytest.mark.parametrize("name", THROUGH)
 def test_traced_through(name: str, kind: str) -> None:
+    if (name, kind) == ("invoke_subgraph", "wrapper") and not dynamo_passes_wrappers_to_operators():
+        pytest.skip("Dynamo of this torch asks for fake tensors where a nested region takes wrappers")
     check(THROUGH[name], matrices[kind])
 
 

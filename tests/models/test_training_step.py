@@ -36,7 +36,9 @@ def over_a_mesh() -> torch.nn.Module:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    return parallelize_module(mlp(), init_device_mesh("cpu", (4,)), {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    # None: each rank takes its part of what it has, and no other rank needs to send it
+    return parallelize_module(mlp(), init_device_mesh("cpu", (4,)), plan, src_data_rank=None)
 
 
 @pytest.fixture
@@ -45,11 +47,13 @@ def ranks() -> Iterator[None]:
     dist = pytest.importorskip("torch.distributed")
     if not dist.is_available():
         pytest.skip("no torch.distributed")
+    from fake_collectives import collectives_that_write
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
     try:
-        yield
+        with collectives_that_write():
+            yield
     finally:
         dist.destroy_process_group()
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch_features import scaled_mm_by_rows
 
 pytest.importorskip("torchao", reason="torchao is not installed: pip install 'subclass_trace[torchao]'")
 
@@ -35,6 +36,7 @@ def through_dynamo(model: Call, backend: str) -> Call:
     return torch.compile(model, backend="subclass_trace", fullgraph=True, options={"backend": backend})
 
 
+SCALED_BY_ROWS = ("float8 dynamic", "float8 training, rowwise", "float8 training, rowwise_with_gw_hp")
 FRONT_ENDS = {"functional": functional, "dynamo": through_dynamo}
 
 
@@ -65,6 +67,8 @@ def compare(expected: dict[str, torch.Tensor | None], got: dict[str, torch.Tenso
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_eager_back_end(name: str, front_end: str) -> None:
     subject = SUBJECTS[name]
+    if name in SCALED_BY_ROWS and not scaled_mm_by_rows():
+        pytest.skip("torch._scaled_mm of this torch takes one scale alone on a CPU")
     eager, model = subject.build(), subject.build()
     weight = model[0].weight
     assert type(weight.data).__name__ == subject.weight
@@ -151,6 +155,7 @@ def test_an_optimizer_state_is_changed_in_place(kind: str, front_end: str) -> No
     assert got[0].dequantize().abs().sum() > 0
 
 
+@pytest.mark.filterwarnings("ignore:torch.compile with fullgraph=True found no compiled frames:UserWarning")  # 2.12
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
 @pytest.mark.parametrize("optimizer", ["AdamW8bit", "AdamW4bit", "AdamWFp8"])
 def test_low_bit_optimizers(optimizer: str, front_end: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch_features import fakes_of_wrappers_without_tensors
 
 from subclass_trace import zoo
 from subclass_trace.subclass.flatten import flatten, leaves_of, unflatten
@@ -220,6 +221,8 @@ def test_foreign_wrappers_are_left_alone(make) -> None:
 @every
 def test_fake_tensors(make) -> None:
     x = make()
+    if not leaves_of(x) and not fakes_of_wrappers_without_tensors():
+        pytest.skip("this torch makes no fake of a wrapper without inner tensors")
     mode = FakeTensorMode(shape_env=ShapeEnv())
     fake = mode.from_tensor(x)
     assert type(fake) is type(x) and all(isinstance(leaf, FakeTensor) for leaf in leaves_of(fake))

@@ -1,0 +1,73 @@
+"""Fake kernels that this torch lacks, or has wrong, so that a trace would believe a size or a stride that is not so."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_impls import op_implementations_dict
+
+Tensor = torch.Tensor
+_aten = torch.ops.aten
+
+
+@functools.cache
+def fake_kernels() -> dict[Any, Callable[..., Any]]:
+    """Operation -> what to call in its place on fake tensors. Empty from torch 2.13 on."""
+    found: dict[Any, Callable[..., Any]] = {}
+    if _aten._unique.default not in op_implementations_dict:
+        found[_aten._unique.default] = _unique
+    if not _fft_dims_are_sorted():
+        found |= {_aten._fft_c2c.default: _fft_c2c, _aten._fft_r2c.default: _fft_r2c, _aten._fft_c2r.default: _fft_c2r}
+    return found
+
+
+def _unique(x: Tensor, sorted: bool = True, return_inverse: bool = False) -> tuple[Tensor, ...]:
+    """Torch 2.11 and 2.12 have none: FakeTensorMode runs the real kernel on zeros, and believes its size."""
+    return _aten._unique2.default(x, sorted, return_inverse)[:2]  # type: ignore[no-any-return]
+
+
+# ---------------------------------------------------------------------------------------------- Fourier transforms
+def _fft_dims_are_sorted() -> bool:
+    """Do the fake kernels take dimensions in the order that the real ones take them in? From torch 2.12 on."""
+    from torch._meta_registrations import _sort_dims
+
+    return bool(_sort_dims(torch.empty(2, 3), [1, 0]) == [0, 1])
+
+
+def _by_stride(x: Tensor, dims: Sequence[int]) -> list[int]:
+    return sorted(dims, key=lambda d: x.stride(d), reverse=True)
+
+
+def _like_fft(x: Tensor, size: Sequence[int], dims: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """The result on a CPU lies in memory as: the other dimensions in the order of the input, then those transformed."""
+    order = [*_by_stride(x, [d for d in range(x.dim()) if d not in dims]), *dims]
+    out = x.new_empty([size[d] for d in order], dtype=dtype)
+    return out.permute([order.index(d) for d in range(x.dim())])
+
+
+def _fft_c2c(x: Tensor, dim: list[int], normalization: int, forward: bool) -> Tensor:
+    if x.device.type != "cpu" or not dim:
+        return _aten._fft_c2c.default(x, dim, normalization, forward)  # type: ignore[no-any-return]
+    return _like_fft(x, x.shape, _by_stride(x, dim), x.dtype)
+
+
+def _fft_r2c(x: Tensor, dim: list[int], normalization: int, onesided: bool) -> Tensor:
+    if x.device.type != "cpu":
+        return _aten._fft_r2c.default(x, dim, normalization, onesided)  # type: ignore[no-any-return]
+    size = list(x.shape)
+    if onesided:
+        size[dim[-1]] = size[dim[-1]] // 2 + 1
+    return _like_fft(x, size, [*_by_stride(x, dim[:-1]), dim[-1]], x.dtype.to_complex())
+
+
+def _fft_c2r(x: Tensor, dim: list[int], normalization: int, last_dim_size: int) -> Tensor:
+    if x.device.type != "cpu":
+        return _aten._fft_c2r.default(x, dim, normalization, last_dim_size)  # type: ignore[no-any-return]
+    if len(dim) > 1:
+        x = _fft_c2c(x, dim[:-1], normalization, False)
+    size = list(x.shape)
+    size[dim[-1]] = last_dim_size
+    return _like_fft(x, size, dim[-1:], x.dtype.to_real())

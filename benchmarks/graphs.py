@@ -56,7 +56,7 @@ class Joint:
 def joint_of(name: str, function: Callable[..., Any], args: Sequence[Any], decompositions: Any = None) -> Joint | None:
     """Capture the joint graph of a call; None when nothing is differentiable."""
     region = Region(function, Options())
-    captured, _, _ = region._capture(CallSite.of(tuple(args), {}, ()), decompositions or {})
+    captured, _, _ = region._capture(CallSite.of_function(function, tuple(args), {}), decompositions or {})
     if captured.tape is None:
         return None
     traced = captured.tape.trace(captured.tape.guess())

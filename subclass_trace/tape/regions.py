@@ -80,6 +80,9 @@ def paste_region(
     ]
     flat = iter(_graph(capture, program, entry, leaves, saved, []))
     results = [_gradient(capture, spec, flat) for spec in entry.grads]
+    for k, source in enumerate(entry.passed):  # autograd accumulates by reference what nobody else holds
+        if source is not None and source[0] != "input":
+            results[k] = tangents[source[1]] if source[0] == "tangent" else results[source[1]]
     return [*[None] * (count - len(results)), *results]
 
 
@@ -203,11 +206,13 @@ class Found:
     """What `Begin` found: the values of symbols.
 
     When the tangents are of another kind, also the gradients, and saved tensors that were unpacked for them.
+    ``objects``: the tangents and the inputs, where a gradient is one of them.
     """
 
     env: Env
     grads: tuple[Any, ...] | None = None
     unpacked: dict[int, Any] = field(default_factory=dict)
+    objects: tuple[Sequence[Any], Sequence[Any]] = ((), ())
 
 
 def unpack_once(hook: Any, data: Any, found: Found, place: int) -> Any:
@@ -227,6 +232,7 @@ class Begin:
     def __call__(self, ctx: Any, saved: Any, packed: Any, count: int, *grads: Any) -> list[Any]:
         """``saved``, ``packed`` and ``count`` as in `operations.run_backward`."""
         entry, env = self.entry, _env(ctx)
+        objects = ([grads[k] for k in self.plan.differentiable], ctx.inputs) if any(entry.passed) else ((), ())
         rows = [None if grads[k] is None else flatten(grads[k]) for k in self.plan.differentiable]
         arrived = [
             (t, grads[k])
@@ -242,7 +248,7 @@ class Begin:
             leaves = [fit_strides(t, s.stride) for t, s in zip(given, wanted, strict=True)]
             if not self.kept:
                 check_compared(ctx, tuple(self.plan.compared_inputs))
-            return [Found(env), *leaves, *numbers, *(kept or ())]
+            return [Found(env, objects=objects), *leaves, *numbers, *(kept or ())]
         if self.kept:
             ctx.kept = kept
         unpacked = {place: operations.run_unpack(hook, data) for place, hook, data in packed}
@@ -258,14 +264,15 @@ class End:
     __name__ = "region_gradients"
 
     def __init__(self, entry: CompiledBackward) -> None:
-        self.grads = entry.grads
+        self.entry = entry
 
     def __call__(self, found: Found, flat: list[Any]) -> Sequence[Any]:
         """``flat``: the outputs of the pasted graph."""
         if found.grads is not None:
             return found.grads
         leaves, sizes = iter(flat), evaluator(found.env)
-        return [None if g is None else rebuild(g, leaves, sizes) for g in self.grads]
+        made = [None if g is None else rebuild(g, leaves, sizes) for g in self.entry.grads]
+        return self.entry.pass_on(made, *found.objects)
 
 
 def _gradient(capture: TapeCapture, spec: Spec | None, flat: Any) -> Step | None:

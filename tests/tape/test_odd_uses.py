@@ -206,3 +206,13 @@ def test_batched_gradients_and_unused_inputs(region: bool, backend: Any) -> None
         found.append(grads)
     torch.testing.assert_close(found[0][0], found[1][0])
     assert found[0][1] is found[1][1] is None
+
+
+def test_gradients_that_are_one_tangent_do_not_become_one_memory() -> None:
+    region = st.compile(lambda x, w: x + w)
+    for _ in range(3):  # the first call makes the backward, later tapes hold its graph
+        x, w = (TwoTensor(torch.ones(3), torch.ones(3)).requires_grad_() for _ in range(2))
+        with compiled_autograd():
+            (region(x, w) * 2).backward(TwoTensor(torch.ones(3), torch.ones(3)))
+        x.grad.a.zero_()
+        assert w.grad.a.tolist() == [2.0] * 3

@@ -101,6 +101,16 @@ _FORMS: dict[Any, Callable[..., Any]] = {
 }
 
 
+def _without_time(state: Any, like: Any) -> Any:
+    """The last state of a layer, one step long, without the dimension of the steps.
+
+    Torch 2.11 and 2.12 drop the batch dimension of an LSTM's instead, if that is 1, and else none.
+    """
+    if isinstance(state, (tuple, list)):
+        return tuple(_without_time(s, t) for s, t in zip(state, like, strict=True))
+    return state.squeeze(0) if state.dim() > like.dim() else state
+
+
 def _recurrent_layers(
     input: Tensor,
     hidden: Sequence[Any],
@@ -126,7 +136,7 @@ def _recurrent_layers(
             reverse = own % directions == 1
             out, state = layer(x, hidden[own], params[own], has_biases, reverse=reverse)
             outputs.append(out)
-            states.append(state)
+            states.append(_without_time(state, hidden[own]))
         x = torch.cat(outputs, outputs[0].dim() - 1) if bidirectional else outputs[0]
         if train and dropout != 0 and k < num_layers - 1:
             x = torch.dropout(x, dropout, True)

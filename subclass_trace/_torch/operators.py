@@ -68,3 +68,10 @@ def needs_exact_strides(target: object) -> bool:
 
     exact = getattr(torch.Tag, "needs_exact_strides", None)
     return isinstance(target, OpOverload) and exact is not None and get_layout_constraint_tag(target) is exact
+
+
+def is_effectful(op: Any) -> bool:
+    """Is an effect registered for it (``torch.library``'s effect tokens), or does it take a script object?"""
+    from torch._higher_order_ops import effects
+
+    return effects._get_effect(op) is not None

@@ -34,6 +34,12 @@ from .autograd import original_views as original_views
 from .autograd import saved_tensor_hooks_active as saved_tensor_hooks_active
 from .autograd import set_version as set_version
 from .autograd import view_function as view_function
+from .collectives import Group as Group
+from .collectives import done as done_work
+from .collectives import functional_collectives as functional_collectives
+from .collectives import group_of as group_of
+from .collectives import is_collective_in_place as is_collective_in_place
+from .collectives import reduction_of as reduction_of
 from .composites import composites_as_eager as composites_as_eager
 from .fake_kernels import fake_kernels as fake_kernels
 from .fakes import DATA_DEPENDENT_ERRORS as DATA_DEPENDENT_ERRORS
@@ -92,6 +98,7 @@ from .modes import without_mkldnn as without_mkldnn
 from .modes import without_tracing as without_tracing
 from .operators import BINDING_HOLDERS as BINDING_HOLDERS
 from .operators import StandIn as StandIn
+from .operators import is_effectful as is_effectful
 from .operators import needs_exact_strides as needs_exact_strides
 from .operators import op_name as op_name
 from .operators import op_schema as op_schema
@@ -128,4 +135,4 @@ from .wrappers import make_wrapper_subclass as make_wrapper_subclass
 from .wrappers import return_and_correct_aliasing as return_and_correct_aliasing
 from .wrappers import shortcut_constructor as shortcut_constructor
 
-__all__ = ["pytree"]  # torch's own pytrees, for the arguments of higher order operators
+__all__ = ["done_work", "pytree"]  # torch's own pytrees, for the arguments of higher order operators

@@ -9,6 +9,10 @@ import torch
 from torch._C import DispatchKey, DispatchKeySet
 from torch._ops import OpOverloadPacket as OpOverloadPacket
 
+from .collectives import is_collective_in_place as is_c10d
+
+__all__ = ["OpOverloadPacket", "is_c10d"]
+
 
 def alias_storage(view: torch.Tensor, base: torch.Tensor) -> None:
     """Let ``view`` claim the storage of ``base``; sizes and strides stay. What return_and_correct_aliasing does."""
@@ -59,11 +63,6 @@ def below_autograd() -> bool:
 
 #: collectives in place that move values and compute nothing: the same for every part of a tensor
 MOVES = frozenset(f"c10d::{name}" for name in ("broadcast_", "scatter_", "allgather_", "send", "recv_"))
-
-
-def is_c10d(op: Any) -> bool:
-    """Is it a collective in place? Its schema does not say what it writes to."""
-    return bool(op.namespace == "c10d")
 
 
 def is_functional_collective(op: Any) -> bool:

@@ -67,3 +67,10 @@ def needs_exact_strides(target: object) -> bool:
     from torch._library.utils import get_layout_constraint_tag
 
     return isinstance(target, OpOverload) and get_layout_constraint_tag(target) is torch.Tag.needs_exact_strides
+
+
+def is_effectful(op: Any) -> bool:
+    """Is an effect registered for it (``torch.library``'s effect tokens), or does it take a script object?"""
+    from torch._higher_order_ops import effects
+
+    return effects._get_effect(op) is not None

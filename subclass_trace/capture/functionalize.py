@@ -17,7 +17,7 @@ import torch.fx as fx
 from .. import _torch
 from ..errors import UnsupportedError
 from .aliasing import byte_range
-from .graphs import CHECKS
+from .effects import has_effects
 from .session import Session
 from .user_code import frames_text
 
@@ -254,22 +254,22 @@ class _Replay:
 
     def _copy_frames(self, node: fx.Node, last: fx.Node | None) -> None:
         """fx copies only the meta keys that it knows to the nodes that a call makes."""
-        frames = node.meta.get("frames")
-        if frames is None:
+        frames, effect = node.meta.get("frames"), node.meta.get("effect")
+        if frames is None and effect is None:
             return
         for made in reversed(self.functional.graph.nodes):
             if made is last:
                 return
-            made.meta.setdefault("frames", frames)
+            if frames is not None:
+                made.meta.setdefault("frames", frames)
+            if effect is not None and made.target is node.target:
+                made.meta["effect"] = effect
 
     def _call(self, node: fx.Node, root: torch.nn.Module) -> Any:
         if isinstance(node.target, _torch.HigherOrderOperator):
             return self._opaque(node, root)
-        if node.target in CHECKS:
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._node)
-            copy = self.functional.graph.call_function(node.target, args, kwargs)
-            copy.meta.update(node.meta)
-            return None
+        if has_effects(node.target):  # torch would ask for a token
+            return self._opaque(node, root)
         args = fx.node.map_arg(node.args, self.env.__getitem__)
         kwargs = fx.node.map_arg(node.kwargs, self.env.__getitem__)
         try:
@@ -296,7 +296,7 @@ class _Replay:
         return self.wrapped[group].as_strided(view.shape, view.stride(), _offset_after(start, dtype, view))
 
     def _opaque(self, node: fx.Node, root: torch.nn.Module) -> Any:
-        """A higher order operator is copied as it is: its branches are functional already."""
+        """Copied as it is: an operation with effects, or a higher order operator, whose branches are functional."""
         graph = self.functional.graph
 
         def argument(x: fx.Node) -> Any:
@@ -310,6 +310,8 @@ class _Replay:
     def _adopt(self, node: fx.Node, value: Any) -> Any:
         if isinstance(value, Tensor):
             return self.functional.adopt_value(_torch.detached(self.mode, value), node)
+        if not isinstance(value, (tuple, list)):
+            return value
         out = []
         for i, v in enumerate(value):
             if not isinstance(v, (Tensor, tuple, list)):

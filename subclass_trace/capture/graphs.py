@@ -15,12 +15,19 @@ import torch
 import torch.fx as fx
 
 from .. import _torch
+from .effects import is_kept
 from .session import Session
 
 
 def output_args(graph: fx.Graph) -> list[Any]:
     """The flat outputs of a graph."""
     return list(next(iter(reversed(graph.nodes))).args[0])
+
+
+def drop_outputs(graph: fx.Graph, count: int) -> None:
+    """Drop the last outputs; what computes them stays."""
+    if count:
+        next(iter(reversed(graph.nodes))).args = (output_args(graph)[:-count],)
 
 
 def placeholders(graph: fx.Graph) -> list[fx.Node]:
@@ -35,13 +42,20 @@ def finish_joint(
     boundary: fx.Node | None,
     groups: Sequence[Sequence[int]],
     also: Sequence[Any] = (),
+    late: Sequence[fx.Node] = (),
 ) -> fx.GraphModule:
     """A joint graph module with outputs ``[*forward, *backward]``: live nodes only, functional, with stack traces.
 
+    ``meta["draws"]`` and ``meta["late"]`` say how many outputs at the end of the forward's and of the backward's are
+    there only so that they are computed.
+
     Args:
+        late: nodes of the backward with effects.
         also: forward nodes that stay in the graph, needed or not; ``meta["names"]`` says what each is called in it.
     """
     recorder = session.recorder
+    for node in late:
+        node.meta["late"] = True  # copied with the node
     if recorder.mutable:
         from .functionalize import functionalize
 
@@ -50,7 +64,10 @@ def finish_joint(
     else:
         module = _torch.graph_module(recorder.root, _live_copy(recorder.graph, [*forward, *backward], also), "joint")
         module.meta["names"] = {n.name: n.name for n in also}
+    for node in late:
+        del node.meta["late"]
     module.meta["draws"] = _keep_draws(module.graph, len(forward)) if backward else 0
+    module.meta["late"] = _keep_late(module.graph) if late else 0
     _write_stack_traces(module.graph)
     return module
 
@@ -58,33 +75,59 @@ def finish_joint(
 def _keep_draws(graph: fx.Graph, num_forward: int) -> int:
     """Make random numbers that nothing reads outputs of the forward, so that a partitioner keeps drawing them."""
     outputs = output_args(graph)
-    dead = [n for n in graph.nodes if is_draw(n) and not n.users]
+    dead = [_first_tensor(graph, n) for n in list(graph.nodes) if is_draw(n) and not n.users]
     if dead:
         next(iter(reversed(graph.nodes))).args = ([*outputs[:num_forward], *dead, *outputs[num_forward:]],)
     return len(dead)
 
 
-_aten = torch.ops.aten
-#: operations that only raise
-CHECKS = (
-    _aten._linalg_check_errors.default,
-    _aten._assert_async.default,
-    _aten._assert_async.msg,
-    _aten._assert_scalar.default,
-)
+def _keep_late(graph: fx.Graph) -> int:
+    """The same for what a backward does."""
+    dead = [_first_tensor(graph, n) for n in list(graph.nodes) if n.meta.pop("late", False) and not n.users]
+    next(iter(reversed(graph.nodes))).args = ([*output_args(graph), *dead],)
+    return len(dead)
+
+
+def _first_tensor(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """A tuple cannot be an output."""
+    value = node.meta.get("val")
+    places = [k for k, v in enumerate(value) if isinstance(v, torch.Tensor)] if type(value) in (tuple, list) else []
+    if not places:
+        return node
+    with graph.inserting_after(node):
+        part = graph.call_function(operator.getitem, (node, places[0]))
+    part.meta = {**node.meta, "val": value[places[0]]}
+    return part
+
+
+LATE = ("is_backward", "must_be_in_backward")
 
 
 def is_draw(node: fx.Node) -> bool:
-    """A forward node that runs for what it does: it moves the random generator, or it raises (the check behind
-    ``linalg.inv``). It is never dropped, and never run twice."""
-    late = ("is_backward", "must_be_in_backward")
-    return (is_random(node) or node.target in CHECKS) and node.meta.get("partitioner_tag") not in late
+    """A forward node that runs for what it does: it moves the random generator, or it has effects (`effects`; the check
+    behind ``linalg.inv`` raises). It is never dropped, and never run twice."""
+    return (is_random(node) or is_kept(node)) and node.meta.get("partitioner_tag") not in LATE
+
+
+def kept_after(graph: fx.Graph, start: fx.Node | None) -> list[fx.Node]:
+    """The nodes with effects that were recorded after ``start``."""
+    found: list[fx.Node] = []
+    for node in reversed(graph.nodes):
+        if node is start:
+            break
+        if is_kept(node):
+            found.append(node)
+    return found[::-1]
+
+
+def _runs(node: fx.Node) -> bool:
+    return is_draw(node) or "late" in node.meta
 
 
 def _live_copy(graph: fx.Graph, outputs: list[Any], also: Sequence[Any] = ()) -> fx.Graph:
     """A copy with what ``outputs`` need, and random draws. Primals stay, used or not: they are bound by position."""
     live: set[fx.Node] = set()
-    todo = [n for n in [*outputs, *also] if isinstance(n, fx.Node)] + [n for n in graph.nodes if is_draw(n)]
+    todo = [n for n in [*outputs, *also] if isinstance(n, fx.Node)] + [n for n in graph.nodes if _runs(n)]
     while todo:
         node = todo.pop()
         if node not in live:
@@ -106,7 +149,7 @@ def _drop_dead(graph: fx.Graph, keep: Collection[str]) -> None:
     """Erase what nothing reads. Tangents may be left over from a backward that could not be traced."""
     for node in reversed(list(graph.nodes)):
         dead_tangent = node.op == "placeholder" and str(node.target).startswith("tangents")
-        dead = node.name not in keep and not is_draw(node) and node.op in ("call_function", "get_attr")
+        dead = node.name not in keep and not _runs(node) and node.op in ("call_function", "get_attr")
         if not node.users and (dead or dead_tangent):
             graph.erase_node(node)
 

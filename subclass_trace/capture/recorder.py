@@ -300,6 +300,10 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func.namespace == "prim" or func in _LAYOUT:  # an error message of autograd asks for numbers, of symbols too
             return func(*args, **kwargs)
+        if _torch.is_collective_in_place(func):
+            from .collectives import record_collective
+
+            return record_collective(self, func, args, kwargs)
         if func is aten._local_scalar_dense.default:
             return self._local_scalar(func, args[0])
         if func is aten.equal.default:

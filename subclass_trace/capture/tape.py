@@ -20,7 +20,7 @@ from ..errors import DataDependentError, UnsupportedError
 from ..subclass.flatten import flatten, leaves_of, map_leaves
 from ..subclass.spec import Spec, spec_leaves
 from ..subclass.visit import rebuild
-from .graphs import finish_joint, placeholders
+from .graphs import finish_joint, kept_after, placeholders
 from .session import Session
 
 Tensor = torch.Tensor
@@ -31,7 +31,8 @@ class TracedBackward:
     """One backward: the joint graph it is part of, the names of its tangents, the specs of its gradients.
 
     The first ``num_forward`` outputs of ``joint`` are the forward's; the last ``draws`` of them are random numbers that
-    nothing reads, kept because drawing them moves the generator.
+    nothing reads, kept because drawing them moves the generator, or of operations with effects. The last ``late`` outputs are those of the
+    backward's operations with effects.
 
     ``grads[k]`` is None where input k gets no gradient. ``next`` is the tape of the backward itself (only when traced
     with ``create_graph``), and ``differentiable`` tells which gradients are its outputs.
@@ -42,6 +43,7 @@ class TracedBackward:
     joint: fx.GraphModule
     num_forward: int
     draws: int
+    late: int
     tangents: tuple[str, ...]
     grads: tuple[Spec | None, ...]
     next: Tape | None
@@ -105,6 +107,7 @@ class Tape:
                 values.append(value)
                 names += made
             recorder.tag, recorder.outliving = "is_backward", self._outliving()
+            start = next(iter(reversed(recorder.graph.nodes)), None)
             try:
                 with _sequence_numbers([o.grad_fn for o in outs], self.edges, recorder):
                     grads = self._differentiate(outs, values, create_graph)
@@ -112,7 +115,8 @@ class Tape:
                 recorder.tag, recorder.outliving = "is_forward", frozenset()
             flat = [None if g is None else flatten(g) for g in grads]
             nodes = [recorder.node_of(leaf) for row in flat if row is not None for leaf in row[0]]
-            joint = finish_joint(self.session, self.forward_nodes, nodes, self.boundary, self.groups, self.served)
+            rest = (self.forward_nodes, nodes, self.boundary, self.groups, self.served)
+            joint = finish_joint(self.session, *rest, late=kept_after(recorder.graph, start))
         live = tuple(k for k, g in enumerate(grads) if g is not None and g.requires_grad) if create_graph else ()
         following = None
         if create_graph:
@@ -124,6 +128,7 @@ class Tape:
             joint,
             len(self.forward_nodes) + hidden,
             hidden,
+            joint.meta["late"],
             tuple(names),
             tuple(None if r is None else r[1] for r in flat),
             following,

@@ -80,6 +80,7 @@ def partition(
     *,
     num_forward: int,
     draws: int = 0,
+    late: int = 0,
     tangents: Sequence[str],
     partitioner: Partitioner,
     serve: Collection[str],
@@ -91,6 +92,7 @@ def partition(
 
     Args:
         num_forward: how many outputs are the forward's; the last ``draws`` of them are computed and dropped.
+        late: how many of the backward's outputs, the last ones, are computed and dropped.
         serve: nodes that eager autograd would have saved. All of them must be computable from what is saved, so that a
             backward for other tangents is (docs/notes/tangents.md); values missing for it are saved too.
         written: graph inputs that the region writes. What is saved of their memory is cloned, since the write-back
@@ -105,8 +107,10 @@ def partition(
         fixed = frozenset(f"primals_{n + 1}" for n in static)
         facts = Facts(frozenset(written), fixed, serve, frozenset(copied))
         parts = _by_rows(joint, num_forward - draws, num_forward, partitioner, facts)
+        if late:
+            del parts.second.outputs[-late:]
     else:
-        parts = by_modules(joint, num_forward, draws, tangents, partitioner, serve, written, static)
+        parts = by_modules(joint, num_forward, draws, late, tangents, partitioner, serve, written, static)
     saved = set(parts.saved)
     return replace(parts, twins={a: b for a, b in twins.items() if a not in saved and b in saved}) if twins else parts
 

@@ -12,7 +12,7 @@ import torch
 import torch.fx as fx
 
 from .. import _torch
-from ..capture.graphs import extract, is_draw, needed, output_args, placeholders
+from ..capture.graphs import drop_outputs, extract, is_draw, needed, output_args, placeholders
 from ..errors import VerificationError
 from . import torch_partitioners
 from .ancestry import also_saved, ancestry_of
@@ -29,6 +29,7 @@ def by_modules(
     joint: fx.GraphModule,
     num_forward: int,
     draws: int,
+    late: int,
     tangents: Sequence[str],
     partitioner: Partitioner,
     serve: Collection[str],
@@ -37,6 +38,8 @@ def by_modules(
 ) -> Partitioned:
     """Any partitioner in the form of ``functorch.compile``'s, which consumes ``joint``."""
     _save_draws(joint.graph)
+    for node in output_args(joint.graph)[-late:] if late else ():
+        node.meta["partitioner_tag"] = "must_be_in_backward"
     ancestry = ancestry_of(joint.graph)
     promised, primals = output_args(joint.graph), [n.name for n in _primals(joint.graph)]
     inputs = [n.meta.get("val") for n in placeholders(joint.graph)]
@@ -62,6 +65,7 @@ def by_modules(
         forward,
         [*outputs[: num_forward - draws], *_protected(forward, [*outputs[num_forward:], *extra_nodes], written)],
     )
+    drop_outputs(backward.graph, late)
     names = (*saved, *(n.name for n in extra_nodes))
     halves_ = Half.of_module(forward), Half.of_module(backward)
     return Partitioned(*halves_, names, tuple(backward_inputs), frozenset(n.name for n in extra_nodes))

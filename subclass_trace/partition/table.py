@@ -19,6 +19,7 @@ import torch.fx as fx
 
 from .. import _torch
 from .._torch import partition as _private
+from ..capture.effects import has_effects
 from ..capture.graphs import output_args
 
 aten = torch.ops.aten
@@ -40,8 +41,9 @@ aten = torch.ops.aten
     HIDDEN,
     BUILTIN,
     MERGEABLE,
-) = (1 << k for k in range(15))
-#: BUILTIN: what the operation does is known; MERGEABLE: and two equal calls give equal results
+    LOUD,
+) = (1 << k for k in range(16))
+#: LOUD: called for what it does; BUILTIN: what the operation does is known; MERGEABLE: and two equal calls give equal results
 #: rows that run although nobody reads them
 EFFECTS = MUTABLE | IMPURE | SEEDED
 #: rows that must not run twice: they would write twice, or draw other numbers
@@ -71,6 +73,7 @@ def classify(target: Any) -> int:
         bits |= (BUILTIN | MERGEABLE) * (target.namespace in ("aten", "prims"))
     else:
         bits |= (BUILTIN | MERGEABLE) * (getattr(target, "__module__", None) in ("_operator", "math", "torch"))
+    bits |= (IMPURE | LOUD) * has_effects(target)
     bits |= IMPURE * _private.is_impure_target(target) | HIDDEN * (packet in _HIDDEN_STATE)
     bits |= CAT * (packet is aten.cat) | GETITEM * (target is operator.getitem) | LIFT * (packet in _LIFTS)
     if bits & (MUTABLE | IMPURE | SEEDED | RANDOM) or target is aten.empty.memory_format:
@@ -395,7 +398,7 @@ def _sides(
     for i in rows:
         if nodes[i].op == "placeholder":
             continue
-        pinned = tag[i] == "must_be_in_backward" or (tag[i] == "is_backward" and bits[i] & (MUTABLE | SEEDED) != 0)
+        pinned = tag[i] == "must_be_in_backward" or (tag[i] == "is_backward" and bits[i] & (MUTABLE | SEEDED | LOUD) != 0)
         late[i] = pinned or any(late[x] for x in ins[i])
         allowed[i] = not pinned and all(allowed[x] for x in ins[i])
     return late, allowed

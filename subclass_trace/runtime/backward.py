@@ -17,7 +17,7 @@ import torch
 import torch.fx as fx
 
 from .. import _torch, verify
-from ..capture.graphs import extract, needed, output_args
+from ..capture.graphs import drop_outputs, extract, needed, output_args
 from ..capture.tape import Tape, TracedBackward
 from ..errors import TangentError
 from ..partition.half import Half
@@ -280,6 +280,7 @@ class Backwards:
             raise self._not_computable(tangents, missing)
         names = [n.name for n in traced.joint.graph.nodes if n in nodes and (n.name in have or n.name in sizes)]
         graph = extract(traced.joint, outputs, names)
+        drop_outputs(graph.graph, traced.late)
         unpack_late(graph.graph)
         if verify.ENABLED:
             verify.verify_joint(traced.joint, num_forward=traced.num_forward, tangents=tuple(have))

@@ -262,6 +262,7 @@ def _has_effects(node: fx.Node) -> bool:
         return (
             target.namespace not in ("aten", "prims")
             or _torch.op_schema(target).is_mutable
+            or not _torch.op_schema(target).returns
             or torch.Tag.nondeterministic_seeded in target.tags
             or node.is_impure()
         )

@@ -15,7 +15,7 @@ from ..backends import Backend, Compiled, Compiler, compile_with
 from ..backends.eager import compile_eager
 from ..backends.inductor import compile_forward
 from ..capture.aliasing import alias_pattern
-from ..capture.graphs import CHECKS, is_drawn, output_args, placeholders
+from ..capture.graphs import is_drawn, output_args, placeholders
 from ..capture.inputs import Argument
 from ..capture.region import Captured
 from ..partition.half import Half
@@ -121,6 +121,7 @@ def build_program(
         traced.joint,
         num_forward=traced.num_forward,
         draws=traced.draws,
+        late=traced.late,
         tangents=traced.tangents,
         partitioner=partitioner,
         serve=captured.served(traced.joint),
@@ -167,7 +168,8 @@ def _without_backward(
     forward = captured.forward_graph(sorted(captured.saved_by_autograd))
     # Which results eager keeps cannot always be read off (an output that a node saves is unpacked as a new object), so
     # whatever cannot be computed again is saved as well; inputs cost nothing.
-    fixed = {n.name for n in forward.graph.nodes if n.op == "placeholder" or (is_drawn(n) and n.target not in CHECKS)}
+    drawn = (n for n in forward.graph.nodes if is_drawn(n) and isinstance(n.meta.get("val"), Tensor))
+    fixed = {n.name for n in (*placeholders(forward.graph), *drawn)}
     parts = save_all(forward, captured.served(forward) | fixed, _written(captured))
     saved = saved_table(parts, _primal_paths(captured))
     call = _compile(backend, backend.forward, parts.first)

@@ -1,0 +1,37 @@
+"""Operations that are called for what they do: they are kept though nobody reads a result, in order, and run once.
+
+An operation is known to be pure when it has a tensor result, a schema that writes nothing, and no registered effect.
+What it writes is a result once the graph is functional, so a mutable schema is no effect here.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from .. import _torch
+
+_aten = torch.ops.aten
+#: these have no result and tell only a compiler something
+_TELL = (_aten.sym_constrain_range.default, _aten.sym_constrain_range_for_size.default)
+#: the profiler's marks are not part of a graph: they would stand around the capture
+_MARKS = ("profiler", "record_function")
+
+
+@functools.cache
+def has_effects(target: Any) -> bool:
+    """Must a call of ``target`` run once, in order, though nobody reads its result? Random draws are not counted."""
+    if isinstance(target, _torch.HigherOrderOperator):
+        return _torch.is_effectful(target)
+    if not isinstance(target, _torch.OpOverload) or target in _TELL or target.namespace in _MARKS:
+        return False
+    schema = _torch.op_schema(target)
+    return not schema.is_mutable and (not schema.returns or _torch.is_effectful(target))
+
+
+def is_kept(node: fx.Node) -> bool:
+    """`has_effects` for a node, or a mark on it: the wait for a collective that the user has called (`collectives`)."""
+    return node.op == "call_function" and (has_effects(node.target) or "effect" in node.meta)

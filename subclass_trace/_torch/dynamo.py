@@ -60,15 +60,30 @@ def source_text(source: Any) -> str:
     return str(name() if callable(name) else name)  # a method before torch 2.12
 
 
-def fake_input(mode: Any, value: torch.Tensor, source: Any, context: Any) -> torch.Tensor:
-    """A fake tensor with the symbols that Dynamo made for ``value``."""
+def fake_input(mode: Any, value: torch.Tensor, source: Any, context: Any, number: Any = None) -> torch.Tensor:
+    """A fake tensor with the symbols that Dynamo made for ``value``.
+
+    ``number`` is the one for the number inside. Torch would make another one, of which Dynamo knows nothing: what a trace
+    takes for true of it would be no guard.
+    """
     fake: torch.Tensor = mode.from_tensor(value, static_shapes=False, source=source, symbolic_context=context)
+    if isinstance(fake, FakeTensor):
+        fake.item_memo = number
     return fake
 
 
 def known_item(fake: object) -> Any:
-    """The symbol that stands for the number in an input without dimensions; None where there is none."""
-    return fake.item_memo if isinstance(fake, FakeTensor) else None
+    """The symbol that stands for the number in an input without dimensions; None where there is none.
+
+    One that is known in the call (Dynamo makes them of Python floats), not one of a value inside a tensor.
+    """
+    number = fake.item_memo if isinstance(fake, FakeTensor) else None
+    return None if number is None or number.node.hint is None else number
+
+
+def placeholder_number(node: torch.fx.Node) -> Any:
+    """`known_item` of what Dynamo traced with for a placeholder."""
+    return known_item(node.meta.get("example_value"))
 
 
 def register_dynamo_backend(function: Callable[..., Any], name: str) -> None:

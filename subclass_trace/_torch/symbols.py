@@ -120,8 +120,8 @@ def _proxy_analysis() -> Any:
 
 
 def size_symbol(size: object) -> Any:
-    """The sympy symbol that a size is, or None: not a SymInt, an expression, or a nested int."""
-    if not isinstance(size, torch.SymInt) or size.node.is_nested_int():
+    """The sympy symbol that a size (or another number) is, or None: not symbolic, an expression, or a nested int."""
+    if not isinstance(size, (torch.SymInt, torch.SymFloat)) or size.node.is_nested_int():
         return None
     return size.node.expr if size.node.expr.is_Symbol else None
 

@@ -177,6 +177,10 @@ class _GraphRecorder(Recorder):  # type: ignore[no-untyped-call]
 
     current: fx.Node | None = None
 
+    def __init__(self, mode: Any, decompositions: dict[Any, Callable[..., Any]], outer: Recorder | None = None) -> None:
+        super().__init__(mode, decompositions, outer)
+        self.items: dict[str, Any] = {}  # see `Session`
+
     def user_frames(self) -> tuple[Any, ...]:
         return () if self.current is None else _frames(self.current.meta.get("stack_trace"))
 
@@ -186,6 +190,9 @@ class _GraphRecorder(Recorder):  # type: ignore[no-untyped-call]
         number = None if known is None else _dynamo.known_item(known[0].meta.get("val"))
         if known is None or number is None or self.was_written(t):
             return super()._local_scalar(func, t)
+        if number.node.expr.is_number:  # a branch, or a kernel that takes no symbol, fixed it: Dynamo guards the value
+            return type(number.node.hint)(number)
+        self.items[str(known[0].target)] = number
         node = self.graph.call_function(func, (known[0],))
         self.annotate(node, func, (t,), {})
         self._track_result(node, number, ())
@@ -279,10 +286,11 @@ class _Graph(torch.nn.Module):
 # ---------------------------------------------------------------------------------------------- Dynamo's symbols
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Origin:
-    """Where Dynamo found a tensor, and what it decided about its sizes."""
+    """Where Dynamo found a tensor, what it decided about its sizes, and its symbol for the number inside."""
 
     source: Any
     context: Any
+    number: Any = None
 
 
 class _DynamoSession(Session):
@@ -302,7 +310,13 @@ class _DynamoSession(Session):
         origin = self.origins.get(name)
         if origin is None or origin.context is None:
             return self.mode.from_tensor(real, static_shapes=True)
-        return _dynamo.fake_input(self.mode, real, origin.source, origin.context)
+        return _dynamo.fake_input(self.mode, real, origin.source, origin.context, origin.number)
+
+    @property
+    def items(self) -> Mapping[str, Any]:  # type: ignore[override]
+        """The numbers that were read from inputs."""
+        assert isinstance(self.recorder, _GraphRecorder)
+        return self.recorder.items
 
     def outer_size(self, wrapper: Tensor, path: Path, dims: Sequence[int]) -> tuple[Any, ...]:
         """The outer size of a wrapper, with Dynamo's symbols."""
@@ -325,12 +339,14 @@ class _DynamoDims(DynamicDims):
         return [int(origin is not None and _dynamo.has_symbols(origin.context))] * t.dim()
 
 
-def _origins(context: Any, arguments: Sequence[Argument], sources: Mapping[int, Any]) -> dict[str, _Origin]:
+def _origins(
+    context: Any, arguments: Sequence[Argument], sources: Mapping[int, Any], numbers: Mapping[int, Any]
+) -> dict[str, _Origin]:
     """The origins of all arguments and of their inner tensors, by path."""
     found: dict[str, _Origin] = {}
 
-    def walk(value: Tensor, path: Path, source: Any, symbolic: Any) -> None:
-        found[str(path)] = _Origin(source, symbolic)
+    def walk(value: Tensor, path: Path, source: Any, symbolic: Any, number: Any = None) -> None:
+        found[str(path)] = _Origin(source, symbolic, number)
         if not is_traceable(value):
             return
         names = value.__tensor_flatten__()[0]  # type: ignore[attr-defined]
@@ -343,7 +359,7 @@ def _origins(context: Any, arguments: Sequence[Argument], sources: Mapping[int, 
     for a in arguments:
         source = None if a.position is None else sources.get(a.position)
         if source is not None:
-            walk(a.value, a.path, source, _dynamo.symbolic_context(context, a.value))
+            walk(a.value, a.path, source, _dynamo.symbolic_context(context, a.value), numbers.get(a.position))
     return found
 
 
@@ -419,7 +435,8 @@ class _Compilation:
         table: dict[Any, Callable[..., Any]],
     ) -> Captured:
         numbers = {k: v for k, v in enumerate(site.flat) if isinstance(v, torch.SymInt)}
-        session = _DynamoSession(context.fake_mode, _origins(context, arguments, sources), numbers, table)
+        origins = _origins(context, arguments, sources, self._numbers())
+        session = _DynamoSession(context.fake_mode, origins, numbers, table)
         assert isinstance(session.recorder, _GraphRecorder)
         self.module.recorder = session.recorder
         run = site.runner(self.module, arguments, positions)
@@ -439,6 +456,11 @@ class _Compilation:
         """Dynamo's source of each placeholder, by position."""
         rows = enumerate(n for n in self.graph.graph.nodes if n.op == "placeholder")
         return {k: s for k, n in rows if (s := _dynamo.placeholder_source(n)) is not None}
+
+    def _numbers(self) -> dict[int, Any]:
+        """Dynamo's symbols for numbers that are handed over in a tensor (Python floats), by position."""
+        rows = enumerate(n for n in self.graph.graph.nodes if n.op == "placeholder")
+        return {k: n for k, node in rows if (n := _dynamo.placeholder_number(node)) is not None}
 
 
 def _renamed(argument: Argument, sources: Mapping[int, Any]) -> Argument:

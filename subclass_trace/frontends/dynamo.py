@@ -416,6 +416,7 @@ class _Compilation:
             partitioner,
             keep_input_mutations=self.options.keep_inference_input_mutations,
         )
+        _torch.fix_rounded(captured.session.shape_env)
         inputs = [a.value for a in arguments] + [c.value for c in captured.closed_over]
         guards = Guards(Ambient.now(), site.tree, {}, alias_guard(captured, inputs))
         held = site.flat[site.user_count :]

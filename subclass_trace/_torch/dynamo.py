@@ -5,7 +5,7 @@ Nothing here imports Dynamo when it is imported: the functions run inside a comp
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 import torch
@@ -13,6 +13,7 @@ from torch._guards import TracingContext
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import DimDynamic, SubclassSymbolicContext
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 
 def tracing_context() -> Any:
@@ -69,6 +70,41 @@ def fake_input(mode: Any, value: torch.Tensor, source: Any, context: Any) -> tor
 def known_item(fake: object) -> Any:
     """The symbol that stands for the number in an input without dimensions; None where there is none."""
     return fake.item_memo if isinstance(fake, FakeTensor) else None
+
+
+def float_arguments(env: Any) -> frozenset[str]:
+    """The symbols of the floats that came in as tensors, by name."""
+    return frozenset(str(s) for s in _hints(env) if symbol_is_type(s, SymT.FLOAT))
+
+
+def assumed_floats(env: Any, known_guards: int) -> frozenset[str]:
+    """Those of which a trace assumed something since there were ``known_guards`` guards: Dynamo does not check it.
+
+    Dynamo and our fake input have a symbol each for one float; they are known by their value.
+    """
+    hints, symbols = _hints(env), {s for guard in env.guards[known_guards:] for s in guard.expr.free_symbols}
+    values = {hints[s] for s in symbols if symbol_is_type(s, SymT.FLOAT) and s in hints}
+    return frozenset(n for n in float_arguments(env) if any(str(s) == n and v in values for s, v in hints.items()))
+
+
+def trace_again_with_numbers(names: Collection[str]) -> None:
+    """Make Dynamo trace anew, with these floats as numbers that it guards; returns if it has been told before.
+
+    As torch's own pass ``tensorify_python_scalars`` does with what it cannot turn into tensors.
+    """
+    from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+    from torch._dynamo.symbolic_convert import TensorifyState
+
+    new = [n for n in names if not TensorifyState.should_specialize(n)]
+    for name in new:
+        TensorifyState.specialize(name)
+    if new:
+        raise TensorifyScalarRestartAnalysis(restart_reason="a float argument becomes a number")
+
+
+def _hints(env: Any) -> Any:
+    hints = getattr(env, "backed_var_to_val", None)
+    return env.var_to_val if hints is None else hints  # the name before torch 2.12
 
 
 def register_dynamo_backend(function: Callable[..., Any], name: str) -> None:

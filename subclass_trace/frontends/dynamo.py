@@ -387,19 +387,25 @@ class _Compilation:
         )
         partitioner = resolve_partitioner(self.options.partitioner, self.options.activation_memory_budget)
         table = {**(backend.decompositions() if backend.decompositions else {}), **self.options.decompositions}
+        env = context.fake_mode.shape_env
+        known = len(env.guards)
         try:
             captured = self._capture(context, site, arguments, positions, sources, table)
+            program, _ = build_program(
+                captured,
+                arguments,
+                positions,
+                frozenset(),
+                backend,
+                partitioner,
+                keep_input_mutations=self.options.keep_inference_input_mutations,
+            )
         except NeedsAutogradBase:  # the base of a view is no input of Dynamo's: our own guards watch it
             return self.region
-        program, _ = build_program(
-            captured,
-            arguments,
-            positions,
-            frozenset(),
-            backend,
-            partitioner,
-            keep_input_mutations=self.options.keep_inference_input_mutations,
-        )
+        except Exception:  # some kernels take a float only as a number
+            _dynamo.trace_again_with_numbers(_dynamo.float_arguments(env))
+            raise
+        _check_floats(_dynamo.assumed_floats(env, known))
         inputs = [a.value for a in arguments] + [c.value for c in captured.closed_over]
         guards = Guards(Ambient.now(), site.tree, {}, alias_guard(captured, inputs))
         held = site.flat[site.user_count :]
@@ -439,6 +445,17 @@ class _Compilation:
         """Dynamo's source of each placeholder, by position."""
         rows = enumerate(n for n in self.graph.graph.nodes if n.op == "placeholder")
         return {k: s for k, n in rows if (s := _dynamo.placeholder_source(n)) is not None}
+
+
+def _check_floats(assumed: frozenset[str]) -> None:
+    """A float of which the trace assumed something must be a number, which Dynamo guards by value."""
+    _dynamo.trace_again_with_numbers(assumed)
+    if assumed:
+        raise UnsupportedError(
+            "the graph depends on the value of a float argument, which Dynamo does not guard",
+            got=", ".join(sorted(assumed)),
+            fix="torch._dynamo.config.specialize_float = True",
+        )
 
 
 def _renamed(argument: Argument, sources: Mapping[int, Any]) -> Argument:

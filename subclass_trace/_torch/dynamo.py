@@ -5,7 +5,7 @@ Nothing here imports Dynamo when it is imported: the functions run inside a comp
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 import torch
@@ -13,6 +13,9 @@ from torch._guards import TracingContext
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import DimDynamic, SubclassSymbolicContext
+from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+from .symbols import symbol_values
 
 
 def tracing_context() -> Any:
@@ -84,6 +87,26 @@ def known_item(fake: object) -> Any:
 def placeholder_number(node: torch.fx.Node) -> Any:
     """`known_item` of what Dynamo traced with for a placeholder."""
     return known_item(node.meta.get("example_value"))
+
+
+def float_arguments(env: Any) -> frozenset[str]:
+    """The symbols of the floats that came in as tensors, by name."""
+    return frozenset(str(s) for s in symbol_values(env) if symbol_is_type(s, SymT.FLOAT))
+
+
+def trace_again_with_numbers(names: Collection[str]) -> None:
+    """Make Dynamo trace anew, with these floats as numbers that it guards; returns if it has been told before.
+
+    As torch's own pass ``tensorify_python_scalars`` does with what it cannot turn into tensors.
+    """
+    from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+    from torch._dynamo.symbolic_convert import TensorifyState
+
+    new = [n for n in names if not TensorifyState.should_specialize(n)]
+    for name in new:
+        TensorifyState.specialize(name)
+    if new:
+        raise TensorifyScalarRestartAnalysis(restart_reason="a float argument becomes a number")
 
 
 def register_dynamo_backend(function: Callable[..., Any], name: str) -> None:

@@ -139,7 +139,7 @@ def ragged_parts(size: torch.SymInt) -> tuple[Any, Any] | None:
     env = getattr(node, "shape_env", None)
     if env is None:
         return None
-    values = _values(env)
+    values = symbol_values(env)
     for symbol in node.expr.free_symbols:
         if hasattr(values.get(symbol), "_coeff"):  # a SingletonInt
             return symbol, node.expr / symbol
@@ -247,7 +247,7 @@ def fix_rounded(env: ShapeEnv, since: int = 0) -> None:
     """
     import sympy
 
-    values = _values(env)
+    values = symbol_values(env)
     for guard in tuple(env.guards[since:]):
         e = guard.expr
         if isinstance(e, sympy.Eq) and e.atoms(sympy.Float) and not (e.lhs.is_Symbol or e.rhs.is_Symbol):
@@ -255,7 +255,7 @@ def fix_rounded(env: ShapeEnv, since: int = 0) -> None:
                 env.evaluate_expr(sympy.Eq(symbol, values[symbol]))
 
 
-def _values(env: ShapeEnv) -> dict[Any, Any]:
+def symbol_values(env: ShapeEnv) -> dict[Any, Any]:
     """What the symbols were in the call that is traced."""
     values = getattr(env, "backed_var_to_val", None)  # torch 2.11 has the other name
     return env.var_to_val if values is None else values

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -247,6 +247,12 @@ class _Interpreter(fx.Interpreter):
             return self._checkpoint(args, dict(kwargs))
         return super().call_function(target, args, kwargs)
 
+    def call_method(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a method; the number in an input that came as a number is itself."""
+        if target == "item" and isinstance(args[0], (int, float)):
+            return args[0]
+        return super().call_method(target, args, kwargs)
+
     def _checkpoint(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         from torch.utils.checkpoint import checkpoint
 
@@ -357,8 +363,7 @@ def _origins(
                 walk(inner, path.attr(name), *rest)
 
     for a in arguments:
-        source = None if a.position is None else sources.get(a.position)
-        if source is not None:
+        if a.position is not None and (source := sources.get(a.position)) is not None:
             walk(a.value, a.path, source, _dynamo.symbolic_context(context, a.value), numbers.get(a.position))
     return found
 
@@ -383,7 +388,9 @@ class _Compilation:
     def __init__(self, graph: fx.GraphModule, options: Options) -> None:
         self.graph, self.options = graph, options
         self.module = _Graph(graph)
-        self.region = Region(self.module, options)
+        region = Region(self.module, options)
+        floats = {k for k, n in enumerate(_placeholders(graph)) if _is_float(n)}
+        self.region = _with_numbers(region, floats) if floats else region
 
     def compile(self, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """The callable that Dynamo calls instead of the graph."""
@@ -403,20 +410,24 @@ class _Compilation:
         )
         partitioner = resolve_partitioner(self.options.partitioner, self.options.activation_memory_budget)
         table = {**(backend.decompositions() if backend.decompositions else {}), **self.options.decompositions}
+        env = context.fake_mode.shape_env
         try:
             captured = self._capture(context, site, arguments, positions, sources, table)
+            program, _ = build_program(
+                captured,
+                arguments,
+                positions,
+                frozenset(),
+                backend,
+                partitioner,
+                keep_input_mutations=self.options.keep_inference_input_mutations,
+            )
         except NeedsAutogradBase:  # the base of a view is no input of Dynamo's: our own guards watch it
             return self.region
-        program, _ = build_program(
-            captured,
-            arguments,
-            positions,
-            frozenset(),
-            backend,
-            partitioner,
-            keep_input_mutations=self.options.keep_inference_input_mutations,
-        )
-        _torch.fix_rounded(captured.session.shape_env)
+        except Exception:  # some kernels take a float only as a number
+            _dynamo.trace_again_with_numbers(_dynamo.float_arguments(env))
+            raise
+        _torch.fix_rounded(env)
         inputs = [a.value for a in arguments] + [c.value for c in captured.closed_over]
         guards = Guards(Ambient.now(), site.tree, {}, alias_guard(captured, inputs))
         held = site.flat[site.user_count :]
@@ -455,13 +466,28 @@ class _Compilation:
 
     def _sources(self) -> dict[int, Any]:
         """Dynamo's source of each placeholder, by position."""
-        rows = enumerate(n for n in self.graph.graph.nodes if n.op == "placeholder")
+        rows = enumerate(_placeholders(self.graph))
         return {k: s for k, n in rows if (s := _dynamo.placeholder_source(n)) is not None}
 
     def _numbers(self) -> dict[int, Any]:
         """Dynamo's symbols for numbers that are handed over in a tensor (Python floats), by position."""
-        rows = enumerate(n for n in self.graph.graph.nodes if n.op == "placeholder")
+        rows = enumerate(_placeholders(self.graph))
         return {k: n for k, node in rows if (n := _dynamo.placeholder_number(node)) is not None}
+
+
+def _placeholders(graph: fx.GraphModule) -> list[fx.Node]:
+    return [n for n in graph.graph.nodes if n.op == "placeholder"]
+
+
+def _is_float(node: fx.Node) -> bool:
+    """Is it an input without dimensions of which the graph reads nothing but the number, as it does of Python floats?"""
+    number = _dynamo.placeholder_number(node)
+    return isinstance(number, torch.SymFloat) and all(u.op == "call_method" and u.target == "item" for u in node.users)
+
+
+def _with_numbers(region: Region, floats: Collection[int]) -> Callable[..., Any]:
+    """Calls a region with the numbers inside these arguments, which it guards by value."""
+    return lambda *args: region(*[a.item() if k in floats else a for k, a in enumerate(args)])
 
 
 def _renamed(argument: Argument, sources: Mapping[int, Any]) -> Argument:

@@ -74,7 +74,7 @@ def set_outputs(module: fx.GraphModule, values: list[Any]) -> None:
 
 def subject(function: Callable[..., Any], *args: Any, **options: Any) -> Subject:
     region = Region(function, Options(**options))
-    site = CallSite.of(args, {}, ())
+    site = CallSite.of_function(function, args, {})
     captured, arguments, positions = region._capture(site, {})
     assert captured.tape is not None
     traced = captured.tape.trace(captured.tape.guess())

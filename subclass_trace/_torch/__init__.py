@@ -109,6 +109,7 @@ from .symbols import assumptions_of as assumptions_of
 from .symbols import dynamic_context as dynamic_context
 from .symbols import equalities as equalities
 from .symbols import expression_source as expression_source
+from .symbols import fix_rounded as fix_rounded
 from .symbols import input_source as input_source
 from .symbols import is_data_dependent as is_data_dependent
 from .symbols import is_equality as is_equality

@@ -42,7 +42,7 @@ def reduction_of(boxed: Any) -> str | None:
 
 def functional_collectives() -> Any:
     """``torch.ops._c10d_functional``, with what torch knows of it in Python (side effects, autograd)."""
-    import torch.distributed._functional_collectives  # noqa: F401
+    import torch.distributed._functional_collectives
 
     return torch.ops._c10d_functional
 

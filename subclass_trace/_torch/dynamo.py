@@ -5,7 +5,7 @@ Nothing here imports Dynamo when it is imported: the functions run inside a comp
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 import torch
@@ -13,6 +13,9 @@ from torch._guards import TracingContext
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import DimDynamic, SubclassSymbolicContext
+from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+from .symbols import symbol_values
 
 
 def tracing_context() -> Any:
@@ -59,15 +62,50 @@ def source_text(source: Any) -> str:
     return str(source.name)
 
 
-def fake_input(mode: Any, value: torch.Tensor, source: Any, context: Any) -> torch.Tensor:
-    """A fake tensor with the symbols that Dynamo made for ``value``."""
+def fake_input(mode: Any, value: torch.Tensor, source: Any, context: Any, number: Any = None) -> torch.Tensor:
+    """A fake tensor with the symbols that Dynamo made for ``value``.
+
+    ``number`` is the one for the number inside. Torch would make another one, of which Dynamo knows nothing: what a trace
+    takes for true of it would be no guard.
+    """
     fake: torch.Tensor = mode.from_tensor(value, static_shapes=False, source=source, symbolic_context=context)
+    if isinstance(fake, FakeTensor):
+        fake.item_memo = number
     return fake
 
 
 def known_item(fake: object) -> Any:
-    """The symbol that stands for the number in an input without dimensions; None where there is none."""
-    return fake.item_memo if isinstance(fake, FakeTensor) else None
+    """The symbol that stands for the number in an input without dimensions; None where there is none.
+
+    One that is known in the call (Dynamo makes them of Python floats), not one of a value inside a tensor.
+    """
+    number = fake.item_memo if isinstance(fake, FakeTensor) else None
+    return None if number is None or number.node.hint is None else number
+
+
+def placeholder_number(node: torch.fx.Node) -> Any:
+    """`known_item` of what Dynamo traced with for a placeholder."""
+    return known_item(node.meta.get("example_value"))
+
+
+def float_arguments(env: Any) -> frozenset[str]:
+    """The symbols of the floats that came in as tensors, by name."""
+    return frozenset(str(s) for s in symbol_values(env) if symbol_is_type(s, SymT.FLOAT))
+
+
+def trace_again_with_numbers(names: Collection[str]) -> None:
+    """Make Dynamo trace anew, with these floats as numbers that it guards; returns if it has been told before.
+
+    As torch's own pass ``tensorify_python_scalars`` does with what it cannot turn into tensors.
+    """
+    from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+    from torch._dynamo.symbolic_convert import TensorifyState
+
+    new = [n for n in names if not TensorifyState.should_specialize(n)]
+    for name in new:
+        TensorifyState.specialize(name)
+    if new:
+        raise TensorifyScalarRestartAnalysis(restart_reason="a float argument becomes a number")
 
 
 def register_dynamo_backend(function: Callable[..., Any], name: str) -> None:

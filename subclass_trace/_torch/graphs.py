@@ -66,6 +66,13 @@ class FunctionalReplay:
         """A functional tensor for what ``node`` computes."""
         return self._tracked(value, torch.fx.Proxy(node, self.tracer))
 
+    def adopt_number(self, number: Any, node: torch.fx.Node) -> Any:
+        """``number``, a symbol, which ``node`` computes."""
+        from torch.fx.experimental.proxy_tensor import track_tensor_tree
+
+        track_tensor_tree(number, torch.fx.Proxy(node, self.tracer), constant=None, tracer=self.tracer)
+        return number
+
     def _tracked(self, value: torch.Tensor, proxy: Any) -> Any:
         from torch.fx.experimental.proxy_tensor import track_tensor_tree
 

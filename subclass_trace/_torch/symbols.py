@@ -93,19 +93,24 @@ def sympy_to_nodes(expr: Any, env: dict[Any, Any]) -> Any:
     return sympy_interp(_proxy_analysis(), env, expr)
 
 
+#: functions of `math` on a symbolic float
+_UNARY = ("acos", "asin", "atan", "cos", "cosh", "log2", "sin", "sinh", "sqrt", "tan", "tanh")
+
+
 @functools.cache
 def _proxy_analysis() -> Any:
     """Torch's arithmetic on plain Python numbers, with what would compute at once on a proxy as a node instead."""
     from torch.utils._sympy.reference import PythonReferenceAnalysis
 
-    def node(function: Callable[..., Any]) -> Any:
-        return staticmethod(
-            lambda x, *rest: (
-                x.tracer.create_proxy("call_function", function, (x,), {})
-                if isinstance(x, torch.fx.Proxy)
-                else function(x)
-            )
-        )
+    def node(function: Callable[..., Any], count: int = 1) -> Any:
+        """The function of the first arguments; those that follow are dtypes, which follow from the function."""
+
+        def call(*args: Any) -> Any:
+            args = args[:count]
+            proxy = next((a for a in args if isinstance(a, torch.fx.Proxy)), None)
+            return function(*args) if proxy is None else proxy.tracer.create_proxy("call_function", function, args, {})
+
+        return staticmethod(call)
 
     members = {
         "int_truediv": staticmethod(operator.truediv),
@@ -115,13 +120,15 @@ def _proxy_analysis() -> Any:
         "ceil_to_int": node(math.ceil),
         "trunc_to_int": node(math.trunc),
         "round_to_int": node(round),
+        "round_decimal": node(round, 2),
     }
+    members.update((name, node(getattr(torch, f"_sym_{name}"))) for name in _UNARY)
     return type("ProxyAnalysis", (PythonReferenceAnalysis,), members)
 
 
 def size_symbol(size: object) -> Any:
-    """The sympy symbol that a size is, or None: not a SymInt, an expression, or a nested int."""
-    if not isinstance(size, torch.SymInt) or size.node.is_nested_int():
+    """The sympy symbol that a size (or another number) is, or None: not symbolic, an expression, or a nested int."""
+    if not isinstance(size, (torch.SymInt, torch.SymFloat)) or size.node.is_nested_int():
         return None
     return size.node.expr if size.node.expr.is_Symbol else None
 
@@ -133,7 +140,7 @@ def ragged_parts(size: torch.SymInt) -> tuple[Any, Any] | None:
     if env is None:
         return None
     for symbol in node.expr.free_symbols:
-        if hasattr(env.backed_var_to_val.get(symbol), "_coeff"):  # a SingletonInt
+        if hasattr(symbol_values(env).get(symbol), "_coeff"):  # a SingletonInt
             return symbol, node.expr / symbol
     return None
 
@@ -228,6 +235,30 @@ def restore_assumptions(env: ShapeEnv, then: Assumptions) -> None:
     for method in vars(type(env)).values():
         if hasattr(method, "cache_clear"):
             method.cache_clear()
+
+
+def fix_rounded(env: ShapeEnv, since: int = 0) -> None:
+    """Where a trace took a computed float for constant, take the symbols that it is computed of for constant instead.
+
+    ``since``: how many guards are not looked at.
+
+    Sympy adds up in an order of its own, so that the guard ``1.0 + 2.0*p - p/3.0 == 1.0333`` may fail for the very
+    number that it was made from.
+    """
+    import sympy
+
+    values = symbol_values(env)
+    for guard in tuple(env.guards[since:]):
+        e = guard.expr
+        if isinstance(e, sympy.Eq) and e.atoms(sympy.Float) and not (e.lhs.is_Symbol or e.rhs.is_Symbol):
+            for symbol in sorted(e.free_symbols & values.keys() - env.replacements.keys(), key=str):
+                env.evaluate_expr(sympy.Eq(symbol, values[symbol]))
+
+
+def symbol_values(env: ShapeEnv) -> dict[Any, Any]:
+    """What the symbols were in the call that is traced."""
+    values = getattr(env, "backed_var_to_val", None)  # torch 2.11 has the other name
+    return env.var_to_val if values is None else values
 
 
 def equalities(symbols: Any, values: Any) -> tuple[Any, ...]:

@@ -141,6 +141,24 @@ def _offset_after(start: Any, dtype: torch.dtype, t: Tensor) -> Any:
     return t.storage_offset() if type(skipped) is int and skipped == 0 else t.storage_offset() - skipped
 
 
+def _not_functional(node: fx.Node, error: Exception) -> UnsupportedError:
+    target: Any = node.target
+    writes = isinstance(target, _torch.OpOverload) and target._schema.is_mutable
+    if writes:
+        expected = "in-place operations that have a functional form, on views that torch can rebuild"
+        fix = "use the out-of-place operation, or write to a clone"
+    else:  # nothing is wrong with it but that another one is in place
+        expected = "operations that run under torch's functional tensors, where another one of the region is in place"
+        fix = "use out-of-place operations alone in the region, or keep this operation out of it"
+    return UnsupportedError(
+        f"torch cannot make {target} functional in this place: {' '.join(str(error).split())[:300]}",
+        path=frames_text(node),
+        expected=expected,
+        got=str(target),
+        fix=fix,
+    )
+
+
 class _Replay:
     def __init__(self, recorder: Any, groups: Sequence[Sequence[int]]) -> None:
         self.recorder, self.mode = recorder, recorder.mode
@@ -270,6 +288,11 @@ class _Replay:
             return self._opaque(node, root)
         if has_effects(node.target):  # torch would ask for a token
             return self._opaque(node, root)
+        if node.target is torch.ops.aten._local_scalar_dense.default and not _torch.is_data_dependent(node.meta["val"]):
+            # The fake tensor of the replay does not know the symbol that stands for the number inside.
+            read = self.functional.graph.call_function(node.target, (self._node(node.args[0]),))
+            read.meta.update(node.meta)
+            return self.functional.adopt_number(node.meta["val"], read)
         args = fx.node.map_arg(node.args, self.env.__getitem__)
         kwargs = fx.node.map_arg(node.kwargs, self.env.__getitem__)
         try:
@@ -280,13 +303,7 @@ class _Replay:
                 return args[0]
             return node.target(*args, **kwargs)  # type: ignore[operator]
         except (RuntimeError, AssertionError) as error:
-            raise UnsupportedError(
-                f"torch cannot make {node.target} functional in this place: {' '.join(str(error).split())[:300]}",
-                path=frames_text(node),
-                expected="in-place operations that have a functional form, on views that torch can rebuild",
-                got=str(node.target),
-                fix="use the out-of-place operation, or write to a clone",
-            ) from error
+            raise _not_functional(node, error) from error
 
     def _view_by_place(self, root: fx.Node, view: Tensor) -> Any:
         group = self.group_of.get(str(root.target)) if root.op == "placeholder" else None

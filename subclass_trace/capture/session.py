@@ -41,6 +41,8 @@ class Session:
 
     #: sizes that come in as numbers, by position in the call; only another tracer than ours makes such
     arguments: Mapping[int, Any] = MappingProxyType({})
+    #: symbols of numbers that were read from inputs without dimensions, by the input's name in the graph; as above
+    items: Mapping[str, Any] = MappingProxyType({})
     #: which values of the inputs' contexts the traces read; looked at unless the caller compares whole contexts itself
     reads: ContextReads
     watches_contexts = True

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -177,6 +177,10 @@ class _GraphRecorder(Recorder):  # type: ignore[no-untyped-call]
 
     current: fx.Node | None = None
 
+    def __init__(self, mode: Any, decompositions: dict[Any, Callable[..., Any]], outer: Recorder | None = None) -> None:
+        super().__init__(mode, decompositions, outer)
+        self.items: dict[str, Any] = {}  # see `Session`
+
     def user_frames(self) -> tuple[Any, ...]:
         return () if self.current is None else _frames(self.current.meta.get("stack_trace"))
 
@@ -186,6 +190,9 @@ class _GraphRecorder(Recorder):  # type: ignore[no-untyped-call]
         number = None if known is None else _dynamo.known_item(known[0].meta.get("val"))
         if known is None or number is None or self.was_written(t):
             return super()._local_scalar(func, t)
+        if number.node.expr.is_number:  # a branch, or a kernel that takes no symbol, fixed it: Dynamo guards the value
+            return type(number.node.hint)(number)
+        self.items[str(known[0].target)] = number
         node = self.graph.call_function(func, (known[0],))
         self.annotate(node, func, (t,), {})
         self._track_result(node, number, ())
@@ -240,6 +247,12 @@ class _Interpreter(fx.Interpreter):
             return self._checkpoint(args, dict(kwargs))
         return super().call_function(target, args, kwargs)
 
+    def call_method(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a method; the number in an input that came as a number is itself."""
+        if target == "item" and isinstance(args[0], (int, float)):
+            return args[0]
+        return super().call_method(target, args, kwargs)
+
     def _checkpoint(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         from torch.utils.checkpoint import checkpoint
 
@@ -279,10 +292,11 @@ class _Graph(torch.nn.Module):
 # ---------------------------------------------------------------------------------------------- Dynamo's symbols
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Origin:
-    """Where Dynamo found a tensor, and what it decided about its sizes."""
+    """Where Dynamo found a tensor, what it decided about its sizes, and its symbol for the number inside."""
 
     source: Any
     context: Any
+    number: Any = None
 
 
 class _DynamoSession(Session):
@@ -302,7 +316,13 @@ class _DynamoSession(Session):
         origin = self.origins.get(name)
         if origin is None or origin.context is None:
             return self.mode.from_tensor(real, static_shapes=True)
-        return _dynamo.fake_input(self.mode, real, origin.source, origin.context)
+        return _dynamo.fake_input(self.mode, real, origin.source, origin.context, origin.number)
+
+    @property
+    def items(self) -> Mapping[str, Any]:  # type: ignore[override]
+        """The numbers that were read from inputs."""
+        assert isinstance(self.recorder, _GraphRecorder)
+        return self.recorder.items
 
     def outer_size(self, wrapper: Tensor, path: Path, dims: Sequence[int]) -> tuple[Any, ...]:
         """The outer size of a wrapper, with Dynamo's symbols."""
@@ -325,12 +345,14 @@ class _DynamoDims(DynamicDims):
         return [int(origin is not None and _dynamo.has_symbols(origin.context))] * t.dim()
 
 
-def _origins(context: Any, arguments: Sequence[Argument], sources: Mapping[int, Any]) -> dict[str, _Origin]:
+def _origins(
+    context: Any, arguments: Sequence[Argument], sources: Mapping[int, Any], numbers: Mapping[int, Any]
+) -> dict[str, _Origin]:
     """The origins of all arguments and of their inner tensors, by path."""
     found: dict[str, _Origin] = {}
 
-    def walk(value: Tensor, path: Path, source: Any, symbolic: Any) -> None:
-        found[str(path)] = _Origin(source, symbolic)
+    def walk(value: Tensor, path: Path, source: Any, symbolic: Any, number: Any = None) -> None:
+        found[str(path)] = _Origin(source, symbolic, number)
         if not is_traceable(value):
             return
         names = value.__tensor_flatten__()[0]  # type: ignore[attr-defined]
@@ -341,9 +363,8 @@ def _origins(context: Any, arguments: Sequence[Argument], sources: Mapping[int, 
                 walk(inner, path.attr(name), *rest)
 
     for a in arguments:
-        source = None if a.position is None else sources.get(a.position)
-        if source is not None:
-            walk(a.value, a.path, source, _dynamo.symbolic_context(context, a.value))
+        if a.position is not None and (source := sources.get(a.position)) is not None:
+            walk(a.value, a.path, source, _dynamo.symbolic_context(context, a.value), numbers.get(a.position))
     return found
 
 
@@ -367,7 +388,9 @@ class _Compilation:
     def __init__(self, graph: fx.GraphModule, options: Options) -> None:
         self.graph, self.options = graph, options
         self.module = _Graph(graph)
-        self.region = Region(self.module, options)
+        region = Region(self.module, options)
+        floats = {k for k, n in enumerate(_placeholders(graph)) if _is_float(n)}
+        self.region = _with_numbers(region, floats) if floats else region
 
     def compile(self, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """The callable that Dynamo calls instead of the graph."""
@@ -387,19 +410,24 @@ class _Compilation:
         )
         partitioner = resolve_partitioner(self.options.partitioner, self.options.activation_memory_budget)
         table = {**(backend.decompositions() if backend.decompositions else {}), **self.options.decompositions}
+        env = context.fake_mode.shape_env
         try:
             captured = self._capture(context, site, arguments, positions, sources, table)
+            program, _ = build_program(
+                captured,
+                arguments,
+                positions,
+                frozenset(),
+                backend,
+                partitioner,
+                keep_input_mutations=self.options.keep_inference_input_mutations,
+            )
         except NeedsAutogradBase:  # the base of a view is no input of Dynamo's: our own guards watch it
             return self.region
-        program, _ = build_program(
-            captured,
-            arguments,
-            positions,
-            frozenset(),
-            backend,
-            partitioner,
-            keep_input_mutations=self.options.keep_inference_input_mutations,
-        )
+        except Exception:  # some kernels take a float only as a number
+            _dynamo.trace_again_with_numbers(_dynamo.float_arguments(env))
+            raise
+        _torch.fix_rounded(env)
         inputs = [a.value for a in arguments] + [c.value for c in captured.closed_over]
         guards = Guards(Ambient.now(), site.tree, {}, alias_guard(captured, inputs))
         held = site.flat[site.user_count :]
@@ -419,7 +447,8 @@ class _Compilation:
         table: dict[Any, Callable[..., Any]],
     ) -> Captured:
         numbers = {k: v for k, v in enumerate(site.flat) if isinstance(v, torch.SymInt)}
-        session = _DynamoSession(context.fake_mode, _origins(context, arguments, sources), numbers, table)
+        origins = _origins(context, arguments, sources, self._numbers())
+        session = _DynamoSession(context.fake_mode, origins, numbers, table)
         assert isinstance(session.recorder, _GraphRecorder)
         self.module.recorder = session.recorder
         run = site.runner(self.module, arguments, positions)
@@ -437,8 +466,28 @@ class _Compilation:
 
     def _sources(self) -> dict[int, Any]:
         """Dynamo's source of each placeholder, by position."""
-        rows = enumerate(n for n in self.graph.graph.nodes if n.op == "placeholder")
+        rows = enumerate(_placeholders(self.graph))
         return {k: s for k, n in rows if (s := _dynamo.placeholder_source(n)) is not None}
+
+    def _numbers(self) -> dict[int, Any]:
+        """Dynamo's symbols for numbers that are handed over in a tensor (Python floats), by position."""
+        rows = enumerate(_placeholders(self.graph))
+        return {k: n for k, node in rows if (n := _dynamo.placeholder_number(node)) is not None}
+
+
+def _placeholders(graph: fx.GraphModule) -> list[fx.Node]:
+    return [n for n in graph.graph.nodes if n.op == "placeholder"]
+
+
+def _is_float(node: fx.Node) -> bool:
+    """Is it an input without dimensions of which the graph reads nothing but the number, as it does of Python floats?"""
+    number = _dynamo.placeholder_number(node)
+    return isinstance(number, torch.SymFloat) and all(u.op == "call_method" and u.target == "item" for u in node.users)
+
+
+def _with_numbers(region: Region, floats: Collection[int]) -> Callable[..., Any]:
+    """Calls a region with the numbers inside these arguments, which it guards by value."""
+    return lambda *args: region(*[a.item() if k in floats else a for k, a in enumerate(args)])
 
 
 def _renamed(argument: Argument, sources: Mapping[int, Any]) -> Argument:

@@ -325,7 +325,7 @@ def symbol_table(plan: Plan) -> Table:
     for s in plan.symbols:
         owner = paths[s.leaf] if s.leaf is not None else str(plan.inputs[s.input].path)  # type: ignore[index]
         kind = "size" if s.kind == "ragged" else s.kind
-        source = f"{owner}.{kind}()" if s.kind == "storage_offset" else f"{owner}.{kind}({s.dim})"
+        source = f"{owner}.{kind}()" if s.kind in ("storage_offset", "item") else f"{owner}.{kind}({s.dim})"
         rows.append((str(s.symbol), source))
     return Table(count_text(len(rows), "dynamic size"), ("size", "is"), tuple(rows))
 

@@ -244,6 +244,7 @@ class Backwards:
             if twins := [e for e in known if e.has_gradients(traced)]:
                 return twins[0]
             entry = self.build(traced, specs, create_graph)
+            _torch.fix_rounded(shape_env, since=len(assumed.guards))
             added = [c for c in _torch.shape_conditions(shape_env, self.symbols) if c not in before]
         finally:  # they hold for this backward; the next one that is traced must find out anew
             _torch.restore_assumptions(shape_env, assumed)

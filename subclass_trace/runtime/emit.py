@@ -307,7 +307,7 @@ def symbol_lines(plan: Plan, source: Source, inputs: Sequence[str], leaves: Sequ
         assert row.leaf is not None
         leaf = leaves[row.leaf]
         what = {"size": f"shape[{row.dim}]", "stride": f"stride({row.dim})", "storage_offset": "storage_offset()"}
-        source.line(f"{local} = {leaf}.{what[row.kind]}")
+        source.line(f"{local} = {leaf}.{what.get(row.kind, 'item()')}")
     return symbols
 
 

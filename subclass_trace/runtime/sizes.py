@@ -15,7 +15,7 @@ from ..subclass.context import Unread, map_sizes, without_outer
 from ..subclass.spec import RaggedSize, SizeExpr, Spec, WrapperSpec, is_ragged
 from ..subclass.visit import inner_values, map_spec
 
-Env = Mapping[Any, int]
+Env = Mapping[Any, Any]
 
 
 def to_expr(size: Any) -> Any:
@@ -106,6 +106,8 @@ def read_symbol(
         return int(inputs[row.input].shape[row.dim])
     assert row.leaf is not None
     leaf = leaves[row.leaf]
+    if row.kind == "item":
+        return leaf.item()
     if row.kind == "size":
         return int(leaf.shape[row.dim])
     return int(leaf.stride(row.dim) if row.kind == "stride" else leaf.storage_offset())

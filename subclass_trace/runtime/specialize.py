@@ -328,6 +328,8 @@ def _symbols(captured: Captured) -> list[SymbolPlan]:
                 rows.setdefault(ragged[0], SymbolPlan(ragged[0], "ragged", None, number, d))
     for position, n in captured.session.arguments.items():
         note(n, "argument", None, None, position)
+    for k, n in enumerate(captured.leaf_primals):
+        note(captured.session.items.get(f"primals_{n + 1}"), "item", k, None, 0)
     return list(rows.values())
 
 

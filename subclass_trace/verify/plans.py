@@ -95,7 +95,7 @@ def _plan_symbol(plan: Plan, k: int, row: SymbolPlan) -> None:
         number = plan.positions[row.dim]
         require(number is None, "a symbol is read from a tensor", path, expected="a number", got=f"input {number}")
         return
-    kinds = ("size", "stride", "storage_offset", "ragged", "argument")
+    kinds = ("size", "stride", "storage_offset", "item", "ragged", "argument")
     require(row.kind in kinds, "a symbol comes from an unknown kind of number", path, expected=kinds, got=row.kind)
     one = (row.leaf is None) != (row.input is None)
     got = f"leaf={row.leaf}, input={row.input}"
@@ -106,7 +106,7 @@ def _plan_symbol(plan: Plan, k: int, row: SymbolPlan) -> None:
     else:
         _exists(row.input, len(plan.inputs), "an input", path)
         spec = plan.inputs[row.input].spec  # type: ignore[index]
-    if row.kind != "storage_offset":
+    if row.kind not in ("storage_offset", "item"):
         _exists(row.dim, len(spec.size), "a dimension", path)
 
 

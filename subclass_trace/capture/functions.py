@@ -22,6 +22,7 @@ from .recorder import Recorder
 from .views import RESHAPES, lost_history
 
 Tensor = torch.Tensor
+_POWERS = ("pow", "pow_", "__pow__", "__rpow__", "__ipow__", "float_power", "float_power_")
 _READS = ("numpy", "data_ptr", "__array__")
 
 
@@ -68,6 +69,8 @@ class CapturedFunctions(_torch.TorchFunctionMode):
                 fix="use torch.autograd.grad(loss, inputs)",
             )
         args, kwargs = self.indexing.arguments(func, args, kwargs)
+        if name in _POWERS:  # autograd in C++ compares the exponent with numbers, which it cannot do with a symbol
+            args = tuple(int(a) if isinstance(a, torch.SymInt) else a for a in args)
         if name in RESHAPES and args:
             self._refuse_view_of_leaf(args[0])
         if self.views.reshaped and name != "__get__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from ..capture.region import Run, RunFunction
 from ..errors import UnsupportedError
 from ..runtime.codegen import Layout, StateSlot
 from ..runtime.guards import ModuleGuard, ModuleView
+from ..runtime.trees import unflatten_tree
 from ..subclass.context import ObjectIdentity, argument_snapshot
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
@@ -34,23 +34,8 @@ def flatten_tree(tree: Any) -> tuple[list[Any], Any]:
     return optree.tree_flatten(tree, namespace=_torch.pytree_namespace())
 
 
-def unflatten_tree(tree: Any, leaves: Sequence[Any]) -> Any:
-    """The inverse of `flatten_tree`, with a torch.Size where there was one (torch's pytree makes it a tuple)."""
-    if not _holds_size(tree):
-        return optree.tree_unflatten(tree, leaves)
-    if tree.type is torch.Size:
-        return torch.Size(leaves)
-    rest = iter(leaves)
-    children = [unflatten_tree(c, list(itertools.islice(rest, c.num_leaves))) for c in tree.children()]
-    return tree.one_level().unflatten(children)
-
-
-def _holds_size(tree: Any) -> bool:
-    return tree.type is torch.Size or any(map(_holds_size, tree.children()))
-
-
 def flatten_results(tree: Any) -> tuple[list[Any], Any]:
-    """Like `flatten_tree`; a torch.Size of plain numbers stays one (torch's pytree would make it a tuple)."""
+    """Like `flatten_tree`; a torch.Size of plain numbers is a leaf."""
 
     def is_size(value: Any) -> bool:
         return isinstance(value, torch.Size) and all(type(n) is int for n in value)

@@ -17,11 +17,11 @@ import copy
 import functools
 import gc
 import inspect
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, overload
 
-import optree
 import torch
 from torch.compiler import is_dynamo_compiling
 
@@ -40,6 +40,7 @@ from ..runtime.guards import Ambient, Guards, eager_reason, failed_guard
 from ..runtime.reference import Program
 from ..runtime.sizes import hint_of
 from ..runtime.specialize import Graphs, alias_guard, build_program
+from ..runtime.trees import unflatten_tree
 from ..subclass.template import Examples
 from .again import second_run
 from .calls import CallSite
@@ -92,6 +93,8 @@ class Specialization:
         return describe(self.plan)
 
 
+#: so many specializations call for a warning
+_MANY = 16
 #: so many specializations are asked in the order in which they were made
 _FEW = 4
 
@@ -151,7 +154,7 @@ class Region:
                 if result is not MISS:
                     return result
         results = entry.program(site.flat)
-        return optree.tree_unflatten(entry.plan.out_tree, results)
+        return unflatten_tree(entry.plan.out_tree, results)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """As a method: bound to the instance."""
@@ -187,9 +190,20 @@ class Region:
                 self._check_count(site, ambient)
                 entry = self._compile(site, ambient)
                 self._entries = (*self._entries, entry)
+                if len(self._entries) == _MANY:
+                    self._warn(entry.reason)
                 if entry.entry is not None:
                     self._fast = (*self._fast, entry.entry.call)
             return entry, site
+
+    def _warn(self, reason: str) -> None:
+        name = getattr(self.function, "__qualname__", None) or type(self.function).__qualname__
+        newest = reason.split("; ")[-1]
+        warnings.warn(
+            f"the region {name} has {_MANY} specializations; each costs a compilation, and {self.options.max_specializations} "
+            f"are the limit. The last one was made because of {newest}. See region.explain()",
+            stacklevel=2,
+        )
 
     def _compile(self, site: CallSite, ambient: Ambient) -> Specialization:
         options = self.options

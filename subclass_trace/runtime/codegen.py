@@ -50,6 +50,7 @@ from .guards import ABSENT, HOOK_TABLES, Guards, Same
 from .rebuild import replay_view
 from .reference import Call, Program, base_value, finish
 from .source import Source
+from .trees import holds_size, unflatten_tree
 
 Tensor = torch.Tensor
 
@@ -489,7 +490,7 @@ class _EntryEmitter:
         elif results is not None and tree.type is tuple and all(c.is_leaf() for c in tree.children()):
             s.line(f"return ({_tuple(results)})")
         else:
-            s.bind("unflatten", optree.tree_unflatten)
+            s.bind("unflatten", unflatten_tree if holds_size(tree) else optree.tree_unflatten)
             s.line(f"return unflatten({s.constant(tree, 'out_tree')}, {listed})")
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import optree
 import torch
 
 from .. import _torch
@@ -23,6 +22,7 @@ from .emit import NotGenerated, Unwrapper, failed_metadata_code, size_code, symb
 from .guards import Guards, eager_reason, failed_metadata
 from .reference import Program
 from .sizes import Env, bind, evaluate
+from .trees import unflatten_tree
 
 #: called with the arguments of a call that the specialization does not serve
 Other = Callable[..., Any]
@@ -183,6 +183,6 @@ def interpret_trusted(program: Program, guards: Guards, held: Sequence[Any], oth
         flat = [*args, *held]
         if not serves(flat):
             return other(*args)
-        return optree.tree_unflatten(plan.out_tree, program(flat))
+        return unflatten_tree(plan.out_tree, program(flat))
 
     return entry

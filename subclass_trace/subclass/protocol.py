@@ -103,6 +103,7 @@ def why_not_traceable(value: object) -> str | None:
 _INSTEAD = {
     "torch.masked": "pass the data and the mask as two tensors and use torch.where, or use a wrapper such as "
     "subclass_trace.zoo.Masked",
+    "torch.nn.parameter": "call the lazy module once outside of the region: that gives it its parameters",
     "torch.distributed._shard": "use torch.distributed.tensor.DTensor, which has the protocol",
     "bitsandbytes": "quantise with torchao (torchao.quantization.quantize_), whose tensors have the protocol, or leave "
     "this layer in eager and compile the parts of the model around it",

@@ -238,3 +238,31 @@ def test_a_torch_size_among_the_arguments_stays_one() -> None:
     assert len(compiled.specializations) == 2
     compiled(torch.ones(3), {"a": [(2, 3), (2,), None], "b": 1}, last=torch.Size((2, 2)))
     assert len(compiled.specializations) == 3  # a tuple is another structure
+
+
+def test_a_size_as_a_result_stays_one() -> None:
+    region = st.compile(lambda x: (x.shape, [x + 1, x.shape[1:]]))
+    for n in (2, 4, 5):
+        shape, (_, rest) = region(torch.ones(n, 3))
+        assert type(shape) is type(rest) is torch.Size and shape == (n, 3) and rest == (3,)
+
+
+def test_a_size_as_an_exponent() -> None:
+    region = st.compile(lambda x: x.abs() ** x.shape[0])
+    for n in (2, 3, 4):
+        x = torch.linspace(1, 2, n).requires_grad_()
+        region(x).sum().backward()
+        torch.testing.assert_close(x.grad, n * x.detach() ** (n - 1))
+
+
+def test_many_specializations_warn() -> None:
+    region = st.compile(lambda x, k: x * k)
+    with pytest.warns(UserWarning, match="16 specializations.*flat argument 1") as caught:
+        for k in range(18):
+            region(torch.ones(1), k)
+    assert len(caught) == 1
+
+
+def test_lazy_modules_are_to_be_run_first() -> None:
+    with pytest.raises(st.ProtocolError, match="call the lazy module once"):
+        st.compile(torch.nn.LazyLinear(3))(torch.ones(2, 3))

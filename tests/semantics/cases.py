@@ -1129,15 +1129,18 @@ class Log:
         self.rows.append(value)
 
 
-@fact(S, "functional_call with a compiled module")
+@fact(S, "torch.func.functional_call of a module inside of a region (the region itself is no nn.Module)")
 def _functional_call() -> None:
     module = torch.nn.Linear(2, 2)
-    region = st.compile(module)
-    weights = {"weight": torch.ones(2, 2), "bias": torch.ones(2)}
+    region = st.compile(lambda weights, x: torch.func.functional_call(module, weights, (x,)))
+    weights = {"weight": torch.ones(2, 2, requires_grad=True), "bias": torch.ones(2)}
     x = dense(1, 2, seed=0)
     want = torch.func.functional_call(module, weights, (x,))
-    with torch.nn.utils.stateless._reparametrize_module(module, weights):
-        assert torch.allclose(region(x), want)
+    found = region(weights, x)
+    assert torch.allclose(found, want)
+    (grad,) = torch.autograd.grad(found.sum(), [weights["weight"]])
+    assert torch.allclose(grad, torch.autograd.grad(want.sum(), [weights["weight"]])[0])
+    assert module.weight.grad is None
 
 
 @fact(S, "deepcopy of a compiled module")

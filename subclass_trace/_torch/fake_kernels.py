@@ -34,7 +34,7 @@ def _fft_dims_are_sorted() -> bool:
     """Do the fake kernels take dimensions in the order that the real ones take them in? From torch 2.12 on."""
     from torch._meta_registrations import _sort_dims
 
-    return bool(_sort_dims(torch.empty(2, 3), [1, 0]) == [0, 1])
+    return bool(_sort_dims(torch.empty(2, 3, device="meta"), [1, 0]) == [0, 1])
 
 
 def _by_stride(x: Tensor, dims: Sequence[int]) -> list[int]:

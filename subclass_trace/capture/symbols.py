@@ -168,6 +168,5 @@ class Symbols:
 
 
 def _symint(env: Any, symbol: Any) -> Any:
-    hints = getattr(env, "backed_var_to_val", None)  # torch 2.11 has the other name
-    value = (env.var_to_val if hints is None else hints).get(symbol)
+    value = env.backed_var_to_val.get(symbol)
     return env.create_symintnode(symbol, hint=None if value is None else int(value))

@@ -391,6 +391,7 @@ class _Compilation:
         region = Region(self.module, options)
         floats = {k for k, n in enumerate(_placeholders(graph)) if _is_float(n)}
         self.region = _with_numbers(region, floats) if floats else region
+        self.static = Region(self.module, dataclasses.replace(options, automatic_dynamic=False))
 
     def compile(self, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """The callable that Dynamo calls instead of the graph."""
@@ -427,6 +428,10 @@ class _Compilation:
         except Exception:  # some kernels take a float only as a number
             _dynamo.trace_again_with_numbers(_dynamo.float_arguments(env))
             raise
+        if program.backwards is not None and not program.backwards.compiled:  # as above, of the backward
+            _dynamo.trace_again_with_numbers(_dynamo.float_arguments(env))
+            if captured.session.dynamic:  # torch may know no derivative for a number that is a symbol (``x ** n``)
+                return self.static
         _torch.fix_rounded(env)
         inputs = [a.value for a in arguments] + [c.value for c in captured.closed_over]
         guards = Guards(Ambient.now(), site.tree, {}, alias_guard(captured, inputs))

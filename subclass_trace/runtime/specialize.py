@@ -426,7 +426,11 @@ def _freeze_replay(replay: Replay) -> Replay:
 
 
 def _has_symbols(*tensors: Tensor) -> bool:
-    return any(isinstance(n, torch.SymInt) for t in tensors for n in (*t.shape, *t.stride()))
+    """In a size, a stride, or the place of a leaf (``x[:, k]`` has symbols nowhere else)."""
+    if any(isinstance(n, torch.SymInt) for t in tensors for n in (*t.shape, *t.stride())):
+        return True
+    leaves = (leaf for t in tensors for leaf in leaves_of(t))
+    return any(t.layout is torch.strided and isinstance(t.storage_offset(), torch.SymInt) for t in leaves)
 
 
 def _freeze_alias(row: ValueAlias) -> ValueAlias:

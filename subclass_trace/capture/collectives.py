@@ -127,9 +127,7 @@ def _all_reduce(call: _Call) -> list[Tensor]:
 def _all_reduce_coalesced(call: _Call) -> list[Tensor]:
     tensors = call["tensors"]
     sent = [t.contiguous() for t in tensors]
-    found = [
-        call.wait(t) for t in call.functional.all_reduce_coalesced(sent, call.reduction, call.group.name)
-    ]
+    found = [call.wait(t) for t in call.functional.all_reduce_coalesced(sent, call.reduction, call.group.name)]
     return [call.write(t, f) for t, f in zip(tensors, found, strict=True)]
 
 
@@ -160,9 +158,7 @@ def _all_gather_base(call: _Call) -> list[Tensor]:
 def _all_gather_coalesced(call: _Call) -> list[Tensor]:
     group = call.group
     sent = [_flat(t) for t in call["inputs"]]
-    found = [
-        call.wait(t) for t in call.functional.all_gather_into_tensor_coalesced(sent, group.size, group.name)
-    ]
+    found = [call.wait(t) for t in call.functional.all_gather_into_tensor_coalesced(sent, group.size, group.name)]
     return [call.write(t, f) for t, f in zip(call["outputs"], found, strict=True)]
 
 
@@ -195,7 +191,7 @@ def _all_to_all(call: _Call) -> list[Tensor]:
     outputs, inputs = call["output_tensors"], call["input_tensors"]
     received, sent = ([t.numel() for t in row] for row in (outputs, inputs))
     found = call.wait(call.functional.all_to_all_single(_joined(inputs), received, sent, call.group.name))
-    return [call.write(t, f) for t, f in zip(outputs, found.split(received), strict=True)]
+    return [call.write(t, f) for t, f in zip(outputs, torch.split(found, received), strict=True)]
 
 
 def _all_to_all_base(call: _Call) -> list[Tensor]:

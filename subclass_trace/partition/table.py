@@ -398,7 +398,9 @@ def _sides(
     for i in rows:
         if nodes[i].op == "placeholder":
             continue
-        pinned = tag[i] == "must_be_in_backward" or (tag[i] == "is_backward" and bits[i] & (MUTABLE | SEEDED | LOUD) != 0)
+        pinned = tag[i] == "must_be_in_backward" or (
+            tag[i] == "is_backward" and bits[i] & (MUTABLE | SEEDED | LOUD) != 0
+        )
         late[i] = pinned or any(late[x] for x in ins[i])
         allowed[i] = not pinned and all(allowed[x] for x in ins[i])
     return late, allowed

@@ -57,6 +57,7 @@ from .graphs import lazy_graph_modules as lazy_graph_modules
 from .inductor import inductor_compile as inductor_compile
 from .inductor import inductor_decompositions as inductor_decompositions
 from .inductor import inductor_obstacle as inductor_obstacle
+from .inductor import with_effect_tokens as with_effect_tokens
 from .kinds import FAKE_TYPES as FAKE_TYPES
 from .kinds import SYM_TYPES as SYM_TYPES
 from .kinds import dispatch_keys as dispatch_keys

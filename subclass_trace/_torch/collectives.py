@@ -24,11 +24,12 @@ def is_collective_in_place(op: Any) -> bool:
 
 def group_of(boxed: Any) -> Group | None:
     """The process group inside a script object; None for one that no name leads to."""
-    from torch.distributed.distributed_c10d import ProcessGroup, _resolve_process_group
+    from torch.distributed import distributed_c10d
 
-    group: Any = ProcessGroup.unbox(boxed)
+    door: Any = distributed_c10d
+    group = door.ProcessGroup.unbox(boxed)
     try:
-        found: Any = _resolve_process_group(group.group_name)
+        found = door._resolve_process_group(group.group_name)
     except (RuntimeError, ValueError, KeyError):
         return None
     return Group(group.group_name, group.size()) if found == group else None
@@ -49,8 +50,9 @@ def functional_collectives() -> Any:
 
 def done(result: Any) -> Any:
     """The boxed handle (``Work``) of a collective that is complete, and has this result."""
-    from torch._C._distributed_c10d import _create_work_from_future
+    from torch._C import _distributed_c10d
 
+    make: Any = getattr(_distributed_c10d, "_create_work_from_future")  # noqa: B009  # torch's stubs lack it
     future: Any = torch.futures.Future()
     future.set_result(result)
-    return _create_work_from_future(future).boxed()
+    return make(future).boxed()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
 import torch
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from .kinds import is_fake
@@ -46,6 +48,48 @@ def _with_real_constants(mode: FakeTensorMode) -> Iterator[None]:
         yield
     finally:
         mode.allow_non_fake_inputs = before
+
+
+@contextlib.contextmanager
+def with_effect_tokens(graph: torch.fx.Graph, nodes: Sequence[torch.fx.Node]) -> Iterator[None]:
+    """Rewrite these calls, which have effects, so that inductor keeps them in order: each takes the token of the one before.
+
+    While inside, an effect is registered for operations that have none.
+    """
+    from torch._higher_order_ops.effects import _EffectType, _get_effect, _register_effectful_op, with_effects
+
+    silent = {n.target for n in nodes if isinstance(n.target, OpOverload) and _get_effect(n.target) is None}
+    handles = [_register_effectful_op(op, _EffectType.ORDERED) for op in silent]
+    try:
+        if nodes:
+            with graph.inserting_before(nodes[0]):
+                token = graph.call_function(torch.ops.prims._make_token.default)
+            for node in nodes:
+                token = _chained(graph, node, token, with_effects)
+            with graph.inserting_before(graph.output_node()):
+                graph.call_function(torch.ops.prims._sink_tokens.default, ([token],))
+        yield
+    finally:
+        for handle in handles:
+            handle.destroy()
+
+
+def _chained(graph: torch.fx.Graph, node: torch.fx.Node, token: torch.fx.Node, call: Any) -> torch.fx.Node:
+    """Replace ``node`` by its call with a token; the next token."""
+    value, target = node.meta.get("val"), cast("Any", node.target)
+    several = isinstance(target, OpOverload) and len(target._schema.returns) > 1
+    with graph.inserting_before(node):
+        both = graph.call_function(call, (token, target, *node.args), dict(node.kwargs))
+        both.meta = {**node.meta, "val": (None, *value) if several else (None, value)}  # type: ignore[misc]
+        following = graph.call_function(operator.getitem, (both, 0))
+        for part in list(node.users) if several else ():
+            part.args = (both, part.args[1] + 1)  # type: ignore[operator]
+        if node.users:
+            only = graph.call_function(operator.getitem, (both, 1))
+            only.meta = dict(node.meta)
+            node.replace_all_uses_with(only)
+    graph.erase_node(node)
+    return following
 
 
 def inductor_compile(

@@ -5,6 +5,7 @@ What this file adds to inductor's own entry point:
 - a missing C++ compiler (or Triton, for CUDA) is found before anything is compiled, and reported in one sentence;
 - the graph that the caller passes stays as it is: inductor rewrites a copy;
 - random numbers are those of eager mode (``fallback_random``);
+- operations that are called for what they do are chained by effect tokens, without which inductor would drop them;
 - sizes may be symbols. Inductor may then add guards to their ShapeEnv, so the caller reads guards after compiling.
 
 Note [Strides of saved activations]
@@ -27,6 +28,7 @@ import torch
 import torch.fx as fx
 
 from .. import _torch
+from ..capture.effects import CHECKS, has_effects
 from ..errors import BackendError
 
 
@@ -60,12 +62,18 @@ def _compile(
 ) -> Callable[..., Any]:
     _require_tools(_device_types(gm, example_inputs))
     own = _copy(gm)
+    loud = [n for n in own.graph.nodes if n.op == "call_function" and has_effects(n.target) and n.target not in CHECKS]
     results = own.graph.output_node().args[0]
     count = len(results) if visible is None and isinstance(results, (tuple, list)) else visible or 0
     try:
-        compiled, strides = _torch.inductor_compile(
-            own, list(example_inputs), is_backward=is_backward, is_inference=is_inference, visible=list(range(count))
-        )
+        with _torch.with_effect_tokens(own.graph, loud):
+            compiled, strides = _torch.inductor_compile(
+                own,
+                list(example_inputs),
+                is_backward=is_backward,
+                is_inference=is_inference,
+                visible=list(range(count)),
+            )
     except Exception as error:
         left = _undecomposed(gm)
         if not left:

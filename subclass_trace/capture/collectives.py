@@ -191,7 +191,7 @@ def _all_to_all(call: _Call) -> list[Tensor]:
     outputs, inputs = call["output_tensors"], call["input_tensors"]
     received, sent = ([t.numel() for t in row] for row in (outputs, inputs))
     found = call.wait(call.functional.all_to_all_single(_joined(inputs), received, sent, call.group.name))
-    return [call.write(t, f) for t, f in zip(outputs, found.split(received), strict=True)]
+    return [call.write(t, f) for t, f in zip(outputs, torch.split(found, received), strict=True)]
 
 
 def _all_to_all_base(call: _Call) -> list[Tensor]:

@@ -15,15 +15,32 @@ import torch.fx as fx
 from .. import _torch
 
 _aten = torch.ops.aten
+#: operations that only raise
+CHECKS = (
+    _aten._linalg_check_errors.default,
+    _aten._assert_async.default,
+    _aten._assert_async.msg,
+    _aten._assert_scalar.default,
+)
 #: these have no result and tell only a compiler something
 _TELL = (_aten.sym_constrain_range.default, _aten.sym_constrain_range_for_size.default)
 #: the profiler's marks are not part of a graph: they would stand around the capture
 _MARKS = ("profiler", "record_function")
 
 
-@functools.cache
 def has_effects(target: Any) -> bool:
     """Must a call of ``target`` run once, in order, though nobody reads its result? Random draws are not counted."""
+    if getattr(target, "namespace", None) in ("aten", "prims"):
+        return _of_torch(target)
+    return _has_effects(target)
+
+
+@functools.cache
+def _of_torch(target: Any) -> bool:
+    return _has_effects(target)  # nobody registers an effect for these later on
+
+
+def _has_effects(target: Any) -> bool:
     if isinstance(target, _torch.HigherOrderOperator):
         return _torch.is_effectful(target)
     if not isinstance(target, _torch.OpOverload) or target in _TELL or target.namespace in _MARKS:

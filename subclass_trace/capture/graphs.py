@@ -90,7 +90,7 @@ def _keep_late(graph: fx.Graph) -> int:
 
 def _first_tensor(graph: fx.Graph, node: fx.Node) -> fx.Node:
     """A tuple cannot be an output."""
-    value = node.meta.get("val")
+    value: Any = node.meta.get("val")
     places = [k for k, v in enumerate(value) if isinstance(v, torch.Tensor)] if type(value) in (tuple, list) else []
     if not places:
         return node

@@ -31,8 +31,8 @@ class TracedBackward:
     """One backward: the joint graph it is part of, the names of its tangents, the specs of its gradients.
 
     The first ``num_forward`` outputs of ``joint`` are the forward's; the last ``draws`` of them are random numbers that
-    nothing reads, kept because drawing them moves the generator, or of operations with effects. The last ``late`` outputs
-    are those of the backward's operations with effects.
+    nothing reads, kept because drawing them moves the generator, or of operations with effects. The last ``late``
+    outputs of all are those of the backward's operations with effects.
 
     ``grads[k]`` is None where input k gets no gradient. ``next`` is the tape of the backward itself (only when traced
     with ``create_graph``), and ``differentiable`` tells which gradients are its outputs.
@@ -115,8 +115,8 @@ class Tape:
                 recorder.tag, recorder.outliving = "is_forward", frozenset()
             flat = [None if g is None else flatten(g) for g in grads]
             nodes = [recorder.node_of(leaf) for row in flat if row is not None for leaf in row[0]]
-            parts = (self.forward_nodes, nodes, self.boundary, self.groups, self.served)
-            joint = finish_joint(self.session, *parts, late=kept_after(recorder.graph, start))
+            late = kept_after(recorder.graph, start)
+            joint = finish_joint(self.session, self.forward_nodes, nodes, self.boundary, self.groups, self.served, late)
         live = tuple(k for k, g in enumerate(grads) if g is not None and g.requires_grad) if create_graph else ()
         following = None
         if create_graph:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 import torch.fx as fx
 
 from .. import _torch
+from ..capture.effects import has_effects, is_kept
 from ..capture.graphs import is_random
 from ..errors import BackendError, OptionError
 
@@ -59,8 +61,8 @@ def call(
     if named or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         keywords["static_lifetime_input_indices"] = list(static)
     _check_call(partitioner, joint, inputs, keywords)
-    with _torch.lazy_graph_modules():
-        result = partitioner(joint, inputs, **keywords)
+    with _torch.lazy_graph_modules(), _as_tensors(joint.graph) as restore:
+        result = restore(partitioner(joint, inputs, **keywords))
     if not (isinstance(result, tuple) and len(result) == 2 and all(isinstance(g, fx.GraphModule) for g in result)):
         raise BackendError(
             "the partitioner returned something else than two graph modules",
@@ -93,12 +95,36 @@ def _check_call(partitioner: Callable[..., Partition], joint: Any, inputs: Any, 
 
 
 @contextlib.contextmanager
+def _as_tensors(graph: fx.Graph) -> Iterator[Callable[[Any], Any]]:
+    """Operations without a result seem to have a tensor while inside: torch's partitioners expect one of every node.
+
+    Yields what gives the nodes of the parts their own values back.
+    """
+    nodes = [n for n in graph.nodes if is_kept(n) and n.meta.get("val") is None]
+    fakes = (n.meta.get("val") for n in graph.nodes) if nodes else ()
+    tensor: Any = next((v for v in fakes if _torch.is_fake(v)), None)
+    for node in nodes if tensor is not None else ():
+        with tensor.fake_mode, _torch.without_tracing():
+            node.meta.update(val=torch.empty((), device="cpu"), no_value=True)
+
+    def restore(result: Any) -> Any:
+        parts = [p.graph.nodes for p in result if isinstance(p, fx.GraphModule)] if isinstance(result, tuple) else []
+        for node in (*nodes, *(n for part in parts for n in part)):
+            if node.meta.pop("no_value", False):
+                node.meta["val"] = None
+        return result
+
+    yield restore
+
+
+@contextlib.contextmanager
 def _separate_draws(joint: fx.GraphModule) -> Any:
     """Torch merges equal nodes, and by that two draws of random numbers (``randn_like(x) - randn_like(x)`` becomes 0).
 
-    Its list of random operations is incomplete; merging is off when an operation draws twice.
+    Its list of random operations is incomplete; merging is off when an operation draws twice, or has effects twice.
     """
-    draws = Counter(n.target for n in joint.graph.nodes if n.op == "call_function" and is_random(n))
+    calls = (n for n in joint.graph.nodes if n.op == "call_function")
+    draws = Counter(n.target for n in calls if is_random(n) or has_effects(n.target))
     if any(count > 1 for count in draws.values()):
         with _torch.functorch_config(cse=False):
             yield

@@ -22,6 +22,7 @@ from .session import Session
 from .user_code import frames_text
 
 Tensor = torch.Tensor
+aten = torch.ops.aten
 _COPIED = ("recompute", "ac_graph_id", "unpack", "packed")
 
 
@@ -288,7 +289,7 @@ class _Replay:
             return self._opaque(node, root)
         if has_effects(node.target):  # torch would ask for a token
             return self._opaque(node, root)
-        if node.target is torch.ops.aten._local_scalar_dense.default and not _torch.is_data_dependent(node.meta["val"]):
+        if node.target is aten._local_scalar_dense.default and not _torch.is_data_dependent(node.meta["val"]):
             # The fake tensor of the replay does not know the symbol that stands for the number inside.
             read = self.functional.graph.call_function(node.target, (self._node(node.args[0]),))
             read.meta.update(node.meta)

@@ -37,7 +37,7 @@ from .results import Results
 from .symbols import Symbols
 from .user_code import line_text, user_frames
 from .views import ViewLog
-from .writes import foreach_versions, late_write, refuse_overlap, written_arguments
+from .writes import foreach_versions, late_write, one_of_each, refuse_overlap, written_arguments
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -64,6 +64,10 @@ class CheckpointTag:
 
     policy: Callable[..., Any]
     graph_id: int
+
+
+#: of the operations in place, those for which elements that lie in one place do not matter
+_FILLS = frozenset({aten.zero_.default, aten.fill_.Scalar})
 
 
 class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -327,6 +331,10 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             out = func(*args)
             self.alias(out, args[0])
             return out
+        if func in _FILLS and 0 in args[0].stride() and 0 not in args[0].shape:
+            with self:
+                func(one_of_each(args[0]), *args[1:], **kwargs)
+            return args[0]
         if func in self.decompositions and not func._schema.is_mutable:
             with self:
                 out = self.decompositions[func](*args, **kwargs)

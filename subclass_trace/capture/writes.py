@@ -58,3 +58,11 @@ def foreach_versions(func: Any, args: Sequence[Any]) -> list[tuple[Tensor, int]]
     if not func._schema.is_mutable or not func._schema.name.startswith("aten::_foreach") or not args:
         return []
     return [(t, t._version) for t in args[0] if isinstance(t, Tensor) and not t.is_inference()]
+
+
+def one_of_each(t: Tensor) -> Tensor:
+    """A view of an expanded tensor that has each of its elements once."""
+    for d in reversed(range(t.dim())):
+        if t.stride(d) == 0:
+            t = t.select(d, 0)
+    return t

@@ -5,9 +5,15 @@ Each is what hypothesis printed. A new finding is added as it is, with a name th
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 from oracle import backward_of, check
 from strategies import Program
+from torch.testing._internal.two_tensor import TwoTensor
+
+import subclass_trace as st
 
 #: name -> (how inputs are made, arguments, roots, the program, results, outputs to differentiate, tangents or sums)
 FOUND = {
@@ -279,3 +285,22 @@ def test_a_member_of_a_split_whose_base_was_written_is_stale(leaf: bool) -> None
         x = x if leaf else x * 1
         with pytest.raises(RuntimeError, match="returns multiple views"):
             call(x, x[1:]).grad_fn
+
+
+@pytest.mark.parametrize("wrap", [lambda t: t, lambda t: TwoTensor(t, t * 2)], ids=["dense", "TwoTensor"])
+def test_a_constant_is_written_to_an_expanded_view(wrap: Any) -> None:
+    """Torch allows it: which of the elements in one place is written last does not matter."""
+
+    def f(x: Any) -> Any:
+        v = x.expand(2, *x.shape)
+        v.zero_()
+        w = x[:1].expand(2, 3)
+        w.fill_(3.0)
+        return v, w, x * 1
+
+    a, b = (wrap(torch.arange(9.0).view(3, 3)) for _ in range(2))
+    for found, expected in zip(st.compile(f)(a), f(b), strict=True):
+        assert found.stride() == expected.stride() and torch.equal(
+            getattr(found, "a", found), getattr(expected, "a", expected)
+        )
+    assert a._version == b._version

@@ -207,7 +207,8 @@ class _Walk:
         self.reads, self.calls, self.counted, self.everything = set[str](), set[str](), set[str](), False
         self._slotted: set[tuple[int, str | None]] = set()
         self._seen: dict[int, Any] = {}
-        self._codes: set[types.CodeType] = set()
+        self._codes: set[tuple[int, int]] = set()
+        self._classes: dict[type, Any] = {}
 
     def finish(self) -> None:
         """Code names attributes, and attributes lead to code, until nothing is new."""
@@ -279,9 +280,9 @@ class _Walk:
         self._code(code, function.__globals__)
 
     def _code(self, code: types.CodeType, table: Mapping[str, Any]) -> None:
-        if code in self._codes:
+        if (id(code), id(table)) in self._codes:  # equal code of another module names other globals
             return
-        self._codes.add(code)
+        self._codes.add((id(code), id(table)))
         said = _mentions(code)
         self.reads |= said.reads
         self.calls |= said.calls
@@ -325,10 +326,11 @@ class _Walk:
         for base in cls.__mro__:
             if not is_foreign(base):
                 self.look(base, Path(base.__qualname__))
-                for key in sorted(self.reads & vars(base).keys() - set(own)):
-                    held = vars(base)[key]
+                table = self._classes.setdefault(base, vars(base))  # a new view in each call
+                for key in sorted(self.reads & table.keys() - set(own)):
+                    held = table[key]
                     if isinstance(held, (bool, int, float, complex, str, torch.Tensor, *_CONTAINERS)):
-                        self._slot(vars(base), key, path.attr(key), held)
+                        self._slot(table, key, path.attr(key), held)
                         if not isinstance(value, Module):  # which counts its attributes
                             self._slot(own, key, path.attr(key), ABSENT)
 

@@ -21,6 +21,7 @@ from .effects import has_effects
 from .session import Session
 from .user_code import frames_text
 
+aten = torch.ops.aten
 Tensor = torch.Tensor
 aten = torch.ops.aten
 _COPIED = ("recompute", "ac_graph_id", "unpack", "packed")
@@ -95,7 +96,7 @@ def _view_chain(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
 
 
 def _has_no_inverse(view: fx.Node) -> bool:
-    return view.target is torch.ops.aten.unfold.default or _overlaps_itself(view.meta["val"])
+    return view.target is aten.unfold.default or _overlaps_itself(view.meta["val"])
 
 
 def _refuse_overlap(target: fx.Node, node: fx.Node) -> None:
@@ -299,7 +300,7 @@ class _Replay:
         try:
             if node in self.by_place:
                 return self._view_by_place(self.by_place[node], node.meta["val"])
-            if node.target is torch.ops.aten.bernoulli_.float:
+            if node.target is aten.bernoulli_.float:
                 _in_memory_order(args[0]).bernoulli_(*args[1:], **kwargs)
                 return args[0]
             return node.target(*args, **kwargs)  # type: ignore[operator]

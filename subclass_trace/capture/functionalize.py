@@ -21,6 +21,7 @@ from .effects import has_effects
 from .session import Session
 from .user_code import frames_text
 
+aten = torch.ops.aten
 Tensor = torch.Tensor
 _COPIED = ("recompute", "ac_graph_id", "unpack", "packed")
 
@@ -94,7 +95,7 @@ def _view_chain(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
 
 
 def _has_no_inverse(view: fx.Node) -> bool:
-    return view.target is torch.ops.aten.unfold.default or _overlaps_itself(view.meta["val"])
+    return view.target is aten.unfold.default or _overlaps_itself(view.meta["val"])
 
 
 def _refuse_overlap(target: fx.Node, node: fx.Node) -> None:
@@ -288,7 +289,7 @@ class _Replay:
             return self._opaque(node, root)
         if has_effects(node.target):  # torch would ask for a token
             return self._opaque(node, root)
-        if node.target is torch.ops.aten._local_scalar_dense.default and not _torch.is_data_dependent(node.meta["val"]):
+        if node.target is aten._local_scalar_dense.default and not _torch.is_data_dependent(node.meta["val"]):
             # The fake tensor of the replay does not know the symbol that stands for the number inside.
             read = self.functional.graph.call_function(node.target, (self._node(node.args[0]),))
             read.meta.update(node.meta)
@@ -298,7 +299,7 @@ class _Replay:
         try:
             if node in self.by_place:
                 return self._view_by_place(self.by_place[node], node.meta["val"])
-            if node.target is torch.ops.aten.bernoulli_.float:
+            if node.target is aten.bernoulli_.float:
                 _in_memory_order(args[0]).bernoulli_(*args[1:], **kwargs)
                 return args[0]
             return node.target(*args, **kwargs)  # type: ignore[operator]

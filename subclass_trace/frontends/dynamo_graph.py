@@ -43,7 +43,7 @@ class GraphRecorder(Recorder):  # type: ignore[no-untyped-call]
         super().__init__(mode, decompositions, outer)
         self.items: dict[str, Any] = {}  # see `Session`
 
-    def userframes(self) -> tuple[Any, ...]:
+    def user_frames(self) -> tuple[Any, ...]:
         return () if self.current is None else frames(self.current.meta.get("stack_trace"))
 
     def _local_scalar(self, func: Any, t: Tensor) -> Any:

@@ -27,7 +27,6 @@ from .._torch import dynamo as _dynamo
 from ..backends import resolve_backend
 from ..capture.inputs import Argument, DynamicDims
 from ..capture.mutation import NeedsAutogradBase
-from ..capture.recorder import Recorder
 from ..capture.region import Captured, capture
 from ..capture.session import Session
 from ..errors import OptionError, UnsupportedError
@@ -43,6 +42,7 @@ from ..subclass.protocol import is_traceable
 from ..subclass.template import Examples
 from .calls import CallSite
 from .compile import Region, make_options
+from .dynamo_graph import GraphOfDynamo, GraphRecorder, frames
 from .reach import Reached
 
 aten = torch.ops.aten
@@ -151,142 +151,8 @@ def check_operators(graph: fx.GraphModule) -> None:
 
 
 def _last_line(node: fx.Node) -> str | None:
-    frames = _frames(node.meta.get("stack_trace"))
-    return f"{frames[0][0].co_filename}:{frames[0][1]}" if frames else None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Code:
-    """Stands for a code object in the recorded frames: Dynamo keeps its frames as text."""
-
-    co_filename: str
-    co_name: str
-
-
-_FRAME = re.compile(r'  File "(.*)", line (\d+), in (.*)')
-
-
-def _frames(text: str | None) -> tuple[tuple[_Code, int], ...]:
-    """The frames of a stack trace, innermost first, as the recorder keeps them."""
-    found = _FRAME.findall(text or "")
-    return tuple((_Code(file, name), int(line)) for file, line, name in reversed(found))
-
-
-class _GraphRecorder(Recorder):  # type: ignore[no-untyped-call]
-    """Records what the interpreted graph does, with the user's frames that Dynamo noted for its nodes."""
-
-    current: fx.Node | None = None
-
-    def __init__(self, mode: Any, decompositions: dict[Any, Callable[..., Any]], outer: Recorder | None = None) -> None:
-        super().__init__(mode, decompositions, outer)
-        self.items: dict[str, Any] = {}  # see `Session`
-
-    def user_frames(self) -> tuple[Any, ...]:
-        return () if self.current is None else _frames(self.current.meta.get("stack_trace"))
-
-    def _local_scalar(self, func: Any, t: Tensor) -> Any:
-        """An argument that is a float came in as a tensor; its symbol is known."""
-        known = self._nodes.get(id(t))
-        number = None if known is None else _dynamo.known_item(known[0].meta.get("val"))
-        if known is None or number is None or self.was_written(t):
-            return super()._local_scalar(func, t)
-        if number.node.expr.is_number:  # a branch, or a kernel that takes no symbol, fixed it: Dynamo guards the value
-            return type(number.node.hint)(number)
-        self.items[str(known[0].target)] = number
-        node = self.graph.call_function(func, (known[0],))
-        self.annotate(node, func, (t,), {})
-        self._track_result(node, number, ())
-        return number
-
-    def _track_result(self, node: fx.Node, out: Any, args: Any) -> None:
-        super()._track_result(node, out, args)
-        if isinstance(out, _torch.SYM_TYPES) and out.node.expr.is_Symbol:  # a number that came in as a tensor
-            self.symbols.is_held_by(out, node)
-
-
-class _Interpreter(fx.Interpreter):
-    """Runs a graph of Dynamo's; the bodies of operators that only wrap a part of the graph are run in their place."""
-
-    def __init__(self, graph: fx.GraphModule, recorder: _GraphRecorder | None) -> None:
-        super().__init__(graph, garbage_collect_values=True)
-        self.recorder = recorder
-
-    def run_node(self, n: fx.Node) -> Any:
-        """Run one node; the recorder reads the user's frames from it."""
-        if self.recorder is not None and n.op.startswith("call"):
-            self.recorder.current = n
-        if n.target is Tensor.set_ and any(map(_ends_data_assignment, n.users)):
-            args, _ = self.fetch_args_kwargs_from_env(n)
-            args[0].data = args[1]  # what the user wrote; a wrapper's own ``set_`` would change other tensors
-            return args[0]
-        if _ends_data_assignment(n):
-            return None
-        return super().run_node(n)
-
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a function, or the body of an operator."""
-        name = _dynamo.higher_order_name(target)
-        if name in ("wrap", "strict_mode"):
-            return self._body(args[0])(*(args[1] if name == "strict_mode" else args[1:]), **kwargs)
-        if name == "invoke_subgraph":
-            return self._body(args[0])(*args[2:])
-        if name == "register_hook":
-            tensor, hook, *captured = args
-            tensor.register_hook(lambda grad: self._body(hook)(grad, *captured))
-            return tensor
-        if name == "hints_wrapper":
-            return self._body(args[0])(*args[1], **args[2])
-        if name == "wrap_with_set_grad_enabled":
-            with torch.set_grad_enabled(args[0]):
-                return self._body(args[1])(*args[2:], **kwargs)
-        if name == "wrap_with_autocast":
-            device, dtype, enabled, cache, body, *operands = args
-            with torch.autocast(device, dtype, enabled, cache):
-                return self._body(body)(*operands, **kwargs)
-        if name in ("tag_activation_checkpoint", "wrap_activation_checkpoint"):
-            return self._checkpoint(args, dict(kwargs))
-        return super().call_function(target, args, kwargs)
-
-    def call_method(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a method; the number in an input that came as a number is itself."""
-        if target == "item" and isinstance(args[0], (int, float)):
-            return args[0]
-        return super().call_method(target, args, kwargs)
-
-    def _checkpoint(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        from torch.utils.checkpoint import checkpoint
-
-        kwargs.pop("use_reentrant", None)
-        return checkpoint(self._body(args[0]), *args[1:], use_reentrant=False, **kwargs)
-
-    def _body(self, module: Any) -> Callable[..., Any]:
-        if not isinstance(module, fx.GraphModule):
-            return module  # type: ignore[no-any-return]
-
-        def body(*operands: Any, **named: Any) -> Any:
-            names = [str(n.target) for n in module.graph.nodes if n.op == "placeholder"]
-            rest = [named[k] for k in names[len(operands) :] if k in named]
-            return _Interpreter(module, self.recorder).run(*operands, *rest)
-
-        return body
-
-
-def _ends_data_assignment(node: fx.Node) -> bool:
-    """Dynamo writes ``x.data = y`` as ``x.set_(y)`` and a correction of the version counter."""
-    return node.op == "call_function" and getattr(node.target, "__name__", "") == "_lower_version_count_by_1"
-
-
-class _Graph(torch.nn.Module):
-    """A graph of Dynamo's as a callable with positional arguments; its own tensors are found as those of a module."""
-
-    def __init__(self, graph: fx.GraphModule) -> None:
-        super().__init__()
-        self.graph = graph
-        self.recorder: _GraphRecorder | None = None
-
-    def forward(self, *args: Any) -> Any:
-        """Interpret the graph."""
-        return _Interpreter(self.graph, self.recorder).run(*args)
+    found = frames(node.meta.get("stack_trace"))
+    return f"{found[0][0].co_filename}:{found[0][1]}" if found else None
 
 
 # ---------------------------------------------------------------------------------------------- Dynamo's symbols
@@ -308,7 +174,7 @@ class _DynamoSession(Session):
         self, mode: Any, origins: Mapping[str, _Origin], arguments: Mapping[int, Any], decompositions: dict[Any, Any]
     ) -> None:
         dynamic = bool(arguments) or any(_dynamo.has_symbols(o.context) for o in origins.values())
-        super().__init__(dynamic=dynamic, decompositions=decompositions, mode=mode, recorder=_GraphRecorder)
+        super().__init__(dynamic=dynamic, decompositions=decompositions, mode=mode, recorder=GraphRecorder)
         self.origins, self.arguments = origins, arguments
 
     def fake(self, real: Tensor, name: str, dims: Sequence[int], strides: Sequence[int] = ()) -> Tensor:
@@ -321,7 +187,7 @@ class _DynamoSession(Session):
     @property
     def items(self) -> Mapping[str, Any]:  # type: ignore[override]
         """The numbers that were read from inputs."""
-        assert isinstance(self.recorder, _GraphRecorder)
+        assert isinstance(self.recorder, GraphRecorder)
         return self.recorder.items
 
     def outer_size(self, wrapper: Tensor, path: Path, dims: Sequence[int]) -> tuple[Any, ...]:
@@ -387,7 +253,7 @@ class _Compilation:
 
     def __init__(self, graph: fx.GraphModule, options: Options) -> None:
         self.graph, self.options = graph, options
-        self.module = _Graph(graph)
+        self.module = GraphOfDynamo(graph)
         region = Region(self.module, options)
         floats = {k for k, n in enumerate(_placeholders(graph)) if _is_float(n)}
         self.region = _with_numbers(region, floats) if floats else region
@@ -454,7 +320,7 @@ class _Compilation:
         numbers = {k: v for k, v in enumerate(site.flat) if isinstance(v, torch.SymInt)}
         origins = _origins(context, arguments, sources, self._numbers())
         session = _DynamoSession(context.fake_mode, origins, numbers, table)
-        assert isinstance(session.recorder, _GraphRecorder)
+        assert isinstance(session.recorder, GraphRecorder)
         self.module.recorder = session.recorder
         run = site.runner(self.module, arguments, positions)
         try:

@@ -260,12 +260,12 @@ class Backwards:
     def _other_sizes(self, condition: Any, env: Env) -> TangentError:
         values = {str(s): env[s] for s in condition.free_symbols}
         return TangentError(
-            "this backward takes other operations for other sizes, and its trace has the sizes of another call",
+            "this backward takes other operations for other sizes or numbers, and its trace has those of another call",
             path=", ".join(self.output_paths) or None,
-            expected=f"sizes for which {condition}",
+            expected=f"sizes or numbers for which {condition}",
             got=str(values),
             fix="call the region again with these sizes (they have a specialization of their own from now on), or compile "
-            "with automatic_dynamic=False",
+            "with automatic_dynamic=False (torch.compile: dynamic=False)",
         )
 
     def build(self, traced: TracedBackward, tangents: Sequence[Spec | None], create_graph: bool) -> CompiledBackward:

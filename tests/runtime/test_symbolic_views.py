@@ -21,6 +21,16 @@ CASES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.parametrize("kind", ["dense", "TwoTensor"])
+def test_a_view_whose_place_alone_differs_between_calls(kind: str) -> None:
+    data = torch.randn(8, 8)
+    x = data if kind == "dense" else TwoTensor(data, data + 1)
+    region = st.compile(lambda x, y: x.select(0, y.shape[0] - 1), dynamic=True)
+    for n in (3, 5, 8):
+        torch.testing.assert_close(_dense(region(x, torch.ones(n))), _dense(x[n - 1]), rtol=0, atol=0)
+    assert len(region.specializations) == 1
+
+
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("kind", ["dense", "TwoTensor"])
 @pytest.mark.parametrize("name", CASES)

@@ -22,8 +22,8 @@ from ..runtime.trees import unflatten_tree
 from ..subclass.context import ObjectIdentity, argument_snapshot
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
-from .effects import Effect, effects_on
 from .modules import Assigned, Root, State, named_tensors, replaced, roots_of, states_of, submodules
+from .python_state import Effect, effects_on
 from .reach import Reached, Slot, is_plain_object, reach
 
 Tensor = torch.Tensor

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import subclass_trace as st
-from subclass_trace.frontends.effects import holds_traced
+from subclass_trace.frontends.python_state import holds_traced
 
 Tensor = torch.Tensor
 

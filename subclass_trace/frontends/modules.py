@@ -210,15 +210,16 @@ _LOGS = (int, float, list, set, deque)
 def names_of(reached: Reached) -> list[NameGuard]:
     """Guards of what the function names and what objects hold for it: everything but tensors, which are inputs, and
     classes and Python modules."""
-    kinds = (types.ModuleType, type, types.BuiltinFunctionType)
-    rows = [
-        r
-        for r in reached.slots
-        if not is_input(r.value)
-        and not isinstance(r.value, kinds)
-        and not (r.name in reached.counters and isinstance(r.value, _LOGS))
-    ]
-    return [NameGuard(r.holder, r.key, as_held(r.read()), r.path) for r in rows]
+    return [NameGuard(r.holder, r.key, as_held(r.read()), r.path) for r in reached.slots if _is_guarded(r, reached)]
+
+
+def _is_guarded(row: Slot, reached: Reached) -> bool:
+    value = row.value
+    if is_input(value) or isinstance(value, (types.ModuleType, type, types.BuiltinFunctionType)):
+        return False
+    if isinstance(value, types.FunctionType) and "site-packages" in value.__code__.co_filename:
+        return False  # of an installed library, which holds hundreds: nobody binds them anew
+    return not (row.name in reached.counters and isinstance(value, _LOGS))
 
 
 def named_tensors(reached: Reached) -> list[Slot]:

@@ -8,6 +8,7 @@ stay there in the place of a real one, and no later call would put another there
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import types
 from collections import deque
@@ -197,7 +198,7 @@ def _holders(reached: Reached) -> Iterator[_Held]:
             yield _Held(value, path)
         elif isinstance(value, type):
             yield _Held(_Class(value), path, attributes=True)
-        elif hasattr(value, "cache_clear"):
+        elif isinstance(value, functools._lru_cache_wrapper):
             yield _Held(_Cache(value), path)
         elif (attributes := attributes_of(value)) is not None:
             yield _Held(attributes, path, attributes=True)

@@ -248,7 +248,7 @@ class _Walk:
             self.held.append((value, path))
             self.objects.append((value, path))
         else:
-            inner = getattr(value, "__wrapped__", None)  # of a region, of a cached function
+            inner = getattr(value, "__dict__", {}).get("__wrapped__")  # of a region, of a cached function
             if isinstance(inner, types.FunctionType):
                 self.held.append((value, path))
                 self.look(inner, path)

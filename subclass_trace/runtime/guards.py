@@ -131,7 +131,7 @@ class Same:
 
 
 #: the items of longer containers are compared by identity, and those of still longer ones not at all
-_LONG, _VERY_LONG = 32, 10_000
+_LONG, _VERY_LONG = 32, 2000
 
 
 class SameItems:

@@ -257,8 +257,7 @@ def fix_rounded(env: ShapeEnv, since: int = 0) -> None:
 
 def symbol_values(env: ShapeEnv) -> dict[Any, Any]:
     """What the symbols were in the call that is traced."""
-    values = getattr(env, "backed_var_to_val", None)  # torch 2.11 has the other name
-    return env.var_to_val if values is None else values
+    return env.backed_var_to_val
 
 
 def equalities(symbols: Any, values: Any) -> tuple[Any, ...]:

@@ -13,17 +13,17 @@ from typing import Any
 import torch
 
 from .. import _torch
-from ..errors import AliasingError, DataDependentError, UnsupportedError
+from ..errors import AliasingError, UnsupportedError
 from .closed_over import StandIns
 from .counters import SharedCounters
 from .indexing import Indexing, IndexingInside, depends_on_data
+from .memory import refuse_memory
 from .metadata import ASIDE, ASKING, MetadataReads
 from .recorder import Recorder
 from .views import RESHAPES, lost_history
 
 Tensor = torch.Tensor
 _POWERS = ("pow", "pow_", "__pow__", "__rpow__", "__ipow__", "float_power", "float_power_")
-_READS = ("numpy", "data_ptr", "__array__")
 
 
 class CapturedFunctions(_torch.TorchFunctionMode):
@@ -53,14 +53,7 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         args, kwargs = self.stand_ins.swap(func, args, kwargs or {})
         if name == "__set__" and getattr(func, "__self__", None) is Tensor.data:
             return self._set_data(func, *args)
-        if name in _READS and _torch.is_fake(args[0]):
-            raise DataDependentError(
-                f"the region reads the values inside a tensor (.{name}())",
-                path=self.recorder.user_line(),
-                expected="operations whose result is a tensor",
-                got=f"{name} on a tensor of shape {tuple(args[0].shape)}",
-                fix="move this part out of the region",
-            )
+        refuse_memory(name, args, self.recorder.user_line)
         if func is Tensor.backward:
             raise UnsupportedError(
                 "the region calls .backward()",

@@ -31,7 +31,7 @@ from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from .aliasing import ByteRange, byte_range
 from .context_reads import unnoted
-from .foreach import WITH_NUMBERS, with_numbers
+from .foreach import WITH_NUMBERS, steps, with_numbers
 from .random_state import RandomState
 from .results import Results
 from .symbols import Symbols
@@ -435,6 +435,9 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             # The same, with a schema that says it writes the running statistics.
             func = aten._native_batch_norm_legit.default
         if func._schema.is_mutable:
+            ordered = steps(func, args)
+            if ordered is not None:
+                return self._step_by_step(func, ordered, kwargs)
             self._note_writes(func, args, kwargs)
         if self.random_state is not None and torch.Tag.nondeterministic_seeded in func.tags:
             for a in (*args, *kwargs.values()):
@@ -461,6 +464,14 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.mode.shape_env.pending_fresh_unbacked_symbols:
             self.symbols.bind_data_dependent(node, out, self.tag)
         return out
+
+    def _step_by_step(self, func: Any, ordered: Sequence[tuple[Any, ...]], kwargs: Any) -> None:
+        """Run a list operation in place one step after the other."""
+        for step in ordered:
+            for a in step[1:]:
+                refuse_overlap(step[0][0], a if isinstance(a, list) else [a], self.user_line)
+            with self:
+                func(*step, **kwargs)
 
     def _check_default_dtype(self, func: Any, args: Any, out: Any) -> None:
         """The region has changed the default dtype: does the operation, which runs under the caller's, depend on it?"""

@@ -14,16 +14,27 @@ from .. import _torch
 from ..errors import DataDependentError, SubclassTraceError, UnsupportedError
 from ..subclass.protocol import is_traceable
 from .fsdp import no_fsdp_hooks
+from .memory import no_capsules
 from .user_code import is_user_code
 
 _OPTIMIZERS = str(Path(torch.optim.__file__).parent)
+
+#: parts of torch's messages for tensors without memory
+_READS_MEMORY = (
+    ".numpy()",
+    ".tolist()",
+    "data_ptr",
+    "Not available for 'meta' device type",
+    "only available on CPU",
+    "its data is not allocated yet",
+)
 
 
 @contextlib.contextmanager
 def typed_errors(recorder: Any) -> Iterator[None]:
     """What torch raises for data-dependent code becomes a typed error with the user's line; FSDP2's hooks are one too."""
     try:
-        with no_fsdp_hooks(recorder):
+        with no_fsdp_hooks(recorder), no_capsules(recorder):
             yield
     except (DataDependentError, TypeError, *_torch.DATA_DEPENDENT_ERRORS) as error:
         formula = _optimizer_at_work(error)
@@ -48,14 +59,17 @@ def typed_errors(recorder: Any) -> Iterator[None]:
     except RuntimeError as error:
         if isinstance(error.__cause__, _torch.DATA_DEPENDENT_ERRORS):  # DTensor raises another error from it
             raise _depends_on_data(error) from error
-        if ".numpy()" not in str(error) and ".tolist()" not in str(error) and "data_ptr" not in str(error):
+        text = " ".join(str(error).split())[:300]
+        if "is not supported under torch.compile" in text and "torch.distributed" in text:
+            raise _without_functional_form(text, error) from error
+        if not any(t in text for t in _READS_MEMORY):
             raise
         raise DataDependentError(
-            "the region reads the values inside a tensor (.numpy(), .tolist(), data_ptr())",
+            "the region reads the values inside a tensor (.numpy(), .tolist(), data_ptr(), its storage)",
             path=_user_line(error),
             expected="operations whose result is a tensor",
-            got=" ".join(str(error).split())[:300],
-            fix="move this part out of the region",
+            got=text,
+            fix="move this part out of the region (torch.stack makes a tensor of tensors)",
         ) from error
     except AssertionError as error:
         if "fake mode" not in str(error):
@@ -66,6 +80,17 @@ def typed_errors(recorder: Any) -> Iterator[None]:
             got=" ".join(str(error).split())[:300],
             fix="do not keep tensors from inside a region in Python state that another region reads",
         ) from error
+
+
+def _without_functional_form(text: str, error: BaseException) -> UnsupportedError:
+    return UnsupportedError(
+        "the region calls a collective of torch.distributed.nn.functional",
+        path=_user_line(error),
+        expected="torch.distributed.all_reduce and its siblings, or torch.distributed._functional_collectives",
+        got=text,
+        fix="use those of torch.distributed._functional_collectives (all_reduce_autograd and the like have gradients), "
+        "or call it outside of the region",
+    )
 
 
 def _depends_on_data(error: BaseException) -> DataDependentError:

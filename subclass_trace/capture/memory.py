@@ -1,0 +1,88 @@
+"""Calls that reach into the memory of a tensor, which a traced one does not have: refused at the user's line.
+
+Some of them would end the process: nothing between Python and the memory asks whether there is any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from .. import _torch
+from ..errors import DataDependentError, UnsupportedError
+
+Tensor = torch.Tensor
+#: these read the numbers
+_READ = frozenset({"numpy", "data_ptr", "__array__"})
+#: these hand the memory to other code (``copy.copy`` and pickle by the last)
+_LENT = frozenset({"__dlpack__", "to_dlpack", "share_memory_", "pin_memory", "__reduce_ex__"})
+#: these run a Python function for each element
+_EACH = frozenset({"apply_", "map_", "map2_"})
+_NAMES = _READ | _LENT | _EACH | {"__format__"}
+_OUTSIDE = "move this part out of the region"
+
+
+def refuse_memory(name: str, args: Any, line: Any) -> None:
+    """Refuse the call of a method ``name`` on a traced tensor, if that needs its memory; ``line()`` says where.
+
+    Raises:
+        DataDependentError, UnsupportedError: it does.
+    """
+    if name not in _NAMES or not args or not _torch.is_fake(args[0]):
+        return
+    got = f"{name} on a tensor of shape {tuple(args[0].shape)}"
+    if name in _READ:
+        raise DataDependentError(
+            f"the region reads the values inside a tensor (.{name}())",
+            path=line(),
+            expected="operations whose result is a tensor",
+            got=got,
+            fix=_OUTSIDE,
+        )
+    if name in _EACH:
+        raise UnsupportedError(
+            f"the region calls a Python function for each element of a tensor (.{name}())",
+            path=line(),
+            expected="operations on whole tensors",
+            got=got,
+            fix=f"write the formula with operations (x.copy_(...)), or {_OUTSIDE}",
+        )
+    if name in _LENT:
+        raise UnsupportedError(
+            f"the region hands the memory of a tensor to other code (.{name}())",
+            path=line(),
+            expected="operations whose result is a tensor",
+            got=got,
+            fix=_OUTSIDE,
+        )
+    if args[1:] and args[1] and not args[0].dim():
+        raise DataDependentError(
+            "the region formats the value inside a tensor",
+            path=line(),
+            expected="text that does not depend on values: the graph is made once, for all calls",
+            got=f"the format {args[1]!r} for a tensor",
+            fix="return the tensor, and format it outside of the region",
+        )
+
+
+@contextlib.contextmanager
+def no_capsules(recorder: Any) -> Iterator[None]:
+    """``torch.utils.dlpack.to_dlpack`` refuses traced tensors while inside. No mode sees the call of it."""
+    holders: list[Any] = [torch, torch.utils.dlpack]
+    real: Any = torch.utils.dlpack.to_dlpack
+
+    def to_dlpack(t: Any) -> Any:
+        refuse_memory("to_dlpack", (t,), recorder.user_line)
+        return real(t)
+
+    before = [h.to_dlpack for h in holders]
+    for h in holders:
+        h.to_dlpack = to_dlpack
+    try:
+        yield
+    finally:
+        for h, function in zip(holders, before, strict=True):
+            h.to_dlpack = function

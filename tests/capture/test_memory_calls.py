@@ -1,0 +1,57 @@
+"""Methods that reach into a tensor's memory: a traced tensor has none, and each is refused at the user's line."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import numpy as np
+import pytest
+import torch
+
+import subclass_trace as st
+from subclass_trace.errors import DataDependentError, UnsupportedError
+
+CALLS = {
+    "apply_": (lambda x: x.apply_(lambda v: v + 1), "for each element"),
+    "apply_ of an intermediate": (lambda x: (x * 1).apply_(lambda v: v + 1), "for each element"),
+    "map_": (lambda x: x.map_(x.clone(), lambda a, b: a + b), "for each element"),
+    "map2_": (lambda x: x.map2_(x.clone(), x.clone(), lambda a, b, c: a + b + c), "for each element"),
+    "numpy": (lambda x: torch.from_numpy(x.numpy()), r"\.numpy\(\)"),
+    "np.asarray": (lambda x: torch.from_numpy(np.asarray(x)), "__array__"),
+    "np.from_dlpack": (lambda x: torch.from_numpy(np.from_dlpack(x)), "__dlpack__"),
+    "from_dlpack": (lambda x: torch.from_dlpack(x * 1), "__dlpack__"),
+    "to_dlpack": (lambda x: torch.from_dlpack(torch.utils.dlpack.to_dlpack(x)), "to_dlpack"),
+    "share_memory_": (lambda x: x.share_memory_() * 2, "share_memory_"),
+    "pin_memory": (lambda x: x.pin_memory() * 2, "pin_memory"),
+    "untyped_storage": (lambda x: x * x.untyped_storage()[1], "its storage"),
+    "storage": (lambda x: x * x.storage()[1], "its storage"),
+    "a filled storage": (lambda x: (x.untyped_storage().fill_(0), x * 1)[1], "set_"),
+    "format": (lambda x: f"{x.sum():.3f}", "formats the value"),
+    "tensor of tensors": (lambda x: torch.tensor([x[0], x[1]]), "torch.stack"),
+    "torch.save": (lambda x: (torch.save(x, io.BytesIO()), x * 1)[1], "__reduce_ex__"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("name", CALLS)
+def test_refused_with_the_line(name: str) -> None:
+    function, text = CALLS[name]
+    x = torch.tensor([1.0, 2.0])
+    with pytest.raises((DataDependentError, UnsupportedError), match=text) as caught:
+        st.compile(function)(x)
+    assert caught.value.path is not None and __file__ in caught.value.path
+    assert torch.equal(x, torch.tensor([1.0, 2.0]))
+
+
+def test_a_shallow_copy() -> None:
+    """It would be a fake tensor of its own, which no node of the graph makes."""
+    with pytest.raises(UnsupportedError, match="__reduce_ex__"):
+        st.compile(lambda x: copy.copy(x) * 2)(torch.ones(2))
+
+
+def test_what_needs_no_memory_still_works() -> None:
+    x = torch.tensor([1.0, 2.0])
+    assert torch.equal(st.compile(lambda x: (f"{x}", repr(x), x * len(x.tolist()))[2])(x), x * 2)
+    assert torch.utils.dlpack.to_dlpack.__module__ == "torch._C"
+    assert torch.equal(torch.from_dlpack(torch.utils.dlpack.to_dlpack(x)), x)

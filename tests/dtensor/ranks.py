@@ -331,6 +331,123 @@ def tangents_of_another_placement(mesh: DeviceMesh) -> None:
     assert difference(*found) is None, difference(*found)
 
 
+# ---------------------------------------------------------------------------------------------- torch.distributed
+def gathered(x: torch.Tensor) -> torch.Tensor:
+    parts = [torch.zeros_like(x) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, x * 3)
+    return torch.stack(parts)
+
+
+def gathered_as_one(x: torch.Tensor) -> torch.Tensor:
+    found = x.new_zeros(dist.get_world_size() * x.shape[0], *x.shape[1:])
+    handle = dist.all_gather_into_tensor(found, x, async_op=True)
+    handle.wait()
+    assert handle.is_completed()
+    return found
+
+
+def reduced(x: torch.Tensor) -> torch.Tensor:
+    y = x * 1
+    for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX):
+        dist.all_reduce(y, op=op)
+        y = y * 2
+    return y
+
+
+def reduced_while_working(x: torch.Tensor) -> torch.Tensor:
+    y = x * 1
+    handle = dist.all_reduce(y, async_op=True)
+    z = x.sin()
+    handle.wait()
+    return y + z
+
+
+def reduced_argument(x: torch.Tensor) -> torch.Tensor:
+    dist.all_reduce(x[0])
+    return x * 1
+
+
+def sent_around(x: torch.Tensor) -> torch.Tensor:
+    y = torch.zeros_like(x)
+    dist.all_to_all_single(y, x * 1)
+    dist.broadcast(y[0], dist.get_world_size() - 1)
+    return y
+
+
+def unused(x: torch.Tensor) -> torch.Tensor:
+    """The other ranks take part whether or not this one reads the result."""
+    y = x.sum()
+    dist.all_reduce(y)
+    return x * y if dist.get_rank() == 0 else x * 2
+
+
+class MeanOverRanks(torch.autograd.Function):
+    """As Megatron-LM writes its regions."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        y = x.clone()
+        dist.all_reduce(y)
+        return y / dist.get_world_size()
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        g = g.clone()
+        dist.all_reduce(g)
+        return g / dist.get_world_size()
+
+
+@on_each_rank
+def collectives_in_place(mesh: DeviceMesh) -> None:
+    functions = (gathered, gathered_as_one, reduced, reduced_while_working, reduced_argument, sent_around, unused)
+    for f in functions:
+        region, found = st.compile(f), []
+        for seed in (0, 10):
+            for call in (f, region):
+                x = values(2 * mesh.size(), 3, seed=seed + dist.get_rank())
+                found.append((call(x), x))
+        for (a, x), (b, y) in (found[:2], found[2:]):
+            assert torch.equal(a, b) and torch.equal(x, y), f.__name__
+        assert len(region.specializations) == 1
+
+
+@on_each_rank
+def collectives_of_a_function(mesh: DeviceMesh) -> None:
+    found = []
+    for kind in (None, "min_cut", "default"):
+        f = lambda x, w: MeanOverRanks.apply(x @ w).sin() * MeanOverRanks.apply(w).sum()
+        x, w = (values(3, 3, seed=seed + dist.get_rank()).requires_grad_() for seed in (0, 9))
+        (f if kind is None else st.compile(f, partitioner=kind))(x, w).square().sum().backward()
+        found.append((x.grad, w.grad))
+    for grads in found[1:]:
+        for a, b in zip(found[0], grads, strict=True):
+            close(b, a)
+
+
+@on_each_rank
+def gradients_averaged_in_the_region(mesh: DeviceMesh) -> None:
+    """Data parallel training by hand, a whole step as one region."""
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        layer = nn.Linear(3, 2)
+
+        def step(x: torch.Tensor, layer: nn.Linear = layer) -> None:
+            grads = torch.autograd.grad(layer(x).square().mean(), list(layer.parameters()))
+            for g in grads:
+                dist.all_reduce(g)
+            with torch.no_grad():
+                for p, g in zip(layer.parameters(), grads, strict=True):
+                    p.sub_(g, alpha=0.05)
+
+        run = st.compile(step) if compiled else step
+        for k in range(3):
+            run(values(4, 3, seed=10 * k + dist.get_rank()))
+        found.append([p.detach() for p in layer.parameters()])
+    for a, b in zip(*found, strict=True):
+        close(b, a)
+
+
 @on_each_rank
 def a_rank_that_diverges_is_reported_with_the_line(mesh: DeviceMesh) -> None:
     """Graphs are per rank. Where one has a collective that the other has not, the group's time limit ends the call.

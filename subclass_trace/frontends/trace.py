@@ -81,7 +81,8 @@ class Trace:
         """
         outputs: Sequence[str] = self.gradients if name == "backward" else self.results
         if name == "joint":
-            outputs = (*self.results[: len(self.results) - len(self.saved)], *self.gradients)
+            hidden = [""] * self.graphs[name].meta.get("draws", 0)  # drawn or done, and read by nobody
+            outputs = (*self.results[: len(self.results) - len(self.saved)], *hidden, *self.gradients)
         return graph_code(self.graphs[name].graph, name, self.names, outputs)
 
     def __str__(self) -> str:

@@ -221,6 +221,13 @@ same(M, "through `.data`", lambda x: (x.data.add_(1), x * 2)[1], root(), back=(0
 same(M, "`_foreach_add_` on a list", lambda x: (torch._foreach_add_([x], 1.0), x * 1)[1], plain())
 same(
     M,
+    "`_foreach_copy_([a, b], [b, a])`: the second step reads what the first wrote",
+    lambda x: (torch._foreach_copy_([x[0], x[1]], [x[1], x[0]]), x * 1)[1],
+    plain(dense),
+    torch="silently wrong",
+)
+same(
+    M,
     "shape: `unsqueeze_`, `transpose_`",
     lambda x: (x.unsqueeze_(0).transpose_(0, 1), x * 1)[1],
     plain(),
@@ -954,6 +961,22 @@ same(D, "`.tolist()`", lambda x: x.tolist(), plain(dense), torch="graph break")
 same(D, "`.numpy()`", lambda x: x.numpy(), plain(dense), torch="graph break", refused="DataDependentError")
 same(
     D,
+    "`.apply_(f)`, `.map_(y, f)`, `.map2_(y, z, f)`",
+    lambda x: x.apply_(lambda v: v + 1),
+    plain(dense),
+    torch="graph break",
+    refused="UnsupportedError",
+)
+same(
+    D,
+    "the memory of a tensor lent: DLPack, `share_memory_`, `pin_memory`, pickle",
+    lambda x: torch.from_dlpack(x),
+    plain(dense),
+    torch="graph break",
+    refused="UnsupportedError",
+)
+same(
+    D,
     "a check that raises (a singular matrix)",
     lambda x: torch.linalg.inv(x) + 1,
     lambda c: torch.zeros(3, 3) if c else torch.eye(3),
@@ -1208,6 +1231,24 @@ def _exception_differs() -> None:
             call(lambda x: (x.add_(1), {}["mine"]))(x)
         results.append(x.a)
     assert torch.equal(*results)
+
+
+@fact(
+    S,
+    "an operation that is called for its effect (no result, or a registered effect): once, in order",
+    torch="silently dropped without a registered effect",
+)
+def _effects() -> None:
+    log: list[float] = []
+    library = torch.library.Library("st_semantics", "DEF")
+    library.define("note(Tensor x) -> ()")
+    library.impl("note", lambda x: log.append(float(x.sum())), "CPU")
+    torch.library.register_fake("st_semantics::note", lambda x: None, lib=library)
+    note = torch.ops.st_semantics.note
+    f = st.compile(lambda x: (note(x), x.mul_(2), note(x), x * 1)[3])
+    f(torch.ones(2)), f(torch.ones(3))
+    assert log == [2, 4, 3, 6]
+    library._destroy()
 
 
 @fact(

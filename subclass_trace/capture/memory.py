@@ -71,8 +71,8 @@ def refuse_memory(name: str, args: Any, line: Any) -> None:
 @contextlib.contextmanager
 def no_capsules(recorder: Any) -> Iterator[None]:
     """``torch.utils.dlpack.to_dlpack`` refuses traced tensors while inside. No mode sees the call of it."""
-    holders: list[Any] = [torch, torch.utils.dlpack]
-    real: Any = torch.utils.dlpack.to_dlpack
+    dlpack: Any = torch.utils.dlpack
+    holders, real = [torch, dlpack], dlpack.to_dlpack
 
     def to_dlpack(t: Any) -> Any:
         refuse_memory("to_dlpack", (t,), recorder.user_line)

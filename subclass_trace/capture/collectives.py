@@ -98,7 +98,7 @@ class _Call:
                 f"writes {flat.numel()} elements of {flat.dtype} to a tensor of {target.numel()} of {target.dtype}"
             )
         with torch.no_grad():
-            target.copy_(flat.reshape(target.shape))
+            target.copy_(flat if flat.shape == target.shape else flat.reshape(target.shape))
         return target
 
     def same(self, tensors: Sequence[Tensor], like: Tensor) -> None:

@@ -17,6 +17,7 @@ from ..errors import AliasingError, UnsupportedError
 from .closed_over import StandIns
 from .counters import SharedCounters
 from .indexing import Indexing, IndexingInside, depends_on_data
+from .memory import NAMES as MEMORY
 from .memory import refuse_memory
 from .metadata import ASIDE, ASKING, MetadataReads
 from .recorder import Recorder
@@ -53,7 +54,8 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         args, kwargs = self.stand_ins.swap(func, args, kwargs or {})
         if name == "__set__" and getattr(func, "__self__", None) is Tensor.data:
             return self._set_data(func, *args)
-        refuse_memory(name, args, self.recorder.user_line)
+        if name in MEMORY:
+            refuse_memory(name, args, self.recorder.user_line)
         if func is Tensor.backward:
             raise UnsupportedError(
                 "the region calls .backward()",

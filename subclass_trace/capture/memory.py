@@ -21,17 +21,18 @@ _READ = frozenset({"numpy", "data_ptr", "__array__"})
 _LENT = frozenset({"__dlpack__", "to_dlpack", "share_memory_", "pin_memory", "__reduce_ex__"})
 #: these run a Python function for each element
 _EACH = frozenset({"apply_", "map_", "map2_"})
-_NAMES = _READ | _LENT | _EACH | {"__format__"}
+#: all methods that `refuse_memory` has an opinion of
+NAMES = _READ | _LENT | _EACH | {"__format__"}
 _OUTSIDE = "move this part out of the region"
 
 
 def refuse_memory(name: str, args: Any, line: Any) -> None:
-    """Refuse the call of a method ``name`` on a traced tensor, if that needs its memory; ``line()`` says where.
+    """Refuse a method ``name`` (one of `NAMES`) of a traced tensor, if it needs the memory; ``line()`` says where.
 
     Raises:
         DataDependentError, UnsupportedError: it does.
     """
-    if name not in _NAMES or not args or not _torch.is_fake(args[0]):
+    if not args or not _torch.is_fake(args[0]):
         return
     got = f"{name} on a tensor of shape {tuple(args[0].shape)}"
     if name in _READ:

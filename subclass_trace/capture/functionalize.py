@@ -21,7 +21,6 @@ from .effects import has_effects
 from .session import Session
 from .user_code import frames_text
 
-aten = torch.ops.aten
 Tensor = torch.Tensor
 aten = torch.ops.aten
 _COPIED = ("recompute", "ac_graph_id", "unpack", "packed")

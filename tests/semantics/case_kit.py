@@ -1,0 +1,135 @@
+"""How a case of `cases` is written down: what runs, what torch.compile does with it, and what is expected."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "differential"))
+from oracle import Inputs, backward_of, check
+from wrappers import two
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Case:
+    """A fact: ``run`` passes, raises ``refused``, or shows the difference named by ``differs``; ``fault``: a bug, open."""
+
+    group: str
+    name: str
+    run: Callable[[], Any]
+    torch: str  # what torch.compile does
+    refused: str = ""
+    differs: str = ""
+    fault: str = ""
+
+    @property
+    def expectation(self) -> str:
+        """As the table prints it."""
+        if self.fault:
+            return f"**fault**: {self.fault}"
+        return (
+            f"refused: `{self.refused}`"
+            if self.refused
+            else f"differs: {self.differs}"
+            if self.differs
+            else "supported"
+        )
+
+
+CASES: list[Case] = []
+YES = "supported"
+#: groups of the table
+A = "Aliasing of inputs"
+M = "Mutation"
+P = "Outputs"
+B = "Backward"
+R = "Random numbers"
+N = "Modes and numbers"
+D = "Sizes and data"
+C = "Contexts of wrappers"
+S = "Around a region"
+
+
+def same(
+    group: str,
+    name: str,
+    fn: Callable[..., Any],
+    make: Callable[[int], Any],
+    *,
+    back: Any = None,
+    torch: str = YES,
+    refused: str = "",
+    differs: str = "",
+    fault: str = "",
+    **how: Any,
+) -> None:
+    """Eager and compiled agree: values, types, strides, aliasing, versions, gradients, random state."""
+
+    def run() -> None:
+        def inputs(call: int) -> Inputs:
+            made = make(call)
+            return made if isinstance(made, Inputs) else Inputs(made if isinstance(made, tuple) else (made,))
+
+        check(fn, inputs, backward=None if back is None else backward_of(back), **{"specializations": 1, **how})
+
+    CASES.append(Case(group, name, run, torch, refused, differs, fault))
+
+
+def fact(
+    group: str, name: str, *, torch: str = YES, refused: str = "", differs: str = ""
+) -> Callable[[Callable[[], Any]], Any]:
+    """A case with a program of its own."""
+
+    def add(run: Callable[[], Any]) -> Any:
+        CASES.append(Case(group, name, run, torch, refused, differs))
+        return run
+
+    return add
+
+
+def root(make: Callable[..., Tensor] = two, *size: int) -> Callable[[int], Inputs]:
+    """One leaf that requires grad."""
+
+    def made(call: int) -> Inputs:
+        w = make(*(size or (3, 3)), seed=call).requires_grad_()
+        return Inputs((w,), (w,))
+
+    return made
+
+
+def nonleaf(make: Callable[..., Tensor] = two, *size: int) -> Callable[[int], Inputs]:
+    """A value of a leaf that requires grad."""
+
+    def made(call: int) -> Inputs:
+        w = make(*(size or (3, 3)), seed=call).requires_grad_()
+        return Inputs((w * 1,), (w,))
+
+    return made
+
+
+def plain(make: Callable[..., Tensor] = two, *size: int) -> Callable[[int], Tensor]:
+    """One input without grad."""
+    return lambda call: make(*(size or (3, 3)), seed=2 * call)
+
+
+def no_grad(f: Callable[..., Any]) -> Callable[..., Any]:
+    """The function in no_grad."""
+
+    def inner(*args: Any) -> Any:
+        with torch.no_grad():
+            return f(*args)
+
+    return inner
+
+
+def tagged(call: int) -> Tensor:
+    x = two(3, seed=call)
+    x.tag = 2 + call % 2
+    return x

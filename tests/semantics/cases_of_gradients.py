@@ -1,0 +1,420 @@
+"""Cases: backward, random numbers, modes and numbers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from case_kit import YES, B, N, R, fact, no_grad, nonleaf, plain, root, same, tagged
+from oracle import Inputs
+from torch.utils.checkpoint import checkpoint
+from wrappers import Scaled, dense, scaled, two
+
+import subclass_trace as st
+from subclass_trace.zoo import TwoTensor
+
+Tensor = torch.Tensor
+
+
+# ---------------------------------------------------------------------------------------------- backward
+same(
+    B,
+    "only some outputs get a gradient",
+    lambda x: (x * 2, x.sin()),
+    root(),
+    back=(1,),
+    torch="error (wrong guess of the gradient's type)",
+)
+
+
+@fact(B, "strides of a gradient follow those of the tangent: expanded, transposed, sliced")
+def _strides_of_gradients() -> None:
+    region = st.compile(lambda x: x.sin() * 2)
+    for make in (lambda y: y.sum(), lambda y: y.t().contiguous().t(), lambda y: y[:, :1].expand(3, 4)):
+        seen = []
+        for call in (lambda x: x.sin() * 2, region):
+            x = dense(4, 3, seed=0).t().requires_grad_()
+            tangent = make(dense(3, 4, seed=1))
+            seen.append(torch.autograd.grad(call(x), x, tangent.expand(3, 4))[0].stride())
+        assert seen[0] == seen[1]
+
+
+@fact(
+    B,
+    "outer strides of a wrapper in dimensions of size 1",
+    differs="they are those of fake kernels, which are not always those of the real ones; the inner tensors' are eager's",
+    torch="differs in the same way",
+)
+def _strides_of_size_one() -> None:
+    strides = []
+    for call in (torch.relu, st.compile(torch.relu)):
+        x = TwoTensor(*(dense(2, 1, 4, 4, seed=k).to(memory_format=torch.channels_last) for k in (1, 2)))
+        x = (x * 1).requires_grad_()
+        strides.append(
+            torch.autograd.grad(call(x), x, TwoTensor(*(dense(2, 1, 4, 4, seed=k) for k in (1, 2))))[0].stride()
+        )
+    assert strides[0] == strides[1]
+
+
+@fact(B, "with `create_graph`, gradients of tangents alone require grad where the tangents do")
+def _gradients_of_tangents_alone() -> None:
+    region = st.compile(lambda x, w: x * 2 + w)
+    for tracked in (True, False):
+        x, w = (two(3, seed=k).requires_grad_() for k in (1, 2))
+        tangent = two(3, seed=3).requires_grad_(tracked)
+        of_x, of_w = torch.autograd.grad(region(x, w), (x, w), tangent, create_graph=True)
+        assert of_x.requires_grad is tracked and of_w is tangent
+
+
+same(
+    B,
+    "a view of an input that is written by an operation whose backward needs values",
+    lambda x: (v := x.narrow(0, 0, 1), x.clamp_(-1, 1), v)[2],
+    nonleaf(scaled),
+    back=(0,),
+)
+same(
+    B,
+    "`requires_grad_()` of a value, after its input was given one",
+    lambda x: (v := x.sigmoid(), x.requires_grad_(), v.requires_grad_(), v)[3],
+    plain(dense),
+)
+same(
+    B,
+    "`requires_grad_()` of a member of a split",
+    lambda x: (v := x.split(1)[0], v.requires_grad_(), v)[2],
+    plain(),
+)
+same(
+    B,
+    "a value that is made a leaf in the region, and a view of it",
+    lambda x: (v := x + x, v.requires_grad_(), v.split(1)[2], v)[2:],
+    plain(),
+    back=(0,),
+)
+
+
+@fact(B, "a view, returned alone, of a value that is made a leaf in the region")
+def _view_of_a_leaf() -> None:
+    for make in (dense, two):
+        out = st.compile(lambda x: (x.detach() * 2).requires_grad_().view(-1))(make(3, 3, seed=1))
+        out.backward(make(9, seed=2))
+        assert out._base.is_leaf and out._base.grad.shape == (3, 3)
+
+
+same(
+    B,
+    "a value that is made a leaf in the region and is computed with",
+    lambda x: (v := x + x, v.requires_grad_(), v.sin(), v)[2:],
+    plain(),
+    back=(0,),
+    refused="UnsupportedError",
+)
+same(
+    B,
+    "view of a view that was made under no_grad",
+    lambda x: no_grad(lambda: x.view(-1))().view(-1),
+    root(),
+    back=(0,),
+)
+same(
+    B,
+    "gradient that depends on nothing (`sgn`)",
+    lambda x: x.sgn(),
+    root(),
+    back=(0,),
+)
+same(
+    B,
+    "gradient whose size depends on the data, dense",
+    lambda x, v: torch.index_put(x, (x > 0,), v),
+    lambda c: (lambda x, v: Inputs((x, v), (x, v)))(
+        dense(3, 3, seed=c).requires_grad_(), torch.tensor(2.0, requires_grad=True)
+    ),
+    back=(0,),
+)
+same(
+    B,
+    "gradient whose size depends on the data, wrapper",
+    lambda x, v: x.index_fill(0, TwoTensor(torch.tensor([0, 1]), torch.tensor([0, 1])), v),
+    lambda c: (lambda x, v: Inputs((x, v), (x, v)))(
+        two(3, 3, seed=c).requires_grad_(), TwoTensor(torch.tensor(1.0), torch.tensor(1.0)).requires_grad_()
+    ),
+    back=(0,),
+    torch="graph break",
+    refused="DataDependentError",
+)
+same(
+    B,
+    "eager refuses the backward, and it is not asked for",
+    lambda x: (v := x.index_select(0, torch.tensor([1, 0])), w := v.amax(0), v[:1].copy_(x[:1]), x.copy_(w), w.sum())[
+        4
+    ],
+    nonleaf(dense),
+)
+same(
+    B,
+    "gradient of another type than the output",
+    lambda x: x * 2,
+    root(scaled),
+    back=(0,),
+    torch="error (wrong guess of the gradient's type)",
+)
+
+
+@fact(B, "plain gradient for a wrapper output", torch="error (wrong guess of the gradient's type)")
+def _plain_tangent() -> None:
+    grads = []
+    for call in (lambda f: f, st.compile):
+        x = scaled(3, seed=1).requires_grad_()
+        call(lambda x: x * 2)(x).sum().backward()
+        grads.append(x.grad)
+    assert type(grads[0]) is type(grads[1]) and torch.equal(
+        *(g.data_ * g.scale if isinstance(g, Scaled) else g for g in grads)
+    )
+
+
+@fact(B, "two backwards with `retain_graph`")
+def _retain() -> None:
+    x = two(3, seed=1).requires_grad_()
+    y = st.compile(lambda x: x.sin())(x)
+    y.backward(y.detach(), retain_graph=True)
+    first = x.grad.a.clone()
+    y.backward(y.detach())
+    assert torch.allclose(x.grad.a, 2 * first)
+
+
+@fact(B, "double backward, gradient penalty", torch="refused")
+def _double() -> None:
+    found = []
+    for call in (lambda f: f, st.compile):
+        x = two(3, seed=1).requires_grad_()
+        y = call(lambda x: x.sin() * x)(x)
+        (g,) = torch.autograd.grad(y.sum(), x, torch.ones_like(y.sum()), create_graph=True)
+        penalty = (g * g).sum()
+        penalty.backward(torch.ones_like(penalty))
+        found.append(x.grad.b)
+    assert torch.allclose(*found)
+
+
+@fact(B, "the caller's gradient object stays untouched", torch="silently wrong")
+def _tangent_untouched() -> None:
+    x = two(3, 3, seed=1).requires_grad_()
+    a, b = torch.ones(3, 3).t(), torch.ones(3, 3).t()
+    g = TwoTensor(a, b)
+    st.compile(lambda x: x * 2)(x).backward(g)
+    assert g.a is a and g.b is b
+
+
+@fact(B, "gradients for other results than before, without the retained trace", torch="error (wrong guess of the type)")
+def _released() -> None:
+    def f(x: Tensor) -> Any:
+        return x.sin(), (x * x).cos()
+
+    region = st.compile(f, retain_trace=False)
+    for used in ((0, 1), (1,), (0,)):
+        grads = []
+        for call in (f, region):
+            x = two(3, seed=1).requires_grad_()
+            sum(call(x)[k].sum() for k in used).backward()
+            grads.append(x.grad.a)
+        assert torch.equal(*grads)
+
+
+@fact(B, "vmapped gradients (`is_grads_batched`)")
+def _batched() -> None:
+    found = []
+    for call in (lambda f: f, st.compile):
+        x = dense(3, seed=1).requires_grad_()
+        y = call(lambda x: x.sin())(x)
+        found.append(torch.autograd.grad(y, x, torch.eye(3), is_grads_batched=True)[0])
+    assert torch.allclose(*found)
+
+
+@fact(B, "tensor hooks and post-accumulate-grad hooks")
+def _hooks() -> None:
+    seen: list[Any] = []
+    x = two(3, seed=1).requires_grad_()
+    x.register_hook(lambda g: seen.append(type(g)))
+    x.register_post_accumulate_grad_hook(lambda t: seen.append(t is x))
+    y = st.compile(lambda x: x * 2)(x)
+    y.backward(y.detach())
+    assert seen == [TwoTensor, True]
+
+
+@fact(
+    B,
+    "gradient of one result with respect to another result",
+    torch="differs in the same way",
+    differs="a region is one node of the autograd graph: what one result does to another inside of it is not part of it",
+)
+def _gradient_between_results() -> None:
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        return y, y.sin()
+
+    x = torch.ones(3, requires_grad=True)
+    y, z = st.compile(f)(x)
+    (g,) = torch.autograd.grad(z.sum(), y, allow_unused=True)
+    assert g is not None, "eager gives cos(y)"
+
+
+# ---------------------------------------------------------------------------------------------- random numbers
+same(
+    R,
+    "dropout: the random stream of eager, also after the call",
+    lambda x: F.dropout(x, 0.5, True) * 2,
+    root(),
+    back=(0,),
+)
+same(R, "two equal random operations are not merged", lambda x: torch.randn_like(x) - torch.randn_like(x), plain())
+same(
+    R,
+    "dropout in a checkpoint is not drawn again",
+    lambda x: checkpoint(lambda y: F.dropout(y.sin(), 0.5, True), x, use_reentrant=False),
+    root(),
+    back=(0,),
+)
+same(R, "rrelu, gumbel_softmax", lambda x: F.gumbel_softmax(F.rrelu(x, training=True)), root(), back=(0,))
+same(
+    R,
+    "`torch.manual_seed` in the region",
+    lambda x: (torch.manual_seed(3), torch.rand(2) + x)[1],
+    plain(dense, 2),
+    torch="graph break",
+    refused="UnsupportedError",
+)
+
+
+# ---------------------------------------------------------------------------------------------- modes and numbers
+def _mode(context: Callable[[], Any], f: Callable[..., Any]) -> Callable[..., Any]:
+    def inner(*args: Any) -> Any:
+        with context():
+            return f(*args)
+
+    return inner
+
+
+@contextlib.contextmanager
+def _double_by_default() -> Any:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+same(
+    N,
+    "autocast in the region",
+    _mode(lambda: torch.autocast("cpu", torch.bfloat16), lambda x: x @ x.sin()),
+    plain(dense),
+)
+same(
+    N,
+    "one leaf used twice under autocast",
+    _mode(lambda: torch.autocast("cpu", torch.bfloat16), lambda x: x @ x),
+    root(dense),
+    back=(0,),
+    torch="differs in the same way",
+    differs="each use is cast anew, so gradients add up in float32; eager's cache casts once and adds up in bfloat16",
+)
+same(
+    N,
+    "default dtype set in the region",
+    _mode(_double_by_default, lambda x: x + torch.ones(3)),
+    plain(dense),
+)
+same(N, "channels_last", lambda x: x.to(memory_format=torch.channels_last) * 2, plain(two, 2, 3, 4, 4))
+same(
+    N,
+    "zero-sized and 0-dim",
+    lambda x, y: (x.sum(), y * 2),
+    lambda c: (two(0, 3, seed=c), TwoTensor(torch.tensor(1.0), torch.tensor(2.0))),
+)
+
+
+def _computed_in_inference_mode(x: Tensor) -> Any:
+    with torch.inference_mode():
+        y = x * 2
+    return y, y[0]
+
+
+same(N, "a result that is computed in inference mode is an inference tensor", _computed_in_inference_mode, root())
+
+
+@fact(N, "the node behind an input (`x.grad_fn.name()`, `type(x.grad_fn).__name__`)")
+def _history_of_an_input() -> None:
+    region = st.compile(lambda x: (x.detach() * 1, x.grad_fn.name(), type(x.grad_fn).__name__)[1:])
+    for x in (two(3, seed=1).requires_grad_() * 2, two(3, seed=1).requires_grad_().sin()):
+        assert region(x) == (x.grad_fn.name(), type(x.grad_fn).__name__)
+
+
+@fact(N, "the address of an input's memory (`data_ptr()`, also of its storage)", refused="UnsupportedError")
+def _address() -> None:
+    st.compile(lambda x: x * (x.untyped_storage().data_ptr() % 2 + 1))(dense(3, seed=1))
+
+
+@fact(
+    N,
+    "the very class of a dense input (`type(x) is torch.Tensor`)",
+    torch=YES,
+    differs="it is FakeTensor while it is traced: ask `isinstance(x, torch.Tensor)`, which holds, or nn.Parameter's",
+)
+def _class_of_a_dense_input() -> None:
+    assert st.compile(lambda x: type(x) is torch.Tensor)(dense(3, seed=1))
+
+
+@fact(
+    N,
+    "all Python attributes of an input at once (`vars(x)`)",
+    torch="not in the survey",
+    differs="those that the user has set are found by their names alone",
+)
+def _all_attributes() -> None:
+    assert "tag" in st.compile(lambda x: list(vars(x)))(tagged(0))
+
+
+@fact(
+    N,
+    "a differentiable result, made with inference mode turned off inside of it",
+    torch="graph break",
+    refused="UnsupportedError",
+)
+def _out_of_inference_mode() -> None:
+    def f(x: Tensor) -> Tensor:
+        with torch.inference_mode(False):
+            return x * 2
+
+    with torch.inference_mode():
+        st.compile(f)(torch.ones(2).requires_grad_())
+
+
+same(
+    N,
+    "batch norm updates its statistics once",
+    lambda x, m, v: F.batch_norm(x, m, v, training=True),
+    lambda c: (two(4, 3, seed=c), two(3, seed=1), TwoTensor(torch.ones(3), torch.ones(3))),
+)
+same(
+    N,
+    "conj bit of an inner tensor",
+    lambda x: x * 2,
+    lambda c: (lambda t: TwoTensor(t.conj(), t.conj()))(torch.tensor([1 + 2j])),
+    torch="differs in the same way",
+)
+
+
+@fact(N, "grad mode, inference mode, autocast around the call are guards")
+def _ambient() -> None:
+    region = st.compile(lambda x: x @ x)
+    x = dense(2, 2, seed=0)
+    with torch.inference_mode():
+        assert region(x).is_inference()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert region(x).dtype is torch.bfloat16
+    assert region(x).dtype is torch.float32 and len(region.specializations) == 3

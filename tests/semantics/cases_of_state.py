@@ -1,0 +1,433 @@
+"""Cases: sizes, contexts of wrappers, and what is around a region."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import pickle
+import threading
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from case_kit import A, C, D, S, fact, plain, root, same
+from oracle import Inputs
+from torch.utils.checkpoint import checkpoint
+from wrappers import Scaled, dense, masked, two
+
+import subclass_trace as st
+from subclass_trace.zoo import TwoTensor
+
+Tensor = torch.Tensor
+
+
+# ---------------------------------------------------------------------------------------------- sizes
+@fact(D, "a changing size costs one more specialization")
+def _sizes() -> None:
+    region = st.compile(lambda x: (x * 2).sum(0))
+    for n in (3, 4, 7, 9):
+        assert torch.allclose(region(x := two(n, 2, seed=n)).a, (x.a * 2).sum(0))
+    assert len(region.specializations) == 2
+
+
+@fact(D, "`dynamic=True` needs one")
+def _dynamic() -> None:
+    region = st.compile(lambda x: x.view(-1) * x.shape[0], dynamic=True)
+    for n in (3, 4, 7):
+        assert torch.equal(region(x := two(n, 2, seed=n)).b, x.b.view(-1) * n)
+    assert len(region.specializations) == 1
+
+
+@fact(D, "sizes as outputs")
+def _size_outputs() -> None:
+    region = st.compile(lambda x: (x.shape[0] + 1, x * 2), dynamic=True)
+    assert region(two(3, seed=0))[0] == 4 and region(two(5, seed=0))[0] == 6
+
+
+def _jagged(lengths: tuple[int, ...], seed: int = 0) -> Tensor:
+    values = dense(sum(lengths), 4, seed=seed)
+    return torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()]))
+
+
+@fact(D, "jagged tensors: other lengths and another batch cost one more specialization")
+def _jagged_sizes() -> None:
+    region = st.compile(lambda x: x.unflatten(-1, (2, 2)).transpose(1, 2) * 2)
+    for lengths in ((2, 1, 3), (4, 2), (1, 5, 3), (6, 1, 2, 2)):
+        x = _jagged(lengths).detach().requires_grad_()
+        out = region(x)
+        assert torch.equal(out.values(), (x.unflatten(-1, (2, 2)).transpose(1, 2) * 2).values())
+        out.values().sum().backward()
+        assert torch.equal(x.grad.values(), torch.full_like(x.values(), 2.0))
+    assert len(region.specializations) == 2
+
+
+@fact(D, "jagged tensors: a result has the offsets of its input, so that they go together")
+def _jagged_offsets() -> None:
+    region = st.compile(lambda x: (x.sin(), x.size(1)))
+    for lengths in ((2, 1, 3), (1, 5, 3)):
+        x = _jagged(lengths)
+        out, ragged = region(x)
+        assert torch.equal((out + x).values(), (x.sin() + x).values()) and bool(ragged == x.size(1))
+
+
+@fact(D, "a jagged tensor made of a dense argument, returned", differs="it shares the memory, but is no view")
+def _jagged_of_dense() -> None:
+    v, x = dense(6, 4, seed=0), _jagged((2, 1, 3))
+    out = st.compile(lambda v, o: torch.nested.nested_tensor_from_jagged(v, o))(v, x.offsets())
+    assert out._values.untyped_storage().data_ptr() == v.untyped_storage().data_ptr()
+    assert out._is_view()
+
+
+@fact(D, "attention of jagged tensors on a CPU", torch="graph break", refused="UnsupportedError")
+def _jagged_attention() -> None:
+    def attend(x: Tensor) -> Tensor:
+        h = x.unflatten(-1, (2, 2)).transpose(1, 2)
+        return F.scaled_dot_product_attention(h, h, h)
+
+    st.compile(attend)(_jagged((2, 1, 3)))
+
+
+same(
+    D,
+    "a 0-dim tensor as an index, or as a bound of a slice",
+    lambda x, i: (x[i], x[i:] * 2, x[:, i].sin(), x[i, :i], x.narrow(0, i, 1) * 3),
+    lambda c: Inputs((x := two(4, 3, seed=c).requires_grad_(), torch.tensor(c - 1)), (x,)),
+    back=(1, 2, 3, 4),
+    torch="graph break",
+)
+same(
+    D,
+    "a 0-dim tensor as an index that is written to",
+    lambda x, i: x.__setitem__(i, 5.0),
+    lambda c: (two(4, 3, seed=c), torch.tensor(c + 1)),
+    torch="graph break",
+)
+same(D, "output size from the data, dense (`nonzero`)", lambda x: (x > 0).nonzero() * 2, plain(dense))
+same(
+    D,
+    "output size from the data, wrapper",
+    lambda x: (x > 0).nonzero(),
+    lambda c: (lambda t: TwoTensor(t, t.clone()))(dense(3, seed=c)),
+    torch="graph break",
+    refused="DataDependentError",
+)
+same(
+    D,
+    "`if` on a value",
+    lambda x: x * 2 if x.sum() > 0 else x,
+    plain(dense),
+    torch="graph break",
+    refused="DataDependentError",
+)
+same(
+    D,
+    "`.item()` of a plain tensor, used as a number or as a size",
+    lambda x: (x * x.sum().item(), x.new_zeros((x > 0).sum().item()).sum()),
+    root(dense),
+    back=(0,),
+    torch="graph break",
+)
+same(D, "`.tolist()`", lambda x: x.tolist(), plain(dense), torch="graph break")
+same(D, "`.numpy()`", lambda x: x.numpy(), plain(dense), torch="graph break", refused="DataDependentError")
+same(
+    D,
+    "`.apply_(f)`, `.map_(y, f)`, `.map2_(y, z, f)`",
+    lambda x: x.apply_(lambda v: v + 1),
+    plain(dense),
+    torch="graph break",
+    refused="UnsupportedError",
+)
+same(
+    D,
+    "the memory of a tensor lent: DLPack, `share_memory_`, `pin_memory`, pickle",
+    lambda x: torch.from_dlpack(x),
+    plain(dense),
+    torch="graph break",
+    refused="UnsupportedError",
+)
+same(
+    D,
+    "a check that raises (a singular matrix)",
+    lambda x: torch.linalg.inv(x) + 1,
+    lambda c: torch.zeros(3, 3) if c else torch.eye(3),
+)
+same(
+    D,
+    "a value that depends on constants alone, asked for",
+    lambda x: x * torch.tensor([1, 2]).sum().item() if torch.arange(3).sum() > 2 else x,
+    plain(),
+)
+same(
+    D, "torch.cond, dense", lambda x: torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (x,)), plain(dense)
+)
+
+
+# ---------------------------------------------------------------------------------------------- contexts
+@fact(A, "a global that is bound to another tensor is an input like others", torch="a specialization each")
+def _rebound() -> None:
+    region = st.compile(lambda x: x * _SCALE)
+    for seed in range(3):
+        globals()["_SCALE"] = dense(3, seed=seed)
+        x = dense(3, seed=9)
+        assert torch.equal(region(x), x * _SCALE)
+    assert len(region.specializations) == 1
+    globals()["_SCALE"] = x  # now it is the argument
+    assert torch.equal(region(x), x * x) and len(region.specializations) == 2
+
+
+_SCALE = torch.zeros(3)
+
+
+@fact(C, "equal contexts hit, other contexts specialize")
+def _context() -> None:
+    region = st.compile(lambda x: x * 2)
+    for tag in ("a", "a", "b", "b"):
+        assert region(Scaled(dense(2, seed=0), torch.tensor(1.0), tag)).tag == tag
+    assert len(region.specializations) == 2
+
+
+@fact(C, "values that nothing reads", torch="a graph each")
+def _unread() -> None:
+    region = st.compile(lambda x: x.data_.sin())
+    for tag in ("a", "b"):
+        x = Scaled(dense(2, seed=0), torch.tensor(1.0), tag)
+        assert torch.equal(region(x), x.data_.sin())
+    assert len(region.specializations) == 1
+
+
+@fact(C, "NaN equals itself", torch="error (guard)")
+def _nan() -> None:
+    region = st.compile(lambda x: x * 2)
+    for _ in range(2):
+        region(Scaled(dense(2, seed=0), torch.tensor(1.0), float("nan")))
+    assert len(region.specializations) == 1
+
+
+@fact(C, "objects compared by identity", torch="error (guard)")
+def _identity() -> None:
+    region = st.compile(lambda x: x * 2)
+    for tag in (one := object(), one, object()):
+        assert region(Scaled(dense(2, seed=0), torch.tensor(1.0), tag)).tag is tag
+    assert len(region.specializations) == 2
+
+
+@fact(C, "tensors and arrays compared by value", torch="silently wrong")
+def _arrays() -> None:
+    region = st.compile(lambda x: x * 2)
+    for values in ([1, 2], [1, 2], [3, 4]):
+        out = region(Scaled(dense(2, seed=0), torch.tensor(1.0), torch.tensor(values)))
+        assert out.tag.tolist() == values
+    assert len(region.specializations) == 2
+
+
+@fact(C, "a dict that is changed in place between calls")
+def _dict() -> None:
+    region = st.compile(lambda x: x * 2)
+    tag = {"k": 1}
+    region(Scaled(dense(2, seed=0), torch.tensor(1.0), tag))
+    tag["k"] = 2
+    assert region(Scaled(dense(2, seed=0), torch.tensor(1.0), tag)).tag == {"k": 2}
+    assert len(region.specializations) == 2
+
+
+same(C, "optional inner tensors that come and go", lambda x: x * 2, lambda c: masked(3, seed=c))
+
+
+# ---------------------------------------------------------------------------------------------- around a region
+@fact(S, "forward-mode AD: runs eagerly, recorded in `explain()`", torch="silently wrong (tangent dropped)")
+def _forward_ad() -> None:
+    import torch.autograd.forward_ad as fwad
+
+    region = st.compile(lambda x: x.sin())
+    with fwad.dual_level():
+        x = fwad.make_dual(torch.zeros(2), torch.ones(2))
+        assert torch.equal(fwad.unpack_dual(region(x)).tangent, torch.ones(2))
+    assert "forward-mode" in region.explain()
+
+
+@fact(S, "vmap, grad, jvp around the call: run eagerly, recorded in `explain()`")
+def _functorch() -> None:
+    region = st.compile(lambda x: x.sin().sum())
+    x = dense(3, seed=0)
+    assert torch.allclose(torch.func.grad(region)(x), x.cos())
+    assert "functorch" in region.explain()
+
+
+same(S, "torch.func.grad inside the region", lambda x: torch.func.grad(lambda y: y.sin().sum())(x), plain(dense))
+same(
+    S,
+    "checkpoint inside the region",
+    lambda x: checkpoint(lambda y: y.sin().cos(), x, use_reentrant=False) * 2,
+    root(),
+    back=(0,),
+)
+
+
+@fact(S, "checkpoint around the region")
+def _checkpoint_around() -> None:
+    found = []
+    for call in (lambda f: f, st.compile):
+        x = two(3, seed=1).requires_grad_()
+        y = checkpoint(call(lambda x: x.sin() * 2), x, use_reentrant=False)
+        y.backward(y.detach())
+        found.append(x.grad.a)
+    assert torch.allclose(*found)
+
+
+@fact(
+    S,
+    "saved_tensors_hooks around the region",
+    torch="differs in the same way",
+    differs="they see the dense saved activations, not wrappers",
+)
+def _saved_hooks() -> None:
+    seen: list[Any] = []
+    x = two(3, seed=1).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (seen.append(type(t)), t)[1], lambda t: t):
+        y = st.compile(lambda x: x.sin())(x)
+    y.backward(y.detach())
+    assert seen and TwoTensor not in seen
+    raise AssertionError("eager packs wrappers")
+
+
+@fact(S, "saved_tensors_hooks in the region", torch="graph break")
+def _hooks_inside() -> None:
+    def f(x: Tensor, seen: Any) -> Tensor:
+        pack, unpack = lambda t: (seen(type(t)), t.to(torch.float16))[1], lambda t: t.to(torch.float32)
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            return (x.sin() * x).exp()
+
+    rows = []
+    for call in (lambda f: f, st.compile):
+        x, seen = two(3, seed=1).requires_grad_(), Log()
+        y = call(f)(x, seen)
+        y.backward(y.detach())
+        rows.append((x.grad.a, seen.rows))
+    assert torch.equal(rows[0][0], rows[1][0]) and rows[0][1] == rows[1][1] and TwoTensor in rows[0][1]
+
+
+class Log:
+    """Keeps what it is called with."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+
+    def __call__(self, value: Any) -> None:
+        self.rows.append(value)
+
+
+@fact(S, "torch.func.functional_call of a module inside of a region (the region itself is no nn.Module)")
+def _functional_call() -> None:
+    module = torch.nn.Linear(2, 2)
+    region = st.compile(lambda weights, x: torch.func.functional_call(module, weights, (x,)))
+    weights = {"weight": torch.ones(2, 2, requires_grad=True), "bias": torch.ones(2)}
+    x = dense(1, 2, seed=0)
+    want = torch.func.functional_call(module, weights, (x,))
+    found = region(weights, x)
+    assert torch.allclose(found, want)
+    (grad,) = torch.autograd.grad(found.sum(), [weights["weight"]])
+    assert torch.allclose(grad, torch.autograd.grad(want.sum(), [weights["weight"]])[0])
+    assert module.weight.grad is None
+
+
+@fact(S, "deepcopy of a compiled module")
+def _deepcopy() -> None:
+    region = st.compile(torch.nn.Linear(2, 2))
+    other = copy.deepcopy(region)
+    x = dense(1, 2, seed=0)
+    assert torch.equal(region(x), other(x)) and other.function is not region.function
+
+
+@fact(S, "pickle of a compiled module")
+def _pickle() -> None:
+    region = st.compile(torch.nn.Linear(2, 2))
+    x = dense(1, 2, seed=0)
+    assert torch.equal(region(x), pickle.loads(pickle.dumps(region))(x))
+
+
+@fact(S, "threads share a region")
+def _threads() -> None:
+    region = st.compile(lambda x: x.sin() * 2)
+    wrong: list[int] = []
+
+    def work(k: int) -> None:
+        for n in range(2, 5):
+            x = two(n, seed=k)
+            if not torch.allclose(region(x).a, x.a.sin() * 2):
+                wrong.append(k)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+@fact(S, "an exception of the user's code passes unchanged, nothing is half written")
+def _exception() -> None:
+    x = two(2, seed=0)
+    before = x.a.clone()
+
+    def f(x: Tensor) -> Tensor:
+        x.add_(1)
+        raise KeyError("mine")
+
+    try:
+        st.compile(f)(x)
+    except KeyError:
+        assert torch.equal(x.a, before)
+    else:
+        raise AssertionError("no error")
+
+
+@fact(
+    S,
+    "a write before an exception",
+    torch="graph break or nothing written",
+    differs="nothing is written; eager keeps what was written before it",
+)
+def _exception_differs() -> None:
+    results = []
+    for call in (lambda f: f, st.compile):
+        x = two(2, seed=0)
+        with contextlib.suppress(KeyError):
+            call(lambda x: (x.add_(1), {}["mine"]))(x)
+        results.append(x.a)
+    assert torch.equal(*results)
+
+
+@fact(
+    S,
+    "an operation that is called for its effect (no result, or a registered effect): once, in order",
+    torch="silently dropped without a registered effect",
+)
+def _effects() -> None:
+    log: list[float] = []
+    library = torch.library.Library("st_semantics", "DEF")
+    library.define("note(Tensor x) -> ()")
+    library.impl("note", lambda x: log.append(float(x.sum())), "CPU")
+    torch.library.register_fake("st_semantics::note", lambda x: None, lib=library)
+    note = torch.ops.st_semantics.note
+    f = st.compile(lambda x: (note(x), x.mul_(2), note(x), x * 1)[3])
+    f(torch.ones(2)), f(torch.ones(3))
+    assert log == [2, 4, 3, 6]
+    library._destroy()
+
+
+@fact(
+    S,
+    "Python side effects",
+    torch="supported (graph break where needed)",
+    differs="they happen once per specialization, when it is traced",
+)
+def _side_effects() -> None:
+    counts = []
+    for call in (lambda f: f, st.compile):
+        log: list[int] = []
+        f = call(lambda x, log=log: (log.append(1), x * 2)[1])
+        f(two(2, seed=0)), f(two(2, seed=1))
+        counts.append(len(log))
+    assert counts[0] == counts[1]

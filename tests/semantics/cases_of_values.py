@@ -1,0 +1,315 @@
+"""Cases: aliasing, mutation, outputs."""
+
+from __future__ import annotations
+
+import torch
+from case_kit import A, M, P, fact, no_grad, nonleaf, plain, root, same, tagged
+from oracle import Inputs
+from wrappers import Scaled, dense, nested, scaled, two
+
+import subclass_trace as st
+from subclass_trace.zoo import Constant, TwoTensor
+
+Tensor = torch.Tensor
+
+
+# ---------------------------------------------------------------------------------------------- aliasing
+same(
+    A,
+    "two wrappers share an inner tensor, one is written",
+    lambda x, y: (x.mul_(2), y * 3)[1],
+    lambda c: (lambda i: (TwoTensor(i, dense(3, seed=c)), TwoTensor(i, dense(3, seed=c + 5))))(dense(3, seed=c + 9)),
+    torch="silently wrong",
+)
+same(
+    A,
+    "a wrapper and its own inner tensor, either written",
+    lambda x, y: (x.mul_(2), y.add_(1), x * 1),
+    lambda c: (lambda w: (w, w.a))(two(3, seed=c)),
+    torch="silently wrong",
+)
+same(
+    A,
+    "two quantised tensors share their scale, it is written",
+    lambda x, y: (x.scale.mul_(2), y * 1)[1],
+    lambda c: (lambda s: (Scaled(dense(3, seed=c), s), Scaled(dense(3, seed=c + 5), s)))(torch.tensor(0.5)),
+    torch="silently wrong",
+)
+same(
+    A,
+    "one tensor is both halves of a wrapper",
+    lambda x: x.add_(1),
+    lambda c: (lambda i: TwoTensor(i, i))(dense(3, seed=c)),
+    torch="error (assertion)",
+)
+same(
+    A,
+    "the same wrapper twice, written",
+    lambda x, y: (x.mul_(2), y * 1)[1],
+    lambda c: (lambda w: (w, w))(two(3, seed=c)),
+)
+same(
+    A,
+    "base and view, the base is written",
+    lambda x, y: (x.mul_(2), y * 3)[1],
+    lambda c: (lambda w: (w, w[1:]))(two(4, seed=c)),
+    torch="refused",
+)
+same(
+    A,
+    "overlapping ranges of a value that requires grad",
+    lambda x, y: (x.mul_(2), y * 3)[1],
+    lambda c: (lambda w: (lambda v: Inputs((v[:5], v[3:]), (w,)))(w * 1))(two(8, seed=c).requires_grad_()),
+    back=(0,),
+    torch="refused",
+)
+same(
+    A,
+    "interleaved strides do not alias",
+    lambda x, y: (x.mul_(2), y * 3)[1],
+    lambda c: (lambda w: (w[::2], w[1::2]))(two(8, seed=c)),
+)
+
+
+@fact(A, "another alias pattern on a later call is another specialization", torch="silently wrong")
+def _alias_later() -> None:
+    region = st.compile(lambda x, y: (x.mul_(2), y * 1)[1])
+    i = torch.ones(2)
+    for x, y in ((two(2, seed=1), two(2, seed=2)), (TwoTensor(i, i.clone()), TwoTensor(i, i.clone()))):
+        want = [t.clone() for t in (y.a, y.b)]
+        want[0] = want[0] * 2 if y.a is i else want[0]
+        got = region(x, y)
+        assert torch.equal(got.a, want[0]) and torch.equal(got.b, want[1])
+    assert len(region.specializations) == 2
+
+
+# ---------------------------------------------------------------------------------------------- mutation
+same(M, "value of a view chain", lambda x: (x.view(-1)[1:4].mul_(2), x * 1)[1], plain())
+same(M, "inner tensor of a wrapper (`x.a.add_(1)`)", lambda x: (x.a.add_(1), x * 2)[1], plain(), torch="silently wrong")
+same(M, "leaf that requires grad, under no_grad", lambda x: (no_grad(lambda: x.add_(1))(), x * 2)[1], root(), back=(0,))
+same(M, "leaf that requires grad, outside no_grad: eager refuses too", lambda x: x.add_(1), root())
+same(
+    M,
+    "non-leaf, used afterwards with its own gradient",
+    lambda x: (x.add_(1), x * 2),
+    nonleaf(),
+    back=(0, 1),
+    torch="error (wrong guess of the gradient's type)",
+)
+same(M, "through `.data`", lambda x: (x.data.add_(1), x * 2)[1], root(), back=(0,))
+same(M, "`_foreach_add_` on a list", lambda x: (torch._foreach_add_([x], 1.0), x * 1)[1], plain())
+same(
+    M,
+    "`_foreach_copy_([a, b], [b, a])`: the second step reads what the first wrote",
+    lambda x: (torch._foreach_copy_([x[0], x[1]], [x[1], x[0]]), x * 1)[1],
+    plain(dense),
+    torch="silently wrong",
+)
+same(
+    M,
+    "shape: `unsqueeze_`, `transpose_`",
+    lambda x: (x.unsqueeze_(0).transpose_(0, 1), x * 1)[1],
+    plain(),
+    torch="graph break",
+)
+same(
+    M,
+    "shape of an input after `detach()` of it",
+    lambda x: (d := x.detach(), x.unsqueeze_(0), d * 1)[2],
+    plain(dense),
+)
+same(
+    M,
+    "disjoint window of an overlapping view (`unfold`)",
+    lambda x: (x.unfold(0, 2, 1)[:1].add_(1), x * 1)[1],
+    plain(dense, 4),
+)
+same(
+    M,
+    "one row of an expanded value (`expand(3, -1)[0]`)",
+    lambda x: (y := x * 2, y.expand(3, 4)[0].zero_(), y)[2],
+    lambda c: torch.full((4,), float("inf")),
+)
+same(
+    M,
+    "overlapping inputs that start in the middle of a storage",
+    lambda x, y: (x.mul_(2), y * 1)[1],
+    lambda c: (lambda b: (b[:, 1:3], b[1:3]))(dense(26, seed=c)[2:].view(4, 6)),
+)
+same(
+    M,
+    "in-place operation without a functional form in torch (`polygamma_`)",
+    lambda x: x.clone().abs_().polygamma_(1),
+    plain(dense),
+)
+same(
+    M,
+    "swap of two inputs",
+    lambda x, y: (t := x.clone(), x.copy_(y), y.copy_(t), None)[3],
+    lambda c: (two(3, seed=c), two(3, seed=c + 7)),
+    torch="supported (inductor: silently wrong)",
+)
+same(
+    M,
+    "a Python attribute of an input is set",
+    lambda x: (setattr(x, "tag", "new"), x * 2)[1],
+    plain(scaled),
+    torch="silently wrong",
+)
+same(
+    M,
+    "a member of a split, tracked by autograd: eager refuses too",
+    lambda x, y: x.mul_(2),
+    lambda c: (lambda w: Inputs((w * 1).split(2), (w,)))(two(4, seed=c).requires_grad_()),
+)
+
+
+@fact(
+    M,
+    "shape of a dense value, of which a view is used afterwards, differentiable",
+    torch="not in the survey",
+    refused="UnsupportedError",
+)
+def _reshaped_base() -> None:
+    def f(x: Tensor) -> Tensor:
+        base = x + x
+        view = base[1:]
+        base.t_()
+        return view * 2
+
+    st.compile(f)(torch.ones(3, 3, requires_grad=True))
+
+
+@fact(
+    M,
+    "shape of an argument that is a view of another one, which requires grad",
+    torch="not in the survey",
+    refused="UnsupportedError",
+)
+def _reshaped_view() -> None:
+    whole = torch.ones(3, 3, requires_grad=True) * 1
+    st.compile(lambda x, y: y.t_())(whole, whole[1:])
+
+
+same(
+    M,
+    "`detach_()` of an input",
+    lambda x: (y := x * 2, x.detach_(), y, x * 3)[2:],
+    nonleaf(),
+    back=(0,),
+    torch="graph break",
+)
+same(M, "`requires_grad_(False)` of a leaf, which is written then", lambda x: x.requires_grad_(False).mul_(2), root())
+same(
+    M,
+    "an input that is detached in place, and then made a leaf",
+    lambda x: x.detach_().requires_grad_() * 2,
+    nonleaf(),
+    torch="graph break",
+    refused="UnsupportedError",
+)
+
+
+def _count(x: Tensor) -> Tensor:
+    x.tag += 1
+    x.kept = x * 2
+    return x * x.tag
+
+
+same(
+    M,
+    "Python attributes that the user has set on an input, a wrapper too: read and set",
+    _count,
+    tagged,
+    specializations=2,
+)
+
+
+@fact(M, "a Python attribute of an input is deleted", torch="not in the survey", refused="UnsupportedError")
+def _deletes_an_attribute() -> None:
+    def f(x: Tensor) -> Tensor:
+        del x.tag
+        return x * 2
+
+    st.compile(f)(tagged(0))
+
+
+same(
+    M,
+    "an inner tensor is replaced",
+    lambda x: (setattr(x, "scale", x.scale * 2), x * 1)[1],
+    plain(scaled),
+    torch="silently wrong",
+)
+same(
+    M,
+    "a tensor that the function closes over",
+    lambda x: (_COUNTER.add_(1), x * _COUNTER)[1],
+    lambda c: (_COUNTER.zero_(), two(3, seed=c))[1],
+)
+same(
+    M,
+    "a tensor that the function closes over, which differentiable results depend on",
+    lambda x: (_COUNTER.add_(1), x * _COUNTER, _COUNTER)[1:],
+    lambda c: (_COUNTER.zero_(), w := two(3, seed=c).requires_grad_(), Inputs((w,), (w,)))[2],
+    back=(0,),
+    torch="graph break",
+)
+same(
+    M,
+    "a tensor in a list that the function closes over, its shape too",
+    lambda x: (_HELD[0].mul_(2), _HELD[0].unsqueeze_(0), x * _HELD[0])[2],
+    lambda c: (_HELD.__setitem__(0, dense(3, seed=1)) if not c else _HELD[0].squeeze_(0), dense(3, seed=c))[1],
+    calls=1,
+)
+
+_COUNTER = torch.zeros(())
+_HELD = [torch.zeros(3)]
+
+# ---------------------------------------------------------------------------------------------- outputs
+same(P, "the input itself, twice", lambda x: (x, x), root(), back=(0,))
+same(P, "view of an input", lambda x: x.view(-1)[1:], root(), back=(0,))
+same(P, "view of a wrapper whose inner shape is another", lambda x: x[1:], plain(scaled), torch="silently wrong")
+same(
+    P,
+    "two views of one intermediate, differentiable",
+    lambda x: (v := x * 2, v[0], v[1:])[1:],
+    root(),
+    back=(0, 1),
+    torch="error",
+)
+same(P, "members of a split of an intermediate", lambda x: (x * 2).split(1), root(), back=(0, 1, 2), torch="error")
+same(P, "value and its detach", lambda x: (v := x * 2, v.detach())[0:2], root(), back=(0,), torch="error")
+same(P, "another wrapper type than came in", lambda x: Scaled(x.a.detach(), torch.tensor(2.0)), plain())
+same(P, "an inner tensor taken out of the wrapper", lambda x: (x.a, x * 2), plain())
+same(
+    P,
+    "a view of an inner tensor beside that tensor",
+    lambda x: (x.a, x.a.view(-1)[1:]),
+    plain(),
+)
+same(
+    P,
+    "a view of an input whose own shape was changed",
+    lambda x: x.unsqueeze(0).unsqueeze_(0),
+    plain(dense),
+)
+same(
+    P,
+    "a wrapper made of the detached input, and a written view of it",
+    lambda x: (v := TwoTensor(x.detach(), x.detach()), w := v[0], w.mul_(2), (v, w))[3],
+    nonleaf(),
+)
+same(P, "torch.Size", lambda x: x.shape, plain())
+same(P, "None, numbers, nested containers", lambda x: {"a": [x * 2, None], "b": (x.dim(), "text")}, plain())
+same(P, "wrapper without inner tensors", lambda x: x + 1, lambda c: Constant(2.0, (3, 3)), torch="error (internal)")
+same(P, "wrapper of wrappers", lambda x: (x @ x.t()).relu(), root(nested), back=(0,))
+
+
+@fact(P, "an unregistered container with tensors", torch="graph break", refused="UnsupportedError")
+def _container() -> None:
+    class Box:
+        def __init__(self, value: Tensor) -> None:
+            self.value = value
+
+    st.compile(lambda x: Box(x * 2))(two(2, seed=0))

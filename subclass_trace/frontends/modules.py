@@ -217,8 +217,6 @@ def _is_guarded(row: Slot, reached: Reached) -> bool:
     value = row.value
     if is_input(value) or isinstance(value, (types.ModuleType, type, types.BuiltinFunctionType)):
         return False
-    if isinstance(value, types.FunctionType) and "site-packages" in value.__code__.co_filename:
-        return False  # of an installed library, which holds hundreds: nobody binds them anew
     return not (row.name in reached.counters and isinstance(value, _LOGS))
 
 

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..capture.user_code import is_foreign, is_user_code
-from ..runtime.guards import ABSENT, HOOK_TABLES, OF_EVERY_MODULE
+from ..runtime.guards import ABSENT, HOOK_TABLES, OF_EVERY_MODULE, is_simple
 from ..subclass.paths import Path
 
 Module = torch.nn.Module
@@ -258,8 +258,11 @@ class _Walk:
             for key, item in value.items() if isinstance(value, dict) else enumerate(value):
                 self.look(item, path.item(key))
 
-    def _slot(self, holder: Any, key: str | None, path: Path, value: Any) -> None:
-        if (id(holder), key) not in self._slotted:
+    def _slot(self, holder: Any, key: str | None, path: Path, value: Any, library: bool = False) -> None:
+        """``library``: the place is an installed library's. There are hundreds of such; those are slots that may change."""
+        if library and not isinstance(value, (torch.Tensor, Module)) and not is_simple(value):
+            self.look(value, path)
+        elif (id(holder), key) not in self._slotted:
             self._slotted.add((id(holder), key))
             self._seen.setdefault(id(holder), holder)  # keeps it alive, and its id
             self.slots.append(Slot(holder, key, path, value))
@@ -272,9 +275,10 @@ class _Walk:
                 with contextlib.suppress(ValueError):
                     self.look(cell.cell_contents, Path(function.__name__))
             return
+        library = is_installed(code)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
             with contextlib.suppress(ValueError):  # an empty cell
-                self._slot(cell, None, Path(name), cell.cell_contents)
+                self._slot(cell, None, Path(name), cell.cell_contents, library)
         self._items(function.__defaults__ or (), Path(function.__name__))
         self._items(function.__kwdefaults__ or {}, Path(function.__name__))
         self._code(code, function.__globals__)
@@ -290,7 +294,7 @@ class _Walk:
         self.everything |= said.everything
         for name in said.globals:
             if name in table:
-                self._slot(table, name, Path(name), table[name])
+                self._slot(table, name, Path(name), table[name], is_installed(code))
             else:
                 self.unbound.append(Slot(table, name, Path(name), ABSENT))
         for inner in said.inside:
@@ -320,9 +324,10 @@ class _Walk:
         self._methods(cls, [n for n in _methods_of(cls) if n in names or n.startswith("__")])
         if own is None:
             return
+        library = "site-packages" in (getattr(sys.modules.get(cls.__module__), "__file__", None) or "")
         for key in () if isinstance(value, Module) else list(own):
             if self.everything or key in self.reads or (key in self.calls and callable(own.get(key))):
-                self._slot(own, key, path.attr(key), own.get(key))
+                self._slot(own, key, path.attr(key), own.get(key), library)
         for base in cls.__mro__:
             if not is_foreign(base):
                 self.look(base, Path(base.__qualname__))
@@ -330,8 +335,8 @@ class _Walk:
                 for key in sorted(self.reads & table.keys() - set(own)):
                     held = table[key]
                     if isinstance(held, (bool, int, float, complex, str, torch.Tensor, *_CONTAINERS)):
-                        self._slot(table, key, path.attr(key), held)
-                        if not isinstance(value, Module):  # which counts its attributes
+                        self._slot(table, key, path.attr(key), held, library)
+                        if not library and not isinstance(value, Module):  # which counts its attributes
                             self._slot(own, key, path.attr(key), ABSENT)
 
     def _methods(self, cls: type, names: Iterable[str]) -> None:
@@ -341,6 +346,11 @@ class _Walk:
                 if id(function) not in self._seen:
                     self._seen[id(function)] = function
                     self._function(function)
+
+
+def is_installed(code: types.CodeType) -> bool:
+    """Is it the code of an installed library?"""
+    return "site-packages" in code.co_filename
 
 
 def _is_own(code: types.CodeType) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
+from collections.abc import MutableMapping
 from typing import Any
 
 import torch
@@ -20,6 +22,18 @@ _FOREIGN = frozenset({*sys.stdlib_module_names, "torch", "functorch", "numpy", "
 def is_foreign(cls: type) -> bool:
     """Is it a class of torch, of the standard library, or of this package?"""
     return cls.__module__.partition(".")[0] in _FOREIGN
+
+
+def is_library(cls: type) -> bool:
+    """Is it a foreign class, or one of an installed library?"""
+    known = _LIBRARY.get(cls)
+    if known is None:
+        file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+        known = _LIBRARY[cls] = is_foreign(cls) or "site-packages" in (file or "")
+    return known
+
+
+_LIBRARY: MutableMapping[type, bool] = weakref.WeakKeyDictionary()
 
 
 def is_user_code(code: Any) -> bool:

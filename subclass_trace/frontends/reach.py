@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..capture.user_code import is_foreign, is_user_code
+from ..capture.user_code import is_foreign, is_library, is_user_code
 from ..runtime.guards import ABSENT, HOOK_TABLES, OF_EVERY_MODULE, is_simple
 from ..subclass.paths import Path
 
@@ -324,7 +324,7 @@ class _Walk:
         self._methods(cls, [n for n in _methods_of(cls) if n in names or n.startswith("__")])
         if own is None:
             return
-        library = "site-packages" in (getattr(sys.modules.get(cls.__module__), "__file__", None) or "")
+        library = is_library(cls)
         for key in () if isinstance(value, Module) else list(own):
             if self.everything or key in self.reads or (key in self.calls and callable(own.get(key))):
                 self._slot(own, key, path.attr(key), own.get(key), library)

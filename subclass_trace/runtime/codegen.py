@@ -16,7 +16,7 @@ import torch
 
 from .. import _torch
 from ..capture.aliasing import alias_check
-from ..capture.user_code import is_foreign
+from ..capture.user_code import is_library
 from ..plan import (
     BasePrimal,
     ConstantOutput,
@@ -267,7 +267,7 @@ class _EntryEmitter:
             s.line(f"if m{k} is not {known} or m{k}.training is not {guard.training} or {hooks}: return MISS")
             self._check_slots(k, guard.module)
             s.line(f"d = m{k}.__dict__")
-            if not is_foreign(type(guard.module)):
+            if not is_library(type(guard.module)):
                 s.line(f"if len(d) != {len(vars(guard.module))}: return MISS")
             if "forward" not in dict(guard.attributes):
                 s.line("if 'forward' in d: return MISS")

@@ -18,7 +18,7 @@ from .. import _torch
 from ..capture.aliasing import alias_pattern
 from ..capture.facts import failed_fact
 from ..capture.inputs import has_gradient
-from ..capture.user_code import is_foreign
+from ..capture.user_code import is_library
 from ..plan import InputPlan, Plan
 from ..subclass.context import has_sizes, map_sizes, same_argument, same_context, without_outer
 from ..subclass.flatten import leaves_of
@@ -80,8 +80,8 @@ OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 class ModuleGuard:
     """What of a module decides a trace beside its tensors: which object it is, its training flag, its hooks.
 
-    ``attributes``: those that are no tensors, and an instance's own ``forward``, as `as_held` sees them; of torch's own
-    modules the public ones.
+    ``attributes``: those that are no tensors, and an instance's own ``forward``, as `as_held` sees them; of modules of
+    torch and of installed libraries the public ones.
     """
 
     module: torch.nn.Module
@@ -93,7 +93,7 @@ class ModuleGuard:
     def of(module: torch.nn.Module) -> ModuleGuard:
         """The guard for a module as it is now."""
         held = vars(module)
-        names = [k for k in held if not (k.startswith("_") if is_foreign(type(module)) else k in OF_EVERY_MODULE)]
+        names = [k for k in held if not (k.startswith("_") if is_library(type(module)) else k in OF_EVERY_MODULE)]
         rows = [(k, as_held(held[k])) for k in names if not isinstance(held[k], Tensor)]
         hooks = [number for table in HOOK_TABLES for number in held[table]]  # no two hooks have one number
         return ModuleGuard(module, module.training, tuple(hooks), tuple(row for row in rows if row[0] != "training"))

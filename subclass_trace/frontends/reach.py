@@ -324,7 +324,7 @@ class _Walk:
         self._methods(cls, [n for n in _methods_of(cls) if n in names or n.startswith("__")])
         if own is None:
             return
-        library = is_library(cls)
+        library = is_library(cls) and cls is not types.SimpleNamespace
         for key in () if isinstance(value, Module) else list(own):
             if self.everything or key in self.reads or (key in self.calls and callable(own.get(key))):
                 self._slot(own, key, path.attr(key), own.get(key), library)

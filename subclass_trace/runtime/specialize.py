@@ -420,9 +420,13 @@ def _freeze_replay(replay: Replay) -> Replay:
         sizes.append(to_expr(n))
         return n
 
-    with torch.no_grad(), _torch.enable_python_dispatcher():  # else DTensor looks for the symbols in its cache
-        replay(view._base, symint_visitor_fn=note)  # type: ignore[call-arg]
-    return SymbolicView(replay, tuple(sizes))
+    try:
+        with torch.no_grad(), _torch.enable_python_dispatcher():  # else DTensor looks for the symbols in its cache
+            replay(view._base, symint_visitor_fn=note)  # type: ignore[call-arg]
+    except _torch.DATA_DEPENDENT_ERRORS:  # the class reads a number, as it will of the base of the call
+        if not all(type(n) is int for n in sizes):
+            raise
+    return SymbolicView(replay, tuple(sizes)) if any(type(n) is not int for n in sizes) else replay
 
 
 def _has_symbols(*tensors: Tensor) -> bool:

@@ -66,11 +66,11 @@ def effects_on(reached: Reached) -> Iterator[list[Effect]]:
     finally:
         for row, was in slots:
             now = row.read()
-            if now is not was and holds_traced(now):
-                found.append(row.path)
-                _bind(row.holder, row.key, was)
-            elif _is_effect(was, now) and row.name not in reached.counters:
+            if _is_effect(was, now) and row.name not in reached.counters:
                 effects.append(Effect(row.holder, row.key, now))
+                _bind(row.holder, row.key, was)
+            elif now is not was and holds_traced(now):
+                found.append(row.path)
                 _bind(row.holder, row.key, was)
         for held, was in rows:
             if held.attributes:

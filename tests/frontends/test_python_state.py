@@ -98,6 +98,21 @@ def test_objects_cells_and_globals() -> None:
 NUMBER = 0
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_size_in_a_cell(dynamic: bool) -> None:
+    n: Any = None
+
+    def f(x: Tensor) -> Tensor:
+        nonlocal n
+        n = x.shape[0]
+        return x + 1
+
+    region = st.compile(f, dynamic=dynamic)
+    for k in (3, 5, 4, 5):
+        region(torch.ones(k))
+        assert n == k and type(n) is int
+
+
 def test_the_trace_itself_changes_nothing() -> None:
     m = ActNorm()
     region = st.compile(m)

@@ -22,7 +22,8 @@ def test_dynamo_refuses(name: str) -> None:
     if not program.installed:
         pytest.skip(f"{program.package} is not installed: pip install 'subclass_trace[{program.package}]'")
     error = through_dynamo(program, "subclass_trace")
-    assert error is not None and re.search("|".join((program.error, *program.earlier)), str(error))
+    wordings = (program.error,) if torch.__version__.startswith("2.13.") else (program.error, *program.earlier)
+    assert error is not None and re.search("|".join(wordings), str(error))
     assert not isinstance(error, torch._dynamo.exc.BackendCompilerFailed)
     if torch.__version__.startswith("2.13."):  # other versions word it otherwise
         assert row(program) in PAGE.read_text(encoding="utf-8").splitlines(), (

@@ -31,9 +31,9 @@ class Row(NamedTuple):
     operands: tuple[tuple[str, str], ...]  # (path, or name in the graph; name of the variable, or a description)
 
 
-def row_of(node: fx.Node, variables: Mapping[fx.Node, str]) -> Row:
-    """The row for a node."""
-    operands = tuple((n.meta.get("path", n.name), variables[n]) for n in node.all_input_nodes if n in variables)
+def row_of(node: fx.Node, reads: Iterable[fx.Node], variables: Mapping[fx.Node, str]) -> Row:
+    """The row for a node that reads these."""
+    operands = tuple((n.meta.get("path", n.name), variables[n]) for n in reads if n in variables)
     return Row(str(node.target), node.meta.get("stack_trace"), operands)
 
 

@@ -38,8 +38,8 @@ import math
 import operator
 import re
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -50,7 +50,8 @@ from ..errors import UnsupportedError, VerificationError
 from ..partition.half import Half
 from .bindings import bind_call
 from .blame import Blame, row_of
-from .round_trips import without_keeping, without_kept_dimensions, without_round_trips
+from .fewer_calls import fewer_calls
+from .round_trips import Call, inputs_of, without_kept_dimensions, without_round_trips
 
 _WIDTH = 110
 _file_numbers = itertools.count()
@@ -103,7 +104,7 @@ class Listing:
         body: ``get_attr`` and ``call_function`` nodes.
         results: nodes and constants to return.
         merged: a node that arguments may name -> the node of the list that has its value.
-        sums: those that are run without keeping the dimensions that they sum over.
+        calls: nodes that are called in another way than as they stand in the graph.
     """
 
     owner: fx.GraphModule
@@ -111,7 +112,7 @@ class Listing:
     body: list[fx.Node]
     results: list[Any]
     merged: Mapping[fx.Node, fx.Node]
-    sums: Collection[fx.Node] = ()
+    calls: Mapping[fx.Node, Call] = field(default_factory=dict)
 
     @classmethod
     def of_module(cls, gm: fx.GraphModule) -> Listing:
@@ -168,10 +169,11 @@ def compile_graph(gm: fx.GraphModule, *, name: str = "graph") -> BoxedGraph:
 
 
 def compile_listing(listing: Listing, *, name: str) -> BoxedGraph:
-    """`compile_graph` for a list of nodes: all of them are run, in this order, but views that change nothing."""
+    """`compile_graph` for a list of nodes: all of them are run, in this order, but for views that can be spared."""
     body, merged = without_round_trips(listing.body, listing.results, listing.merged, frozenset(listing.inputs))
-    body, merged, sums = without_kept_dimensions(body, listing.results, merged)
-    writer = _Writer(replace(listing, body=body, merged=merged, sums=sums), name)
+    body, merged, calls = without_kept_dimensions(body, listing.results, merged)
+    body, calls = fewer_calls(body, listing.results, merged, calls, frozenset(listing.inputs))
+    writer = _Writer(replace(listing, body=body, merged=merged, calls=calls), name)
     source = writer.write()
     filename = f"<subclass_trace {name} {next(_file_numbers)}>"
     namespace = writer.namespace
@@ -318,7 +320,7 @@ class _Writer:
         kept = {merged.get(r, r) for r in self.listing.results if isinstance(r, fx.Node)}
         last: dict[fx.Node, fx.Node | None] = dict.fromkeys(self.listing.inputs)
         for node in order:
-            for named in node.all_input_nodes:
+            for named in inputs_of(node, self.listing.calls):
                 used = merged.get(named, named)
                 if used.op != "get_attr":
                     last[used] = node
@@ -338,14 +340,29 @@ class _Writer:
             left, right = (self._text(a, node) for a in node.args)
             text = f"({left}) {_INFIX[target]} {right}" if left.startswith("-") else f"{left} {_INFIX[target]} {right}"
         else:
-            given = without_keeping(node) if node in self.listing.sums else node.args
-            binding = bind_call(target, given, node.kwargs)
-            args = [self._text(a, node) for a in given]
-            args += [f"{k}={self._text(v, node)}" for k, v in node.kwargs.items()]
-            text = f"{self._global(binding.callable, binding.name)}({', '.join(args)})"
-            comment = f"  # {target if isinstance(target, _torch.OpOverload) else binding.name}"
-            self.blame.rows[len(self.lines) + 2] = row_of(node, self.variables)  # the second line is `try:`
+            call = self.listing.calls.get(node) or Call(target, node.args, node.kwargs)
+            text, name = self._called(call, node)
+            if call.chain:
+                origin = self._text(call.args[0], node)
+                text = f"{text} if {origin}.is_contiguous() else {self._chained(origin, call.chain)}"
+            comment = f"  # {call.target if isinstance(call.target, _torch.OpOverload) else name}"
+            row = row_of(call.blamed or node, inputs_of(node, self.listing.calls), self.variables)
+            self.blame.rows[len(self.lines) + 2] = row  # the second line is `try:`
         self.lines.append(f"    {self.variables[node]} = {text}{comment}" if used else f"    {text}{comment}")
+
+    def _called(self, call: Call, node: fx.Node, first: str | None = None) -> tuple[str, str]:
+        """The text of a call and what it calls; ``first`` in the place of its first argument."""
+        binding = bind_call(call.target, call.args, call.kwargs)
+        args = [self._text(a, node) for a in call.args[first is not None :]]
+        args += [f"{k}={self._text(v, node)}" for k, v in call.kwargs.items()]
+        given = args if first is None else [first, *args]
+        return f"{self._global(binding.callable, binding.name)}({', '.join(given)})", binding.name
+
+    def _chained(self, origin: str, chain: Iterable[fx.Node]) -> str:
+        """The text of views of views."""
+        for node in chain:
+            origin, _ = self._called(Call(node.target, node.args, node.kwargs), node, origin)
+        return origin
 
     def _delete(self, nodes: Iterable[fx.Node]) -> None:
         names = [self.variables[n] for n in nodes]

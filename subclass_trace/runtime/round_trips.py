@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,6 +21,34 @@ from .. import _torch
 
 aten = torch.ops.aten
 Merged = Mapping[fx.Node, fx.Node]
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """How a node is called other than as it stands in the graph.
+
+    Attributes:
+        target, args, kwargs: as those of a node.
+        chain: where given, the call is right for a contiguous ``args[0]`` alone: else these views are made of it, one of
+            the other, the node being the last.
+        blamed: the node that an error is of, if it is another one.
+    """
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    chain: tuple[fx.Node, ...] = ()
+    blamed: fx.Node | None = None
+
+
+def inputs_of(node: fx.Node, calls: Mapping[fx.Node, Call]) -> list[fx.Node]:
+    """The nodes that it reads."""
+    call = calls.get(node)
+    if call is None:
+        return node.all_input_nodes
+    found: list[fx.Node] = []
+    fx.map_arg((call.args, dict(call.kwargs)), found.append)
+    return found
 
 
 def without_round_trips(
@@ -34,14 +63,14 @@ def without_round_trips(
         given: nodes whose values are passed; what they were made of is not there.
     """
     known = dict(merged)
-    kept = {_final(r, known) for r in results if isinstance(r, fx.Node)}
-    views = {node for node in body if _is_view(node)}
-    layout_of = functools.cache(lambda node: _layout(node.meta.get("val")))
+    kept = {final(r, known) for r in results if isinstance(r, fx.Node)}
+    views = {node for node in body if is_view(node)}
+    layout = functools.cache(lambda node: layout_of(node.meta.get("val")))
 
     def same_place(node: fx.Node) -> Iterator[fx.Node]:
         """What ``node`` is a view of and lies at the same place of the storage, for sizes that are plain numbers."""
-        layout = layout_of(node)
-        return (o for o in _origins(node, known, given) if layout is not None and layout_of(o) == layout)
+        own = layout(node)
+        return (o for o in _origins(node, known, given) if own is not None and layout(o) == own)
 
     for node in body:
         if node in views and node not in kept:
@@ -55,32 +84,39 @@ def without_round_trips(
             if own is not None and own in inside and is_fresh(own):
                 known[result] = own
                 kept.add(own)
-    kept = {_final(node, known) for node in kept}
-    known = {node: _final(other, known) for node, other in known.items()}
-    used = set(kept)
+    known = {node: final(other, known) for node, other in known.items()}
+    return without_unread_views([n for n in body if n not in known], results, known, {}), known
+
+
+def without_unread_views(
+    body: list[fx.Node], results: list[Any], merged: Merged, calls: Mapping[fx.Node, Call]
+) -> list[fx.Node]:
+    """The nodes but for views that nothing reads."""
+    used = {final(r, merged) for r in results if isinstance(r, fx.Node)}
     live = []
     for node in reversed(body):
-        if node not in known and (node in used or node not in views):
+        if node in used or node in calls or not is_view(node):
             live.append(node)
-            used |= {known.get(n, n) for n in node.all_input_nodes}
-    return live[::-1], known
+            used |= {final(n, merged) for n in inputs_of(node, calls)}
+    return live[::-1]
 
 
 def _origins(node: fx.Node, known: Merged, given: Collection[fx.Node]) -> Iterator[fx.Node]:
     """What ``node`` is a view of, the nearest first."""
-    while _is_view(node) and node not in given:
-        node = _final(node.args[0], known)  # type: ignore[arg-type]
+    while is_view(node) and node not in given:
+        node = final(node.args[0], known)  # type: ignore[arg-type]
         yield node
 
 
-def _final(node: fx.Node, known: Merged) -> fx.Node:
+def final(node: fx.Node, known: Merged) -> fx.Node:
     """What a node stands for in the end: what it stood for when it was merged may be another one by now."""
     while node in known:
         node = known[node]
     return node
 
 
-def _is_view(node: fx.Node) -> bool:
+def is_view(node: fx.Node) -> bool:
+    """Is it a view, whatever the storage is used for: an operation that computes nothing?"""
     target: Any = node.target
     if node.op != "call_function" or not isinstance(target, _torch.OpOverload):
         return False
@@ -90,7 +126,8 @@ def _is_view(node: fx.Node) -> bool:
     return view and first and not _torch.op_schema(target).is_mutable and isinstance(node.meta.get("val"), torch.Tensor)
 
 
-def _layout(value: object) -> tuple[Any, ...] | None:
+def layout_of(value: object) -> tuple[Any, ...] | None:
+    """Where a tensor lies in its storage and what is there; None where that is not known in plain numbers."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
     numbers = (*value.shape, *value.stride(), value.storage_offset())
@@ -111,28 +148,28 @@ def is_fresh(node: fx.Node) -> bool:
 # ---------------------------------------------------------------------------------------------- kept dimensions
 def without_kept_dimensions(
     body: list[fx.Node], results: list[Any], merged: Merged
-) -> tuple[list[fx.Node], Merged, frozenset[fx.Node]]:
-    """As `without_round_trips`, for views that drop what a sum has kept; the third are the sums that need not keep it."""
+) -> tuple[list[fx.Node], Merged, dict[fx.Node, Call]]:
+    """As `without_round_trips`, for views that drop what a sum has kept; the third are the sums, which need not keep it."""
     readers: dict[fx.Node, int] = {}
     for node in (*(i for n in body for i in n.all_input_nodes), *(r for r in results if isinstance(r, fx.Node))):
-        node = _final(node, merged)
+        node = final(node, merged)
         readers[node] = readers.get(node, 0) + 1
-    inside, known, sums = set(body), dict(merged), set[fx.Node]()
+    inside, known, sums = set(body), dict(merged), dict[fx.Node, Call]()
     for node in body:
         if node.target is aten.view.default and isinstance(node.args[0], fx.Node):
-            total = _final(node.args[0], merged)
+            total = final(node.args[0], merged)
             if total in inside and readers[total] == 1 and drops_kept_dimensions(node, total):
                 known[node] = total
-                sums.add(total)
-    known = {node: _final(other, known) for node, other in known.items()}
-    return [n for n in body if known.get(n) not in sums], known, frozenset(sums)
+                sums[total] = Call(total.target, without_keeping(total), total.kwargs)
+    known = {node: final(other, known) for node, other in known.items()}
+    return [n for n in body if known.get(n) not in sums], known, sums
 
 
 def drops_kept_dimensions(view: fx.Node, total: fx.Node) -> bool:
     """Has this view of a sum the layout that the sum has when it does not keep its dimensions (it is contiguous then)?"""
     if total.target is not aten.sum.dim_IntList or len(total.args) < 3 or total.args[2] is not True:
         return False
-    kept, now = _layout(total.meta.get("val")), _layout(view.meta.get("val"))
+    kept, now = layout_of(total.meta.get("val")), layout_of(view.meta.get("val"))
     if kept is None or now is None or not total.args[1]:
         return False
     dims: Any = total.args[1]

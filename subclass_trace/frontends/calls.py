@@ -22,7 +22,7 @@ from ..runtime.trees import unflatten_tree
 from ..subclass.context import ObjectIdentity, argument_snapshot
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
-from .modules import Assigned, Root, State, named_tensors, replaced, roots_of, states_of, submodules
+from .modules import Assigned, Root, State, named_tensors, original, replaced, roots_of, states_of, submodules
 from .python_state import Effect, effects_on
 from .reach import Reached, Slot, is_plain_object, reach
 
@@ -107,8 +107,9 @@ class CallSite:
         leaves, tree = flatten_tree((args, kwargs))
         found, names = roots_of(reached), named_tensors(reached)
         for leaf, path in _modules_among(leaves, tree):
-            if not any(leaf is r.module for r in found):
-                found.append(Root(leaf, path))
+            module = original(leaf)
+            if not any(module is r.module for r in found):
+                found.append(Root(module, path))
         states = states_of(found) if found else []
         flat = [*leaves, *[s.read() for s in states], *[n.read() for n in names]]
         return CallSite(flat, tree, len(leaves), tuple(states), tuple(found), tuple(names), reached)
@@ -118,7 +119,9 @@ class CallSite:
         children: list[tuple[Any, Any]] = []
         number: dict[int, int] = {}
         for root in self.roots:
+            by_name: dict[str, torch.nn.Module] = {}
             for name, module in root.module.named_modules():
+                by_name[name] = module
                 if id(module) in number:
                     continue
                 if module is root.module:
@@ -126,7 +129,7 @@ class CallSite:
                     children.append(("root", None) if where is None else ("flat", where))
                 else:
                     parent, _, own = name.rpartition(".")
-                    children.append((number[id(root.module.get_submodule(parent))], own))
+                    children.append((number[id(by_name[parent])], own))
                 number[id(module)] = len(children) - 1
         slots = tuple(StateSlot(number[id(s.owner)], s.table, s.name) for s in self.states)
         names = tuple((n.holder, n.key) for n in self.names)

@@ -397,7 +397,8 @@ def compile(function: Any = _DECORATOR, **options: Any) -> Any:
     effects happen then, and control flow on values is refused with the line.
 
     Args:
-        function: a function, method or ``nn.Module``; without it, a decorator is returned.
+        function: a function, a method or an ``nn.Module``, whose region is a module as well (`ModuleRegion`); without it,
+            a decorator is returned.
         **options: see `Options`: ``backend``, ``dynamic``, ``partitioner``, ``activation_memory_budget``,
             ``decompositions``, ``keep_inference_input_mutations``, ...
 
@@ -413,6 +414,10 @@ def compile(function: Any = _DECORATOR, **options: Any) -> Any:
             got=repr(function),
             fix="write st.compile(function, backend=...) or @st.compile(backend=...)",
         )
+    if isinstance(function, torch.nn.Module):
+        from .module_region import ModuleRegion
+
+        return ModuleRegion(function, make_options(options))
     return Region(function, make_options(options))
 
 

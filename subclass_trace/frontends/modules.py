@@ -50,7 +50,16 @@ class Root:
 
 def roots_of(reached: Reached) -> list[Root]:
     """The module trees that a function reaches, in the order in which they are found."""
-    return [Root(module, path) for module, path in reached.modules]
+    found: dict[int, Root] = {}
+    for module, path in reached.modules:
+        module = original(module)
+        found.setdefault(id(module), Root(module, path))
+    return list(found.values())
+
+
+def original(module: Module) -> Module:
+    """The module itself; of a region of a module, what it compiles."""
+    return next(module.modules())
 
 
 def submodules(root: Root) -> list[tuple[Module, Path]]:

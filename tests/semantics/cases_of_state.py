@@ -318,7 +318,7 @@ class Log:
         self.rows.append(value)
 
 
-@fact(S, "torch.func.functional_call of a module inside of a region (the region itself is no nn.Module)")
+@fact(S, "torch.func.functional_call of a module inside of a region")
 def _functional_call() -> None:
     module = torch.nn.Linear(2, 2)
     region = st.compile(lambda weights, x: torch.func.functional_call(module, weights, (x,)))

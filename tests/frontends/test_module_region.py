@@ -1,0 +1,182 @@
+"""A region of a module is a module: of others, for optimizers, for those who set attributes on it."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import subclass_trace as st
+from subclass_trace.frontends.dynamo import register
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.dropout = nn.Dropout(0.5)
+        self.register_buffer("calls", torch.zeros(()))
+        self.scale = 1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.dropout(self.linear(x)).relu() * self.scale
+
+
+class Own(nn.Module):
+    """Has its own way with what parents ask of their children."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.modes: list[bool] = []
+
+    def train(self, mode: bool = True) -> Own:
+        self.modes.append(mode)
+        return super().train(mode)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * x
+
+    def twice(self) -> torch.Tensor:
+        return self.weight * 2
+
+
+def compiled(module: nn.Module) -> nn.Module:
+    return st.compile(module, backend="eager")
+
+
+def network(wrap: Callable[[nn.Module], nn.Module]) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(wrap(Block()), wrap(Block()), nn.Linear(4, 2))
+
+
+def test_children_that_are_regions_train_as_in_eager() -> None:
+    x, runs = torch.randn(3, 4), []
+    for wrap in (lambda m: m, compiled):
+        model = network(wrap)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        torch.manual_seed(1)
+        losses = []
+        for step in range(4):
+            if step == 2:
+                model.eval()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        runs.append((losses, [n for n, _ in model.named_modules()], model.state_dict()))
+    assert runs[0][:2] == runs[1][:2]
+    assert list(runs[0][2]) == list(runs[1][2])
+    for a, b in zip(runs[0][2].values(), runs[1][2].values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_attributes_are_set_on_the_module() -> None:
+    module, x = Block().eval(), torch.randn(3, 4)
+    region = compiled(module)
+    region(x)
+    region.scale = 3
+    assert module.scale == 3
+    torch.testing.assert_close(region(x), module(x))
+    region.linear.weight = nn.Parameter(torch.zeros(4, 4))
+    region.linear.bias = None
+    assert not region(x).any()
+    region.training = True
+    assert module.training
+    del region.scale
+    assert not hasattr(module, "scale")
+
+
+def test_what_parents_ask_is_asked_of_the_module() -> None:
+    own = Own()
+    parent = nn.ModuleDict({"own": compiled(own)})
+    parent.eval()
+    assert own.modes == [False]
+    assert [n for n, _ in parent.named_parameters()] == ["own.weight"]
+    parent.to(torch.float64)
+    assert own.weight.dtype is torch.float64
+    torch.testing.assert_close(parent["own"].twice(), own.twice())
+    parent.load_state_dict({"own.weight": torch.zeros(2)})
+    assert not own.weight.any()
+    parent.apply(lambda m: setattr(m, "visited", True))
+    assert own.visited
+
+
+def test_a_region_around_regions() -> None:
+    model, x = network(compiled).eval(), torch.randn(3, 4, requires_grad=True)
+    whole = compiled(model)
+    got, expected = whole(x), model(x)
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(y.sum(), x) for y in (got, expected)))
+    before = float(model[0].calls)
+    whole(x)
+    assert float(model[0].calls) == before + 1
+    with torch.no_grad():
+        model[0].linear.weight.zero_()
+    torch.testing.assert_close(whole(x), model(x))
+    model[0].scale = 5
+    torch.testing.assert_close(whole(x), model(x))
+
+
+def test_a_region_of_a_module_in_a_closure_and_as_argument() -> None:
+    own = compiled(Own())
+    x = torch.ones(2, requires_grad=True)
+    for region, args in ((compiled_function(own), (x,)), (st.compile(lambda m, x: m(x) * 3), (own, x))):
+        result = region(*args)
+        torch.testing.assert_close(result, own(x) * 3)
+        (gradient,) = torch.autograd.grad(result.sum(), own.weight)
+        torch.testing.assert_close(gradient, torch.full((2,), 3.0))
+
+
+def compiled_function(module: nn.Module) -> Any:
+    return st.compile(lambda x: module(x) * 3)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "subclass_trace"])
+def test_inside_of_torch_compile(backend: str) -> None:
+    register()
+    model, x = network(compiled).eval(), torch.randn(3, 4)
+    torch.testing.assert_close(torch.compile(model, backend=backend, fullgraph=True)(x), model(x))
+
+
+def test_copies_and_pickles() -> None:
+    model = network(compiled).eval()
+    model(torch.randn(3, 4))
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert isinstance(other[0], st.Region) and isinstance(other[0], nn.Module)
+        assert other[0].function is not model[0].function
+        x = torch.randn(3, 4)
+        torch.testing.assert_close(other(x), model(x))
+
+
+def test_hooks_and_averages() -> None:
+    from torch.optim.swa_utils import AveragedModel
+
+    seen: list[int] = []
+    region = compiled(nn.Linear(4, 4))
+    handle = region.register_forward_hook(lambda module, args, result: result * 2)
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(region(x), nn.functional.linear(x, region.weight, region.bias) * 2)
+    handle.remove()
+    region.register_full_backward_hook(lambda *_: seen.append(1))
+    average = AveragedModel(region)
+    average.update_parameters(region)
+    torch.testing.assert_close(average(x), region.function(x))
+    with pytest.raises(AttributeError, match="missing"):
+        _ = region.missing
+
+
+def test_functional_call() -> None:
+    region = compiled(nn.Linear(4, 4))
+    x, weight = torch.randn(3, 4), torch.randn(4, 4, requires_grad=True)
+    region(x)
+    got, expected = (torch.func.functional_call(m, {"weight": weight}, (x,)) for m in (region, region.function))
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(y.sum(), weight) for y in (got, expected)))

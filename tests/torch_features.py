@@ -108,3 +108,9 @@ def compiled_wrappers_have_strides_of_symbols() -> bool:
     x, w = torch.ones(3, 4), TwoTensor(torch.ones(4, 4), torch.ones(4, 4))
     product = torch.compile(lambda x, w: x @ w, backend="aot_eager", fullgraph=True, dynamic=True)
     return bool(product(x, w).stride() == (4, 1))
+
+
+@functools.cache
+def traces_native_encoder_layers() -> bool:
+    """Has the kernel of nn.TransformerEncoderLayer for inference a fake one? From torch 2.13 on."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key("aten::_transformer_encoder_layer_fwd", "Meta"))

@@ -63,6 +63,8 @@ class CapturedFunctions(_torch.TorchFunctionMode):
                 expected="torch.autograd.grad inside the region, or .backward() on its result outside",
                 fix="use torch.autograd.grad(loss, inputs)",
             )
+        if name == "_nested_tensor_from_mask_left_aligned":  # what it would be for is refused, if it comes to that
+            return True
         args, kwargs = self.indexing.arguments(func, args, kwargs)
         if name in _POWERS:  # autograd in C++ compares the exponent with numbers, which it cannot do with a symbol
             args = tuple(int(a) if isinstance(a, torch.SymInt) else a for a in args)

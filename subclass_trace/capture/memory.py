@@ -21,8 +21,10 @@ _READ = frozenset({"numpy", "data_ptr", "__array__"})
 _LENT = frozenset({"__dlpack__", "to_dlpack", "share_memory_", "pin_memory", "__reduce_ex__"})
 #: these run a Python function for each element
 _EACH = frozenset({"apply_", "map_", "map2_"})
+#: these make a nested tensor by the numbers in a padding mask (nn.TransformerEncoder)
+_PADDING = frozenset({"_nested_tensor_from_mask"})
 #: all methods that `refuse_memory` has an opinion of
-NAMES = _READ | _LENT | _EACH | {"__format__"}
+NAMES = _READ | _LENT | _EACH | _PADDING | {"__format__"}
 _OUTSIDE = "move this part out of the region"
 
 
@@ -42,6 +44,14 @@ def refuse_memory(name: str, args: Any, line: Any) -> None:
             expected="operations whose result is a tensor",
             got=got,
             fix=_OUTSIDE,
+        )
+    if name in _PADDING:
+        raise DataDependentError(
+            "nn.TransformerEncoder looks into its padding mask: where the padding is at the end, it leaves it out",
+            path=line(),
+            expected="an encoder that computes what is padded as well, or a call with gradients, in which it does",
+            got="src_key_padding_mask in inference",
+            fix="nn.TransformerEncoder(..., enable_nested_tensor=False), or encoder.use_nested_tensor = False",
         )
     if name in _EACH:
         raise UnsupportedError(

@@ -72,6 +72,7 @@ class Session:
             if self.dynamic:  # composite kernels with symbolic sizes are written in Python
                 enter(_torch.enable_python_dispatcher())
             enter(_torch.composites_as_eager())
+            enter(_torch.fast_paths_as_eager())
             enter(_torch.disable_autocast_cache())
             enter(_torch.original_views())
             enter(_torch.compiling_flag())

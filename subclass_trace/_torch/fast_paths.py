@@ -1,0 +1,76 @@
+"""The native kernels of ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer``, which they take in inference.
+
+Their Python code asks `torch.overrides.has_torch_function` first, which is true of all tensors while a function mode is
+active, as one is during a capture. Eager mode, without one, takes the kernel: it rounds otherwise than the single
+operations, has other strides, and an encoder with a padding mask gives zeros for what is padded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.nn.modules.activation
+import torch.nn.modules.transformer
+
+#: the kernel that a module would call
+_KERNELS: dict[type, str] = {
+    torch.nn.MultiheadAttention: "aten::_native_multi_head_attention",
+    torch.nn.TransformerEncoderLayer: "aten::_transformer_encoder_layer_fwd",
+}
+_HERE = (torch.nn.modules.activation.__name__, torch.nn.modules.transformer.__name__)
+_DISABLED = torch._C._disabled_torch_function_impl
+
+
+@contextlib.contextmanager
+def fast_paths_as_eager() -> Iterator[None]:
+    """Inside, these modules see in this thread whether the classes of the tensors override functions, not the mode.
+
+    `nn.TransformerEncoder` goes on to look at its padding mask, as in eager mode, where it would not while compiling.
+    """
+    thread, asked, compiling = (
+        threading.get_ident(),
+        torch.overrides.has_torch_function,
+        torch.compiler.is_compiling,
+    )
+
+    def has_torch_function(args: Iterable[Any]) -> bool:
+        if threading.get_ident() == thread and _can_be_traced(_module_that_asks(sys._getframe(1))):
+            return any(map(_overrides, args))
+        return asked(args)
+
+    def is_compiling() -> bool:
+        if threading.get_ident() == thread and isinstance(_module_that_asks(sys._getframe(1)), _ENCODER):
+            return False
+        return compiling()
+
+    torch.overrides.has_torch_function, torch.compiler.is_compiling = has_torch_function, is_compiling
+    try:
+        yield
+    finally:
+        torch.overrides.has_torch_function, torch.compiler.is_compiling = asked, compiling
+
+
+_ENCODER = torch.nn.TransformerEncoder
+
+
+def _module_that_asks(frame: FrameType) -> Any:
+    """Of which module the code is, if it is one of torch's."""
+    return frame.f_locals.get("self") if frame.f_globals.get("__name__") in _HERE else None
+
+
+def _can_be_traced(module: Any) -> bool:
+    """Has what it would call a fake kernel? (That of the layer has one from torch 2.13 on.) An encoder calls its layers."""
+    kernels = [k for cls, k in _KERNELS.items() if isinstance(module, cls)]
+    meta = torch._C._dispatch_has_kernel_for_dispatch_key
+    return isinstance(module, _ENCODER) or any(meta(k, "Meta") for k in kernels)
+
+
+def _overrides(value: Any) -> bool:
+    cls = type(value)
+    return isinstance(value, torch.Tensor) and cls is not torch.Tensor and cls.__torch_function__ is not _DISABLED

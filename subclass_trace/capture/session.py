@@ -73,6 +73,7 @@ class Session:
                 enter(_torch.enable_python_dispatcher())
             enter(_torch.composites_as_eager())
             enter(_torch.fast_paths_as_eager())
+            enter(_torch.compiled_functions_run_eagerly())
             enter(_torch.disable_autocast_cache())
             enter(_torch.original_views())
             enter(_torch.compiling_flag())

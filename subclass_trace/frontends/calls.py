@@ -23,6 +23,7 @@ from ..subclass.context import ObjectIdentity, argument_snapshot
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
 from .modules import Assigned, Root, State, named_tensors, original, replaced, roots_of, states_of, submodules
+from .python_random import no_random_numbers
 from .python_state import Effect, effects_on
 from .reach import Reached, Slot, is_plain_object, reach
 
@@ -238,7 +239,11 @@ class CallSite:
                     adopt(real, value)
             args, kwargs = unflatten_tree(self.tree, handed[: self.user_count])
             states = handed[self.user_count : self.user_count + len(self.states)]
-            with effects_on(self.reached) as effects, replaced(self.roots, self.states, states) as assigned:
+            with (
+                no_random_numbers(self.reached),
+                effects_on(self.reached) as effects,
+                replaced(self.roots, self.states, states) as assigned,
+            ):
                 result = function(*args, **kwargs)
             self._check_containers(args, kwargs, handed)
             self._check_rebuilt(made)

@@ -1,0 +1,76 @@
+"""Functions of ``torch.compile`` inside a region: what they compile is traced, their own compiled code is not run.
+
+That code would compute on tensors without data, and its kernels are called past every mode that could see them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+
+@contextlib.contextmanager
+def compiled_functions_run_eagerly() -> Iterator[None]:
+    """Inside, in this thread, a compiled function calls the function that it was made of.
+
+    ``torch.cond`` and the like start a compilation of their own, to turn their branches into graphs: it goes on.
+    """
+    with contextlib.ExitStack() as stack:
+        if "torch._dynamo.eval_frame" in sys.modules:
+            stack.enter_context(_stance_of_this_thread())
+            yield
+            return
+        before = torch.compile
+
+        def compile(*args: Any, **kwargs: Any) -> Any:
+            """The first one in this process."""
+            torch.compile = before
+            importlib.import_module("torch._dynamo.eval_frame")
+            stack.enter_context(_stance_of_this_thread())
+            return before(*args, **kwargs)
+
+        torch.compile = compile
+        try:
+            yield
+        finally:
+            torch.compile = before
+
+
+@contextlib.contextmanager
+def _stance_of_this_thread() -> Iterator[None]:
+    frames: Any = sys.modules["torch._dynamo.eval_frame"]
+    before, mine, call = frames._stance, _Stance(frames), frames.OptimizedModule.__call__
+    frames._stance = mine
+    frames.OptimizedModule.__call__ = torch.nn.Module.__call__  # but for a warning about hooks: a capture has its own
+    try:
+        yield
+    finally:
+        frames.OptimizedModule.__call__ = call
+        if frames._stance is mine:  # else somebody has set another one meanwhile
+            frames._stance = before
+
+
+class _Stance:
+    """What Dynamo asks before it compiles a frame: ``force_eager`` in the thread that made it, the former one elsewhere."""
+
+    def __init__(self, frames: Any) -> None:
+        from torch._higher_order_ops.utils import _in_hop_compile
+
+        self._before, self._thread = frames._stance, threading.get_ident()
+        self._makes_graphs: Callable[[], bool] = _in_hop_compile
+
+    @property
+    def stance(self) -> str:
+        """The name of the stance."""
+        if threading.get_ident() != self._thread or self._makes_graphs():
+            return str(self._before.stance)
+        return "force_eager"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._before, name)

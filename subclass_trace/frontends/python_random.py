@@ -15,6 +15,9 @@ from ..subclass.paths import Path
 from .reach import Reached
 
 
+_GLOBAL = ("random", "numpy.random")
+
+
 @dataclass(frozen=True, eq=False)
 class _Source:
     """A generator of random numbers.
@@ -35,7 +38,7 @@ def no_random_numbers(reached: Reached) -> Iterator[None]:
 
     Raises:
         UnsupportedError: it drew a number from a generator of Python's or numpy's, or seeded one. Their states are as
-            before; while other threads run, which may have drawn as well, they are left as they are.
+            before; but while other threads run, the global ones stay as they are, since those may have drawn from them.
     """
     rows = [(source, source.read()) for source in _sources(reached)]
     threads = threading.active_count()
@@ -47,7 +50,7 @@ def no_random_numbers(reached: Reached) -> Iterator[None]:
         for source, before in rows:
             if source.read() != before:
                 moved.append(source.name)
-                if alone:
+                if alone or source.name not in _GLOBAL:
                     source.restore(before)
     if moved:
         raise UnsupportedError(

@@ -152,9 +152,9 @@ class _EntryEmitter:
         flat += self._modules()
         inputs = self._inputs(flat)
         leaves = self._unwrap(inputs)
+        symbols = symbol_lines(self.plan, s, inputs, leaves)  # of what may be another kind of argument, or of less rank
         s.depth = 1
-        s.line("except (AttributeError, KeyError, TypeError, ValueError): return MISS")
-        symbols = symbol_lines(self.plan, s, inputs, leaves)
+        s.line("except (AttributeError, IndexError, KeyError, TypeError, ValueError): return MISS")
         if symbols:  # an expression that has no value for these sizes (a division by 0) holds for none
             s.line("try:")
             s.depth = 2

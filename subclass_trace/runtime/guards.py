@@ -334,6 +334,8 @@ def _structure(spec: Spec, value: Any, path: Path) -> str | None:
     for name in ("dtype", "device", "layout", "requires_grad"):
         if getattr(value, name) != getattr(spec, name):
             return f"{path}.{name}: expected {getattr(spec, name)}, got {getattr(value, name)}"
+    if not value.is_nested and value.dim() != len(spec.size):  # its sizes cannot be read before this is known
+        return f"{path}.shape: expected {tuple(map(str, spec.size))}, got {tuple(value.shape)}"
     if isinstance(spec, LeafSpec):
         return f"{path}: a conjugate or negative bit is set" if value.is_conj() or value.is_neg() else None
     names, values, context = inner_values(value, path)

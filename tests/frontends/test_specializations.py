@@ -6,6 +6,8 @@ import copy
 import gc
 import math
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -279,3 +281,29 @@ def test_deepcopy_of_a_compiled_module() -> None:
     with torch.no_grad():
         m.weight.zero_()
     assert not torch.equal(other(x), region(x))
+
+
+@pytest.mark.parametrize("wrap", [lambda t: t, lambda t: {"a": t}, lambda t: TwoTensor(t, t.clone())])
+def test_arguments_of_less_rank_once_sizes_are_symbols(wrap: Callable[[torch.Tensor], Any]) -> None:
+    def function(x: Any) -> torch.Tensor:
+        return (x["a"] if isinstance(x, dict) else x) * 2
+
+    region = st.compile(function)
+    for shape in ((3,), (4,), (2, 2), (), (3, 4), (3, 4, 5), (0,), (), (5,)):
+        x = wrap(torch.ones(shape))
+        assert region(x).shape == shape
+
+
+def test_other_kinds_of_arguments_once_sizes_are_symbols() -> None:
+    region = st.compile(lambda x, y: x * y)
+    ones = torch.ones
+    for x, y in (
+        (ones(3), 2),
+        (ones(4), 2),
+        (2, ones(3)),
+        (ones(5), ones(5)),
+        (ones(6), ones(6)),
+        (3, ones(3)),
+        (ones(7), 2.5),
+    ):
+        torch.testing.assert_close(region(x, y), x * y)

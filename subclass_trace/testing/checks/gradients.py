@@ -99,7 +99,7 @@ def gradcheck(t: Script) -> None:
     t.wrapper("x", floating=True, around="(({0}).to(torch.float64) / 16)")
     make = t.subject.make.format(*["d"] * t.subject.arity)
     t.require(f"d = {t.dense('x')}.detach().clone()")
-    t.require(f"def kept(d):\n    return same({t.dense(f'({make})')}, d)")
+    t.require(f"def kept(d):\n    return d.dtype is torch.float64 and same({t.dense(f'({make})')}, d)")
     t.require("up, down = d + 1e-6 * d.cos(), d - 1e-6 * d.cos()")
     t.require("assert kept(d) and kept(up) and kept(down)", "it does not keep values exactly")
     op = t.choose("x.tanh()", "x.sigmoid()", "x * x", "x.sin() * x", "x.exp().sum()")

@@ -130,6 +130,7 @@ from .symbols import surely as surely
 from .symbols import sympy_to_nodes as sympy_to_nodes
 from .symbols import unbacked_bindings as unbacked_bindings
 from .symbols import unbound_symbols_set_aside as unbound_symbols_set_aside
+from .symbols import value_in_trace as value_in_trace
 from .wrappers import WRAPPER_CONSTRUCTOR as WRAPPER_CONSTRUCTOR
 from .wrappers import build_wrapper as build_wrapper
 from .wrappers import context_shortcut as context_shortcut

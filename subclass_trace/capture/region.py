@@ -16,7 +16,7 @@ import torch.fx as fx
 
 from .. import _torch
 from ..errors import UnsupportedError
-from ..plan import AssignmentPlan, MutationPlan, OutputPlan, ValueAlias, ValueOutput, ViewOutput
+from ..plan import AssignmentPlan, MutationPlan, OutputPlan, StatePlan, ValueAlias, ValueOutput, ViewOutput
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.spec import Spec, WrapperSpec, sizes_in
 from .aliasing import alias_groups
@@ -47,7 +47,7 @@ class Run(NamedTuple):
     results: list[Any]
     tree: Any
     handed: list[Any]
-    assignments: tuple[AssignmentPlan, ...] = ()
+    assignments: tuple[StatePlan, ...] = ()
 
 
 #: runs the function on the traced inputs; its second argument is told which traced tensor a named real one is
@@ -95,7 +95,7 @@ class Captured:
     dangling: tuple[int, ...]
     views: frozenset[int]
     result: Any
-    assignments: tuple[AssignmentPlan, ...]
+    assignments: tuple[StatePlan, ...]
     differentiable: tuple[int, ...]
     differentiated: tuple[int, ...]
     tape: Tape | None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from ..runtime.guards import ABSENT
 from .reach import Reached
 
 #: what may be added to a number
-_AMOUNTS: tuple[type, ...] = (int, float, torch.SymInt, torch.SymFloat)
+_AMOUNTS: tuple[Any, ...] = (int, float, torch.SymInt, torch.SymFloat)
 _MOST_ITEMS = 1000
 
 
@@ -103,12 +103,14 @@ class Place:
                 yield Count(self.owner, self.name, self.is_item, amount)
 
 
-def counters_of(reached: Reached, tables: Sequence[tuple[Any, Any]]) -> list[Place]:
+def counters_of(
+    reached: Reached, tables: Sequence[tuple[Any, Any]], skip: Collection[tuple[int, str]] = ()
+) -> list[Place]:
     """The numbers that the code of a function only moves on; from now on they note what is added.
 
-    ``tables``: (object, module or class, its attributes as a dict).
+    ``tables``: (object, module or class, its attributes as a dict); ``skip``: (id of an owner, name) of others.
     """
-    places = list(_places(reached, tables)) if reached.counters else []
+    places = [p for p in _places(reached, tables) if (id(p.owner), p.name) not in skip] if reached.counters else []
     for place in places:
         start = getattr(type(place.owner), place.name) if place.was is ABSENT else place.was
         place.put(counted(start))

@@ -14,13 +14,14 @@ import gc
 import operator
 import types
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 
 from .. import _torch
+from ..capture.dispatch_state import assigned
 from ..capture.user_code import is_foreign
 from ..errors import UnsupportedError
 from ..plan import AppendPlan, AssignmentPlan
@@ -73,14 +74,14 @@ def effects_on(reached: Reached) -> Iterator[list[Change]]:
     Raises:
         UnsupportedError: traced tensors were left somewhere.
     """
+    skip = {(id(place.holder), place.name) for place in assigned()}  # what wrapper classes count is not the function's
     rows = [(held, held.content()) for held in _holders(reached)]
-    slots = [
-        (row, row.read()) for row in (*reached.slots, *reached.unbound) if type(row.holder) in (dict, types.CellType)
-    ]
+    own = (row for row in (*reached.slots, *reached.unbound) if type(row.holder) in (dict, types.CellType))
+    slots = [(row, row.read()) for row in own if (id(row.holder), row.name) not in skip]
     effects: list[Change] = []
     found: list[Path] = []
     tables = [(held.owner, held.value) for held, _ in rows if held.attributes]
-    counters = counters_of(reached, tables)
+    counters = counters_of(reached, tables, skip)
     tallies = tallies_of(reached, tables)
     try:
         yield effects
@@ -97,7 +98,8 @@ def effects_on(reached: Reached) -> Iterator[list[Change]]:
                 _bind(row.holder, row.key, was)
         for held, was in rows:
             if held.attributes or isinstance(held.value, dict):
-                effects += _take_back(held.value, was, id(held.value) in tallies)
+                others = {name for owner, name in skip if owner == id(held.owner)}
+                effects += _take_back(held.value, was, id(held.value) in tallies, others)
             elif isinstance(held.value, (list, deque, set)):
                 effects += _shorten(held.value, was)
             if any(holds_traced(v) for v in held.added(was)):
@@ -141,11 +143,11 @@ def _settle(place: Place) -> Iterator[Change]:
         place.put(place.was)
 
 
-def _take_back(table: Any, was: dict[Any, Any], counted: bool) -> Iterator[Change]:
+def _take_back(table: Any, was: dict[Any, Any], counted: bool, skip: Collection[str]) -> Iterator[Change]:
     """Of attributes, or of a dict."""
     for key in list(table):
         before, now = was.get(key, ABSENT), table[key]
-        if key is None or not _is_effect(before, now):
+        if key is None or key in skip or not _is_effect(before, now):
             continue
         if counted and before is ABSENT and isinstance(now, (int, float, torch.SymInt)):  # of a defaultdict
             yield Count(table, key, True, now)

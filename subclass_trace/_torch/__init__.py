@@ -7,6 +7,7 @@ Anything that pulls in Dynamo or inductor is imported inside a function, so that
 from __future__ import annotations
 
 from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher
+from torch._dispatch.python import no_python_dispatcher as no_python_dispatcher
 from torch._ops import HigherOrderOperator as HigherOrderOperator
 from torch._ops import OpOverload as OpOverload
 from torch.fx.experimental.proxy_tensor import disable_autocast_cache as disable_autocast_cache

@@ -15,13 +15,12 @@ import torch
 from .. import _torch
 from ..errors import AliasingError, UnsupportedError
 from .closed_over import StandIns
+from .composites import COMPOSITES
 from .counters import SharedCounters
 from .indexing import Indexing, IndexingInside, depends_on_data
 from .memory import NAMES as MEMORY
 from .memory import refuse_memory
 from .metadata import ASIDE, ASKING, MetadataReads
-from .packed import NAMES as PACKED
-from .packed import call_packed
 from .recorder import Recorder
 from .views import RESHAPES, lost_history
 
@@ -106,9 +105,8 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         """Where the code of a wrapper class reads a number by indexing, the call is traced again, with that replaced."""
         writes = len(self.recorder.writes)
         try:
-            if getattr(func, "__name__", "") in PACKED:
-                return call_packed(self.recorder, func, args, kwargs)
-            return func(*args, **kwargs)
+            instead = COMPOSITES.get(getattr(func, "__name__", ""))
+            return func(*args, **kwargs) if instead is None else instead(self.recorder, func, args, kwargs)
         except (RuntimeError, *_torch.DATA_DEPENDENT_ERRORS) as error:
             if not depends_on_data(error):
                 raise

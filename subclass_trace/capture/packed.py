@@ -7,7 +7,7 @@ layer is handed the real batch sizes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -23,33 +23,27 @@ _LAYERS = ("gru", "lstm", "rnn_tanh", "rnn_relu")
 _SIZED = frozenset(
     {"zeros", "ones", "empty", "full", "rand", "randn", "new_zeros", "new_ones", "new_empty", "new_full"}
 )
-NAMES = frozenset({"_pack_padded_sequence", "_pad_packed_sequence", *_LAYERS, *_SIZED})
 
 
-def call_packed(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Run one of `NAMES`.
-
-    Raises:
-        DataDependentError: the lengths of packed sequences are values of the call.
-    """
-    name = func.__name__
-    if name == "_pack_padded_sequence":
-        return _pack(recorder, func, *args)
-    if name == "_pad_packed_sequence":
-        return _pad(recorder, *args)
-    if name in _LAYERS and len(args) > 3 and isinstance(args[3], (list, tuple)):  # else it takes no batch sizes
-        sizes = _known(recorder, args[1])
-        with _torch.no_python_dispatcher():  # its decomposition would read them one by one
-            return func(args[0], sizes, *args[2:], **kwargs)
-    if name in _SIZED:
-        args = tuple(_number(recorder, a) if k or name[:3] != "new" else a for k, a in enumerate(args))
-    return func(*args, **kwargs)
+def _layer(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """A recurrent layer; on a packed sequence it takes the batch sizes, too."""
+    if not (len(args) > 3 and isinstance(args[3], (list, tuple))):
+        return func(*args, **kwargs)
+    sizes = _known(recorder, args[1])
+    with _torch.no_python_dispatcher():  # its decomposition would read them one by one
+        return func(args[0], sizes, *args[2:], **kwargs)
 
 
-def _number(recorder: Recorder, size: Any) -> Any:
+def _sized(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """A new tensor whose sizes may be tensors."""
+    first = func.__name__.startswith("new")
+    return func(*args[:first], *map(_number, args[first:]), **kwargs)
+
+
+def _number(size: Any) -> Any:
     """A tensor in the place of a size is a number."""
     if isinstance(size, (list, tuple)):
-        return type(size)([_number(recorder, n) for n in size]) if type(size) in (list, tuple) else size
+        return type(size)([_number(n) for n in size]) if type(size) in (list, tuple) else size
     return size.item() if isinstance(size, Tensor) and not size.dim() and _torch.is_fake(size) else size
 
 
@@ -66,12 +60,13 @@ def _known(recorder: Recorder, t: Tensor) -> Tensor:
     return known
 
 
-def _pack(recorder: Recorder, pack: Callable[..., Any], padded: Tensor, lengths: Tensor, batch_first: bool) -> Any:
+def _pack(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Tensor, Tensor]:
+    padded, lengths, batch_first = args
     known = _known(recorder, lengths)
     batch = int(padded.shape[0 if batch_first else 1])  # which is fixed: there is a length for each
     with _torch.no_modes(), torch.no_grad():
         longest = int(known.max()) if known.numel() else 0
-        _, sizes = pack(torch.zeros(max(longest, 1), batch, 1), known, False)  # it checks, too
+        _, sizes = func(torch.zeros(max(longest, 1), batch, 1), known, False)  # it checks, too
     steps, rows, start = padded.transpose(0, 1) if batch_first else padded, list[Tensor](), 0
     for count, length in _runs(sizes.tolist()):
         rows.append(steps[start : start + length, :count].reshape(-1, *steps.shape[2:]))
@@ -79,9 +74,8 @@ def _pack(recorder: Recorder, pack: Callable[..., Any], padded: Tensor, lengths:
     return torch.cat(rows), torch.tensor(sizes.tolist())
 
 
-def _pad(
-    recorder: Recorder, data: Tensor, batch_sizes: Tensor, batch_first: bool, value: float, total: int
-) -> tuple[Tensor, Tensor]:
+def _pad(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Tensor, Tensor]:
+    data, batch_sizes, batch_first, value, total = args
     sizes: list[int] = _known(recorder, batch_sizes).tolist()
     padded, place, start = data.new_full((total, sizes[0], *data.shape[1:]), value), 0, 0
     parts = []
@@ -104,3 +98,12 @@ def _runs(sizes: list[int]) -> list[tuple[int, int]]:
         else:
             rows.append((size, 1))
     return rows
+
+
+#: name of a function -> what is called in its place, with the recorder, the function and the arguments
+PACKED: Mapping[str, Callable[..., Any]] = {
+    "_pack_padded_sequence": _pack,
+    "_pad_packed_sequence": _pad,
+    **dict.fromkeys(_LAYERS, _layer),
+    **dict.fromkeys(_SIZED, _sized),
+}

@@ -22,6 +22,7 @@ from ..subclass.spec import Spec, WrapperSpec, sizes_in
 from .aliasing import alias_groups
 from .checkpoint import checkpoint_as_tags
 from .closed_over import ClosedOverInput, ClosedOverTensors, originals_of, restored_versions
+from .composites import cumulative_averages
 from .counters import Groups, SharedCounters
 from .functionalize import overlapping_views
 from .functions import CapturedFunctions
@@ -245,7 +246,8 @@ class _Capture:
             functions = CapturedFunctions(self.recorder, self.metadata, self.counters)
             self.stand_ins = functions.stand_ins
             watching, asked = self.session.reads.watching(), self.metadata.watching()
-            with checkpoint_as_tags(self.recorder), typed_errors(self.recorder), functions, asked, watching:
+            modules = cumulative_averages()
+            with checkpoint_as_tags(self.recorder), typed_errors(self.recorder), modules, functions, asked, watching:
                 run = call([i.traced for i in inputs.inputs], functions.stand_ins.adopt)
             functions.check_histories(run.results if recorder.views.reshaped else (), "the results")
             return run

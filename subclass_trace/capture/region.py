@@ -207,8 +207,10 @@ class _Capture:
             classifier = OutputClassifier(inputs, states, run.handed, mutations, recorder, results, sharing, self._emit)
             outputs = [classifier.classify(o) for o in results]
             aliases = sharing.aliases(self.values, contents, self._emit)
-            if torch.is_inference_mode_enabled() and (aliases or any(map(_views_input, outputs))):
+            if aliases or (torch.is_inference_mode_enabled() and any(map(_views_input, outputs))):
                 self.metadata.depends_on("is_inference", mine)
+            odd = [k for k, a in enumerate(self.arguments) if a.value.is_inference()]  # a normal one has a version
+            self.metadata.depends_on("is_inference", mine, odd)
             held = {a.value for a in aliases if a.holder is not None}
             self.session.reads.settle(mutations, self.values, (contents - _results(outputs)) | held)
             flat = [flatten(t) for t in self.values]
@@ -285,7 +287,7 @@ class _Capture:
         for n, i in enumerate(inputs.inputs):
             if i.edge is not None:
                 rows.append((n, i.edge))
-            elif n in starts:
+            elif n in starts and not torch.is_inference_mode_enabled():
                 rows.append((n, torch.autograd.graph.get_gradient_edge(i.traced)))
         return rows
 

@@ -166,6 +166,43 @@ class AssignmentPlan:
             (owner if self.table is None else getattr(owner, self.table))[self.name] = value
 
 
+@dataclass(frozen=True, eq=False)
+class CountPlan:
+    """What the region moves on: ``owner.name += results[result]``; ``owner[name]`` where ``is_item`` (globals are items of a
+    dict), the contents of a closure cell where ``name`` is None."""
+
+    owner: Any
+    name: Any
+    is_item: bool
+    result: int
+
+    def deliver(self, inputs: Sequence[torch.Tensor], value: Any) -> None:
+        """Count in a call."""
+        owner = self.owner
+        if self.is_item:
+            owner[self.name] += value
+        elif self.name is None:
+            owner.cell_contents += value
+        else:
+            setattr(owner, self.name, getattr(owner, self.name) + value)
+
+
+@dataclass(frozen=True, eq=False)
+class AppendPlan:
+    """What the region adds to a list, a deque or a set: ``owner.append(results[result])``."""
+
+    owner: Any
+    result: int
+
+    def deliver(self, inputs: Sequence[torch.Tensor], value: Any) -> None:
+        """Add the value of a call."""
+        (self.owner.add if isinstance(self.owner, set) else self.owner.append)(value)
+
+
+#: what a region does to Python state in each call
+StatePlan: TypeAlias = AssignmentPlan | CountPlan | AppendPlan
+
+
 # ---------------------------------------------------------------------------------------------- outputs
 @dataclass(frozen=True, eq=False)
 class ConstantOutput:
@@ -383,7 +420,7 @@ class Plan:
     inputs: tuple[InputPlan, ...]
     positions: tuple[int | None, ...]  # flat position -> input number; None where it is no tensor
     through_base: frozenset[int]  # positions whose tensor is a view, represented by its autograd base
-    assignments: tuple[AssignmentPlan, ...]
+    assignments: tuple[StatePlan, ...]
     leaf_count: int
     primals: tuple[Primal, ...]
     symbols: tuple[SymbolPlan, ...]

@@ -7,6 +7,7 @@ Anything that pulls in Dynamo or inductor is imported inside a function, so that
 from __future__ import annotations
 
 from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher
+from torch._dispatch.python import no_python_dispatcher as no_python_dispatcher
 from torch._ops import HigherOrderOperator as HigherOrderOperator
 from torch._ops import OpOverload as OpOverload
 from torch.fx.experimental.proxy_tensor import disable_autocast_cache as disable_autocast_cache
@@ -41,6 +42,8 @@ from .collectives import group_of as group_of
 from .collectives import is_collective_in_place as is_collective_in_place
 from .collectives import reduction_of as reduction_of
 from .compiled_inside import compiled_functions_run_eagerly as compiled_functions_run_eagerly
+from .composites import BatchNormBase as BatchNormBase
+from .composites import assert_async as assert_async
 from .composites import composites_as_eager as composites_as_eager
 from .fake_kernels import fake_kernels as fake_kernels
 from .fakes import DATA_DEPENDENT_ERRORS as DATA_DEPENDENT_ERRORS
@@ -130,6 +133,7 @@ from .symbols import surely as surely
 from .symbols import sympy_to_nodes as sympy_to_nodes
 from .symbols import unbacked_bindings as unbacked_bindings
 from .symbols import unbound_symbols_set_aside as unbound_symbols_set_aside
+from .symbols import value_in_trace as value_in_trace
 from .wrappers import WRAPPER_CONSTRUCTOR as WRAPPER_CONSTRUCTOR
 from .wrappers import build_wrapper as build_wrapper
 from .wrappers import context_shortcut as context_shortcut

@@ -19,6 +19,10 @@ import torch
 import torch._decomp.decompositions as decompositions
 
 Tensor = torch.Tensor
+#: an operation that raises an error with this text in the call where the condition does not hold
+assert_async = torch._assert_async
+#: of all batch norms
+BatchNormBase = torch.nn.modules.batchnorm._BatchNorm
 _aten = torch.ops.aten
 _KEYS = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
 

@@ -43,6 +43,11 @@ def new_number(env: ShapeEnv, hint: int, name: str) -> Any:
     return env.create_symintnode(symbol, hint=hint, source=source)
 
 
+def value_in_trace(number: Any) -> Any:
+    """The value that a symbolic number has in the call that is traced; None where it depends on data. A number is itself."""
+    return number.node.hint if isinstance(number, (torch.SymInt, torch.SymFloat, SymBool)) else number
+
+
 def dynamic_context(
     sizes: Sequence[bool], strides: Sequence[bool], alike: Sequence[bool], alike_strides: Sequence[bool]
 ) -> StatelessSymbolicContext[Any, Any]:

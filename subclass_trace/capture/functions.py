@@ -15,6 +15,7 @@ import torch
 from .. import _torch
 from ..errors import AliasingError, UnsupportedError
 from .closed_over import StandIns
+from .composites import COMPOSITES
 from .counters import SharedCounters
 from .indexing import Indexing, IndexingInside, depends_on_data
 from .memory import NAMES as MEMORY
@@ -104,7 +105,8 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         """Where the code of a wrapper class reads a number by indexing, the call is traced again, with that replaced."""
         writes = len(self.recorder.writes)
         try:
-            return func(*args, **kwargs)
+            instead = COMPOSITES.get(getattr(func, "__name__", ""))
+            return func(*args, **kwargs) if instead is None else instead(self.recorder, func, args, kwargs)
         except (RuntimeError, *_torch.DATA_DEPENDENT_ERRORS) as error:
             if not depends_on_data(error):
                 raise

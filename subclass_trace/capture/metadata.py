@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,10 +93,10 @@ class MetadataReads:
         """``name`` of `AskedOf` was asked of an input."""
         self._asked.add((number, name))
 
-    def depends_on(self, name: str, inputs: TracedInputs) -> None:
-        """The trace hangs on this fact of each input."""
-        for number, row in enumerate(inputs.inputs):
-            self._fact(number, name, row)
+    def depends_on(self, name: str, inputs: TracedInputs, numbers: Iterable[int] | None = None) -> None:
+        """The trace hangs on this fact of each input, or of some."""
+        for number in range(len(inputs.inputs)) if numbers is None else numbers:
+            self._fact(number, name, inputs.inputs[number])
 
     # ---------------------------------------------------------------- answers
     def answer(self, func: Any, x: Any, traced: Any, recorder: Recorder) -> Any:

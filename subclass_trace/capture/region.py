@@ -16,12 +16,13 @@ import torch.fx as fx
 
 from .. import _torch
 from ..errors import UnsupportedError
-from ..plan import AssignmentPlan, MutationPlan, OutputPlan, ValueAlias, ValueOutput, ViewOutput
+from ..plan import AssignmentPlan, MutationPlan, OutputPlan, StatePlan, ValueAlias, ValueOutput, ViewOutput
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.spec import Spec, WrapperSpec, sizes_in
 from .aliasing import alias_groups
 from .checkpoint import checkpoint_as_tags
 from .closed_over import ClosedOverInput, ClosedOverTensors, originals_of, restored_versions
+from .composites import cumulative_averages
 from .counters import Groups, SharedCounters
 from .functionalize import overlapping_views
 from .functions import CapturedFunctions
@@ -47,7 +48,7 @@ class Run(NamedTuple):
     results: list[Any]
     tree: Any
     handed: list[Any]
-    assignments: tuple[AssignmentPlan, ...] = ()
+    assignments: tuple[StatePlan, ...] = ()
 
 
 #: runs the function on the traced inputs; its second argument is told which traced tensor a named real one is
@@ -95,7 +96,7 @@ class Captured:
     dangling: tuple[int, ...]
     views: frozenset[int]
     result: Any
-    assignments: tuple[AssignmentPlan, ...]
+    assignments: tuple[StatePlan, ...]
     differentiable: tuple[int, ...]
     differentiated: tuple[int, ...]
     tape: Tape | None
@@ -206,8 +207,10 @@ class _Capture:
             classifier = OutputClassifier(inputs, states, run.handed, mutations, recorder, results, sharing, self._emit)
             outputs = [classifier.classify(o) for o in results]
             aliases = sharing.aliases(self.values, contents, self._emit)
-            if torch.is_inference_mode_enabled() and (aliases or any(map(_views_input, outputs))):
+            if aliases or (torch.is_inference_mode_enabled() and any(map(_views_input, outputs))):
                 self.metadata.depends_on("is_inference", mine)
+            odd = [k for k, a in enumerate(self.arguments) if a.value.is_inference()]  # a normal one has a version
+            self.metadata.depends_on("is_inference", mine, odd)
             held = {a.value for a in aliases if a.holder is not None}
             self.session.reads.settle(mutations, self.values, (contents - _results(outputs)) | held)
             flat = [flatten(t) for t in self.values]
@@ -245,7 +248,8 @@ class _Capture:
             functions = CapturedFunctions(self.recorder, self.metadata, self.counters)
             self.stand_ins = functions.stand_ins
             watching, asked = self.session.reads.watching(), self.metadata.watching()
-            with checkpoint_as_tags(self.recorder), typed_errors(self.recorder), functions, asked, watching:
+            modules = cumulative_averages()
+            with checkpoint_as_tags(self.recorder), typed_errors(self.recorder), modules, functions, asked, watching:
                 run = call([i.traced for i in inputs.inputs], functions.stand_ins.adopt)
             functions.check_histories(run.results if recorder.views.reshaped else (), "the results")
             return run
@@ -283,7 +287,7 @@ class _Capture:
         for n, i in enumerate(inputs.inputs):
             if i.edge is not None:
                 rows.append((n, i.edge))
-            elif n in starts:
+            elif n in starts and not torch.is_inference_mode_enabled():
                 rows.append((n, torch.autograd.graph.get_gradient_edge(i.traced)))
         return rows
 

@@ -15,6 +15,7 @@ from .. import _torch
 from .._torch import tape as _door
 from ..subclass.paths import Path
 from .context_reads import ContextReads
+from .dispatch_state import unchanged_by_dispatch
 from .recorder import Recorder
 from .saved_hooks import hooks_as_code
 
@@ -68,6 +69,7 @@ class Session:
         """Everything that must be active while traced code runs."""
         with contextlib.ExitStack() as stack:
             enter = stack.enter_context
+            enter(unchanged_by_dispatch())
             enter(self.mode)
             if self.dynamic:  # composite kernels with symbolic sizes are written in Python
                 enter(_torch.enable_python_dispatcher())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import optree
@@ -24,7 +24,7 @@ from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
 from .modules import Assigned, Root, State, named_tensors, original, replaced, roots_of, states_of, submodules
 from .python_random import no_random_numbers
-from .python_state import Effect, effects_on
+from .python_state import Change, effects_on
 from .reach import Reached, Slot, is_plain_object, reach
 
 Tensor = torch.Tensor
@@ -84,6 +84,7 @@ class CallSite:
         paths: of the user leaves.
         states: the module slots behind the rest of ``flat``; ``names``: then the names of the function that hold tensors.
         roots: the module trees they belong to.
+        unfinished: what the function did to Python state before it raised an exception.
     """
 
     flat: list[Any]
@@ -93,6 +94,7 @@ class CallSite:
     roots: tuple[Root, ...]
     names: tuple[Slot, ...]
     reached: Reached
+    unfinished: list[list[Change]] = field(default_factory=list)
 
     @staticmethod
     def of_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallSite:
@@ -141,7 +143,7 @@ class CallSite:
         modules: dict[int, ModuleGuard] = {}
         for root in self.roots:
             for module, _ in submodules(root):
-                modules.setdefault(id(module), ModuleGuard.of(module))
+                modules.setdefault(id(module), ModuleGuard.of(module, self.reached.counters))
         hooks = tuple(n for table in _torch.GLOBAL_MODULE_HOOKS for n in table) if modules else ()
         return ModuleView(tuple(modules.values()), self._slots(), hooks)
 
@@ -187,6 +189,13 @@ class CallSite:
             for k, v in rows
             if not isinstance(v, Tensor)
         }
+
+    def deliver_unfinished(self) -> None:
+        """The function raised an exception of its own: what it counted and assigned before that stands, as in eager."""
+        for row in (row for rows in self.unfinished for row in rows):
+            value = _torch.value_in_trace(row.value)
+            if value is not None or row.value is None:
+                row.plan(0).deliver((), value)
 
     def _check_containers(self, args: Any, kwargs: Any, handed: Sequence[Any]) -> None:
         """The function got copies of the containers among its arguments: a change of them would be lost."""
@@ -239,18 +248,23 @@ class CallSite:
                     adopt(real, value)
             args, kwargs = unflatten_tree(self.tree, handed[: self.user_count])
             states = handed[self.user_count : self.user_count + len(self.states)]
+            self.unfinished.clear()
             with (
                 no_random_numbers(self.reached),
                 effects_on(self.reached) as effects,
                 replaced(self.roots, self.states, states) as assigned,
             ):
-                result = function(*args, **kwargs)
+                try:
+                    result = function(*args, **kwargs)
+                except Exception:
+                    self.unfinished.append(effects)
+                    raise
             self._check_containers(args, kwargs, handed)
             self._check_rebuilt(made)
             results, tree = flatten_results(result)
             for k, value in enumerate(results):
                 _check_result(value, Path("result").item(k))
-            rows: list[Assigned | Effect] = [*assigned, *effects]
+            rows: list[Assigned | Change] = [*assigned, *effects]
             plans = [row.plan(len(results) + k) for k, row in enumerate(rows)]
             return Run([*results, *[row.value for row in rows]], tree, handed, tuple(plans))
 

@@ -30,7 +30,7 @@ from ..backends import resolve_backend
 from ..capture.again import FirstRun
 from ..capture.mutation import NeedsAutogradBase
 from ..capture.region import Captured, capture
-from ..errors import ArgumentsError, GuardError, OptionError, UnsupportedError
+from ..errors import ArgumentsError, GuardError, OptionError, SubclassTraceError, UnsupportedError
 from ..options import Options
 from ..partition.interface import resolve_partitioner
 from ..plan import Plan, SavedValue
@@ -279,8 +279,14 @@ class Region:
                 bases.append(again.base)
             except TypeError:  # a symbolic stride has no hash, and operators say that they do not support the class
                 if not getattr(dynamic, "frees_sizes", False) or self._history.fixed_strides:
+                    site.deliver_unfinished()
                     raise
                 self._history.fixed_strides = True
+            except SubclassTraceError:
+                raise
+            except Exception:
+                site.deliver_unfinished()
+                raise
 
     def _check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         function = self.function.forward if isinstance(self.function, torch.nn.Module) else self.function
@@ -394,7 +400,7 @@ def compile(function: Any = _DECORATOR, **options: Any) -> Any:
     """Compile a function or module, tracing through the wrapper tensors that it works on.
 
     The function runs once per specialization on traced values (as with ``jax.jit`` or ``aot_function``): Python side
-    effects happen then, and control flow on values is refused with the line.
+    effects happen then, except for what it counts, appends and assigns, and control flow on values is refused with the line.
 
     Args:
         function: a function, a method or an ``nn.Module``, whose region is a module as well (`ModuleRegion`); without it,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import types
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..plan import AssignmentPlan
-from ..runtime.guards import NameGuard, as_held
+from ..runtime.guards import LOGS, NameGuard, as_held
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from .reach import Reached, Slot
@@ -212,10 +211,6 @@ def _restore_attributes(module: Module, before: dict[str, Any]) -> list[Assigned
     return out
 
 
-#: what code may move on, or append to, without reading it
-_LOGS = (int, float, list, set, deque)
-
-
 def names_of(reached: Reached) -> list[NameGuard]:
     """Guards of what the function names and what objects hold for it: everything but tensors, which are inputs, and
     classes and Python modules."""
@@ -226,7 +221,7 @@ def _is_guarded(row: Slot, reached: Reached) -> bool:
     value = row.value
     if is_input(value) or isinstance(value, (types.ModuleType, type, types.BuiltinFunctionType)):
         return False
-    return not (row.name in reached.counters and isinstance(value, _LOGS))
+    return not (row.name in reached.counters and isinstance(value, LOGS))
 
 
 def named_tensors(reached: Reached) -> list[Slot]:

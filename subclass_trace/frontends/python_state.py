@@ -1,8 +1,9 @@
 """What a function does to Python state while it is traced.
 
-A trace runs the function once, on tensors without data. Numbers, flags and strings that it assigns to globals, cells and
-attributes are taken back, and assigned in each call. A traced tensor that it puts into a list, a dict or an object would
-stay there in the place of a real one, and no later call would put another there: it is taken out, and refused.
+A trace runs the function once, on tensors without data. Numbers, flags and strings that it assigns to globals, cells,
+attributes and items of dicts are taken back, and assigned in each call; so is what it counts and what it appends. A traced
+tensor that it puts into a list, a dict or an object would stay there in the place of a real one, and no later call would put
+another there: it is taken out, and refused.
 """
 
 from __future__ import annotations
@@ -10,22 +11,25 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import operator
 import types
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from .. import _torch
+from ..capture.dispatch_state import assigned
 from ..capture.user_code import is_foreign
 from ..errors import UnsupportedError
-from ..plan import AssignmentPlan
+from ..plan import AppendPlan, AssignmentPlan
 from ..runtime.guards import ABSENT, is_simple
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
 from ..subclass.protocol import Kind, kind_of
+from .counting import Count, Counted, Place, counters_of, tallies_of
 from .reach import Reached, attributes_of
 
 _MUTABLE = (list, dict, set, deque)
@@ -36,7 +40,7 @@ class Effect:
     """``holder[key] = value``; the contents of a cell where ``key`` is None."""
 
     holder: Any
-    key: str | None
+    key: Any
     value: Any
 
     def plan(self, result: int) -> AssignmentPlan:
@@ -44,37 +48,60 @@ class Effect:
         return AssignmentPlan(self.holder, None, self.key, result)
 
 
-@contextlib.contextmanager
-def effects_on(reached: Reached) -> Iterator[list[Effect]]:
-    """Inside, the function runs. Afterwards what it reaches is as it was, but for what containers got that is no tensor,
-    and for counters that the code only moves on (``self.calls += 1``): these happen at trace time.
+@dataclass(frozen=True, eq=False)
+class Append:
+    """``holder.append(value)``, to a list, a deque or a set."""
 
-    Yields a list that is filled on the way out: the assignments of numbers, flags and strings. Torch's own modules make
+    holder: Any
+    value: Any
+
+    def plan(self, result: int) -> AppendPlan:
+        """The same with the value of a call, which is number ``result``."""
+        return AppendPlan(self.holder, result)
+
+
+Change: TypeAlias = Effect | Count | Append
+
+
+@contextlib.contextmanager
+def effects_on(reached: Reached) -> Iterator[list[Change]]:
+    """Inside, the function runs. Afterwards what it reaches is as it was, but for objects that containers got, and for what
+    was removed from them: these happen at trace time.
+
+    Yields a list that is filled on the way out: what was done with numbers, flags and strings. Torch's own modules make
     good what they keep for themselves (an RNN the list of its weights).
 
     Raises:
         UnsupportedError: traced tensors were left somewhere.
     """
+    skip = {(id(place.holder), place.name) for place in assigned()}  # what wrapper classes count is not the function's
     rows = [(held, held.content()) for held in _holders(reached)]
-    slots = [
-        (row, row.read()) for row in (*reached.slots, *reached.unbound) if type(row.holder) in (dict, types.CellType)
-    ]
-    effects: list[Effect] = []
+    own = (row for row in (*reached.slots, *reached.unbound) if type(row.holder) in (dict, types.CellType))
+    slots = [(row, row.read()) for row in own if (id(row.holder), row.name) not in skip]
+    effects: list[Change] = []
     found: list[Path] = []
+    tables = [(held.owner, held.value) for held, _ in rows if held.attributes]
+    counters = counters_of(reached, tables, skip)
+    tallies = tallies_of(reached, tables)
     try:
         yield effects
     finally:
+        for place in counters:
+            effects += _settle(place)
         for row, was in slots:
             now = row.read()
-            if _is_effect(was, now) and row.name not in reached.counters:
+            if _is_effect(was, now):
                 effects.append(Effect(row.holder, row.key, now))
                 _bind(row.holder, row.key, was)
             elif now is not was and holds_traced(now):
                 found.append(row.path)
                 _bind(row.holder, row.key, was)
         for held, was in rows:
-            if held.attributes:
-                effects += _take_back(held.value, was, reached.counters)
+            if held.attributes or isinstance(held.value, dict):
+                others = {name for owner, name in skip if owner == id(held.owner)}
+                effects += _take_back(held.value, was, id(held.value) in tallies, others)
+            elif isinstance(held.value, (list, deque, set)):
+                effects += _shorten(held.value, was)
             if any(holds_traced(v) for v in held.added(was)):
                 held.restore(was)
                 if held.path is not None:
@@ -106,14 +133,45 @@ def _is_effect(was: Any, now: Any) -> bool:
     return not (type(now) is type(was) and is_simple(now) and now == was)
 
 
-def _take_back(attributes: Any, was: dict[str, Any], counters: frozenset[str]) -> list[Effect]:
-    out = []
-    for key in list(attributes):
-        before, now = was.get(key, ABSENT), attributes[key]
-        if key not in counters and _is_effect(before, now):
-            out.append(Effect(attributes, key, now))
-            _bind(attributes, key, before)
-    return out
+def _settle(place: Place) -> Iterator[Change]:
+    """What a counter was moved by, or what was assigned to it."""
+    now = place.read()
+    if isinstance(now, Counted) or not is_simple(now):
+        yield from place.settle()
+    elif now is not ABSENT:
+        yield Effect(place.owner if place.table is None else place.table, place.name, now)
+        place.put(place.was)
+
+
+def _take_back(table: Any, was: dict[Any, Any], counted: bool, skip: Collection[str]) -> Iterator[Change]:
+    """Of attributes, or of a dict."""
+    for key in list(table):
+        before, now = was.get(key, ABSENT), table[key]
+        if key is None or key in skip or not _is_effect(before, now):
+            continue
+        if counted and before is ABSENT and isinstance(now, (int, float, torch.SymInt)):  # of a defaultdict
+            yield Count(table, key, True, now)
+        else:
+            yield Effect(table, key, now)
+        _bind(table, key, before)
+
+
+def _shorten(container: Any, was: Any) -> Iterator[Change]:
+    """What was appended to a list or a deque, or added to a set, if it is nothing but numbers and strings."""
+    if isinstance(container, set):
+        known = set(map(id, was))
+        new = [v for v in container if id(v) not in known]
+        if len(container) != len(was) + len(new):
+            return
+    else:
+        now, old = list(container), list(was)
+        new = now[len(old) :]
+        if any(map(operator.is_not, now, old)) or len(now) < len(old):
+            return
+    if new and all(isinstance(v, torch.SymInt) or is_simple(v) for v in new):
+        for value in new:
+            container.remove(value) if isinstance(container, set) else container.pop()
+            yield Append(container, value)
 
 
 # ---------------------------------------------------------------------------------------------- what may be changed
@@ -124,6 +182,7 @@ class _Held:
     value: Any
     path: Path | None
     attributes: bool = False
+    owner: Any = None  # whose attributes they are
 
     def content(self) -> Any:
         """A copy of it."""
@@ -197,15 +256,15 @@ def _holders(reached: Reached) -> Iterator[_Held]:
         if isinstance(value, _MUTABLE):
             yield _Held(value, path)
         elif isinstance(value, type):
-            yield _Held(_Class(value), path, attributes=True)
+            yield _Held(_Class(value), path, attributes=True, owner=value)
         elif isinstance(value, functools._lru_cache_wrapper):
             yield _Held(_Cache(value), path)
         elif (attributes := attributes_of(value)) is not None:
-            yield _Held(attributes, path, attributes=True)
+            yield _Held(attributes, path, attributes=True, owner=value)
     for root, path in reached.modules:
         for name, module in root.named_modules():
             place = None if is_foreign(type(module)) else path.attr(name) if name else path
-            yield _Held(vars(module), place, attributes=True)
+            yield _Held(vars(module), place, attributes=True, owner=module)
 
 
 def holds_traced(value: Any, depth: int = 4) -> bool:

@@ -4,8 +4,8 @@ Each such place is a `Slot`. What a slot holds decides what it means to a region
 whose state are inputs, everything else is guarded. The walk is static. It starts at the function and goes on through
 
 - code inside of it (comprehensions, lambdas, inner functions), and functions, methods and partials that it names;
-- ``self`` and other plain objects: those of their attributes whose names stand in the code that was reached, and all
-  their methods with such names;
+- ``self``, other plain objects, and classes: those of their attributes whose names stand in the code that was reached, and
+  all their methods with such names;
 - items of lists, tuples and dicts.
 
 Code of torch and of the standard library is taken as it is.
@@ -132,7 +132,7 @@ def callable_code(value: Any) -> bool:
 
 class _Mentions(NamedTuple):
     """Names in a piece of code: globals, what it reads (attributes, but globals and cells too), attributes that it only
-    calls, names that it only moves on (``n += 1``, ``log.append(n)``), code inside of it."""
+    calls, names that it only moves on (``n += 1``, ``tally[k] += 1``, ``log.append(n)``), code inside of it."""
 
     globals: tuple[str, ...]
     reads: frozenset[str]
@@ -153,7 +153,8 @@ def _mentions(code: types.CodeType) -> _Mentions:
         if _is_call(step):
             calls.add(step.argval)
         elif step.opname in _READS:
-            (counted if _moves_on(steps[k : k + 6]) or _grows(steps[k : k + 2]) else reads).add(step.argval)
+            moved = _moves_on(steps, k) or _moves_item_on(steps, k) or _grows(steps[k : k + 2])
+            (counted if moved else reads).add(step.argval)
         elif step.opname == "LOAD_CONST" and type(step.argval) is str:
             texts.add(step.argval)
     if {"getattr", "hasattr"} & names.keys():
@@ -166,12 +167,49 @@ def _mentions(code: types.CodeType) -> _Mentions:
 _READS = ("LOAD_ATTR", "LOAD_SUPER_ATTR", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF")
 
 
-def _moves_on(steps: Sequence[dis.Instruction]) -> bool:
-    """Is it ``name += number``, and nothing else that reads the name?"""
-    if len(steps) < 4 or steps[1].opname not in ("LOAD_CONST", "LOAD_SMALL_INT"):
+def _moves_on(steps: Sequence[dis.Instruction], k: int) -> bool:
+    """Is the value that step ``k`` loads the left side of ``name += amount``, and nothing else?"""
+    end = _added_to(steps, k)
+    return end is not None and any(
+        s.opname.startswith("STORE_") and s.argval == steps[k].argval for s in steps[end + 1 : end + 4]
+    )
+
+
+def _moves_item_on(steps: Sequence[dis.Instruction], k: int) -> bool:
+    """Is it ``name[key] += amount``, with a key that is a constant or a local name?"""
+    if len(steps) < k + 5 or steps[k + 1].opname not in (
+        "LOAD_CONST",
+        "LOAD_SMALL_INT",
+        "LOAD_FAST",
+        "LOAD_FAST_BORROW",
+    ):
         return False
-    adds = steps[2].opname == "INPLACE_ADD" or (steps[2].opname == "BINARY_OP" and steps[2].argrepr == "+=")
-    return adds and any(s.opname.startswith("STORE_") and s.argval == steps[0].argval for s in steps[3:])
+    copies = [s for s in steps[k + 2 : k + 4] if s.opname in ("COPY", "DUP_TOP_TWO")]
+    item = k + 2 + len(copies)
+    reads = steps[item].opname == "BINARY_SUBSCR" or (steps[item].opname == "BINARY_OP" and steps[item].argrepr == "[]")
+    end = _added_to(steps, item) if copies and reads else None
+    return end is not None and any(s.opname == "STORE_SUBSCR" for s in steps[end + 1 : end + 4])
+
+
+def _added_to(steps: Sequence[dis.Instruction], k: int) -> int | None:
+    """The step that adds to (or subtracts from) what step ``k`` leaves on the stack, in place, if that is what uses it."""
+    depth = 0  # of the stack above it
+    for j, step in enumerate(steps[k + 1 :], k + 1):
+        if step.opcode in _JUMPS:
+            return None
+        if depth == 1 and (step.opname == "BINARY_OP" or step.opname.startswith(("BINARY_", "INPLACE_", "COMPARE_"))):
+            adds = step.opname in ("INPLACE_ADD", "INPLACE_SUBTRACT") or step.argrepr in ("+=", "-=")
+            return j if adds else None
+        shuffles = step.opname in ("COPY", "SWAP", "DUP_TOP", "DUP_TOP_TWO") or step.opname.startswith("ROT_")
+        if shuffles and (step.arg or 4) > depth:
+            return None
+        depth += dis.stack_effect(step.opcode, step.arg)
+        if depth < 0:
+            return None
+    return None
+
+
+_JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
 
 
 def _grows(steps: Sequence[dis.Instruction]) -> bool:
@@ -193,7 +231,7 @@ def reach(function: Callable[..., Any], arguments: Iterable[tuple[Any, Path]] = 
         if is_plain_object(value):
             walk.look(value, path)
     walk.finish()
-    counters = frozenset(walk.counted - walk.reads)
+    counters = frozenset() if walk.everything else frozenset(walk.counted - walk.reads)
     return Reached(tuple(walk.slots), tuple(walk.modules), tuple(walk.held), tuple(walk.unbound), counters)
 
 
@@ -230,6 +268,8 @@ class _Walk:
         if isinstance(value, type):
             if not is_foreign(value):
                 self.held.append((value, path))
+                if not is_library(value):
+                    self.objects.append((value, path))
         elif isinstance(value, Module):
             self._module(value, path)
         elif isinstance(value, types.FunctionType):
@@ -319,6 +359,12 @@ class _Walk:
                     self.look(value, where.attr(key))
 
     def _attributes(self, value: Any, path: Path) -> None:
+        if isinstance(value, type):
+            self._methods(value, [n for n in _methods_of(value) if n in self.reads | self.calls])
+            for base in value.__mro__:
+                if not is_foreign(base):
+                    self._class(base, path, frozenset(), is_library(base))
+            return
         own, cls = attributes_of(value), type(value)
         names = self.reads | self.calls
         self._methods(cls, [n for n in _methods_of(cls) if n in names or n.startswith("__")])
@@ -328,16 +374,26 @@ class _Walk:
         for key in () if isinstance(value, Module) else list(own):
             if self.everything or key in self.reads or (key in self.calls and callable(own.get(key))):
                 self._slot(own, key, path.attr(key), own.get(key), library)
+            elif key in self.counted:
+                self.look(own.get(key), path.attr(key))
         for base in cls.__mro__:
             if not is_foreign(base):
-                self.look(base, Path(base.__qualname__))
-                table = self._classes.setdefault(base, vars(base))  # a new view in each call
-                for key in sorted(self.reads & table.keys() - set(own)):
-                    held = table[key]
-                    if isinstance(held, (bool, int, float, complex, str, torch.Tensor, *_CONTAINERS)):
-                        self._slot(table, key, path.attr(key), held, library)
-                        if not library and not isinstance(value, Module):  # which counts its attributes
-                            self._slot(own, key, path.attr(key), ABSENT)
+                if base not in self._classes:
+                    self.held.append((base, Path(base.__qualname__)))
+                for key in self._class(base, path, frozenset(own), library):
+                    if not library and not isinstance(value, Module):  # which counts its attributes
+                        self._slot(own, key, path.attr(key), ABSENT)
+
+    def _class(self, base: type, path: Path, hidden: frozenset[str], library: bool) -> list[str]:
+        """What a class holds, but for what an instance hides. Returns the names of what is compared."""
+        table = self._classes.setdefault(base, vars(base))  # a new view in each call
+        for key in sorted(self.counted & table.keys()):
+            self.look(table[key], path.attr(key))
+        values = (bool, int, float, complex, str, torch.Tensor, *_CONTAINERS)
+        names = [k for k in sorted(self.reads & table.keys() - hidden) if isinstance(table[k], values)]
+        for key in names:
+            self._slot(table, key, path.attr(key), table[key], library)
+        return names
 
     def _methods(self, cls: type, names: Iterable[str]) -> None:
         table = _methods_of(cls)

@@ -90,12 +90,12 @@ class ModuleGuard:
     attributes: tuple[tuple[str, Any], ...] = ()
 
     @staticmethod
-    def of(module: torch.nn.Module) -> ModuleGuard:
-        """The guard for a module as it is now."""
-        held = vars(module)
+    def of(module: torch.nn.Module, counters: frozenset[str] = frozenset()) -> ModuleGuard:
+        """The guard for a module as it is now; ``counters``: attributes that the region only moves on, or appends to."""
+        held = {k: v for k, v in vars(module).items() if k not in counters or not isinstance(v, LOGS)}
         names = [k for k in held if not (k.startswith("_") if is_library(type(module)) else k in OF_EVERY_MODULE)]
         rows = [(k, as_held(held[k])) for k in names if not isinstance(held[k], Tensor)]
-        hooks = [number for table in HOOK_TABLES for number in held[table]]  # no two hooks have one number
+        hooks = [number for table in HOOK_TABLES for number in vars(module)[table]]  # no two hooks have one number
         return ModuleGuard(module, module.training, tuple(hooks), tuple(row for row in rows if row[0] != "training"))
 
     def failed(self, now: ModuleGuard) -> str | None:
@@ -110,6 +110,10 @@ class ModuleGuard:
         was, held = dict(self.attributes), dict(now.attributes)
         changed = sorted({*was} ^ {*held} | {k for k in was if k in held and not same_context(was[k], held[k])})
         return f"a module {name}: another value of {', '.join(changed)}" if changed else None
+
+
+#: what code may move on, or append to, without reading it
+LOGS = (int, float, list, set, dict, collections.deque)
 
 
 class Same:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import pickle
 import threading
 from typing import Any
@@ -419,15 +420,31 @@ def _effects() -> None:
 
 @fact(
     S,
-    "Python side effects",
+    "Python side effects: what is counted, appended and assigned",
     torch="supported (graph break where needed)",
-    differs="they happen once per specialization, when it is traced",
 )
 def _side_effects() -> None:
     counts = []
     for call in (lambda f: f, st.compile):
         log: list[int] = []
         f = call(lambda x, log=log: (log.append(1), x * 2)[1])
+        f(two(2, seed=0)), f(two(2, seed=1))
+        counts.append(len(log))
+    assert counts[0] == counts[1]
+
+
+@fact(
+    S,
+    "Python side effects: a call of a function for its effect (`print`, a file)",
+    torch="supported (graph break where needed)",
+    differs="they happen once per specialization, when it is traced",
+)
+def _calls_for_effect() -> None:
+    counts = []
+    for call in (lambda f: f, st.compile):
+        log: list[int] = []
+        note = functools.partial(log.insert, 0)
+        f = call(lambda x, note=note: (note(1), x * 2)[1])
         f(two(2, seed=0)), f(two(2, seed=1))
         counts.append(len(log))
     assert counts[0] == counts[1]

@@ -1,0 +1,103 @@
+"""Composite operations of torch that read values in Python or C++, as operations that a graph can hold.
+
+A function of the table is called in the place of the one with its name, with the recorder, that function and the arguments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from .. import _torch
+from ..errors import DataDependentError
+from .known import known_value
+from .packed import PACKED
+from .recorder import Recorder
+
+Tensor = torch.Tensor
+
+
+def _one_hot(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """With eager's checks of the values: torch leaves them out for tensors without data."""
+    return _checked_one_hot(*args, **kwargs) if _torch.is_fake((*args, *kwargs.values())[0]) else func(*args, **kwargs)
+
+
+def _checked_one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
+    if input.dtype is not torch.int64:
+        raise RuntimeError("one_hot is only applicable to index tensor of type LongTensor.")
+    if math.prod(input.shape) == 0:
+        if num_classes <= 0:
+            raise RuntimeError("Can not infer total number of classes from empty tensor.")
+        return input.new_empty((*input.shape, num_classes))
+    on_gpu = input.device.type == "cuda"  # there the kernel asserts
+    if not on_gpu:
+        _torch.assert_async((input >= 0).all(), "Class values must be non-negative.")
+    if num_classes == -1:
+        num_classes = input.max().item() + 1  # type: ignore[assignment]
+    elif not on_gpu:
+        if num_classes < 0:
+            raise RuntimeError("Class values must be smaller than num_classes.")
+        _torch.assert_async((input < num_classes).all(), "Class values must be smaller than num_classes.")
+    elif num_classes < 1:
+        raise RuntimeError("num_classes should be positive")
+    if on_gpu:
+        return input.new_zeros((*input.shape, num_classes)).scatter(-1, input.unsqueeze(-1), 1)
+    return (input.unsqueeze(-1) == torch.arange(num_classes, device=input.device)).to(torch.int64)
+
+
+def _tensor_split(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """By a tensor, whose values say how many pieces there are, and how large."""
+    named = "tensor_indices_or_sections" in kwargs
+    places = kwargs["tensor_indices_or_sections"] if named else args[1] if len(args) > 1 else None
+    if not isinstance(places, Tensor):
+        return func(*args, **kwargs)
+    known = known_value(recorder, places) if recorder.knows(places) else None
+    if known is None:
+        raise DataDependentError(
+            "tensor_split by a tensor: its values say how large the pieces are",
+            path=recorder.user_line(),
+            expected="places that are a list of Python numbers, or a constant",
+            got=f"a tensor of shape {tuple(places.shape)}",
+            fix="pass indices.tolist() into the region, which is guarded",
+        )
+    with _torch.no_modes():
+        torch.tensor_split(torch.zeros(1), known)  # its checks
+    rest = {k: v for k, v in kwargs.items() if k != "tensor_indices_or_sections"}
+    return func(args[0], known.tolist(), *args[2:], **rest)
+
+
+#: name of a function -> what is called in its place
+COMPOSITES: Mapping[str, Callable[..., Any]] = {**PACKED, "one_hot": _one_hot, "tensor_split": _tensor_split}
+
+
+@contextlib.contextmanager
+def cumulative_averages() -> Iterator[None]:
+    """Inside, ``BatchNorm(momentum=None)`` computes the weight of a batch as a tensor; its own code reads it as a number."""
+    original = _torch.BatchNormBase.forward
+
+    def forward(self: Any, input: Tensor) -> Tensor:
+        cumulative = self.training and self.track_running_stats and self.momentum is None
+        if not (
+            cumulative and isinstance(self.num_batches_tracked, Tensor) and _torch.is_fake(self.num_batches_tracked)
+        ):
+            return original(self, input)
+        self._check_input_dim(input)
+        self.num_batches_tracked.add_(1)
+        now = [torch.zeros_like(buffer) for buffer in (self.running_mean, self.running_var)]
+        out = F.batch_norm(input, now[0], now[1], self.weight, self.bias, True, 1.0, self.eps)
+        with torch.no_grad():
+            share = self.num_batches_tracked.double().reciprocal()
+            for buffer, batch in zip((self.running_mean, self.running_var), now, strict=True):
+                buffer.copy_(batch * share + buffer * (1 - share))
+        return out
+
+    _torch.BatchNormBase.forward = forward  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        _torch.BatchNormBase.forward = original  # type: ignore[method-assign]

@@ -136,6 +136,17 @@ class Tape:
             _passed(grads, dict(zip(_present(tangents), values, strict=True)), self.inputs),
         )
 
+    @contextlib.contextmanager
+    def named(self, tangents: Sequence[str]) -> Iterator[Tape]:
+        """While inside, the next tangents get these names, those of an earlier trace of the same function."""
+        recorder = self.session.recorder
+        before = recorder.tangents
+        recorder.tangents = int(tangents[0].rpartition("_")[2]) - 1
+        try:
+            yield self
+        finally:
+            recorder.tangents = max(before, recorder.tangents)
+
     def _tangent(self, out: Tensor, spec: Spec) -> tuple[Tensor, list[str]]:
         recorder = self.session.recorder
         with _torch.without_tracing(), torch.no_grad():

@@ -27,7 +27,7 @@ from ..subclass.flatten import flatten
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
 from ..subclass.visit import rebuild
 from .rebuild import fit_strides
-from .sizes import Env, evaluator, freeze, holds
+from .sizes import Env, concrete, evaluator, freeze, holds
 from .tangent_layouts import MOST_LAYOUTS, comparable, copies_into, follows, known_layout, layout_like, same_layouts
 from .tangent_sizes import matches, symbolic, with_unbacked
 
@@ -215,11 +215,22 @@ class Backwards:
         if tape is None:
             assert self.again is not None
             tape = self.again(None)
-        entry = self._trace_of(tape, tangents, create_graph, env, known)
-        failed = next((c for c in entry.conditions if not holds(c, env)), None)
-        if failed is None:
-            return entry
+        failed: Any = None
+        try:
+            entry = self._trace_of(tape, tangents, create_graph, env, known)
+            failed = next((c for c in entry.conditions if not holds(c, env)), None)
+            if failed is None:
+                return entry
+        except Exception as error:  # it may fail for the sizes of the call that was captured alone
+            traced_for = _torch.symbol_values(tape.session.shape_env)
+            failed = next((c for c in _torch.equalities(self.symbols, traced_for) if not holds(c, env)), None)
+            if failed is None:
+                raise
+            if self.again is None:
+                raise self._other_sizes(failed, env) from error
         if self.again is None:
+            if self.narrow is not None:
+                self.narrow((failed,))
             raise self._other_sizes(failed, env)
         entry = self._trace_of(self.again(env), tangents, create_graph, env)
         return replace(entry, conditions=_torch.equalities(self.symbols, env))
@@ -289,12 +300,13 @@ class Backwards:
         place = {name: ("tangent", k) for k, name in enumerate(traced.tangents)}
         place |= {name: ("size", symbol) for name, symbol in sizes.items()}
         inputs = tuple(place.get(n, ("saved", n)) for n in names)
+        frozen = tuple(None if t is None else freeze(t) for t in tangents)
         following = None
         if traced.next is not None:
             rest = (self.compile_backward, (), self.symbols, self.twins)
             following = Backwards(traced.next, frozenset(have), *rest)
             following.narrow, following.of_backward = self.narrow, True
-        frozen = tuple(None if t is None else freeze(t) for t in tangents)
+            following.again = self._again_for(traced, frozen)
         grads = tuple(None if g is None else freeze(g) for g in traced.grads)
         call = self.compile_backward(graph)
         return CompiledBackward(
@@ -309,6 +321,31 @@ class Backwards:
             traced.passed,
             graph=graph,
         )
+
+    def _again_for(
+        self, traced: TracedBackward, tangents: Sequence[Spec | None]
+    ) -> Callable[[Env | None], Tape] | None:
+        """Makes the tape of a backward a second time, for the sizes of one call."""
+        if self.again is None:
+            return None
+        again, names, live = self.again, traced.tangents, traced.differentiable
+
+        def run(env: Env | None) -> Tape:
+            assert env is not None  # a backward that can be differentiated again keeps its own tape
+            specs = [None if t is None else concrete(t, env) for t in tangents]
+            with again(env).named(names) as tape:
+                found = tape.trace(specs, create_graph=True)
+            if found.next is None or found.tangents != names or found.differentiable != live:
+                raise TangentError(
+                    "the backward does something else when it is traced again for these sizes",
+                    path=", ".join(self.output_paths) or None,
+                    expected=f"tangents {names}, gradients {live}",
+                    got=f"tangents {found.tangents}, gradients {found.differentiable}",
+                    fix="compile with automatic_dynamic=False (torch.compile: dynamic=False)",
+                )
+            return found.next
+
+        return run
 
     def _sizes(self, graph: fx.Graph, have: Collection[str]) -> dict[str, Any]:
         """Nodes that are a size symbol of the region: each call knows its value, so nobody has to save it."""

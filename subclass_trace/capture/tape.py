@@ -38,6 +38,7 @@ class TracedBackward:
     with ``create_graph``), and ``differentiable`` tells which gradients are its outputs.
     ``passed[k]``: gradient k is the very object that is ("tangent", number of the output), ("input", number among the
     differentiated ones) or ("gradient", k), or None.
+    ``by_layout``: code of a class asked how a tensor is laid out, so that it may do something else for other tangents.
     """
 
     joint: fx.GraphModule
@@ -49,6 +50,24 @@ class TracedBackward:
     next: Tape | None
     differentiable: tuple[int, ...]
     passed: tuple[tuple[str, int] | None, ...]
+    by_layout: bool = False
+
+
+class LayoutQuestions(_torch.TorchFunctionMode):
+    """Notes whether Python code that a backward runs asks if a tensor is contiguous.
+
+    Each node enters it for itself: `torch.autograd.grad` would leave a mode around it, and the engine sets the thread's
+    modes anew for each node, so that none leaves it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Look at one call."""
+        self.asked |= func is Tensor.is_contiguous
+        return func(*args, **(kwargs or {}))
 
 
 class Tape:
@@ -108,8 +127,9 @@ class Tape:
                 names += made
             recorder.tag, recorder.outliving = "is_backward", self._outliving()
             start = next(iter(reversed(recorder.graph.nodes)), None)
+            questions = LayoutQuestions()
             try:
-                with _sequence_numbers([o.grad_fn for o in outs], self.edges, recorder):
+                with _sequence_numbers([o.grad_fn for o in outs], self.edges, recorder, questions):
                     grads = self._differentiate(outs, values, create_graph)
             finally:
                 recorder.tag, recorder.outliving = "is_forward", frozenset()
@@ -134,6 +154,7 @@ class Tape:
             following,
             live,
             _passed(grads, dict(zip(_present(tangents), values, strict=True)), self.inputs),
+            questions.asked,
         )
 
     @contextlib.contextmanager
@@ -220,8 +241,15 @@ def _fresh_like(t: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def _sequence_numbers(roots: Sequence[Any], edges: Sequence[Any], recorder: Any) -> Iterator[None]:
+def _sequence_numbers(
+    roots: Sequence[Any], edges: Sequence[Any], recorder: Any, questions: LayoutQuestions
+) -> Iterator[None]:
     """While inside, backward nodes get the sequence number of the autograd node that issues them (PyTorch PR 103129)."""
+
+    def begin(number: int) -> None:
+        questions.__enter__()
+        recorder.backward_seq = number
+
     stop = {e.node for e in edges}
     seen: set[Any] = set()
     handles = []
@@ -233,7 +261,7 @@ def _sequence_numbers(roots: Sequence[Any], edges: Sequence[Any], recorder: Any)
         seen.add(node)
         todo.extend(n for n, _ in node.next_functions if n is not None)
         number = _torch.node_sequence_number(node)
-        handles.append(node.register_prehook(lambda _, n=number: setattr(recorder, "backward_seq", n)))
+        handles.append(node.register_prehook(lambda _, n=number: begin(n)))
     try:
         yield
     finally:

@@ -63,6 +63,9 @@ class CompiledBackward:
     passed: tuple[tuple[str, int] | None, ...]
     conditions: tuple[Any, ...] = ()  # on the sizes, beyond those of the specialization
     contexts: Mapping[Unread, Any] = field(default_factory=dict)  # values that the guards leave out, but its trace read
+    by_layout: bool = (
+        False  # code of a class asked how a tensor is laid out: other layouts are no matter of strides alone
+    )
     graph: Any = None  # its graph module, or the `Half` that makes it; pasted into tapes of compiled autograd
 
     def holds(self, env: Env) -> bool:
@@ -187,14 +190,17 @@ class Backwards:
         known = [e for e in self.compiled if e.serves(tangents, create_graph, env) and copies_into(e.tangents, env)]
         if not known:
             return None
-        if len(self._layouts) >= MOST_LAYOUTS:
+        by_layout = any(e.by_layout for e in known)
+        if len(self._layouts) >= MOST_LAYOUTS and not by_layout:
             return known[0]
         entry = first = known[0]
         half = Half.of_module(first.graph) if isinstance(first.graph, fx.GraphModule) else first.graph
         grads = [(g, p is not None) for g, p in zip(first.grads, first.passed, strict=True)]
-        if create_graph or follows(half, first.inputs, tangents, grads):
-            with contextlib.suppress(TangentError):  # nothing but strides hangs on it
-                entry = self._trace(tangents, create_graph, env, known if comparable(first.grads) else ())
+        if create_graph or by_layout or follows(half, first.inputs, tangents, grads):
+            # Where no class asks for a layout, nothing but strides hangs on it.
+            with contextlib.suppress(*() if by_layout else (TangentError,)):
+                twins = known if comparable(first.grads) and not by_layout else ()
+                entry = self._trace(tangents, create_graph, env, twins)
         if entry not in known:
             self.add(entry)
         else:
@@ -275,8 +281,10 @@ class Backwards:
             path=", ".join(self.output_paths) or None,
             expected=f"sizes or numbers for which {condition}",
             got=str(values),
-            fix="call the region again with these sizes (they have a specialization of their own from now on), or compile "
-            "with automatic_dynamic=False (torch.compile: dynamic=False)",
+            fix="compile with automatic_dynamic=False (torch.compile: dynamic=False)"
+            if self.narrow is None
+            else "call the region again with these sizes (they have a specialization of their own from now on), or compile "
+            "with automatic_dynamic=False",
         )
 
     def build(self, traced: TracedBackward, tangents: Sequence[Spec | None], create_graph: bool) -> CompiledBackward:
@@ -319,6 +327,7 @@ class Backwards:
             traced.differentiable,
             traced.tangents,
             traced.passed,
+            by_layout=traced.by_layout,
             graph=graph,
         )
 

@@ -168,3 +168,26 @@ def test_tangents_of_ever_other_strides_trace_so_many_backwards_and_no_more() ->
         assert torch.equal(gradient, torch.full((3, 2), 2.0))
     backwards = region.specializations[0].program.backwards
     assert backwards is not None and len(backwards.compiled) <= 16
+
+
+class AsksForTheLayout(torch.autograd.Function):
+    """Another gradient for other layouts of the tangent, with the same strides."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.contiguous() * (2 if g.is_contiguous() else 3)
+
+
+def test_a_backward_that_asks_how_its_tangent_is_laid_out() -> None:
+    region = st.compile(AsksForTheLayout.apply)
+    for tangent in (torch.ones(2, 3), torch.ones(3, 2).t(), torch.ones(()).expand(2, 3), torch.ones(2, 3)):
+        found = []
+        for f in (AsksForTheLayout.apply, region):
+            x = torch.ones(2, 3, requires_grad=True)
+            found += torch.autograd.grad(f(x), x, tangent)
+        assert torch.equal(*found)
+        assert found[0].stride() == found[1].stride()

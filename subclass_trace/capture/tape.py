@@ -247,7 +247,7 @@ def _sequence_numbers(
     """While inside, backward nodes get the sequence number of the autograd node that issues them (PyTorch PR 103129)."""
 
     def begin(number: int) -> None:
-        questions.__enter__()
+        questions.__enter__()  # type: ignore[no-untyped-call]
         recorder.backward_seq = number
 
     stop = {e.node for e in edges}

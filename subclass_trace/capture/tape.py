@@ -20,6 +20,7 @@ from ..errors import DataDependentError, UnsupportedError
 from ..subclass.flatten import flatten, leaves_of, map_leaves
 from ..subclass.spec import Spec, spec_leaves
 from ..subclass.visit import rebuild
+from .gradient_order import Arrival
 from .graphs import finish_joint, kept_after, placeholders
 from .session import Session
 
@@ -83,6 +84,7 @@ class Tape:
         groups: Sequence[Sequence[int]],
         served: Sequence[fx.Node] = (),
         inputs: Sequence[Tensor] = (),
+        arrivals: Sequence[int | None] = (),
     ) -> None:
         self.session = session
         self.inputs = tuple(inputs)  # those that the edges are of
@@ -91,6 +93,7 @@ class Tape:
         self.forward_nodes = list(forward_nodes)
         self.boundary = boundary
         self.groups = groups
+        self.arrivals = tuple(arrivals) or (None,) * len(self.outputs)  # when tangents come: see `gradient_order`
         self.served = tuple(served)  # what eager autograd keeps: stays in each joint graph
 
     def guess(self) -> list[Spec]:
@@ -114,7 +117,7 @@ class Tape:
         recorder = self.session.recorder
         outs, values, names, edges, tracked = [], [], [], [], []
         with self.session.modes(), torch.set_grad_enabled(create_graph), _torch.disable_autocast():
-            for out, spec in zip(self.outputs, tangents, strict=True):
+            for out, spec, arrival in zip(self.outputs, tangents, self.arrivals, strict=True):
                 if spec is None:
                     continue
                 value, made = self._tangent(out, spec)
@@ -122,7 +125,7 @@ class Tape:
                     _torch.make_nonleaf(value)
                     edges.append(torch.autograd.graph.get_gradient_edge(value))
                     tracked.append(value)
-                outs.append(out)
+                outs.append(out if arrival is None or out.is_nested else _arriving(out, arrival))
                 values.append(value)
                 names += made
             recorder.tag, recorder.outliving = "is_backward", self._outliving()
@@ -210,6 +213,18 @@ class Tape:
             raise UnsupportedError(
                 f"the backward uses an operation that a wrapper does not implement: {error}"
             ) from error
+
+
+def _arriving(out: Tensor, number: int) -> Tensor:
+    """What stands for a result whose tangent is added when the node with this sequence number would run."""
+    with _torch.without_tracing(), torch.no_grad():
+        fresh = map_leaves(_fresh_like, out)
+        if fresh.requires_grad:
+            fresh.requires_grad_(False)
+    with torch.enable_grad():
+        late: Tensor = _torch.apply_function(Arrival, out, [fresh])
+    _torch.set_node_sequence_number(late.grad_fn, number)
+    return late
 
 
 def _present(tangents: Sequence[Spec | None]) -> list[int]:

@@ -191,3 +191,40 @@ def test_a_backward_that_asks_how_its_tangent_is_laid_out() -> None:
             found += torch.autograd.grad(f(x), x, tangent)
         assert torch.equal(*found)
         assert found[0].stride() == found[1].stride()
+
+
+_FIRST = {
+    "transposed": lambda x: x.t(),
+    "part": lambda x: x[:2],
+    "unsqueezed": lambda x: x.unsqueeze(0).expand(2, 3, 3),
+}
+_SECOND = {"product": lambda x: x.t() * 2, "function": lambda x: x.sin(), "matrix": lambda x: x @ torch.eye(3)}
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("of", ["input", "intermediate"])
+@pytest.mark.parametrize("make", [_dense, _two])
+@pytest.mark.parametrize("second", _SECOND)
+@pytest.mark.parametrize("first", _FIRST)
+def test_the_order_in_which_gradients_are_added_up(first, second, make, of, swapped) -> None:
+    """The strides of a sum follow its first operand: that of what was made last, a view or not."""
+
+    def f(x):
+        y = x if of == "input" else x * 2
+        if swapped:
+            return _SECOND[second](y), _FIRST[first](y), y.unsqueeze(0)
+        return _FIRST[first](y), y.unsqueeze(0), _SECOND[second](y)
+
+    region = st.compile(f)
+    for transposed in (False, True):
+        for weight in (lambda o: o.sum(), lambda o: (o * o).sum()):
+            torch.manual_seed(0)
+            base = make().t() if transposed else make()
+            strides = []
+            for g in (f, region):
+                x = base.detach().clone().requires_grad_()
+                (gradient,) = torch.autograd.grad(sum(map(weight, g(x))), x)
+                inner = gradient.a if make is _two else gradient
+                strides.append((gradient.stride(), inner.stride(), inner))
+            assert strides[0][:2] == strides[1][:2]
+            torch.testing.assert_close(strides[0][2], strides[1][2])

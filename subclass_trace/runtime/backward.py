@@ -179,9 +179,9 @@ class Backwards:
                 return entry
         return None
 
-    def serves_first(self, tangents: Sequence[Spec | None]) -> bool:
-        """Is the first backward the one for these tangents, of static sizes?"""
-        return bool(self.compiled) and self._lookup(tangents, False, {}) is self.compiled[0]
+    def served(self, tangents: Sequence[Spec | None]) -> CompiledBackward | None:
+        """The backward that is known for these tangents, of static sizes."""
+        return self._lookup(tangents, False, {})
 
     def _of_other_layout(
         self, tangents: Sequence[Spec | None], create_graph: bool, env: Env

@@ -319,6 +319,7 @@ class ViewOutput:
 
     ``one_of_several``: a member of ``split`` and the like, which autograd protects from in-place operations.
     ``early``: made of an input as it comes in, before the region's change of its shape is delivered.
+    ``ahead``: made of an input before the region's autograd node: see `capture.gradient_order`.
     """
 
     base: int
@@ -330,6 +331,7 @@ class ViewOutput:
     one_of_several: bool = False
     starts_grad: bool = False
     early: bool = False
+    ahead: bool = False
 
     @property
     def version_bumps(self) -> int:

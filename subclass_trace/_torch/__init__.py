@@ -33,6 +33,7 @@ from .autograd import mark_multi_output_view as mark_multi_output_view
 from .autograd import node_sequence_number as node_sequence_number
 from .autograd import original_views as original_views
 from .autograd import saved_tensor_hooks_active as saved_tensor_hooks_active
+from .autograd import set_node_sequence_number as set_node_sequence_number
 from .autograd import set_version as set_version
 from .autograd import view_function as view_function
 from .collectives import Group as Group
@@ -130,6 +131,7 @@ from .symbols import restore_assumptions as restore_assumptions
 from .symbols import shape_conditions as shape_conditions
 from .symbols import size_symbol as size_symbol
 from .symbols import surely as surely
+from .symbols import symbol_values as symbol_values
 from .symbols import sympy_to_nodes as sympy_to_nodes
 from .symbols import unbacked_bindings as unbacked_bindings
 from .symbols import unbound_symbols_set_aside as unbound_symbols_set_aside

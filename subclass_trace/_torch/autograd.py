@@ -24,6 +24,11 @@ def node_sequence_number(node: Any) -> int:
     return int(node._sequence_nr())
 
 
+def set_node_sequence_number(node: Any, number: int) -> None:
+    """Let an autograd node run as if it had been made when it had this sequence number."""
+    node._set_sequence_nr(number)
+
+
 def view_function(view: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     """Replays on a new base exactly the view operations that made ``view`` from its own base."""
     return view._view_func_unsafe

@@ -7,6 +7,8 @@ apart in Python instead of in C++. These Python forms differ from the C++ kernel
     dropout                         draws random numbers for p = 1; copies where the kernel returns its argument
     multilabel_margin_loss_forward  counts class 0 for each target that a row has less than classes
     upsample_linear and the like    rounds in another way, by 1 for bytes
+    softshrink, hardshrink          another gradient of NaN, which kernels treat as they please
+    multi_margin_loss               a gradient of the weights, which eager mode refuses
 """
 
 from __future__ import annotations
@@ -40,9 +42,12 @@ def composites_as_eager() -> Iterator[None]:
         _set_forms(before)
 
 
-def _set_forms(rows: Sequence[tuple[Any, Any, Callable[..., Any]]]) -> None:
+def _set_forms(rows: Sequence[tuple[Any, Any, Callable[..., Any] | None]]) -> None:
     for op, key, form in rows:
-        op.py_kernels[key] = form
+        if form is None:
+            del op.py_kernels[key]
+        else:
+            op.py_kernels[key] = form
         op._dispatch_cache.clear()
 
 
@@ -74,6 +79,23 @@ def _multilabel_margin_loss(input: Tensor, target: Tensor, reduction: int) -> tu
     return loss, is_target.to(input.dtype).reshape(target.shape)
 
 
+def _multi_margin_loss(op: Any) -> Callable[..., Tensor]:
+    """Torch's form, for weights that need no gradient."""
+    form = op.py_kernels[_KEYS[0]]
+
+    def checked(
+        input: Tensor, target: Tensor, p: Any = 1, margin: Any = 1, weight: Tensor | None = None, reduction: int = 1
+    ) -> Tensor:
+        if weight is not None and weight.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError(
+                "The function 'multi_margin_loss' is not differentiable with respect to argument 'weight'. "
+                "This input cannot have requires_grad True."
+            )
+        return form(input, target, p, margin, weight, reduction)  # type: ignore[no-any-return]
+
+    return checked
+
+
 def _interpolation(vec: Any, kernel: Any) -> Callable[..., Tensor]:
     """The kernel itself where no gradient is wanted; torch's form, which has a backward for symbolic sizes, elsewhere."""
     with_gradient = vec.py_kernels[_KEYS[0]]
@@ -98,9 +120,13 @@ _INTERPOLATIONS = (
     (_aten.upsample_trilinear3d.vec, _aten.upsample_trilinear3d.default),
     (_aten.upsample_bicubic2d.vec, _aten.upsample_bicubic2d.default),
 )
-_FORMS: dict[Any, Callable[..., Any]] = {
+#: None: the kernel, and the derivative that it has in C++
+_FORMS: dict[Any, Callable[..., Any] | None] = {
     _aten.dropout.default: _dropout,
     _aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
+    _aten.softshrink.default: None,
+    _aten.hardshrink.default: None,
+    _aten.multi_margin_loss.default: _multi_margin_loss(_aten.multi_margin_loss.default),
     **{vec: _interpolation(vec, kernel) for vec, kernel in _INTERPOLATIONS},
 }
 

@@ -15,13 +15,20 @@ _aten = torch.ops.aten
 
 @functools.cache
 def fake_kernels() -> dict[Any, Callable[..., Any]]:
-    """Operation -> what to call in its place on fake tensors. Empty from torch 2.13 on."""
-    found: dict[Any, Callable[..., Any]] = {}
+    """Operation -> what to call in its place on fake tensors."""
+    found: dict[Any, Callable[..., Any]] = dict.fromkeys(
+        (_aten.softshrink_backward.default, _aten.hardshrink_backward.default), _elementwise
+    )
     if _aten._unique.default not in op_implementations_dict:
         found[_aten._unique.default] = _unique
     if not _fft_dims_are_sorted():
         found |= {_aten._fft_c2c.default: _fft_c2c, _aten._fft_r2c.default: _fft_r2c, _aten._fft_c2r.default: _fft_c2r}
     return found
+
+
+def _elementwise(g: Tensor, x: Tensor, lambd: float) -> Tensor:
+    """Those of torch do not know symbolic sizes."""
+    return g + x
 
 
 def _unique(x: Tensor, sorted: bool = True, return_inverse: bool = False) -> tuple[Tensor, ...]:

@@ -26,6 +26,7 @@ from .composites import cumulative_averages
 from .counters import Groups, SharedCounters
 from .functionalize import overlapping_views
 from .functions import CapturedFunctions
+from .gradient_order import arrivals, order_views
 from .graphs import finish_joint, read_by_backward
 from .inputs import Argument, DynamicDims, TracedInput, TracedInputs, trace_inputs
 from .metadata import MetadataReads
@@ -206,6 +207,8 @@ class _Capture:
             check_members(results, mutations, inputs, arguments)
             classifier = OutputClassifier(inputs, states, run.handed, mutations, recorder, results, sharing, self._emit)
             outputs = [classifier.classify(o) for o in results]
+            outputs = order_views(outputs, results, self.values, inputs, mutations)
+            self.arrivals = arrivals(outputs, results, self.values)
             aliases = sharing.aliases(self.values, contents, self._emit)
             if aliases or (torch.is_inference_mode_enabled() and any(map(_views_input, outputs))):
                 self.metadata.depends_on("is_inference", mine)
@@ -331,7 +334,8 @@ class _Capture:
             saved = frozenset(n.name for n in served)
             out_of_sight = saves_out_of_sight(live, edges)
             traced = [inputs.inputs[n].traced for n, _ in rows if n < len(inputs.inputs)]
-            tape = Tape(self.session, live, edges, forward, boundary, written, tuple(served), traced)
+            late = [self.arrivals.get(k) for k in differentiable]
+            tape = Tape(self.session, live, edges, forward, boundary, written, tuple(served), traced, late)
         return Captured(
             session=self.session,
             inputs=inputs.inputs,

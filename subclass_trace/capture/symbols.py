@@ -66,7 +66,7 @@ class Symbols:
             made.meta.setdefault("partitioner_tag", tag)
             self._nodes[symbol] = made
             if made is not node:
-                made.meta["val"] = _symint(self.mode.shape_env, symbol)
+                made.meta["val"] = symint(self.mode.shape_env, symbol)
 
     def _at(self, node: fx.Node, keypath: Sequence[Any]) -> fx.Node:
         """The number at a pytree path of torch's into the result of ``node``, such as ``[1].size()[0]``."""
@@ -127,7 +127,7 @@ class Symbols:
     def _expression_node(self, expr: Any, tag: str) -> fx.Node:
         for symbol in sorted(expr.free_symbols, key=str):
             if symbol not in self._nodes:
-                self.node_of(_symint(self.mode.shape_env, symbol), tag)
+                self.node_of(symint(self.mode.shape_env, symbol), tag)
         mark: Any = next(iter(reversed(self.graph.nodes)))
         proxies = {s: fx.Proxy(self._nodes[s], self.tracer) for s in expr.free_symbols}
         made: fx.Node = _torch.sympy_to_nodes(expr, proxies).node
@@ -143,7 +143,7 @@ class Symbols:
         if not isinstance(n, torch.SymInt) or is_ragged(n):
             return []
         env = self.mode.shape_env
-        return [(s, _symint(env, s)) for s in sorted(n.node.expr.free_symbols, key=str) if env.is_unbacked_symint(s)]
+        return [(s, symint(env, s)) for s in sorted(n.node.expr.free_symbols, key=str) if env.is_unbacked_symint(s)]
 
     def require(self, condition: Any, text: str) -> None:
         """Take a condition on data-dependent numbers for true, and let each call raise ``text`` if it is not."""
@@ -167,6 +167,7 @@ class Symbols:
                 yield check
 
 
-def _symint(env: Any, symbol: Any) -> Any:
+def symint(env: Any, symbol: Any) -> Any:
+    """The size that is this symbol alone."""
     value = env.backed_var_to_val.get(symbol)
     return env.create_symintnode(symbol, hint=None if value is None else int(value))

@@ -20,6 +20,7 @@ from ..errors import DataDependentError, UnsupportedError
 from ..subclass.flatten import flatten, leaves_of, map_leaves
 from ..subclass.spec import Spec, spec_leaves
 from ..subclass.visit import rebuild
+from .gradient_order import Arrival
 from .graphs import finish_joint, kept_after, placeholders
 from .session import Session
 
@@ -38,6 +39,7 @@ class TracedBackward:
     with ``create_graph``), and ``differentiable`` tells which gradients are its outputs.
     ``passed[k]``: gradient k is the very object that is ("tangent", number of the output), ("input", number among the
     differentiated ones) or ("gradient", k), or None.
+    ``by_layout``: code of a class asked how a tensor is laid out, so that it may do something else for other tangents.
     """
 
     joint: fx.GraphModule
@@ -49,6 +51,24 @@ class TracedBackward:
     next: Tape | None
     differentiable: tuple[int, ...]
     passed: tuple[tuple[str, int] | None, ...]
+    by_layout: bool = False
+
+
+class LayoutQuestions(_torch.TorchFunctionMode):
+    """Notes whether Python code that a backward runs asks if a tensor is contiguous.
+
+    Each node enters it for itself: `torch.autograd.grad` would leave a mode around it, and the engine sets the thread's
+    modes anew for each node, so that none leaves it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Look at one call."""
+        self.asked |= func is Tensor.is_contiguous
+        return func(*args, **(kwargs or {}))
 
 
 class Tape:
@@ -64,6 +84,7 @@ class Tape:
         groups: Sequence[Sequence[int]],
         served: Sequence[fx.Node] = (),
         inputs: Sequence[Tensor] = (),
+        arrivals: Sequence[int | None] = (),
     ) -> None:
         self.session = session
         self.inputs = tuple(inputs)  # those that the edges are of
@@ -72,6 +93,7 @@ class Tape:
         self.forward_nodes = list(forward_nodes)
         self.boundary = boundary
         self.groups = groups
+        self.arrivals = tuple(arrivals) or (None,) * len(self.outputs)  # when tangents come: see `gradient_order`
         self.served = tuple(served)  # what eager autograd keeps: stays in each joint graph
 
     def guess(self) -> list[Spec]:
@@ -95,7 +117,7 @@ class Tape:
         recorder = self.session.recorder
         outs, values, names, edges, tracked = [], [], [], [], []
         with self.session.modes(), torch.set_grad_enabled(create_graph), _torch.disable_autocast():
-            for out, spec in zip(self.outputs, tangents, strict=True):
+            for out, spec, arrival in zip(self.outputs, tangents, self.arrivals, strict=True):
                 if spec is None:
                     continue
                 value, made = self._tangent(out, spec)
@@ -103,13 +125,14 @@ class Tape:
                     _torch.make_nonleaf(value)
                     edges.append(torch.autograd.graph.get_gradient_edge(value))
                     tracked.append(value)
-                outs.append(out)
+                outs.append(out if arrival is None or out.is_nested else _arriving(out, arrival))
                 values.append(value)
                 names += made
             recorder.tag, recorder.outliving = "is_backward", self._outliving()
             start = next(iter(reversed(recorder.graph.nodes)), None)
+            questions = LayoutQuestions()
             try:
-                with _sequence_numbers([o.grad_fn for o in outs], self.edges, recorder):
+                with _sequence_numbers([o.grad_fn for o in outs], self.edges, recorder, questions):
                     grads = self._differentiate(outs, values, create_graph)
             finally:
                 recorder.tag, recorder.outliving = "is_forward", frozenset()
@@ -134,7 +157,19 @@ class Tape:
             following,
             live,
             _passed(grads, dict(zip(_present(tangents), values, strict=True)), self.inputs),
+            questions.asked,
         )
+
+    @contextlib.contextmanager
+    def named(self, tangents: Sequence[str]) -> Iterator[Tape]:
+        """While inside, the next tangents get these names, those of an earlier trace of the same function."""
+        recorder = self.session.recorder
+        before = recorder.tangents
+        recorder.tangents = int(tangents[0].rpartition("_")[2]) - 1
+        try:
+            yield self
+        finally:
+            recorder.tangents = max(before, recorder.tangents)
 
     def _tangent(self, out: Tensor, spec: Spec) -> tuple[Tensor, list[str]]:
         recorder = self.session.recorder
@@ -180,6 +215,18 @@ class Tape:
             ) from error
 
 
+def _arriving(out: Tensor, number: int) -> Tensor:
+    """What stands for a result whose tangent is added when the node with this sequence number would run."""
+    with _torch.without_tracing(), torch.no_grad():
+        fresh = map_leaves(_fresh_like, out)
+        if fresh.requires_grad:
+            fresh.requires_grad_(False)
+    with torch.enable_grad():
+        late: Tensor = _torch.apply_function(Arrival, out, [fresh])
+    _torch.set_node_sequence_number(late.grad_fn, number)
+    return late
+
+
 def _present(tangents: Sequence[Spec | None]) -> list[int]:
     return [k for k, t in enumerate(tangents) if t is not None]
 
@@ -209,8 +256,15 @@ def _fresh_like(t: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def _sequence_numbers(roots: Sequence[Any], edges: Sequence[Any], recorder: Any) -> Iterator[None]:
+def _sequence_numbers(
+    roots: Sequence[Any], edges: Sequence[Any], recorder: Any, questions: LayoutQuestions
+) -> Iterator[None]:
     """While inside, backward nodes get the sequence number of the autograd node that issues them (PyTorch PR 103129)."""
+
+    def begin(number: int) -> None:
+        questions.__enter__()  # type: ignore[no-untyped-call]
+        recorder.backward_seq = number
+
     stop = {e.node for e in edges}
     seen: set[Any] = set()
     handles = []
@@ -222,7 +276,7 @@ def _sequence_numbers(roots: Sequence[Any], edges: Sequence[Any], recorder: Any)
         seen.add(node)
         todo.extend(n for n, _ in node.next_functions if n is not None)
         number = _torch.node_sequence_number(node)
-        handles.append(node.register_prehook(lambda _, n=number: setattr(recorder, "backward_seq", n)))
+        handles.append(node.register_prehook(lambda _, n=number: begin(n)))
     try:
         yield
     finally:

@@ -27,7 +27,7 @@ from ..subclass.flatten import flatten
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
 from ..subclass.visit import rebuild
 from .rebuild import fit_strides
-from .sizes import Env, evaluator, freeze, holds
+from .sizes import Env, concrete, evaluator, freeze, holds
 from .tangent_layouts import MOST_LAYOUTS, comparable, copies_into, follows, known_layout, layout_like, same_layouts
 from .tangent_sizes import matches, symbolic, with_unbacked
 
@@ -63,6 +63,9 @@ class CompiledBackward:
     passed: tuple[tuple[str, int] | None, ...]
     conditions: tuple[Any, ...] = ()  # on the sizes, beyond those of the specialization
     contexts: Mapping[Unread, Any] = field(default_factory=dict)  # values that the guards leave out, but its trace read
+    by_layout: bool = (
+        False  # code of a class asked how a tensor is laid out: other layouts are no matter of strides alone
+    )
     graph: Any = None  # its graph module, or the `Half` that makes it; pasted into tapes of compiled autograd
 
     def holds(self, env: Env) -> bool:
@@ -176,9 +179,9 @@ class Backwards:
                 return entry
         return None
 
-    def serves_first(self, tangents: Sequence[Spec | None]) -> bool:
-        """Is the first backward the one for these tangents, of static sizes?"""
-        return bool(self.compiled) and self._lookup(tangents, False, {}) is self.compiled[0]
+    def served(self, tangents: Sequence[Spec | None]) -> CompiledBackward | None:
+        """The backward that is known for these tangents, of static sizes."""
+        return self._lookup(tangents, False, {})
 
     def _of_other_layout(
         self, tangents: Sequence[Spec | None], create_graph: bool, env: Env
@@ -187,14 +190,17 @@ class Backwards:
         known = [e for e in self.compiled if e.serves(tangents, create_graph, env) and copies_into(e.tangents, env)]
         if not known:
             return None
-        if len(self._layouts) >= MOST_LAYOUTS:
+        by_layout = any(e.by_layout for e in known)
+        if len(self._layouts) >= MOST_LAYOUTS and not by_layout:
             return known[0]
         entry = first = known[0]
         half = Half.of_module(first.graph) if isinstance(first.graph, fx.GraphModule) else first.graph
         grads = [(g, p is not None) for g, p in zip(first.grads, first.passed, strict=True)]
-        if create_graph or follows(half, first.inputs, tangents, grads):
-            with contextlib.suppress(TangentError):  # nothing but strides hangs on it
-                entry = self._trace(tangents, create_graph, env, known if comparable(first.grads) else ())
+        if create_graph or by_layout or follows(half, first.inputs, tangents, grads):
+            # Where no class asks for a layout, nothing but strides hangs on it.
+            with contextlib.suppress(*() if by_layout else (TangentError,)):
+                twins = known if comparable(first.grads) and not by_layout else ()
+                entry = self._trace(tangents, create_graph, env, twins)
         if entry not in known:
             self.add(entry)
         else:
@@ -215,11 +221,22 @@ class Backwards:
         if tape is None:
             assert self.again is not None
             tape = self.again(None)
-        entry = self._trace_of(tape, tangents, create_graph, env, known)
-        failed = next((c for c in entry.conditions if not holds(c, env)), None)
-        if failed is None:
-            return entry
+        failed: Any = None
+        try:
+            entry = self._trace_of(tape, tangents, create_graph, env, known)
+            failed = next((c for c in entry.conditions if not holds(c, env)), None)
+            if failed is None:
+                return entry
+        except Exception as error:  # it may fail for the sizes of the call that was captured alone
+            traced_for = _torch.symbol_values(tape.session.shape_env)
+            failed = next((c for c in _torch.equalities(self.symbols, traced_for) if not holds(c, env)), None)
+            if failed is None:
+                raise
+            if self.again is None:
+                raise self._other_sizes(failed, env) from error
         if self.again is None:
+            if self.narrow is not None:
+                self.narrow((failed,))
             raise self._other_sizes(failed, env)
         entry = self._trace_of(self.again(env), tangents, create_graph, env)
         return replace(entry, conditions=_torch.equalities(self.symbols, env))
@@ -264,8 +281,10 @@ class Backwards:
             path=", ".join(self.output_paths) or None,
             expected=f"sizes or numbers for which {condition}",
             got=str(values),
-            fix="call the region again with these sizes (they have a specialization of their own from now on), or compile "
-            "with automatic_dynamic=False (torch.compile: dynamic=False)",
+            fix="compile with automatic_dynamic=False (torch.compile: dynamic=False)"
+            if self.narrow is None
+            else "call the region again with these sizes (they have a specialization of their own from now on), or compile "
+            "with automatic_dynamic=False",
         )
 
     def build(self, traced: TracedBackward, tangents: Sequence[Spec | None], create_graph: bool) -> CompiledBackward:
@@ -289,12 +308,13 @@ class Backwards:
         place = {name: ("tangent", k) for k, name in enumerate(traced.tangents)}
         place |= {name: ("size", symbol) for name, symbol in sizes.items()}
         inputs = tuple(place.get(n, ("saved", n)) for n in names)
+        frozen = tuple(None if t is None else freeze(t) for t in tangents)
         following = None
         if traced.next is not None:
             rest = (self.compile_backward, (), self.symbols, self.twins)
             following = Backwards(traced.next, frozenset(have), *rest)
             following.narrow, following.of_backward = self.narrow, True
-        frozen = tuple(None if t is None else freeze(t) for t in tangents)
+            following.again = self._again_for(traced, frozen)
         grads = tuple(None if g is None else freeze(g) for g in traced.grads)
         call = self.compile_backward(graph)
         return CompiledBackward(
@@ -307,8 +327,34 @@ class Backwards:
             traced.differentiable,
             traced.tangents,
             traced.passed,
+            by_layout=traced.by_layout,
             graph=graph,
         )
+
+    def _again_for(
+        self, traced: TracedBackward, tangents: Sequence[Spec | None]
+    ) -> Callable[[Env | None], Tape] | None:
+        """Makes the tape of a backward a second time, for the sizes of one call."""
+        if self.again is None:
+            return None
+        again, names, live = self.again, traced.tangents, traced.differentiable
+
+        def run(env: Env | None) -> Tape:
+            assert env is not None  # a backward that can be differentiated again keeps its own tape
+            specs = [None if t is None else concrete(t, env) for t in tangents]
+            with again(env).named(names) as tape:
+                found = tape.trace(specs, create_graph=True)
+            if found.next is None or found.tangents != names or found.differentiable != live:
+                raise TangentError(
+                    "the backward does something else when it is traced again for these sizes",
+                    path=", ".join(self.output_paths) or None,
+                    expected=f"tangents {names}, gradients {live}",
+                    got=f"tangents {found.tangents}, gradients {found.differentiable}",
+                    fix="compile with automatic_dynamic=False (torch.compile: dynamic=False)",
+                )
+            return found.next
+
+        return run
 
     def _sizes(self, graph: fx.Graph, have: Collection[str]) -> dict[str, Any]:
         """Nodes that are a size symbol of the region: each call knows its value, so nobody has to save it."""

@@ -377,6 +377,9 @@ class _EntryEmitter:
         if plan.trains:
             items += [f"{s.constant(mark, 'unread')}: {local}" for mark, local in self.unwrapper.unread]
         env = "{" + ", ".join(items) + "}" if items else "None"
+        ahead = {k: f"w{k}" for k, o in enumerate(plan.outputs) if isinstance(o, ViewOutput) and o.ahead}
+        for k, name in ahead.items():
+            s.line(f"{name} = {self._view(plan.outputs[k], inputs, env)}")
         if plan.trains:
             values, sizes = self._train(inputs, env)
         else:
@@ -394,22 +397,23 @@ class _EntryEmitter:
         if not simple:
             s.bind("finish", finish)
             s.bind("Call", Call)
-            call = f"Call([{', '.join(inputs)}], [{', '.join(leaves)}], {env if items else '{}'}, [{', '.join(sizes)}])"
+            made = ", ".join(f"{k}: {name}" for k, name in ahead.items())
+            state = f"[{', '.join(inputs)}], [{', '.join(leaves)}], {env if items else '{}'}, [{', '.join(sizes)}]"
+            call = f"Call({state}, {{{made}}})"
             s.line(f"results = finish({s.constant(plan, 'plan')}, {call}, [{', '.join(values)}], [{', '.join(flat)}])")
             self._return(None)
             return
         write_copies(s, plan, inputs, values)
         results = []
-        for o in plan.outputs:
-            if isinstance(o, ConstantOutput):
+        for k, o in enumerate(plan.outputs):
+            if k in ahead:
+                results.append(ahead[k])
+            elif isinstance(o, ConstantOutput):
                 results.append(s.constant(o.value, "result"))
             elif isinstance(o, InputOutput):
                 results.append(flat[o.position])
             elif isinstance(o, ViewOutput):
-                s.bind("replay_view", replay_view)
-                base = inputs[o.base] if o.of_input else values[o.base]
-                sizes_now = f", {env}" if isinstance(o.replay, SymbolicView) else ""
-                results.append(f"replay_view({s.constant(o, 'view')}, {base}{sizes_now})")
+                results.append(self._view(o, inputs if o.of_input else values, env))
             elif isinstance(o, ValueOutput):
                 results.append(values[o.value])
             elif isinstance(o, SizeOutput):
@@ -417,6 +421,12 @@ class _EntryEmitter:
             else:
                 raise NotGenerated(f"a result {o!r}")
         self._return(results)
+
+    def _view(self, o: Any, bases: Sequence[str], env: str) -> str:
+        s = self.source
+        s.bind("replay_view", replay_view)
+        sizes = f", {env}" if isinstance(o.replay, SymbolicView) else ""
+        return f"replay_view({s.constant(o, 'view')}, {bases[o.base]}{sizes})"
 
     def _is_simple(self, o: Any) -> bool:
         special = isinstance(o, SameOutput) or getattr(o, "starts_grad", False)

@@ -7,7 +7,7 @@ a tensor guard made from tangents that really came.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -45,40 +45,30 @@ def kept_on_node(plan: Plan) -> bool:
     return not plan.saves_results
 
 
-class FastBackward:
-    """Whether the generated backward may run: ``check`` compares the tangents and their inner tensors."""
+#: how many layouts and sets of tangents get a straight-line backward of their own, beside those that came first
+MOST_PATHS = 4
 
-    def __init__(self, program: Program, use_cpp: bool) -> None:
-        assert program.backwards is not None
-        self.program, self.use_cpp = program, use_cpp
-        compiled = program.backwards.compiled
-        self.expected = compiled[0].tangents if compiled else ()
+
+class FastPath:
+    """Whether the generated code of one backward may run: ``check`` compares the tangents and their inner tensors.
+
+    ``same``: for each tangent the place of an earlier one that is the same tensor, or None (the loss is a sum of results).
+    """
+
+    def __init__(self, entry: CompiledBackward | None, same: Sequence[int | None] = ()) -> None:
+        self.entry, self.same = entry, tuple(same)
+        self.expected = () if entry is None else entry.tangents
         self.check: Callable[..., bool] | None = None
         self.fit: Callable[..., Sequence[Tensor]] | None = None  # brings leaves to the strides of the trace
 
-    def slow(self, ctx: Any, saved: list[Any], grads: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
-        """The general backward; arms the fast one when these are the tangents that it was made for."""
-        program = self.program
-        assert program.backwards is not None
-        values = saved[::-1]
-        saved.clear()
-        numbers = getattr(ctx, "numbers", None) or (None,) * len(program.plan.saved)
-        rows = zip(program.plan.saved, numbers, strict=True)
-        named = {row.name: values.pop() if n is None else n for row, n in rows}
-        values.clear()
-        tangents = [grads[k] for k in program.plan.differentiable]
-        result = run_backward(program.backwards, ctx.inputs, named, tangents, getattr(ctx, "env", None) or {})
-        if self.check is None and not torch.is_grad_enabled():
-            self._arm(tangents)
-        if not _torch.keeps_graph():
-            ctx.inputs = ()
-        return (None, None, *result) if needs_extra(program.plan) else (None, *result)
-
-    def _arm(self, tangents: list[Tensor | None]) -> None:
+    def arm(self, tangents: Sequence[Tensor | None]) -> None:
+        """From now on it serves tangents like these, if they are of the kind that it is for."""
         rows: list[tuple[Tensor, Spec]] = []
         if len(tangents) != len(self.expected):
             return
-        for t, spec in zip(tangents, self.expected, strict=True):
+        for k, (t, spec) in enumerate(zip(tangents, self.expected, strict=True)):
+            if (t is None and spec is None) or (self.same and self.same[k] is not None):
+                continue
             if t is None or spec is None or any(isinstance(n, SizeExpr) for s in spec_leaves(spec) for n in s.size):
                 return
             if not same_spec(flatten(t)[1], spec, strides=False) or t.requires_grad:
@@ -86,10 +76,7 @@ class FastBackward:
             rows.append((t, spec))
             if isinstance(spec, WrapperSpec):
                 rows += zip(leaves_of(t), spec_leaves(spec), strict=True)
-        if len({id(t) for t, _ in rows}) != len(rows) or not self.use_cpp:
-            return
-        assert self.program.backwards is not None
-        if not self.program.backwards.serves_first([None if t is None else flatten(t)[1] for t in tangents]):
+        if len({id(t) for t, _ in rows}) != len(rows):
             return
         sizes = [list(s.size) for _, s in rows]  # type: ignore[union-attr]
         strides = [list(t.stride()) for t, _ in rows]
@@ -100,19 +87,78 @@ class FastBackward:
         self.check = _torch.tensor_guard([t for t, _ in rows], sizes, strides)
 
 
+class FastBackward(FastPath):
+    """The straight-line backwards of one specialization.
+
+    The generated method serves tangents of the kind that the first backward was traced for, laid out as those that came
+    first. Other tangents that come twice (an absent one, another layout) get a function of their own in ``others``.
+    """
+
+    def __init__(self, program: Program, use_cpp: bool, write: Callable[[FastPath], Callable[..., Any] | None]) -> None:
+        assert program.backwards is not None
+        compiled = program.backwards.compiled
+        super().__init__(compiled[0] if compiled else None)
+        self.program, self.use_cpp, self.write = program, use_cpp, write
+        self.others: tuple[Callable[..., Any], ...] = ()
+        self._seen: set[Any] = set()
+
+    def slow(self, ctx: Any, saved: list[Any], grads: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
+        """The general backward; arms a fast one when these are tangents that it can be made for."""
+        for other in self.others:
+            found = other(ctx, saved, _torch.keeps_graph_now(), *grads)
+            if found is not None:
+                return found  # type: ignore[no-any-return]
+        program = self.program
+        assert program.backwards is not None
+        values = saved[::-1]
+        saved.clear()
+        numbers = getattr(ctx, "numbers", None) or (None,) * len(program.plan.saved)
+        rows = zip(program.plan.saved, numbers, strict=True)
+        named = {row.name: values.pop() if n is None else n for row, n in rows}
+        values.clear()
+        tangents = [grads[k] for k in program.plan.differentiable]
+        result = run_backward(program.backwards, ctx.inputs, named, tangents, getattr(ctx, "env", None) or {})
+        if self.use_cpp and not torch.is_grad_enabled() and not program.plan.symbols:
+            self._arm_for(tangents)
+        if not _torch.keeps_graph():
+            ctx.inputs = ()
+        return (None, None, *result) if needs_extra(program.plan) else (None, *result)
+
+    def _arm_for(self, tangents: Sequence[Tensor | None]) -> None:
+        assert self.program.backwards is not None
+        entry = self.program.backwards.served([None if t is None else flatten(t)[1] for t in tangents])
+        if entry is None or entry.conditions or entry.contexts or len(self._seen) >= 4 * MOST_PATHS:
+            return
+        if entry is self.entry and self.check is None:
+            self.arm(tangents)
+            if self.check is not None:
+                return
+        layout = tuple(None if t is None else [x.stride() for x in (t, *leaves_of(t))] for t in tangents)
+        same = _same_objects(tangents)
+        key = (id(entry), str(layout), same)
+        if key in self._seen and len(self.others) < MOST_PATHS:
+            path = FastPath(entry, same)
+            path.arm(tangents)
+            written = None if path.check is None else self.write(path)
+            self.others = self.others if written is None else (*self.others, written)
+        self._seen.add(key)
+
+
 class FunctionEmitter:
     """Writes the two methods and makes the class."""
 
     def __init__(self, program: Program, ambient: Ambient, examples: Examples, use_cpp: bool) -> None:
         assert program.backwards is not None
         self.program, self.plan, self.ambient, self.examples = program, program.plan, ambient, examples
-        self.fast = FastBackward(program, use_cpp)
+        self.use_cpp = use_cpp
         self.dynamic = bool(self.plan.symbols)
         self._nones = "None, None, " if needs_extra(self.plan) else "None, "
 
     def emit(self) -> type[torch.autograd.Function]:
         """The Function: ``apply(graph inputs, extra, *differentiated inputs)``; ``extra`` as in `needs_extra`."""
-        forward, backward = self._forward(), self._backward()
+        # It holds this emitter, to write more; so this one does not hold it.
+        fast = FastBackward(self.program, self.use_cpp, self._other)
+        forward, backward = self._forward(), self._backward(fast)
         members: dict[str, Any] = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
         members["program"] = self.program  # compiled autograd finds the backward graph there
         function = type("RegionFunction", (torch.autograd.Function,), members)
@@ -211,9 +257,9 @@ class FunctionEmitter:
         s.depth = 1
 
     # ---------------------------------------------------------------- backward
-    def _backward(self) -> Callable[..., Any]:
+    def _backward(self, fast: FastBackward) -> Callable[..., Any]:
         s = Source()
-        s.bind("fast", self.fast)
+        s.bind("fast", fast)
         names = [f"g{k}" for k in range(len(self.plan.values))]
         s.line(f"def backward(ctx, {', '.join(names)}):")
         s.depth = 1
@@ -225,31 +271,49 @@ class FunctionEmitter:
             s.line(slow)
         else:
             try:
-                self._fast_path(s, slow)
+                self._fast_path(s, self.program.backwards.compiled[0], slow)
             except NotGenerated:
                 del s.lines[prologue:]
                 s.depth = 1
                 s.line(slow)
         return s.build("backward", "backward")
 
-    def _fast_path(self, s: Source, slow: str) -> None:
+    def _other(self, path: FastPath) -> Callable[..., Any] | None:
+        """``(ctx, saved, keep, *tangents)`` -> gradients, or None where the tangents are not of this kind."""
+        s = Source()
+        s.bind("fast", path)
+        s.line(f"def backward(ctx, saved, keep, {', '.join(f'g{k}' for k in range(len(self.plan.values)))}):")
+        s.depth = 1
+        assert path.entry is not None
+        try:
+            self._fast_path(s, path.entry, "return None", path.same)
+        except NotGenerated:
+            return None
+        return s.build("backward", "backward")
+
+    def _fast_path(self, s: Source, entry: CompiledBackward, slow: str, same: Sequence[int | None] = ()) -> None:
         s.bind("grad_enabled", _torch.grad_enabled)
         s.bind("any_autocast", _torch.any_autocast)
         s.line("check = fast.check")
         s.line(f"if check is None or grad_enabled() or any_autocast(): {slow}")
-        assert self.program.backwards is not None
-        entry = self.program.backwards.compiled[0]
         unwrapper = Unwrapper(s, slow)
-        unwrapper.shortcut_value = _shortcut_of({f"g{k}": t for k, t in self._tangents(entry)}, self.examples)
+        tangents = [(f"g{k}", t) for k, t in zip(self.plan.differentiable, entry.tangents, strict=True)]
+        unwrapper.shortcut_value = _shortcut_of({g: t for g, t in tangents if t is not None}, self.examples)
         leaves: list[str] = []
         s.line("try:")
         s.depth = 2
-        for k, spec in self._tangents(entry):
-            leaves += unwrapper.unwrap(f"g{k}", spec)
+        for name, spec in tangents:
+            if spec is None:
+                s.line(f"if {name} is not None: {slow}")
+            else:
+                leaves += unwrapper.unwrap(name, spec)
         s.line("pass")
         s.depth = 1
         s.line(f"except AttributeError: {slow}")
-        rows = self._checked(entry.tangents, leaves)
+        first = {k: place for k, place in enumerate(same) if place is not None}
+        for k, place in first.items():
+            s.line(f"if {tangents[k][0]} is not {tangents[place][0]}: {slow}")
+        rows = self._checked(entry.tangents, leaves, first)
         s.line(f"if not check({', '.join(rows)}): {slow}")
         # Under names of their own: a dense leaf may be brought to other strides, and its name goes before the graph runs.
         handed = {source: f"h{k}" for k, source in enumerate(entry.passed) if source and source[0] != "gradient"}
@@ -258,12 +322,13 @@ class FunctionEmitter:
         if leaves:
             s.line(f"if fast.fit is not None: {', '.join(leaves)}, = fast.fit({', '.join(leaves)})")
         number = {row.name: k for k, row in enumerate(r for r in self.plan.saved if r.is_tensor)}
-        if any(kind == "saved" and name not in number for kind, name in entry.inputs):
+        if any(kind == "size" or (kind == "saved" and name not in number) for kind, name in entry.inputs):
             raise NotGenerated("a saved size")
         args = [leaves[key] if kind == "tangent" else f"saved[{number[key]}]" for kind, key in entry.inputs]
         if args[: len(number)] == [f"saved[{k}]" for k in range(len(number))] and not self.plan.kept_inputs:
             args[: len(number)] = ["*saved"]
         s.line(f"p = [{', '.join(args)}]")
+        s.line("saved.clear()")  # who called may hold the list
         s.line(f"del saved{''.join(f', {n}' for n in dict.fromkeys([*leaves, *self._tangent_names()]))}")
         s.bind("graph", entry.call)
         s.line("r = graph(p)")
@@ -279,23 +344,26 @@ class FunctionEmitter:
                 grads.append("None" if made is None else wrapper.wrap(made, iter(own)))
         s.line(f"return {self._nones}{''.join(f'{g}, ' for g in grads)}")
 
-    def _tangents(self, entry: CompiledBackward) -> list[tuple[int, Spec]]:
-        """The values whose tangents arrive, with the specs of the tangents."""
-        rows = list(zip(self.plan.differentiable, entry.tangents, strict=True))
-        if any(spec is None for _, spec in rows):
-            raise NotGenerated("an absent tangent")
-        return rows  # type: ignore[return-value]
-
     def _tangent_names(self) -> list[str]:
         return [f"g{k}" for k in self.plan.differentiable]
 
-    def _checked(self, tangents: Any, leaves: list[str]) -> list[str]:
-        """The names that `FastBackward.check` takes, in the order in which it was armed."""
+    def _checked(self, tangents: Any, leaves: list[str], skip: Collection[int]) -> list[str]:
+        """The names that `FastPath.check` takes, in the order in which it was armed; none of tangents number ``skip``."""
         rows, parts = [], iter(leaves)
-        for k, spec in zip(self.plan.differentiable, tangents, strict=True):
-            own = [next(parts) for _ in range(leaf_count(spec))]
-            rows += [f"g{k}", *own] if isinstance(spec, WrapperSpec) else own
+        for place, (k, spec) in enumerate(zip(self.plan.differentiable, tangents, strict=True)):
+            own = [next(parts) for _ in range(0 if spec is None else leaf_count(spec))]
+            if place not in skip:
+                rows += [f"g{k}", *own] if isinstance(spec, WrapperSpec) else own
         return rows
+
+
+def _same_objects(tangents: Sequence[Tensor | None]) -> tuple[int | None, ...]:
+    """For each tangent the place of an earlier one that is the same tensor."""
+    places: dict[int, int] = {}
+    found = [places.setdefault(id(t), k) for k, t in enumerate(tangents)]
+    return tuple(
+        None if t is None or first == k else first for k, (t, first) in enumerate(zip(tangents, found, strict=True))
+    )
 
 
 def _shortcut_of(specs: dict[str, Spec], examples: Examples) -> Callable[[str], Any]:

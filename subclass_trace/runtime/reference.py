@@ -40,12 +40,16 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 
 @dataclass(eq=False)
 class Call:
-    """The state of one call: inputs, their dense leaves, symbol values; sizes are filled in by the forward."""
+    """The state of one call: inputs, their dense leaves, symbol values; sizes are filled in by the forward.
+
+    ``ahead`` holds the results that are made before it, by their numbers.
+    """
 
     inputs: list[Tensor]
     leaves: list[Tensor]
     env: dict[Any, int]
     sizes: list[Any] = field(default_factory=list)
+    ahead: dict[int, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +66,9 @@ class Program:
         for m in self.plan.mutations:
             if m.starts_grad:
                 call.inputs[m.input].requires_grad_()
+        for k, o in enumerate(self.plan.outputs):
+            if isinstance(o, ViewOutput) and o.ahead:
+                call.ahead[k] = replay_view(o, call.inputs[o.base], call.env)
         if self.plan.trains:  # also under no_grad: the region may enable gradients itself
             differentiated = [call.inputs[i] for i in self.plan.differentiated]
             with torch.enable_grad():
@@ -134,7 +141,7 @@ def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]
     for k in plan.dangling:
         with torch.enable_grad():
             _torch.apply_function(Dangling, torch.zeros((), requires_grad=True), values[k : k + 1])
-    early = {
+    early = call.ahead | {
         k: replay_view(o, call.inputs[o.base], call.env)
         for k, o in enumerate(plan.outputs)
         if isinstance(o, ViewOutput) and o.early

@@ -221,6 +221,7 @@ def _first_backward(parts: Partitioned, traced: Any, guess: Sequence[Any], call:
         differentiable=(),
         tangent_names=traced.tangents,
         passed=traced.passed,
+        by_layout=traced.by_layout,
         graph=parts.second,
     )
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..capture.inputs import symbolic_strides
+from ..capture.symbols import symint
 from ..subclass.context import has_sizes, map_sizes, same_context
 from ..subclass.spec import (
     LeafSpec,
@@ -93,6 +94,11 @@ def symbolic(spec: Spec, like: Spec, env: Env) -> Spec:
     for n in sizes_in(like):
         if isinstance(to_expr(n), SizeExpr) and value(n) is not None:
             anywhere.setdefault(value(n), n)
+    for n in sizes_in(like):  # of a dimension that is split otherwise: 4 * s over four ranks has local size s
+        expr = to_expr(n)
+        for symbol in sorted(expr.expr.free_symbols, key=str) if isinstance(expr, SizeExpr) else ():
+            if symbol in env and env[symbol] not in anywhere:
+                anywhere[env[symbol]] = symint(n.node.shape_env, symbol)
 
     def elsewhere(n: Any) -> Any:
         return n if is_ragged(n) else anywhere.get(n, n)

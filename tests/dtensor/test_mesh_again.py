@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from spmd import COLUMNS, REPLICATE, ROWS, difference, seen, whole
-from torch.distributed.tensor import _redistribute, distribute_tensor
+from torch.distributed.tensor import DTensor, _redistribute, distribute_tensor
 
 import subclass_trace as st
 
@@ -17,22 +17,39 @@ AGAIN = {
 }
 
 
+def second(f, x, w):
+    """First and second gradients."""
+    out = f(x, w)
+    first = torch.autograd.grad((out * out).sum(), (x, w), create_graph=True, allow_unused=True)
+    loss = sum((g * g).sum() for g in first if g is not None)
+    return [g for g in (*first, *torch.autograd.grad(loss, (x, w), allow_unused=True)) if g is not None]
+
+
 @pytest.mark.parametrize("name", ["exchanged", "local", pytest.param("both", marks=pytest.mark.slow)])
 def test_differentiated_twice_without_a_retained_trace(mesh, name) -> None:
     function, options = AGAIN[name]
     if name != "local" and not hasattr(_redistribute, "NestedRedistribute"):
         pytest.skip("the gradient of this torch's redistribute is a leaf: second derivatives miss a term in eager mode")
 
-    def second(f, x, w):
-        out = f(x, w)
-        first = torch.autograd.grad((out * out).sum(), (x, w), create_graph=True, allow_unused=True)
-        loss = sum((g * g).sum() for g in first if g is not None)
-        return [g for g in (*first, *torch.autograd.grad(loss, (x, w), allow_unused=True)) if g is not None]
-
     region = st.compile(lambda x, w: function(x, w, mesh), retain_trace=False, **options)
     x, w = (whole(mesh, 8, 8, placements=ROWS, seed=k, grad=True) for k in range(2))
     pairs = zip(second(lambda x, w: function(x, w, mesh), x, w), second(region, x, w), strict=True)
     assert [d for a, b in pairs if (d := difference(seen(a), seen(b), 1e-4))] == []
+
+
+@pytest.mark.parametrize("retain_trace", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_tangents_split_in_another_way_than_results_of_dynamic_sizes(mesh, retain_trace) -> None:
+    """A local size of such a tangent is no size of the result: the symbol that the result's size is a multiple of."""
+
+    def f(x, w):
+        local = (x * w).to_local().sin()
+        return DTensor.from_local(local, mesh, COLUMNS).redistribute(mesh, ROWS).pow(2)
+
+    region = st.compile(f, dynamic=True, retain_trace=retain_trace)
+    for rows, columns in ((12, 8), (8, 4)):
+        x, w = (whole(mesh, rows, columns, placements=ROWS, seed=k, grad=True) for k in range(2))
+        pairs = zip(second(f, x, w), second(region, x, w), strict=True)
+        assert [d for a, b in pairs if (d := difference(seen(a), seen(b), 1e-4))] == []
 
 
 @pytest.mark.parametrize("placements", [REPLICATE, ROWS, COLUMNS], ids=str)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -113,6 +115,53 @@ def test_the_usual_tangent_of_a_sum_takes_the_generated_backward(monkeypatch: py
     assert not calls and x.grad is not None
     torch.testing.assert_close(x.grad, x.detach().cos() * 2)
     assert x.grad.is_contiguous()
+
+
+#: function, what is made of its results: an expanded tangent that gradients follow, an absent one, several layouts in turn
+OTHER_TANGENTS = {
+    "expanded": (lambda x, y: x.t() * y.t(), [lambda o: o.sum()]),
+    "absent": (
+        lambda x, y: (x * y, y.sin()),
+        [lambda o: o[0].sum(), lambda o: o[1].sum(), lambda o: (o[0] + o[1]).sum()],
+    ),
+    "in turn": (lambda x, y: x * y, [lambda o: (o * o).sum(), lambda o: o.sum(), lambda o: (o.t() * o.t()).sum()]),
+}
+
+
+@pytest.mark.parametrize("make", [lambda: torch.randn(3, 3), lambda: TwoTensor(torch.randn(3, 3), torch.randn(3, 3))])
+@pytest.mark.parametrize("name", OTHER_TANGENTS)
+def test_other_tangents_that_come_twice_take_generated_backwards_as_well(
+    name: str, make: Callable[[], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function, losses = OTHER_TANGENTS[name]
+    region = st.compile(function)
+    calls: list[Any] = []
+    general = function_code.run_backward
+    monkeypatch.setattr(function_code, "run_backward", lambda *a: calls.append(a) or general(*a))
+    for turn in range(4):
+        calls.clear()
+        for loss in losses:
+            base = make(), make()
+            found = []
+            for call in (function, region):
+                x, y = (t.detach().clone().requires_grad_() for t in base)
+                out = loss(call(x, y))
+                out.backward(retain_graph=True)
+                out.backward()  # adds the same once more
+                found.append([(t.grad, None if t.grad is None else t.grad.stride()) for t in (x, y)])
+                with pytest.raises(RuntimeError, match="second time"):
+                    out.backward()
+            for (a, s), (b, t) in zip(*found, strict=True):
+                assert s == t and type(a) is type(b)
+                if a is not None:
+                    torch.testing.assert_close(getattr(b, "a", b), getattr(a, "a", a))
+        assert not calls or turn < 2
+    x, y = (make().requires_grad_() for _ in range(2))
+    out = losses[0](region(x, y))
+    with torch.no_grad():
+        y.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.backward()
 
 
 def test_a_batch_norm_is_delivered_by_generated_code() -> None:

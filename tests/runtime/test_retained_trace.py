@@ -390,3 +390,44 @@ def _gradient_of_first() -> Tensor:
     two(x, x)[0].sum().backward()
     assert x.grad is not None
     return x.grad
+
+
+class GradientOfCube(torch.autograd.Function):
+    """Its derivative takes another way for more than six rows."""
+
+    @staticmethod
+    def forward(ctx, g, x):
+        ctx.save_for_backward(g, x)
+        return g * x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        g, x = ctx.saved_tensors
+        factor = 2.0 if x.shape[0] > 6 else 3.0
+        return grad * x * x * factor, grad * g * x * factor
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, g):
+        return GradientOfCube.apply(g, ctx.saved_tensors[0])
+
+
+@pytest.mark.parametrize("retain_trace", [True, False])
+def test_a_second_backward_for_sizes_that_the_trace_of_the_first_has_not(retain_trace: bool) -> None:
+    """The first backward was traced at four rows; the second is asked for at eight, where it takes another way."""
+    region = st.compile(lambda x: Cube.apply(x * 2), dynamic=True, retain_trace=retain_trace)
+    for rows, order in ((4, 1), (8, 2), (4, 2), (5, 2), (9, 2)):
+        x = torch.randn(rows, 3, dtype=torch.float64, requires_grad=True)
+        found = []
+        for f in (lambda x: Cube.apply(x * 2), region):
+            out = f(x)
+            (g,) = torch.autograd.grad((out * out).sum(), x, create_graph=True)
+            found.append(g if order == 1 else torch.autograd.grad((g * g).sum(), x)[0])
+        torch.testing.assert_close(found[1], found[0])
+    assert len(region.specializations) == 1

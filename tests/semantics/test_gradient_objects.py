@@ -168,3 +168,63 @@ def test_tangents_of_ever_other_strides_trace_so_many_backwards_and_no_more() ->
         assert torch.equal(gradient, torch.full((3, 2), 2.0))
     backwards = region.specializations[0].program.backwards
     assert backwards is not None and len(backwards.compiled) <= 16
+
+
+class AsksForTheLayout(torch.autograd.Function):
+    """Another gradient for other layouts of the tangent, with the same strides."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.contiguous() * (2 if g.is_contiguous() else 3)
+
+
+def test_a_backward_that_asks_how_its_tangent_is_laid_out() -> None:
+    region = st.compile(AsksForTheLayout.apply)
+    for tangent in (torch.ones(2, 3), torch.ones(3, 2).t(), torch.ones(()).expand(2, 3), torch.ones(2, 3)):
+        found = []
+        for f in (AsksForTheLayout.apply, region):
+            x = torch.ones(2, 3, requires_grad=True)
+            found += torch.autograd.grad(f(x), x, tangent)
+        assert torch.equal(*found)
+        assert found[0].stride() == found[1].stride()
+
+
+_FIRST = {
+    "transposed": lambda x: x.t(),
+    "part": lambda x: x[:2],
+    "unsqueezed": lambda x: x.unsqueeze(0).expand(2, 3, 3),
+}
+_SECOND = {"product": lambda x: x.t() * 2, "function": lambda x: x.sin(), "matrix": lambda x: x @ torch.eye(3)}
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("of", ["input", "intermediate"])
+@pytest.mark.parametrize("make", [_dense, _two])
+@pytest.mark.parametrize("second", _SECOND)
+@pytest.mark.parametrize("first", _FIRST)
+def test_the_order_in_which_gradients_are_added_up(first, second, make, of, swapped) -> None:
+    """The strides of a sum follow its first operand: that of what was made last, a view or not."""
+
+    def f(x):
+        y = x if of == "input" else x * 2
+        if swapped:
+            return _SECOND[second](y), _FIRST[first](y), y.unsqueeze(0)
+        return _FIRST[first](y), y.unsqueeze(0), _SECOND[second](y)
+
+    region = st.compile(f)
+    for transposed in (False, True):
+        for weight in (lambda o: o.sum(), lambda o: (o * o).sum()):
+            torch.manual_seed(0)
+            base = make().t() if transposed else make()
+            strides = []
+            for g in (f, region):
+                x = base.detach().clone().requires_grad_()
+                (gradient,) = torch.autograd.grad(sum(map(weight, g(x))), x)
+                inner = gradient.a if make is _two else gradient
+                strides.append((gradient.stride(), inner.stride(), inner))
+            assert strides[0][:2] == strides[1][:2]
+            torch.testing.assert_close(strides[0][2], strides[1][2])

@@ -13,7 +13,6 @@ import torch
 from .. import _torch
 from ..errors import DataDependentError, SubclassTraceError, UnsupportedError
 from ..subclass.protocol import is_traceable
-from .fsdp import no_fsdp_hooks
 from .memory import no_capsules
 from .user_code import is_user_code
 
@@ -32,9 +31,9 @@ _READS_MEMORY = (
 
 @contextlib.contextmanager
 def typed_errors(recorder: Any) -> Iterator[None]:
-    """What torch raises for data-dependent code becomes a typed error with the user's line; FSDP2's hooks are one too."""
+    """What torch raises for data-dependent code becomes a typed error with the user's line."""
     try:
-        with no_fsdp_hooks(recorder), no_capsules(recorder):
+        with no_capsules(recorder):
             yield
     except (DataDependentError, TypeError, *_torch.DATA_DEPENDENT_ERRORS) as error:
         formula = _optimizer_at_work(error)

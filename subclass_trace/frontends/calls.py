@@ -22,6 +22,7 @@ from ..runtime.trees import unflatten_tree
 from ..subclass.context import ObjectIdentity, argument_snapshot
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
+from .managed_modules import check_flat_parameters, no_managed_modules
 from .modules import Assigned, Root, State, named_tensors, replaced, roots_of, states_of, submodules
 from .python_state import Effect, effects_on
 from .reach import Reached, Slot, is_plain_object, reach
@@ -109,6 +110,7 @@ class CallSite:
         for leaf, path in _modules_among(leaves, tree):
             if not any(leaf is r.module for r in found):
                 found.append(Root(leaf, path))
+        check_flat_parameters(found)
         states = states_of(found) if found else []
         flat = [*leaves, *[s.read() for s in states], *[n.read() for n in names]]
         return CallSite(flat, tree, len(leaves), tuple(states), tuple(found), tuple(names), reached)
@@ -235,14 +237,15 @@ class CallSite:
                     adopt(real, value)
             args, kwargs = unflatten_tree(self.tree, handed[: self.user_count])
             states = handed[self.user_count : self.user_count + len(self.states)]
-            with effects_on(self.reached) as effects, replaced(self.roots, self.states, states) as assigned:
+            effects, slots = effects_on(self.reached), replaced(self.roots, self.states, states)
+            with no_managed_modules(self.roots), effects as moved, slots as assigned:
                 result = function(*args, **kwargs)
             self._check_containers(args, kwargs, handed)
             self._check_rebuilt(made)
             results, tree = flatten_results(result)
             for k, value in enumerate(results):
                 _check_result(value, Path("result").item(k))
-            rows: list[Assigned | Effect] = [*assigned, *effects]
+            rows: list[Assigned | Effect] = [*assigned, *moved]
             plans = [row.plan(len(results) + k) for k, row in enumerate(rows)]
             return Run([*results, *[row.value for row in rows]], tree, handed, tuple(plans))
 

@@ -25,6 +25,7 @@ from typing import Any, TypeVar, overload
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from .. import _torch
 from .._torch.dynamo import never_compiled
 from ..backends import resolve_backend
 from ..capture.again import FirstRun
@@ -413,7 +414,16 @@ def compile(function: Any = _DECORATOR, **options: Any) -> Any:
             got=repr(function),
             fix="write st.compile(function, backend=...) or @st.compile(backend=...)",
         )
-    return Region(function, make_options(options))
+    return region_of(function, make_options(options))
+
+
+def region_of(function: Callable[..., Any], options: Options, *, keep_joint: bool = False) -> Region:
+    """The region of a function; of a `DistributedDataParallel`, that of the module inside, which it calls."""
+    if not _torch.is_data_parallel(function):
+        return Region(function, options, keep_joint=keep_joint)
+    from .data_parallel import DataParallelRegion
+
+    return DataParallelRegion(function, options, keep_joint=keep_joint)
 
 
 _ELSEWHERE = {

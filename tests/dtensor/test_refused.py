@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
 
 import subclass_trace as st
 from subclass_trace.errors import ProtocolError, UnsupportedError
@@ -53,6 +54,52 @@ def test_sharded_parameters_of_fsdp2_may_be_inputs(mesh) -> None:
     weight = model(mesh)[0].weight
     out = st.compile(lambda w: w * 2)(weight)
     assert torch.equal(out.to_local(), weight.to_local() * 2)
+
+
+CPU = {"device_id": torch.device("cpu")}
+
+
+def replicated() -> nn.Module:
+    from torch.distributed._composable.replicate import replicate
+
+    return replicate(nn.Linear(8, 8))
+
+
+@pytest.mark.parametrize(
+    ("build", "path", "name"),
+    [
+        (
+            lambda: st.compile(nn.Sequential(nn.ReLU(), DistributedDataParallel(nn.Linear(8, 8)))),
+            "self[1]",
+            "Distributed",
+        ),
+        (lambda: st.compile(DistributedDataParallel(nn.Linear(8, 8)).forward), "self", "DistributedDataParallel"),
+        (lambda: st.compile(replicated()), "self", "replicate"),
+        (
+            lambda: st.compile(nn.Sequential(FullyShardedDataParallel(nn.Linear(8, 8), **CPU))),
+            "self[0]",
+            "FullySharded",
+        ),
+    ],
+    ids=["DDP inside", "the forward of DDP", "replicate", "FSDP1"],
+)
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+def test_modules_with_python_of_their_own_in_each_call(process_group, build, path: str, name: str) -> None:
+    with pytest.raises(UnsupportedError, match=name) as caught:
+        build()(torch.randn(2, 8))
+    assert caught.value.path == path
+    assert "model.forward = subclass_trace.compile(model.forward)" in str(caught.value.fix)
+    assert "__wrapped__" not in vars(DistributedDataParallel._pre_forward)  # as it was
+
+
+def test_data_parallel_without_devices_only_calls_its_module(process_group) -> None:
+    model, x = nn.DataParallel(nn.Linear(8, 8)), torch.randn(2, 8)
+    assert torch.equal(st.compile(model)(x), model(x))
+
+
+def test_the_module_inside_ddp_is_traced(process_group) -> None:
+    found = st.trace(DistributedDataParallel(nn.Linear(8, 8)), torch.randn(2, 8))
+    assert "self.weight" in found.names.values()
 
 
 def test_hooks_of_other_modules_are_not_checked_after_the_capture(mesh) -> None:

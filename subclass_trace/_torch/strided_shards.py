@@ -30,12 +30,13 @@ def repaired_unflatten(cls: type) -> Callable[..., torch.Tensor] | None:
 
     if "use_strided_shard_as_shard_order" not in DTensorSpec.__dataclass_fields__:
         return None
-    original, make = DTensor.__tensor_unflatten__, torch.Tensor._dtensor__new__
+    original: Any = DTensor.__tensor_unflatten__
+    make: Any = torch.Tensor._dtensor__new__
 
     def unflatten(inner: dict[str, Any], context: Any, size: Any, stride: Any) -> torch.Tensor:
         placements, meta, order, requires_grad = context
         if order is None or not any(isinstance(p, _StridedShard) for p in placements):
-            return original(inner, context, size, stride)
+            return original(inner, context, size, stride)  # type: ignore[no-any-return]
         spec = DTensorSpec(
             inner["device_mesh"],
             placements,
@@ -43,7 +44,8 @@ def repaired_unflatten(cls: type) -> Callable[..., torch.Tensor] | None:
             shard_order=order,
             use_strided_shard_as_shard_order=False,
         )
-        return make(DTensor, inner["_local_tensor"], spec, requires_grad=requires_grad)
+        made: torch.Tensor = make(DTensor, inner["_local_tensor"], spec, requires_grad=requires_grad)
+        return made
 
     return unflatten
 
@@ -54,7 +56,7 @@ def numbers_as_split_factors() -> Iterator[None]:
 
     Torch 2.13 refuses such views: a list of as many pieces is made in each call. Older versions make it a number.
     """
-    views = sys.modules.get("torch.distributed.tensor._ops._view_ops")
+    views: Any = sys.modules.get("torch.distributed.tensor._ops._view_ops")
     known: Any = getattr(views, "_explicit_unbacked_hint", None)
     if views is None or known is None:
         yield

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import subclass_trace as st
@@ -107,6 +108,44 @@ def test_hooks_of_other_modules_are_not_checked_after_the_capture(mesh) -> None:
     from torch.nn.modules import module
 
     assert not module._global_forward_pre_hooks
+
+
+def objects_of_all(x):
+    found = [None] * 4
+    dist.all_gather_object(found, {"step": 1})
+    return x
+
+
+def object_of_one(x):
+    dist.broadcast_object_list([1, 2])
+    return x
+
+
+@pytest.mark.parametrize(
+    ("f", "name", "fix"),
+    [
+        (objects_of_all, "all_gather_object, which sends pickled Python objects", "outside of the region"),
+        (object_of_one, "broadcast_object_list, which sends pickled Python objects", "outside of the region"),
+        (lambda x: dist.init_device_mesh("cpu", (2, 2)), "init_device_mesh", "make the mesh outside of the region"),
+    ],
+    ids=["all_gather_object", "broadcast_object_list", "init_device_mesh"],
+)
+def test_calls_that_read_values_in_python(process_group, f, name: str, fix: str) -> None:
+    with pytest.raises(UnsupportedError, match=name) as caught:
+        st.compile(f)(torch.ones(2))
+    assert fix in str(caught.value.fix) and __file__ in str(caught.value.path)
+
+
+def test_checks_and_sends_of_dtensors(mesh) -> None:
+    x = torch.ones(4, 2)
+    with pytest.raises(UnsupportedError, match="from_local, which compares the tensors of all ranks") as caught:
+        st.compile(lambda x: DTensor.from_local(x, mesh, [Replicate()], run_check=True))(x)
+    assert "run_check=False" in str(caught.value.fix)
+    with pytest.raises(UnsupportedError, match="distribute_tensor, which sends the tensor of one rank") as caught:
+        st.compile(lambda x: distribute_tensor(x, mesh, [Shard(0)]))(x)
+    assert "src_data_rank=None" in str(caught.value.fix)
+    with pytest.raises(UnsupportedError, match="c10d.send"):  # an own name stays where a listed call is not to blame
+        st.compile(lambda x: (distribute_tensor(x, mesh, [Replicate()], src_data_rank=None), dist.send(x, 0)))(x)
 
 
 def test_index_from_a_tensor(mesh) -> None:

@@ -210,7 +210,7 @@ class Region:
         options = self.options
         backend = resolve_backend(options.backend, fw_compiler=options.fw_compiler, bw_compiler=options.bw_compiler)
         partitioner = resolve_partitioner(options.partitioner, options.activation_memory_budget)
-        table = {**(backend.decompositions() if backend.decompositions else {}), **options.decompositions}
+        table = options.table(backend)
         captured, arguments, positions = self._capture(site, table)
         inputs = [a.value for a in arguments] + [c.value for c in captured.closed_over]
         view = site.module_view()

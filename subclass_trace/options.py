@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
+
+from . import _torch
 from .errors import OptionError
+
+if TYPE_CHECKING:
+    from .backends import Backend
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +26,8 @@ class Options:
         automatic_dynamic: a size that changed between calls becomes symbolic in the next specialization.
         partitioner: "min_cut", "torch_min_cut", "default", a `MinCut`, or a callable as in ``functorch.compile``.
         activation_memory_budget: a share, 0 (save the least possible) to 1 (what min_cut saves), or a number of bytes.
-        decompositions: operation -> function, applied while capturing, before those of the back end.
+        decompositions: operation -> function, applied while capturing, before those of the back end. An operation is
+            an overload (``torch.ops.aten.gelu.default``), or a packet (``torch.ops.aten.gelu``) for all its overloads.
         keep_inference_input_mutations: without a backward, in-place changes of inputs stay in the graph as ``copy_``.
         retain_trace: keep the fake autograd graph of each specialization, from which backwards for other tangents are
             traced. False drops it once the specialization is made; such a backward then runs the function again on
@@ -55,10 +62,57 @@ class Options:
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise OptionError(f"{name} is neither True nor False", expected="a bool", got=repr(value))
-        table = self.decompositions
-        if not (isinstance(table, dict) and all(map(callable, (*table, *table.values())))):
-            got = repr(table)[:200]
-            raise OptionError("decompositions is no dict from operations to functions", expected="a dict", got=got)
+        object.__setattr__(self, "decompositions", by_overload(self.decompositions, "decompositions"))
         if type(self.max_specializations) is not int or self.max_specializations < 1:
             got = repr(self.max_specializations)
             raise OptionError("max_specializations is out of range", expected="a whole number, 1 or more", got=got)
+
+    def table(self, backend: Backend) -> dict[Any, Callable[..., Any]]:
+        """What capture decomposes: the back end's table, and what this record has besides or instead.
+
+        Raises:
+            OptionError: a key of the back end's is no operation.
+        """
+        make = backend.decompositions
+        own = (
+            {} if make is None else by_overload(make(), f"the table of decompositions of the back end {backend.name!r}")
+        )
+        return {**own, **self.decompositions}
+
+
+def by_overload(table: Any, name: str) -> dict[Any, Callable[..., Any]]:
+    """A table of decompositions with an overload as each key; one that is given itself counts more than its packet.
+
+    Raises:
+        OptionError: it is no dict, or has a key that is no operation, or a value that is no function.
+    """
+    if not isinstance(table, dict):
+        raise OptionError(f"{name} is no dict", expected="a dict from operations to functions", got=repr(table)[:200])
+    packets: dict[Any, Callable[..., Any]] = {}
+    overloads: dict[Any, Callable[..., Any]] = {}
+    for key, function in table.items():
+        operations = _torch.overloads_of(key)
+        if operations is None:
+            raise OptionError(
+                f"{name} has a key that is no operation",
+                path=f"decompositions[{key!r:.80}]",
+                expected="an overload such as torch.ops.aten.gelu.default, or a packet such as torch.ops.aten.gelu",
+                got=f"{type(key).__qualname__} {key!r:.80}",
+                fix=_operation_called(key),
+            )
+        if not callable(function):
+            raise OptionError(
+                f"{name} has a value that is no function",
+                path=f"decompositions[{key}]",
+                expected="a function with the arguments of the operation",
+                got=repr(function)[:200],
+            )
+        (overloads if operations == [key] else packets).update(dict.fromkeys(operations, function))
+    return {**packets, **overloads}
+
+
+def _operation_called(key: object) -> str | None:
+    """What to write instead of a function of torch, or of text such as "aten.gelu.default"."""
+    text = key if isinstance(key, str) else str(getattr(key, "__name__", ""))
+    name = text.removeprefix("torch.ops.").removeprefix("aten.").partition(".")[0]
+    return f"write torch.ops.aten.{name}" if name.isidentifier() and hasattr(torch.ops.aten, name) else None

@@ -109,8 +109,15 @@ from .operators import is_effectful as is_effectful
 from .operators import needs_exact_strides as needs_exact_strides
 from .operators import op_name as op_name
 from .operators import op_schema as op_schema
+from .operators import overloads_of as overloads_of
 from .operators import raw_callable as raw_callable
 from .operators import scaled_mm as scaled_mm
+from .parallel import calls_of_managed_modules as calls_of_managed_modules
+from .parallel import flat_parameter_class as flat_parameter_class
+from .parallel import is_data_parallel as is_data_parallel
+from .parallel import module_inside_replaced as module_inside_replaced
+from .strided_shards import numbers_as_split_factors as numbers_as_split_factors
+from .strided_shards import repaired_unflatten as repaired_unflatten
 from .symbols import Assumptions as Assumptions
 from .symbols import assumptions_of as assumptions_of
 from .symbols import dynamic_context as dynamic_context

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+from torch._ops import OperatorBase, OpOverload, OpOverloadPacket
 
 from .wrappers import disabled_torch_function
 
@@ -27,6 +27,14 @@ BINDING_HOLDERS: tuple[tuple[str, Any], ...] = (
 def raw_callable(op: OpOverload) -> Callable[..., Any]:
     """The C++ function behind ``op``: ``op(...)`` without its Python layer."""
     return op._op
+
+
+def overloads_of(key: object) -> list[Any] | None:
+    """The operations that a key of a table stands for: itself, or all overloads of a packet; None if it is none."""
+    if isinstance(key, OpOverloadPacket):
+        packet: Any = key
+        return [getattr(packet, name) for name in packet.overloads()]
+    return [key] if isinstance(key, OperatorBase) else None
 
 
 def op_name(op: OpOverload) -> str:

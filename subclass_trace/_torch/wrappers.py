@@ -25,10 +25,11 @@ WRAPPER_CONSTRUCTOR: Callable[..., torch.Tensor] = torch.Tensor._make_wrapper_su
 
 def context_shortcut(cls: type) -> str | None:
     """An attribute of which the flatten context (and any opaque attribute) is a function; None when there is none known."""
-    return "_spec" if _is_dtensor(cls) else None
+    return "_spec" if is_dtensor(cls) else None
 
 
-def _is_dtensor(cls: type) -> bool:
+def is_dtensor(cls: type) -> bool:
+    """Is it DTensor itself?"""
     if cls.__name__ != "DTensor" or not cls.__module__.startswith("torch.distributed"):
         return False
     from torch.distributed.tensor import DTensor
@@ -38,9 +39,9 @@ def _is_dtensor(cls: type) -> bool:
 
 def dispatches_in_cpp(cls: type) -> bool:
     """Does torch run the operations of this class without a call of its ``__torch_dispatch__``?"""
-    return _is_dtensor(cls)
+    return is_dtensor(cls)
 
 
 def shortcut_constructor(cls: type) -> Callable[..., torch.Tensor] | None:
     """``make(cls, local tensor, spec, requires_grad=False)`` for DTensor."""
-    return torch.Tensor._dtensor__new__ if _is_dtensor(cls) else None
+    return torch.Tensor._dtensor__new__ if is_dtensor(cls) else None

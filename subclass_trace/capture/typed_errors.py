@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -13,9 +12,9 @@ import torch
 from .. import _torch
 from ..errors import DataDependentError, SubclassTraceError, UnsupportedError
 from ..subclass.protocol import is_traceable
-from .fsdp import no_fsdp_hooks
+from .distributed_calls import named_distributed_calls
 from .memory import no_capsules
-from .user_code import is_user_code
+from .user_code import tracebacks, user_line
 
 _OPTIMIZERS = str(Path(torch.optim.__file__).parent)
 
@@ -32,9 +31,9 @@ _READS_MEMORY = (
 
 @contextlib.contextmanager
 def typed_errors(recorder: Any) -> Iterator[None]:
-    """What torch raises for data-dependent code becomes a typed error with the user's line; FSDP2's hooks are one too."""
+    """What torch raises for data-dependent code becomes a typed error with the user's line."""
     try:
-        with no_fsdp_hooks(recorder), no_capsules(recorder):
+        with named_distributed_calls(), no_capsules(recorder):
             yield
     except (DataDependentError, TypeError, *_torch.DATA_DEPENDENT_ERRORS) as error:
         formula = _optimizer_at_work(error)
@@ -51,7 +50,7 @@ def typed_errors(recorder: Any) -> Iterator[None]:
     except _torch.NO_FAKE_KERNEL as error:
         raise UnsupportedError(
             f"the region uses an operation that has no kernel for fake tensors: {error}",
-            path=_user_line(error),
+            path=user_line(error),
             expected="operations that can be traced without data",
             got=str(error),
             fix="register a fake kernel for it (torch.library.register_fake), or move this part out of the region",
@@ -66,7 +65,7 @@ def typed_errors(recorder: Any) -> Iterator[None]:
             raise
         raise DataDependentError(
             "the region reads the values inside a tensor (.numpy(), .tolist(), data_ptr(), its storage)",
-            path=_user_line(error),
+            path=user_line(error),
             expected="operations whose result is a tensor",
             got=text,
             fix="move this part out of the region (torch.stack makes a tensor of tensors)",
@@ -76,7 +75,7 @@ def typed_errors(recorder: Any) -> Iterator[None]:
             raise
         raise UnsupportedError(
             "the region met a tensor of another trace",
-            path=_user_line(error),
+            path=user_line(error),
             got=" ".join(str(error).split())[:300],
             fix="do not keep tensors from inside a region in Python state that another region reads",
         ) from error
@@ -85,7 +84,7 @@ def typed_errors(recorder: Any) -> Iterator[None]:
 def _without_functional_form(text: str, error: BaseException) -> UnsupportedError:
     return UnsupportedError(
         "the region calls a collective of torch.distributed.nn.functional",
-        path=_user_line(error),
+        path=user_line(error),
         expected="torch.distributed.all_reduce and its siblings, or torch.distributed._functional_collectives",
         got=text,
         fix="use those of torch.distributed._functional_collectives (all_reduce_autograd and the like have gradients), "
@@ -100,7 +99,7 @@ def _depends_on_data(error: BaseException) -> DataDependentError:
     elsewhere = "use torch.where or torch.cond, or move this part out of the region"
     return DataDependentError(
         f"{whose} depend on the values inside a tensor",
-        path=_user_line(error),
+        path=user_line(error),
         expected="sizes and branches that follow from the inputs' metadata",
         got=" ".join(str(error).split())[:300],
         fix=elsewhere if cls is None else f"use {values}",
@@ -110,7 +109,7 @@ def _depends_on_data(error: BaseException) -> DataDependentError:
 def _class_at_work(error: BaseException) -> str | None:
     """The name of the wrapper class in whose ``__torch_dispatch__`` or ``__torch_function__`` the error was raised."""
     found = None
-    for tb in _tracebacks(error):
+    for tb in tracebacks(error):
         cls = tb.tb_frame.f_locals.get("cls")
         method = "__torch_" in tb.tb_frame.f_code.co_name
         if method and isinstance(cls, type) and is_traceable(cls):
@@ -118,20 +117,11 @@ def _class_at_work(error: BaseException) -> str | None:
     return found
 
 
-def _user_line(error: BaseException) -> str | None:
-    found = None
-    for tb in _tracebacks(error):
-        code = tb.tb_frame.f_code
-        if is_user_code(code):
-            found = f"{code.co_filename}:{tb.tb_lineno}"
-    return found
-
-
 def _reads_step_counters(formula: str, error: BaseException) -> DataDependentError:
     """Every optimizer has a form over tensors alone, which torch keeps for CUDA graphs and for Dynamo."""
     return DataDependentError(
         f"torch.optim's {formula} computes with the numbers inside its step counters",
-        path=_user_line(error),
+        path=user_line(error),
         expected="a formula over tensors: the graph is made once, for all steps",
         got=str(error).partition("\n")[0][:200],
         fix="pass capturable=True to it, or compile the optimizer's own step: "
@@ -141,7 +131,7 @@ def _reads_step_counters(formula: str, error: BaseException) -> DataDependentErr
 
 def _optimizer_at_work(error: BaseException) -> str | None:
     """The function of ``torch.optim`` that was called with ``capturable=False``, and raised the error."""
-    for tb in _tracebacks(error):
+    for tb in tracebacks(error):
         frame = tb.tb_frame
         if frame.f_code.co_filename.startswith(_OPTIMIZERS) and frame.f_locals.get("capturable") is False:
             return frame.f_code.co_name
@@ -152,7 +142,7 @@ def _launches(kernel: str, error: BaseException) -> UnsupportedError:
     """Triton asks each tensor for its address, which a fake one does not have."""
     return UnsupportedError(
         f"the region launches the Triton kernel {kernel}",
-        path=_user_line(error),
+        path=user_line(error),
         expected="operations, which are nodes of the graph",
         got="a kernel that takes the addresses of tensors",
         fix="make an operation of the function that launches it, with torch.library.custom_op and register_fake",
@@ -161,18 +151,10 @@ def _launches(kernel: str, error: BaseException) -> UnsupportedError:
 
 def _triton_kernel_at_work(error: BaseException) -> str | None:
     """The name of the kernel in whose launch the error was raised."""
-    for tb in _tracebacks(error):
+    for tb in tracebacks(error):
         frame = tb.tb_frame
         if str(frame.f_globals.get("__name__")).partition(".")[0] == "triton":
             kernel = getattr(frame.f_locals.get("self"), "fn", None)
             if kernel is not None:
                 return str(getattr(kernel, "__name__", None) or type(kernel).__name__)
     return None
-
-
-def _tracebacks(error: BaseException) -> Iterator[TracebackType]:
-    """From the outermost frame to the one that raised."""
-    tb = error.__traceback__
-    while tb is not None:
-        yield tb
-        tb = tb.tb_next

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -60,3 +61,21 @@ def line_text(frames: tuple[tuple[Any, int], ...] | None) -> str | None:
 def frames_text(node: fx.Node) -> str | None:
     """``file:line`` of the innermost user frame that recorded ``node`` (before its frames became text)."""
     return line_text(node.meta.get("frames"))
+
+
+def tracebacks(error: BaseException) -> Iterator[TracebackType]:
+    """Those of an error, from the outermost frame to the one that raised."""
+    tb = error.__traceback__
+    while tb is not None:
+        yield tb
+        tb = tb.tb_next
+
+
+def user_line(error: BaseException) -> str | None:
+    """``file:line`` of the innermost user frame through which an error came."""
+    found = None
+    for tb in tracebacks(error):
+        code = tb.tb_frame.f_code
+        if is_user_code(code):
+            found = f"{code.co_filename}:{tb.tb_lineno}"
+    return found

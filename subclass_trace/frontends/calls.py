@@ -22,6 +22,7 @@ from ..runtime.trees import unflatten_tree
 from ..subclass.context import ObjectIdentity, argument_snapshot
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
+from .managed_modules import check_flat_parameters, no_managed_modules
 from .modules import Assigned, Root, State, named_tensors, original, replaced, roots_of, states_of, submodules
 from .python_random import no_random_numbers
 from .python_state import Change, effects_on
@@ -113,6 +114,7 @@ class CallSite:
             module = original(leaf)
             if not any(module is r.module for r in found):
                 found.append(Root(module, path))
+        check_flat_parameters(found)
         states = states_of(found) if found else []
         flat = [*leaves, *[s.read() for s in states], *[n.read() for n in names]]
         return CallSite(flat, tree, len(leaves), tuple(states), tuple(found), tuple(names), reached)
@@ -250,6 +252,7 @@ class CallSite:
             states = handed[self.user_count : self.user_count + len(self.states)]
             self.unfinished.clear()
             with (
+                no_managed_modules(self.roots),
                 no_random_numbers(self.reached),
                 effects_on(self.reached) as effects,
                 replaced(self.roots, self.states, states) as assigned,

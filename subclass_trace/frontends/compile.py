@@ -25,6 +25,7 @@ from typing import Any, TypeVar, overload
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from .. import _torch
 from .._torch.dynamo import never_compiled
 from ..backends import resolve_backend
 from ..capture.again import FirstRun
@@ -209,7 +210,7 @@ class Region:
         options = self.options
         backend = resolve_backend(options.backend, fw_compiler=options.fw_compiler, bw_compiler=options.bw_compiler)
         partitioner = resolve_partitioner(options.partitioner, options.activation_memory_budget)
-        table = {**(backend.decompositions() if backend.decompositions else {}), **options.decompositions}
+        table = options.table(backend)
         captured, arguments, positions = self._capture(site, table)
         inputs = [a.value for a in arguments] + [c.value for c in captured.closed_over]
         view = site.module_view()
@@ -420,11 +421,17 @@ def compile(function: Any = _DECORATOR, **options: Any) -> Any:
             got=repr(function),
             fix="write st.compile(function, backend=...) or @st.compile(backend=...)",
         )
-    if isinstance(function, torch.nn.Module):
-        from .module_region import ModuleRegion
+    return region_of(function, make_options(options))
 
-        return ModuleRegion(function, make_options(options))
-    return Region(function, make_options(options))
+
+def region_of(function: Callable[..., Any], options: Options, *, keep_joint: bool = False) -> Region:
+    """The region of a function; of a module one that is a module (`ModuleRegion`)."""
+    if not isinstance(function, torch.nn.Module):
+        return Region(function, options, keep_joint=keep_joint)
+    from .module_region import DataParallelRegion, ModuleRegion
+
+    cls = DataParallelRegion if _torch.is_data_parallel(function) else ModuleRegion
+    return cls(function, options, keep_joint=keep_joint)
 
 
 _ELSEWHERE = {

@@ -276,7 +276,7 @@ class _Compilation:
             self.options.backend, fw_compiler=self.options.fw_compiler, bw_compiler=self.options.bw_compiler
         )
         partitioner = resolve_partitioner(self.options.partitioner, self.options.activation_memory_budget)
-        table = {**(backend.decompositions() if backend.decompositions else {}), **self.options.decompositions}
+        table = self.options.table(backend)
         env = context.fake_mode.shape_env
         try:
             captured = self._capture(context, site, arguments, positions, sources, table)

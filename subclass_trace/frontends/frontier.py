@@ -27,7 +27,7 @@ from ..report.tables import bytes_text
 from ..runtime.backward import TRACE_LOCK
 from ..runtime.specialize import facts_of
 from .calls import CallSite
-from .compile import Region
+from .compile import region_of
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def memory_frontier(function: Callable[..., Any], /, *args: Any, **kwargs: Any) 
 def frontier_with(cut: MinCut, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> MemoryFrontier:
     """`memory_frontier` for a partitioner with options: another objective, a measured machine."""
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
-    region = Region(function, Options())
+    region = region_of(function, Options())
     with TRACE_LOCK:
         captured, arguments, _ = region._capture(CallSite.of_function(region.function, args, kwargs), {})
         traced = None if captured.tape is None else captured.tape.trace(captured.tape.guess())

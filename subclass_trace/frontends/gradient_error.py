@@ -26,7 +26,7 @@ from ..report.tables import Table, bytes_text, shape_text
 from ..report.text import render
 from ..subclass.flatten import leaves_of
 from .calls import CallSite, flatten_results
-from .compile import Region, Specialization
+from .compile import Region, Specialization, region_of
 
 Tensor = torch.Tensor
 
@@ -160,7 +160,7 @@ def gradient_error(
     site = CallSite.of_function(function, *call)
     runs = []
     for cut in (replace(partitioner, store=None), partitioner):
-        region = Region(function, Options(partitioner=cut))
+        region = region_of(function, Options(partitioner=cut))
         with _unchanged(site):
             gradients = _gradients(region, call, site, grad_outputs)
         runs.append((gradients, region.specialize(*call[0], **call[1])))

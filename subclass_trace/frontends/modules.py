@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from ..plan import AssignmentPlan
 from ..runtime.guards import LOGS, NameGuard, as_held
@@ -139,7 +140,9 @@ class _Overlay(dict[str, Any]):
         self.real, self.thread, self.traced = real, threading.get_ident(), dict(real)
 
     def _mine(self) -> dict[str, Any]:
-        return self.traced if threading.get_ident() == self.thread else self.real
+        if is_dynamo_compiling() or threading.get_ident() == self.thread:
+            return self.traced
+        return self.real
 
     def __getitem__(self, key: str) -> Any:
         return self._mine()[key]

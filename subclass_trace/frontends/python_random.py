@@ -14,7 +14,6 @@ from ..errors import UnsupportedError
 from ..subclass.paths import Path
 from .reach import Reached
 
-
 _GLOBAL = ("random", "numpy.random")
 
 

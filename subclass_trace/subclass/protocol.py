@@ -147,7 +147,7 @@ def unflatten_of(cls: type) -> Callable[[dict[str, Any], Any, Any, Any], torch.T
     hit = _UNFLATTEN.get(cls)
     if hit is not None:
         return hit
-    method: Callable[..., torch.Tensor] = cls.__tensor_unflatten__  # type: ignore[attr-defined]
+    method: Callable[..., torch.Tensor] = _torch.repaired_unflatten(cls) or cls.__tensor_unflatten__  # type: ignore[attr-defined]
     try:
         inspect.signature(method).bind({}, None, (), ())
         call = method

@@ -9,6 +9,7 @@ import torch
 
 import subclass_trace as st
 from subclass_trace import _torch
+from subclass_trace.backends import Backend
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -42,6 +43,43 @@ def test_batch_norm_is_decomposed(train: bool, dynamic: bool) -> None:
         graphs = [specialization.graphs.forward, specialization.graphs.backward]
         targets = {str(n.target) for g in graphs if g is not None for n in g.graph.nodes}
         assert not [t for t in targets if "batch_norm" in t]
+
+
+def test_a_packet_stands_for_its_overloads_and_an_overload_counts_more() -> None:
+    aten = torch.ops.aten
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([torch.nn.functional.gelu(x), torch.pow(x, 3), torch.pow(3, x)])
+
+    table = {
+        aten.pow.Scalar: lambda x, n: n * 1000,
+        aten.gelu: lambda x, approximate="none": x * 100,
+        aten.pow: lambda x, n: x * 10,
+    }
+    x = torch.ones(3)
+    assert st.compile(f, decompositions=table)(x)[:, 0].tolist() == [100, 10, 1000]
+    own = Backend("own", *[lambda gm, _: gm] * 3, lambda: {aten.gelu: lambda x, approximate="none": x * 7})
+    assert st.compile(f, backend=own)(x)[0, 0] == 7
+    assert st.compile(f, backend=own, decompositions=table)(x)[0, 0] == 100
+
+
+@pytest.mark.parametrize(
+    ("key", "fix"),
+    [
+        ("aten.gelu.default", "write torch.ops.aten.gelu"),
+        (torch.nn.functional.gelu, "write torch.ops.aten.gelu"),
+        (torch.nn.GELU(), None),
+    ],
+    ids=["text", "function", "module"],
+)
+def test_a_key_that_is_no_operation(key: object, fix: str | None) -> None:
+    function = lambda x: x
+    with pytest.raises(st.OptionError, match="decompositions has a key that is no operation") as caught:
+        st.compile(function, decompositions={torch.ops.aten.sin.default: function, key: function})
+    assert str(caught.value.path).startswith("decompositions[") and repr(key) in str(caught.value.path)
+    assert caught.value.fix == fix
+    with pytest.raises(st.OptionError, match="decompositions has a value that is no function"):
+        st.compile(function, decompositions={torch.ops.aten.sin: 3})
 
 
 def test_arithmetic_on_sizes_becomes_nodes() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
 
 import subclass_trace as st
 from subclass_trace.errors import ProtocolError, UnsupportedError
@@ -55,11 +57,95 @@ def test_sharded_parameters_of_fsdp2_may_be_inputs(mesh) -> None:
     assert torch.equal(out.to_local(), weight.to_local() * 2)
 
 
+CPU = {"device_id": torch.device("cpu")}
+
+
+def replicated() -> nn.Module:
+    from torch.distributed._composable.replicate import replicate
+
+    return replicate(nn.Linear(8, 8))
+
+
+@pytest.mark.parametrize(
+    ("build", "path", "name"),
+    [
+        (
+            lambda: st.compile(nn.Sequential(nn.ReLU(), DistributedDataParallel(nn.Linear(8, 8)))),
+            "self[1]",
+            "Distributed",
+        ),
+        (lambda: st.compile(DistributedDataParallel(nn.Linear(8, 8)).forward), "self", "DistributedDataParallel"),
+        (lambda: st.compile(replicated()), "self", "replicate"),
+        (
+            lambda: st.compile(nn.Sequential(FullyShardedDataParallel(nn.Linear(8, 8), **CPU))),
+            "self[0]",
+            "FullySharded",
+        ),
+    ],
+    ids=["DDP inside", "the forward of DDP", "replicate", "FSDP1"],
+)
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+def test_modules_with_python_of_their_own_in_each_call(process_group, build, path: str, name: str) -> None:
+    with pytest.raises(UnsupportedError, match=name) as caught:
+        build()(torch.randn(2, 8))
+    assert caught.value.path == path
+    assert "model.forward = subclass_trace.compile(model.forward)" in str(caught.value.fix)
+    assert "__wrapped__" not in vars(DistributedDataParallel._pre_forward)  # as it was
+
+
+def test_data_parallel_without_devices_only_calls_its_module(process_group) -> None:
+    model, x = nn.DataParallel(nn.Linear(8, 8)), torch.randn(2, 8)
+    assert torch.equal(st.compile(model)(x), model(x))
+
+
+def test_the_module_inside_ddp_is_traced(process_group) -> None:
+    found = st.trace(DistributedDataParallel(nn.Linear(8, 8)), torch.randn(2, 8))
+    assert "self.weight" in found.names.values()
+
+
 def test_hooks_of_other_modules_are_not_checked_after_the_capture(mesh) -> None:
     st.compile(lambda x: x * 2)(torch.ones(2))
     from torch.nn.modules import module
 
     assert not module._global_forward_pre_hooks
+
+
+def objects_of_all(x):
+    found = [None] * 4
+    dist.all_gather_object(found, {"step": 1})
+    return x
+
+
+def object_of_one(x):
+    dist.broadcast_object_list([1, 2])
+    return x
+
+
+@pytest.mark.parametrize(
+    ("f", "name", "fix"),
+    [
+        (objects_of_all, "all_gather_object, which sends pickled Python objects", "outside of the region"),
+        (object_of_one, "broadcast_object_list, which sends pickled Python objects", "outside of the region"),
+        (lambda x: dist.init_device_mesh("cpu", (2, 2)), "init_device_mesh", "make the mesh outside of the region"),
+    ],
+    ids=["all_gather_object", "broadcast_object_list", "init_device_mesh"],
+)
+def test_calls_that_read_values_in_python(process_group, f, name: str, fix: str) -> None:
+    with pytest.raises(UnsupportedError, match=name) as caught:
+        st.compile(f)(torch.ones(2))
+    assert fix in str(caught.value.fix) and __file__ in str(caught.value.path)
+
+
+def test_checks_and_sends_of_dtensors(mesh) -> None:
+    x = torch.ones(4, 2)
+    with pytest.raises(UnsupportedError, match="from_local, which compares the tensors of all ranks") as caught:
+        st.compile(lambda x: DTensor.from_local(x, mesh, [Replicate()], run_check=True))(x)
+    assert "run_check=False" in str(caught.value.fix)
+    with pytest.raises(UnsupportedError, match="distribute_tensor, which sends the tensor of one rank") as caught:
+        st.compile(lambda x: distribute_tensor(x, mesh, [Shard(0)]))(x)
+    assert "src_data_rank=None" in str(caught.value.fix)
+    with pytest.raises(UnsupportedError, match="c10d.send"):  # an own name stays where a listed call is not to blame
+        st.compile(lambda x: (distribute_tensor(x, mesh, [Replicate()], src_data_rank=None), dist.send(x, 0)))(x)
 
 
 def test_index_from_a_tensor(mesh) -> None:

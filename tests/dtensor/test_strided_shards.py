@@ -1,0 +1,75 @@
+"""``x.view(b * s, h)`` of a DTensor that is split by ``s``: a ``_StridedShard``, as value, result, input and gradient."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from spmd import COLUMNS, check, difference, of_local, seen, whole
+from torch.distributed.tensor import DTensor, Shard
+
+import subclass_trace as st
+
+
+def flat(x):
+    return x.flatten(0, 1)
+
+
+def flat_linear(x, w):
+    return F.linear(x.view(-1, 6), w).relu().sum()
+
+
+def there_and_back(x):
+    return (flat(x) * 2).unflatten(0, x.shape[:2]).sin()
+
+
+@pytest.mark.parametrize("f", [flat, there_and_back])
+def test_views_of_a_sequence_parallel_activation(mesh, f) -> None:
+    def make():
+        x = of_local(mesh, 8, 1, 6, placements=COLUMNS)
+        return (x,), (x,)
+
+    check(f, make)
+
+
+def test_a_loss_of_one(mesh) -> None:
+    def make():
+        x, w = of_local(mesh, 8, 1, 6, placements=COLUMNS), whole(mesh, 5, 6, seed=1, grad=True)
+        return (x, w), (x, w)
+
+    check(flat_linear, make)
+
+
+def test_of_two_mesh_dimensions(mesh_2d) -> None:
+    def make():
+        x = of_local(mesh_2d, 4, 2, 6, placements=[Shard(0), Shard(1)])
+        return (x,), (x,)
+
+    check(lambda x: flat(x).cos(), make)
+
+
+def test_as_an_input(mesh) -> None:
+    def make():
+        x = flat(of_local(mesh, 8, 1, 6, placements=COLUMNS).detach()).requires_grad_()
+        return (x,), (x,)
+
+    region = check(torch.sin, make)
+    other = make()[0][0].detach()
+    decoded = DTensor.from_local(
+        other.to_local(), mesh, other.placements, run_check=False
+    )  # it says that it is an order
+    for x in (other, decoded, other):
+        want, got = (x.sin(), region(x))
+        assert got._spec == want._spec and torch.equal(got.to_local(), want.to_local())
+
+
+def test_a_changing_batch(mesh) -> None:
+    region = st.compile(there_and_back)
+    for batch in (8, 4, 6):
+        found = []
+        for f in (there_and_back, region):
+            x = of_local(mesh, batch, 1, 6, placements=COLUMNS, seed=batch)
+            out = f(x)
+            out.sum().backward()
+            found.append([seen(out), seen(x.grad)])
+        assert difference(*found) is None, difference(*found)

@@ -69,6 +69,7 @@ class Session:
         with contextlib.ExitStack() as stack:
             enter = stack.enter_context
             enter(self.mode)
+            enter(_torch.quiet_fake_errors())  # what a fake kernel refuses is raised, and told once
             if self.dynamic:  # composite kernels with symbolic sizes are written in Python
                 enter(_torch.enable_python_dispatcher())
             enter(_torch.composites_as_eager())

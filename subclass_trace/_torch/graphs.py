@@ -11,6 +11,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer, disable_autocast_cache
 
+from .fakes import quiet_fake_errors
 from .kinds import SYM_TYPES, is_fake
 from .modes import disable_autocast, exclude_functionalize, no_modes, without_tracing
 
@@ -103,6 +104,7 @@ class FunctionalReplay:
             enter = stack.enter_context
             enter(no_modes())
             enter(self.mode)
+            enter(quiet_fake_errors())
             enter(enable_python_dispatcher())
             enter(ProxyTorchDispatchMode(self.tracer, "symbolic"))
             enter(decompose(decompositions))

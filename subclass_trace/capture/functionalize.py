@@ -18,11 +18,14 @@ from .. import _torch
 from ..errors import UnsupportedError
 from .aliasing import byte_range
 from .effects import has_effects
+from .places import strided_views, view_chain, written_nodes
 from .session import Session
 from .user_code import frames_text
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
+#: operations with a place in the storage among their arguments, and its number there
+_PLACED = {aten.as_strided_.default: 3, aten.as_strided_copy.default: 3, aten.as_strided_scatter.default: 4}
 _COPIED = ("recompute", "ac_graph_id", "unpack", "packed")
 
 
@@ -63,35 +66,13 @@ def overlapping_views(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     the memory, the part that is written is a part of the root like any other.
     """
     found: dict[fx.Node, fx.Node] = {}
-    for node in graph.nodes:
-        if node.op != "call_function" or not isinstance(node.target, _torch.OpOverload):
-            continue
-        if not node.target._schema.is_mutable or torch.Tag.inplace_view in node.target.tags:
-            continue
-        for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
-            written = argument.alias_info is not None and argument.alias_info.is_write
-            for target in value if isinstance(value, (list, tuple)) else [value]:
-                if written and isinstance(target, fx.Node):
-                    _refuse_overlap(target, node)
-                    root, chain = _view_chain(target)
-                    if all(v.meta["val"].dtype == root.meta["val"].dtype for v in chain):
-                        last = max((k for k, v in enumerate(chain) if _has_no_inverse(v)), default=-1)
-                        found |= dict.fromkeys(chain[: last + 1], root)
+    for node, target in written_nodes(graph):
+        _refuse_overlap(target, node)
+        root, chain = view_chain(target)
+        if all(v.meta["val"].dtype == root.meta["val"].dtype for v in chain):
+            last = max((k for k, v in enumerate(chain) if _has_no_inverse(v)), default=-1)
+            found |= dict.fromkeys(chain[: last + 1], root)
     return found
-
-
-def _view_chain(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
-    """The tensor that ``node`` is a view of, and the views on the way, last first."""
-    chain = []
-    while node.op == "call_function" and node.args and isinstance(node.args[0], fx.Node):
-        made: Any = node.args[0] if node.target is operator.getitem else node
-        target = made.target
-        if not isinstance(target, _torch.OpOverload) or not (target.is_view or target._schema.is_mutable):
-            break
-        if target.is_view:
-            chain.append(node)
-        node = made.args[0]
-    return node, chain
 
 
 def _has_no_inverse(view: fx.Node) -> bool:
@@ -137,9 +118,15 @@ def _in_memory_order(t: Any) -> Any:
 
 def _offset_after(start: Any, dtype: torch.dtype, t: Tensor) -> Any:
     """Where ``t`` starts, in elements after byte ``start`` of its storage."""
-    skipped = start // dtype.itemsize
-    # Torch's proxies take a symbol less 0 for the symbol that it is made of, and never come to an end.
-    return t.storage_offset() if type(skipped) is int and skipped == 0 else t.storage_offset() - skipped
+    return _elements_after(start, dtype, t.storage_offset())
+
+
+def _elements_after(start: Any, dtype: torch.dtype, place: Any) -> Any:
+    # Torch's proxies take a symbol less 0, or times 4 by 4, for the symbol that it is made of, and never come to an end.
+    with _torch.without_tracing():
+        offset = place - start // dtype.itemsize
+        known = isinstance(offset, torch.SymInt) and offset.node.expr.is_number
+        return int(offset) if known else offset
 
 
 def _not_functional(node: fx.Node, error: Exception) -> UnsupportedError:
@@ -181,7 +168,7 @@ class _Replay:
         replay, graph, root = self.functional, self.recorder.graph, self.recorder.root
         replay.adopt(root, [n.target for n in graph.nodes if n.op == "get_attr"])
         inputs = self._place_inputs(graph)
-        self.by_place = overlapping_views(graph)
+        self.by_place = overlapping_views(graph) | strided_views(graph)
         forward_nodes: list[Any] | None = None
         names: dict[str, str] = {}
         # What is functional only now is decomposed here: the recorder leaves mutable operations alone.
@@ -296,6 +283,8 @@ class _Replay:
             return self.functional.adopt_number(node.meta["val"], read)
         args = fx.node.map_arg(node.args, self.env.__getitem__)
         kwargs = fx.node.map_arg(node.kwargs, self.env.__getitem__)
+        if node.target in _PLACED:
+            args = self._placed(node, args)
         try:
             if node in self.by_place:
                 return self._view_by_place(self.by_place[node], node.meta["val"])
@@ -311,7 +300,19 @@ class _Replay:
         if group is None:
             return self.env[root].as_strided(view.shape, view.stride(), view.storage_offset())
         _, start, dtype = self.bases[group]
+        if dtype != view.dtype:
+            raise RuntimeError("a view by its place in memory that inputs of several dtypes share")
         return self.wrapped[group].as_strided(view.shape, view.stride(), _offset_after(start, dtype, view))
+
+    def _placed(self, node: fx.Node, args: Any) -> Any:
+        """The arguments of an operation that counts from the start of the storage, which a group's base cuts off."""
+        root, _ = view_chain(node.args[0])  # type: ignore[arg-type]
+        group = self.group_of.get(str(root.target)) if root.op == "placeholder" else None
+        k = _PLACED[node.target]  # type: ignore[index]
+        if group is None or len(args) <= k or args[k] is None:
+            return args
+        _, start, dtype = self.bases[group]
+        return *args[:k], _elements_after(start, dtype, args[k]), *args[k + 1 :]
 
     def _opaque(self, node: fx.Node, root: torch.nn.Module) -> Any:
         """Copied as it is: an operation with effects, or a higher order operator, whose branches are functional."""

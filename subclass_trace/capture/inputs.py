@@ -22,7 +22,7 @@ from ..subclass.flatten import flatten, leaf_paths
 from ..subclass.paths import Path
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, is_ragged, spec_leaves
 from ..subclass.visit import rebuild
-from .aliasing import alias_groups
+from .aliasing import storage_key
 from .counters import Groups, counter_groups
 from .session import Dim, Session
 
@@ -249,9 +249,9 @@ class _Symbols:
     def unbound(self, specs: Sequence[Spec], originals: Sequence[Tensor]) -> list[Any]:
         """Sizes, and arguments that are sizes, whose symbol is the size, stride or offset of no dense leaf.
 
-        Leaves that overlap may become one graph input, which does not tell their sizes.
+        Leaves of one storage may become one graph input, which does not tell their sizes.
         """
-        overlapping = {k for members in alias_groups(originals) for k in members} if self.session.dynamic else set()
+        overlapping = _of_one_storage(originals) if self.session.dynamic else set()
         known: set[Any] = {None}
         for k, fake in enumerate(originals):
             if k not in overlapping:
@@ -276,6 +276,14 @@ class _Symbols:
             if _torch.size_symbol(size) not in known:
                 extra.setdefault(_torch.size_symbol(size), size)
         return list(extra.values())
+
+
+def _of_one_storage(leaves: Sequence[Tensor]) -> set[int]:
+    storages: dict[int, list[int]] = {}
+    for k, t in enumerate(leaves):
+        if t.layout is torch.strided:
+            storages.setdefault(storage_key(t), []).append(k)
+    return {k for members in storages.values() if len(members) > 1 for k in members}
 
 
 def _numbers_of(fake: Tensor) -> tuple[Any, ...]:

@@ -31,6 +31,7 @@ from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from .aliasing import ByteRange, byte_range
 from .context_reads import unnoted
+from .eager_errors import REFUSALS, error_of_eager, refuse_as_eager
 from .foreach import WITH_NUMBERS, steps, with_numbers
 from .random_state import RandomState
 from .results import Results
@@ -315,6 +316,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             if known is not None:
                 return known
         if func is aten.polygamma_.default:  # torch has no functional form of it
+            refuse_as_eager(func, args, kwargs)
             with self:
                 return args[0].copy_(aten.polygamma.default(args[1], args[0]))
         if func is aten.rrelu_with_noise.default and not args[0].is_contiguous():
@@ -446,13 +448,17 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             ordered = steps(func, args)
             if ordered is not None:
                 return self._step_by_step(func, ordered, kwargs)
+            refuse_as_eager(func, args, kwargs)
             self._note_writes(func, args, kwargs)
         if self.random_state is not None and torch.Tag.nondeterministic_seeded in func.tags:
             for a in (*args, *kwargs.values()):
                 if isinstance(a, torch.Generator):
                     self.random_state.draws(a)
         versions = foreach_versions(func, args)
-        out = self.results.run(func, args, kwargs)
+        try:
+            out = self.results.run(func, args, kwargs)
+        except REFUSALS as error:
+            raise error_of_eager(func, args, kwargs, error, self.user_line()) from None
         if func is aten.max_unpool2d.default:  # the fake kernel makes it contiguous, the real one does not
             out = _torch.like_format_of(out, args[0])
         for t, version in versions:  # the fake kernel of a foreach operation does not move it; the real one does

@@ -32,6 +32,7 @@ from .inputs import Argument, DynamicDims, TracedInput, TracedInputs, trace_inpu
 from .metadata import MetadataReads
 from .mutation import Before, check_members, read_mutations, remember
 from .outputs import OutputClassifier, leaf_inside
+from .places import groups_by_place, scattered_roots
 from .random_state import RandomState, UnknownGenerators
 from .recorder import Recorder
 from .session import Session
@@ -322,7 +323,7 @@ class _Capture:
         edges = [e for _, e in rows]
         leaf_primals, size_primals = self._primals(inputs)
         originals = [*inputs.originals, *originals_of(recorder)]
-        written = _written_groups(originals, leaf_primals, recorder)
+        written = _written_groups(originals, leaf_primals, recorder, forward)
         tape = None
         saved: frozenset[str] = frozenset()
         out_of_sight = False
@@ -425,15 +426,19 @@ def _of_other_mode(
 
 
 def _written_groups(
-    originals: Sequence[Tensor], leaf_primals: Sequence[int], recorder: Recorder
+    originals: Sequence[Tensor], leaf_primals: Sequence[int], recorder: Recorder, values: Sequence[Any]
 ) -> tuple[tuple[int, ...], ...]:
-    groups = []
-    for members in alias_groups(originals):
-        if any(recorder.was_written(originals[k]) for k in members):
-            groups.append(tuple(leaf_primals[k] for k in members))
+    """Leaves (by the numbers of their graph inputs) that become one graph input. ``values``: the forward's results."""
+    rows: list[Sequence[int]] = [
+        members for members in alias_groups(originals) if any(recorder.was_written(originals[k]) for k in members)
+    ]
+    if recorder.mutable:
+        rows = [*groups_by_place(originals, leaf_primals, recorder, rows, values)]
+    groups = [tuple(leaf_primals[k] for k in members) for members in rows]
     if recorder.mutable:  # what is written through an overlapping view is seen as a flat piece of memory too
         grouped = {n for members in groups for n in members}
-        roots = {str(root.target) for root in overlapping_views(recorder.graph).values()}
+        views = {*overlapping_views(recorder.graph).values(), *scattered_roots(recorder.graph)}
+        roots = {str(root.target) for root in views}
         alone = (n for n in leaf_primals if n not in grouped and f"primals_{n + 1}" in roots)
         groups += [(n,) for n in alone]
     return tuple(groups)

@@ -71,6 +71,7 @@ class Session:
             enter = stack.enter_context
             enter(unchanged_by_dispatch())
             enter(self.mode)
+            enter(_torch.quiet_fake_errors())  # what a fake kernel refuses is raised, and told once
             if self.dynamic:  # composite kernels with symbolic sizes are written in Python
                 enter(_torch.enable_python_dispatcher())
             enter(_torch.composites_as_eager())

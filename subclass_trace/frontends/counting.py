@@ -117,11 +117,11 @@ def counters_of(
     return places
 
 
-def tallies_of(reached: Reached, tables: Sequence[tuple[Any, Any]]) -> set[int]:
-    """The dicts that the code only counts in (``tally[key] += 1``), by their ids."""
+def tallies_of(reached: Reached, tables: Sequence[tuple[Any, Any]]) -> dict[int, Any]:
+    """The containers that the code only counts in (``tally[key] += 1``) or appends to, by their ids."""
     rows = [row.read() for row in reached.slots if row.name in reached.counters]
     rows += [_at(table, name) for _, table in tables for name in reached.counters]
-    return {id(value) for value in rows if isinstance(value, dict)}
+    return {id(value): value for value in rows if isinstance(value, (dict, list, deque, set))}
 
 
 def _places(reached: Reached, tables: Sequence[tuple[Any, Any]]) -> Iterator[Place]:
@@ -158,7 +158,7 @@ def _at(table: Any, name: Any) -> Any:
 
 def _items(value: Any) -> Iterator[Place]:
     """The numbers in a dict or a list."""
-    if isinstance(value, (dict, list, deque)) and len(value) <= _MOST_ITEMS:
+    if isinstance(value, (dict, list)) and len(value) <= _MOST_ITEMS:
         rows = value.items() if isinstance(value, dict) else enumerate(value)
         for key, item in list(rows):
             if type(item) in (int, float):

@@ -83,6 +83,9 @@ def effects_on(reached: Reached) -> Iterator[list[Change]]:
     tables = [(held.owner, held.value) for held, _ in rows if held.attributes]
     counters = counters_of(reached, tables, skip)
     tallies = tallies_of(reached, tables)
+    emptied = {key for key, value in tallies.items() if isinstance(value, set) or getattr(value, "maxlen", None)}
+    for key in emptied:  # else what is in there already, and what drops out, would hide what is added
+        tallies[key].clear()
     try:
         yield effects
     finally:
@@ -101,7 +104,7 @@ def effects_on(reached: Reached) -> Iterator[list[Change]]:
                 others = {name for owner, name in skip if owner == id(held.owner)}
                 effects += _take_back(held.value, was, id(held.value) in tallies, others)
             elif isinstance(held.value, (list, deque, set)):
-                effects += _shorten(held.value, was)
+                effects += _shorten(held.value, was, id(held.value) in emptied)
             if any(holds_traced(v) for v in held.added(was)):
                 held.restore(was)
                 if held.path is not None:
@@ -156,22 +159,34 @@ def _take_back(table: Any, was: dict[Any, Any], counted: bool, skip: Collection[
         _bind(table, key, before)
 
 
-def _shorten(container: Any, was: Any) -> Iterator[Change]:
-    """What was appended to a list or a deque, or added to a set, if it is nothing but numbers and strings."""
+def _shorten(container: Any, was: Any, emptied: bool) -> Iterator[Change]:
+    """What was appended to a list or a deque, or added to a set, if it is nothing but numbers and strings.
+
+    ``emptied``: it was empty when the function began.
+    """
+    now, old = list(container), list(was)
+    new = now if emptied else _added(now, old, container)
+    simple = all(isinstance(v, torch.SymInt) or is_simple(v) for v in new)
+    if emptied or (new and simple):
+        container.clear()
+        extend = container.update if isinstance(container, set) else container.extend
+        extend(old if simple else [*old, *new])
+    if simple:
+        yield from (Append(container, value) for value in new)
+
+
+def _added(now: list[Any], old: list[Any], container: Any) -> list[Any]:
+    """The new items, where nothing else was done; none otherwise."""
     if isinstance(container, set):
-        known = set(map(id, was))
-        new = [v for v in container if id(v) not in known]
-        if len(container) != len(was) + len(new):
-            return
-    else:
-        now, old = list(container), list(was)
-        new = now[len(old) :]
-        if any(map(operator.is_not, now, old)) or len(now) < len(old):
-            return
-    if new and all(isinstance(v, torch.SymInt) or is_simple(v) for v in new):
-        for value in new:
-            container.remove(value) if isinstance(container, set) else container.pop()
-            yield Append(container, value)
+        known = set(map(id, old))
+        new = [v for v in now if id(v) not in known]
+        return new if len(now) == len(old) + len(new) else []
+    dropped = range(len(old) + 1) if getattr(container, "maxlen", None) == len(now) else range(1)
+    for k in dropped:
+        rest = old[k:]
+        if len(rest) <= len(now) and not any(map(operator.is_not, now, rest)):
+            return now[len(rest) :]
+    return []
 
 
 # ---------------------------------------------------------------------------------------------- what may be changed

@@ -214,7 +214,7 @@ _JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
 
 def _grows(steps: Sequence[dis.Instruction]) -> bool:
     """Is it ``name.append(...)`` or the like, of which the code sees nothing?"""
-    return len(steps) == 2 and _is_call(steps[1]) and steps[1].argval in ("append", "appendleft", "extend", "add")
+    return len(steps) == 2 and _is_call(steps[1]) and steps[1].argval in ("append", "extend", "add", "update")
 
 
 def _is_call(step: dis.Instruction) -> bool:

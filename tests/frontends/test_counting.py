@@ -119,6 +119,42 @@ def test_globals_cells_and_a_deque() -> None:
     assert (CALLS, n) == (3, 6)
 
 
+def test_bounded_deques_and_sets() -> None:
+    recent, shown, seen = collections.deque[int](maxlen=3), collections.deque[int](maxlen=2), set[Any]()
+
+    def f(x: Tensor) -> Tensor:
+        recent.append(x.shape[0])
+        seen.add(4)
+        seen.add("b")
+        shown.append(shown[0] + 1)
+        return x + shown[-1]
+
+    rows = []
+    for call in (f, st.compile(f)):
+        recent.extend([7, 8, 8]), shown.extend([0, 1]), seen.clear(), seen.update({4, "a"})
+        for k in range(4):
+            out = call(torch.ones(8))
+            rows.append((out[0].item(), list(recent), set(seen), list(shown)))
+            if k == 2:
+                seen.clear()
+    assert rows[:4] == rows[4:] and recent.maxlen == 3 and rows[3][2] == {4, "b"} and rows[0][2] == {4, "a", "b"}
+
+
+def test_objects_in_a_set_happen_once() -> None:
+    class Named:
+        def __init__(self) -> None:
+            self.kinds: set[Any] = set()
+
+        def __call__(self, x: Tensor) -> Tensor:
+            self.kinds.add(Model)
+            return x * 2
+
+    held = Named()
+    region = st.compile(held)
+    region(torch.ones(2)), region(torch.ones(2))
+    assert held.kinds == {Model}
+
+
 def test_training_and_a_second_run_of_the_function() -> None:
     held = SimpleNamespace(calls=0)
 

@@ -25,6 +25,8 @@ from .recorder import Recorder
 from .views import RESHAPES, lost_history
 
 Tensor = torch.Tensor
+#: what a kernel in C++ says that knows no symbols
+_OF_NUMBERS = "ArrayRef expected to contain only concrete integers"
 _POWERS = ("pow", "pow_", "__pow__", "__rpow__", "__ipow__", "float_power", "float_power_")
 
 
@@ -104,14 +106,23 @@ class CapturedFunctions(_torch.TorchFunctionMode):
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Where the code of a wrapper class reads a number by indexing, the call is traced again, with that replaced."""
         writes = len(self.recorder.writes)
+        instead = COMPOSITES.get(getattr(func, "__name__", ""))
         try:
-            instead = COMPOSITES.get(getattr(func, "__name__", ""))
-            return func(*args, **kwargs) if instead is None else instead(self.recorder, func, args, kwargs)
+            if instead is not None:
+                return instead(self.recorder, func, args, kwargs)
+            if self.recorder.has_read_numbers and _has_symbols((args, kwargs)):
+                with _torch.enable_python_dispatcher():  # composite kernels in C++ ask for numbers
+                    return func(*args, **kwargs)
+            return func(*args, **kwargs)
         except (RuntimeError, *_torch.DATA_DEPENDENT_ERRORS) as error:
-            if not depends_on_data(error):
+            of_numbers = _OF_NUMBERS in str(error)  # a tensor stood for a size, so that no symbol was seen
+            if not (of_numbers or depends_on_data(error)):
                 raise
             if len(self.recorder.writes) != writes or self.recorder.inside is not None:
                 raise
+        if of_numbers:
+            with _torch.enable_python_dispatcher():
+                return func(*args, **kwargs)
         self.recorder.inside = IndexingInside(self.indexing)
         try:
             return func(*args, **kwargs)
@@ -145,3 +156,9 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         self.views.forget(x)
         recorder.alias(x, value)
         return None
+
+
+def _has_symbols(value: Any) -> bool:
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    return any(map(_has_symbols, value)) if isinstance(value, (tuple, list)) else isinstance(value, torch.SymInt)

@@ -100,6 +100,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.inside: Any = None  # a function mode for the code of wrapper classes
         self._class_call: Any = None  # the operation that the code of a class runs for it
         self.mutable = False
+        self.has_read_numbers = False  # by ``.item()``: there are symbols that no input tells
         self.tag = "is_forward"
         self.backward_seq: int | None = None
         self.checkpoint: CheckpointTag | None = None
@@ -381,6 +382,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         if t.dtype is torch.bool:  # of no use but for control flow
             raise value_asked_for(t, self.user_line())
+        self.has_read_numbers = True
         try:
             return self._record(func, (t,), {})
         except _torch.DATA_DEPENDENT_ERRORS as error:

@@ -59,6 +59,8 @@ def typed_errors(recorder: Any) -> Iterator[None]:
         if isinstance(error.__cause__, _torch.DATA_DEPENDENT_ERRORS):  # DTensor raises another error from it
             raise _depends_on_data(error) from error
         text = " ".join(str(error).split())[:300]
+        if "ArrayRef expected to contain only concrete integers" in text:
+            raise _depends_on_data(error) from error
         if "is not supported under torch.compile" in text and "torch.distributed" in text:
             raise _without_functional_form(text, error) from error
         if not any(t in text for t in _READS_MEMORY):

@@ -256,7 +256,7 @@ def _plan(
         detach_values=_detach(forward, captured),
         size_outputs=len(captured.size_outputs),
         mutations=tuple(map(_freeze_mutation, captured.mutations)),
-        outputs=tuple(map(_freeze_output, captured.outputs)),
+        outputs=tuple(_freeze_output(o, captured.session.recorder.has_read_numbers) for o in captured.outputs),
         out_tree=captured.result,
         differentiable=captured.differentiable,
         differentiated=captured.differentiated,
@@ -400,25 +400,30 @@ def _freeze_mutation(m: MutationPlan) -> MutationPlan:
     return replace(m, metadata=None if m.metadata is None else freeze(m.metadata))
 
 
-def _freeze_output(o: OutputPlan) -> OutputPlan:
+def _freeze_output(o: OutputPlan, has_read_numbers: bool) -> OutputPlan:
     if isinstance(o, ViewOutput):
-        return replace(o, spec=freeze(o.spec), replay=_freeze_replay(o.replay))
+        return replace(o, spec=freeze(o.spec), replay=_freeze_replay(o.replay, has_read_numbers))
     if isinstance(o, RaggedOutput):
         return RaggedOutput(to_expr(o.size))
     return replace(o, spec=freeze(o.spec)) if isinstance(o, ValueOutput) else o
 
 
-def _freeze_replay(replay: Replay) -> Replay:
-    """Autograd's function of a view remembers the symbols that it was traced with: their expressions instead."""
+def _freeze_replay(replay: Replay, has_read_numbers: bool) -> Replay:
+    """Autograd's function of a view remembers the symbols that it was traced with: their expressions instead.
+
+    That may be a number by now, where the region has read one that has to fit other sizes.
+    """
     if isinstance(replay, SymbolicView):
         return replace(replay, sizes=tuple(map(to_expr, replay.sizes)))
     view = getattr(replay, "__self__", None)
-    if not isinstance(view, Tensor) or view._base is None or not _has_symbols(view, view._base):
+    if not isinstance(view, Tensor) or view._base is None or not (has_read_numbers or _has_symbols(view, view._base)):
         return replay
     sizes: list[Any] = []
+    symbols: list[bool] = []
 
     def note(n: Any) -> Any:
         sizes.append(to_expr(n))
+        symbols.append(isinstance(n, torch.SymInt))
         return n
 
     try:
@@ -427,7 +432,7 @@ def _freeze_replay(replay: Replay) -> Replay:
     except _torch.DATA_DEPENDENT_ERRORS:  # the class reads a number, as it will of the base of the call
         if not all(type(n) is int for n in sizes):
             raise
-    return SymbolicView(replay, tuple(sizes)) if any(type(n) is not int for n in sizes) else replay
+    return SymbolicView(replay, tuple(sizes)) if any(symbols) else replay
 
 
 def _has_symbols(*tensors: Tensor) -> bool:

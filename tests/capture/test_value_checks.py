@@ -104,3 +104,32 @@ def test_a_cumulative_batch_norm(affine: bool) -> None:
         for found, expected in zip(models[1].buffers(), models[0].buffers(), strict=True):
             torch.testing.assert_close(found, expected)
     assert len(calls[1].specializations) == 2
+
+
+SIZES: dict[str, Any] = {
+    "reshape": lambda x, n: x.reshape(n, 2),
+    "pieces": lambda x, n: x.split([n, 3])[1],
+    "pad": lambda x, n: F.pad(x, (n, 1)),
+    "interpolate": lambda x, n: F.interpolate(x.view(1, 1, 6), size=(n,)),
+    "zeros": lambda x, n: torch.zeros(n, 2) + x[0],
+    "new": lambda x, n: x.new_ones((n, 2)).sum(),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("number", [False, True])
+def test_sizes_that_are_tensors(name: str, dynamic: bool, number: bool) -> None:
+    def f(x: Tensor, n: Tensor) -> Tensor:
+        return SIZES[name](x, n.item() if number else n)  # type: ignore[no-any-return]
+
+    region, x = st.compile(f, dynamic=dynamic), torch.arange(6.0)
+    for k in (3, 4):
+        try:
+            expected: Any = f(x, torch.tensor(k))
+        except RuntimeError:
+            with pytest.raises(RuntimeError):
+                region(x, torch.tensor(k))
+        else:
+            assert torch.equal(region(x, torch.tensor(k)), expected)
+    assert len(region.specializations) == 1

@@ -428,7 +428,7 @@ class Plan:
     symbols: tuple[SymbolPlan, ...]
     conditions: tuple[Any, ...]
     values: tuple[Spec, ...]
-    saves_results: bool  # a saved value shares memory with a differentiable result that is a plain tensor
+    saved_results: frozenset[int]  # saved values that share memory with a differentiable result that is a plain tensor
     detach_values: frozenset[int]  # flat positions among the forward outputs that must be detached to stay distinct
     size_outputs: int
     mutations: tuple[MutationPlan, ...]
@@ -447,6 +447,7 @@ class Plan:
     ] = ()  # value -> is it, and each of its leaves, of inference mode?
     dangling: tuple[int, ...] = ()  # values that require grad, but whose history leads to no input
     watched_inputs: tuple[int, ...] = ()  # wrappers whose version counter stands for a saved leaf's
+    independent: tuple[tuple[int, ...], ...] = ()  # groups of differentiable values: see `capture.tape.independent`
     unread: tuple[Unread, ...] = ()  # values of contexts that no guard compares, since the trace read none of them
 
     @property

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from .. import _torch
-from ..plan import MutationPlan, OutputPlan, ValueOutput, ViewOutput
+from ..plan import MutationPlan, OutputPlan, SymbolicView, ValueOutput, ViewOutput
 from .inputs import TracedInputs
 
 Tensor = torch.Tensor
@@ -88,6 +88,8 @@ class Arrival(torch.autograd.Function):
 
 
 def _may_move(o: ViewOutput) -> bool:
+    if isinstance(o.replay, SymbolicView):  # a number that it needs is one of the graph
+        return False
     return o.of_input and o.requires_grad and not o.early and not o.starts_grad and not o.version_bumps
 
 

@@ -37,7 +37,7 @@ from .random_state import RandomState, UnknownGenerators
 from .recorder import Recorder
 from .session import Session
 from .sharing import Sharing
-from .tape import Tape, saves_out_of_sight, tensors_saved_by_autograd
+from .tape import Tape, independent, saved_by_autograd, saves_out_of_sight
 from .typed_errors import typed_errors
 
 Tensor = torch.Tensor
@@ -67,7 +67,7 @@ class Captured:
         size_primals: graph-input number -> SymInt, for inputs that are sizes.
         groups: overlapping leaves of which one is written.
         values: specs of the live tensors that the forward graph returns.
-        mutations, outputs, aliases, fresh_leaves, inference, dangling, unbacked: see `plan`.
+        mutations, outputs, aliases, fresh_leaves, inference, dangling, independent, unbacked: see `plan`.
         views: numbers of the values that are views when the region runs eagerly.
         differentiable: numbers of the values that get tangents.
         differentiated: numbers of the inputs (closed-over ones counted after the arguments) that get gradients.
@@ -96,6 +96,7 @@ class Captured:
     fresh_leaves: tuple[int, ...]
     inference: tuple[tuple[int, tuple[bool, ...]], ...]
     dangling: tuple[int, ...]
+    independent: tuple[tuple[int, ...], ...]
     views: frozenset[int]
     result: Any
     assignments: tuple[StatePlan, ...]
@@ -325,12 +326,15 @@ class _Capture:
         originals = [*inputs.originals, *originals_of(recorder)]
         written = _written_groups(originals, leaf_primals, recorder, forward)
         tape = None
+        groups: tuple[tuple[int, ...], ...] = ()
         saved: frozenset[str] = frozenset()
         out_of_sight = False
         if differentiable and edges:
             live = [self.values[k] for k in differentiable]
             with self.session.modes():  # an output that its own node saves is unpacked by `detach`
-                kept = tensors_saved_by_autograd(live, edges, recorder.sets_hooks)
+                by_node = saved_by_autograd(live, edges, recorder.sets_hooks)
+            kept = [t for tensors in by_node.values() for t in tensors]
+            groups = independent(live, edges, by_node)
             served = {n: None for t in kept if recorder.knows(t) and isinstance(n := recorder.node_of(t), fx.Node)}
             saved = frozenset(n.name for n in served)
             out_of_sight = saves_out_of_sight(live, edges)
@@ -357,6 +361,7 @@ class _Capture:
             inference=tuple(_of_other_mode(self.values, mutated - _results(outputs), differentiable)),
             views=frozenset(k for k, t in enumerate(self.values) if t._is_view()),
             dangling=() if tape else tuple(differentiable),
+            independent=groups,
             result=run.tree,
             assignments=run.assignments,
             differentiable=tuple(differentiable) if tape else (),

@@ -285,13 +285,38 @@ def _sequence_numbers(
             handle.remove()
 
 
-def tensors_saved_by_autograd(outputs: Sequence[Tensor], edges: Sequence[Any], hooks: bool = False) -> list[Tensor]:
-    """The tensors that the autograd nodes behind ``outputs`` hold: whatever eager could serve a tangent from.
+def saved_by_autograd(outputs: Sequence[Tensor], edges: Sequence[Any], hooks: bool = False) -> dict[Any, list[Tensor]]:
+    """The dense tensors that the autograd nodes behind ``outputs`` hold: whatever eager could serve a tangent from.
 
     With ``hooks``, saved-tensor hooks were set, and what pack returned is looked at without unpacking it.
     """
-    found = [t for node in _nodes_behind(outputs, edges) for t in _saved_of(node, hooks)]
-    return [leaf for t in found for leaf in leaves_of(t)]
+    rows = ((node, _saved_of(node, hooks)) for node in _nodes_behind(outputs, edges))
+    return {node: [leaf for t in saved for leaf in leaves_of(t)] for node, saved in rows}
+
+
+def independent(
+    outputs: Sequence[Tensor], edges: Sequence[Any], saved: Mapping[Any, Sequence[Tensor]]
+) -> tuple[tuple[int, ...], ...]:
+    """Outputs in groups of which eager autograd can run the backwards one after the other, without retaining the graph.
+
+    Outputs are in one group if some node that holds tensors is behind both. No group where there is but one, or where
+    there are more than eight outputs (a look at all nodes for each); one without members where no node holds anything, so
+    that each backward can run again and again.
+    """
+    holding = {n for n, tensors in saved.items() if tensors or n.name().endswith("CopySlices")}
+    if not holding:
+        return ((),)
+    if not 1 < len(outputs) <= 8:
+        return ()
+    groups: list[tuple[tuple[int, ...], set[Any]]] = []
+    for k, out in enumerate(outputs):
+        members: tuple[int, ...] = (k,)
+        behind = holding.intersection(_nodes_behind([out], edges))
+        for group in [g for g in groups if g[1] & behind]:
+            groups.remove(group)
+            members, behind = (*group[0], *members), behind | group[1]
+        groups.append((members, behind))
+    return tuple(members for members, _ in groups) if len(groups) > 1 else ()
 
 
 def saves_out_of_sight(outputs: Sequence[Tensor], edges: Sequence[Any]) -> bool:

@@ -35,16 +35,6 @@ def needs_extra(plan: Plan) -> bool:
     return bool(plan.symbols or plan.unread or plan.kept_inputs or plan.size_outputs)
 
 
-def kept_on_node(plan: Plan) -> bool:
-    """Are the saved activations plain references of the node, with their versions compared as autograd would?
-
-    Half of what ``save_for_backward`` and ``saved_tensors`` cost. Autograd's own variables serve where they do more:
-    when saved-tensor hooks are active, when torch's compiled autograd is to see them, for a result that is saved (a plain
-    reference would be a cycle), and for what has no version.
-    """
-    return not plan.saves_results
-
-
 #: how many layouts and sets of tangents get a straight-line backward of their own, beside those that came first
 MOST_PATHS = 4
 
@@ -104,8 +94,9 @@ class FastBackward(FastPath):
 
     def slow(self, ctx: Any, saved: list[Any], grads: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
         """The general backward; arms a fast one when these are tangents that it can be made for."""
+        kept = ctx.kept is not None
         for other in self.others:
-            found = other(ctx, saved, _torch.keeps_graph_now(), *grads)
+            found = other(ctx, saved, kept or _torch.keeps_graph_now(), *grads)
             if found is not None:
                 return found  # type: ignore[no-any-return]
         program = self.program
@@ -120,9 +111,27 @@ class FastBackward(FastPath):
         result = run_backward(program.backwards, ctx.inputs, named, tangents, getattr(ctx, "env", None) or {})
         if self.use_cpp and not torch.is_grad_enabled() and not program.plan.symbols:
             self._arm_for(tangents)
-        if not _torch.keeps_graph():
+        if not kept and not _torch.keeps_graph():
             ctx.inputs = ()
         return (None, None, *result) if needs_extra(program.plan) else (None, *result)
+
+    def pending(self, ctx: Any, keep: bool, present: Sequence[bool]) -> bool:
+        """Must the saved activations stay: for a retained graph, or for results that eager mode has other nodes for?
+
+        Args:
+            present: which differentiable values have a tangent.
+
+        Raises:
+            RuntimeError: autograd's, for a second backward of the same results.
+        """
+        groups = self.program.plan.independent
+        now = {g for g, members in enumerate(groups) if any(present[k] for k in members)}
+        if now & ctx.done:
+            _ = ctx.saved_tensors  # refuses
+        if keep:
+            return True
+        ctx.done = ctx.done | now
+        return len(ctx.done) < len(groups)
 
     def _arm_for(self, tangents: Sequence[Tensor | None]) -> None:
         assert self.program.backwards is not None
@@ -209,27 +218,34 @@ class FunctionEmitter:
         return s.build("forward", "forward")
 
     def _save(self, s: Source, first: int) -> None:
-        """Keep the saved activations: on the node itself, or in autograd's own variables (see `kept_on_node`)."""
+        """Keep the saved activations: as plain references of the node, with their versions compared as autograd would.
+
+        That is half of what ``save_for_backward`` and ``saved_tensors`` cost. Autograd's own variables serve where they do
+        more: when saved-tensor hooks are active, when torch's compiled autograd is to see them, and for what has no
+        version. A result that is saved is kept as an alias (which shares its version): itself it would be a cycle.
+        """
         plan = self.plan
         tensors = [f"o[{first + k}]" for k, row in enumerate(plan.saved) if row.is_tensor]
+        aliases = {f"o[{first + k}]": f"o[{first + k}].detach()" for k in plan.saved_results}
         numbers = ["None" if row.is_tensor else f"o[{first + k}]" for k, row in enumerate(plan.saved)]
         watched = [f"extra[1][{k}]" for k in range(len(plan.kept_inputs))]
         compared = [f"inputs[{k}]" for k in plan.compared_inputs]
         if not all(row.is_tensor for row in plan.saved):
             s.line(f"ctx.numbers = ({_tuple(numbers)})")
-        if kept_on_node(plan):
-            s.bind("saved_tensor_hooks_active", _torch.saved_tensor_hooks_active)
-            everything = [*tensors, *watched, *compared]
-            s.line("kept = None")
-            s.bind("saves_for_torch", saves_for_torch)
-            s.line("if not (saves_for_torch or saved_tensor_hooks_active()):")
-            s.line("    try:")
-            s.line(f"        ctx.versions = ({_versions(everything)})")
-            s.line(f"        kept = [{', '.join(everything)}]")
-            s.line("    except (RuntimeError, AttributeError): pass  # an inference tensor, or None from a kernel")
-            s.line("ctx.kept = kept")
-            s.line("if kept is None:")
-            s.depth += 1
+        if plan.independent:
+            s.line("ctx.done = frozenset()")
+        s.bind("saved_tensor_hooks_active", _torch.saved_tensor_hooks_active)
+        everything = [*tensors, *watched, *compared]
+        s.line("kept = None")
+        s.bind("saves_for_torch", saves_for_torch)
+        s.line("if not (saves_for_torch or saved_tensor_hooks_active()):")
+        s.line("    try:")
+        s.line(f"        ctx.versions = ({_versions(everything)})")
+        s.line(f"        kept = [{', '.join(aliases.get(n, n) for n in everything)}]")
+        s.line("    except (RuntimeError, AttributeError): pass  # an inference tensor, or None from a kernel")
+        s.line("ctx.kept = kept")
+        s.line("if kept is None:")
+        s.depth += 1
         s.line(f"ctx.versions = ({_versions(compared)})")
         s.line(f"ctx.save_for_backward({', '.join([*tensors, *watched])})")
         s.depth = 1
@@ -240,16 +256,18 @@ class FunctionEmitter:
         s.bind("changed_since_forward", changed_since_forward)
         s.bind("keeps", _torch.keeps_graph_now)
         s.line("keep = keeps()")
-        if kept_on_node(plan):
-            count = sum(row.is_tensor for row in plan.saved) + len(plan.kept_inputs)
-            names = [f"saved[{k}]" for k in range(count + len(plan.compared_inputs))]
-            s.line("saved = ctx.kept")
-            s.line("if saved is not None:")
-            s.line(f"    if ({_versions(names)}) != ctx.versions: changed_since_forward()")
-            s.line(f"    saved = saved[:{count}]")
-            s.line("    if not keep: ctx.kept = None  # a second backward is for saved_tensors to refuse")
-            s.line("else:")
-            s.depth += 1
+        count = sum(row.is_tensor for row in plan.saved) + len(plan.kept_inputs)
+        names = [f"saved[{k}]" for k in range(count + len(plan.compared_inputs))]
+        s.line("saved = ctx.kept")
+        s.line("if saved is not None:")
+        s.line(f"    if ({_versions(names)}) != ctx.versions: changed_since_forward()")
+        s.line(f"    saved = saved[:{count}]")
+        if plan.independent:
+            present = [f"{name} is not None" for name in self._tangent_names()]
+            s.line(f"    keep = fast.pending(ctx, keep, ({', '.join(present)}))")
+        s.line("    if not keep: ctx.kept = None  # a second backward is for saved_tensors to refuse")
+        s.line("else:")
+        s.depth += 1
         s.line("saved = list(ctx.saved_tensors)")
         if compared := [f"ctx.inputs[{k}]" for k in plan.compared_inputs]:
             s.line(f"if ctx.inputs and ({_versions(compared)}) != ctx.versions: changed_since_forward()")

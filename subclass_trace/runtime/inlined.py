@@ -7,7 +7,7 @@ one backward at a time: ``ctx._forward_cls`` becomes the class with these attrib
 
 A region stays one call where torch's way would lose something:
 
-- its activations are plain references of the node (`function_code.kept_on_node`), which torch cannot take over. From
+- its activations are plain references of the node (`function_code`), which torch cannot take over. From
   then on all regions save theirs through autograd, so that the next step is inlined;
 - the backward is to be differentiated (``create_graph``);
 - a size is no plain number (a jagged tensor's), or depends on values inside tensors;

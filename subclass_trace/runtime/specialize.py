@@ -252,7 +252,7 @@ def _plan(
         symbols=tuple(_symbols(captured)),
         conditions=tuple(_conditions(captured)),
         values=tuple(freeze(v) for v in captured.values),
-        saves_results=_saves_results(forward, captured, len(saved)),
+        saved_results=_saved_results(forward, captured, len(saved)),
         detach_values=_detach(forward, captured),
         size_outputs=len(captured.size_outputs),
         mutations=tuple(map(_freeze_mutation, captured.mutations)),
@@ -268,6 +268,7 @@ def _plan(
         fresh_leaves=captured.fresh_leaves,
         inference=captured.inference,
         dangling=captured.dangling,
+        independent=captured.independent,
         watched_inputs=_watched(captured, inputs, saved),
         unread=captured.session.reads.left_out(),
     )
@@ -381,15 +382,16 @@ def _is_view(node: fx.Node) -> bool:
     return isinstance(made.target, _torch.OpOverload) and made.target.is_view
 
 
-def _saves_results(forward: Half, captured: Captured, saved: int) -> bool:
-    """Does a saved value share memory with a differentiable result that is a plain tensor?"""
+def _saved_results(forward: Half, captured: Captured, saved: int) -> frozenset[int]:
+    """The saved values, by place, that share memory with a differentiable result that is a plain tensor."""
     nodes = [n.meta.get("val") if isinstance(n, fx.Node) else None for n in forward.outputs]
     parts, plain = iter(nodes), set()
     for k, spec in enumerate(captured.values):
         own = [next(parts) for _ in range(leaf_count(spec))]
         if k in captured.differentiable and not isinstance(spec, WrapperSpec):
             plain |= {_storage(t) for t in own if isinstance(t, Tensor)}
-    return any(isinstance(t, Tensor) and _storage(t) in plain for t in nodes[len(nodes) - saved :])
+    rows = enumerate(nodes[len(nodes) - saved :])
+    return frozenset(k for k, t in rows if isinstance(t, Tensor) and _storage(t) in plain)
 
 
 def _storage(value: Tensor) -> Any:

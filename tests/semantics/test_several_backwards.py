@@ -1,0 +1,114 @@
+"""Backwards from several results of one region, one after the other: which of them eager mode allows, and what they give."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+import subclass_trace as st
+from subclass_trace.zoo import TwoTensor
+
+Tensor = torch.Tensor
+
+
+def _of_one(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    h = (x * w).exp()
+    return h.sin(), h.cos(), w.tanh()
+
+
+def _of_a_sum(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    h = x + w
+    return h.sin(), h.cos()
+
+
+PROGRAMS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, ...]]] = {
+    "disjoint": lambda x, w: ((x * w).sin(), (x @ w).pow(2)),
+    "of saved results": lambda x, w: ((x * w).sigmoid(), (x @ w).exp()),
+    "of one": _of_one,
+    "of a sum": _of_a_sum,
+    "without activations": lambda x, w: (x + 1, w + x),
+}
+
+
+def _dense() -> Tensor:
+    return torch.randn(3, 3)
+
+
+def _two() -> Tensor:
+    return TwoTensor(_dense(), _dense())  # type: ignore[return-value]
+
+
+def _run(function: Any, base: Sequence[Tensor], order: Sequence[int]) -> tuple[list[bool], list[Tensor | None]]:
+    x, w = (t.detach().clone().requires_grad_() for t in base)
+    results, allowed = function(x, w), []
+    for k in order:
+        try:
+            results[k].sum().backward()
+            allowed.append(True)
+        except RuntimeError as error:
+            assert "second time" in str(error)
+            allowed.append(False)
+    return allowed, [None if t.grad is None else getattr(t.grad, "a", t.grad) for t in (x, w)]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("make", [_dense, _two])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_eager_mode_decides_which_are_allowed(name: str, make: Callable[[], Tensor], dynamic: bool) -> None:
+    base = make(), make()
+    region = st.compile(PROGRAMS[name], dynamic=dynamic)
+    for order in itertools.product(range(len(PROGRAMS[name](*base))), repeat=3):
+        (allowed, wanted), (now, found) = (_run(f, base, order) for f in (PROGRAMS[name], region))
+        assert now == allowed, order
+        for a, b in zip(found, wanted, strict=True):
+            assert (a is None) is (b is None)
+            if a is not None:
+                torch.testing.assert_close(a, b)
+
+
+def test_a_write_in_between_is_noticed() -> None:
+    region = st.compile(PROGRAMS["of saved results"])
+    for _ in range(3):
+        x, w = _dense().requires_grad_(), _dense().requires_grad_()
+        a, b = region(x, w)
+        a.sum().backward()
+        with torch.no_grad():
+            b.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            b.sum().backward()
+
+
+def test_activations_that_wait_go_with_the_results() -> None:
+    region = st.compile(PROGRAMS["of saved results"])
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            x, w = _dense().requires_grad_(), _dense().requires_grad_()
+            a, b = region(x, w)
+            a.sum().backward()
+            node, gone = a.grad_fn, weakref.ref(b)
+            assert node.kept is not None
+            del a, b
+            assert gone() is None
+            kept = [weakref.ref(t) for t in node.kept]
+            del node, x, w
+            assert all(t() is None for t in kept)
+    finally:
+        gc.enable()
+
+
+def test_after_the_last_one_nothing_is_kept() -> None:
+    region = st.compile(PROGRAMS["of saved results"])
+    x, w = _dense().requires_grad_(), _dense().requires_grad_()
+    a, b = region(x, w)
+    node = a.grad_fn
+    a.sum().backward()
+    b.sum().backward()
+    assert node.kept is None and not node.inputs

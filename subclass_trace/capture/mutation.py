@@ -109,6 +109,7 @@ def read_mutations(
                 value,
                 change.data,
                 change.replaced,
+                _written_memory(row, change.replaced, inputs, recorder, emit),
                 differentiable,
                 change.metadata,
                 change.attributes,
@@ -118,6 +119,24 @@ def read_mutations(
             )
         )
     return plans
+
+
+def _written_memory(
+    row: TracedInput,
+    replaced: Mapping[int, str],
+    inputs: TracedInputs,
+    recorder: Recorder,
+    emit: Callable[[Tensor], int],
+) -> dict[int, int]:
+    """What the memory that replaced leaves had holds, where the region has written to it: others may look at it."""
+    found = {}
+    for k in replaced:
+        original = inputs.originals[row.leaves[k]]
+        if recorder.was_written(original):
+            now = recorder.bare(original)
+            recorder.alias(now, original)
+            found[k] = emit(now)
+    return found
 
 
 def check_members(

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,7 @@ from .eager_errors import REFUSALS, error_of_eager, refuse_as_eager
 from .foreach import WITH_NUMBERS, steps, with_numbers
 from .random_state import RandomState
 from .results import Results
+from .set_storage import SETS, record_set
 from .symbols import Symbols
 from .user_code import line_text, user_frames
 from .views import ViewLog
@@ -176,6 +177,10 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = _torch.detached(self.mode, first)
         self.alias(out, first)
         return out
+
+    def traced_tensors(self) -> Iterator[Tensor]:
+        """All tensors that have a node."""
+        return (t for _, t in self._nodes.values())
 
     def bare(self, fake: Tensor) -> Tensor:
         """A fake tensor of the same metadata that nobody has touched."""
@@ -326,6 +331,10 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         real = self._real_arguments(args, kwargs)
         if real:
             return self._with_lifted(func, types, args, kwargs, real)
+        if func in SETS:
+            out = record_set(self, func, args, kwargs)
+            if out is not NotImplemented:
+                return out
         if func in WITH_NUMBERS:
             with self:
                 return with_numbers(func, args, kwargs)

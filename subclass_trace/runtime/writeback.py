@@ -58,12 +58,23 @@ def deliver(plan: MutationPlan, inp: InputPlan, x: Tensor, new: Tensor | None, o
             for k in plan.leaves:
                 old[k].copy_(fresh[k])
         for k, how in plan.replaced.items():
-            _replace(x, inp, k, how, fresh[k].detach(), old[k])
+            # An attribute may be that very tensor of another input.
+            new_leaf = fresh[k].detach() if how == "data" or fresh[k].requires_grad else fresh[k]
+            _replace(x, inp, k, how, new_leaf, old[k])
     for name, value in plan.attributes.items():
         setattr(x, name, value)
     if plan.stops_grad:
         with _torch.without_dispatch():
             x.detach_()
+
+
+def write_memory(leaf: Tensor, now: Tensor) -> None:
+    """Write what the memory of ``leaf`` holds now, before ``leaf`` itself gets other memory."""
+    version = None if leaf.is_inference() else leaf._version
+    with torch.no_grad():
+        leaf.copy_(now)
+    if version is not None:
+        _torch.set_version(leaf, version)
 
 
 def set_version(x: Tensor, version: int) -> None:

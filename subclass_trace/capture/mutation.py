@@ -187,7 +187,8 @@ def _change(row: TracedInput, was: Before, inputs: TracedInputs, recorder: Recor
         elif now.layout is torch.strided and not _same_storage(now, inputs.originals[place]):
             if _torch.storage_ref(now) != was.memory[k] or recorder.was_written(now):  # else an untouched copy
                 replaced[k] = "data"
-    data = tuple(k for k, t in enumerate(originals) if k not in replaced and recorder.was_written(t))
+    written = [recorder.was_written(t) or recorder.was_written(now) for t, now in zip(originals, leaves, strict=True)]
+    data = tuple(k for k, was_written in enumerate(written) if k not in replaced and was_written)
     attributes: dict[str, Any] = {}
     if hasattr(row.traced, "__dict__"):
         attributes = {

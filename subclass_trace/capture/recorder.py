@@ -31,7 +31,7 @@ from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from .aliasing import ByteRange, byte_range
 from .context_reads import unnoted
-from .eager_errors import REFUSALS, error_of_eager, refuse_as_eager
+from .eager_errors import REFUSALS, error_of_eager, has_out, refuse_as_eager
 from .foreach import WITH_NUMBERS, steps, with_numbers
 from .random_state import RandomState
 from .results import Results
@@ -468,6 +468,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             out = self.results.run(func, args, kwargs)
         except REFUSALS as error:
             raise error_of_eager(func, args, kwargs, error, self.user_line()) from None
+        if func._schema.is_mutable and has_out(func):  # it may have grown
+            self.writes += [(_torch.storage_ref(t), byte_range(t)) for t in written_arguments(func, args, kwargs)]
         if func is aten.max_unpool2d.default:  # the fake kernel makes it contiguous, the real one does not
             out = _torch.like_format_of(out, args[0])
         for t, version in versions:  # the fake kernel of a foreach operation does not move it; the real one does

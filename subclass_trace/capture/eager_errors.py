@@ -19,6 +19,7 @@ import torch
 
 from .. import _torch
 from ..errors import SubclassTraceError, UnsupportedError
+from .masks import depends_on_mask
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -159,6 +160,8 @@ def _ask(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], smaller: Callable[[int], int] | None
 ) -> Exception | None:
     """What the real kernel raises on zeros; their sizes and strides are those of the arguments, or ``smaller``."""
+    if depends_on_mask(func, args):
+        raise _Unknown
     made: dict[int, Tensor] = {}
 
     def zeros(a: Any) -> Any:

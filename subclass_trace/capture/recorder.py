@@ -33,6 +33,7 @@ from .aliasing import ByteRange, byte_range
 from .context_reads import unnoted
 from .eager_errors import REFUSALS, error_of_eager, has_out, refuse_as_eager
 from .foreach import WITH_NUMBERS, steps, with_numbers
+from .masks import INDEXED, has_bytes, with_booleans
 from .random_state import RandomState
 from .results import Results
 from .set_storage import SETS, record_set
@@ -331,6 +332,9 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         real = self._real_arguments(args, kwargs)
         if real:
             return self._with_lifted(func, types, args, kwargs, real)
+        if func in INDEXED and has_bytes(args):
+            with self:
+                return func(*with_booleans(args), **kwargs)
         if func in SETS:
             out = record_set(self, func, args, kwargs)
             if out is not NotImplemented:

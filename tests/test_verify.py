@@ -278,6 +278,8 @@ BROKEN: list[tuple[str, Callable[[Subject], Any]]] = [
     ("a leaf of the input does not exist", lambda s: change_mutation(s, leaves=(5,))),
     ("a leaf is both copied into and replaced", lambda s: change_mutation(s, replaced={0: "data"})),
     ("a leaf is replaced in an unknown way", lambda s: change_mutation(s, leaves=(), replaced={0: "magic"})),
+    ("memory of a leaf that stays", lambda s: change_mutation(s, memory={0: 0})),
+    (VALUE, lambda s: change_mutation(s, leaves=(), replaced={0: "data"}, memory={0: 99})),
     ("a mutation has no new contents", lambda s: change_mutation(s, value=None)),
     (VALUE, lambda s: change_mutation(s, value=99)),
     ("new contents do not fit the input", lambda s: change_mutation(s, input=0)),

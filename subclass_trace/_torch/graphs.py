@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -105,6 +106,8 @@ class FunctionalReplay:
             enter(no_modes())
             enter(self.mode)
             enter(quiet_fake_errors())
+            enter(warnings.catch_warnings())
+            warnings.simplefilter("ignore")  # there was nothing new to say
             enter(enable_python_dispatcher())
             enter(ProxyTorchDispatchMode(self.tracer, "symbolic"))
             enter(decompose(decompositions))

@@ -56,9 +56,9 @@ def _is_opaque_type(cls: type) -> bool:
     return bool(is_opaque_type(cls))
 
 
-def storage_ref(t: torch.Tensor) -> StorageWeakRef:
-    """Equal for tensors that share a storage; does not keep it alive."""
-    return StorageWeakRef(t.untyped_storage())  # type: ignore[no-untyped-call]
+def storage_ref(t: torch.Tensor | torch.UntypedStorage) -> StorageWeakRef:
+    """Equal for tensors that share a storage, and for that storage; does not keep it alive."""
+    return StorageWeakRef(t if isinstance(t, torch.UntypedStorage) else t.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 SYM_TYPES = (torch.SymInt, SymFloat, SymBool)

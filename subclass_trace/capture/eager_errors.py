@@ -10,6 +10,8 @@ classes, in other words. The real kernel says it as eager says it, and on a few 
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,6 +19,7 @@ import torch
 
 from .. import _torch
 from ..errors import SubclassTraceError, UnsupportedError
+from .masks import depends_on_mask
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -45,7 +48,7 @@ def refuse_as_eager(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> N
         return
     if torch.Tag.inplace_view in func.tags:
         return
-    if torch.Tag.pointwise not in func.tags and any(a.is_out for a in func._schema.arguments):
+    if torch.Tag.pointwise not in func.tags and has_out(func):
         return  # the fake kernels look at dtypes; and a few of the real ones look at values
     kind = _plain_kind(func, args, kwargs)
     if kind in _FINE:
@@ -157,6 +160,8 @@ def _ask(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], smaller: Callable[[int], int] | None
 ) -> Exception | None:
     """What the real kernel raises on zeros; their sizes and strides are those of the arguments, or ``smaller``."""
+    if depends_on_mask(func, args):
+        raise _Unknown
     made: dict[int, Tensor] = {}
 
     def zeros(a: Any) -> Any:
@@ -174,10 +179,27 @@ def _ask(
             device = next((t.device for t in _tensors(args)), torch.device("cpu"))
             named["generator"] = torch.Generator(device)
         try:
-            func(*values, **named)
+            with _said_once(func):
+                func(*values, **named)
         except Exception as error:
             return error.with_traceback(None)
     return None
+
+
+@contextlib.contextmanager
+def _said_once(func: Any) -> Iterator[None]:
+    """That the tensor for a result gets another size is said by the fake kernel as well."""
+    if not has_out(func):
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def has_out(func: Any) -> bool:
+    """Is its result written to an argument (``out=``)?"""
+    return any(a.is_out for a in func._schema.arguments)
 
 
 def _zeros(t: Tensor, smaller: Callable[[int], int] | None) -> Tensor:

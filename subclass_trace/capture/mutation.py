@@ -109,6 +109,7 @@ def read_mutations(
                 value,
                 change.data,
                 change.replaced,
+                _written_memory(row, change.replaced, inputs, recorder, emit),
                 differentiable,
                 change.metadata,
                 change.attributes,
@@ -118,6 +119,24 @@ def read_mutations(
             )
         )
     return plans
+
+
+def _written_memory(
+    row: TracedInput,
+    replaced: Mapping[int, str],
+    inputs: TracedInputs,
+    recorder: Recorder,
+    emit: Callable[[Tensor], int],
+) -> dict[int, int]:
+    """What the memory that replaced leaves had holds, where the region has written to it: others may look at it."""
+    found = {}
+    for k in replaced:
+        original = inputs.originals[row.leaves[k]]
+        if recorder.was_written(original):
+            now = recorder.bare(original)
+            recorder.alias(now, original)
+            found[k] = emit(now)
+    return found
 
 
 def check_members(
@@ -168,7 +187,8 @@ def _change(row: TracedInput, was: Before, inputs: TracedInputs, recorder: Recor
         elif now.layout is torch.strided and not _same_storage(now, inputs.originals[place]):
             if _torch.storage_ref(now) != was.memory[k] or recorder.was_written(now):  # else an untouched copy
                 replaced[k] = "data"
-    data = tuple(k for k, t in enumerate(originals) if k not in replaced and recorder.was_written(t))
+    written = [recorder.was_written(t) or recorder.was_written(now) for t, now in zip(originals, leaves, strict=True)]
+    data = tuple(k for k, was_written in enumerate(written) if k not in replaced and was_written)
     attributes: dict[str, Any] = {}
     if hasattr(row.traced, "__dict__"):
         attributes = {

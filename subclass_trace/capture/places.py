@@ -181,9 +181,13 @@ def _check_write(node: fx.Node, written: Tensor, leaves: Sequence[_Leaf]) -> Non
     """Whatever is written must be delivered, and only what inputs hold is."""
     storage, todo = _torch.storage_ref(written), byte_range(written)
     held = [leaf.range for leaf in leaves if leaf.storage == storage and leaf.whole]
-    held.sort(key=functools.cmp_to_key(lambda a, b: -1 if _torch.surely(a.start < b.start) else 1))
+    held.sort(key=functools.cmp_to_key(_by_start))
     if not _covered(todo, held):
         raise _outside(node, "writes memory", todo, written)
+
+
+def _by_start(a: ByteRange, b: ByteRange) -> int:
+    return -1 if _torch.surely(a.start < b.start) else 1
 
 
 def _check_inside(view: fx.Node, place: ByteRange, leaves: Sequence[_Leaf]) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,10 +31,12 @@ from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from .aliasing import ByteRange, byte_range
 from .context_reads import unnoted
-from .eager_errors import REFUSALS, error_of_eager, refuse_as_eager
+from .eager_errors import REFUSALS, error_of_eager, has_out, refuse_as_eager
 from .foreach import WITH_NUMBERS, steps, with_numbers
+from .masks import INDEXED, has_bytes, with_booleans
 from .random_state import RandomState
 from .results import Results
+from .set_storage import SETS, record_set
 from .symbols import Symbols
 from .user_code import line_text, user_frames
 from .views import ViewLog
@@ -177,6 +179,10 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = _torch.detached(self.mode, first)
         self.alias(out, first)
         return out
+
+    def traced_tensors(self) -> Iterator[Tensor]:
+        """All tensors that have a node."""
+        return (t for _, t in self._nodes.values())
 
     def bare(self, fake: Tensor) -> Tensor:
         """A fake tensor of the same metadata that nobody has touched."""
@@ -327,6 +333,13 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         real = self._real_arguments(args, kwargs)
         if real:
             return self._with_lifted(func, types, args, kwargs, real)
+        if func in INDEXED and has_bytes(args):
+            with self:
+                return func(*with_booleans(args), **kwargs)
+        if func in SETS:
+            out = record_set(self, func, args, kwargs)
+            if out is not NotImplemented:
+                return out
         if func in WITH_NUMBERS:
             with self:
                 return with_numbers(func, args, kwargs)
@@ -461,6 +474,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             out = self.results.run(func, args, kwargs)
         except REFUSALS as error:
             raise error_of_eager(func, args, kwargs, error, self.user_line()) from None
+        if func._schema.is_mutable and has_out(func):  # it may have grown
+            self.writes += [(_torch.storage_ref(t), byte_range(t)) for t in written_arguments(func, args, kwargs)]
         if func is aten.max_unpool2d.default:  # the fake kernel makes it contiguous, the real one does not
             out = _torch.like_format_of(out, args[0])
         for t, version in versions:  # the fake kernel of a foreach operation does not move it; the real one does

@@ -203,7 +203,8 @@ class _Capture:
             mutations = read_mutations(inputs, states, recorder, arguments, self._emit, self.counters.borrowed)
             mutations += closed.mutations(versions, self._emit)
             closed.check(results)
-            contents = {m.value for m in mutations if m.value is not None}
+            contents = {n for m in mutations for n in (m.value, *m.memory.values()) if n is not None}
+            replaced = {m.value: m.replaced for m in mutations if m.value is not None and m.replaced}
             sharing = Sharing(inputs, recorder)
             results = [self.stand_ins.result(o) for o in results]
             check_members(results, mutations, inputs, arguments)
@@ -211,7 +212,7 @@ class _Capture:
             outputs = [classifier.classify(o) for o in results]
             outputs = order_views(outputs, results, self.values, inputs, mutations)
             self.arrivals = arrivals(outputs, results, self.values)
-            aliases = sharing.aliases(self.values, contents, self._emit)
+            aliases = sharing.aliases(self.values, contents, replaced, self._emit)
             if aliases or (torch.is_inference_mode_enabled() and any(map(_views_input, outputs))):
                 self.metadata.depends_on("is_inference", mine)
             odd = [k for k, a in enumerate(self.arguments) if a.value.is_inference()]  # a normal one has a version
@@ -315,7 +316,7 @@ class _Capture:
     ) -> Captured:
         recorder = self.recorder
         tracked = {m.value for m in mutations if m.differentiable}
-        mutated = {m.value for m in mutations if m.value is not None}
+        mutated = {n for m in mutations for n in (m.value, *m.memory.values()) if n is not None}
         differentiable = [
             k
             for k, t in enumerate(self.values)

@@ -7,7 +7,7 @@ puts in their place, so that a later write to one is seen by the other. See docs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,16 +45,28 @@ class Sharing:
         """Is it a tensor inside of an input: the very object, dense or a wrapper?"""
         return id(t) in self._same or id(t) in self._inside
 
-    def aliases(self, values: Sequence[Tensor], skip: set[int], emit: Callable[[Tensor], int]) -> list[ValueAlias]:
+    def aliases(
+        self,
+        values: Sequence[Tensor],
+        skip: set[int],
+        replaced: Mapping[int, Mapping[int, str]],
+        emit: Callable[[Tensor], int],
+    ) -> list[ValueAlias]:
         """One row for each value that shares memory.
 
         Args:
             skip: numbers of values that are new contents of inputs: they are copied.
+            replaced: of these, the leaves that an input gets in place of its own, and how; see `MutationPlan`.
             emit: adds a forward value: memory of which several values hold parts, but none the whole.
         """
         flat = {n: flatten(v) for n, v in enumerate(values) if n not in skip}
         among = self._among_values([(n, k, t) for n, (leaves, _) in flat.items() for k, t in enumerate(leaves)], emit)
         rows = []
+        for n, changes in replaced.items():
+            leaves, spec = flatten(values[n])
+            found = tuple(self._taken(t, changes.get(k)) for k, t in enumerate(leaves))
+            if any(found):
+                rows.append(ValueAlias(n, spec, found))
         for n, (leaves, spec) in flat.items():
             found = tuple(self._of_input(t) or among.get((n, k)) for k, t in enumerate(leaves))
             holder = self._inside.get(id(values[n]))
@@ -71,9 +83,16 @@ class Sharing:
             rows.append(row)
         return rows
 
+    def _taken(self, t: Tensor, how: str | None) -> LeafAlias | None:
+        """Where a leaf lies that an input got in place of its own."""
+        return self._of_input(t) if how == "attribute" else None if how is None else self._within_input(t)
+
     def _of_input(self, t: Tensor) -> LeafAlias | None:
         if id(t) in self._same:
             return LeafAlias(None, self._same[id(t)], 0, True)
+        return self._within_input(t)
+
+    def _within_input(self, t: Tensor) -> LeafAlias | None:
         k = self._leaf_of.get(_torch.storage_ref(t)) if t.layout is torch.strided else None
         return None if k is None else LeafAlias(None, k, _start(t) - self._starts[k], False)
 

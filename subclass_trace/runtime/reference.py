@@ -32,7 +32,7 @@ from .backward import Backwards
 from .function import Dangling, RegionFunction
 from .rebuild import of_inference, replay_view, share
 from .sizes import bind, evaluate, evaluator, read_unread
-from .writeback import deliver, set_version
+from .writeback import deliver, set_version, write_memory
 
 Tensor = torch.Tensor
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -146,6 +146,9 @@ def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]
         for k, o in enumerate(plan.outputs)
         if isinstance(o, ViewOutput) and o.early
     }
+    for m in plan.mutations:
+        for k, n in m.memory.items():  # others may look at it
+            write_memory(old[m.input][k], values[n])
     for m in plan.mutations:
         new, x = None if m.value is None else values[m.value], call.inputs[m.input]
         # From where it stands now: an input may share its counter with one that was delivered before (x, x.detach()).

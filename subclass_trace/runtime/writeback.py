@@ -58,12 +58,23 @@ def deliver(plan: MutationPlan, inp: InputPlan, x: Tensor, new: Tensor | None, o
             for k in plan.leaves:
                 old[k].copy_(fresh[k])
         for k, how in plan.replaced.items():
-            _replace(x, inp, k, how, fresh[k].detach(), old[k])
+            # An attribute may be that very tensor of another input.
+            new_leaf = fresh[k].detach() if how == "data" or fresh[k].requires_grad else fresh[k]
+            _replace(x, inp, k, how, new_leaf, old[k])
     for name, value in plan.attributes.items():
         setattr(x, name, value)
     if plan.stops_grad:
         with _torch.without_dispatch():
             x.detach_()
+
+
+def write_memory(leaf: Tensor, now: Tensor) -> None:
+    """Write what the memory of ``leaf`` holds now, before ``leaf`` itself gets other memory."""
+    version = None if leaf.is_inference() else leaf._version
+    with torch.no_grad():
+        leaf.copy_(now)
+    if version is not None:
+        _torch.set_version(leaf, version)
 
 
 def set_version(x: Tensor, version: int) -> None:
@@ -78,8 +89,17 @@ def _write_metadata(x: Tensor, inp: InputPlan, plan: MutationPlan, old: Sequence
     for k, (leaf, a, b) in enumerate(zip(old, spec_leaves(before), spec_leaves(after), strict=True)):
         if k not in plan.replaced and _layout(a) != _layout(b):
             with torch.no_grad():
+                _make_room(leaf, leaf.storage_offset() + b.storage_offset - a.storage_offset, b)
                 leaf.as_strided_(b.size, b.stride, leaf.storage_offset() + b.storage_offset - a.storage_offset)
     _write_outer(x, after)
+
+
+def _make_room(leaf: Tensor, offset: int, after: LeafSpec) -> None:
+    """Where a result was larger than the tensor that it was written to (``out=torch.empty(0)``), its storage grows."""
+    last = sum((n - 1) * s for n, s in zip(after.size, after.stride, strict=True))
+    needed = 0 if 0 in after.size else (offset + last + 1) * leaf.element_size()
+    if leaf.untyped_storage().nbytes() < needed:
+        leaf.untyped_storage().resize_(needed)
 
 
 def _write_outer(x: Any, after: Spec) -> None:

@@ -144,6 +144,11 @@ def _plan_mutation(plan: Plan, path: str, m: MutationPlan) -> None:
         _exists(leaf, count, "a leaf of the input", path)
     both = sorted(set(m.leaves) & set(m.replaced))
     require(not both, "a leaf is both copied into and replaced", path, expected="one of them", got=both)
+    require(
+        set(m.memory) <= set(m.replaced), "memory of a leaf that stays", path, expected="replaced leaves", got=m.memory
+    )
+    for value in m.memory.values():
+        _exists(value, len(plan.values), "a forward value", path)
     strange = sorted(set(m.replaced.values()) - {"data", "attribute"})
     require(not strange, "a leaf is replaced in an unknown way", path, expected="data or attribute", got=strange)
     if m.value is None:

@@ -69,6 +69,8 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         args, kwargs = self.indexing.arguments(func, args, kwargs)
         if name in _POWERS:  # autograd in C++ compares the exponent with numbers, which it cannot do with a symbol
             args = tuple(int(a) if isinstance(a, torch.SymInt) else a for a in args)
+        if name == "ctc_loss":  # its C++ code writes lengths into memory, which a fake tensor does not have
+            args, kwargs = tuple(map(_tensor_of, args)), {k: _tensor_of(v) for k, v in kwargs.items()}
         if name in RESHAPES and args:
             self._refuse_view_of_leaf(args[0])
         if self.views.reshaped and name != "__get__":
@@ -145,3 +147,7 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         self.views.forget(x)
         recorder.alias(x, value)
         return None
+
+
+def _tensor_of(value: Any) -> Any:
+    return torch.tensor(value) if isinstance(value, (list, tuple)) else value

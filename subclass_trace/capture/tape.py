@@ -27,6 +27,7 @@ from .session import Session
 from .user_code import frames_text
 
 Tensor = torch.Tensor
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,10 +255,7 @@ def _asked_for(graph: fx.Graph) -> str:
 
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
-_WITH_SPARSE_GRADIENTS = (
-    torch.ops.aten.embedding.default,
-    torch.ops.aten._embedding_bag.default,
-)
+_WITH_SPARSE_GRADIENTS = (aten.embedding.default, aten._embedding_bag.default)
 
 
 def _present(tangents: Sequence[Spec | None]) -> list[int]:

@@ -97,8 +97,6 @@ def _depends_on_data(error: BaseException) -> DataDependentError:
     whose = "the region's control flow or sizes" if cls is None else f"control flow or sizes inside {cls}"
     values = f"values of {cls} in eager, outside of the region: its own code reads what is inside tensors"
     elsewhere = "use torch.where or torch.cond, or move this part out of the region"
-    if "aten._ctc_loss" in str(error):
-        elsewhere = "pass input_lengths and target_lengths as tuples of numbers, which are guarded"
     return DataDependentError(
         f"{whose} depend on the values inside a tensor",
         path=user_line(error),

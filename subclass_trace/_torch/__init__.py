@@ -46,6 +46,11 @@ from .compiled_inside import compiled_functions_run_eagerly as compiled_function
 from .composites import BatchNormBase as BatchNormBase
 from .composites import assert_async as assert_async
 from .composites import composites_as_eager as composites_as_eager
+from .dtensor_modes import DTensorModes as DTensorModes
+from .dtensor_modes import dtensor_dispatcher as dtensor_dispatcher
+from .dtensor_modes import dtensor_modes as dtensor_modes
+from .dtensor_modes import dtensor_modes_as as dtensor_modes_as
+from .dtensor_modes import other_dtensor_modes_code as other_dtensor_modes_code
 from .fake_kernels import fake_kernels as fake_kernels
 from .fakes import DATA_DEPENDENT_ERRORS as DATA_DEPENDENT_ERRORS
 from .fakes import NO_FAKE_KERNEL as NO_FAKE_KERNEL

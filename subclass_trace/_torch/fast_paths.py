@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.nn.modules.activation
 import torch.nn.modules.transformer
+from torch.compiler import is_dynamo_compiling
 
 #: the kernel that a module would call
 _KERNELS: dict[type, str] = {
@@ -32,6 +33,7 @@ def fast_paths_as_eager() -> Iterator[None]:
     """Inside, these modules see in this thread whether the classes of the tensors override functions, not the mode.
 
     `nn.TransformerEncoder` goes on to look at its padding mask, as in eager mode, where it would not while compiling.
+    Dynamo, which control flow operators start for their branches, sees torch's own functions.
     """
     thread, asked, compiling = (
         threading.get_ident(),
@@ -40,12 +42,20 @@ def fast_paths_as_eager() -> Iterator[None]:
     )
 
     def has_torch_function(args: Iterable[Any]) -> bool:
-        if threading.get_ident() == thread and _can_be_traced(_module_that_asks(sys._getframe(1))):
+        if (
+            not is_dynamo_compiling()
+            and threading.get_ident() == thread
+            and _can_be_traced(_module_that_asks(sys._getframe(1)))
+        ):
             return any(map(_overrides, args))
         return asked(args)
 
     def is_compiling() -> bool:
-        if threading.get_ident() == thread and isinstance(_module_that_asks(sys._getframe(1)), _ENCODER):
+        if (
+            not is_dynamo_compiling()
+            and threading.get_ident() == thread
+            and isinstance(_module_that_asks(sys._getframe(1)), _ENCODER)
+        ):
             return False
         return compiling()
 

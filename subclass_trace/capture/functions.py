@@ -71,6 +71,8 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         args, kwargs = self.indexing.arguments(func, args, kwargs)
         if name in _POWERS:  # autograd in C++ compares the exponent with numbers, which it cannot do with a symbol
             args = tuple(int(a) if isinstance(a, torch.SymInt) else a for a in args)
+        if name == "ctc_loss":  # its C++ code writes lengths into memory, which a fake tensor does not have
+            args, kwargs = tuple(map(_tensor_of, args)), {k: _tensor_of(v) for k, v in kwargs.items()}
         if name in RESHAPES and args:
             self._refuse_view_of_leaf(args[0])
         if self.views.reshaped and name != "__get__":
@@ -162,3 +164,7 @@ def _has_symbols(value: Any) -> bool:
     if isinstance(value, dict):
         value = tuple(value.values())
     return any(map(_has_symbols, value)) if isinstance(value, (tuple, list)) else isinstance(value, torch.SymInt)
+
+
+def _tensor_of(value: Any) -> Any:
+    return torch.tensor(value) if isinstance(value, (list, tuple)) else value

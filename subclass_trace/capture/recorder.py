@@ -120,6 +120,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.primals = 0
         self.tangents = 0
         self.views = ViewLog()
+        self.classes: set[type] = set() if outer is None else outer.classes  # of wrappers that operations ran on
         self._submodules = 0
         self._stop_frame: Any = None
 
@@ -307,6 +308,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             return record_higher_order(self, func, args, kwargs or {})
         for t in types:
             if t not in _DENSE:
+                self.classes.add(t)
                 self._notice_wrappers(args)
                 return NotImplemented if self.inside is None else self._run_class(func, types, args, kwargs or {})
         kwargs = kwargs or {}

@@ -340,8 +340,10 @@ class _Capture:
             saved = frozenset(n.name for n in served)
             out_of_sight = saves_out_of_sight(live, edges)
             traced = [inputs.inputs[n].traced for n, _ in rows if n < len(inputs.inputs)]
+            everyone: list[TracedInput | ClosedOverInput] = [*inputs.inputs, *closed]
+            paths = [everyone[n].path for n, _ in rows]
             late = [self.arrivals.get(k) for k in differentiable]
-            tape = Tape(self.session, live, edges, forward, boundary, written, tuple(served), traced, late)
+            tape = Tape(self.session, live, edges, forward, boundary, written, tuple(served), traced, late, paths)
         return Captured(
             session=self.session,
             inputs=inputs.inputs,

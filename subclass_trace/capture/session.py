@@ -64,6 +64,10 @@ class Session:
         self.recorder = recorder(self.mode, decompositions)
         self.reads = ContextReads()
 
+    def dtensor_modes(self) -> _torch.DTensorModes | None:
+        """What of ``loss_parallel`` and the like is active around this, if the traces met a DTensor."""
+        return _torch.dtensor_modes(self.recorder.classes)
+
     @contextlib.contextmanager
     def modes(self) -> Iterator[None]:
         """Everything that must be active while traced code runs."""

@@ -18,13 +18,16 @@ from .. import _torch
 from .._torch import saved as _saved
 from ..errors import DataDependentError, UnsupportedError
 from ..subclass.flatten import flatten, leaves_of, map_leaves
+from ..subclass.paths import Path
 from ..subclass.spec import Spec, spec_leaves
 from ..subclass.visit import rebuild
 from .gradient_order import Arrival
 from .graphs import finish_joint, kept_after, placeholders
 from .session import Session
+from .user_code import frames_text
 
 Tensor = torch.Tensor
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,9 +88,10 @@ class Tape:
         served: Sequence[fx.Node] = (),
         inputs: Sequence[Tensor] = (),
         arrivals: Sequence[int | None] = (),
+        paths: Sequence[Path] = (),
     ) -> None:
         self.session = session
-        self.inputs = tuple(inputs)  # those that the edges are of
+        self.inputs, self.paths = tuple(inputs), tuple(paths)  # those that the edges are of
         self.outputs = tuple(outputs)
         self.edges = tuple(edges)
         self.forward_nodes = list(forward_nodes)
@@ -136,6 +140,7 @@ class Tape:
                     grads = self._differentiate(outs, values, create_graph)
             finally:
                 recorder.tag, recorder.outliving = "is_forward", frozenset()
+            self._check_layouts(grads)
             flat = [None if g is None else flatten(g) for g in grads]
             nodes = [recorder.node_of(leaf) for row in flat if row is not None for leaf in row[0]]
             late = kept_after(recorder.graph, start)
@@ -170,6 +175,18 @@ class Tape:
             yield self
         finally:
             recorder.tangents = max(before, recorder.tangents)
+
+    def _check_layouts(self, grads: Sequence[Tensor | None]) -> None:
+        """Refuse sparse gradients, as `nn.Embedding` makes them: a graph has strided results."""
+        for k, g in enumerate(grads):
+            if g is not None and g.layout in _SPARSE:
+                raise UnsupportedError(
+                    "the gradient of an input is a sparse tensor",
+                    path=self.paths[k] if k < len(self.paths) else None,
+                    expected="strided gradients",
+                    got=f"layout {g.layout}" + _asked_for(self.session.recorder.graph),
+                    fix="make it with sparse=False, or call that layer outside of the region",
+                )
 
     def _tangent(self, out: Tensor, spec: Spec) -> tuple[Tensor, list[str]]:
         recorder = self.session.recorder
@@ -225,6 +242,20 @@ def _arriving(out: Tensor, number: int) -> Tensor:
         late: Tensor = _torch.apply_function(Arrival, out, [fresh])
     _torch.set_node_sequence_number(late.grad_fn, number)
     return late
+
+
+def _asked_for(graph: fx.Graph) -> str:
+    """Where the region asks for sparse gradients, as ", ... file:line"."""
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in _WITH_SPARSE_GRADIENTS:
+            names = [a.name for a in _torch.op_schema(node.target).arguments]
+            if dict(zip(names, node.args, strict=False)).get("sparse", node.kwargs.get("sparse")):
+                return f", of {_torch.op_name(node.target)}(sparse=True) at {frames_text(node)}"
+    return ""
+
+
+_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+_WITH_SPARSE_GRADIENTS = (aten.embedding.default, aten._embedding_bag.default)
 
 
 def _present(tangents: Sequence[Spec | None]) -> list[int]:

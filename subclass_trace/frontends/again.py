@@ -114,6 +114,7 @@ def _state(ambient: Ambient) -> Iterator[None]:
             stack.enter_context(torch.autocast(device, kind, cache_enabled=ambient.autocast[-1]))
         for device in ambient.devices:
             stack.enter_context(device)
+        stack.enter_context(_torch.dtensor_modes_as(ambient.dtensor))
         torch.set_default_dtype(ambient.dtype)
         torch.use_deterministic_algorithms(ambient.deterministic, warn_only=warns)
         try:

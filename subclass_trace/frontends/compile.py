@@ -215,7 +215,7 @@ class Region:
         inputs = [a.value for a in arguments] + [c.value for c in captured.closed_over]
         view = site.module_view()
         guards = Guards(
-            ambient,
+            replace(ambient, dtensor=captured.session.dtensor_modes()),
             site.tree,
             site.constants(),
             alias_guard(captured, inputs),

@@ -177,6 +177,10 @@ class _DynamoSession(Session):
         super().__init__(dynamic=dynamic, decompositions=decompositions, mode=mode, recorder=GraphRecorder)
         self.origins, self.arguments = origins, arguments
 
+    def dtensor_modes(self) -> None:
+        """Dynamo has left what the code entered before its graph is captured, and guards nothing of it: nor do we."""
+        return None
+
     def fake(self, real: Tensor, name: str, dims: Sequence[int], strides: Sequence[int] = ()) -> Tensor:
         """A fake dense leaf with Dynamo's symbols; those of one storage share a fake storage."""
         origin = self.origins.get(name)

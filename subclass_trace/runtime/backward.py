@@ -66,6 +66,7 @@ class CompiledBackward:
     by_layout: bool = (
         False  # code of a class asked how a tensor is laid out: other layouts are no matter of strides alone
     )
+    dtensor: _torch.DTensorModes | None = None  # what was active around DTensors while it was traced, if it met any
     graph: Any = None  # its graph module, or the `Half` that makes it; pasted into tapes of compiled autograd
 
     def holds(self, env: Env) -> bool:
@@ -77,6 +78,8 @@ class CompiledBackward:
     def serves(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> bool:
         """Is this the backward for these tangents?"""
         if self.create_graph != create_graph or not self.holds(env):
+            return False
+        if self.dtensor is not None and self.dtensor != _torch.dtensor_modes():
             return False
         if create_graph and tuple(map(_requires_grad, tangents)) != tuple(map(_requires_grad, self.tangents)):
             return False  # which gradients require grad depends on it
@@ -272,7 +275,7 @@ class Backwards:
             and any(_torch.is_equality(c) for c in conditions)
         ):
             self.narrow(conditions)
-        return replace(entry, conditions=conditions, contexts=contexts)
+        return replace(entry, conditions=conditions, contexts=contexts, dtensor=tape.session.dtensor_modes())
 
     def _other_sizes(self, condition: Any, env: Env) -> TangentError:
         values = {str(s): env[s] for s in condition.free_symbols}

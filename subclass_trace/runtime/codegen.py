@@ -234,6 +234,8 @@ class _EntryEmitter:
             parts.append(f"autocast_state() != {s.constant(a.autocast, 'autocast')}")
         else:
             parts.append("any_autocast()")
+        if a.dtensor is not None:
+            parts.append(_torch.other_dtensor_modes_code(s.bind("dtensor", _torch.dtensor_dispatcher()), a.dtensor))
         s.line(f"if ({' or '.join(parts)}): return MISS")
 
     def _names(self) -> None:

@@ -313,7 +313,10 @@ class FunctionEmitter:
         s.bind("grad_enabled", _torch.grad_enabled)
         s.bind("any_autocast", _torch.any_autocast)
         s.line("check = fast.check")
-        s.line(f"if check is None or grad_enabled() or any_autocast(): {slow}")
+        state = ["check is None", "grad_enabled()", "any_autocast()"]
+        if entry.dtensor is not None:
+            state.append(_torch.other_dtensor_modes_code(s.bind("dtensor", _torch.dtensor_dispatcher()), entry.dtensor))
+        s.line(f"if {' or '.join(state)}: {slow}")
         unwrapper = Unwrapper(s, slow)
         tangents = [(f"g{k}", t) for k, t in zip(self.plan.differentiable, entry.tangents, strict=True)]
         unwrapper.shortcut_value = _shortcut_of({g: t for g, t in tangents if t is not None}, self.examples)

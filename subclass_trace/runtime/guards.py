@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -41,6 +41,7 @@ class Ambient:
     deterministic: bool
     dtype: torch.dtype
     devices: tuple[torch.device, ...] = ()  # default devices
+    dtensor: _torch.DTensorModes | None = field(default=None, compare=False)  # compared where a trace met a DTensor
 
     @staticmethod
     def now() -> Ambient:
@@ -52,6 +53,7 @@ class Ambient:
             torch.are_deterministic_algorithms_enabled(),
             torch.get_default_dtype(),
             _torch.default_devices() or (),
+            _torch.dtensor_modes(),
         )
 
 
@@ -251,6 +253,8 @@ def failed_guard(
     """The first guard that fails for this call, as a sentence with a path; None when all hold."""
     if ambient != guards.ambient:
         return f"the thread's state: expected {guards.ambient}, got {ambient}"
+    if guards.ambient.dtensor is not None and ambient.dtensor != guards.ambient.dtensor:
+        return f"what is active around DTensors: expected {guards.ambient.dtensor}, got {ambient.dtensor}"
     if tree != guards.tree:
         return f"the structure of the arguments: expected {guards.tree}, got {tree}"
     for name in guards.names:

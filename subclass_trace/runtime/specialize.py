@@ -139,7 +139,8 @@ def build_program(
     _name_inputs(parts.first, captured)
     call = _compile(backend, backend.forward, parts.first)
     compile_backward = _backward_compiler(backend, parts.packed)
-    first = _first_backward(parts, traced, guess, _compile(backend, backend.backward, parts.second, is_backward=True))
+    compiled = _compile(backend, backend.backward, parts.second, is_backward=True)
+    first = _first_backward(parts, traced, guess, compiled, captured.session.dtensor_modes())
     plan = replace(plan, conditions=tuple(_conditions(captured)))  # compiling may have added some
     known = _numbers(plan.symbols)
     names = frozenset(parts.saved)
@@ -208,7 +209,9 @@ def _backward_compiler(
     return compile_backward
 
 
-def _first_backward(parts: Partitioned, traced: Any, guess: Sequence[Any], call: Compiled) -> CompiledBackward:
+def _first_backward(
+    parts: Partitioned, traced: Any, guess: Sequence[Any], call: Compiled, modes: _torch.DTensorModes | None
+) -> CompiledBackward:
     number = {name: k for k, name in enumerate(traced.tangents)}
     inputs = tuple(("tangent", number[n]) if n in number else ("saved", n) for n in parts.backward_inputs)
     return CompiledBackward(
@@ -222,6 +225,7 @@ def _first_backward(parts: Partitioned, traced: Any, guess: Sequence[Any], call:
         tangent_names=traced.tangents,
         passed=traced.passed,
         by_layout=traced.by_layout,
+        dtensor=modes,
         graph=parts.second,
     )
 

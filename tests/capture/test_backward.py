@@ -460,3 +460,14 @@ def test_a_view_of_a_leaf_that_the_region_makes_of_a_view_of_an_input() -> None:
     for f in (function, of_a_result):
         with pytest.raises(st.UnsupportedError, match="makes an autograd leaf"):
             st.compile(f)(torch.ones(3))
+
+
+@pytest.mark.parametrize("layer", [torch.nn.Embedding, torch.nn.EmbeddingBag])
+def test_sparse_gradients_are_refused_with_the_input_and_the_line(layer: type) -> None:
+    table = layer(5, 2, sparse=True)
+    region = st.compile(lambda rows: table(rows).sum())
+    out = region(torch.tensor([[1, 2]]))
+    with pytest.raises(st.UnsupportedError, match="the gradient of an input is a sparse tensor") as caught:
+        out.backward()
+    assert caught.value.path == "table.weight" and "sparse=False" in str(caught.value.fix)
+    assert f"(sparse=True) at {__file__}:" in str(caught.value.got)

@@ -258,6 +258,7 @@ def _plan(
         mutations=tuple(map(_freeze_mutation, captured.mutations)),
         outputs=tuple(map(_freeze_output, captured.outputs)),
         out_tree=captured.result,
+        containers=captured.containers,
         differentiable=captured.differentiable,
         differentiated=captured.differentiated,
         grad_mode_after=captured.grad_mode_after,

@@ -177,6 +177,19 @@ same(
     torch="not in the survey",
     refused="UnsupportedError",
 )
+
+
+@fact(M, 'a list or a dict among the arguments (`d["z"] = y`, `losses.append(x)`)')
+def _containers() -> None:
+    def f(d: dict[str, Tensor], xs: list[Tensor]) -> None:
+        d["z"] = d["x"] * 2
+        xs.append(d["z"] + 1)
+
+    d, xs = {"x": torch.ones(2)}, [torch.zeros(2)]
+    st.compile(f)(d, xs)
+    assert list(d) == ["x", "z"] and d["z"].tolist() == [2, 2] and xs[1].tolist() == [3, 3] and len(xs) == 2
+
+
 same(
     M,
     "a Python attribute of an input is set",

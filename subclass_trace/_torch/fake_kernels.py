@@ -19,6 +19,7 @@ def fake_kernels() -> dict[Any, Callable[..., Any]]:
     found: dict[Any, Callable[..., Any]] = dict.fromkeys(
         (_aten.softshrink_backward.default, _aten.hardshrink_backward.default), _elementwise
     )
+    found |= {_aten._ctc_loss.Tensor: _ctc_loss, _aten._ctc_loss_backward.Tensor: _ctc_loss_backward}
     if _aten._unique.default not in op_implementations_dict:
         found[_aten._unique.default] = _unique
     if not _fft_dims_are_sorted():
@@ -34,6 +35,21 @@ def _elementwise(g: Tensor, x: Tensor, lambd: float) -> Tensor:
 def _unique(x: Tensor, sorted: bool = True, return_inverse: bool = False) -> tuple[Tensor, ...]:
     """Torch 2.11 and 2.12 have none: FakeTensorMode runs the real kernel on zeros, and believes its size."""
     return _aten._unique2.default(x, sorted, return_inverse)[:2]  # type: ignore[no-any-return]
+
+
+# ---------------------------------------------------------------------------------------------- lengths as tensors
+def _ctc_loss(
+    log_probs: Any, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, *options: Any
+) -> tuple[Tensor, Tensor]:
+    """Torch has none, since the second result is as wide as the longest target is long (twice, and one)."""
+    time, batch = log_probs.shape[:2]
+    width = log_probs.fake_mode.shape_env.create_unbacked_symint()
+    torch._check(width >= 1)  # type: ignore[no-untyped-call]
+    return log_probs.new_empty((batch,)), log_probs.new_empty((batch, time, width))
+
+
+def _ctc_loss_backward(grad: Tensor, log_probs: Tensor, *rest: Any) -> Tensor:
+    return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
 
 
 # ---------------------------------------------------------------------------------------------- Fourier transforms

@@ -13,7 +13,7 @@ Sizes in specs are ints or `SizeExpr`; `SymbolPlan` says where the symbols' valu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -389,6 +389,47 @@ class ValueAlias:
 OutputPlan: TypeAlias = ConstantOutput | SizeOutput | RaggedOutput | InputOutput | SameOutput | ViewOutput | ValueOutput
 
 
+# ---------------------------------------------------------------------------------------------- containers
+@dataclass(frozen=True)
+class ContainerItem:
+    """Something that a container holds after the call: the item ``before`` of before, or the new value ``new``."""
+
+    before: Any = None
+    new: int | None = None
+
+
+@dataclass(frozen=True)
+class ContainerChange:
+    """What the region did to a list or dict among its arguments.
+
+    Attributes:
+        keys: the way to it from ``(args, kwargs)``.
+        items: all items afterwards, in their order, each with its key (a number, for a list).
+        replaced: keys whose items differ; the others keep theirs.
+        reordered: a dict's keys stand in another order than additions and removals make.
+    """
+
+    keys: tuple[Hashable, ...]
+    items: tuple[tuple[Any, ContainerItem], ...]
+    replaced: frozenset[Any]
+    reordered: bool = False
+
+    def deliver(self, container: Any, old: Any, new: Sequence[Any]) -> None:
+        """Change the caller's container; ``old`` is a copy of it, ``new`` are the new values of the call."""
+        made = [(key, old[i.before] if i.new is None else new[i.new]) for key, i in self.items]
+        if not isinstance(container, dict):
+            container.clear()
+            container.extend(value for _, value in made)
+            return
+        for key in [k for k in container if k not in {key for key, _ in made}]:
+            del container[key]
+        if self.reordered:
+            container.clear()
+        for key, value in made:
+            if self.reordered or key in self.replaced:
+                container[key] = value
+
+
 # ---------------------------------------------------------------------------------------------- saved activations
 @dataclass(frozen=True)
 class SavedValue:
@@ -450,6 +491,7 @@ class Plan:
     dangling: tuple[int, ...] = ()  # values that require grad, but whose history leads to no input
     watched_inputs: tuple[int, ...] = ()  # wrappers whose version counter stands for a saved leaf's
     independent: tuple[tuple[int, ...], ...] = ()  # groups of differentiable values: see `capture.tape.independent`
+    containers: tuple[ContainerChange, ...] = ()  # of which ``out_tree`` is ``(result, [new items])``
     unread: tuple[Unread, ...] = ()  # values of contexts that no guard compares, since the trace read none of them
 
     @property

@@ -157,6 +157,7 @@ class _Replay:
         self.bases: dict[int, tuple[Any, int, torch.dtype]] = {}
         self.wrapped: dict[int, Any] = {}
         self.by_place: dict[fx.Node, fx.Node] = {}
+        self.kernels = _torch.fake_kernels()
 
     def run(
         self,
@@ -274,7 +275,9 @@ class _Replay:
     def _call(self, node: fx.Node, root: torch.nn.Module) -> Any:
         if isinstance(node.target, _torch.HigherOrderOperator):
             return self._opaque(node, root)
-        if has_effects(node.target):  # torch would ask for a token
+        if (
+            has_effects(node.target) or node.target in self.kernels
+        ):  # torch would ask for a token, or has no fake kernel
             return self._opaque(node, root)
         if node.target is aten._local_scalar_dense.default and not _torch.is_data_dependent(node.meta["val"]):
             # The fake tensor of the replay does not know the symbol that stands for the number inside.

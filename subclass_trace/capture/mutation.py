@@ -172,14 +172,7 @@ class _Change:
 def _change(row: TracedInput, was: Before, inputs: TracedInputs, recorder: Recorder) -> _Change:
     leaves, after = flatten(row.traced, row.path)
     originals = [inputs.leaf_values[k] for k in row.leaves]
-    if len(leaves) != len(originals) or (isinstance(after, WrapperSpec) and after.names != was.spec.names):  # type: ignore[union-attr]
-        raise UnsupportedError(
-            "the region changed the set of inner tensors of an input",
-            path=row.path,
-            expected=f"{len(originals)} inner tensors, as before the call",
-            got=f"{len(leaves)}",
-            fix="return a new wrapper instead of adding or removing inner tensors in place",
-        )
+    _check_inner_names(row, was.spec, after)
     replaced: dict[int, str] = {}
     for k, (now, place) in enumerate(zip(leaves, row.leaves, strict=True)):
         if isinstance(row.spec, WrapperSpec) and now is not was.leaves[k]:
@@ -206,6 +199,25 @@ def _change(row: TracedInput, was: Before, inputs: TracedInputs, recorder: Recor
         )
     metadata = None if _same_layout(after, was.spec) else after
     return _Change(data, replaced, metadata, attributes)
+
+
+def _check_inner_names(row: TracedInput, before: Spec, after: Spec) -> None:
+    """At every level, the same inner tensors in the same order as before the call."""
+    if not isinstance(before, WrapperSpec) or not isinstance(after, WrapperSpec):
+        return
+    if before.names != after.names:
+        same = sorted(before.names) == sorted(after.names)
+        raise UnsupportedError(
+            f"the region changed the {'order' if same else 'set'} of inner tensors of an input",
+            path=row.path,
+            expected=f"those of before the call, {', '.join(before.names) or 'none'}",
+            got=", ".join(after.names) or "none",
+            fix="let __tensor_flatten__ name them in one order, whatever the attributes say"
+            if same
+            else "return a new wrapper instead of adding or removing inner tensors in place",
+        )
+    for one, other in zip(before.inners, after.inners, strict=True):
+        _check_inner_names(row, one, other)
 
 
 def same_contexts(a: Spec, b: Spec) -> bool:

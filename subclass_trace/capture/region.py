@@ -16,7 +16,16 @@ import torch.fx as fx
 
 from .. import _torch
 from ..errors import UnsupportedError
-from ..plan import AssignmentPlan, MutationPlan, OutputPlan, StatePlan, ValueAlias, ValueOutput, ViewOutput
+from ..plan import (
+    AssignmentPlan,
+    ContainerChange,
+    MutationPlan,
+    OutputPlan,
+    StatePlan,
+    ValueAlias,
+    ValueOutput,
+    ViewOutput,
+)
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.spec import Spec, WrapperSpec, sizes_in
 from .aliasing import alias_groups
@@ -45,12 +54,14 @@ Tensor = torch.Tensor
 
 class Run(NamedTuple):
     """What the user function gave: flat results and their structure, the flat tensors that it was handed (by position
-    in the call), and what it assigned to modules (those values stand after the results)."""
+    in the call), what it assigned to modules (those values stand after the results), and what it did to containers
+    among its arguments (whose new items stand beside the result in the structure)."""
 
     results: list[Any]
     tree: Any
     handed: list[Any]
     assignments: tuple[StatePlan, ...] = ()
+    containers: tuple[ContainerChange, ...] = ()
 
 
 #: runs the function on the traced inputs; its second argument is told which traced tensor a named real one is
@@ -100,6 +111,7 @@ class Captured:
     views: frozenset[int]
     result: Any
     assignments: tuple[StatePlan, ...]
+    containers: tuple[ContainerChange, ...]
     differentiable: tuple[int, ...]
     differentiated: tuple[int, ...]
     tape: Tape | None
@@ -367,6 +379,7 @@ class _Capture:
             independent=groups,
             result=run.tree,
             assignments=run.assignments,
+            containers=run.containers,
             differentiable=tuple(differentiable) if tape else (),
             differentiated=tuple(n for n, _ in rows) if tape else (),
             tape=tape,

@@ -17,11 +17,13 @@ from ..capture.inputs import Argument
 from ..capture.region import Run, RunFunction
 from ..errors import UnsupportedError
 from ..runtime.codegen import Layout, StateSlot
+from ..runtime.containers import each_is_one, shared_containers
 from ..runtime.guards import ModuleGuard, ModuleView
 from ..runtime.trees import unflatten_tree
 from ..subclass.context import ObjectIdentity, argument_snapshot
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
+from .containers import HandedContainers
 from .managed_modules import check_flat_parameters, no_managed_modules, no_scripted_gradients
 from .modules import Assigned, Root, State, named_tensors, original, replaced, roots_of, states_of, submodules
 from .python_random import no_random_numbers
@@ -86,6 +88,7 @@ class CallSite:
         states: the module slots behind the rest of ``flat``; ``names``: then the names of the function that hold tensors.
         roots: the module trees they belong to.
         unfinished: what the function did to Python state before it raised an exception.
+        containers_differ: no list or dict is two arguments.
     """
 
     flat: list[Any]
@@ -96,6 +99,7 @@ class CallSite:
     names: tuple[Slot, ...]
     reached: Reached
     unfinished: list[list[Change]] = field(default_factory=list)
+    containers_differ: bool = True
 
     @staticmethod
     def of_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallSite:
@@ -117,7 +121,9 @@ class CallSite:
         check_flat_parameters(found)
         states = states_of(found) if found else []
         flat = [*leaves, *[s.read() for s in states], *[n.read() for n in names]]
-        return CallSite(flat, tree, len(leaves), tuple(states), tuple(found), tuple(names), reached)
+        apart = each_is_one(args, kwargs)
+        slots = tuple(states), tuple(found), tuple(names)
+        return CallSite(flat, tree, len(leaves), *slots, reached, containers_differ=apart)
 
     def layout(self) -> Layout:
         """How the generated entry finds the flat arguments."""
@@ -249,6 +255,7 @@ class CallSite:
                     adopted.add(id(real))
                     adopt(real, value)
             args, kwargs = unflatten_tree(self.tree, handed[: self.user_count])
+            containers = HandedContainers.of(args, kwargs)
             states = handed[self.user_count : self.user_count + len(self.states)]
             self.unfinished.clear()
             with (
@@ -263,14 +270,20 @@ class CallSite:
                 except Exception:
                     self.unfinished.append(effects)
                     raise
+            changes, new, places = containers.changes()
+            if changes and not self.containers_differ:
+                raise shared_containers()
+            for added, path in zip(new, places, strict=True):
+                for value in flatten_results(added)[0]:
+                    _check_result(value, path)
             self._check_containers(args, kwargs, handed)
             self._check_rebuilt(made)
-            results, tree = flatten_results(result)
+            results, tree = flatten_results((result, new) if changes else result)
             for k, value in enumerate(results):
                 _check_result(value, Path("result").item(k))
             rows: list[Assigned | Change] = [*assigned, *effects]
             plans = [row.plan(len(results) + k) for k, row in enumerate(rows)]
-            return Run([*results, *[row.value for row in rows]], tree, handed, tuple(plans))
+            return Run([*results, *[row.value for row in rows]], tree, handed, tuple(plans), tuple(changes))
 
         return run
 

@@ -37,6 +37,7 @@ from ..partition.interface import resolve_partitioner
 from ..plan import Plan, SavedValue
 from ..runtime.backward import TRACE_LOCK
 from ..runtime.codegen import MISS, Entry, generate
+from ..runtime.containers import delivered, shared_containers
 from ..runtime.guards import Ambient, Guards, eager_reason, failed_guard
 from ..runtime.reference import Program
 from ..runtime.sizes import hint_of
@@ -154,8 +155,11 @@ class Region:
                 result = entry.entry.call(args, kwargs)
                 if result is not MISS:
                     return result
-        results = entry.program(site.flat)
-        return unflatten_tree(entry.plan.out_tree, results)
+        changes = entry.plan.containers
+        if changes and not site.containers_differ:
+            raise shared_containers()
+        results = unflatten_tree(entry.plan.out_tree, entry.program(site.flat))
+        return delivered(changes, args, kwargs, results) if changes else results
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """As a method: bound to the instance."""

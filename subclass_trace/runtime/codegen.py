@@ -31,6 +31,7 @@ from ..plan import (
 from ..subclass.context import same_argument
 from ..subclass.spec import OpaqueSpec, Spec, spec_leaves
 from ..subclass.template import Examples
+from .containers import delivered, each_is_one
 from .emit import (
     NotGenerated,
     Unwrapper,
@@ -181,6 +182,9 @@ class _EntryEmitter:
             s.bind("flatten", optree.tree_flatten)
             s.line(f"leaves, tree = flatten((args, kwargs), namespace={self.layout.namespace!r})")
             s.line(f"if tree != {s.constant(tree, 'tree')}: return MISS")
+            if self.plan.containers:
+                s.bind("each_is_one", each_is_one)
+                s.line("if not each_is_one(args, kwargs): return MISS")
             names = [f"x{k}" for k in range(count)]
             if names:
                 s.line(f"{', '.join(names)}, = leaves")
@@ -499,11 +503,20 @@ class _EntryEmitter:
         listed = "results" if results is None else f"[{', '.join(results)}]"
         if tree.is_leaf():
             s.line(f"return {results[0] if results is not None else 'results[0]'}")
-        elif results is not None and tree.type is tuple and all(c.is_leaf() for c in tree.children()):
+        elif (
+            results is not None
+            and tree.type is tuple
+            and not self.plan.containers
+            and all(c.is_leaf() for c in tree.children())
+        ):
             s.line(f"return ({_tuple(results)})")
         else:
             s.bind("unflatten", unflatten_tree if holds_size(tree) else optree.tree_unflatten)
-            s.line(f"return unflatten({s.constant(tree, 'out_tree')}, {listed})")
+            made = f"unflatten({s.constant(tree, 'out_tree')}, {listed})"
+            if self.plan.containers:
+                s.bind("delivered", delivered)
+                made = f"delivered({s.constant(self.plan.containers, 'containers')}, args, kwargs, {made})"
+            s.line(f"return {made}")
 
 
 def _tuple(names: Sequence[str]) -> str:

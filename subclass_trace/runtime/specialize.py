@@ -262,6 +262,7 @@ def _plan(
         mutations=tuple(map(_freeze_mutation, captured.mutations)),
         outputs=tuple(_freeze_output(o, captured.session.recorder.has_read_numbers) for o in captured.outputs),
         out_tree=captured.result,
+        containers=captured.containers,
         differentiable=captured.differentiable,
         differentiated=captured.differentiated,
         grad_mode_after=captured.grad_mode_after,

@@ -93,3 +93,24 @@ def test_inner_tensors(name: str) -> None:
 def test_storage_that_no_tensor_of_its_kind_holds() -> None:
     with pytest.raises(UnsupportedError, match="set_"):
         st.compile(lambda x, y: x.set_(y.untyped_storage(), 0, (2,), (1,)))(torch.zeros(2), torch.zeros(2).double())
+
+
+class Reordered(TwoTensor):
+    """Which inner tensors it names, and in which order, depends on attributes."""
+
+    def __tensor_flatten__(self) -> Any:
+        names = ["b", "a"] if getattr(self, "turned", False) else ["a", "b"]
+        return names[: getattr(self, "count", 2)], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: Any, context: Any, size: Any, stride: Any) -> Any:
+        return cls(inner["a"], inner["b"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "what", "got"), [("turned", True, "order", "b, a"), ("count", 1, "set", "a")]
+)
+def test_inner_tensors_in_another_order(name: str, value: Any, what: str, got: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"the region changed the {what} of inner tensors of an input") as error:
+        st.compile(lambda x: setattr(x, name, value))(Reordered(torch.ones(2), torch.ones(2)))
+    assert (error.value.expected, error.value.got) == ("those of before the call, a, b", got)

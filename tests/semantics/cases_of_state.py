@@ -152,6 +152,42 @@ same(
     lambda x: torch.linalg.inv(x) + 1,
     lambda c: torch.zeros(3, 3) if c else torch.eye(3),
 )
+
+
+@fact(
+    D,
+    "such a check, caught in the region (`try: torch.linalg.inv(x)`, `except RuntimeError:`)",
+    torch="differs in the same way",
+    differs="the values are looked at in the call, when the function has long run: the error leaves the region; "
+    "`torch.linalg.inv_ex` gives the number of the column instead",
+)
+def _caught_check() -> None:
+    def f(x: Tensor) -> Tensor:
+        try:
+            return torch.linalg.inv(x)
+        except RuntimeError:
+            return x * 5
+
+    try:
+        got = st.compile(f)(torch.zeros(2, 2))
+    except torch.linalg.LinAlgError:
+        got = None
+    assert got is not None and torch.equal(got, f(torch.zeros(2, 2)))
+
+
+@fact(
+    D, "a call that eager refuses by dtypes or shapes (`x.mul_(1j)` of a real `x`): the same error, also where caught"
+)
+def _refused_call() -> None:
+    def f(x: Tensor) -> Tensor:
+        try:
+            return x.mul_(1j)
+        except RuntimeError as error:
+            return x * len(str(error))
+
+    assert torch.equal(st.compile(f)(torch.ones(2)), f(torch.ones(2)))
+
+
 same(
     D,
     "a value that depends on constants alone, asked for",

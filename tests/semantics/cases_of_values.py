@@ -151,6 +151,47 @@ same(
 )
 same(
     M,
+    "`x.set_(y)`, `x.data = y`: they share memory afterwards",
+    lambda x, y: (x.set_(y), x.add_(1), y * 2)[2],
+    lambda c: (dense(3, seed=c), dense(3, seed=c + 7)),
+    torch="graph break",
+)
+same(
+    M,
+    "`out=` of another size, which grows",
+    lambda x, y: torch.add(x, 1, out=y),
+    lambda c: (dense(3, seed=c), torch.empty(0)),
+)
+same(
+    M,
+    "`as_strided` of an input across several inputs, written",
+    lambda x, y: (x.as_strided((4,), (1,), 1).mul_(2), x + y)[1],
+    lambda c: (lambda b: (b[3:], b[:3]))(dense(6, seed=c)),
+    torch="not in the survey",
+)
+same(
+    M,
+    "`as_strided` of an input, written outside of all inputs",
+    lambda x: x.as_strided((4,), (1,), 1).mul_(2),
+    lambda c: dense(6, seed=c)[3:],
+    torch="not in the survey",
+    refused="UnsupportedError",
+)
+
+
+@fact(M, 'a list or a dict among the arguments (`d["z"] = y`, `losses.append(x)`)')
+def _containers() -> None:
+    def f(d: dict[str, Tensor], xs: list[Tensor]) -> None:
+        d["z"] = d["x"] * 2
+        xs.append(d["z"] + 1)
+
+    d, xs = {"x": torch.ones(2)}, [torch.zeros(2)]
+    st.compile(f)(d, xs)
+    assert list(d) == ["x", "z"] and d["z"].tolist() == [2, 2] and xs[1].tolist() == [3, 3] and len(xs) == 2
+
+
+same(
+    M,
     "a Python attribute of an input is set",
     lambda x: (setattr(x, "tag", "new"), x * 2)[1],
     plain(scaled),

@@ -1,0 +1,95 @@
+"""Which containers among its arguments a traced function changed, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import UnsupportedError
+from ..plan import ContainerChange
+from ..plan import ContainerItem as Item
+from ..runtime.containers import CHANGEABLE, containers_in
+from ..subclass.paths import Path
+
+
+@dataclass(frozen=True, eq=False)
+class HandedContainers:
+    """The copies of the caller's containers that a traced function gets, and what they held before it ran."""
+
+    rows: tuple[tuple[tuple[Any, ...], Any, Any], ...]  # (way to it, container, copy of it)
+
+    @staticmethod
+    def of(args: Any, kwargs: Any) -> HandedContainers:
+        """Those of one run. The tuple of arguments and the dict of keywords are not the caller's."""
+        found = [(keys, c) for keys, c in containers_in((args, kwargs)) if len(keys) > 1]
+        return HandedContainers(tuple((keys, c, c.copy()) for keys, c in found))
+
+    def changes(self) -> tuple[list[ContainerChange], list[Any], list[Path]]:
+        """What was done to them, the new values, and the path of each; they hold what they held before again.
+
+        Raises:
+            UnsupportedError: a container was put into another place.
+        """
+        changes: list[ContainerChange] = []
+        new: list[Any] = []
+        paths: list[Path] = []
+        for keys, container, was in self.rows:
+            before, after = _pairs(was), _pairs(container)
+            if [(k, id(v)) for k, v in before] == [(k, id(v)) for k, v in after]:
+                continue
+            place = {id(v): k for k, v in before}
+            items: list[tuple[Any, Item]] = []
+            for key, value in after:
+                if id(value) in place:
+                    items.append((key, Item(before=place[id(value)])))
+                    continue
+                path = _path(keys).item(key)
+                self._check_new(value, path)
+                items.append((key, Item(new=len(new))))
+                new.append(value)
+                paths.append(path)
+            changes.append(_change(keys, before, after, tuple(items)))
+        for _, container, was in self.rows:
+            container.clear()
+            container.update(was) if isinstance(container, dict) else container.extend(was)
+        return changes, new, paths
+
+    def _check_new(self, value: Any, path: Path) -> None:
+        for inner in _inside(value):
+            if any(inner is container for _, container, _ in self.rows):
+                raise UnsupportedError(
+                    "the region puts a container among its arguments into another one",
+                    path=path,
+                    expected="tensors, numbers and new containers as items",
+                    got=f"a {type(inner).__name__} that came in as an argument",
+                    fix="make a copy of it, or return the new value instead",
+                )
+
+
+def _inside(value: Any, depth: int = 8) -> Iterator[Any]:
+    if type(value) in CHANGEABLE or isinstance(value, tuple):
+        yield value
+        if depth:
+            for inner in value.values() if isinstance(value, dict) else value:
+                yield from _inside(inner, depth - 1)
+
+
+def _pairs(container: Any) -> list[tuple[Any, Any]]:
+    return list(container.items()) if isinstance(container, dict) else list(enumerate(container))
+
+
+def _change(keys: Any, before: Any, after: Any, items: tuple[tuple[Any, Item], ...]) -> ContainerChange:
+    was, now = dict(before), dict(after)
+    replaced = frozenset(k for k, v in after if k not in was or was[k] is not v)
+    stay = [k for k, _ in before if k in now]
+    reordered = [k for k, _ in after] != [*stay, *[k for k, _ in after if k not in was]]
+    return ContainerChange(keys, items, replaced, reordered)
+
+
+def _path(keys: Any) -> Path:
+    first, *rest = keys
+    path = Path("args" if first == 0 else "kwargs")
+    for key in rest:
+        path = path.item(key)
+    return path

@@ -1,0 +1,177 @@
+"""Lists and dicts among the arguments that a region changes: the caller's own are changed in each call, as in eager."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from typing import Any
+
+import optree
+import pytest
+import torch
+
+import subclass_trace as st
+from subclass_trace.errors import UnsupportedError
+from subclass_trace.zoo import TwoTensor
+
+Tensor = torch.Tensor
+Make = Callable[[Tensor, Tensor], tuple[tuple[Any, ...], dict[str, Any]]]
+
+
+def one(container: Callable[[Tensor, Tensor], Any]) -> Make:
+    return lambda x, y: ((container(x, y),), {})
+
+
+def pop(d: Any) -> Tensor:
+    first: Tensor = d.pop("a")
+    return first * 2
+
+
+def swap(d: Any) -> None:
+    d["a"], d["b"] = d["b"], d["a"]
+
+
+def turn(d: Any) -> None:
+    first = d.pop("a")
+    d["a"] = first
+
+
+def count(d: Any) -> Any:
+    d["n"] += 1
+    return d["a"] * d["n"]
+
+
+def nested(d: Any) -> None:
+    d["inner"]["z"] = d["inner"]["a"] * 2
+    d["list"].append({"new": d["inner"]["z"] + 1})
+
+
+CASES: dict[str, tuple[Callable[..., Any], Make]] = {
+    "a new key": (lambda d: d.__setitem__("z", d["a"] * 2), one(lambda x, y: {"b": y, "a": x})),
+    "a key that was there": (lambda d: d.__setitem__("a", d["a"] * 2), one(lambda x, y: {"b": y, "a": x})),
+    "a key is removed": (pop, one(lambda x, y: {"b": y, "a": x})),
+    "swap": (swap, one(lambda x, y: {"b": y, "a": x})),
+    "another order": (turn, one(lambda x, y: {"a": x, "b": y})),
+    "update": (lambda d: d.update(a=1, c=d["b"] + 1), one(lambda x, y: {"b": y, "a": x})),
+    "a number": (count, one(lambda x, y: {"n": 2, "a": x})),
+    "a list grows": (lambda xs: xs.append(xs[0] * 2), one(lambda x, y: [x, y])),
+    "a list grows at its start": (lambda xs: xs.insert(0, xs[0] * 2), one(lambda x, y: [x, y])),
+    "a list of results": (lambda xs: [xs.append(xs[-1] * 2) for _ in range(3)] and None, one(lambda x, y: [x])),
+    "a list is emptied": (lambda xs: (xs[0] + xs[1], xs.clear())[0], one(lambda x, y: [x, y])),
+    "a list is reversed": (lambda xs: xs.reverse(), one(lambda x, y: [x, y])),
+    "an item is replaced and written": (
+        lambda xs: (xs.__setitem__(0, xs[1]), xs[0].add_(1), None)[2],
+        one(lambda x, y: [x, y]),
+    ),
+    "inside of containers": (nested, one(lambda x, y: {"inner": {"a": x}, "list": [y]})),
+    "inside of a tuple": (lambda t: t[1].append(t[0] * 2), one(lambda x, y: (x, [y]))),
+    "a view of an item": (lambda xs: xs.append(xs[0][1:]), one(lambda x, y: [x, y])),
+    "None and constants": (lambda xs: xs.extend([None, 3, "text"]), one(lambda x, y: [x, y])),
+    "OrderedDict": (lambda d: d.__setitem__("z", d["a"] * 2), one(lambda x, y: OrderedDict(b=y, a=x))),
+    "defaultdict": (lambda d: d["new"].append(d["a"][0] * 2), one(lambda x, y: defaultdict(list, {"a": [x]}))),
+    "deque": (lambda q: (q.popleft() * 2, q.append(q[0] + 1))[0], one(lambda x, y: deque([x, y], maxlen=3))),
+    "a keyword argument": (lambda x, cache: cache.append(x * 2), lambda x, y: ((x,), {"cache": [y]})),
+    "two of them": (lambda a, b: (a.append(b[0] * 2), b.append(a[0]), None)[2], lambda x, y: (([x], [y]), {})),
+    "with a result": (lambda d: (d.__setitem__("z", d["a"] * 2), {"r": d["z"] + 1})[1], one(lambda x, y: {"a": x})),
+}
+
+
+def run(function: Callable[..., Any], make: Make, calls: int = 1) -> Any:
+    out = []
+    for k in range(calls):
+        x, y = torch.arange(3.0) + k, torch.ones(3) * (k + 2)
+        args, kwargs = make(x, y)
+        before = args, kwargs
+        result = function(*args, **kwargs)
+        held = optree.tree_leaves((args, kwargs))
+        same = [[t is x, t is y] for t in held]
+        rows = optree.tree_map(lambda v: v.tolist() if isinstance(v, Tensor) else v, (*before, result))
+        for t in held:  # who shares memory with whom
+            if isinstance(t, Tensor):
+                t.add_(10)
+        order = [list(v) if isinstance(v, dict) else None for v in args]
+        out.append((rows, same, order, x.tolist(), y.tolist()))
+    return out
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_as_in_eager(name: str) -> None:
+    function, make = CASES[name]
+    region = st.compile(function)
+    assert run(region, make, calls=2) == run(function, make, calls=2)
+    assert len(region.specializations) == 1
+
+
+def test_gradients_and_wrappers() -> None:
+    def f(d: Any) -> Any:
+        d["loss"] = (d["x"] * d["w"]).sum()
+
+    def gradients(function: Any) -> list[Any]:
+        x, w = TwoTensor(torch.ones(2), torch.arange(2.0)), torch.full((2,), 3.0, requires_grad=True)
+        d = {"x": x, "w": w}
+        function(d)
+        loss = d["loss"]
+        assert d["w"] is w and isinstance(loss, TwoTensor)
+        (loss.a + loss.b if not loss.requires_grad else loss).backward()
+        assert w.grad is not None
+        return [str(w.grad)]
+
+    assert gradients(st.compile(f)) == gradients(f)
+
+
+def test_a_list_that_grows_from_call_to_call() -> None:
+    def f(x: Tensor, losses: list[Tensor]) -> Tensor:
+        losses.append(x.sum())
+        return x * 2
+
+    region, losses = st.compile(f), [torch.zeros(())]
+    for k in range(3):
+        region(torch.full((2,), float(k)), losses)
+    assert [t.item() for t in losses] == [0, 0, 2, 4]
+
+
+def test_nothing_is_changed_when_the_function_raises() -> None:
+    def f(xs: list[Tensor]) -> None:
+        xs.append(xs[0] * 2)
+        raise ValueError("no")
+
+    xs = [torch.ones(2)]
+    with pytest.raises(ValueError, match="no"):
+        st.compile(f)(xs)
+    assert len(xs) == 1
+
+
+def test_one_container_as_two_arguments() -> None:
+    def f(a: list[Tensor], b: list[Tensor]) -> None:
+        a.append(b[0] * 2)
+
+    region, xs = st.compile(f), [torch.ones(2)]
+    region([torch.ones(2)], [torch.ones(2)])
+    with pytest.raises(UnsupportedError, match="one container is two arguments"):
+        region(xs, xs)
+    assert len(xs) == 1
+
+
+def test_an_argument_inside_of_another() -> None:
+    def f(a: list[Any], b: list[Tensor]) -> None:
+        a.append({"b": b})
+
+    with pytest.raises(UnsupportedError, match="puts a container among its arguments into another one") as error:
+        st.compile(f)([torch.ones(2)], [torch.ones(2)])
+    assert error.value.path == "args[0][1]"
+
+
+class Box:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+optree.register_pytree_node(Box, lambda b: ([b.value], None), lambda _, c: Box(c[0]), namespace="torch")
+
+
+def test_registered_nodes_are_refused() -> None:
+    def f(box: Box) -> None:
+        box.value = box.value * 2
+
+    with pytest.raises(UnsupportedError, match="changes a container among its arguments"):
+        st.compile(f)(Box(torch.ones(2)))

@@ -259,8 +259,7 @@ def restored_versions(recorder: Any) -> Iterator[dict[int, tuple[Tensor, int]]]:
 
     def noting(real: Tensor) -> Tensor:
         if id(real) not in versions and not real.is_inference():
-            with _torch.no_overrides():  # TorchScript runs operations without leaving the function mode of the capture
-                versions[id(real)] = (real, real._version)
+            versions[id(real)] = (real, real._version)
         return lift(real)  # type: ignore[no-any-return]
 
     recorder.lift = noting

@@ -24,7 +24,7 @@ from ..subclass.context import ObjectIdentity, argument_snapshot
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
 from .containers import HandedContainers
-from .managed_modules import check_flat_parameters, no_managed_modules, no_scripted_gradients
+from .managed_modules import check_flat_parameters, no_managed_modules
 from .modules import Assigned, Root, State, named_tensors, original, replaced, roots_of, states_of, submodules
 from .python_random import no_random_numbers
 from .python_state import Change, effects_on
@@ -260,7 +260,6 @@ class CallSite:
             self.unfinished.clear()
             with (
                 no_managed_modules(self.roots),
-                no_scripted_gradients(function, self.roots),
                 no_random_numbers(self.reached),
                 effects_on(self.reached) as effects,
                 replaced(self.roots, self.states, states) as assigned,

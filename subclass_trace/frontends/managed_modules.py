@@ -8,9 +8,7 @@ eager, and the region gets the module inside (see `data_parallel`).
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
@@ -61,54 +59,6 @@ def check_flat_parameters(roots: Sequence[Root]) -> None:
         for module, path in submodules(root):
             if isinstance(module, cls):
                 _refuse("FullyShardedDataParallel", module, path)
-
-
-@contextlib.contextmanager
-def no_scripted_gradients(function: Any, roots: Sequence[Root]) -> Iterator[None]:
-    """While inside, on this thread, a module of TorchScript must not be differentiated with respect to its parameters.
-
-    Its C++ code takes them where they are, and not the traced tensors in their places: no gradient would reach them.
-
-    Raises:
-        UnsupportedError: names its place in the module trees ``roots``.
-    """
-    if isinstance(function, torch.ScriptMethod):
-        raise UnsupportedError(
-            "there is a method of a TorchScript module to compile",
-            expected="a function, an nn.Module, or a method written in Python",
-            got=f"a {type(function).__name__}",
-            fix="compile the module itself",
-        )
-    scripted = [(m, p) for root in roots for m, p in submodules(root) if isinstance(m, torch.jit.ScriptModule)]
-    thread = threading.get_ident()
-    with contextlib.ExitStack() as stack:
-        for module, path in scripted:
-            own = vars(module)  # a traced module finds its forward through its class
-            undo = (own.__setitem__, "forward", own["forward"]) if "forward" in own else (own.pop, "forward")
-            stack.callback(*undo)
-            own["forward"] = _watched(module.forward, module, path, thread)
-        yield
-
-
-def _watched(forward: Callable[..., Any], module: torch.nn.Module, path: Path, thread: int) -> Callable[..., Any]:
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() == thread:
-            _check_scripted(module, path)
-        return forward(*args, **kwargs)
-
-    return watched
-
-
-def _check_scripted(module: torch.nn.Module, path: Path) -> None:
-    if torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()):
-        raise UnsupportedError(
-            "a module of TorchScript whose parameters require grad is called inside a region",
-            path=path,
-            expected="modules that read their parameters in Python, or parameters that do not require grad",
-            got=f"a {type(module).__name__}, whose C++ code reads its parameters by itself",
-            fix="use the module that was scripted or traced; or call it under torch.no_grad(), or take requires_grad "
-            "from each of its parameters",
-        )
 
 
 def _place(module: torch.nn.Module, roots: Sequence[Root]) -> Path | None:

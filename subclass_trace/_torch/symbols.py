@@ -166,6 +166,12 @@ def is_data_dependent(size: Any) -> bool:
     return not is_nested(size) and any(node.shape_env.is_unbacked_symint(s) for s in node.expr.free_symbols)
 
 
+def is_known(number: Any) -> bool:
+    """Does a symbolic number (an int, a float or a bool) follow from numbers that the traced call has?"""
+    node = number.node
+    return bool(node.expr.free_symbols <= symbol_values(node.shape_env).keys())
+
+
 def maybe(condition: Any) -> bool:
     """Is the condition true, or not known because it depends on values inside tensors?"""
     if not isinstance(condition, SymBool):

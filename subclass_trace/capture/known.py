@@ -18,6 +18,7 @@ from .graphs import is_random
 from .recorder import Recorder
 
 Tensor = torch.Tensor
+_LONGEST = 120  # characters of a line that are quoted
 _MOST_NODES, _MOST_ELEMENTS = 100, 100_000
 
 
@@ -31,6 +32,7 @@ def known_value(recorder: Recorder, t: Tensor) -> Tensor | None:
 def value_asked_for(t: Tensor, line: str | None) -> DataDependentError:
     """The region, at ``line``, asks for the value of a traced tensor: what to say."""
     code = "" if line is None else linecache.getline(line.rpartition(":")[0], int(line.rpartition(":")[2])).strip()
+    code = code if len(code) <= _LONGEST else f"{code[: _LONGEST - 3]}..."
     what = f"a tensor of dtype {t.dtype} and shape {tuple(t.shape)}{f', in `{code}`' if code else ''}"
     if t.dtype is torch.bool:
         return DataDependentError(

@@ -1,0 +1,234 @@
+"""What Python code asks of symbolic numbers beside arithmetic: their text, their hash, their class, methods of ``int``.
+
+Torch's symbols have no good answers: the text of a size is ``"s73"``, it has no hash, it is no ``int``. While the user
+function runs, the user's code gets those of the number that the symbol stands for (torch's own code gets torch's):
+
+- the class is that of the number, so that ``isinstance(x.shape[0], int)`` is true, and the size stays a symbol;
+- for all else the size has to be a number: the function is captured again with that size as one (`NeedsNumbers`), and
+  guarded like any other number. Where another tracer has made the symbols (Dynamo), the size is fixed where it is asked;
+- a number that depends on values inside tensors (``.item()``) has no answer before the call: a typed error.
+
+``print``, logs and debuggers show the symbol.
+"""
+
+from __future__ import annotations
+
+import builtins
+import re
+import sys
+from collections.abc import Callable, Collection, Mapping
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from .. import _torch
+from ..errors import DataDependentError, UnsupportedError
+from ..subclass.paths import Path
+from ..subclass.spec import is_ragged
+from ..subclass.visit import visit
+from .inputs import TracedInputs
+from .session import Session
+from .user_code import asking_frame, asking_line
+
+Tensor = torch.Tensor
+#: class of symbols -> class of what they stand for
+_CLASSES: Mapping[Any, type] = dict(zip(_torch.SYM_TYPES, (int, float, bool), strict=True))
+_ABSENT: Any = object()
+#: these look for a hash, and do without if there is none
+_DO_WITHOUT_HASH = ("einops",)
+#: what C functions say that take numbers alone
+_TAKES_NUMBERS = re.compile(r"\bSym(Int|Float|Bool)\b|not JSON serializable")
+_READ = object.__getattribute__
+
+#: what of an input: "size" or "stride", and the dimension
+Place = tuple[Path, str, int]
+
+
+class NeedsNumbers(UnsupportedError):
+    """Python code needs sizes as numbers: capture again, with those that are symbols as numbers.
+
+    Attributes:
+        places: which ones.
+        why: what is asked for, and where.
+    """
+
+    def __init__(self, places: Collection[Place], what: str, line: str | None) -> None:
+        super().__init__(
+            f"the region needs a size as a number: it asks for {what}",
+            path=line,
+            expected="arithmetic and comparisons, of which a graph for many sizes can be made",
+            got=", ".join(sorted({f"{path}.{kind}({d})" for path, kind, d in places})),
+            fix="compile it with dynamic=False and automatic_dynamic=False",
+        )
+        self.places = tuple(places)
+        self.why = what if line is None else f"{what} at {line}"
+
+
+class PythonNumbers:
+    """A context for one run of the user function: see the module's docstring."""
+
+    def __init__(self, session: Session, inputs: TracedInputs) -> None:
+        self.session, self.inputs = session, inputs
+        self.needed: NeedsNumbers | None = None
+        self._before: list[tuple[Any, str, Any]] = []
+
+    def __enter__(self) -> PythonNumbers:
+        for cls in _CLASSES:
+            for name, hook in self._hooks(cls).items():
+                self._set(cls, name, hook)
+        self._set(builtins, "print", _printing(builtins.print))
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: TracebackType | None) -> None:
+        while self._before:
+            holder, name, before = self._before.pop()
+            delattr(holder, name) if before is _ABSENT else setattr(holder, name, before)
+        if self.needed is not None:
+            raise self.needed from None  # the function may have caught it
+        if isinstance(error, (TypeError, AttributeError)) and _TAKES_NUMBERS.search(str(error)):
+            self._refused(error)
+
+    def _set(self, holder: Any, name: str, value: Any) -> None:
+        self._before.append((holder, name, vars(holder).get(name, _ABSENT)))
+        setattr(holder, name, value)
+
+    # ---------------------------------------------------------------- answers
+    def number(self, n: Any, what: str, line: str | None) -> Any:
+        """The number that a symbol stands for.
+
+        Raises:
+            NeedsNumbers: it is a number only in another capture.
+            DataDependentError: it depends on the values inside a tensor.
+        """
+        if not _torch.is_known(n):
+            raise _depends_on_values(what, line, type(n))
+        if isinstance(n, torch.SymBool):
+            return bool(n)
+        places = self._places(n.node.expr.free_symbols) if self.session.may_run_again else []
+        if places:
+            self.needed = NeedsNumbers(places, what, line)
+            raise self.needed
+        return int(n) if isinstance(n, torch.SymInt) else float(n)
+
+    def _places(self, symbols: Collection[Any] | None) -> list[Place]:
+        """The sizes and strides of inputs with one of these symbols (with any, where None)."""
+        found: list[Place] = []
+
+        def note(t: Tensor, path: Path) -> None:
+            strides = t.stride() if t.layout is torch.strided else ()
+            for kind, numbers in (("size", tuple(t.shape)), ("stride", strides)):
+                for d, n in enumerate(numbers):
+                    if isinstance(n, torch.SymInt) and not is_ragged(n):
+                        own = n.node.expr.free_symbols
+                        if own and (symbols is None or own & set(symbols)):
+                            found.append((path, kind, d))
+
+        for row in self.inputs.inputs:
+            visit(
+                row.traced,
+                leaf=note,
+                wrapper=lambda t, names, inners, context, path: note(t, path),
+                opaque=lambda v, path: None,
+                path=row.path,
+            )
+        return found
+
+    def _refused(self, error: BaseException) -> None:
+        """Some function of Python takes nothing but numbers, and the user's code has called it with a symbol."""
+        line = asking_line(error)
+        if line is None:
+            return
+        what = f"what only a number has ({error})"
+        places = self._places(None) if self.session.may_run_again else []
+        if places:
+            raise NeedsNumbers(places, what, line) from error
+        if self.session.recorder.symbols.data_dependent:
+            raise _depends_on_values(what, line, None) from error
+
+    # ---------------------------------------------------------------- who asks
+    def _line(self, n: Any) -> str | None:
+        """``file:line`` of the user's code that asks (two calls from here) about a symbol of this capture; else None."""
+        node = _READ(n, "node")
+        if getattr(node, "shape_env", None) is not self.session.shape_env or node.is_nested_int():
+            return None
+        frame = asking_frame(sys._getframe(2))
+        return None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+    def _hooks(self, cls: Any) -> dict[str, Callable[..., Any]]:
+        """The methods that answer for symbols of a class while inside; other symbols, and other code, get torch's."""
+        number = _CLASSES[cls]
+        plain_hash, plain_text, plain_format = cls.__hash__, cls.__repr__, cls.__format__
+        read: Callable[[Any, str], Any] = cls.__getattribute__
+
+        def hashed(n: Any) -> int:
+            line = self._line(n)
+            if line is None or sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] in _DO_WITHOUT_HASH:
+                return int(plain_hash(n))
+            return hash(self.number(n, "the hash of a number (a key of a dict, a member of a set)", line))
+
+        def text(n: Any) -> str:
+            line = self._line(n)
+            return str(plain_text(n) if line is None else repr(self.number(n, "the text of a number", line)))
+
+        def formatted(n: Any, form: str) -> str:
+            line = self._line(n)
+            return str(
+                plain_format(n, form) if line is None else format(self.number(n, "the text of a number", line), form)
+            )
+
+        def attribute(n: Any, name: str) -> Any:
+            if name == "node":
+                return _READ(n, name)
+            if name == "__class__":
+                return cls if self._line(n) is None else number
+            if name == "__reduce_ex__" and (line := self._line(n)) is not None:
+                return self.number(n, "a copy of a number", line).__reduce_ex__
+            try:
+                return read(n, name)
+            except AttributeError:
+                line = self._line(n)
+                if line is None or not (hasattr(number, name) or name == "__array__"):
+                    raise
+                known = self.number(n, f"{number.__name__}.{name}", line)
+                return getattr(known, name) if name != "__array__" else _array_of(known)
+
+        hooks: dict[str, Callable[..., Any]] = {
+            "__hash__": hashed,
+            "__repr__": text,
+            "__format__": formatted,
+            "__getattribute__": attribute,
+        }
+        if number is not bool:
+            hooks.update(__divmod__=_divmod, __rdivmod__=lambda n, other: _divmod(other, n))
+        return hooks
+
+
+def _divmod(a: Any, b: Any) -> Any:
+    return a // b, a % b
+
+
+def _array_of(number: Any) -> Callable[..., Any]:
+    import numpy
+
+    return lambda dtype=None, copy=None: numpy.asarray(number, dtype)
+
+
+def _printing(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """``print`` from this package's code: what it shows is for people."""
+
+    def show(*values: Any, **options: Any) -> None:
+        plain(*values, **options)
+
+    return show
+
+
+def _depends_on_values(what: str, line: str | None, cls: Any) -> DataDependentError:
+    of = "" if cls is None else f" as {_CLASSES[cls].__name__}"
+    return DataDependentError(
+        f"the region asks for {what}, which depends on the values inside a tensor",
+        path=line,
+        expected="arithmetic with it: the graph is made once, for all values",
+        got=f"a number from .item() or .tolist(){of}",
+        fix="return the number, or a tensor, and do this outside of the region; print(n) shows its symbol",
+    )

@@ -36,6 +36,8 @@ from .autograd import saved_tensor_hooks_active as saved_tensor_hooks_active
 from .autograd import set_node_sequence_number as set_node_sequence_number
 from .autograd import set_version as set_version
 from .autograd import view_function as view_function
+from .branches import Branch as Branch
+from .branches import branch_of_torch as branch_of_torch
 from .collectives import Group as Group
 from .collectives import done as done_work
 from .collectives import functional_collectives as functional_collectives

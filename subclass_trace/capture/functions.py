@@ -64,6 +64,8 @@ class CapturedFunctions(_torch.TorchFunctionMode):
             return text
         if name in MEMORY:
             refuse_memory(name, args, self.recorder.user_line)
+        if name == "__bool__" and (branch := _torch.branch_of_torch(sys._getframe(1))) is not None:
+            return self._branch(func, args, branch)
         if func is Tensor.backward:
             raise UnsupportedError(
                 "the region calls .backward()",
@@ -85,6 +87,13 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         if self.counters:
             self.counters.level()
         return self.stand_ins.back.get(id(out), out)
+
+    def _branch(self, func: Any, args: Any, branch: _torch.Branch) -> Any:
+        self.recorder.branch = branch
+        try:
+            return func(*args)
+        finally:
+            self.recorder.branch = None
 
     def _text(self, func: Any, args: Any, frame: Any) -> str | None:
         """The text of a tensor whose values the trace knows; None for one that is none of the trace's, and for a log.

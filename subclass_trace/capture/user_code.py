@@ -14,6 +14,7 @@ import torch
 import torch.fx as fx
 
 TORCH_FILES = os.path.dirname(torch.__file__) + os.sep
+_MACHINERY = tuple(TORCH_FILES + name for name in ("_", "utils", "overrides.py", "fx", "autograd"))
 _OWN_FILES = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
@@ -106,6 +107,16 @@ def user_frames(frame: Any, stop: Any) -> tuple[tuple[Any, int], ...]:
             found.append((code, frame.f_lineno))
         frame = frame.f_back
     return tuple(found)
+
+
+def library_line(frame: Any, stop: Any) -> str | None:
+    """``file:line`` of the innermost frame of torch's modules and formulas, where no user code is between."""
+    while frame is not None and frame is not stop:
+        file = frame.f_code.co_filename
+        if file.startswith(TORCH_FILES) and not file.startswith(_MACHINERY):
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None
 
 
 def line_text(frames: tuple[tuple[Any, int], ...] | None) -> str | None:

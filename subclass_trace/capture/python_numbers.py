@@ -3,7 +3,8 @@
 Torch's symbols have no good answers: the text of a size is ``"s73"``, it has no hash, it is no ``int``. While the user
 function runs, the user's code gets those of the number that the symbol stands for (torch's own code gets torch's):
 
-- the class is that of the number, so that ``isinstance(x.shape[0], int)`` is true, and the size stays a symbol;
+- the class is that of the number, so that ``isinstance(x.shape[0], int)`` is true, and the size stays a symbol
+  (``type(n)``, which no class can answer otherwise, in code that the function reaches: `types_of_numbers`);
 - for all else the size has to be a number: the function is captured again with that size as one (`NeedsNumbers`), and
   guarded like any other number. Where another tracer has made the symbols (Dynamo), the size is fixed where it is asked;
 - a number that depends on values inside tensors (``.item()``) has no answer before the call: a typed error.
@@ -14,9 +15,10 @@ function runs, the user's code gets those of the number that the symbol stands f
 from __future__ import annotations
 
 import builtins
+import contextlib
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -29,7 +31,7 @@ from ..subclass.spec import is_ragged
 from ..subclass.visit import visit
 from .inputs import TracedInputs
 from .session import Session
-from .user_code import asking_frame, asking_line
+from .user_code import TORCH_FILES, asking_frame, asking_line
 
 Tensor = torch.Tensor
 #: class of symbols -> class of what they stand for
@@ -74,6 +76,7 @@ class PythonNumbers:
         self._before: list[tuple[Any, str, Any]] = []
 
     def __enter__(self) -> PythonNumbers:
+        _ACTIVE.append(self)
         for cls in _CLASSES:
             for name, hook in self._hooks(cls).items():
                 self._set(cls, name, hook)
@@ -81,6 +84,7 @@ class PythonNumbers:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: TracebackType | None) -> None:
+        _ACTIVE.remove(self)
         while self._before:
             holder, name, before = self._before.pop()
             delattr(holder, name) if before is _ABSENT else setattr(holder, name, before)
@@ -147,10 +151,14 @@ class PythonNumbers:
             raise _depends_on_values(what, line, None) from error
 
     # ---------------------------------------------------------------- who asks
+    def covers(self, n: Any) -> bool:
+        """Is it a symbol of this capture, and no nested int?"""
+        node = _READ(n, "node")
+        return getattr(node, "shape_env", None) is self.session.shape_env and not node.is_nested_int()
+
     def _line(self, n: Any) -> str | None:
         """``file:line`` of the user's code that asks (two calls from here) about a symbol of this capture; else None."""
-        node = _READ(n, "node")
-        if getattr(node, "shape_env", None) is not self.session.shape_env or node.is_nested_int():
+        if not self.covers(n):
             return None
         frame = asking_frame(sys._getframe(2))
         return None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
@@ -181,6 +189,8 @@ class PythonNumbers:
             if name == "node":
                 return _READ(n, name)
             if name == "__class__":
+                if sys._getframe(1).f_code.co_filename.startswith(TORCH_FILES):  # the quick answer to most of them
+                    return cls
                 return cls if self._line(n) is None else number
             if name == "__reduce_ex__" and (line := self._line(n)) is not None:
                 return self.number(n, "a copy of a number", line).__reduce_ex__
@@ -202,6 +212,44 @@ class PythonNumbers:
         if number is not bool:
             hooks.update(__divmod__=_divmod, __rdivmod__=lambda n, other: _divmod(other, n))
         return hooks
+
+
+_ACTIVE: list[PythonNumbers] = []
+
+
+class _AskedForTypes(type):
+    """The class of what stands for ``type``, and does what ``type`` does."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if cls is not _TYPE:  # a metaclass that was made of it
+            return super().__call__(*args, **kwargs)
+        found = type(*args, **kwargs)
+        if len(args) != 1 or found not in _CLASSES or not any(watch.covers(args[0]) for watch in _ACTIVE):
+            return cls if found is type else found
+        return _CLASSES[found]
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, type) if cls is _TYPE else super().__instancecheck__(value)
+
+    def __subclasscheck__(cls, other: Any) -> bool:
+        return issubclass(other, type) if cls is _TYPE else super().__subclasscheck__(other)
+
+
+_TYPE: Any = None
+_TYPE = _AskedForTypes("type", (type,), {})
+
+
+@contextlib.contextmanager
+def types_of_numbers(tables: Iterable[dict[str, Any]]) -> Iterator[None]:
+    """Inside, ``type(n)`` of a symbol is the class of the number in code with these globals."""
+    free = [table for table in tables if "type" not in table]
+    for table in free:
+        table["type"] = _TYPE
+    try:
+        yield
+    finally:
+        for table in free:
+            table.pop("type", None)
 
 
 def _divmod(a: Any, b: Any) -> Any:

@@ -36,6 +36,19 @@ def pair(n: Any) -> tuple[int, int]:
     return (n, n) if isinstance(n, int) else (1, 1)
 
 
+def by_type(n: Any) -> int:
+    """What ``type`` is otherwise used for works as ever."""
+
+    class Meta(type):
+        pass
+
+    made = Meta("Made", (), {})
+    assert type(made) is Meta and isinstance(made, Meta) and not isinstance(int, Meta)
+    assert isinstance(int, type) and isinstance(Meta, type) and issubclass(Meta, type) and not isinstance(n, type)
+    assert type(int) is type and type("Plain", (), {}).__name__ == "Plain" and type(made()).__name__ == "Made"
+    return 2 if type(n) is int else 3
+
+
 class ByName(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -94,6 +107,9 @@ FREE: dict[str, Callable[[Tensor], Any]] = {
     "isinstance of a flag": lambda x: x * (2 if isinstance(x.shape[0] > 3, bool) else 3),
     "not isinstance": lambda x: x * (2 if isinstance(x.shape[0], (float, str)) else 3),
     "class": lambda x: x.shape[0].__class__.__name__,
+    "type": lambda x: x * by_type(x.shape[0]),
+    "name of a type": lambda x: (type(x.shape[0]).__name__, type(x.shape[0] / 2).__name__),
+    "table of types": lambda x: {int: 2, float: 3}[type(x.shape[0])],
     "match": matched,
     "divmod": lambda x: (*divmod(x.shape[0], 2), *divmod(9, x.shape[0])),
     "text of a comparison": lambda x: (x * 2, str(x.shape[0] > 3)),
@@ -194,6 +210,7 @@ def test_a_number_that_depends_on_values(name: str, kind: str) -> None:
 def test_the_class_of_a_number_that_depends_on_values() -> None:
     def f(x: Tensor) -> Tensor:
         whole, half = x.long().sum().item(), x.sum().item()
+        assert type(whole) is int and type(half) is float
         scale = 2 if isinstance(whole, int) and isinstance(half, float) and not isinstance(half, int) else 3
         return x * scale * divmod(half, 2)[0]
 
@@ -228,7 +245,8 @@ def test_everything_is_put_back() -> None:
     st.compile(FIXED["str"], dynamic=True)(torch.ones(4))
     with pytest.raises(st.DataDependentError):
         st.compile(REFUSED["str"])(torch.ones(4))
-    assert {cls: dict(vars(cls)) for cls in before} == before and builtins.print is plain
+    st.compile(FREE["type"], dynamic=True)(torch.ones(4))
+    assert {cls: dict(vars(cls)) for cls in before} == before and builtins.print is plain and "type" not in globals()
 
 
 def test_a_library_that_does_without_a_hash() -> None:

@@ -120,6 +120,7 @@ from .parallel import is_data_parallel as is_data_parallel
 from .parallel import module_inside_replaced as module_inside_replaced
 from .strided_shards import numbers_as_split_factors as numbers_as_split_factors
 from .strided_shards import repaired_unflatten as repaired_unflatten
+from .symbols import SYMBOLIC_MATH as SYMBOLIC_MATH
 from .symbols import Assumptions as Assumptions
 from .symbols import assumptions_of as assumptions_of
 from .symbols import dynamic_context as dynamic_context

@@ -102,6 +102,10 @@ def sympy_to_nodes(expr: Any, env: dict[Any, Any]) -> Any:
 _UNARY = ("acos", "asin", "atan", "cos", "cosh", "log2", "sin", "sinh", "sqrt", "tan", "tanh")
 
 
+#: the same as functions of symbols
+SYMBOLIC_MATH: dict[str, Callable[[Any], Any]] = {name: getattr(torch, f"_sym_{name}") for name in _UNARY}
+
+
 @functools.cache
 def _proxy_analysis() -> Any:
     """Torch's arithmetic on plain Python numbers, with what would compute at once on a proxy as a node instead."""
@@ -127,7 +131,7 @@ def _proxy_analysis() -> Any:
         "round_to_int": node(round),
         "round_decimal": node(round, 2),
     }
-    members.update((name, node(getattr(torch, f"_sym_{name}"))) for name in _UNARY)
+    members.update((name, node(function)) for name, function in SYMBOLIC_MATH.items())
     return type("ProxyAnalysis", (PythonReferenceAnalysis,), members)
 
 

@@ -7,7 +7,8 @@ function runs, the user's code gets those of the number that the symbol stands f
   (``type(n)``, which no class can answer otherwise, in code that the function reaches: `types_of_numbers`);
 - for all else the size has to be a number: the function is captured again with that size as one (`NeedsNumbers`), and
   guarded like any other number. Where another tracer has made the symbols (Dynamo), the size is fixed where it is asked;
-- a number that depends on values inside tensors (``.item()``) has no answer before the call: a typed error.
+- a number that depends on values inside tensors (``.item()``) has no answer before the call: a typed error
+  (``math.sqrt`` of one is a symbol).
 
 ``print``, logs and debuggers show the symbol.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import math
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -41,7 +43,10 @@ _ABSENT: Any = object()
 _DO_WITHOUT_HASH = ("einops",)
 #: what C functions say that take numbers alone
 _TAKES_NUMBERS = re.compile(r"\bSym(Int|Float|Bool)\b|not JSON serializable")
+#: functions that torch has no symbol for
+_OTHER_MATH = ("exp", "expm1", "log", "log10", "log1p")
 _READ = object.__getattribute__
+_as_float: Any = torch.sym_float
 
 #: what of an input: "size" or "stride", and the dimension
 Place = tuple[Path, str, int]
@@ -81,6 +86,8 @@ class PythonNumbers:
             for name, hook in self._hooks(cls).items():
                 self._set(cls, name, hook)
         self._set(builtins, "print", _printing(builtins.print))
+        for name in (*_torch.SYMBOLIC_MATH, *_OTHER_MATH):
+            self._set(math, name, self._function(name))
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: TracebackType | None) -> None:
@@ -149,6 +156,22 @@ class PythonNumbers:
             raise NeedsNumbers(places, what, line) from error
         if self.session.recorder.symbols.data_dependent:
             raise _depends_on_values(what, line, None) from error
+
+    def _function(self, name: str) -> Callable[..., Any]:
+        """``math.sqrt`` and its siblings, which of a number that depends on values inside tensors are symbols."""
+        plain, symbolic = getattr(math, name), _torch.SYMBOLIC_MATH.get(name)
+
+        def call(*args: Any) -> Any:
+            n = args[0] if args else None
+            if type(n) not in _CLASSES or not self.covers(n) or _torch.is_known(n):
+                return plain(*args)
+            if symbolic is not None and len(args) == 1:
+                return symbolic(_as_float(n))
+            asks = asking_frame(sys._getframe(1))
+            line = None if asks is None else f"{asks.f_code.co_filename}:{asks.f_lineno}"
+            raise _depends_on_values(f"math.{name}() of a number", line, type(n), f"x.{name}().item() of the tensor")
+
+        return call
 
     # ---------------------------------------------------------------- who asks
     def covers(self, n: Any) -> bool:
@@ -271,12 +294,12 @@ def _printing(plain: Callable[..., Any]) -> Callable[..., Any]:
     return show
 
 
-def _depends_on_values(what: str, line: str | None, cls: Any) -> DataDependentError:
+def _depends_on_values(what: str, line: str | None, cls: Any, instead: str | None = None) -> DataDependentError:
     of = "" if cls is None else f" as {_CLASSES[cls].__name__}"
     return DataDependentError(
         f"the region asks for {what}, which depends on the values inside a tensor",
         path=line,
         expected="arithmetic with it: the graph is made once, for all values",
         got=f"a number from .item() or .tolist(){of}",
-        fix="return the number, or a tensor, and do this outside of the region; print(n) shows its symbol",
+        fix=instead or "return the number, or a tensor, and do this outside of the region; print(n) shows its symbol",
     )

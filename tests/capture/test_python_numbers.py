@@ -9,6 +9,7 @@ import fractions
 import functools
 import json
 import logging
+import math
 import numbers
 import pickle
 import types
@@ -217,6 +218,28 @@ def test_the_class_of_a_number_that_depends_on_values() -> None:
     for v in (3.0, 5.5):
         assert torch.equal(compiled(torch.full((2,), v)), f(torch.full((2,), v)))
     assert len(compiled.specializations) == 1
+
+
+ROOTS = ("sqrt", "sin", "cos", "tan", "tanh", "atan", "log2")
+
+
+@pytest.mark.parametrize("name", ROOTS)
+def test_functions_of_math(name: str) -> None:
+    def f(x: Tensor) -> Any:
+        number = getattr(math, name)(x.sum().item())
+        return x * number, number, getattr(math, name)(x.long().sum().item()), getattr(math, name)(x.shape[0])
+
+    compiled = st.compile(f)
+    for v in (1.5, 2.0, 3.75):
+        assert same(compiled(torch.full((2,), v)), f(torch.full((2,), v)))
+    assert len(compiled.specializations) == 1
+
+
+def test_functions_of_math_without_a_symbol() -> None:
+    with pytest.raises(st.DataDependentError, match=r"x.exp\(\).item\(\)"):
+        st.compile(lambda x: x * math.exp(x.sum().item()))(torch.ones(2))
+    compiled = st.compile(lambda x: x * math.exp(x.shape[0]), dynamic=True)
+    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), math.exp(2)))
 
 
 def test_the_text_of_a_known_value() -> None:

@@ -6,7 +6,8 @@ function runs, the user's code gets those of the number that the symbol stands f
 - the class is that of the number, so that ``isinstance(x.shape[0], int)`` is true, and the size stays a symbol
   (``type(n)``, which no class can answer otherwise, in code that the function reaches: `types_of_numbers`);
 - for all else the size has to be a number: the function is captured again with that size as one (`NeedsNumbers`), and
-  guarded like any other number. Where another tracer has made the symbols (Dynamo), the size is fixed where it is asked;
+  guarded like any other number. In a backward, and where another tracer has made the symbols (Dynamo), the size is
+  fixed where it is asked for;
 - a number that depends on values inside tensors (``.item()``) has no answer before the call: a typed error
   (``math.sqrt`` of one is a symbol).
 
@@ -73,9 +74,9 @@ class NeedsNumbers(UnsupportedError):
 
 
 class PythonNumbers:
-    """A context for one run of the user function: see the module's docstring."""
+    """A context for one run of the user function on ``inputs``, or for a backward: see the module's docstring."""
 
-    def __init__(self, session: Session, inputs: TracedInputs) -> None:
+    def __init__(self, session: Session, inputs: TracedInputs | None = None) -> None:
         self.session, self.inputs = session, inputs
         self.needed: NeedsNumbers | None = None
         self._before: list[tuple[Any, str, Any]] = []
@@ -116,15 +117,17 @@ class PythonNumbers:
             raise _depends_on_values(what, line, type(n))
         if isinstance(n, torch.SymBool):
             return bool(n)
-        places = self._places(n.node.expr.free_symbols) if self.session.may_run_again else []
+        places = self._places(n.node.expr.free_symbols)
         if places:
             self.needed = NeedsNumbers(places, what, line)
             raise self.needed
         return int(n) if isinstance(n, torch.SymInt) else float(n)
 
     def _places(self, symbols: Collection[Any] | None) -> list[Place]:
-        """The sizes and strides of inputs with one of these symbols (with any, where None)."""
+        """The sizes and strides of inputs with one of these symbols (with any, where None), if they may be numbers."""
         found: list[Place] = []
+        if self.inputs is None or not self.session.may_run_again:
+            return found
 
         def note(t: Tensor, path: Path) -> None:
             strides = t.stride() if t.layout is torch.strided else ()
@@ -151,7 +154,7 @@ class PythonNumbers:
         if line is None:
             return
         what = f"what only a number has ({error})"
-        places = self._places(None) if self.session.may_run_again else []
+        places = self._places(None)
         if places:
             raise NeedsNumbers(places, what, line) from error
         if self.session.recorder.symbols.data_dependent:

@@ -297,3 +297,56 @@ NAMED = TwoTensor(torch.ones(2), torch.zeros(2))
 def test_the_text_of_a_tensor_that_is_closed_over(f: Callable[[Tensor], str]) -> None:
     with pytest.raises(st.DataDependentError):
         st.compile(f)(torch.ones(2))
+
+
+class ByTable(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.n = x.shape[0]
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g * TABLE[f"{g.shape[0]}"] * {4: 2.0, 5: 3.0}.get(ctx.n, 4.0)
+
+
+class ByClass(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g * pair(g.shape[0])[0]
+
+
+@pytest.mark.parametrize(("function", "specializations"), [(ByTable, 3), (ByClass, 1)])
+def test_asked_in_a_backward(function: Any, specializations: int) -> None:
+    f = lambda x: function.apply(x).sin()
+    compiled = st.compile(f, dynamic=True)
+    for n in (4, 5, 6, 4):
+        grads = []
+        for g in (f, compiled):
+            x = torch.arange(float(n), requires_grad=True)
+            g(x).sum().backward()
+            grads.append(x.grad)
+        assert torch.allclose(*grads)
+    assert len(compiled.specializations) == specializations
+
+
+class Scaling(TwoTensor):
+    """Its code asks for the number that a size is."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        n = args[0].a.shape[0]
+        assert isinstance(n, int)
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        return out * TABLE[f"{n}"] if func is torch.ops.aten.sin.default else out
+
+
+def test_asked_by_a_wrapper_class() -> None:
+    compiled = st.compile(lambda x: x.sin(), dynamic=True)
+    for n in (4, 5, 6):
+        x = Scaling(torch.ones(n), torch.zeros(n))
+        assert torch.equal(compiled(x).a, x.sin().a)

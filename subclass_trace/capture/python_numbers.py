@@ -33,6 +33,7 @@ from ..subclass.paths import Path
 from ..subclass.spec import is_ragged
 from ..subclass.visit import visit
 from .inputs import TracedInputs
+from .memory import TEXTS, refuse_text
 from .session import Session
 from .user_code import TORCH_FILES, asking_frame, asking_line
 
@@ -87,6 +88,9 @@ class PythonNumbers:
             for name, hook in self._hooks(cls).items():
                 self._set(cls, name, hook)
         self._set(builtins, "print", _printing(builtins.print))
+        if self.inputs is None:  # while the user function runs, `functions` knows more
+            for name, hook in _texts().items():
+                self._set(_torch.FAKE_TYPES[0], name, hook)
         for name in (*_torch.SYMBOLIC_MATH, *_OTHER_MATH):
             self._set(math, name, self._function(name))
         return self
@@ -295,6 +299,21 @@ def _printing(plain: Callable[..., Any]) -> Callable[..., Any]:
         plain(*values, **options)
 
     return show
+
+
+def _texts() -> dict[str, Callable[..., str]]:
+    """Methods of traced tensors that refuse user code."""
+
+    def made(plain: Callable[..., str]) -> Callable[..., str]:
+        def text(t: Tensor, *rest: Any) -> str:
+            asks = asking_frame(sys._getframe(1))
+            if asks is not None:
+                raise refuse_text(t, f"{asks.f_code.co_filename}:{asks.f_lineno}")
+            return plain(t, *rest)
+
+        return text
+
+    return {name: made(getattr(Tensor, name)) for name in TEXTS}
 
 
 def _depends_on_values(what: str, line: str | None, cls: Any, instead: str | None = None) -> DataDependentError:

@@ -350,3 +350,22 @@ def test_asked_by_a_wrapper_class() -> None:
     for n in (4, 5, 6):
         x = Scaling(torch.ones(n), torch.zeros(n))
         assert torch.equal(compiled(x).a, x.sin().a)
+
+
+class WithText(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        print(g)
+        return g * len(f"{g}")
+
+
+def test_a_text_in_a_backward() -> None:
+    x = torch.ones(2, requires_grad=True)
+    out = st.compile(lambda x: WithText.apply(x).sin())(x)
+    with pytest.raises(st.DataDependentError) as caught:
+        out.sum().backward()
+    assert "test_python_numbers.py" in str(caught.value.path)

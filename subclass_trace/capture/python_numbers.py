@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import math
 import re
 import sys
@@ -92,7 +93,7 @@ class PythonNumbers:
             for name, hook in _texts().items():
                 self._set(_torch.FAKE_TYPES[0], name, hook)
         for name in (*_torch.SYMBOLIC_MATH, *_OTHER_MATH):
-            self._set(math, name, self._function(name))
+            self._set(math, name, _math_function(name, getattr(math, name)))
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: TracebackType | None) -> None:
@@ -163,22 +164,6 @@ class PythonNumbers:
             raise NeedsNumbers(places, what, line) from error
         if self.session.recorder.symbols.data_dependent:
             raise _depends_on_values(what, line, None) from error
-
-    def _function(self, name: str) -> Callable[..., Any]:
-        """``math.sqrt`` and its siblings, which of a number that depends on values inside tensors are symbols."""
-        plain, symbolic = getattr(math, name), _torch.SYMBOLIC_MATH.get(name)
-
-        def call(*args: Any) -> Any:
-            n = args[0] if args else None
-            if type(n) not in _CLASSES or not self.covers(n) or _torch.is_known(n):
-                return plain(*args)
-            if symbolic is not None and len(args) == 1:
-                return symbolic(_as_float(n))
-            asks = asking_frame(sys._getframe(1))
-            line = None if asks is None else f"{asks.f_code.co_filename}:{asks.f_lineno}"
-            raise _depends_on_values(f"math.{name}() of a number", line, type(n), f"x.{name}().item() of the tensor")
-
-        return call
 
     # ---------------------------------------------------------------- who asks
     def covers(self, n: Any) -> bool:
@@ -292,13 +277,35 @@ def _array_of(number: Any) -> Callable[..., Any]:
     return lambda dtype=None, copy=None: numpy.asarray(number, dtype)
 
 
+# What stands in for functions of Python knows no capture: a module that is imported meanwhile may keep it.
+@functools.cache
 def _printing(plain: Callable[..., Any]) -> Callable[..., Any]:
     """``print`` from this package's code: what it shows is for people."""
 
+    @functools.wraps(plain)
     def show(*values: Any, **options: Any) -> None:
         plain(*values, **options)
 
     return show
+
+
+@functools.cache
+def _math_function(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """``math.sqrt`` and its siblings, which of a number that depends on values inside tensors are symbols."""
+    symbolic = _torch.SYMBOLIC_MATH.get(name)
+
+    @functools.wraps(plain)
+    def call(*args: Any) -> Any:
+        n = args[0] if args else None
+        if type(n) not in _CLASSES or not any(watch.covers(n) for watch in _ACTIVE) or _torch.is_known(n):
+            return plain(*args)
+        if symbolic is not None and len(args) == 1:
+            return symbolic(_as_float(n))
+        asks = asking_frame(sys._getframe(1))
+        line = None if asks is None else f"{asks.f_code.co_filename}:{asks.f_lineno}"
+        raise _depends_on_values(f"math.{name}() of a number", line, type(n), f"x.{name}().item() of the tensor")
+
+    return call
 
 
 def _texts() -> dict[str, Callable[..., str]]:

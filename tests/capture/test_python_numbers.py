@@ -242,6 +242,19 @@ def test_functions_of_math_without_a_symbol() -> None:
     assert torch.equal(compiled(torch.ones(2)), torch.full((2,), math.exp(2)))
 
 
+def test_a_module_that_is_imported_meanwhile() -> None:
+    kept = {}
+
+    def f(x: Tensor) -> Tensor:
+        exec("from math import exp, sqrt", kept)
+        return x * kept["sqrt"](x.sum().item())
+
+    assert torch.equal(st.compile(f)(torch.full((2,), 8.0)), torch.full((2,), 32.0))
+    assert kept["sqrt"](9) == 3.0 and kept["exp"](0) == 1.0 and kept["sqrt"].__name__ == "sqrt"
+    with pytest.raises(TypeError):
+        kept["sqrt"]()
+
+
 def test_the_text_of_a_known_value() -> None:
     f = lambda x: (x * 2, f"{torch.tensor(3.0)} {torch.tensor(2.5):.1f}", repr(torch.ones(2)))
     assert same(st.compile(f)(torch.ones(2)), f(torch.ones(2)))

@@ -73,15 +73,18 @@ def asking_frame(frame: Any) -> Any:
     """The frame of user code on whose behalf a question is asked in ``frame``; None where torch or this package asks,
     or where the answer is for people only (a log, a debugger).
 
-    Frames of the standard library, and methods that make text of an object, ask for their callers.
+    Frames of the standard library, methods that make text of an object, and a user's ``__hash__`` ask for their callers.
     """
     while frame is not None:
         code, file = frame.f_code, frame.f_code.co_filename
         if _helps(file):
             if str(frame.f_globals.get("__name__")).partition(".")[0] in _SHOWING:
                 return None
-        elif not _is_on_behalf(frame):
-            return frame if is_user_code(code) else None
+        elif not is_user_code(code):
+            if not _is_on_behalf(frame):
+                return None
+        elif code.co_name != "__hash__" and not _is_on_behalf(frame):
+            return frame
         frame = frame.f_back
     return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import copy
+import dataclasses
 import decimal
 import fractions
 import functools
@@ -147,6 +148,37 @@ def test_as_in_eager(name: str, options: dict[str, Any]) -> None:
             assert same(compiled(x), f(x)), n
     if "dynamic" in options:
         assert len(compiled.specializations) == (3 if name in FIXED else 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    n: int
+
+
+def test_of_a_hash_and_a_text_of_the_users() -> None:
+    f = lambda x: (x * {Size(4): 2, Size(5): 3}.get(Size(x.shape[0]), 4), repr(Size(x.shape[0])))
+    compiled = st.compile(f, dynamic=True)
+    for n in (4, 5, 6):
+        assert same(compiled(torch.ones(n)), f(torch.ones(n)))
+
+
+class WithSize(TwoTensor):
+    """Keeps a record with its size in its context."""
+
+    def __tensor_flatten__(self) -> Any:
+        return ["a", "b"], Size(self.a.shape[0])
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: Any, context: Any, size: Any, stride: Any) -> Any:
+        return cls(inner["a"], inner["b"])
+
+
+def test_a_hash_that_nobody_but_the_package_asks_for() -> None:
+    compiled = st.compile(lambda x: x * 2, dynamic=True)
+    for n in (4, 5, 6):
+        x = WithSize(torch.ones(n), torch.ones(n))
+        assert torch.equal(compiled(x).a, torch.full((n,), 2.0))
+    assert len(compiled.specializations) == 1, compiled.explain()
 
 
 @pytest.mark.parametrize("name", ["str", "key", "isinstance", "match"])

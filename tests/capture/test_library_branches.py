@@ -17,6 +17,13 @@ from subclass_trace.zoo import TwoTensor
 
 Tensor = torch.Tensor
 
+
+@pytest.fixture(autouse=True)
+def _arguments_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Dynamo has been used, torch checks none from then on, in eager either."""
+    monkeypatch.setattr(dist.Distribution, "_validate_args", True)
+
+
 SAMPLES: dict[str, Callable[[Tensor], Tensor]] = {
     "Normal": lambda x: dist.Normal(x, 1.0).rsample((2,)),
     "kl": lambda x: dist.kl_divergence(dist.Normal(x, 1.0), dist.Normal(0.0, 1.0)),

@@ -36,6 +36,8 @@ from .autograd import saved_tensor_hooks_active as saved_tensor_hooks_active
 from .autograd import set_node_sequence_number as set_node_sequence_number
 from .autograd import set_version as set_version
 from .autograd import view_function as view_function
+from .branches import Branch as Branch
+from .branches import branch_of_torch as branch_of_torch
 from .collectives import Group as Group
 from .collectives import done as done_work
 from .collectives import functional_collectives as functional_collectives
@@ -123,6 +125,7 @@ from .parallel import is_data_parallel as is_data_parallel
 from .parallel import module_inside_replaced as module_inside_replaced
 from .strided_shards import numbers_as_split_factors as numbers_as_split_factors
 from .strided_shards import repaired_unflatten as repaired_unflatten
+from .symbols import SYMBOLIC_MATH as SYMBOLIC_MATH
 from .symbols import Assumptions as Assumptions
 from .symbols import assumptions_of as assumptions_of
 from .symbols import dynamic_context as dynamic_context
@@ -132,6 +135,7 @@ from .symbols import fix_rounded as fix_rounded
 from .symbols import input_source as input_source
 from .symbols import is_data_dependent as is_data_dependent
 from .symbols import is_equality as is_equality
+from .symbols import is_known as is_known
 from .symbols import is_nested as is_nested
 from .symbols import maybe as maybe
 from .symbols import nested_int_id as nested_int_id

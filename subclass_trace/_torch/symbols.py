@@ -102,6 +102,10 @@ def sympy_to_nodes(expr: Any, env: dict[Any, Any]) -> Any:
 _UNARY = ("acos", "asin", "atan", "cos", "cosh", "log2", "sin", "sinh", "sqrt", "tan", "tanh")
 
 
+#: the same as functions of symbols
+SYMBOLIC_MATH: dict[str, Callable[[Any], Any]] = {name: getattr(torch, f"_sym_{name}") for name in _UNARY}
+
+
 @functools.cache
 def _proxy_analysis() -> Any:
     """Torch's arithmetic on plain Python numbers, with what would compute at once on a proxy as a node instead."""
@@ -127,7 +131,7 @@ def _proxy_analysis() -> Any:
         "round_to_int": node(round),
         "round_decimal": node(round, 2),
     }
-    members.update((name, node(getattr(torch, f"_sym_{name}"))) for name in _UNARY)
+    members.update((name, node(function)) for name, function in SYMBOLIC_MATH.items())
     return type("ProxyAnalysis", (PythonReferenceAnalysis,), members)
 
 
@@ -164,6 +168,12 @@ def is_data_dependent(size: Any) -> bool:
     """Does a symbolic number depend on values inside tensors?"""
     node = size.node
     return not is_nested(size) and any(node.shape_env.is_unbacked_symint(s) for s in node.expr.free_symbols)
+
+
+def is_known(number: Any) -> bool:
+    """Does a symbolic number (an int, a float or a bool) follow from numbers that the traced call has?"""
+    node = number.node
+    return bool(node.expr.free_symbols <= symbol_values(node.shape_env).keys())
 
 
 def maybe(condition: Any) -> bool:

@@ -7,6 +7,7 @@ notes how views are made (`views`), and hands traced stand-ins to calls on close
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,14 +15,18 @@ import torch
 
 from .. import _torch
 from ..errors import AliasingError, UnsupportedError
+from ..subclass.flatten import leaves_of
+from ..subclass.protocol import is_traceable
 from .closed_over import StandIns
 from .composites import COMPOSITES
 from .counters import SharedCounters
 from .indexing import Indexing, IndexingInside, depends_on_data
+from .known import known_value
 from .memory import NAMES as MEMORY
-from .memory import refuse_memory
+from .memory import TEXTS, refuse_memory, refuse_text
 from .metadata import ASIDE, ASKING, MetadataReads
 from .recorder import Recorder
+from .user_code import asking_frame
 from .views import RESHAPES, lost_history
 
 Tensor = torch.Tensor
@@ -57,8 +62,12 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         args, kwargs = self.stand_ins.swap(func, args, kwargs or {})
         if name == "__set__" and getattr(func, "__self__", None) is Tensor.data:
             return self._set_data(func, *args)
+        if name in TEXTS and args and (text := self._text(func, args, sys._getframe(1))) is not None:
+            return text
         if name in MEMORY:
             refuse_memory(name, args, self.recorder.user_line)
+        if name == "__bool__" and (branch := _torch.branch_of_torch(sys._getframe(1))) is not None:
+            return self._branch(func, args, branch)
         if func is Tensor.backward:
             raise UnsupportedError(
                 "the region calls .backward()",
@@ -82,6 +91,32 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         if self.counters:
             self.counters.level()
         return self.stand_ins.back.get(id(out), out)
+
+    def _branch(self, func: Any, args: Any, branch: _torch.Branch) -> Any:
+        self.recorder.branch = branch
+        try:
+            return func(*args)
+        finally:
+            self.recorder.branch = None
+
+    def _text(self, func: Any, args: Any, frame: Any) -> str | None:
+        """The text of a tensor whose values the trace knows; None for one that is none of the trace's, and for a log.
+
+        Raises:
+            DataDependentError: user code asks for the text of another.
+        """
+        t = args[0]
+        asks = asking_frame(frame) if isinstance(t, Tensor) else None
+        if asks is None:
+            return None
+        leaves = leaves_of(t) if is_traceable(t) else [t]
+        if not any(_torch.is_fake(leaf) or self.recorder.knows(leaf) for leaf in leaves):
+            return None
+        known = known_value(self.recorder, t) if _torch.is_fake(t) else None
+        if known is None:
+            raise refuse_text(t, f"{asks.f_code.co_filename}:{asks.f_lineno}")
+        with _torch.no_modes():
+            return str(func(known, *args[1:]))
 
     def _refuse_view_of_leaf(self, t: Any) -> None:
         """Eager refuses it; the leaf's stand-in has a history, so that autograd would not."""

@@ -7,6 +7,7 @@ and so does user code (``torch.tensor(3).item()``). Nothing is computed unless i
 from __future__ import annotations
 
 import linecache
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,10 +15,13 @@ import torch.fx as fx
 
 from .. import _torch
 from ..errors import DataDependentError
+from .argument_checks import take
 from .graphs import is_random
 from .recorder import Recorder
 
 Tensor = torch.Tensor
+aten = torch.ops.aten
+_LONGEST = 120  # characters of a line that are quoted
 _MOST_NODES, _MOST_ELEMENTS = 100, 100_000
 
 
@@ -28,9 +32,42 @@ def known_value(recorder: Recorder, t: Tensor) -> Tensor | None:
         return _Evaluation(recorder).value(node) if isinstance(node, fx.Node) else None
 
 
+def known_answer(recorder: Recorder, func: Any, args: Sequence[Any]) -> Any:
+    """The result of an operation that tells a number, where it depends on constants alone; else None."""
+    if not all(isinstance(a, Tensor) and recorder.knows(a) for a in args):
+        return None
+    values = [known_value(recorder, a) for a in args]
+    if any(v is None for v in values):
+        return None
+    with _torch.no_modes():
+        return func(*values)
+
+
+def number_inside(recorder: Recorder, t: Tensor, record: Callable[[Tensor], Any]) -> Any:
+    """``t.item()``: a number that only the call knows, as a symbol of the graph, unless it follows from constants.
+
+    ``record`` makes the symbol.
+
+    Raises:
+        DataDependentError: a number that has no symbol, or whose use is control flow.
+    """
+    known = known_answer(recorder, aten._local_scalar_dense.default, (t,))
+    if known is not None:
+        return known
+    if t.dtype is torch.bool:  # of no use but for control flow
+        if recorder.branch is not None:
+            return take(recorder, recorder.branch, t)
+        raise value_asked_for(t, recorder.asking_line())
+    try:
+        return record(t)
+    except _torch.DATA_DEPENDENT_ERRORS as error:
+        raise value_asked_for(t, recorder.asking_line()) from error
+
+
 def value_asked_for(t: Tensor, line: str | None) -> DataDependentError:
     """The region, at ``line``, asks for the value of a traced tensor: what to say."""
     code = "" if line is None else linecache.getline(line.rpartition(":")[0], int(line.rpartition(":")[2])).strip()
+    code = code if len(code) <= _LONGEST else f"{code[: _LONGEST - 3]}..."
     what = f"a tensor of dtype {t.dtype} and shape {tuple(t.shape)}{f', in `{code}`' if code else ''}"
     if t.dtype is torch.bool:
         return DataDependentError(

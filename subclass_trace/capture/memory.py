@@ -24,7 +24,9 @@ _EACH = frozenset({"apply_", "map_", "map2_"})
 #: these make a nested tensor by the numbers in a padding mask (nn.TransformerEncoder)
 _PADDING = frozenset({"_nested_tensor_from_mask"})
 #: all methods that `refuse_memory` has an opinion of
-NAMES = _READ | _LENT | _EACH | _PADDING | {"__format__"}
+NAMES = _READ | _LENT | _EACH | _PADDING
+#: these make text of the values
+TEXTS = frozenset({"__repr__", "__format__"})
 _OUTSIDE = "move this part out of the region"
 
 
@@ -69,14 +71,17 @@ def refuse_memory(name: str, args: Any, line: Any) -> None:
             got=got,
             fix=_OUTSIDE,
         )
-    if args[1:] and args[1] and not args[0].dim():
-        raise DataDependentError(
-            "the region formats the value inside a tensor",
-            path=line(),
-            expected="text that does not depend on values: the graph is made once, for all calls",
-            got=f"the format {args[1]!r} for a tensor",
-            fix="return the tensor, and format it outside of the region",
-        )
+
+
+def refuse_text(t: Tensor, line: str) -> DataDependentError:
+    """The region makes text of a traced tensor, for other code than a log."""
+    return DataDependentError(
+        "the region formats the values inside a tensor (str(), repr(), an f-string)",
+        path=line,
+        expected="text that does not depend on values: the graph is made once, for all calls",
+        got=f"a tensor of shape {tuple(t.shape)}",
+        fix="return the tensor, and make the text outside of the region; print(x) itself shows the traced tensor",
+    )
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ from .random_state import RandomState
 from .results import Results
 from .set_storage import SETS, record_set
 from .symbols import Symbols
-from .user_code import line_text, user_frames
+from .user_code import library_line, line_text, user_frames
 from .views import ViewLog
 from .writes import foreach_versions, late_write, one_of_each, refuse_overlap, written_arguments
 
@@ -109,6 +109,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.random_state: RandomState | None = None  # while the user function runs
         self.sets_hooks = False  # the region sets saved-tensor hooks
         self.unpacking = False  # an unpack hook of the region's is running (`saved_hooks`)
+        self.branch: _torch.Branch | None = None  # torch's own code asks for the truth of a tensor
         self.writes: list[tuple[Any, ByteRange]] = []
         self.outliving: frozenset[Any] = frozenset()  # while a backward is traced: storages that are not its own
         self.closed_over: list[ClosedOver] = []
@@ -321,7 +322,9 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is aten._local_scalar_dense.default:
             return self._local_scalar(func, args[0])
         if func is aten.equal.default:
-            known = self._known(func, args)
+            from .known import known_answer
+
+            known = known_answer(self, func, args)
             if known is not None:
                 return known
         if func is aten.polygamma_.default:  # torch has no functional form of it
@@ -387,33 +390,15 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         return NotImplemented
 
     def _local_scalar(self, func: Any, t: Tensor) -> Any:
-        """``t.item()``: a number that only the call knows, as a symbol of the graph."""
-        if type(t) in _REAL:
-            t = self._lift_argument(t)
-        known = self._known(func, (t,))
-        if known is not None:
-            return known
-        from .known import value_asked_for
+        """``t.item()``."""
+        from .known import number_inside
 
-        if t.dtype is torch.bool:  # of no use but for control flow
-            raise value_asked_for(t, self.user_line())
+        real = type(t) in _REAL
+        return number_inside(self, self._lift_argument(t) if real else t, self._number_in)
+
+    def _number_in(self, t: Tensor) -> Any:
         self.has_read_numbers = True
-        try:
-            return self._record(func, (t,), {})
-        except _torch.DATA_DEPENDENT_ERRORS as error:
-            raise value_asked_for(t, self.user_line()) from error
-
-    def _known(self, func: Any, args: Sequence[Any]) -> Any:
-        """The result of an operation that tells a number, where it depends on constants alone; else None."""
-        from .known import known_value
-
-        if not all(isinstance(a, Tensor) and self.knows(a) for a in args):
-            return None
-        values = [known_value(self, a) for a in args]
-        if any(v is None for v in values):
-            return None
-        with _torch.no_modes():
-            return func(*values)
+        return self._record(aten._local_scalar_dense.default, (t,), {})
 
     def _real_arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
         found = []
@@ -608,6 +593,10 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     def user_frames(self) -> tuple[tuple[Any, int], ...]:
         """(code object, line) of the frames of the user function that are running, innermost first."""
         return user_frames(sys._getframe(1), self._stop_frame)
+
+    def asking_line(self) -> str | None:
+        """``file:line`` of the innermost user frame; where the region is a module of torch's, that of torch's code."""
+        return self.user_line() or library_line(sys._getframe(1), self._stop_frame)
 
     def user_line(self) -> str | None:
         """``file:line`` of the innermost user frame."""

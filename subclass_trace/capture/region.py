@@ -42,6 +42,7 @@ from .metadata import MetadataReads
 from .mutation import Before, check_members, read_mutations, remember
 from .outputs import OutputClassifier, leaf_inside
 from .places import groups_by_place, scattered_roots
+from .python_numbers import PythonNumbers
 from .random_state import RandomState, UnknownGenerators
 from .recorder import Recorder
 from .session import Session
@@ -263,11 +264,11 @@ class _Capture:
         try:
             self.metadata = MetadataReads(inputs)
             self.counters = SharedCounters([i.traced for i in inputs.inputs], inputs.counters)
-            functions = CapturedFunctions(self.recorder, self.metadata, self.counters)
+            functions = CapturedFunctions(recorder, self.metadata, self.counters)
             self.stand_ins = functions.stand_ins
             watching, asked = self.session.reads.watching(), self.metadata.watching()
-            modules = cumulative_averages()
-            with checkpoint_as_tags(self.recorder), typed_errors(self.recorder), modules, functions, asked, watching:
+            modules, numbers = cumulative_averages(), PythonNumbers(self.session, inputs)
+            with checkpoint_as_tags(recorder), numbers, typed_errors(recorder), modules, functions, asked, watching:
                 run = call([i.traced for i in inputs.inputs], functions.stand_ins.adopt)
             functions.check_histories(run.results if recorder.views.reshaped else (), "the results")
             return run

@@ -47,6 +47,8 @@ class Session:
     #: which values of the inputs' contexts the traces read; looked at unless the caller compares whole contexts itself
     reads: ContextReads
     watches_contexts = True
+    #: may the function be captured again, with sizes as numbers? (Another tracer's symbols stay what they are.)
+    may_run_again = True
     #: what was assumed of symbols when the inputs were made, and nothing had run
     assumptions: _torch.Assumptions | None = None
 

@@ -23,6 +23,7 @@ from ..subclass.spec import Spec, spec_leaves
 from ..subclass.visit import rebuild
 from .gradient_order import Arrival
 from .graphs import finish_joint, kept_after, placeholders
+from .python_numbers import PythonNumbers
 from .session import Session
 from .user_code import frames_text
 
@@ -120,7 +121,8 @@ class Tape:
         """
         recorder = self.session.recorder
         outs, values, names, edges, tracked = [], [], [], [], []
-        with self.session.modes(), torch.set_grad_enabled(create_graph), _torch.disable_autocast():
+        numbers = PythonNumbers(self.session)
+        with self.session.modes(), numbers, torch.set_grad_enabled(create_graph), _torch.disable_autocast():
             for out, spec, arrival in zip(self.outputs, tangents, self.arrivals, strict=True):
                 if spec is None:
                     continue

@@ -14,6 +14,7 @@ import torch
 from .. import _torch
 from ..capture.aliasing import family
 from ..capture.inputs import Argument
+from ..capture.python_numbers import types_of_numbers
 from ..capture.region import Run, RunFunction
 from ..errors import UnsupportedError
 from ..runtime.codegen import Layout, StateSlot
@@ -262,6 +263,7 @@ class CallSite:
                 no_managed_modules(self.roots),
                 no_random_numbers(self.reached),
                 effects_on(self.reached) as effects,
+                types_of_numbers(_tables_without_type(self.reached)),
                 replaced(self.roots, self.states, states) as assigned,
             ):
                 try:
@@ -285,6 +287,11 @@ class CallSite:
             return Run([*results, *[row.value for row in rows]], tree, handed, tuple(plans), tuple(changes))
 
         return run
+
+
+def _tables_without_type(reached: Reached) -> list[dict[str, Any]]:
+    """The globals of code that names ``type``, which it finds among the builtins."""
+    return [row.holder for row in reached.unbound if row.key == "type" and type(row.holder) is dict]
 
 
 def _is_one_object(value: Any) -> bool:

@@ -30,6 +30,7 @@ from .._torch.dynamo import never_compiled
 from ..backends import resolve_backend
 from ..capture.again import FirstRun
 from ..capture.mutation import NeedsAutogradBase
+from ..capture.python_numbers import NeedsNumbers
 from ..capture.region import Captured, capture
 from ..errors import ArgumentsError, GuardError, OptionError, SubclassTraceError, UnsupportedError
 from ..options import Options
@@ -282,6 +283,8 @@ class Region:
                 return found, arguments, positions
             except NeedsAutogradBase as again:
                 bases.append(again.base)
+            except NeedsNumbers as needed:
+                self._history.fix(needed)
             except TypeError:  # a symbolic stride has no hash, and operators say that they do not support the class
                 if not getattr(dynamic, "frees_sizes", False) or self._history.fixed_strides:
                     site.deliver_unfinished()
@@ -345,7 +348,7 @@ class Region:
         """Why each specialization exists, what it guards, and which calls ran eagerly and why."""
         from ..report.text import explain
 
-        return explain(self._entries, self._eager_calls)
+        return explain(self._entries, self._eager_calls, self._history.fixed)
 
     def __getattr__(self, name: str) -> Any:
         """Everything else is the function's own: ``parameters()``, ``train()``, ``state_dict()`` of a module."""

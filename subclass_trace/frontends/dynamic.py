@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..capture.inputs import Argument, DynamicDims
+from ..capture.python_numbers import NeedsNumbers
 from ..capture.session import Dim
 from ..subclass.components import Part, components
 from ..subclass.context import same_context, without_outer
@@ -79,6 +80,7 @@ class SizeHistory:
         self.seen: list[Sizes] = []
         self.varying: dict[str, frozenset[int]] = {}
         self.fixed_strides = False  # a class hashes the strides in its contexts, whatever the sizes are
+        self.fixed: dict[tuple[str, str, int], str] = {}  # path, kind and dimension of what is a number -> why
 
     def add(self, sizes: Sizes) -> None:
         """Compare with earlier sizes at the same paths, and remember these."""
@@ -91,6 +93,17 @@ class SizeHistory:
                         self.varying[path] = self.varying.get(path, frozenset()) | changed
         if sizes not in self.seen:
             self.seen.append(sizes)
+
+    def fix(self, needed: NeedsNumbers) -> None:
+        """These sizes are numbers from now on.
+
+        Raises:
+            NeedsNumbers: they have been so already.
+        """
+        rows = {(str(path), kind, dim): needed.why for path, kind, dim in needed.places}
+        if rows.keys() <= self.fixed.keys():
+            raise needed
+        self.fixed = {**rows, **self.fixed}
 
     def of(self, path: str, dim: int) -> tuple[int | None, ...]:
         """The sizes of one dimension in the calls so far."""
@@ -178,6 +191,13 @@ class _Choice(DynamicDims):
             for d in same:
                 self.chosen[p][d] = self._kind(p, d, outer[d])
 
+    def fix(self) -> None:
+        """What Python code needs as a number is no symbol."""
+        for path, kind, dim in self.history.fixed:
+            dims = (self.chosen if kind == "size" else self._strides).get(path, [])
+            if dim < len(dims):
+                dims[dim] = Dim.STATIC
+
     def parts(self, path: Path) -> Mapping[Part, int]:
         """Which values of a wrapper's context are which outer size."""
         return self._parts.get(str(path), {})
@@ -235,6 +255,7 @@ def choose(arguments: Sequence[Argument], history: SizeHistory, everything: bool
             choice.note_context(t, context, path)
 
         visit(a.value, leaf=leaf, wrapper=wrapper, opaque=lambda v, path: None, path=a.path)
+    choice.fix()
     # A ragged size is a symbol in any case.
     any_dynamic = jagged or choice.any()
     return choice, any_dynamic

@@ -22,6 +22,7 @@ no backward: no result is differentiable
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from ..plan import Plan
@@ -40,6 +41,7 @@ from .tables import (
     value_names,
 )
 
+_NOTHING: Mapping[Any, str] = MappingProxyType({})
 _ROWS = 40
 _WIDEST = 72
 
@@ -100,15 +102,23 @@ def _cell(column: int, text: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------------- all specializations
-def explain(entries: Sequence[Any], eager_calls: Mapping[str, int]) -> str:
+def explain(
+    entries: Sequence[Any], eager_calls: Mapping[str, int], fixed: Mapping[tuple[str, str, int], str] = _NOTHING
+) -> str:
     """Why each specialization exists, what it guards, what it saves; and which calls ran eagerly.
 
     Args:
         entries: the specializations of a region, oldest first.
         eager_calls: reason -> how many calls ran without a specialization for it.
+        fixed: path, "size" or "stride", and dimension of what is a number in all of them -> why.
     """
     parts = [f"{count_text(len(entries), 'specialization')}"]
     parts += [_entry(k, entry) for k, entry in enumerate(entries)]
+    sizes = [
+        f"  {path}.size({dim}): the code asks for {why}" for (path, kind, dim), why in fixed.items() if kind == "size"
+    ]
+    if sizes:
+        parts.append("\n".join(["sizes that are numbers, each with a specialization of its own", *sizes[:_ROWS]]))
     if eager_calls:
         rows = [f"  {count_text(n, 'call')}: {reason}" for reason, n in eager_calls.items()]
         parts.append("\n".join(["calls that ran eagerly", *rows]))

@@ -52,6 +52,6 @@ def test_a_shallow_copy() -> None:
 
 def test_what_needs_no_memory_still_works() -> None:
     x = torch.tensor([1.0, 2.0])
-    assert torch.equal(st.compile(lambda x: (f"{x}", repr(x), x * len(x.tolist()))[2])(x), x * 2)
+    assert torch.equal(st.compile(lambda x: (print(x), x * len(x.tolist()))[1])(x), x * 2)
     assert torch.utils.dlpack.to_dlpack.__module__ == "torch._C"
     assert torch.equal(torch.from_dlpack(torch.utils.dlpack.to_dlpack(x)), x)

@@ -7,6 +7,7 @@ import copy
 import functools
 import pickle
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -186,6 +187,40 @@ def _refused_call() -> None:
             return x * len(str(error))
 
     assert torch.equal(st.compile(f)(torch.ones(2)), f(torch.ones(2)))
+
+
+same(
+    D,
+    "checks of torch.distributions (ValueError for invalid parameters and samples)",
+    lambda x, y: torch.distributions.Normal(x * 0, x).log_prob(y),
+    lambda c: (torch.ones(3) - 2 * (c == 1), dense(3, seed=c)),
+    torch="not checked",
+)
+same(
+    D,
+    "the text of a tensor, or of a number inside of it",
+    lambda x: f"{x.sum()} {x.sum().item():.2f}",
+    plain(dense),
+    torch="graph break",
+    refused="DataDependentError",
+)
+
+
+def _as_for_each_size(f: Callable[[Tensor], Any], specializations: int) -> None:
+    region = st.compile(f, dynamic=True)
+    for n in (4, 5, 6):
+        assert torch.equal(region(torch.ones(n)), f(torch.ones(n)))
+    assert len(region.specializations) == specializations
+
+
+@fact(D, "the text or hash of a size, a size as a key (each size has a specialization)")
+def _number_of_a_size() -> None:
+    _as_for_each_size(lambda x: x * {"4": 2, "5": 3}.get(str(x.shape[0]), {6: 4}.get(x.shape[0], 5)), 3)
+
+
+@fact(D, "`isinstance(x.shape[0], int)`, `type(x.shape[0]) is int` (one specialization for all sizes)")
+def _class_of_a_size() -> None:
+    _as_for_each_size(lambda x: x * (2 if isinstance(x.shape[0], int) and type(x.shape[0]) is int else 3), 1)
 
 
 same(

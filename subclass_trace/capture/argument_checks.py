@@ -1,0 +1,45 @@
+"""Checks of values in torch's own Python code: the condition is taken for true, and each call raises if it is not.
+
+``torch.distributions`` looks at the values of parameters and samples, and raises ValueError for invalid ones. In a
+graph that is an operation without a result (`effects`), which raises the same error when it runs.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from .. import _torch
+from .recorder import Recorder
+
+Tensor = torch.Tensor
+_library: list[Any] = []  # what is registered lasts as long as this object
+
+
+@functools.cache
+def operation() -> Any:
+    """``require(condition, value, text)``, registered on the first call."""
+    library: Any = torch.library.Library("subclass_trace", "FRAGMENT")  # type: ignore[no-untyped-call]
+    _library.append(library)
+    library.define("require(Tensor condition, Tensor? value, str text) -> ()")
+    library.impl("require", _require, "CompositeExplicitAutograd")
+    torch.library.register_fake("subclass_trace::require", lambda condition, value, text: None, lib=library)
+    return torch.ops.subclass_trace.require.default
+
+
+def _require(condition: Tensor, value: Tensor | None, text: str) -> None:
+    if not condition:
+        raise ValueError(text if value is None else f"{text}:\n{value}")
+
+
+def take(recorder: Recorder, branch: _torch.Branch, condition: Tensor) -> bool:
+    """The side of a branch that the trace takes; the graph checks that it is the right one."""
+    if branch.text is not None:
+        known = _torch.is_fake(branch.value) and recorder.knows(branch.value)
+        value = recorder.node_of(branch.value) if known else None
+        node = recorder.graph.call_function(operation(), (recorder.node_of(condition), value, branch.text))
+        node.meta["val"] = None
+        recorder.annotate(node)
+    return branch.taken

@@ -1,0 +1,334 @@
+"""What Python code asks of symbolic numbers beside arithmetic: their text, their hash, their class, methods of ``int``.
+
+Torch's symbols have no good answers: the text of a size is ``"s73"``, it has no hash, it is no ``int``. While the user
+function runs, the user's code gets those of the number that the symbol stands for (torch's own code gets torch's):
+
+- the class is that of the number, so that ``isinstance(x.shape[0], int)`` is true, and the size stays a symbol
+  (``type(n)``, which no class can answer otherwise, in code that the function reaches: `types_of_numbers`);
+- for all else the size has to be a number: the function is captured again with that size as one (`NeedsNumbers`), and
+  guarded like any other number. In a backward, and where another tracer has made the symbols (Dynamo), the size is
+  fixed where it is asked for;
+- a number that depends on values inside tensors (``.item()``) has no answer before the call: a typed error
+  (``math.sqrt`` of one is a symbol).
+
+``print``, logs and debuggers show the symbol.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import math
+import re
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from .. import _torch
+from ..errors import DataDependentError, UnsupportedError
+from ..subclass.paths import Path
+from ..subclass.spec import is_ragged
+from ..subclass.visit import visit
+from .inputs import TracedInputs
+from .memory import TEXTS, refuse_text
+from .session import Session
+from .user_code import TORCH_FILES, asking_frame, asking_line
+
+Tensor = torch.Tensor
+#: class of symbols -> class of what they stand for
+_CLASSES: Mapping[Any, type] = dict(zip(_torch.SYM_TYPES, (int, float, bool), strict=True))
+_ABSENT: Any = object()
+#: these look for a hash, and do without if there is none
+_DO_WITHOUT_HASH = ("einops",)
+#: what C functions say that take numbers alone
+_TAKES_NUMBERS = re.compile(r"\bSym(Int|Float|Bool)\b|not JSON serializable")
+#: functions that torch has no symbol for
+_OTHER_MATH = ("exp", "expm1", "log", "log10", "log1p")
+_READ = object.__getattribute__
+_as_float: Any = torch.sym_float
+
+#: what of an input: "size" or "stride", and the dimension
+Place = tuple[Path, str, int]
+
+
+class NeedsNumbers(UnsupportedError):
+    """Python code needs sizes as numbers: capture again, with those that are symbols as numbers.
+
+    Attributes:
+        places: which ones.
+        why: what is asked for, and where.
+    """
+
+    def __init__(self, places: Collection[Place], what: str, line: str | None) -> None:
+        super().__init__(
+            f"the region needs a size as a number: it asks for {what}",
+            path=line,
+            expected="arithmetic and comparisons, of which a graph for many sizes can be made",
+            got=", ".join(sorted({f"{path}.{kind}({d})" for path, kind, d in places})),
+            fix="compile it with dynamic=False and automatic_dynamic=False",
+        )
+        self.places = tuple(places)
+        self.why = what if line is None else f"{what} at {line}"
+
+
+class PythonNumbers:
+    """A context for one run of the user function on ``inputs``, or for a backward: see the module's docstring."""
+
+    def __init__(self, session: Session, inputs: TracedInputs | None = None) -> None:
+        self.session, self.inputs = session, inputs
+        self.needed: NeedsNumbers | None = None
+        self._before: list[tuple[Any, str, Any]] = []
+
+    def __enter__(self) -> PythonNumbers:
+        _ACTIVE.append(self)
+        for cls in _CLASSES:
+            for name, hook in self._hooks(cls).items():
+                self._set(cls, name, hook)
+        self._set(builtins, "print", _printing(builtins.print))
+        if self.inputs is None:  # while the user function runs, `functions` knows more
+            for name, hook in _texts().items():
+                self._set(_torch.FAKE_TYPES[0], name, hook)
+        for name in (*_torch.SYMBOLIC_MATH, *_OTHER_MATH):
+            self._set(math, name, _math_function(name, getattr(math, name)))
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: TracebackType | None) -> None:
+        _ACTIVE.remove(self)
+        while self._before:
+            holder, name, before = self._before.pop()
+            delattr(holder, name) if before is _ABSENT else setattr(holder, name, before)
+        if self.needed is not None:
+            raise self.needed from None  # the function may have caught it
+        if isinstance(error, (TypeError, AttributeError)) and _TAKES_NUMBERS.search(str(error)):
+            self._refused(error)
+
+    def _set(self, holder: Any, name: str, value: Any) -> None:
+        self._before.append((holder, name, vars(holder).get(name, _ABSENT)))
+        setattr(holder, name, value)
+
+    # ---------------------------------------------------------------- answers
+    def number(self, n: Any, what: str, line: str | None) -> Any:
+        """The number that a symbol stands for.
+
+        Raises:
+            NeedsNumbers: it is a number only in another capture.
+            DataDependentError: it depends on the values inside a tensor.
+        """
+        if not _torch.is_known(n):
+            raise _depends_on_values(what, line, type(n))
+        if isinstance(n, torch.SymBool):
+            return bool(n)
+        places = self._places(n.node.expr.free_symbols)
+        if places:
+            self.needed = NeedsNumbers(places, what, line)
+            raise self.needed
+        return int(n) if isinstance(n, torch.SymInt) else float(n)
+
+    def _places(self, symbols: Collection[Any] | None) -> list[Place]:
+        """The sizes and strides of inputs with one of these symbols (with any, where None), if they may be numbers."""
+        found: list[Place] = []
+        if self.inputs is None or not self.session.may_run_again:
+            return found
+
+        def note(t: Tensor, path: Path) -> None:
+            strides = t.stride() if t.layout is torch.strided else ()
+            for kind, numbers in (("size", tuple(t.shape)), ("stride", strides)):
+                for d, n in enumerate(numbers):
+                    if isinstance(n, torch.SymInt) and not is_ragged(n):
+                        own = n.node.expr.free_symbols
+                        if own and (symbols is None or own & set(symbols)):
+                            found.append((path, kind, d))
+
+        for row in self.inputs.inputs:
+            visit(
+                row.traced,
+                leaf=note,
+                wrapper=lambda t, names, inners, context, path: note(t, path),
+                opaque=lambda v, path: None,
+                path=row.path,
+            )
+        return found
+
+    def _refused(self, error: BaseException) -> None:
+        """Some function of Python takes nothing but numbers, and the user's code has called it with a symbol."""
+        line = asking_line(error)
+        if line is None:
+            return
+        what = f"what only a number has ({error})"
+        places = self._places(None)
+        if places:
+            raise NeedsNumbers(places, what, line) from error
+        if self.session.recorder.symbols.data_dependent:
+            raise _depends_on_values(what, line, None) from error
+
+    # ---------------------------------------------------------------- who asks
+    def covers(self, n: Any) -> bool:
+        """Is it a symbol of this capture, and no nested int?"""
+        node = _READ(n, "node")
+        return getattr(node, "shape_env", None) is self.session.shape_env and not node.is_nested_int()
+
+    def _line(self, n: Any) -> str | None:
+        """``file:line`` of the user's code that asks (two calls from here) about a symbol of this capture; else None."""
+        if not self.covers(n):
+            return None
+        frame = asking_frame(sys._getframe(2))
+        return None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+    def _hooks(self, cls: Any) -> dict[str, Callable[..., Any]]:
+        """The methods that answer for symbols of a class while inside; other symbols, and other code, get torch's."""
+        number = _CLASSES[cls]
+        plain_hash, plain_text, plain_format = cls.__hash__, cls.__repr__, cls.__format__
+        read: Callable[[Any, str], Any] = cls.__getattribute__
+
+        def hashed(n: Any) -> int:
+            line = self._line(n)
+            if line is None or sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] in _DO_WITHOUT_HASH:
+                return int(plain_hash(n))
+            return hash(self.number(n, "the hash of a number (a key of a dict, a member of a set)", line))
+
+        def text(n: Any) -> str:
+            line = self._line(n)
+            return str(plain_text(n) if line is None else repr(self.number(n, "the text of a number", line)))
+
+        def formatted(n: Any, form: str) -> str:
+            line = self._line(n)
+            return str(
+                plain_format(n, form) if line is None else format(self.number(n, "the text of a number", line), form)
+            )
+
+        def attribute(n: Any, name: str) -> Any:
+            if name == "node":
+                return _READ(n, name)
+            if name == "__class__":
+                if sys._getframe(1).f_code.co_filename.startswith(TORCH_FILES):  # the quick answer to most of them
+                    return cls
+                return cls if self._line(n) is None else number
+            if name == "__reduce_ex__" and (line := self._line(n)) is not None:
+                return self.number(n, "a copy of a number", line).__reduce_ex__
+            try:
+                return read(n, name)
+            except AttributeError:
+                line = self._line(n)
+                if line is None or not (hasattr(number, name) or name == "__array__"):
+                    raise
+                known = self.number(n, f"{number.__name__}.{name}", line)
+                return getattr(known, name) if name != "__array__" else _array_of(known)
+
+        hooks: dict[str, Callable[..., Any]] = {
+            "__hash__": hashed,
+            "__repr__": text,
+            "__format__": formatted,
+            "__getattribute__": attribute,
+        }
+        if number is not bool:
+            hooks.update(__divmod__=_divmod, __rdivmod__=lambda n, other: _divmod(other, n))
+        return hooks
+
+
+_ACTIVE: list[PythonNumbers] = []
+
+
+class _AskedForTypes(type):
+    """The class of what stands for ``type``, and does what ``type`` does."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if cls is not _TYPE:  # a metaclass that was made of it
+            return super().__call__(*args, **kwargs)
+        found = type(*args, **kwargs)
+        if len(args) != 1 or found not in _CLASSES or not any(watch.covers(args[0]) for watch in _ACTIVE):
+            return cls if found is type else found
+        return _CLASSES[found]
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, type) if cls is _TYPE else super().__instancecheck__(value)
+
+    def __subclasscheck__(cls, other: Any) -> bool:
+        return issubclass(other, type) if cls is _TYPE else super().__subclasscheck__(other)
+
+
+_TYPE: Any = None
+_TYPE = _AskedForTypes("type", (type,), {})
+
+
+@contextlib.contextmanager
+def types_of_numbers(tables: Iterable[dict[str, Any]]) -> Iterator[None]:
+    """Inside, ``type(n)`` of a symbol is the class of the number in code with these globals."""
+    free = [table for table in tables if "type" not in table]
+    for table in free:
+        table["type"] = _TYPE
+    try:
+        yield
+    finally:
+        for table in free:
+            table.pop("type", None)
+
+
+def _divmod(a: Any, b: Any) -> Any:
+    return a // b, a % b
+
+
+def _array_of(number: Any) -> Callable[..., Any]:
+    import numpy
+
+    return lambda dtype=None, copy=None: numpy.asarray(number, dtype)
+
+
+# What stands in for functions of Python knows no capture: a module that is imported meanwhile may keep it.
+@functools.cache
+def _printing(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """``print`` from this package's code: what it shows is for people."""
+
+    @functools.wraps(plain)
+    def show(*values: Any, **options: Any) -> None:
+        plain(*values, **options)
+
+    return show
+
+
+@functools.cache
+def _math_function(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """``math.sqrt`` and its siblings, which of a number that depends on values inside tensors are symbols."""
+    symbolic = _torch.SYMBOLIC_MATH.get(name)
+
+    @functools.wraps(plain)
+    def call(*args: Any) -> Any:
+        n = args[0] if args else None
+        if type(n) not in _CLASSES or not any(watch.covers(n) for watch in _ACTIVE) or _torch.is_known(n):
+            return plain(*args)
+        if symbolic is not None and len(args) == 1:
+            return symbolic(_as_float(n))
+        asks = asking_frame(sys._getframe(1))
+        line = None if asks is None else f"{asks.f_code.co_filename}:{asks.f_lineno}"
+        raise _depends_on_values(f"math.{name}() of a number", line, type(n), f"x.{name}().item() of the tensor")
+
+    return call
+
+
+def _texts() -> dict[str, Callable[..., str]]:
+    """Methods of traced tensors that refuse user code."""
+
+    def made(plain: Callable[..., str]) -> Callable[..., str]:
+        def text(t: Tensor, *rest: Any) -> str:
+            asks = asking_frame(sys._getframe(1))
+            if asks is not None:
+                raise refuse_text(t, f"{asks.f_code.co_filename}:{asks.f_lineno}")
+            return plain(t, *rest)
+
+        return text
+
+    return {name: made(getattr(Tensor, name)) for name in TEXTS}
+
+
+def _depends_on_values(what: str, line: str | None, cls: Any, instead: str | None = None) -> DataDependentError:
+    of = "" if cls is None else f" as {_CLASSES[cls].__name__}"
+    return DataDependentError(
+        f"the region asks for {what}, which depends on the values inside a tensor",
+        path=line,
+        expected="arithmetic with it: the graph is made once, for all values",
+        got=f"a number from .item() or .tolist(){of}",
+        fix=instead or "return the number, or a tensor, and do this outside of the region; print(n) shows its symbol",
+    )

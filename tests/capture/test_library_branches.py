@@ -1,0 +1,155 @@
+"""Branches on values in torch's own Python code: checks of torch.distributions, and the hint of a causal mask."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import distributions as dist
+from torch import nn
+
+import subclass_trace as st
+from subclass_trace import verify
+from subclass_trace.zoo import TwoTensor
+
+Tensor = torch.Tensor
+
+
+@pytest.fixture(autouse=True)
+def _arguments_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Dynamo has been used, torch checks none from then on, in eager either."""
+    monkeypatch.setattr(dist.Distribution, "_validate_args", True)
+
+
+SAMPLES: dict[str, Callable[[Tensor], Tensor]] = {
+    "Normal": lambda x: dist.Normal(x, 1.0).rsample((2,)),
+    "kl": lambda x: dist.kl_divergence(dist.Normal(x, 1.0), dist.Normal(0.0, 1.0)),
+    "Categorical": lambda x: dist.Categorical(logits=x).log_prob(torch.tensor(1)),
+    "MultivariateNormal": lambda x: dist.MultivariateNormal(torch.zeros(2), torch.diag(x)).log_prob(x),
+    "ContinuousBernoulli": lambda x: dist.ContinuousBernoulli(x / 4, validate_args=True).log_prob(x / 4),
+    "Geometric": lambda x: dist.Geometric(x / 4).log_prob(torch.ones(2)),
+    "Uniform": lambda x: dist.Uniform(x - 1, x + 1).rsample(),
+    "Dirichlet": lambda x: dist.Dirichlet(x).log_prob(x / x.sum()),
+    "Independent": lambda x: dist.Independent(dist.Normal(x, x), 1).log_prob(x),
+    "transformed": lambda x: dist.TransformedDistribution(dist.Normal(x, x), [dist.TanhTransform()]).rsample(),
+    "sample": lambda x: dist.Gamma(torch.ones(2), torch.ones(2)).log_prob(x),
+}
+
+
+def outcome(f: Callable[..., Tensor], values: list[float]) -> Any:
+    torch.manual_seed(0)
+    x = torch.tensor(values, requires_grad=True)
+    try:
+        out = f(x)
+    except ValueError as error:
+        return type(error)
+    out.sum().backward()
+    return out.detach(), x.grad
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_arguments_are_checked_in_each_call(name: str) -> None:
+    f = SAMPLES[name]
+    compiled = st.compile(f)
+    with verify.enabled():
+        for values in ([1.0, 2.0], [0.5, 1.5], [-1.0, float("nan")], [2.0, 1.0]):
+            theirs, mine = outcome(f, values), outcome(compiled, values)
+            if isinstance(theirs, type) or isinstance(mine, type):
+                assert mine is theirs is ValueError
+            else:
+                assert torch.equal(mine[0], theirs[0]) and torch.allclose(mine[1], theirs[1])
+    assert len(compiled.specializations) == 1
+
+
+def test_invalid_from_the_first_call_on() -> None:
+    compiled = st.compile(SAMPLES["Normal"])
+    with pytest.raises(ValueError, match=r"Expected parameter loc of distribution Normal(.|\n)*nan"):
+        compiled(torch.tensor([1.0, float("nan")]))
+
+
+def test_of_a_wrapper() -> None:
+    compiled = st.compile(lambda x: dist.Normal(x * 2, x).rsample())
+    torch.manual_seed(0)
+    mine = compiled(TwoTensor(torch.ones(2), torch.ones(2)))
+    torch.manual_seed(0)
+    assert torch.equal(mine.a, dist.Normal(torch.full((2,), 2.0), torch.ones(2)).rsample())
+    with pytest.raises(ValueError, match="Expected parameter scale"):
+        compiled(TwoTensor(torch.ones(2), -torch.ones(2)))
+
+
+def test_nothing_is_written_when_a_check_fails() -> None:
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        y.add_(1)
+        return dist.Normal(0.0, x).log_prob(y)
+
+    compiled, y = st.compile(f), torch.zeros(2)
+    with pytest.raises(ValueError, match="scale"):
+        compiled(-torch.ones(2), y)
+    assert torch.equal(y, torch.zeros(2)) and y._version == 0
+
+
+class Odd(dist.constraints.Constraint):
+    def check(self, value: Tensor) -> Tensor:
+        return value > 1 if (value > 3).any() else value < 10
+
+
+class WithOdd(dist.Normal):
+    arg_constraints = {"loc": Odd(), "scale": dist.constraints.positive}
+
+
+@pytest.mark.parametrize(
+    "f",
+    [lambda x: WithOdd(x, 1.0).rsample(), lambda x: dist.constraints.positive_definite.check(torch.diag(x))],
+    ids=["a branch of the user's", "a result that depends on a branch"],
+)
+def test_other_branches_are_refused(f: Callable[[Tensor], Any]) -> None:
+    with pytest.raises(st.DataDependentError) as caught:
+        st.compile(f)(torch.ones(2))
+    assert "test_library_branches.py" in str(caught.value.path)
+
+
+def test_a_branch_without_user_code_is_found_in_torch() -> None:
+    sample = dist.Wishart(torch.tensor(3.0), torch.eye(2)).rsample
+    with pytest.raises(st.DataDependentError) as caught:
+        st.compile(sample)()
+    assert "distributions" in str(caught.value.path)
+
+
+def test_long_lines_are_not_quoted_to_their_end() -> None:
+    line = f"f = lambda x: x if x.sum() > 0 else -x  # {'long ' * 100}"
+    linecache.cache["<a long line>"] = (len(line), None, [line], "<a long line>")
+    names: dict[str, Any] = {}
+    exec(compile(line, "<a long line>", "exec"), names)
+    with pytest.raises(st.DataDependentError) as caught:
+        st.compile(names["f"])(torch.ones(2))
+    assert "x.sum() > 0" in str(caught.value.got) and len(str(caught.value.got)) < 200
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_causal_mask(training: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Transformer(4, 2, 1, 1, 8, dropout=0.0, batch_first=True).train(training)
+    compiled = st.compile(model)
+    causal = nn.Transformer.generate_square_subsequent_mask(3)
+    for mask in (causal, torch.zeros(3, 3), causal.clone()):
+        x = torch.randn(1, 3, 4)
+        rows = []
+        for f in (model, compiled):
+            model.zero_grad()
+            out = f(x, x, tgt_mask=mask)
+            out.square().sum().backward()
+            rows.append([out.detach(), *[p.grad for p in model.parameters()]])
+        assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*rows, strict=True))
+    assert len(compiled.specializations) == 1
+
+
+def test_a_causal_mask_that_the_region_makes() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+    f = lambda x: model(x, mask=nn.Transformer.generate_square_subsequent_mask(x.shape[1]))
+    x = torch.randn(2, 3, 4)
+    assert torch.allclose(f(x), st.compile(f)(x), atol=1e-6)

@@ -12,17 +12,15 @@ from typing import Any
 import torch
 import torch.fx as fx
 
+from ..subclass.arguments import FOREIGN
+
 TORCH_FILES = os.path.dirname(torch.__file__) + os.sep
 _OWN_FILES = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
-#: what these packages keep in objects and globals is theirs
-_FOREIGN = frozenset({*sys.stdlib_module_names, "torch", "functorch", "numpy", "subclass_trace"})
-
-
 def is_foreign(cls: type) -> bool:
     """Is it a class of torch, of the standard library, or of this package?"""
-    return cls.__module__.partition(".")[0] in _FOREIGN
+    return cls.__module__.partition(".")[0] in FOREIGN
 
 
 def is_library(cls: type) -> bool:

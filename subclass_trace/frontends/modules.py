@@ -17,9 +17,11 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from ..plan import AssignmentPlan
-from ..runtime.guards import LOGS, NameGuard, as_held
+from ..runtime.guards import NameGuard
+from ..runtime.held import LOGS, Same, Slotted, as_held, is_fixed
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
+from .members import is_users_module
 from .reach import Reached, Slot
 
 Module = torch.nn.Module
@@ -216,13 +218,21 @@ def _restore_attributes(module: Module, before: dict[str, Any]) -> list[Assigned
 
 def names_of(reached: Reached) -> list[NameGuard]:
     """Guards of what the function names and what objects hold for it: everything but tensors, which are inputs, and
-    classes and Python modules."""
-    return [NameGuard(r.holder, r.key, as_held(r.read()), r.path) for r in reached.slots if _is_guarded(r, reached)]
+    Python modules of libraries."""
+    return [NameGuard(r.holder, r.key, _held(r), r.path) for r in reached.slots if _is_guarded(r, reached)]
+
+
+def _held(row: Slot) -> Any:
+    """What it holds, to be compared. A function's defaults are the same tuple, unless something in them can change."""
+    value = row.read()
+    if type(row.holder) is Slotted and (row.key == "__kwdefaults__" or (row.key == "__defaults__" and is_fixed(value))):
+        return Same(value)
+    return as_held(value)
 
 
 def _is_guarded(row: Slot, reached: Reached) -> bool:
     value = row.value
-    if is_input(value) or isinstance(value, (types.ModuleType, type, types.BuiltinFunctionType)):
+    if is_input(value) or (isinstance(value, types.ModuleType) and not is_users_module(value)):
         return False
     return not (row.name in reached.counters and isinstance(value, LOGS))
 

@@ -7,6 +7,7 @@ and `reference.Program` do together; tests compare them. Print ``specialization.
 from __future__ import annotations
 
 import functools
+import keyword
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +29,7 @@ from ..plan import (
     ValueOutput,
     ViewOutput,
 )
-from ..subclass.context import same_argument
+from ..subclass.arguments import same_argument
 from ..subclass.spec import OpaqueSpec, Spec, spec_leaves
 from ..subclass.template import Examples
 from .emit import (
@@ -46,7 +47,8 @@ from .emit import (
     write_copies,
 )
 from .function_code import FunctionEmitter, needs_extra
-from .guards import ABSENT, HOOK_TABLES, Guards, Same
+from .guards import HOOK_TABLES, Guards, NameGuard
+from .held import ABSENT, Same, Slotted
 from .rebuild import replay_view
 from .reference import Call, Program, base_value, finish
 from .source import Source
@@ -239,15 +241,19 @@ class _EntryEmitter:
     def _names(self) -> None:
         """What the function names (closure cells, globals, attributes of objects) must be as it was."""
         s = self.source
-        rows = []
-        for guard in self.guards.names:
-            holder = s.constant(guard.holder, "holder")
-            absent = isinstance(guard.value, Same) and guard.value.value is ABSENT
-            now = (
-                f"{holder}[{guard.key!r}]" if not absent else f"{holder}.get({guard.key!r}, {s.bind('ABSENT', ABSENT)})"
-            )
-            rows.append((f"{holder}.cell_contents" if guard.key is None else now, guard.value))
-        held_checks(s, rows)
+        held_checks(s, [(self._name(guard), guard.value) for guard in self.guards.names])
+
+    def _name(self, guard: NameGuard) -> str:
+        """The expression for what a name is bound to now."""
+        s = self.source
+        holder, key = guard.holder, guard.key
+        if isinstance(guard.value, Same) and guard.value.value is ABSENT:  # true where it is bound by now
+            return f"{key!r} in {s.constant(holder, 'holder')}"
+        if key is None:
+            return f"{s.constant(holder, 'holder')}.cell_contents"
+        if isinstance(holder, Slotted) and key.isidentifier() and not keyword.iskeyword(key):
+            return f"{s.constant(holder.value, 'object')}.{key}"
+        return f"{s.constant(holder, 'holder')}[{key!r}]"
 
     def _modules(self) -> list[str]:
         """Check the modules, and read their tensors."""
@@ -255,6 +261,9 @@ class _EntryEmitter:
         if self.layout.children:
             tables = [s.constant(table, "hooks") for table in _torch.GLOBAL_MODULE_HOOKS]
             s.line(f"if {other_hooks_code(s, tables, self.guards.hooks)}: return MISS")
+            modules = s.constant(tuple(guard.module for guard in self.guards.modules), "modules")
+            kinds = s.constant([guard.cls for guard in self.guards.modules], "kinds")
+            s.line(f"if [*map(type, {modules})] != {kinds}: return MISS")
         for k, ((parent, key), guard) in enumerate(zip(self.layout.children, self.guards.modules, strict=True)):
             known = s.constant(guard.module, "module")
             if parent == "root":

@@ -19,7 +19,7 @@ from ..subclass.context import Unread, has_sizes, same_context, with_outer, with
 from ..subclass.protocol import flattens_alike, unflatten_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec
 from ..subclass.template import Examples
-from .guards import Same, as_held, is_simple
+from .held import ABSENT, Same, as_held, is_simple
 from .source import EXPRESSION_GLOBALS, Source
 
 Tensor = torch.Tensor
@@ -280,11 +280,15 @@ def other_hooks_code(source: Source, tables: Sequence[str], known: tuple[int, ..
 def held_checks(source: Source, rows: Iterable[tuple[str, Any]]) -> None:
     """Emit checks that the values of expressions are held as they were (`guards.as_held`).
 
-    Most are the very objects that they were: only others are compared.
+    Most are the very objects that they were: only others are compared. The expression for what was nothing (ABSENT) tells
+    whether it is there now.
     """
     changed, same = [], source.bind("same_context", same_context)
     for now, held in rows:
         identity = isinstance(held, Same)
+        if identity and held.value is ABSENT:
+            changed.append(now)
+            continue
         known = source.bind(source.name("known"), held.value if identity else held)
         if identity:
             changed.append(f"{now} is not {known}")

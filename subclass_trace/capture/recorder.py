@@ -30,9 +30,9 @@ from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from .aliasing import ByteRange, byte_range
-from .context_reads import unnoted
 from .eager_errors import REFUSALS, error_of_eager, refuse_as_eager
 from .foreach import WITH_NUMBERS, steps, with_numbers
+from .noting import unnoted
 from .random_state import RandomState
 from .results import Results
 from .symbols import Symbols

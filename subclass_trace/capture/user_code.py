@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import weakref
@@ -77,3 +78,11 @@ def user_line(error: BaseException) -> str | None:
         if is_user_code(code):
             found = f"{code.co_filename}:{tb.tb_lineno}"
     return found
+
+
+@functools.cache
+def code_of(cls: type) -> frozenset[Any]:
+    """The code of what a class of tensors defines."""
+    members = (m for k in cls.__mro__ if k not in torch.Tensor.__mro__ for m in vars(k).values())
+    functions = (getattr(m, "__func__", None) or getattr(m, "fget", None) or m for m in members)
+    return frozenset(f.__code__ for f in functions if hasattr(f, "__code__"))

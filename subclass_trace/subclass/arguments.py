@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from .context import same_context, snapshot
+from .spec import Spec, WrapperSpec
 
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _BY_IDENTITY = (torch.Tensor, torch.nn.Module, type, types.ModuleType, types.FunctionType, types.MethodType, enum.Enum)
@@ -114,6 +115,16 @@ def attributes_inside(value: Any) -> Iterator[tuple[str, Any]]:
                 found = getattr(value, name, _ABSENT)
                 if found is not _ABSENT:
                     yield name, found
+
+
+def attributes_of_wrapper(traced: Any, spec: Spec) -> dict[str, Any]:
+    """The Python attributes of a tensor and of the wrappers inside it, by dotted names, without inner tensors."""
+    names = spec.names if isinstance(spec, WrapperSpec) else ()
+    found = {k: v for k, v in attributes_inside(traced) if k not in names}
+    for name, inner in zip(names, getattr(spec, "inners", ()), strict=True):
+        if isinstance(inner, WrapperSpec):
+            found |= {f"{name}.{k}": v for k, v in attributes_of_wrapper(getattr(traced, name), inner).items()}
+    return found
 
 
 def _items(value: Any) -> Iterator[Any]:

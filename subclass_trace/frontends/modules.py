@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from .. import _torch
 from ..plan import AssignmentPlan
 from ..runtime.guards import NameGuard
 from ..runtime.held import LOGS, Same, Slotted, as_held, is_fixed
@@ -23,6 +24,7 @@ from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from .members import is_users_module
 from .reach import Reached, Slot
+from .scripted import on_copies
 
 Module = torch.nn.Module
 
@@ -117,21 +119,38 @@ def replaced(
     are left as they were; the run time makes the assignments in each call.
     """
     before = [s.read() for s in states]
-    overlays = _Overlays(states)
-    modules = list({id(m): m for root in roots for m, _ in submodules(root)}.values())
+    found = list({id(m): (m, path) for root in roots for m, path in submodules(root)}.values())
+    modules = [m for m, _ in found]
+    overlays = _Overlays([s for s in states if not _torch.is_scripted(s.owner)])
     attributes = [dict(vars(m)) for m in modules]
     assigned: list[Assigned] = []
-    overlays.install(values)
+    with on_copies(found) as copies:
+        for s, v in zip(states, values, strict=True):
+            if id(s.owner) in copies:
+                copies[id(s.owner)].setattr(s.name, v)
+        overlays.install([v for s, v in zip(states, values, strict=True) if not _torch.is_scripted(s.owner)])
+        try:
+            yield assigned
+        finally:
+            assigned += _settle(states, values, before, overlays, copies)
+            for m, old_attributes in zip(modules, attributes, strict=True):
+                assigned += _restore_attributes(m, old_attributes)
+
+
+def _settle(
+    states: Sequence[State], values: Sequence[Any], before: Sequence[Any], overlays: _Overlays, copies: dict[int, Any]
+) -> list[Assigned]:
+    """What the function assigned to slots; the slots are as they were."""
+    assigned = []
     try:
-        yield assigned
-    finally:
         for s, v, old in zip(states, values, before, strict=True):
-            now = getattr(s.owner, s.table).get(s.name)
+            twin = copies.get(id(s.owner))
+            now = getattr(s.owner, s.table).get(s.name) if twin is None else twin.getattr(s.name)
             if isinstance(now, torch.Tensor) and now is not v and now is not old:
                 assigned.append(Assigned(s.owner, s.table, s.name, now))
+    finally:
         overlays.remove()
-        for m, old_attributes in zip(modules, attributes, strict=True):
-            assigned += _restore_attributes(m, old_attributes)
+    return assigned
 
 
 class _Overlay(dict[str, Any]):

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .. import _torch
 from ..capture.user_code import is_foreign, is_library
 from ..runtime.guards import HOOK_TABLES, OF_EVERY_MODULE
 from ..runtime.held import ABSENT, Slotted, is_simple
@@ -375,13 +376,23 @@ class _Walk:
             if not foreign:
                 self.objects.append((module, where))
                 self._methods(type(module), ["forward"])
-            if is_library(type(module)):
+            if _torch.is_scripted(module):
+                self._script(module, where)
+            elif is_library(type(module)):
                 self._forward(type(module))
             for key, value in list(vars(module).items()):
                 if key in HOOK_TABLES:
                     self._items(value, where.attr(key))
                 elif key not in OF_EVERY_MODULE and not (foreign and key.startswith("_")):
                     self.look(value, where.attr(key))
+
+    def _script(self, module: Module, path: Path) -> None:
+        """What TorchScript reads of a module beside tensors."""
+        for names, name in _torch.script_attributes(module, written=False):
+            held = functools.reduce(getattr, names, module)
+            self._place(
+                self._view(held), name, functools.reduce(Path.attr, names, path).attr(name), getattr(held, name)
+            )
 
     def _forward(self, cls: type) -> None:
         """Of the classes of libraries only ``forward`` is compared: it is what people replace."""

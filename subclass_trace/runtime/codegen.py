@@ -7,7 +7,6 @@ and `reference.Program` do together; tests compare them. Print ``specialization.
 from __future__ import annotations
 
 import functools
-import keyword
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +39,7 @@ from .emit import (
     expression_code,
     failed_metadata_code,
     held_checks,
+    name_code,
     other_hooks_code,
     size_code,
     symbol_lines,
@@ -47,8 +47,7 @@ from .emit import (
     write_copies,
 )
 from .function_code import FunctionEmitter, needs_extra
-from .guards import HOOK_TABLES, Guards, NameGuard
-from .held import ABSENT, Same, Slotted
+from .guards import HOOK_TABLES, Guards
 from .rebuild import replay_view
 from .reference import Call, Program, base_value, finish
 from .source import Source
@@ -241,19 +240,7 @@ class _EntryEmitter:
     def _names(self) -> None:
         """What the function names (closure cells, globals, attributes of objects) must be as it was."""
         s = self.source
-        held_checks(s, [(self._name(guard), guard.value) for guard in self.guards.names])
-
-    def _name(self, guard: NameGuard) -> str:
-        """The expression for what a name is bound to now."""
-        s = self.source
-        holder, key = guard.holder, guard.key
-        if isinstance(guard.value, Same) and guard.value.value is ABSENT:  # true where it is bound by now
-            return f"{key!r} in {s.constant(holder, 'holder')}"
-        if key is None:
-            return f"{s.constant(holder, 'holder')}.cell_contents"
-        if isinstance(holder, Slotted) and key.isidentifier() and not keyword.iskeyword(key):
-            return f"{s.constant(holder.value, 'object')}.{key}"
-        return f"{s.constant(holder, 'holder')}[{key!r}]"
+        held_checks(s, [(name_code(s, guard), guard.value) for guard in self.guards.names])
 
     def _modules(self) -> list[str]:
         """Check the modules, and read their tensors."""

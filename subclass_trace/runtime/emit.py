@@ -19,7 +19,8 @@ from ..subclass.context import Unread, has_sizes, same_context, with_outer, with
 from ..subclass.protocol import flattens_alike, unflatten_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec
 from ..subclass.template import Examples
-from .held import ABSENT, Same, as_held, is_simple
+from .guards import NameGuard
+from .held import ABSENT, Same, Slotted, as_held, is_simple
 from .source import EXPRESSION_GLOBALS, Source
 
 Tensor = torch.Tensor
@@ -275,6 +276,18 @@ def failed_metadata_code(source: Source, row: InputPlan, name: str) -> list[str]
 def other_hooks_code(source: Source, tables: Sequence[str], known: tuple[int, ...]) -> str:
     """The condition that tables of hooks hold others than the known ones."""
     return f"(*{', *'.join(tables)},) != {source.constant(known)}" if known else " or ".join(tables)
+
+
+def name_code(source: Source, guard: NameGuard) -> str:
+    """The expression for what a name is bound to now; true where it is bound and was not (ABSENT)."""
+    holder, key = guard.holder, guard.key
+    if key is None:
+        return f"{source.constant(holder, 'holder')}.cell_contents"
+    if isinstance(guard.value, Same) and guard.value.value is ABSENT:
+        return f"{key!r} in {source.constant(holder, 'holder')}"
+    if isinstance(holder, Slotted) and key.isidentifier() and not keyword.iskeyword(key):
+        return f"{source.constant(holder.value, 'object')}.{key}"
+    return f"{source.constant(holder, 'holder')}[{key!r}]"
 
 
 def held_checks(source: Source, rows: Iterable[tuple[str, Any]]) -> None:

@@ -163,6 +163,7 @@ class _Walk:
                     self.objects.append((value, path))
         elif isinstance(value, types.ModuleType):
             if is_users_module(value):
+                self.held.append((value, path))
                 self.objects.append((value, path))
         elif isinstance(value, Module):
             self._module(value, path)
@@ -247,6 +248,7 @@ class _Walk:
             self._place(view, "__kwdefaults__", path.attr("__kwdefaults__"), keywords)
         for key, value in keywords.items():
             self._slot(keywords, key, path.attr("__kwdefaults__").item(key), value)
+        self.held.append((function, path))
         if vars(function).keys() - {"__wrapped__"}:
             self.objects.append((function, path))
 

@@ -330,3 +330,21 @@ def test_what_does_not_change_makes_no_specialization() -> None:
         last.unused = base.unused = lambda self: 1.0
         p.also_unused = 2.0
     assert len(region.specializations) == 1
+
+
+def test_what_a_region_assigns_to_functions_and_python_modules() -> None:
+    def helper(x: Tensor) -> Tensor:
+        helper.calls += 1  # type: ignore[attr-defined]
+        helper.size = x.shape[0]  # type: ignore[attr-defined]
+        module.flag, module.size = "set", x.shape[0]  # type: ignore[attr-defined]
+        return x * 2
+
+    module = types.ModuleType("of_the_user")
+    helper.calls = 0  # type: ignore[attr-defined]
+    region = st.compile(lambda x: helper(x))
+    for count, size in ((1, 2), (2, 2), (3, 3), (4, 4)):
+        module.flag = None  # type: ignore[attr-defined]
+        region(torch.ones(size))
+        assert (helper.calls, helper.size) == (count, size)  # type: ignore[attr-defined]
+        assert (module.flag, module.size) == ("set", size)  # type: ignore[attr-defined]
+    assert len(region.specializations) == 2

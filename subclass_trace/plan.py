@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import torch
 
 from .subclass.context import Unread
-from .subclass.paths import Path
+from .subclass.paths import Path, owner_of
 from .subclass.spec import RaggedSize, SizeExpr, Spec
 
 
@@ -150,8 +150,8 @@ class AssignmentPlan:
     """What the region assigned: ``owner.<table>[name] = results[result]``.
 
     ``table`` is "_parameters", "_buffers", or "__dict__" for a plain attribute; ``owner`` is a module, or the number of an
-    input. ``table`` is None where ``owner`` is a dict (of globals, of an object's attributes) itself, or a closure cell,
-    which has no ``name``.
+    input (then ``name`` may be dotted: of a wrapper inside). ``table`` is None where ``owner`` is a dict (of globals, of an
+    object's attributes) itself, or a closure cell, which has no ``name``.
     """
 
     owner: Any
@@ -161,8 +161,12 @@ class AssignmentPlan:
 
     def deliver(self, inputs: Sequence[torch.Tensor], value: Any) -> None:
         """Make the assignment in a call with these inputs."""
-        owner: Any = inputs[self.owner] if isinstance(self.owner, int) else self.owner
-        if self.name is None:
+        owner: Any = self.owner
+        if isinstance(owner, int):
+            assert self.name is not None
+            owner, name = owner_of(inputs[owner], self.name)
+            setattr(owner, name, value)
+        elif self.name is None:
             owner.cell_contents = value
         else:
             (owner if self.table is None else getattr(owner, self.table))[self.name] = value

@@ -123,6 +123,12 @@ from .parallel import calls_of_managed_modules as calls_of_managed_modules
 from .parallel import flat_parameter_class as flat_parameter_class
 from .parallel import is_data_parallel as is_data_parallel
 from .parallel import module_inside_replaced as module_inside_replaced
+from .scripts import is_scripted as is_scripted
+from .scripts import plain_scripts as plain_scripts
+from .scripts import script_attributes as script_attributes
+from .scripts import script_method as script_method
+from .scripts import script_methods as script_methods
+from .scripts import script_twin as script_twin
 from .strided_shards import numbers_as_split_factors as numbers_as_split_factors
 from .strided_shards import repaired_unflatten as repaired_unflatten
 from .symbols import SYMBOLIC_MATH as SYMBOLIC_MATH

@@ -22,9 +22,9 @@ from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec
 from ..subclass.visit import rebuild
-from .context_reads import unnoted
 from .inputs import Argument, TracedInput, TracedInputs
 from .mutation import Before, state_of
+from .noting import unnoted
 from .recorder import ClosedOver, Recorder
 
 Tensor = torch.Tensor

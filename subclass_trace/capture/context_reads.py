@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,6 +20,7 @@ from ..subclass.components import Part, component, components, copies, with_comp
 from ..subclass.context import Unread, snapshot
 from ..subclass.protocol import flattens_alike, is_traceable, unflatten_of
 from ..subclass.spec import Spec, WrapperSpec
+from .noting import noting, noting_getattribute
 
 Tensor = torch.Tensor
 #: these hand out all attributes at once
@@ -105,7 +104,7 @@ class ContextReads:
             return
         row = _Watched(traced, spec, number, names, inner, {}, {})
         # What the wrapper takes out of those inside it while it is built is read.
-        with _torch.without_tracing(), torch.no_grad(), _noting(inside):
+        with _torch.without_tracing(), torch.no_grad(), noting(inside):
             if inside and not _builds(row):
                 for part in inside:
                     part.read_all()
@@ -118,8 +117,12 @@ class ContextReads:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Reads inside, on any thread, are the trace's."""
-        with _noting(self._rows):
+        with noting(self._rows):
             yield
+
+    def copied(self, wrapper: Tensor) -> frozenset[str]:
+        """The attributes of a traced wrapper that are copies of values of its context."""
+        return frozenset(name for row in self._rows if row.wrapper is wrapper for name in row.copies)
 
     # ---------------------------------------------------------------- after it
     def settle(self, mutations: Sequence[MutationPlan], values: Sequence[Tensor], skip: set[int]) -> None:
@@ -217,61 +220,7 @@ def _wrappers(value: Any) -> Iterator[Tensor]:
         yield from _wrappers(getattr(value, name))
 
 
-# ---------------------------------------------------------------------------------------------- noting reads
-_LOCK = threading.Lock()
-_rows: dict[int, _Watched] = {}  # by id of the wrapper, which the row keeps alive
-_classes: Counter[type] = Counter()
-
-
-def _noting_getattribute(self: Any, name: str) -> Any:
-    row = _rows.get(id(self))
-    if row is not None and not _unnoted.depth:
-        row.note(name)
-    return object.__getattribute__(self, name)
-
-
-class _Unnoted(threading.local):
-    depth = 0
-
-
-_unnoted = _Unnoted()
-
-
-@contextlib.contextmanager
-def unnoted() -> Iterator[None]:
-    """What this thread reads inside is not the trace's: the tracer looks at a wrapper, and keeps nothing of its context."""
-    _unnoted.depth += 1
-    try:
-        yield
-    finally:
-        _unnoted.depth -= 1
-
-
-@contextlib.contextmanager
-def _noting(rows: Sequence[_Watched]) -> Iterator[None]:
-    """Reads of attributes of these wrappers are noted inside; other objects of the classes are read as ever."""
-    rows = list(rows)
-    with _LOCK:
-        for row in rows:
-            row.listeners += 1
-            _rows[id(row.wrapper)] = row
-            if not _classes[row.spec.cls]:
-                row.spec.cls.__getattribute__ = _noting_getattribute  # type: ignore[method-assign]
-            _classes[row.spec.cls] += 1
-    try:
-        yield
-    finally:
-        with _LOCK:
-            for row in rows:
-                row.listeners -= 1
-                if not row.listeners:
-                    del _rows[id(row.wrapper)]
-                _classes[row.spec.cls] -= 1
-                if not _classes[row.spec.cls]:
-                    del _classes[row.spec.cls]
-                    del row.spec.cls.__getattribute__
-
-
+# ---------------------------------------------------------------------------------------------- classes
 @functools.cache
 def _is_watchable(cls: type[Tensor]) -> bool:
     """Does every read of an attribute pass through ``cls.__getattribute__``, and is all of its state in ``__dict__``?"""
@@ -281,7 +230,7 @@ def _is_watchable(cls: type[Tensor]) -> bool:
         if k in Tensor.__mro__:
             continue
         state = vars(k)
-        if "__getattribute__" in state and state["__getattribute__"] is not _noting_getattribute:
+        if "__getattribute__" in state and state["__getattribute__"] is not noting_getattribute:
             return False
         if state.get("__slots__") or any(_goes_round(v) for v in state.values()):
             return False

@@ -1,17 +1,23 @@
 """Facts of a tensor that Python code may ask for, and that a traced stand-in for it does not share.
 
-A fact has the name of the method or property that tells it; ``".name"`` is a Python attribute that somebody has set.
-What a region asks for is answered for the real tensor (`metadata`), and guarded.
+A fact has the name of the method or property that tells it; ``".name"`` is a Python attribute that somebody has set, and
+``".inner.name"`` one of a wrapper inside. What a region asks for is answered for the real tensor (`metadata`), and guarded.
 """
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from .. import _torch
+from ..subclass.arguments import attributes_inside
 from ..subclass.context import same_context
+from ..subclass.flatten import leaves_of
+from ..subclass.paths import owner_of
+from ..subclass.protocol import Kind, kind_of
 
 Tensor = torch.Tensor
 Fact = tuple[str, Any]
@@ -27,13 +33,21 @@ _FACTS: Mapping[str, Callable[[Tensor], Any]] = {
     "untyped_storage": lambda t: t.untyped_storage().nbytes() if t.layout is torch.strided else None,
     "storage_offset": lambda t: t.storage_offset() if t.layout is torch.strided else None,
 }
+#: what an attribute may hold to be compared
+SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 #: the methods and properties
 NAMES = frozenset(_FACTS)
 
 
 def fact_of(t: Tensor, name: str) -> Any:
     """A fact of a tensor; `ABSENT` for an attribute that it does not have."""
-    return vars(t).get(name[1:], ABSENT) if name.startswith(".") else _FACTS[name](t)
+    return _attribute(*owner_of(t, name[1:])) if name.startswith(".") else _FACTS[name](t)
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    found = getattr(owner, "__dict__", {}).get(name, ABSENT)
+    in_slot = found is ABSENT and isinstance(getattr(type(owner), name, None), types.MemberDescriptorType)
+    return getattr(owner, name, ABSENT) if in_slot else found
 
 
 def failed_fact(facts: Sequence[Fact], t: Tensor) -> str | None:
@@ -43,3 +57,18 @@ def failed_fact(facts: Sequence[Fact], t: Tensor) -> str | None:
         if not same_context(known, now):
             return f"{name.lstrip('.')}: expected {known!r}, got {now!r}"
     return None
+
+
+def holds_fakes(value: Any, depth: int = 3) -> bool:
+    """Is it a container or an object with a traced tensor or a symbolic size inside?"""
+    if isinstance(value, Tensor):
+        return any(map(_torch.is_fake, leaves_of(value))) if kind_of(type(value)) is not Kind.REFUSED else False
+    if isinstance(value, _torch.SYM_TYPES):
+        return True
+    if depth == 0 or isinstance(value, (type, types.ModuleType, types.FunctionType, torch.nn.Module)):
+        return False
+    if isinstance(value, (list, tuple, set, dict)):
+        items = list(value.values()) if isinstance(value, dict) else list(value)
+    else:
+        items = [v for _, v in attributes_inside(value)]
+    return any(holds_fakes(v, depth - 1) for v in items[:1000])

@@ -9,7 +9,6 @@ the stand-in does not have are looked up on the input.
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,10 +19,11 @@ import torch
 from .. import _torch
 from ..errors import UnsupportedError
 from ..subclass.paths import Path
-from .facts import ABSENT, NAMES, Fact, fact_of
+from ..subclass.spec import Spec, WrapperSpec
+from .facts import ABSENT, NAMES, SIMPLE, Fact, fact_of
 from .inputs import TracedInput, TracedInputs, has_gradient
 from .recorder import Recorder
-from .user_code import is_user_code
+from .user_code import code_of, is_user_code
 
 Tensor = torch.Tensor
 #: names of the calls that ask
@@ -31,7 +31,6 @@ ASKING = frozenset({"__get__", "__set__", "__delete__", "retain_grad", "storage"
 _STORAGES = ("storage", "_typed_storage", "untyped_storage")
 #: facts of the history that an input came with
 _OF_HISTORY = ("output_nr", "retains_grad")
-_SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 #: the answer of a call that is none of ours
 ASIDE = object()
 
@@ -49,11 +48,17 @@ class AskedOf:
 class MetadataReads:
     """The questions of one run of a region's function."""
 
-    def __init__(self, inputs: TracedInputs) -> None:
+    def __init__(self, inputs: TracedInputs, facts: dict[tuple[int, str], Any]) -> None:
+        """``facts``: (input, name) -> answer; others may add to them (`own_attributes`)."""
         self._rows: dict[int, tuple[int, TracedInput]] = {id(i.traced): (n, i) for n, i in enumerate(inputs.inputs)}
+        self._inside = {
+            id(t): (n, i, t, prefix)
+            for n, i in enumerate(inputs.inputs)
+            for t, prefix in _wrappers_inside(i.traced, i.spec)
+        }
         self._leaves = inputs.leaf_values
         self._asked: set[tuple[int, str]] = set()
-        self._facts: dict[tuple[int, str], Any] = {}
+        self._facts = facts
         self.offsets = False  # was a storage offset asked for?
         self.storages = False  # was a storage asked for?
 
@@ -72,7 +77,8 @@ class MetadataReads:
             if state is not None and "_is_param" not in state:
                 state["_is_param"] = _IsParameter(self, number, row.is_parameter)
                 marked.append(state)
-        classes = dict.fromkeys(type(row.traced) for _, row in self._rows.values())
+        inside = (type(t) for _, _, t, _ in self._inside.values())
+        classes = dict.fromkeys([*(type(row.traced) for _, row in self._rows.values()), *inside])
         wrappers = [cls for cls in classes if cls not in _torch.FAKE_TYPES]
         try:
             with (
@@ -83,7 +89,7 @@ class MetadataReads:
         finally:
             for state in marked:
                 state.pop("_is_param", None)
-            self._rows, self._leaves = {}, ()
+            self._rows, self._inside, self._leaves = {}, {}, ()
 
     def row_of(self, t: Tensor | None) -> TracedInput | None:
         """The input that this tensor stands for, if it is one."""
@@ -234,22 +240,25 @@ class MetadataReads:
             UnsupportedError: it is neither a number nor a string, so that no guard could compare it.
         """
         number, row = self._rows.get(id(stand_in), (-1, None))
+        prefix = ""
+        if row is None and id(stand_in) in self._inside:
+            number, row, _, prefix = self._inside[id(stand_in)]
         code = sys._getframe(2).f_code
         # What isinstance(x, nn.Buffer) looks at, it looks at in torch's code.
         asked = name == "_is_buffer" or is_user_code(code)
-        value = self._fact(number, f".{name}", row) if row is not None and asked else ASIDE
+        value = self._fact(number, f".{prefix}{name}", row) if row is not None and asked else ASIDE
         if row is None or value is ABSENT or value is ASIDE:
             raise AttributeError(f"{type(stand_in).__name__!r} object has no attribute {name!r}")
-        if type(value) in _SIMPLE:
+        if type(value) in SIMPLE:
             return value
-        if code in _code_of(
+        if code in code_of(
             type(stand_in)
         ):  # what a class keeps on an instance beside its protocol is a cache of its own
-            del self._facts[number, f".{name}"]
+            del self._facts[number, f".{prefix}{name}"]
             raise AttributeError(f"{type(stand_in).__name__!r} object has no attribute {name!r}")
         raise UnsupportedError(
             f"the region reads the attribute {name!r} that somebody has set on an input",
-            path=f"{row.path}.{name}",
+            path=f"{row.path}.{prefix}{name}",
             expected="a number, a string or None",
             got=f"an instance of {type(value).__name__}",
             fix="pass it as an argument of its own",
@@ -285,6 +294,15 @@ class MetadataReads:
         return None  # a leaf has its gradient anyway
 
 
+def _wrappers_inside(traced: Any, spec: Spec, prefix: str = "") -> Iterator[tuple[Tensor, str]]:
+    """The wrappers inside a wrapper, and what stands before the names of their attributes."""
+    for name, inner in zip(getattr(spec, "names", ()), getattr(spec, "inners", ()), strict=True):
+        if isinstance(inner, WrapperSpec):
+            value = getattr(traced, name)
+            yield value, f"{prefix}{name}."
+            yield from _wrappers_inside(value, inner, f"{prefix}{name}.")
+
+
 def _unanswerable(what: str, where: Any, fix: str = "ask outside of the region") -> UnsupportedError:
     return UnsupportedError(
         f"the region {what}",
@@ -312,14 +330,6 @@ def _history(kind: str, name: str, path: Path) -> Any:
         raise _unanswerable(f"asks for .grad_fn.{attribute} of an input", path)
 
     return type(kind, (), {"name": lambda self: name, "__getattr__": other, "__repr__": lambda self: f"<{kind}>"})()
-
-
-@functools.cache
-def _code_of(cls: type) -> frozenset[Any]:
-    """The code of what a class defines."""
-    members = (m for k in cls.__mro__ if k not in Tensor.__mro__ for m in vars(k).values())
-    functions = (getattr(m, "__func__", None) or getattr(m, "fget", None) or m for m in members)
-    return frozenset(f.__code__ for f in functions if hasattr(f, "__code__"))
 
 
 class _IsParameter:

@@ -11,12 +11,14 @@ import torch
 from .. import _torch
 from ..errors import AliasingError, UnsupportedError
 from ..plan import MutationPlan
+from ..subclass.arguments import attributes_of_wrapper
 from ..subclass.context import same_context, snapshot, without_outer
 from ..subclass.flatten import flatten
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, WrapperSpec, spec_leaves
 from ..subclass.visit import map_spec
 from .aliasing import family
+from .facts import holds_fakes
 from .inputs import Argument, TracedInput, TracedInputs
 from .recorder import Recorder
 
@@ -53,8 +55,8 @@ def remember(inputs: TracedInputs) -> list[Before]:
 
 def state_of(traced: Tensor) -> Before:
     """The state of one traced tensor."""
-    attributes = dict(traced.__dict__) if hasattr(traced, "__dict__") else {}
     leaves, spec = flatten(traced)
+    attributes = attributes_of_wrapper(traced, spec)
     spec = map_spec(spec, lambda sizes: sizes, snapshot)
     memory = tuple(_torch.storage_ref(t) if t.layout is torch.strided else None for t in leaves)
     return Before(spec, tuple(leaves), memory, None if traced.is_inference() else traced._version, attributes)
@@ -182,13 +184,14 @@ def _change(row: TracedInput, was: Before, inputs: TracedInputs, recorder: Recor
                 replaced[k] = "data"
     written = [recorder.was_written(t) or recorder.was_written(now) for t, now in zip(originals, leaves, strict=True)]
     data = tuple(k for k, was_written in enumerate(written) if k not in replaced and was_written)
-    attributes: dict[str, Any] = {}
-    if hasattr(row.traced, "__dict__"):
-        attributes = {
-            k: v
-            for k, v in row.traced.__dict__.items()
-            if not isinstance(v, Tensor) and (k not in was.attributes or was.attributes[k] is not v)
-        }
+    attributes = {
+        k: v
+        for k, v in attributes_of_wrapper(row.traced, after).items()
+        if not isinstance(v, (Tensor, *_torch.SYM_TYPES)) and was.attributes.get(k, was) is not v
+    }
+    for name, value in attributes.items():
+        if holds_fakes(value):
+            raise _escapes(row.path, name, value)
     if not attributes and not same_contexts(after, was.spec):
         raise UnsupportedError(
             "the region changes the flatten context of an input in place",
@@ -218,6 +221,16 @@ def _check_inner_names(row: TracedInput, before: Spec, after: Spec) -> None:
         )
     for one, other in zip(before.inners, after.inners, strict=True):
         _check_inner_names(row, one, other)
+
+
+def _escapes(path: Path, name: str, value: Any) -> UnsupportedError:
+    return UnsupportedError(
+        "the region sets an attribute of an input to an object that holds traced tensors",
+        path=f"{path}.{name}",
+        expected="a tensor, a number or a string, or an object without tensors of the region",
+        got=f"an instance of {type(value).__qualname__}",
+        fix="return the tensors, and set the attribute outside of the region",
+    )
 
 
 def same_contexts(a: Spec, b: Spec) -> bool:

@@ -25,11 +25,14 @@ from ..plan import (
     ValueOutput,
     ViewOutput,
 )
+from ..subclass.arguments import attributes_of_wrapper
+from ..subclass.context import same_context
 from ..subclass.flatten import flatten, leaves_of, map_leaves
 from ..subclass.paths import Path
 from ..subclass.protocol import Kind, is_traceable, kind_of, refuse
 from ..subclass.spec import Spec, WrapperSpec, is_ragged, spec_leaves
 from ..subclass.visit import rebuild
+from .facts import SIMPLE, holds_fakes
 from .inputs import TracedInputs
 from .mutation import Before
 from .recorder import Recorder
@@ -271,7 +274,24 @@ class OutputClassifier:
                 got=f"a Parameter of shape {tuple(o.shape)}",
                 fix="return the tensor, and call nn.Parameter(...) on the result",
             )
-        return {k: v for k, v in state.items() if k not in vars(fresh) and not isinstance(v, Tensor)}
+        symbolic = (Tensor, *_torch.SYM_TYPES)
+        mine = {k: v for k, v in attributes_of_wrapper(o, spec).items() if not isinstance(v, symbolic)}
+        known = attributes_of_wrapper(fresh, spec)
+        found = {k: v for k, v in mine.items() if k not in known or _is_another(v, known[k])}
+        if found.keys() & known.keys():  # such as a number that is another one in each wrapper
+            with _torch.without_tracing(), torch.no_grad():
+                again = attributes_of_wrapper(rebuild(spec, iter(leaves)), spec)
+            found = {k: v for k, v in found.items() if k not in known or not _is_another(known[k], again[k])}
+        for name, value in found.items():
+            if holds_fakes(value):
+                raise UnsupportedError(
+                    "the region sets an attribute of a result to an object that holds traced tensors",
+                    path=str(Path("result").item(self._count).attr(name)),
+                    expected="a number or a string, or an object without tensors of the region",
+                    got=f"an instance of {type(value).__qualname__}",
+                    fix="return the tensors, and set the attribute outside of the region",
+                )
+        return found
 
     def _is_traced(self, o: Tensor) -> bool:
         if kind_of(type(o)) is Kind.REFUSED and any(map(_torch.is_fake, vars(o).values())):
@@ -285,6 +305,13 @@ class OutputClassifier:
         if id(t) not in self._emitted:
             self._emitted[id(t)] = self.emit(t)
         return self._emitted[id(t)]
+
+
+def _is_another(value: Any, known: Any) -> bool:
+    """Do two attributes differ, one of which is a number or a string? Other objects a class may make anew each time."""
+    if isinstance(known, (Tensor, *_torch.SYM_TYPES)) or not (type(value) in SIMPLE or type(known) in SIMPLE):
+        return False
+    return not same_context(value, known)
 
 
 def _ragged_symbol(size: Any) -> Any:

@@ -30,10 +30,10 @@ from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from .aliasing import ByteRange, byte_range
-from .context_reads import unnoted
 from .eager_errors import REFUSALS, error_of_eager, has_out, refuse_as_eager
 from .foreach import WITH_NUMBERS, steps, with_numbers
 from .masks import INDEXED, has_bytes, with_booleans
+from .noting import unnoted
 from .random_state import RandomState
 from .results import Results
 from .set_storage import SETS, record_set

@@ -26,6 +26,7 @@ from ..plan import (
     ValueOutput,
     ViewOutput,
 )
+from ..subclass.arguments import attributes_of_wrapper
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.spec import Spec, WrapperSpec, sizes_in
 from .aliasing import alias_groups
@@ -41,6 +42,7 @@ from .inputs import Argument, DynamicDims, TracedInput, TracedInputs, trace_inpu
 from .metadata import MetadataReads
 from .mutation import Before, check_members, read_mutations, remember
 from .outputs import OutputClassifier, leaf_inside
+from .own_attributes import OwnAttributes
 from .places import groups_by_place, scattered_roots
 from .python_numbers import PythonNumbers
 from .random_state import RandomState, UnknownGenerators
@@ -202,9 +204,10 @@ class _Capture:
         grad_mode = torch.is_grad_enabled()
         with self.session.modes(), restored_versions(recorder) as versions:
             inputs = make_inputs(self.session)
+            own = OwnAttributes(inputs, self.session.reads if self.session.watches_contexts else None)
             self.session.assumptions = _torch.assumptions_of(self.session.shape_env)
             before = remember(inputs)
-            run = self._call(call, inputs)
+            run = self._call(call, inputs, own)
             recorder.write_assertions()
             run = _with_attributes(run, inputs, before)
             results = run.results
@@ -215,6 +218,8 @@ class _Capture:
             inputs, arguments, states = closed.among(inputs, self.arguments, before)
             mutations = read_mutations(inputs, states, recorder, arguments, self._emit, self.counters.borrowed)
             mutations += closed.mutations(versions, self._emit)
+            own.settle()
+            own.handed_out(results, mine)
             closed.check(results)
             contents = {n for m in mutations for n in (m.value, *m.memory.values()) if n is not None}
             replaced = {m.value: m.replaced for m in mutations if m.value is not None and m.replaced}
@@ -258,17 +263,26 @@ class _Capture:
         )
 
     # ---------------------------------------------------------------- steps
-    def _call(self, call: RunFunction, inputs: TracedInputs) -> Run:
+    def _call(self, call: RunFunction, inputs: TracedInputs, own: OwnAttributes) -> Run:
         recorder = self.recorder
         recorder.start_at(sys._getframe())
         try:
-            self.metadata = MetadataReads(inputs)
+            self.metadata = MetadataReads(inputs, own.facts)
             self.counters = SharedCounters([i.traced for i in inputs.inputs], inputs.counters)
             functions = CapturedFunctions(recorder, self.metadata, self.counters)
             self.stand_ins = functions.stand_ins
             watching, asked = self.session.reads.watching(), self.metadata.watching()
             modules, numbers = cumulative_averages(), PythonNumbers(self.session, inputs)
-            with checkpoint_as_tags(recorder), numbers, typed_errors(recorder), modules, functions, asked, watching:
+            with (
+                checkpoint_as_tags(recorder),
+                numbers,
+                typed_errors(recorder),
+                modules,
+                functions,
+                asked,
+                watching,
+                own.watching(),
+            ):
                 run = call([i.traced for i in inputs.inputs], functions.stand_ins.adopt)
             functions.check_histories(run.results if recorder.views.reshaped else (), "the results")
             return run
@@ -407,11 +421,11 @@ def is_own_leaf(t: Tensor) -> bool:
 
 
 def _with_attributes(run: Run, inputs: TracedInputs, before: Sequence[Before]) -> Run:
-    """The run with the tensors that the region set as attributes of inputs among what it assigned."""
+    """The run with the tensors and sizes that the region set as attributes of inputs among what it assigned."""
     results, assignments = list(run.results), list(run.assignments)
     for number, (row, was) in enumerate(zip(inputs.inputs, before, strict=True)):
-        for name, value in getattr(row.traced, "__dict__", {}).items():
-            if isinstance(value, Tensor) and name not in was.attributes:
+        for name, value in attributes_of_wrapper(row.traced, flatten(row.traced)[1]).items():
+            if isinstance(value, (Tensor, *_torch.SYM_TYPES)) and was.attributes.get(name) is not value:
                 assignments.append(AssignmentPlan(number, "__dict__", name, len(results)))
                 results.append(value)
     return run._replace(results=results, assignments=tuple(assignments))

@@ -16,7 +16,7 @@ import torch
 
 from .._torch import saved as _saved
 from ..subclass.flatten import leaves_of
-from .context_reads import unnoted
+from .noting import unnoted
 from .recorder import Recorder
 
 

@@ -98,6 +98,7 @@ class Session:
             enter(_torch.unrecorded_sharding_propagation())
             enter(_torch.numbers_as_split_factors())
             enter(hooks_as_code(self.recorder))
+            enter(_torch.plain_scripts())
             enter(self.recorder)
             yield
 

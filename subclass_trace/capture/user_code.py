@@ -13,18 +13,16 @@ from typing import Any
 import torch
 import torch.fx as fx
 
+from ..subclass.arguments import FOREIGN
+
 TORCH_FILES = os.path.dirname(torch.__file__) + os.sep
 _MACHINERY = tuple(TORCH_FILES + name for name in ("_", "utils", "overrides.py", "fx", "autograd"))
 _OWN_FILES = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
-#: what these packages keep in objects and globals is theirs
-_FOREIGN = frozenset({*sys.stdlib_module_names, "torch", "functorch", "numpy", "subclass_trace"})
-
-
 def is_foreign(cls: type) -> bool:
     """Is it a class of torch, of the standard library, or of this package?"""
-    return cls.__module__.partition(".")[0] in _FOREIGN
+    return cls.__module__.partition(".")[0] in FOREIGN
 
 
 def is_library(cls: type) -> bool:
@@ -148,3 +146,11 @@ def user_line(error: BaseException) -> str | None:
         if is_user_code(code):
             found = f"{code.co_filename}:{tb.tb_lineno}"
     return found
+
+
+@functools.cache
+def code_of(cls: type) -> frozenset[Any]:
+    """The code of what a class of tensors defines."""
+    members = (m for k in cls.__mro__ if k not in torch.Tensor.__mro__ for m in vars(k).values())
+    functions = (getattr(m, "__func__", None) or getattr(m, "fget", None) or m for m in members)
+    return frozenset(f.__code__ for f in functions if hasattr(f, "__code__"))

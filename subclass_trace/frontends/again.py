@@ -21,7 +21,7 @@ from ..capture.tape import Tape
 from ..errors import TangentError
 from ..runtime.guards import Ambient, Guards, failed_module_guard
 from ..runtime.sizes import Env, evaluate, to_expr
-from ..subclass.context import same_argument
+from ..subclass.arguments import same_argument
 from .calls import CallSite
 from .modules import State
 from .reach import Slot

@@ -21,7 +21,7 @@ from ..runtime.codegen import Layout, StateSlot
 from ..runtime.containers import each_is_one, shared_containers
 from ..runtime.guards import ModuleGuard, ModuleView
 from ..runtime.trees import unflatten_tree
-from ..subclass.context import ObjectIdentity, argument_snapshot
+from ..subclass.arguments import ObjectIdentity, ObjectState, argument_snapshot, has_own_equality
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
 from .containers import HandedContainers
@@ -29,7 +29,7 @@ from .managed_modules import check_flat_parameters, no_managed_modules
 from .modules import Assigned, Root, State, named_tensors, original, replaced, roots_of, states_of, submodules
 from .python_random import no_random_numbers
 from .python_state import Change, effects_on
-from .reach import Reached, Slot, is_plain_object, reach
+from .reach import Reached, Slot, callable_code, is_plain_object, reach
 
 Tensor = torch.Tensor
 
@@ -90,6 +90,7 @@ class CallSite:
         roots: the module trees they belong to.
         unfinished: what the function did to Python state before it raised an exception.
         containers_differ: no list or dict is two arguments.
+        assigned_to: ids of what it assigned to.
     """
 
     flat: list[Any]
@@ -101,14 +102,16 @@ class CallSite:
     reached: Reached
     unfinished: list[list[Change]] = field(default_factory=list)
     containers_differ: bool = True
+    assigned_to: set[int] = field(default_factory=set)
 
     @staticmethod
     def of_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallSite:
         """A call of ``function``, with all that it reaches by itself or through objects among the arguments."""
         leaves, tree = flatten_tree((args, kwargs))
-        objects = [k for k, v in enumerate(leaves) if _is_one_object(v)]
+        objects = [k for k, v in enumerate(leaves) if is_plain_object(v) or callable_code(v)]
         paths = argument_paths(tree) if objects else []
-        return CallSite.of(args, kwargs, reach(function, [(leaves[k], paths[k]) for k in objects]))
+        by_value = {id(v) for v in leaves if not _is_one_object(v)}
+        return CallSite.of(args, kwargs, reach(function, [(leaves[k], paths[k]) for k in objects], by_value))
 
     @staticmethod
     def of(args: tuple[Any, ...], kwargs: dict[str, Any], reached: Reached) -> CallSite:
@@ -193,11 +196,15 @@ class CallSite:
     def constants(self) -> dict[int, Any]:
         """Flat arguments that are no tensors and no modules: guarded by value."""
         rows = enumerate(self.flat[: self.user_count])
-        return {
-            k: ObjectIdentity(v) if _is_one_object(v) else argument_snapshot(v)
-            for k, v in rows
-            if not isinstance(v, Tensor)
-        }
+        return {k: self._constant(v) for k, v in rows if not isinstance(v, Tensor)}
+
+    def _constant(self, value: Any) -> Any:
+        if _is_one_object(value):
+            return ObjectIdentity(value)
+        known = argument_snapshot(value)
+        if isinstance(known, ObjectState):  # what the region assigns to it, it assigns to no other object
+            known.pinned = not self.assigned_to.isdisjoint(known.owners())
+        return known
 
     def deliver_unfinished(self) -> None:
         """The function raised an exception of its own: what it counted and assigned before that stands, as in eager."""
@@ -284,6 +291,7 @@ class CallSite:
                 _check_result(value, Path("result").item(k))
             rows: list[Assigned | Change] = [*assigned, *effects]
             plans = [row.plan(len(results) + k) for k, row in enumerate(rows)]
+            self.assigned_to.update(id(plan.owner) for plan in plans)
             return Run([*results, *[row.value for row in rows]], tree, handed, tuple(plans), tuple(changes))
 
         return run
@@ -296,7 +304,7 @@ def _tables_without_type(reached: Reached) -> list[dict[str, Any]]:
 
 def _is_one_object(value: Any) -> bool:
     """Is it an object that is equal to itself alone? What the function reads of it is among what it reaches."""
-    return is_plain_object(value) and "__eq__" not in {n for cls in type(value).__mro__[:-1] for n in vars(cls)}
+    return is_plain_object(value) and not has_own_equality(type(value))
 
 
 def _modules_among(leaves: Sequence[Any], tree: Any) -> list[tuple[torch.nn.Module, Path]]:

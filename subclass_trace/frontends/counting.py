@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..plan import CountPlan
-from ..runtime.guards import ABSENT
+from ..runtime.held import ABSENT
 from .reach import Reached
 
 #: what may be added to a number

@@ -16,11 +16,15 @@ from typing import Any, NamedTuple
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from .. import _torch
 from ..plan import AssignmentPlan
-from ..runtime.guards import LOGS, NameGuard, as_held
+from ..runtime.guards import NameGuard
+from ..runtime.held import LOGS, Same, Slotted, as_held, is_fixed
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
+from .members import is_users_module
 from .reach import Reached, Slot
+from .scripted import on_copies
 
 Module = torch.nn.Module
 
@@ -115,21 +119,38 @@ def replaced(
     are left as they were; the run time makes the assignments in each call.
     """
     before = [s.read() for s in states]
-    overlays = _Overlays(states)
-    modules = list({id(m): m for root in roots for m, _ in submodules(root)}.values())
+    found = list({id(m): (m, path) for root in roots for m, path in submodules(root)}.values())
+    modules = [m for m, _ in found]
+    overlays = _Overlays([s for s in states if not _torch.is_scripted(s.owner)])
     attributes = [dict(vars(m)) for m in modules]
     assigned: list[Assigned] = []
-    overlays.install(values)
+    with on_copies(found) as copies:
+        for s, v in zip(states, values, strict=True):
+            if id(s.owner) in copies:
+                copies[id(s.owner)].setattr(s.name, v)
+        overlays.install([v for s, v in zip(states, values, strict=True) if not _torch.is_scripted(s.owner)])
+        try:
+            yield assigned
+        finally:
+            assigned += _settle(states, values, before, overlays, copies)
+            for m, old_attributes in zip(modules, attributes, strict=True):
+                assigned += _restore_attributes(m, old_attributes)
+
+
+def _settle(
+    states: Sequence[State], values: Sequence[Any], before: Sequence[Any], overlays: _Overlays, copies: dict[int, Any]
+) -> list[Assigned]:
+    """What the function assigned to slots; the slots are as they were."""
+    assigned = []
     try:
-        yield assigned
-    finally:
         for s, v, old in zip(states, values, before, strict=True):
-            now = getattr(s.owner, s.table).get(s.name)
+            twin = copies.get(id(s.owner))
+            now = getattr(s.owner, s.table).get(s.name) if twin is None else twin.getattr(s.name)
             if isinstance(now, torch.Tensor) and now is not v and now is not old:
                 assigned.append(Assigned(s.owner, s.table, s.name, now))
+    finally:
         overlays.remove()
-        for m, old_attributes in zip(modules, attributes, strict=True):
-            assigned += _restore_attributes(m, old_attributes)
+    return assigned
 
 
 class _Overlay(dict[str, Any]):
@@ -216,13 +237,21 @@ def _restore_attributes(module: Module, before: dict[str, Any]) -> list[Assigned
 
 def names_of(reached: Reached) -> list[NameGuard]:
     """Guards of what the function names and what objects hold for it: everything but tensors, which are inputs, and
-    classes and Python modules."""
-    return [NameGuard(r.holder, r.key, as_held(r.read()), r.path) for r in reached.slots if _is_guarded(r, reached)]
+    Python modules of libraries."""
+    return [NameGuard(r.holder, r.key, _held(r), r.path) for r in reached.slots if _is_guarded(r, reached)]
+
+
+def _held(row: Slot) -> Any:
+    """What it holds, to be compared. A function's defaults are the same tuple, unless something in them can change."""
+    value = row.read()
+    if type(row.holder) is Slotted and (row.key == "__kwdefaults__" or (row.key == "__defaults__" and is_fixed(value))):
+        return Same(value)
+    return as_held(value)
 
 
 def _is_guarded(row: Slot, reached: Reached) -> bool:
     value = row.value
-    if is_input(value) or isinstance(value, (types.ModuleType, type, types.BuiltinFunctionType)):
+    if is_input(value) or (isinstance(value, types.ModuleType) and not is_users_module(value)):
         return False
     return not (row.name in reached.counters and isinstance(value, LOGS))
 

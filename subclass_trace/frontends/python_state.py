@@ -25,12 +25,13 @@ from ..capture.dispatch_state import assigned
 from ..capture.user_code import is_foreign
 from ..errors import UnsupportedError
 from ..plan import AppendPlan, AssignmentPlan
-from ..runtime.guards import ABSENT, is_simple
+from ..runtime.held import ABSENT, is_simple
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
 from ..subclass.protocol import Kind, kind_of
 from .counting import Count, Counted, Place, counters_of, tallies_of
-from .reach import Reached, attributes_of
+from .members import attributes_of
+from .reach import Reached
 
 _MUTABLE = (list, dict, set, deque)
 

@@ -14,35 +14,44 @@ Code of torch and of the standard library is taken as it is.
 from __future__ import annotations
 
 import contextlib
-import dis
 import functools
-import sys
-import sysconfig
 import types
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from ..capture.user_code import is_foreign, is_library, is_user_code
-from ..runtime.guards import ABSENT, HOOK_TABLES, OF_EVERY_MODULE, is_simple
+from .. import _torch
+from ..capture.user_code import is_foreign, is_library
+from ..runtime.guards import HOOK_TABLES, OF_EVERY_MODULE
+from ..runtime.held import ABSENT, Slotted, is_simple
 from ..subclass.paths import Path
+from .members import (
+    SKIPPED,
+    attributes_of,
+    functions_in,
+    is_data_descriptor,
+    is_installed,
+    is_own,
+    is_users_module,
+    member_of,
+    methods_of,
+)
+from .mentions import mentions
 
 Module = torch.nn.Module
 #: a walk looks at no more objects and pieces of code than this: what lies beyond is taken as it is
 _MOST = 2000
 _MOST_ITEMS = 1000
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
-_STANDARD = sysconfig.get_paths()["stdlib"]
 
 
 @dataclass(frozen=True, eq=False)
 class Slot:
     """A place that the code reads: a closure cell (``key`` None), or ``holder[key]`` of the globals, of the ``__dict__``
-    of an object or class, or of the `Slotted` attributes of an object without one."""
+    of an object, class or function, or of what an object answers otherwise (`Slotted`: its slots, its class)."""
 
     holder: Any
     key: str | None
@@ -74,47 +83,6 @@ class Reached:
     counters: frozenset[str] = frozenset()  # names that the code only moves on (``+= 1``, ``.append(x)``)
 
 
-class Slotted:
-    """The attributes of an object whose class has ``__slots__``, read like a dict."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __getitem__(self, key: str) -> Any:
-        """The attribute; KeyError where it is not set."""
-        try:
-            return getattr(self.value, key)
-        except AttributeError:
-            raise KeyError(key) from None
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        setattr(self.value, key, value)
-
-    def __delitem__(self, key: str) -> None:
-        delattr(self.value, key)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """The attribute, or ``default``."""
-        return getattr(self.value, key, default)
-
-    def __iter__(self) -> Iterator[str]:
-        """The attributes that are set."""
-        names = (n for cls in type(self.value).__mro__ for n in _as_names(vars(cls).get("__slots__", ())))
-        return (n for n in names if n not in ("__dict__", "__weakref__") and hasattr(self.value, n))
-
-
-def _as_names(slots: Any) -> Iterable[str]:
-    return (slots,) if isinstance(slots, str) else slots
-
-
-def attributes_of(value: Any) -> Any:
-    """The own attributes of an object, as a dict-like view; None where it has none."""
-    held = getattr(value, "__dict__", None)
-    if isinstance(held, dict):
-        return held
-    return Slotted(value) if any("__slots__" in vars(cls) for cls in type(value).__mro__[:-1]) else None
-
-
 def is_plain_object(value: Any) -> bool:
     """An instance of a class of the user's: neither a tensor, a module, a class or function, nor of a foreign library."""
     cls = type(value)
@@ -130,135 +98,56 @@ def callable_code(value: Any) -> bool:
     return isinstance(value, (types.FunctionType, types.MethodType, functools.partial, types.BuiltinFunctionType))
 
 
-class _Mentions(NamedTuple):
-    """Names in a piece of code: globals, what it reads (attributes, but globals and cells too), attributes that it only
-    calls, names that it only moves on (``n += 1``, ``tally[k] += 1``, ``log.append(n)``), code inside of it."""
+def reach(
+    function: Callable[..., Any],
+    arguments: Iterable[tuple[Any, Path]] = (),
+    by_value: Collection[int] = (),
+) -> Reached:
+    """What ``function`` reaches, and what plain objects and functions among its arguments lead to.
 
-    globals: tuple[str, ...]
-    reads: frozenset[str]
-    calls: frozenset[str]
-    counted: frozenset[str]
-    everything: bool  # it may read any attribute
-    inside: tuple[types.CodeType, ...]
-
-
-@functools.lru_cache(maxsize=4096)
-def _mentions(code: types.CodeType) -> _Mentions:
-    names: dict[str, None] = {}
-    reads, calls, counted, texts = set[str](), set[str](), set[str](), set[str]()
-    steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "EXTENDED_ARG")]
-    for k, step in enumerate(steps):
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL"):
-            names[step.argval] = None
-        if _is_call(step):
-            calls.add(step.argval)
-        elif step.opname in _READS:
-            moved = _moves_on(steps, k) or _moves_item_on(steps, k) or _grows(steps[k : k + 2])
-            (counted if moved else reads).add(step.argval)
-        elif step.opname == "LOAD_CONST" and type(step.argval) is str:
-            texts.add(step.argval)
-    if {"getattr", "hasattr"} & names.keys():
-        reads |= {t for t in texts if t.isidentifier()}
-    inside = tuple(c for c in code.co_consts if isinstance(c, types.CodeType))
-    everything = bool("vars" in names or reads & {"__dict__", "__getattribute__"})
-    return _Mentions(tuple(names), frozenset(reads), frozenset(calls), frozenset(counted), everything, inside)
-
-
-_READS = ("LOAD_ATTR", "LOAD_SUPER_ATTR", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF")
-
-
-def _moves_on(steps: Sequence[dis.Instruction], k: int) -> bool:
-    """Is the value that step ``k`` loads the left side of ``name += amount``, and nothing else?"""
-    end = _added_to(steps, k)
-    return end is not None and any(
-        s.opname.startswith("STORE_") and s.argval == steps[k].argval for s in steps[end + 1 : end + 4]
-    )
-
-
-def _moves_item_on(steps: Sequence[dis.Instruction], k: int) -> bool:
-    """Is it ``name[key] += amount``, with a key that is a constant or a local name?"""
-    if len(steps) < k + 5 or steps[k + 1].opname not in (
-        "LOAD_CONST",
-        "LOAD_SMALL_INT",
-        "LOAD_FAST",
-        "LOAD_FAST_BORROW",
-    ):
-        return False
-    copies = [s for s in steps[k + 2 : k + 4] if s.opname in ("COPY", "DUP_TOP_TWO")]
-    item = k + 2 + len(copies)
-    reads = steps[item].opname == "BINARY_SUBSCR" or (steps[item].opname == "BINARY_OP" and steps[item].argrepr == "[]")
-    end = _added_to(steps, item) if copies and reads else None
-    return end is not None and any(s.opname == "STORE_SUBSCR" for s in steps[end + 1 : end + 4])
-
-
-def _added_to(steps: Sequence[dis.Instruction], k: int) -> int | None:
-    """The step that adds to (or subtracts from) what step ``k`` leaves on the stack, in place, if that is what uses it."""
-    depth = 0  # of the stack above it
-    for j, step in enumerate(steps[k + 1 :], k + 1):
-        if step.opcode in _JUMPS:
-            return None
-        if depth == 1 and (step.opname == "BINARY_OP" or step.opname.startswith(("BINARY_", "INPLACE_", "COMPARE_"))):
-            adds = step.opname in ("INPLACE_ADD", "INPLACE_SUBTRACT") or step.argrepr in ("+=", "-=")
-            return j if adds else None
-        shuffles = step.opname in ("COPY", "SWAP", "DUP_TOP", "DUP_TOP_TWO") or step.opname.startswith("ROT_")
-        if shuffles and (step.arg or 4) > depth:
-            return None
-        depth += dis.stack_effect(step.opcode, step.arg)
-        if depth < 0:
-            return None
-    return None
-
-
-_JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
-
-
-def _grows(steps: Sequence[dis.Instruction]) -> bool:
-    """Is it ``name.append(...)`` or the like, of which the code sees nothing?"""
-    return len(steps) == 2 and _is_call(steps[1]) and steps[1].argval in ("append", "extend", "add", "update")
-
-
-def _is_call(step: dis.Instruction) -> bool:
-    """Does it look up a method to call it?"""
-    bit = sys.version_info >= (3, 12) and step.arg is not None and bool(step.arg & 1)
-    return step.opname == "LOAD_METHOD" or (step.opname == "LOAD_ATTR" and bit)
-
-
-def reach(function: Callable[..., Any], arguments: Iterable[tuple[Any, Path]] = ()) -> Reached:
-    """What ``function`` reaches, and what plain objects among its arguments lead to."""
-    walk = _Walk()
+    ``by_value``: ids of objects whose attributes are compared as a whole.
+    """
+    walk = _Walk(by_value)
     walk.look(function, Path("self") if not isinstance(function, types.FunctionType) else Path("function"))
     for value, path in arguments:
-        if is_plain_object(value):
-            walk.look(value, path)
+        walk.look(value, path)
     walk.finish()
     counters = frozenset() if walk.everything else frozenset(walk.counted - walk.reads)
     return Reached(tuple(walk.slots), tuple(walk.modules), tuple(walk.held), tuple(walk.unbound), counters)
 
 
 class _Walk:
-    def __init__(self) -> None:
+    def __init__(self, by_value: Collection[int]) -> None:
+        self._by_value = by_value
         self.slots: list[Slot] = []
         self.modules: list[tuple[Module, Path]] = []
         self.held: list[tuple[Any, Path]] = []
         self.unbound: list[Slot] = []
         self.objects: list[tuple[Any, Path]] = []
         self.reads, self.calls, self.counted, self.everything = set[str](), set[str](), set[str](), False
+        self.asked = set[str]()
         self._slotted: set[tuple[int, str | None]] = set()
         self._seen: dict[int, Any] = {}
         self._codes: set[tuple[int, int]] = set()
-        self._classes: dict[type, Any] = {}
+        self._classes: set[type] = set()
+        self._dunders: dict[type, set[str]] = {}
+        self._checked: set[type] = set()
+        self._tables: dict[type, Any] = {}
+        self._methods_of: dict[type, Mapping[str, tuple[types.FunctionType, ...]]] = {}
+        self._views: dict[int, Slotted] = {}
 
     def finish(self) -> None:
         """Code names attributes, and attributes lead to code, until nothing is new."""
         before = -1
         while before != (now := len(self._slotted) + len(self._codes) + len(self._seen)) and now < _MOST:
             before = now
+            self._checked.clear()
             for value, path in list(self.objects):
                 self._attributes(value, path)
 
     def look(self, value: Any, path: Path) -> None:
         """What a slot, an item or an argument holds."""
-        if isinstance(value, (torch.Tensor, types.ModuleType, str, bytes, int, float, complex, type(None))):
+        if isinstance(value, (torch.Tensor, str, bytes, int, float, complex, type(None))):
             return
         if id(value) in self._seen or len(self._seen) > _MOST:
             return
@@ -267,9 +156,15 @@ class _Walk:
             return
         if isinstance(value, type):
             if not is_foreign(value):
-                self.held.append((value, path))
+                if value not in self._classes:
+                    self._classes.add(value)
+                    self.held.append((value, path))
                 if not is_library(value):
                     self.objects.append((value, path))
+        elif isinstance(value, types.ModuleType):
+            if is_users_module(value):
+                self.held.append((value, path))
+                self.objects.append((value, path))
         elif isinstance(value, Module):
             self._module(value, path)
         elif isinstance(value, types.FunctionType):
@@ -279,14 +174,20 @@ class _Walk:
             self.look(value.__self__, path)
         elif isinstance(value, functools.partial):
             self._items(((value.func), *value.args, *value.keywords.values()), path)
+            if value.keywords:
+                self._place(self._view(value), "keywords", path.attr("keywords"), value.keywords)
         elif isinstance(value, _CONTAINERS):
             self.held.append((value, path))
             self._items(value, path)
+            if not is_library(type(value)) and hasattr(value, "__dict__"):  # a container of a class of the user's
+                self.objects.append((value, path))
         elif isinstance(value, torch.optim.Optimizer):
             self._slot(vars(value), "param_groups", path.attr("param_groups"), value.param_groups)
         elif is_plain_object(value):
             self.held.append((value, path))
             self.objects.append((value, path))
+            if id(value) not in self._by_value:
+                self._place(self._view(value), "__class__", path.attr("__class__"), type(value))
         else:
             inner = getattr(value, "__dict__", {}).get("__wrapped__")  # of a region, of a cached function
             if isinstance(inner, types.FunctionType):
@@ -308,9 +209,19 @@ class _Walk:
             self.slots.append(Slot(holder, key, path, value))
             self.look(value, path)
 
+    def _place(self, holder: Any, key: str, path: Path, value: Any) -> None:
+        """A slot that leads nowhere."""
+        if (id(holder), key) not in self._slotted:
+            self._slotted.add((id(holder), key))
+            self.slots.append(Slot(holder, key, path, value))
+
+    def _view(self, value: Any) -> Slotted:
+        """What an object answers, as a table: the same one each time."""
+        return self._views.setdefault(id(value), Slotted(value))
+
     def _function(self, function: types.FunctionType) -> None:
         code = function.__code__
-        if not _is_own(code):  # a decorator's, such as that of torch.no_grad()
+        if not is_own(code):  # a decorator's, such as that of torch.no_grad()
             for cell in function.__closure__ or ():
                 with contextlib.suppress(ValueError):
                     self.look(cell.cell_contents, Path(function.__name__))
@@ -319,18 +230,37 @@ class _Walk:
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
             with contextlib.suppress(ValueError):  # an empty cell
                 self._slot(cell, None, Path(name), cell.cell_contents, library)
-        self._items(function.__defaults__ or (), Path(function.__name__))
-        self._items(function.__kwdefaults__ or {}, Path(function.__name__))
+        self._defaults(function, library)
         self._code(code, function.__globals__)
+
+    def _defaults(self, function: types.FunctionType, library: bool) -> None:
+        """What stands in a function beside its code, and the code itself: all of them can be assigned."""
+        path, view = Path(function.__name__), self._view(function)
+        defaults, keywords = function.__defaults__ or (), function.__kwdefaults__ or {}
+        self._items(defaults, path)
+        if library:
+            self._items(keywords, path)
+            return
+        self._place(view, "__code__", path.attr("__code__"), function.__code__)
+        if defaults:
+            self._place(view, "__defaults__", path.attr("__defaults__"), defaults)
+        if keywords:
+            self._place(view, "__kwdefaults__", path.attr("__kwdefaults__"), keywords)
+        for key, value in keywords.items():
+            self._slot(keywords, key, path.attr("__kwdefaults__").item(key), value)
+        self.held.append((function, path))
+        if vars(function).keys() - {"__wrapped__"}:
+            self.objects.append((function, path))
 
     def _code(self, code: types.CodeType, table: Mapping[str, Any]) -> None:
         if (id(code), id(table)) in self._codes:  # equal code of another module names other globals
             return
         self._codes.add((id(code), id(table)))
-        said = _mentions(code)
+        said = mentions(code)
         self.reads |= said.reads
         self.calls |= said.calls
         self.counted |= said.counted
+        self.asked |= said.asked
         self.everything |= said.everything
         for name in said.globals:
             if name in table:
@@ -352,91 +282,146 @@ class _Walk:
             if not foreign:
                 self.objects.append((module, where))
                 self._methods(type(module), ["forward"])
+            if _torch.is_scripted(module):
+                self._script(module, where)
+            elif is_library(type(module)):
+                self._forward(type(module))
             for key, value in list(vars(module).items()):
                 if key in HOOK_TABLES:
                     self._items(value, where.attr(key))
                 elif key not in OF_EVERY_MODULE and not (foreign and key.startswith("_")):
                     self.look(value, where.attr(key))
 
+    def _script(self, module: Module, path: Path) -> None:
+        """What TorchScript reads of a module beside tensors."""
+        for names, name in _torch.script_attributes(module, written=False):
+            held = functools.reduce(getattr, names, module)
+            self._place(
+                self._view(held), name, functools.reduce(Path.attr, names, path).attr(name), getattr(held, name)
+            )
+
+    def _forward(self, cls: type) -> None:
+        """Of the classes of libraries only ``forward`` is compared: it is what people replace."""
+        base = next(b for b in cls.__mro__ if "forward" in vars(b))  # that of all modules, if no other
+        self._place(self._table(base), "forward", Path(base.__qualname__).attr("forward"), vars(base)["forward"])
+
+    def _table(self, cls: type) -> Any:
+        """What a class holds, in the same view each time."""
+        return self._tables.setdefault(cls, vars(cls))
+
     def _attributes(self, value: Any, path: Path) -> None:
         if isinstance(value, type):
-            self._methods(value, [n for n in _methods_of(value) if n in self.reads | self.calls])
-            for base in value.__mro__:
-                if not is_foreign(base):
-                    self._class(base, path, frozenset(), is_library(base))
+            self._of_class(value, path)
             return
         own, cls = attributes_of(value), type(value)
-        names = self.reads | self.calls
-        self._methods(cls, [n for n in _methods_of(cls) if n in names or n.startswith("__")])
+        self._methods(cls, self._called(cls))
         if own is None:
             return
-        library = is_library(cls) and cls is not types.SimpleNamespace
+        library = is_library(cls) and cls not in (types.SimpleNamespace, types.ModuleType, types.FunctionType)
+        everything = self.everything and cls is not types.ModuleType
         for key in () if isinstance(value, Module) else list(own):
-            if self.everything or key in self.reads or (key in self.calls and callable(own.get(key))):
-                self._slot(own, key, path.attr(key), own.get(key), library)
+            if everything or key in self.reads or (key in self.calls and callable(own.get(key))):
+                if id(value) in self._by_value:
+                    self.look(own.get(key), path.attr(key))
+                else:
+                    self._slot(own, key, path.attr(key), own.get(key), library)
             elif key in self.counted:
                 self.look(own.get(key), path.attr(key))
+        bases, mine = [base for base in cls.__mro__ if not is_foreign(base)], frozenset(own)
+        for base in bases:
+            if base not in self._classes:
+                self._classes.add(base)
+                self.held.append((base, Path(base.__qualname__)))
+            for key in self._class(base, path, mine, library):
+                if id(value) not in self._by_value:
+                    self._may_hide(value, own, key, path)
+        if not library:
+            self._not_there(value, own, [b for b in bases if not is_library(b)], path)
+        if hasattr(cls, "__get__") and isinstance(own, dict):  # of a descriptor these may be names of attributes
+            self.reads |= {v for v in own.values() if type(v) is str and v.isidentifier()}
+
+    def _of_class(self, cls: type, path: Path) -> None:
+        """A class that the code names: it may ask it, call its methods, and make objects of it."""
+        self._methods(cls, self._called(cls))
+        if not is_foreign(type(cls)):
+            self._methods(type(cls), self._called(type(cls)))
         for base in cls.__mro__:
             if not is_foreign(base):
-                if base not in self._classes:
-                    self.held.append((base, Path(base.__qualname__)))
-                for key in self._class(base, path, frozenset(own), library):
-                    if not library and not isinstance(value, Module):  # which counts its attributes
-                        self._slot(own, key, path.attr(key), ABSENT)
+                self._class(base, path, frozenset(), is_library(base))
+                for name in () if is_library(base) else ("__init__", "__new__"):
+                    if name in vars(base):
+                        self._slot(self._table(base), name, path.attr(name), vars(base)[name])
+                        self._functions(functions_in(vars(base)[name]))
 
-    def _class(self, base: type, path: Path, hidden: frozenset[str], library: bool) -> list[str]:
+    def _called(self, cls: type) -> list[str]:
+        """The names of methods and properties of a class that the code may run."""
+        if cls not in self._methods_of:
+            self._methods_of[cls] = methods_of(cls)
+        return [n for n in self._methods_of[cls] if n in self.reads or n in self.calls or n.startswith("__")]
+
+    def _class(self, base: type, path: Path, own: frozenset[str], library: bool) -> list[str]:
         """What a class holds, but for what an instance hides. Returns the names of what is compared."""
-        table = self._classes.setdefault(base, vars(base))  # a new view in each call
+        table = self._table(base)
         for key in sorted(self.counted & table.keys()):
             self.look(table[key], path.attr(key))
-        values = (bool, int, float, complex, str, torch.Tensor, *_CONTAINERS)
-        names = [k for k in sorted(self.reads & table.keys() - hidden) if isinstance(table[k], values)]
-        for key in names:
+        names = {k for k in self.reads & table.keys() if isinstance(table[k], _VALUES)}
+        if not library and not is_library(base):
+            names = self._compared(base)
+        names = {k for k in names if k not in own or is_data_descriptor(table[k])}
+        for key in sorted(names):
             self._slot(table, key, path.attr(key), table[key], library)
-        return names
+        return [k for k in sorted(names) if not k.startswith("__")]
+
+    def _may_hide(self, value: Any, own: Any, key: str, path: Path) -> None:
+        """An attribute of a class that an instance could hide, or that lies in a slot of the instance."""
+        found = member_of(type(value), key)
+        if isinstance(own, dict) and isinstance(found, types.MemberDescriptorType):
+            self._slot(self._view(value), key, path.attr(key), getattr(value, key, ABSENT))
+        elif isinstance(own, dict) and not is_library(type(value)) and not isinstance(value, Module):
+            if not is_data_descriptor(found):  # a module counts its attributes
+                self._slot(own, key, path.attr(key), ABSENT)
+
+    def _not_there(self, value: Any, own: Any, bases: Sequence[type], path: Path) -> None:
+        """What could come to be: an override between a class and the base that it inherits from, an attribute that the
+        code asks for."""
+        if not bases:
+            return
+        is_module, first = isinstance(value, Module), self._table(bases[0])
+        asked = [n for n in sorted(self.asked) if member_of(type(value), n) is ABSENT]
+        if type(value) not in self._checked:
+            self._checked.add(type(value))
+            for k, base in enumerate(bases):
+                names = {n for b in bases[k + 1 :] for n in self._compared(b)} | (
+                    {"__call__", "forward"} if is_module else set()
+                )
+                for name in sorted(names - self._table(base).keys()):
+                    self._slot(self._table(base), name, Path(base.__qualname__).attr(name), ABSENT)
+            for name in asked:
+                self._slot(first, name, Path(bases[0].__qualname__).attr(name), ABSENT)
+        for name in () if is_module else asked:  # a module counts its attributes
+            if name not in own and id(value) not in self._by_value:
+                self._slot(own, name, path.attr(name), ABSENT)
+
+    def _compared(self, base: type) -> set[str]:
+        """The names of a class of the user's that are compared: what the code may read or call."""
+        table: Mapping[str, Any] = self._table(base)
+        if base not in self._dunders:
+            functions = {k for k in table if k.startswith("__") and isinstance(table[k], types.FunctionType)}
+            self._dunders[base] = (functions | ({"forward"} & table.keys())) - SKIPPED
+        return self._dunders[base] | (((self.reads | self.calls) & table.keys()) - SKIPPED)
 
     def _methods(self, cls: type, names: Iterable[str]) -> None:
-        table = _methods_of(cls)
+        if cls not in self._methods_of:
+            self._methods_of[cls] = methods_of(cls)
         for name in names:
-            for function in table.get(name, ()):
-                if id(function) not in self._seen:
-                    self._seen[id(function)] = function
-                    self._function(function)
+            self._functions(self._methods_of[cls].get(name, ()))
+
+    def _functions(self, functions: Iterable[types.FunctionType]) -> None:
+        for function in functions:
+            if id(function) not in self._seen:
+                self._seen[id(function)] = function
+                self._function(function)
 
 
-def is_installed(code: types.CodeType) -> bool:
-    """Is it the code of an installed library?"""
-    return "site-packages" in code.co_filename
-
-
-def _is_own(code: types.CodeType) -> bool:
-    """Is it neither torch's, nor ours, nor of the standard library?"""
-    name = code.co_filename
-    standard = name.startswith(_STANDARD) and "site-packages" not in name
-    return is_user_code(code) and not standard and not name.startswith("<frozen")
-
-
-_SKIPPED = frozenset({"__init__", "__new__", "__repr__", "__str__", "__del__", "__init_subclass__"})
-
-
-def _methods_of(cls: type) -> Mapping[str, tuple[types.FunctionType, ...]]:
-    """The functions behind each name of a class: of a property its getter; those of base classes too (``super()``)."""
-    if cls in _METHODS:
-        return _METHODS[cls]
-    found: dict[str, tuple[types.FunctionType, ...]] = {}
-    for base in cls.__mro__:
-        if not is_foreign(base):
-            for name, held in vars(base).items():
-                if name not in _SKIPPED:
-                    found[name] = (*found.get(name, ()), *_functions_in(held))
-    methods = _METHODS[cls] = {name: functions for name, functions in found.items() if functions}
-    return methods
-
-
-_METHODS: MutableMapping[type, Mapping[str, tuple[types.FunctionType, ...]]] = weakref.WeakKeyDictionary()
-
-
-def _functions_in(held: Any) -> Iterator[types.FunctionType]:
-    for value in (held, getattr(held, "fget", None), getattr(held, "__func__", None), getattr(held, "func", None)):
-        if isinstance(value, types.FunctionType):
-            yield value
+#: what is compared of a class of an installed library
+_VALUES = (bool, int, float, complex, str, torch.Tensor, *_CONTAINERS)

@@ -28,7 +28,7 @@ from ..plan import (
     ValueOutput,
     ViewOutput,
 )
-from ..subclass.context import same_argument
+from ..subclass.arguments import same_argument
 from ..subclass.spec import OpaqueSpec, Spec, spec_leaves
 from ..subclass.template import Examples
 from .containers import delivered, each_is_one
@@ -40,6 +40,7 @@ from .emit import (
     expression_code,
     failed_metadata_code,
     held_checks,
+    name_code,
     other_hooks_code,
     size_code,
     symbol_lines,
@@ -47,7 +48,7 @@ from .emit import (
     write_copies,
 )
 from .function_code import FunctionEmitter, needs_extra
-from .guards import ABSENT, HOOK_TABLES, Guards, Same
+from .guards import HOOK_TABLES, Guards
 from .rebuild import replay_view
 from .reference import Call, Program, base_value, finish
 from .source import Source
@@ -245,15 +246,7 @@ class _EntryEmitter:
     def _names(self) -> None:
         """What the function names (closure cells, globals, attributes of objects) must be as it was."""
         s = self.source
-        rows = []
-        for guard in self.guards.names:
-            holder = s.constant(guard.holder, "holder")
-            absent = isinstance(guard.value, Same) and guard.value.value is ABSENT
-            now = (
-                f"{holder}[{guard.key!r}]" if not absent else f"{holder}.get({guard.key!r}, {s.bind('ABSENT', ABSENT)})"
-            )
-            rows.append((f"{holder}.cell_contents" if guard.key is None else now, guard.value))
-        held_checks(s, rows)
+        held_checks(s, [(name_code(s, guard), guard.value) for guard in self.guards.names])
 
     def _modules(self) -> list[str]:
         """Check the modules, and read their tensors."""
@@ -261,6 +254,9 @@ class _EntryEmitter:
         if self.layout.children:
             tables = [s.constant(table, "hooks") for table in _torch.GLOBAL_MODULE_HOOKS]
             s.line(f"if {other_hooks_code(s, tables, self.guards.hooks)}: return MISS")
+            modules = s.constant(tuple(guard.module for guard in self.guards.modules), "modules")
+            kinds = s.constant([guard.cls for guard in self.guards.modules], "kinds")
+            s.line(f"if [*map(type, {modules})] != {kinds}: return MISS")
         for k, ((parent, key), guard) in enumerate(zip(self.layout.children, self.guards.modules, strict=True)):
             known = s.constant(guard.module, "module")
             if parent == "root":

@@ -19,7 +19,8 @@ from ..subclass.context import Unread, has_sizes, same_context, with_outer, with
 from ..subclass.protocol import flattens_alike, unflatten_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec
 from ..subclass.template import Examples
-from .guards import Same, as_held, is_simple
+from .guards import NameGuard
+from .held import ABSENT, Same, Slotted, as_held, is_simple
 from .source import EXPRESSION_GLOBALS, Source
 
 Tensor = torch.Tensor
@@ -277,14 +278,30 @@ def other_hooks_code(source: Source, tables: Sequence[str], known: tuple[int, ..
     return f"(*{', *'.join(tables)},) != {source.constant(known)}" if known else " or ".join(tables)
 
 
+def name_code(source: Source, guard: NameGuard) -> str:
+    """The expression for what a name is bound to now; true where it is bound and was not (ABSENT)."""
+    holder, key = guard.holder, guard.key
+    if key is None:
+        return f"{source.constant(holder, 'holder')}.cell_contents"
+    if isinstance(guard.value, Same) and guard.value.value is ABSENT:
+        return f"{key!r} in {source.constant(holder, 'holder')}"
+    if isinstance(holder, Slotted) and key.isidentifier() and not keyword.iskeyword(key):
+        return f"{source.constant(holder.value, 'object')}.{key}"
+    return f"{source.constant(holder, 'holder')}[{key!r}]"
+
+
 def held_checks(source: Source, rows: Iterable[tuple[str, Any]]) -> None:
     """Emit checks that the values of expressions are held as they were (`guards.as_held`).
 
-    Most are the very objects that they were: only others are compared.
+    Most are the very objects that they were: only others are compared. The expression for what was nothing (ABSENT) tells
+    whether it is there now.
     """
     changed, same = [], source.bind("same_context", same_context)
     for now, held in rows:
         identity = isinstance(held, Same)
+        if identity and held.value is ABSENT:
+            changed.append(now)
+            continue
         known = source.bind(source.name("known"), held.value if identity else held)
         if identity:
             changed.append(f"{now} is not {known}")

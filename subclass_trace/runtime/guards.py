@@ -6,9 +6,7 @@ source; tests compare the two. `Ambient` is the state of the thread that decides
 
 from __future__ import annotations
 
-import collections
-import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,12 +18,14 @@ from ..capture.facts import failed_fact
 from ..capture.inputs import has_gradient
 from ..capture.user_code import is_library
 from ..plan import InputPlan, Plan
-from ..subclass.context import has_sizes, map_sizes, same_argument, same_context, without_outer
+from ..subclass.arguments import same_argument
+from ..subclass.context import has_sizes, map_sizes, same_context, without_outer
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
 from ..subclass.protocol import Kind, kind_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec
 from ..subclass.visit import inner_values
+from .held import ABSENT, LOGS, Same, as_held
 from .sizes import bind, evaluate, holds
 
 Tensor = torch.Tensor
@@ -87,6 +87,7 @@ class ModuleGuard:
     """
 
     module: torch.nn.Module
+    cls: type
     training: bool
     hooks: tuple[int, ...]
     attributes: tuple[tuple[str, Any], ...] = ()
@@ -98,13 +99,17 @@ class ModuleGuard:
         names = [k for k in held if not (k.startswith("_") if is_library(type(module)) else k in OF_EVERY_MODULE)]
         rows = [(k, as_held(held[k])) for k in names if not isinstance(held[k], Tensor)]
         hooks = [number for table in HOOK_TABLES for number in vars(module)[table]]  # no two hooks have one number
-        return ModuleGuard(module, module.training, tuple(hooks), tuple(row for row in rows if row[0] != "training"))
+        return ModuleGuard(
+            module, type(module), module.training, tuple(hooks), tuple(row for row in rows if row[0] != "training")
+        )
 
     def failed(self, now: ModuleGuard) -> str | None:
         """How the module differs now, as a sentence; None if it does not."""
-        name = type(self.module).__qualname__
+        name = self.cls.__qualname__
         if self.module is not now.module:
             return f"a module {name} is another object"
+        if self.cls is not now.cls:
+            return f"a module {self.cls.__qualname__} is a {now.cls.__qualname__} now"
         if self.training != now.training:
             return f"a module {name}: expected training={self.training}, got {now.training}"
         if self.hooks != now.hooks:
@@ -114,77 +119,10 @@ class ModuleGuard:
         return f"a module {name}: another value of {', '.join(changed)}" if changed else None
 
 
-#: what code may move on, or append to, without reading it
-LOGS = (int, float, list, set, dict, collections.deque)
-
-
-class Same:
-    """An object that is compared by identity."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is Same and other.value is self.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-    def __repr__(self) -> str:
-        return repr(self.value)
-
-
-#: the items of longer containers are compared by identity, and those of still longer ones not at all
-_LONG, _VERY_LONG = 32, 2000
-
-
-class SameItems:
-    """Many objects that are compared by identity."""
-
-    __slots__ = ("items",)
-
-    def __init__(self, items: Iterable[Any]) -> None:
-        self.items = tuple(items)
-
-    def __eq__(self, other: object) -> bool:
-        if type(other) is not SameItems or len(self.items) != len(other.items):
-            return False
-        return all(map(operator.is_, self.items, other.items))
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"{len(self.items)} items"
-
-
-def as_held(value: Any, depth: int = 0) -> Any:
-    """What an attribute or a name holds, to be compared: numbers and strings by value, lists, tuples, dicts and sets
-    item by item, everything else by identity."""
-    if is_simple(value):
-        return value
-    kind = type(value)
-    if kind not in _ITEMWISE or depth > 4 or len(value) > _VERY_LONG:
-        return Same(value)
-    if len(value) > _LONG:
-        return (kind, SameItems(value if kind is not dict else (*value, *value.values())))
-    if kind is set:
-        return (kind, SameItems(sorted(value, key=hash)))
-    items = value.items() if kind is dict else enumerate(value)
-    return (kind, *[(k, as_held(v, depth + 1)) for k, v in items])
-
-
-_ITEMWISE = (list, tuple, dict, set, collections.deque)
-
-
-#: stands for what a name is bound to that is not bound
-ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "nothing"})()
-
-
 @dataclass(frozen=True, eq=False)
 class NameGuard:
-    """A closure cell (``key`` None), a global or an attribute that the function names, and what it held (`as_held`)."""
+    """A closure cell (``key`` None), a global or an attribute that the function names, or a member of a class or function,
+    and what it held (`as_held`)."""
 
     holder: Any
     key: str | None
@@ -198,17 +136,6 @@ class NameGuard:
         except ValueError:  # the cell was emptied
             now = ABSENT
         return now is self.value.value if type(self.value) is Same else same_context(self.value, as_held(now))
-
-
-def is_simple(value: Any) -> bool:
-    """A number, a string, None, or a tuple of them: compared by value."""
-    if type(value) is tuple:
-        return all(map(is_simple, value))
-    return type(value) in BY_VALUE or isinstance(value, (torch.dtype, torch.device))
-
-
-#: compared by value
-BY_VALUE = (bool, int, float, complex, str, bytes, type(None))
 
 
 @dataclass(frozen=True, eq=False)

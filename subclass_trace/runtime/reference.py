@@ -27,6 +27,7 @@ from ..plan import (
     ViewOutput,
 )
 from ..subclass.flatten import leaves_of
+from ..subclass.paths import owner_of
 from ..subclass.visit import rebuild
 from .backward import Backwards
 from .function import Dangling, RegionFunction
@@ -204,5 +205,6 @@ def make_output(
     if isinstance(o, ViewOutput) and o.starts_grad:
         value.requires_grad_()
     for name, attribute in o.attributes.items():
-        setattr(value, name, attribute)
+        owner, last = owner_of(value, name)
+        setattr(owner, last, attribute)
     return value

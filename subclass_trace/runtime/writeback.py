@@ -15,6 +15,7 @@ from ..capture.mutation import multi_view_error
 from ..errors import UnsupportedError
 from ..plan import InputPlan, MutationPlan
 from ..subclass.flatten import leaves_of
+from ..subclass.paths import owner_of
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
 from .sizes import Env, concrete
 
@@ -62,7 +63,8 @@ def deliver(plan: MutationPlan, inp: InputPlan, x: Tensor, new: Tensor | None, o
             new_leaf = fresh[k].detach() if how == "data" or fresh[k].requires_grad else fresh[k]
             _replace(x, inp, k, how, new_leaf, old[k])
     for name, value in plan.attributes.items():
-        setattr(x, name, value)
+        owner, last = owner_of(x, name)
+        setattr(owner, last, value)
     if plan.stops_grad:
         with _torch.without_dispatch():
             x.detach_()

@@ -6,6 +6,7 @@ array whose ``==`` is an array. See docs/notes/contexts.md.
 
 from __future__ import annotations
 
+import array
 import copy
 import dataclasses
 import enum
@@ -104,7 +105,11 @@ def same_context(a: Any, b: Any, _depth: int = 0) -> bool:
     with NaN equal to NaN and the sign of zero; containers elementwise; arrays and tensors by shape, dtype, device and
     bytes; generated dataclass equality fieldwise; else the author's ``==``, where anything but ``True`` is "different".
     """
-    if a is b and not isinstance(a, (list, dict, set, torch.Tensor)) and not _is_mutable_dataclass(a):
+    if (
+        a is b
+        and not isinstance(a, (list, dict, set, bytearray, array.array, torch.Tensor))
+        and not _is_mutable_dataclass(a)
+    ):
         return True
     if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt):
         return bool(_size_key(a) == _size_key(b))
@@ -151,6 +156,8 @@ def snapshot(context: Any) -> Any:
         return twin
     if type(context).__module__ == "numpy" and hasattr(context, "copy"):
         return context.copy()
+    if type(context) in (bytearray, array.array):
+        return copy.copy(context)
     if type(context) is torch.Tensor:
         with _torch.no_modes():
             return context.detach().clone()
@@ -227,57 +234,6 @@ def _with_fields(value: Any, function: Callable[[Any], Any]) -> Any:
 def _is_mutable_dataclass(value: Any) -> bool:
     """An instance of a dataclass with generated equality that is not frozen."""
     return has_generated_equality(value) and not type(value).__dataclass_params__.frozen
-
-
-class ObjectState:
-    """A plain object among the arguments: the object, and the values of its attributes when it was seen.
-
-    It is what it was if it is the same (or an equal) object and its attributes have the same values.
-    """
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-        self.attributes = {k: snapshot(v) for k, v in vars(value).items()}
-
-    def holds(self, now: Any) -> bool:
-        """Is ``now`` the object as it was?"""
-        if not same_context(self.value, now):
-            return False
-        held = getattr(now, "__dict__", {})
-        return held.keys() == self.attributes.keys() and all(
-            v is held[k] if isinstance(v, torch.Tensor) else same_context(v, held[k])
-            for k, v in self.attributes.items()
-        )
-
-    def __repr__(self) -> str:
-        return repr(self.value)
-
-
-class ObjectIdentity:
-    """A plain object among the arguments that is equal to itself alone."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def holds(self, now: Any) -> bool:
-        """Is ``now`` that object?"""
-        return now is self.value
-
-    def __repr__(self) -> str:
-        return repr(self.value)
-
-
-def argument_snapshot(value: Any) -> Any:
-    """What a guard keeps of an argument that is no tensor: like `snapshot`, and of plain objects their attributes."""
-    plain = hasattr(value, "__dict__") and not callable(value) and not dataclasses.is_dataclass(value)
-    if plain and not isinstance(value, enum.Enum):
-        return ObjectState(value)
-    return snapshot(value)
-
-
-def same_argument(known: Any, now: Any) -> bool:
-    """Is an argument as it was when `argument_snapshot` was taken?"""
-    return known.holds(now) if isinstance(known, (ObjectState, ObjectIdentity)) else same_context(known, now)
 
 
 def _like(context: tuple[Any, ...], items: list[Any]) -> Any:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +30,11 @@ class Path:
 
     def __str__(self) -> str:
         return self.root + "".join(self.steps)
+
+
+def owner_of(value: Any, name: str) -> tuple[Any, str]:
+    """What holds an attribute with a dotted name (``inner.n``), and the last part of it."""
+    *names, last = name.split(".")
+    for part in names:
+        value = getattr(value, part, None)
+    return value, last

@@ -226,7 +226,7 @@ def test_the_walk_ends() -> None:
     ring.append(ring)
     ring[0].back = ring
     found = reach(lambda x: x * ring[0].back[0].back[1][0].back[0].missing)
-    assert {str(s.path) for s in found.slots} == {"ring", "ring[0].back"}
+    assert {str(s.path) for s in found.slots if not str(s.path).endswith("__")} == {"ring", "ring[0].back"}
 
 
 def test_each_place_is_found_once() -> None:
@@ -234,9 +234,13 @@ def test_each_place_is_found_once() -> None:
     found = reach(t.loss)
     assert len(found.slots) == len({(id(s.holder), s.key) for s in found.slots})
     assert sorted(str(s.path) for s in found.slots if str(s.path).startswith("self")) == [
+        "self.__call__",
+        "self.__class__",
         "self.limit",
         "self.limit",  # of the class, and that the object has none
         "self.model",
+        "self.more",
+        "self.more",
         "self.power",
         "self.scale",
     ]

@@ -15,7 +15,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 import subclass_trace as st
-from subclass_trace.capture import context_reads
+from subclass_trace.capture import context_reads, noting
 from subclass_trace.runtime import codegen
 from subclass_trace.subclass.components import components, with_components
 from subclass_trace.subclass.flatten import flatten
@@ -505,7 +505,7 @@ def test_the_class_is_left_as_it_was() -> None:
     with pytest.raises(KeyError):
         st.compile(fails)(_of_step(1))
     assert Tagged.__getattribute__ is plain and "__getattribute__" not in vars(Tagged)
-    assert not context_reads._rows and not context_reads._classes
+    assert not noting._rows and not noting._classes
 
 
 def test_a_region_inside_another() -> None:
@@ -521,13 +521,13 @@ def test_nested_traces_of_one_class() -> None:
         row = context_reads._Watched(x, flatten(x)[1], 0, (), {"a": x.a}, dict(vars(x)), {"step": ("item", "step")})
         watched.append(row)
     first, second = watched
-    with context_reads._noting([first]):
-        with context_reads._noting([first, second]):
+    with noting.noting([first]):
+        with noting.noting([first, second]):
             assert second.wrapper.step == 1 and not first.read and second.read
-        with context_reads.unnoted():
+        with noting.unnoted():
             assert first.wrapper.step == 1 and not first.read
         assert first.wrapper.step == 1 and first.read
-    assert "__getattribute__" not in vars(Tagged) and not context_reads._rows
+    assert "__getattribute__" not in vars(Tagged) and not noting._rows
 
 
 def test_other_threads_read_their_own_objects() -> None:

@@ -1,0 +1,73 @@
+"""What objects, classes and functions hold: their attributes as tables, the functions behind the names of a class, and whose
+code it is."""
+
+from __future__ import annotations
+
+import sysconfig
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..capture.user_code import is_foreign, is_user_code
+from ..runtime.held import ABSENT, Slotted
+from ..subclass.arguments import FOREIGN
+
+_STANDARD = sysconfig.get_paths()["stdlib"]
+
+
+def attributes_of(value: Any) -> Any:
+    """The own attributes of an object, as a dict-like view; None where it has none."""
+    held = getattr(value, "__dict__", None)
+    if isinstance(held, dict):
+        return held
+    return Slotted(value) if any("__slots__" in vars(cls) for cls in type(value).__mro__[:-1]) else None
+
+
+def is_installed(code: types.CodeType) -> bool:
+    """Is it the code of an installed library?"""
+    return "site-packages" in code.co_filename
+
+
+def is_own(code: types.CodeType) -> bool:
+    """Is it neither torch's, nor ours, nor of the standard library?"""
+    name = code.co_filename
+    standard = name.startswith(_STANDARD) and "site-packages" not in name
+    return is_user_code(code) and not standard and not name.startswith("<frozen")
+
+
+#: members of a class that are called where no object of it is at hand, or for people
+SKIPPED = frozenset({"__init__", "__new__", "__repr__", "__str__", "__del__", "__init_subclass__"})
+
+
+def methods_of(cls: type) -> Mapping[str, tuple[types.FunctionType, ...]]:
+    """The functions behind each name of a class: of a property its getter; those of base classes too (``super()``)."""
+    found: dict[str, tuple[types.FunctionType, ...]] = {}
+    for base in cls.__mro__:
+        if not is_foreign(base):
+            for name, held in vars(base).items():
+                if name not in SKIPPED:
+                    found[name] = (*found.get(name, ()), *functions_in(held))
+    return {name: functions for name, functions in found.items() if functions}
+
+
+def functions_in(held: Any) -> Iterator[types.FunctionType]:
+    """The function behind a member of a class."""
+    for value in (held, getattr(held, "fget", None), getattr(held, "__func__", None), getattr(held, "func", None)):
+        if isinstance(value, types.FunctionType):
+            yield value
+
+
+def member_of(cls: type, name: str) -> Any:
+    """What a class holds under a name, as it stands there; ABSENT where nothing does."""
+    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), ABSENT)
+
+
+def is_data_descriptor(held: Any) -> bool:
+    """Does it come before what an instance holds under the same name?"""
+    return hasattr(type(held), "__set__")
+
+
+def is_users_module(module: types.ModuleType) -> bool:
+    """Is it a Python module of the user's, not one of an installed library?"""
+    name, file = module.__name__, getattr(module, "__file__", None) or ""
+    return name.partition(".")[0] not in FOREIGN and "site-packages" not in file

@@ -1,0 +1,106 @@
+"""Which names stand in a piece of code, and what it does with them: read off its bytecode."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sys
+import types
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Mentions(NamedTuple):
+    """Names in a piece of code: globals, what it reads (attributes, but globals and cells too), attributes that it only
+    calls, names that it only moves on (``n += 1``, ``tally[k] += 1``, ``log.append(n)``), code inside of it."""
+
+    globals: tuple[str, ...]
+    reads: frozenset[str]
+    calls: frozenset[str]
+    counted: frozenset[str]
+    everything: bool  # it may read any attribute
+    inside: tuple[types.CodeType, ...]
+    asked: frozenset[str]  # attributes that need not be there (``getattr``, ``hasattr``)
+
+
+@functools.lru_cache(maxsize=4096)
+def mentions(code: types.CodeType) -> Mentions:
+    """What a piece of code names, without the code inside of it."""
+    names: dict[str, None] = {}
+    reads, calls, counted, texts = set[str](), set[str](), set[str](), set[str]()
+    steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "EXTENDED_ARG")]
+    for k, step in enumerate(steps):
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL"):
+            names[step.argval] = None
+        if _is_call(step):
+            calls.add(step.argval)
+        elif step.opname in _READS:
+            moved = _moves_on(steps, k) or _moves_item_on(steps, k) or _grows(steps[k : k + 2])
+            (counted if moved else reads).add(step.argval)
+        elif step.opname == "LOAD_CONST" and type(step.argval) is str:
+            texts.add(step.argval)
+    asked = {t for t in texts if t.isidentifier()} if {"getattr", "hasattr"} & names.keys() else set[str]()
+    reads |= asked
+    inside = tuple(c for c in code.co_consts if isinstance(c, types.CodeType))
+    everything = bool("vars" in names or reads & {"__dict__", "__getattribute__"})
+    sets = (frozenset(reads), frozenset(calls), frozenset(counted), everything, inside, frozenset(asked))
+    return Mentions(tuple(names), *sets)
+
+
+_READS = ("LOAD_ATTR", "LOAD_SUPER_ATTR", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF")
+
+
+def _moves_on(steps: Sequence[dis.Instruction], k: int) -> bool:
+    """Is the value that step ``k`` loads the left side of ``name += amount``, and nothing else?"""
+    end = _added_to(steps, k)
+    return end is not None and any(
+        s.opname.startswith("STORE_") and s.argval == steps[k].argval for s in steps[end + 1 : end + 4]
+    )
+
+
+def _moves_item_on(steps: Sequence[dis.Instruction], k: int) -> bool:
+    """Is it ``name[key] += amount``, with a key that is a constant or a local name?"""
+    if len(steps) < k + 5 or steps[k + 1].opname not in (
+        "LOAD_CONST",
+        "LOAD_SMALL_INT",
+        "LOAD_FAST",
+        "LOAD_FAST_BORROW",
+    ):
+        return False
+    copies = [s for s in steps[k + 2 : k + 4] if s.opname in ("COPY", "DUP_TOP_TWO")]
+    item = k + 2 + len(copies)
+    reads = steps[item].opname == "BINARY_SUBSCR" or (steps[item].opname == "BINARY_OP" and steps[item].argrepr == "[]")
+    end = _added_to(steps, item) if copies and reads else None
+    return end is not None and any(s.opname == "STORE_SUBSCR" for s in steps[end + 1 : end + 4])
+
+
+def _added_to(steps: Sequence[dis.Instruction], k: int) -> int | None:
+    """The step that adds to (or subtracts from) what step ``k`` leaves on the stack, in place, if that is what uses it."""
+    depth = 0  # of the stack above it
+    for j, step in enumerate(steps[k + 1 :], k + 1):
+        if step.opcode in _JUMPS:
+            return None
+        if depth == 1 and (step.opname == "BINARY_OP" or step.opname.startswith(("BINARY_", "INPLACE_", "COMPARE_"))):
+            adds = step.opname in ("INPLACE_ADD", "INPLACE_SUBTRACT") or step.argrepr in ("+=", "-=")
+            return j if adds else None
+        shuffles = step.opname in ("COPY", "SWAP", "DUP_TOP", "DUP_TOP_TWO") or step.opname.startswith("ROT_")
+        if shuffles and (step.arg or 4) > depth:
+            return None
+        depth += dis.stack_effect(step.opcode, step.arg)
+        if depth < 0:
+            return None
+    return None
+
+
+_JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
+
+
+def _grows(steps: Sequence[dis.Instruction]) -> bool:
+    """Is it ``name.append(...)`` or the like, of which the code sees nothing?"""
+    return len(steps) == 2 and _is_call(steps[1]) and steps[1].argval in ("append", "extend", "add", "update")
+
+
+def _is_call(step: dis.Instruction) -> bool:
+    """Does it look up a method to call it?"""
+    bit = sys.version_info >= (3, 12) and step.arg is not None and bool(step.arg & 1)
+    return step.opname == "LOAD_METHOD" or (step.opname == "LOAD_ATTR" and bit)

@@ -1,0 +1,163 @@
+"""What attributes and names hold, as guards compare it: numbers and strings by value, containers item by item, everything
+else by identity."""
+
+from __future__ import annotations
+
+import array
+import collections
+import functools
+import operator
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from ..subclass.context import snapshot
+
+
+class Same:
+    """An object that is compared by identity."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Same and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+#: the items of longer containers are compared by identity, and those of still longer ones not at all
+_LONG, _VERY_LONG = 32, 2000
+
+
+class SameItems:
+    """Many objects that are compared by identity."""
+
+    __slots__ = ("items",)
+
+    def __init__(self, items: Iterable[Any]) -> None:
+        self.items = tuple(items)
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not SameItems or len(self.items) != len(other.items):
+            return False
+        return all(map(operator.is_, self.items, other.items))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"{len(self.items)} items"
+
+
+def as_held(value: Any, depth: int = 0) -> Any:
+    """What an attribute or a name holds, to be compared: numbers and strings by value, lists, tuples, dicts and sets
+    item by item, everything else by identity."""
+    if is_simple(value):
+        return value
+    kind = type(value)
+    if not isinstance(value, _ITEMWISE):
+        if kind in _BEHIND and depth <= 4:
+            return (kind, as_held(_BEHIND[kind](value), depth + 1))
+        return (kind, snapshot(value)) if _is_short_buffer(value) else Same(value)
+    if depth > 4 or len(value) > _VERY_LONG:
+        return Same(value)
+    if len(value) > _LONG:
+        return (kind, SameItems(value if not isinstance(value, dict) else (*value, *value.values())))
+    if isinstance(value, (set, frozenset)):
+        return (kind, SameItems(sorted(value, key=hash)))
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    return (kind, *[(k, as_held(v, depth + 1)) for k, v in items])
+
+
+_ITEMWISE = (list, tuple, dict, set, frozenset, collections.deque)
+#: containers that keep their items in another one
+_BEHIND: Mapping[type, Callable[[Any], Any]] = {
+    collections.UserDict: lambda value: value.data,
+    collections.UserList: lambda value: value.data,
+    collections.ChainMap: lambda value: value.maps,
+    types.MappingProxyType: dict,
+    weakref.WeakKeyDictionary: dict,
+    weakref.WeakValueDictionary: dict,
+    weakref.WeakSet: set,
+    functools.partial: lambda value: (value.func, value.args, value.keywords),
+}
+_MOST_BYTES = 4096
+
+
+def _is_short_buffer(value: Any) -> bool:
+    """Is it an array of numbers of at most `_MOST_BYTES` bytes, which can be written in place?"""
+    if type(value) is bytearray:
+        return len(value) <= _MOST_BYTES
+    if type(value).__module__ == "numpy" and hasattr(value, "nbytes"):
+        return not value.dtype.hasobject and value.nbytes <= _MOST_BYTES
+    return type(value) is array.array and len(value) * value.itemsize <= _MOST_BYTES
+
+
+def is_fixed(values: tuple[Any, ...]) -> bool:
+    """Are these values that are compared by identity alone, or by value?"""
+    return all(is_simple(v) or type(as_held(v)) is Same for v in values)
+
+
+#: stands for what a name is bound to that is not bound
+ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "nothing"})()
+
+
+def is_simple(value: Any) -> bool:
+    """A number, a string, None, or a tuple of them: compared by value."""
+    if type(value) is tuple:
+        return all(map(is_simple, value))
+    return type(value) in BY_VALUE or isinstance(value, (torch.dtype, torch.device))
+
+
+#: compared by value
+BY_VALUE = (bool, int, float, complex, str, bytes, type(None))
+
+
+#: what code may move on, or append to, without reading it
+LOGS = (int, float, list, set, dict, collections.deque)
+
+
+class Slotted:
+    """What an object answers when it is asked for attributes, read like a dict: that of a class with ``__slots__``, of a
+    function."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __getitem__(self, key: str) -> Any:
+        """The attribute; KeyError where it is not set."""
+        try:
+            return getattr(self.value, key)
+        except AttributeError:
+            raise KeyError(key) from None
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        setattr(self.value, key, value)
+
+    def __delitem__(self, key: str) -> None:
+        delattr(self.value, key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The attribute, or ``default``."""
+        return getattr(self.value, key, default)
+
+    def __contains__(self, key: str) -> bool:
+        return hasattr(self.value, key)
+
+    def __iter__(self) -> Iterator[str]:
+        """The attributes that are set."""
+        names = (n for cls in type(self.value).__mro__ for n in _as_names(vars(cls).get("__slots__", ())))
+        return (n for n in names if n not in ("__dict__", "__weakref__") and hasattr(self.value, n))
+
+
+def _as_names(slots: Any) -> Iterable[str]:
+    return (slots,) if isinstance(slots, str) else slots

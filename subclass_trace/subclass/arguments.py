@@ -1,0 +1,152 @@
+"""Comparing arguments that are no tensors.
+
+An object that is changed in place is equal to itself, whatever its class calls equal. So a guard keeps what the object
+held: its attributes, its items, and those of the objects inside of it.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+import types
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from .context import same_context, snapshot
+from .spec import Spec, WrapperSpec
+
+_CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+_BY_IDENTITY = (torch.Tensor, torch.nn.Module, type, types.ModuleType, types.FunctionType, types.MethodType, enum.Enum)
+_DEEPEST, _MOST_ITEMS = 8, 1000
+#: what these packages keep in objects and globals is theirs
+FOREIGN = frozenset({*sys.stdlib_module_names, "torch", "functorch", "numpy", "subclass_trace"})
+_ABSENT: Any = object()
+
+
+class ObjectIdentity:
+    """An object that is equal to itself alone."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def holds(self, now: Any) -> bool:
+        """Is ``now`` that object?"""
+        return now is self.value
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+class ObjectState:
+    """An object among the arguments: its class, and what it held when it was seen.
+
+    Another object is what it was if it holds the same, and is equal by its own ``==`` where a part of its state is out of
+    sight; objects inside of it that are equal to themselves alone must be the very same ones.
+    """
+
+    def __init__(self, value: Any, depth: int = 0, seen: frozenset[int] = frozenset()) -> None:
+        self.value, self.cls = value, type(value)
+        self.text = f"{self.cls.__qualname__} as it was"
+        inside = (depth + 1, seen | {id(value)})
+        self.attributes = {k: _state(v, *inside) for k, v in attributes_inside(value)}
+        self.items = [_state(v, *inside) for v in _items(value)]
+        self.alone = depth > 0 and not has_own_equality(self.cls)
+        pure = all(k is object or vars(k).get("__module__") != "builtins" for k in self.cls.__mro__)
+        self.hidden = not pure and not isinstance(value, _CONTAINERS)
+        self.pinned = False
+
+    def holds(self, now: Any) -> bool:
+        """Does ``now`` hold the same?"""
+        if now is not self.value:
+            if type(now) is not self.cls or self.alone or self.pinned:
+                return False
+            if self.hidden and not same_context(self.value, now):
+                return False
+        elif type(now) is not self.cls:
+            return False
+        held = dict(attributes_inside(now))
+        if held.keys() != self.attributes.keys() or not all(
+            same_argument(v, held[k]) for k, v in self.attributes.items()
+        ):
+            return False
+        items = list(_items(now))
+        return len(items) == len(self.items) and all(map(same_argument, self.items, items))
+
+    def owners(self) -> Iterator[int]:
+        """The ids of the object, of the table of its attributes, and of what is inside of it."""
+        yield id(self.value)
+        yield id(getattr(self.value, "__dict__", None))
+        for state in (*self.attributes.values(), *self.items):
+            if isinstance(state, ObjectState):
+                yield from state.owners()
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def argument_snapshot(value: Any) -> Any:
+    """What a guard keeps of an argument that is no tensor."""
+    return _state(value, 0, frozenset())
+
+
+def same_argument(known: Any, now: Any) -> bool:
+    """Is an argument as it was when `argument_snapshot` was taken?"""
+    return known.holds(now) if isinstance(known, (ObjectState, ObjectIdentity)) else same_context(known, now)
+
+
+def has_own_equality(cls: type) -> bool:
+    """Does a class say itself which of its objects are equal?"""
+    return any("__eq__" in vars(k) for k in cls.__mro__[:-1])
+
+
+def attributes_inside(value: Any) -> Iterator[tuple[str, Any]]:
+    """The attributes of an object, in its ``__dict__`` and its slots."""
+    held = getattr(value, "__dict__", None)
+    if isinstance(held, Mapping):
+        yield from held.items()
+    for cls in type(value).__mro__[:-1]:
+        slots = vars(cls).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            member = vars(cls).get(name)
+            if isinstance(member, types.MemberDescriptorType):
+                found = getattr(value, name, _ABSENT)
+                if found is not _ABSENT:
+                    yield name, found
+
+
+def attributes_of_wrapper(traced: Any, spec: Spec) -> dict[str, Any]:
+    """The Python attributes of a tensor and of the wrappers inside it, by dotted names, without inner tensors."""
+    names = spec.names if isinstance(spec, WrapperSpec) else ()
+    found = {k: v for k, v in attributes_inside(traced) if k not in names}
+    for name, inner in zip(names, getattr(spec, "inners", ()), strict=True):
+        if isinstance(inner, WrapperSpec):
+            found |= {f"{name}.{k}": v for k, v in attributes_of_wrapper(getattr(traced, name), inner).items()}
+    return found
+
+
+def _items(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        for key, item in dict.items(value):
+            yield key
+            yield item
+    elif isinstance(value, (set, frozenset)):
+        yield from sorted(value, key=hash)
+    elif isinstance(value, _CONTAINERS):
+        yield from value
+
+
+def _state(value: Any, depth: int, seen: frozenset[int]) -> Any:
+    cls = type(value)
+    if isinstance(value, _BY_IDENTITY):
+        return ObjectIdentity(value) if depth else snapshot(value)
+    if isinstance(value, _CONTAINERS):
+        deep = depth > _DEEPEST or len(value) > _MOST_ITEMS or id(value) in seen
+        return ObjectIdentity(value) if deep else ObjectState(value, depth, seen)
+    foreign = cls.__module__.partition(".")[0] in FOREIGN
+    has_attributes = hasattr(value, "__dict__") or any("__slots__" in vars(k) for k in cls.__mro__[:-1])
+    if not has_attributes or (foreign and (depth > 0 or callable(value))):
+        return snapshot(value)
+    return ObjectIdentity(value) if depth > _DEEPEST or id(value) in seen else ObjectState(value, depth, seen)

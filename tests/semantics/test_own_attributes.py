@@ -1,0 +1,202 @@
+"""Python attributes of a wrapper that its class's constructor sets as well, and that no context tells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_map_only
+
+import subclass_trace as st
+from subclass_trace.zoo import TwoTensor
+
+Tensor = torch.Tensor
+
+
+class Plain(Tensor):
+    """``n`` and ``_c`` are state of an instance; ``unit`` is the context."""
+
+    def __new__(cls, p: Tensor, unit: int = 1) -> Plain:
+        made = Tensor._make_wrapper_subclass(cls, p.shape, dtype=p.dtype)
+        made.p, made.unit, made.n, made._c = p, unit, 0, None
+        return made
+
+    def __init__(self, p: Tensor, unit: int = 1) -> None:
+        pass
+
+    def __tensor_flatten__(self) -> Any:
+        return ["p"], self.unit
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: Any, context: Any, size: Any, stride: Any) -> Any:
+        return cls(inner["p"], context)
+
+    @property
+    def twice(self) -> int:
+        return 2 * self.n
+
+    def cached(self) -> Tensor:
+        if self._c is None:
+            self._c = self.p + 1
+        return self._c
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.p.tolist()}, n={self.n}, _c={self._c})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any, kwargs: Any = None) -> Any:
+        first = next(a for a in args if isinstance(a, cls))
+        out = func(*tree_map_only(cls, lambda a: a.p, args), **(kwargs or {}))
+        if isinstance(out, Tensor):
+            out = cls(out * first.unit if func is torch.ops.aten.mul.Tensor else out, first.unit)
+            out.n = first.n  # which its context does not tell
+        return out
+
+
+class Slots(Plain):
+    """The same state in slots."""
+
+    __slots__ = ("_c", "n", "p", "unit")
+
+
+def make(cls: type[Plain], n: Any = 0, c: Any = None) -> Plain:
+    x = cls(torch.ones(2))
+    x.n, x._c = n, c
+    return x
+
+
+def writes(x: Any) -> Tensor:
+    x._c, x.n = 3, x.n + 1
+    return x * 1
+
+
+def assigns_before_it_reads(x: Any) -> Tensor:
+    x.n = 7
+    return x * x.n
+
+
+def keeps_a_tensor(x: Any) -> Tensor:
+    x._c = x.p * 2
+    return x * 2
+
+
+def takes_back(x: Any) -> Tensor:
+    x._c = None
+    return x * 2
+
+
+def makes_a_wrapper(x: Any) -> Any:
+    y = type(x)(x.p * 3)
+    y.n, y._c = 5, "text"
+    return y, x.p
+
+
+def keeps_a_size(x: Any) -> Tensor:
+    x.n = x.shape[0]
+    return x * 2
+
+
+FUNCTIONS: list[Callable[[Any], Any]] = [
+    lambda x: x * x.n,
+    lambda x: x * x.twice,
+    lambda x: x * 2 if x._c is None else x * 3,
+    writes,
+    assigns_before_it_reads,
+    keeps_a_tensor,
+    takes_back,
+    makes_a_wrapper,
+    keeps_a_size,
+]
+
+
+def state(x: Any) -> str:
+    return f"{x!r} {type(x._c).__name__} {sorted(vars(x))}"
+
+
+@pytest.mark.parametrize("cls", [Plain, Slots])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_attributes_of_the_call(function: Callable[[Any], Any], cls: type[Plain]) -> None:
+    region = st.compile(function)
+    rows: list[list[str]] = [[], []]
+    for call, row in zip((function, region), rows, strict=True):
+        for n, c in ((0, None), (2, None), (5, 3), (5, 3), (0, None)):
+            x = make(cls, n, c)
+            for _ in range(2):
+                out = call(x)
+                row += [repr(out), state(x)]
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("cls", [Plain, Slots])
+def test_a_tensor_in_an_attribute(cls: type[Plain]) -> None:
+    region = st.compile(lambda x: x._c * x.p)
+    with pytest.raises(st.UnsupportedError, match="reads an attribute") as caught:
+        region(make(cls, c=torch.ones(2)))
+    assert "args[0]._c" in str(caught.value)
+    kept = make(cls, c=torch.ones(2))
+    st.compile(takes_back)(kept)
+    assert kept._c is None
+    x = make(cls)
+    region = st.compile(lambda x: x.cached() * 2)  # the class's own cache
+    for _ in range(2):
+        assert region(x).tolist() == [4.0, 4.0] and x._c.tolist() == [2.0, 2.0]
+
+
+def test_what_nobody_reads_makes_no_specialization() -> None:
+    class Quiet(TwoTensor):
+        def __init__(self, a: Tensor, b: Tensor) -> None:
+            self.tag = 0
+
+    region = st.compile(lambda x: x * 2)
+    for tag in range(3):
+        x = Quiet(torch.ones(2), torch.ones(2))
+        x.tag = tag
+        region(x)
+    assert len(region.specializations) == 1
+
+
+def test_attributes_of_a_wrapper_inside() -> None:
+    def function(x: Any) -> Tensor:
+        x.a.n = 4 if x.a.n == 1 else x.a.n
+        x.b.kept, x.b.other = x.b.p * 2, 7
+        return x * x.a.n * getattr(x.b, "factor", 1)
+
+    region = st.compile(function)
+    rows: list[list[str]] = [[], []]
+    for call, row in zip((function, region), rows, strict=True):
+        for n, factor in ((1, None), (2, None), (2, 5)):
+            x = TwoTensor(make(Plain, n), make(Plain))
+            if factor is not None:
+                x.b.factor = factor
+            out = call(x)
+            row += [str(out.a), str(out.b), str(sorted(vars(x.a))), str(sorted(vars(x.b).items()))]
+    assert rows[0] == rows[1]
+
+
+def test_a_wrapper_that_is_taken_out_keeps_its_attributes() -> None:
+    region = st.compile(lambda x: (x.a, TwoTensor(x.b, x.a * 2)))
+    for n in (1, 2, 2):
+        x = TwoTensor(make(Plain, n), make(Plain, n + 1))
+        first, second = region(x)
+        assert first is x.a and (first.n, second.a.n, second.b.n) == (n, n + 1, n)
+
+
+@pytest.mark.parametrize("where", ["an input", "a result"])
+def test_traced_tensors_inside_of_an_attribute_are_refused(where: str) -> None:
+    def function(x: Any) -> Any:
+        y = x if where == "an input" else x * 2
+        y.log = [x.p * 2]
+        return y
+
+    with pytest.raises(st.UnsupportedError, match=f"attribute of {where}") as caught:
+        st.compile(function)(make(Plain))
+    assert ".log" in str(caught.value)
+
+
+def test_a_released_trace_has_the_attributes_of_the_call() -> None:
+    x = make(Plain, 3).requires_grad_()
+    y = st.compile(lambda x: x * x.n + x.n, retain_trace=False)(x)
+    (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    assert first.p.tolist() == [3.0, 3.0]

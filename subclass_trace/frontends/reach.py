@@ -15,7 +15,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
+import sys
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,14 +29,18 @@ import torch
 from .. import _torch
 from ..capture.user_code import is_foreign, is_library
 from ..runtime.guards import HOOK_TABLES, OF_EVERY_MODULE
-from ..runtime.held import ABSENT, Slotted, is_simple
+from ..runtime.held import ABSENT, Slotted, container_behind, is_fixed, is_simple
+from ..subclass.arguments import NAMESPACES
 from ..subclass.paths import Path
+from .asked import ENVIRONMENT, answers_of, variables_of
 from .members import (
     SKIPPED,
     attributes_of,
     functions_in,
+    imported_by,
     is_data_descriptor,
     is_installed,
+    is_of_library,
     is_own,
     is_users_module,
     member_of,
@@ -51,7 +58,7 @@ _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 @dataclass(frozen=True, eq=False)
 class Slot:
     """A place that the code reads: a closure cell (``key`` None), or ``holder[key]`` of the globals, of the ``__dict__``
-    of an object, class or function, or of what an object answers otherwise (`Slotted`: its slots, its class)."""
+    of an object, class or function, or of what an object answers otherwise (`Slotted`: its slots, its class; `Asked`)."""
 
     holder: Any
     key: str | None
@@ -86,7 +93,7 @@ class Reached:
 def is_plain_object(value: Any) -> bool:
     """An instance of a class of the user's: neither a tensor, a module, a class or function, nor of a foreign library."""
     cls = type(value)
-    if cls in (types.SimpleNamespace,):
+    if cls in NAMESPACES:
         return True
     if isinstance(value, (torch.Tensor, Module, type, types.ModuleType, *_CONTAINERS)) or callable_code(value):
         return False
@@ -125,14 +132,14 @@ class _Walk:
         self.unbound: list[Slot] = []
         self.objects: list[tuple[Any, Path]] = []
         self.reads, self.calls, self.counted, self.everything = set[str](), set[str](), set[str](), False
-        self.asked = set[str]()
+        self.asked, self.texts = set[str](), set[str]()
         self._slotted: set[tuple[int, str | None]] = set()
         self._seen: dict[int, Any] = {}
         self._codes: set[tuple[int, int]] = set()
         self._classes: set[type] = set()
         self._dunders: dict[type, set[str]] = {}
         self._checked: set[type] = set()
-        self._tables: dict[type, Any] = {}
+        self._tables: dict[Any, Any] = {}
         self._methods_of: dict[type, Mapping[str, tuple[types.FunctionType, ...]]] = {}
         self._views: dict[int, Slotted] = {}
 
@@ -144,6 +151,10 @@ class _Walk:
             self._checked.clear()
             for value, path in list(self.objects):
                 self._attributes(value, path)
+                self._answers(value, path)
+            if not ENVIRONMENT.isdisjoint(self.reads | self.calls):
+                for name, now in variables_of(self.texts):
+                    self._place(os.environ, name, Path("os").attr("environ").item(name), now)
 
     def look(self, value: Any, path: Path) -> None:
         """What a slot, an item or an argument holds."""
@@ -174,25 +185,35 @@ class _Walk:
             self.look(value.__self__, path)
         elif isinstance(value, functools.partial):
             self._items(((value.func), *value.args, *value.keywords.values()), path)
-            if value.keywords:
-                self._place(self._view(value), "keywords", path.attr("keywords"), value.keywords)
+            if not is_fixed(value.args):
+                self._place(self._view(value), "args", path.attr("args"), value.args)
+            self._place(self._view(value), "keywords", path.attr("keywords"), value.keywords)
         elif isinstance(value, _CONTAINERS):
             self.held.append((value, path))
             self._items(value, path)
             if not is_library(type(value)) and hasattr(value, "__dict__"):  # a container of a class of the user's
                 self.objects.append((value, path))
-        elif isinstance(value, torch.optim.Optimizer):
+        else:
+            self._object(value, path)
+
+    def _object(self, value: Any, path: Path) -> None:
+        inside = container_behind(value)
+        if inside is not None:
+            self.look(inside, path)
+        if isinstance(value, torch.optim.Optimizer):
             self._slot(vars(value), "param_groups", path.attr("param_groups"), value.param_groups)
+        if isinstance(value, weakref.ref):
+            self.look(value(), path)
         elif is_plain_object(value):
             self.held.append((value, path))
             self.objects.append((value, path))
             if id(value) not in self._by_value:
                 self._place(self._view(value), "__class__", path.attr("__class__"), type(value))
-        else:
-            inner = getattr(value, "__dict__", {}).get("__wrapped__")  # of a region, of a cached function
-            if isinstance(inner, types.FunctionType):
-                self.held.append((value, path))
-                self.look(inner, path)
+        elif isinstance(inner := getattr(value, "__dict__", {}).get("__wrapped__"), types.FunctionType):
+            self.held.append((value, path))  # a region, a cached function
+            self.look(inner, path)
+        elif is_of_library(value):
+            self.objects.append((value, path))
 
     def _items(self, value: Any, path: Path) -> None:
         if len(value) <= _MOST_ITEMS:
@@ -261,12 +282,17 @@ class _Walk:
         self.calls |= said.calls
         self.counted |= said.counted
         self.asked |= said.asked
+        self.texts |= said.texts
         self.everything |= said.everything
         for name in said.globals:
             if name in table:
                 self._slot(table, name, Path(name), table[name], is_installed(code))
             else:
                 self.unbound.append(Slot(table, name, Path(name), ABSENT))
+        for name in () if is_installed(code) else imported_by(said.imports, table):
+            module = sys.modules.get(name, ABSENT)
+            if module is ABSENT or (isinstance(module, types.ModuleType) and is_users_module(module)):
+                self._slot(sys.modules, name, Path("sys").attr("modules").item(name), module)
         for inner in said.inside:
             self._code(inner, table)
 
@@ -317,7 +343,7 @@ class _Walk:
         self._methods(cls, self._called(cls))
         if own is None:
             return
-        library = is_library(cls) and cls not in (types.SimpleNamespace, types.ModuleType, types.FunctionType)
+        library = is_library(cls) and cls not in (*NAMESPACES, types.ModuleType, types.FunctionType)
         everything = self.everything and cls is not types.ModuleType
         for key in () if isinstance(value, Module) else list(own):
             if everything or key in self.reads or (key in self.calls and callable(own.get(key))):
@@ -340,11 +366,25 @@ class _Walk:
         if hasattr(cls, "__get__") and isinstance(own, dict):  # of a descriptor these may be names of attributes
             self.reads |= {v for v in own.values() if type(v) is str and v.isidentifier()}
 
+    def _answers(self, value: Any, path: Path) -> None:
+        """What an object answers that has no attributes for it."""
+        if isinstance(value, torch.optim.lr_scheduler.LRScheduler) and "get_last_lr" in self.calls | self.reads:
+            self._slot(vars(value), "_last_lr", path.attr("_last_lr"), vars(value).get("_last_lr", ABSENT))
+        if id(value) not in self._by_value and not isinstance(value, (Module, type)):
+            for table, name, now in answers_of(value, self.reads | self.texts):
+                known = self._tables.setdefault((id(value), name == "len"), table)
+                self._slot(known, name, path.item(name), now)
+
     def _of_class(self, cls: type, path: Path) -> None:
         """A class that the code names: it may ask it, call its methods, and make objects of it."""
         self._methods(cls, self._called(cls))
         if not is_foreign(type(cls)):
             self._methods(type(cls), self._called(type(cls)))
+            for base in type(cls).__mro__:
+                if not is_foreign(base):
+                    for key in self._class(base, path, frozenset(vars(cls)), is_library(base)):
+                        if member_of(cls, key) is ABSENT:
+                            self._slot(self._table(cls), key, path.attr(key), ABSENT)
         for base in cls.__mro__:
             if not is_foreign(base):
                 self._class(base, path, frozenset(), is_library(base))
@@ -384,11 +424,9 @@ class _Walk:
     def _not_there(self, value: Any, own: Any, bases: Sequence[type], path: Path) -> None:
         """What could come to be: an override between a class and the base that it inherits from, an attribute that the
         code asks for."""
-        if not bases:
-            return
-        is_module, first = isinstance(value, Module), self._table(bases[0])
+        is_module = isinstance(value, Module)
         asked = [n for n in sorted(self.asked) if member_of(type(value), n) is ABSENT]
-        if type(value) not in self._checked:
+        if bases and type(value) not in self._checked:
             self._checked.add(type(value))
             for k, base in enumerate(bases):
                 names = {n for b in bases[k + 1 :] for n in self._compared(b)} | (
@@ -397,7 +435,7 @@ class _Walk:
                 for name in sorted(names - self._table(base).keys()):
                     self._slot(self._table(base), name, Path(base.__qualname__).attr(name), ABSENT)
             for name in asked:
-                self._slot(first, name, Path(bases[0].__qualname__).attr(name), ABSENT)
+                self._slot(self._table(bases[0]), name, Path(bases[0].__qualname__).attr(name), ABSENT)
         for name in () if is_module else asked:  # a module counts its attributes
             if name not in own and id(value) not in self._by_value:
                 self._slot(own, name, path.attr(name), ABSENT)

@@ -22,6 +22,7 @@ from ..runtime.trees import unflatten_tree
 from ..subclass.arguments import ObjectIdentity, ObjectState, argument_snapshot, has_own_equality
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
+from .iterators import no_items_taken
 from .managed_modules import check_flat_parameters, no_managed_modules
 from .modules import Assigned, Root, State, named_tensors, original, replaced, roots_of, states_of, submodules
 from .python_random import no_random_numbers
@@ -261,6 +262,7 @@ class CallSite:
             with (
                 no_managed_modules(self.roots),
                 no_random_numbers(self.reached),
+                no_items_taken(self.reached),
                 effects_on(self.reached) as effects,
                 replaced(self.roots, self.states, states) as assigned,
             ):

@@ -243,7 +243,8 @@ def names_of(reached: Reached) -> list[NameGuard]:
 
 def _held(row: Slot) -> Any:
     """What it holds, to be compared. A function's defaults are the same tuple, unless something in them can change."""
-    value = row.value if row.value is ABSENT else row.read()  # a Python module may have been imported meanwhile
+    unset = row.value is ABSENT or row.value is None  # what is set up while tracing was not there for this trace
+    value = row.value if unset else row.read()
     if type(row.holder) is Slotted and (row.key == "__kwdefaults__" or (row.key == "__defaults__" and is_fixed(value))):
         return Same(value)
     return as_held(value)

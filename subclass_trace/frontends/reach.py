@@ -13,6 +13,7 @@ Code of torch and of the standard library is taken as it is.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
 import os
@@ -289,6 +290,10 @@ class _Walk:
                 self._slot(table, name, Path(name), table[name], is_installed(code))
             else:
                 self.unbound.append(Slot(table, name, Path(name), ABSENT))
+                if name in said.reads and not hasattr(builtins, name):  # the code may ask whether it is there
+                    self._place(table, name, Path(name), ABSENT)
+        for name in sorted(said.texts & table.keys()) if "globals" in said.globals else ():
+            self._slot(table, name, Path(name), table[name], is_installed(code))
         for name in () if is_installed(code) else imported_by(said.imports, table):
             module = sys.modules.get(name, ABSENT)
             if module is ABSENT or (isinstance(module, types.ModuleType) and is_users_module(module)):
@@ -345,12 +350,14 @@ class _Walk:
             return
         library = is_library(cls) and cls not in (*NAMESPACES, types.ModuleType, types.FunctionType)
         everything = self.everything and cls is not types.ModuleType
+        if cls is types.ModuleType and "__getattr__" in own:
+            self._slot(own, "__getattr__", path.attr("__getattr__"), own["__getattr__"])
         for key in () if isinstance(value, Module) else list(own):
             if everything or key in self.reads or (key in self.calls and callable(own.get(key))):
                 if id(value) in self._by_value:
                     self.look(own.get(key), path.attr(key))
                 else:
-                    self._slot(own, key, path.attr(key), own.get(key), library)
+                    self._slot(own, key, path.attr(key), own.get(key), library and not _is_short(own.get(key)))
             elif key in self.counted:
                 self.look(own.get(key), path.attr(key))
         bases, mine = [base for base in cls.__mro__ if not is_foreign(base)], frozenset(own)
@@ -380,7 +387,7 @@ class _Walk:
         self._methods(cls, self._called(cls))
         if not is_foreign(type(cls)):
             self._methods(type(cls), self._called(type(cls)))
-            for base in type(cls).__mro__:
+            for base in type.mro(type(cls)):
                 if not is_foreign(base):
                     for key in self._class(base, path, frozenset(vars(cls)), is_library(base)):
                         if member_of(cls, key) is ABSENT:
@@ -392,6 +399,7 @@ class _Walk:
                     if name in vars(base):
                         self._slot(self._table(base), name, path.attr(name), vars(base)[name])
                         self._functions(functions_in(vars(base)[name]))
+        self._overrides([base for base in cls.__mro__ if not is_library(base)])
 
     def _called(self, cls: type) -> list[str]:
         """The names of methods and properties of a class that the code may run."""
@@ -428,17 +436,19 @@ class _Walk:
         asked = [n for n in sorted(self.asked) if member_of(type(value), n) is ABSENT]
         if bases and type(value) not in self._checked:
             self._checked.add(type(value))
-            for k, base in enumerate(bases):
-                names = {n for b in bases[k + 1 :] for n in self._compared(b)} | (
-                    {"__call__", "forward"} if is_module else set()
-                )
-                for name in sorted(names - self._table(base).keys()):
-                    self._slot(self._table(base), name, Path(base.__qualname__).attr(name), ABSENT)
+            self._overrides(bases, {"__call__", "forward"} if is_module else ())
             for name in asked:
                 self._slot(self._table(bases[0]), name, Path(bases[0].__qualname__).attr(name), ABSENT)
         for name in () if is_module else asked:  # a module counts its attributes
             if name not in own and id(value) not in self._by_value:
                 self._slot(own, name, path.attr(name), ABSENT)
+
+    def _overrides(self, bases: Sequence[type], more: Iterable[str] = ()) -> None:
+        """What each of these classes could hide of those behind it."""
+        for k, base in enumerate(bases):
+            names = {*more, *(n for b in bases[k + 1 :] for n in self._compared(b))}
+            for name in sorted(names - self._table(base).keys()):
+                self._slot(self._table(base), name, Path(base.__qualname__).attr(name), ABSENT)
 
     def _compared(self, base: type) -> set[str]:
         """The names of a class of the user's that are compared: what the code may read or call."""
@@ -459,6 +469,11 @@ class _Walk:
             if id(function) not in self._seen:
                 self._seen[id(function)] = function
                 self._function(function)
+
+
+def _is_short(value: Any) -> bool:
+    """Is it one of the containers in which libraries keep settings?"""
+    return type(value) in (list, tuple, dict) and len(value) <= 32
 
 
 #: what is compared of a class of an installed library

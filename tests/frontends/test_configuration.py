@@ -6,6 +6,7 @@ import argparse
 import collections
 import contextvars
 import functools
+import itertools
 import os
 import sys
 import threading
@@ -159,7 +160,7 @@ def the_mapping_of_a_library() -> Case:
 
     def function(x: Tensor) -> Tensor:
         inner = settings.inner
-        return x * settings["k"] * inner.k * settings.get("later", 1.0)
+        return x * settings["k"] * inner.k * settings.get("later", 1.0)  # type: ignore[no-any-return]
 
     return function, [
         lambda: settings._held.update(k=2.0),
@@ -224,7 +225,7 @@ def test_a_change_is_seen(name: str) -> None:
 # ---------------------------------------------------------------------------------------------- imports inside of functions
 def with_imports(x: Tensor) -> Tensor:
     import of_a_test.inner as inner  # type: ignore[import-not-found]
-    from of_a_test import K, scale  # type: ignore[import-not-found]
+    from of_a_test import K, scale
 
     return scale(x) * K * inner.L  # type: ignore[no-any-return]
 
@@ -250,3 +251,70 @@ def test_imports_inside_of_a_function(tmp_path: Path, monkeypatch: pytest.Monkey
     finally:
         for name in ("of_a_test", "of_a_test.inner"):
             sys.modules.pop(name, None)
+
+
+# ---------------------------------------------------------------------------------------------- iterators
+class Takes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = iter([1.0, 2.0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * next(self.numbers, 0.0)
+
+
+def taking(kind: str) -> tuple[Callable[[Tensor], Tensor], Any]:
+    count, numbers = itertools.count(1), (float(k) for k in range(3))
+    if kind == "count":
+        return lambda x: x * next(count), count
+    if kind == "generator":
+        return lambda x: sum((x * v for v in numbers), x), numbers
+    if kind == "caught":
+
+        def function(x: Tensor) -> Tensor:
+            try:
+                return x * next(count)
+            except Exception:
+                return x
+
+        return function, count
+    net = Takes()
+    return net, net.numbers
+
+
+@pytest.mark.parametrize("kind", ["count", "generator", "caught", "module"])
+def test_items_of_an_iterator_are_refused(kind: str) -> None:
+    function, iterator = taking(kind)
+    with pytest.raises(st.errors.UnsupportedError, match=r"takes an item(.|\n)*(count|numbers)"):
+        st.compile(function)(torch.ones(()))
+    assert next(iterator) in (0, 1)  # nothing was taken
+    assert not isinstance(function, Takes) or function.numbers is iterator
+
+
+def test_an_iterator_that_only_stands_there() -> None:
+    count = itertools.count()
+
+    def function(x: Tensor) -> Tensor:
+        numbers = iter([2.0, 3.0])
+        return x * next(numbers) * next(numbers) if count is not None else x
+
+    assert float(st.compile(function)(torch.ones(()))) == 6
+    assert next(count) == 0
+
+
+def test_what_is_set_up_in_the_first_call() -> None:
+    class Shared:
+        instance: Any = None
+        k = 1.0
+
+        @classmethod
+        def get(cls) -> Any:
+            if cls.instance is None:
+                cls.instance = cls()
+            return cls.instance
+
+    region = st.compile(lambda x: x * Shared.get().k)
+    assert [float(region(torch.ones(()))) for _ in range(3)] == [1.0] * 3
+    Shared.instance.k = 5.0
+    assert [float(region(torch.ones(()))) for _ in range(2)] == [5.0] * 2
+    assert len(region.specializations) == 3

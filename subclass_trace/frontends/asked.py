@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import functools
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
@@ -13,10 +12,10 @@ from ..runtime.held import ABSENT, container_behind, is_simple
 
 
 class Asked:
-    """What somebody answers, as a table: ``read`` gives the answer to a key, or raises an exception."""
+    """What somebody answers, as a table: ``read`` gives the answer to a key, or raises an exception; ``write`` sets it."""
 
-    def __init__(self, owner: Any, read: Callable[[str], Any]) -> None:
-        self.owner, self.read = owner, read
+    def __init__(self, read: Callable[[str], Any], write: Callable[[Any], Any] | None = None) -> None:
+        self.read, self.write = read, write
 
     def __getitem__(self, key: str) -> Any:
         """The answer; KeyError where there is none."""
@@ -24,6 +23,14 @@ class Asked:
             return self.read(key)
         except Exception:  # a class of a library may raise anything
             raise KeyError(key) from None
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if self.write is not None:
+            self.write(value)
+
+    def __delitem__(self, key: str) -> None:
+        """A context variable cannot be unset: it is None then."""
+        self[key] = None
 
     def get(self, key: str, default: Any = None) -> Any:
         """The answer, or ``default``."""
@@ -54,19 +61,15 @@ def answers_of(value: Any, names: Collection[str]) -> Iterator[tuple[Asked, str,
     none: nothing could be compared with them.
     """
     if isinstance(value, contextvars.ContextVar):
-        table = Asked(value, lambda _: value.get())
+        table = Asked(lambda _: value.get(), value.set)
         yield table, value.name, table.get(value.name, ABSENT)
     elif _is_mapping(value):
-        table = Asked(value, value.__getitem__)
+        table = Asked(value.__getitem__)
         for name in sorted(names):
             now = table.get(name, ABSENT)
             if now is not ABSENT and (is_simple(now) or now is table.get(name)):
                 yield table, name, now
-        yield Asked(value, functools.partial(_length, value)), "len", len(value)
-
-
-def _length(value: Any, _: str) -> int:
-    return len(value)
+        yield Asked(lambda _: len(value)), "len", len(value)
 
 
 def _is_mapping(value: Any) -> bool:

@@ -29,6 +29,7 @@ from ..runtime.held import ABSENT, is_simple
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
 from ..subclass.protocol import Kind, kind_of
+from .asked import Asked
 from .counting import Count, Counted, Place, counters_of, tallies_of
 from .members import attributes_of
 from .reach import Reached
@@ -77,7 +78,7 @@ def effects_on(reached: Reached) -> Iterator[list[Change]]:
     """
     skip = {(id(place.holder), place.name) for place in assigned()}  # what wrapper classes count is not the function's
     rows = [(held, held.content()) for held in _holders(reached)]
-    own = (row for row in (*reached.slots, *reached.unbound) if type(row.holder) in (dict, types.CellType))
+    own = (row for row in (*reached.slots, *reached.unbound) if _is_writable(row.holder))
     slots = [(row, row.read()) for row in own if (id(row.holder), row.name) not in skip]
     effects: list[Change] = []
     found: list[Path] = []
@@ -118,6 +119,10 @@ def effects_on(reached: Reached) -> Iterator[list[Change]]:
             got=f"a traced tensor, or a size of one, in {found[0]}, which the function reads or writes",
             fix="return it and store it outside of the region, or keep a tensor in a buffer of a module",
         )
+
+
+def _is_writable(holder: Any) -> bool:
+    return type(holder) in (dict, types.CellType) or (isinstance(holder, Asked) and holder.write is not None)
 
 
 def _bind(holder: Any, key: str | None, value: Any) -> None:

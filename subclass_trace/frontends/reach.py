@@ -43,6 +43,7 @@ from .members import (
     is_installed,
     is_of_library,
     is_own,
+    is_thread_local,
     is_users_module,
     member_of,
     methods_of,
@@ -214,6 +215,8 @@ class _Walk:
             self.held.append((value, path))  # a region, a cached function
             self.look(inner, path)
         elif is_of_library(value):
+            if is_thread_local(value):
+                self.held.append((value, path))
             self.objects.append((value, path))
 
     def _items(self, value: Any, path: Path) -> None:
@@ -271,7 +274,7 @@ class _Walk:
         for key, value in keywords.items():
             self._slot(keywords, key, path.attr("__kwdefaults__").item(key), value)
         self.held.append((function, path))
-        if vars(function).keys() - {"__wrapped__"}:
+        if vars(function).keys() - {"__wrapped__"} or mentions(function.__code__).asked:
             self.objects.append((function, path))
 
     def _code(self, code: types.CodeType, table: Mapping[str, Any]) -> None:

@@ -318,3 +318,56 @@ def test_what_is_set_up_in_the_first_call() -> None:
     Shared.instance.k = 5.0
     assert [float(region(torch.ones(()))) for _ in range(2)] == [5.0] * 2
     assert len(region.specializations) == 3
+
+
+# ---------------------------------------------------------------------------------------------- what a function does there
+def holders() -> dict[str, Any]:
+    def function() -> None:
+        """Only its attributes count."""
+
+    return {
+        "namespace": argparse.Namespace(),
+        "python module": types.ModuleType("of_a_test"),
+        "function": function,
+        "thread": threading.local(),
+    }
+
+
+@pytest.mark.parametrize("kind", holders())
+def test_what_is_assigned_to_attributes(kind: str) -> None:
+    rows = []
+    for compile in (lambda f: f, st.compile):
+        held = holders()[kind]
+        held.calls = held.read = 0
+
+        def function(x: Tensor, held: Any = held) -> Tensor:
+            held.calls += 1
+            held.read += 1
+            if not hasattr(held, "ready"):
+                held.ready = True
+                return x * 5
+            return x * held.read  # type: ignore[no-any-return]
+
+        def around(x: Tensor, function: Any = function, held: Any = held) -> Tensor:
+            return function(x)  # type: ignore[no-any-return]
+
+        called = compile(around)
+        rows.append([(float(called(torch.ones(()))), held.calls, held.read, held.ready) for _ in range(3)])
+    assert rows[0] == rows[1] == [(5.0, 1, 1, True), (2.0, 2, 2, True), (3.0, 3, 3, True)]
+
+
+@pytest.mark.parametrize("kind", [*holders(), "context"])
+def test_a_tensor_does_not_escape_there(kind: str) -> None:
+    held = holders().get(kind)
+    var = contextvars.ContextVar("var", default=0)
+
+    def function(x: Tensor) -> Tensor:
+        if held is None:
+            var.set(x * 2)  # type: ignore[arg-type]
+        else:
+            held.found = x * 2
+        return x * var.get()
+
+    with pytest.raises(st.errors.UnsupportedError, match="escapes"):
+        st.compile(function)(torch.ones(()))
+    assert not hasattr(held, "found") and var.get() == 0

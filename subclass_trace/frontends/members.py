@@ -102,5 +102,6 @@ def imported_by(imports: Iterable[tuple[str, int]], table: Mapping[str, Any]) ->
 
 def is_users_module(module: types.ModuleType) -> bool:
     """Is it a Python module of the user's, not one of an installed library?"""
-    name, file = module.__name__, getattr(module, "__file__", None) or ""
+    table = vars(module)  # it may have a `__getattr__`
+    name, file = str(table.get("__name__")), str(table.get("__file__"))
     return name.partition(".")[0] not in FOREIGN and "site-packages" not in file

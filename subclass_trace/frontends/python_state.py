@@ -253,6 +253,25 @@ class _Class:
         delattr(self.cls, key)
 
 
+class _Stored:
+    """The globals of a Python module, as far as the code assigns them as attributes."""
+
+    def __init__(self, table: dict[str, Any], names: Collection[str]) -> None:
+        self.table, self.names = table, names
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in sorted(self.names) if name in self.table)
+
+    def __getitem__(self, key: str) -> Any:
+        return self.table[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.table[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self.table[key]
+
+
 class _Cache:
     """What a function with ``functools.lru_cache`` remembers. It is emptied, where a trace has left something there."""
 
@@ -278,6 +297,8 @@ def _holders(reached: Reached) -> Iterator[_Held]:
             yield _Held(value, path)
         elif isinstance(value, type):
             yield _Held(_Class(value), path, attributes=True, owner=value)
+        elif isinstance(value, types.ModuleType):  # other threads may be at work there
+            yield _Held(_Stored(vars(value), reached.stored), path, attributes=True, owner=value)
         elif isinstance(value, functools._lru_cache_wrapper):
             yield _Held(_Cache(value), path)
         elif (attributes := attributes_of(value)) is not None:

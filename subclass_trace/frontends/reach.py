@@ -90,6 +90,7 @@ class Reached:
     held: tuple[tuple[Any, Path], ...]
     unbound: tuple[Slot, ...] = ()
     counters: frozenset[str] = frozenset()  # names that the code only moves on (``+= 1``, ``.append(x)``)
+    stored: frozenset[str] = frozenset()  # attributes that the code assigns
 
 
 def is_plain_object(value: Any) -> bool:
@@ -122,20 +123,22 @@ def reach(
         walk.look(value, path)
     walk.finish()
     counters = frozenset() if walk.everything else frozenset(walk.counted - walk.reads)
-    return Reached(tuple(walk.slots), tuple(walk.modules), tuple(walk.held), tuple(walk.unbound), counters)
+    found = tuple(walk.slots), tuple(walk.modules), tuple(walk.held), tuple(walk.unbound)
+    return Reached(*found, counters, frozenset(walk.stored))
 
 
 class _Walk:
     def __init__(self, by_value: Collection[int]) -> None:
-        self._by_value = by_value
+        self._by_value = set(by_value)
         self.slots: list[Slot] = []
         self.modules: list[tuple[Module, Path]] = []
         self.held: list[tuple[Any, Path]] = []
         self.unbound: list[Slot] = []
         self.objects: list[tuple[Any, Path]] = []
         self.reads, self.calls, self.counted, self.everything = set[str](), set[str](), set[str](), False
-        self.asked, self.texts = set[str](), set[str]()
+        self.asked, self.texts, self.stored = set[str](), set[str](), set[str]()
         self._slotted: set[tuple[int, str | None]] = set()
+        self._theirs = set[int]()  # what code of libraries names
         self._seen: dict[int, Any] = {}
         self._codes: set[tuple[int, int]] = set()
         self._classes: set[type] = set()
@@ -227,7 +230,9 @@ class _Walk:
     def _slot(self, holder: Any, key: str | None, path: Path, value: Any, library: bool = False) -> None:
         """``library``: the place is an installed library's. There are hundreds of such; those are slots that may change."""
         if library and not isinstance(value, (torch.Tensor, Module)) and not is_simple(value):
-            self.look(value, path)
+            if not (is_foreign(type(value)) and is_of_library(value)):  # such as a logger
+                self._theirs.add(id(value))
+                self.look(value, path)
         elif (id(holder), key) not in self._slotted:
             self._slotted.add((id(holder), key))
             self._seen.setdefault(id(holder), holder)  # keeps it alive, and its id
@@ -247,6 +252,9 @@ class _Walk:
     def _function(self, function: types.FunctionType) -> None:
         code = function.__code__
         if not is_own(code):  # a decorator's, such as that of torch.no_grad()
+            table = vars(function).get("registry")
+            if isinstance(table, types.MappingProxyType):  # of functools.singledispatch
+                self._place(self._view(function), "registry", Path(function.__name__).attr("registry"), table)
             for cell in function.__closure__ or ():
                 with contextlib.suppress(ValueError):
                     self.look(cell.cell_contents, Path(function.__name__))
@@ -286,7 +294,8 @@ class _Walk:
         self.calls |= said.calls
         self.counted |= said.counted
         self.asked |= said.asked
-        self.texts |= said.texts
+        self.stored |= said.stores
+        self.texts |= set() if is_installed(code) else said.texts
         self.everything |= said.everything
         for name in said.globals:
             if name in table:
@@ -360,7 +369,9 @@ class _Walk:
                 if id(value) in self._by_value:
                     self.look(own.get(key), path.attr(key))
                 else:
-                    self._slot(own, key, path.attr(key), own.get(key), library and not _is_short(own.get(key)))
+                    self._slot(own, key, path.attr(key), own.get(key), library)
+                    if library and _is_short(own.get(key)):
+                        self._place(own, key, path.attr(key), own.get(key))
             elif key in self.counted:
                 self.look(own.get(key), path.attr(key))
         bases, mine = [base for base in cls.__mro__ if not is_foreign(base)], frozenset(own)
@@ -380,7 +391,7 @@ class _Walk:
         """What an object answers that has no attributes for it."""
         if isinstance(value, torch.optim.lr_scheduler.LRScheduler) and "get_last_lr" in self.calls | self.reads:
             self._slot(vars(value), "_last_lr", path.attr("_last_lr"), vars(value).get("_last_lr", ABSENT))
-        if id(value) not in self._by_value and not isinstance(value, (Module, type)):
+        if id(value) not in self._by_value | self._theirs and not isinstance(value, (Module, type)):
             for table, name, now in answers_of(value, self.reads | self.texts):
                 known = self._tables.setdefault((id(value), name == "len"), table)
                 self._slot(known, name, path.item(name), now)
@@ -442,8 +453,9 @@ class _Walk:
             self._overrides(bases, {"__call__", "forward"} if is_module else ())
             for name in asked:
                 self._slot(self._table(bases[0]), name, Path(bases[0].__qualname__).attr(name), ABSENT)
-        for name in () if is_module else asked:  # a module counts its attributes
-            if name not in own and id(value) not in self._by_value:
+        computes = "__getattr__" in own or member_of(type(value), "__getattr__") is not ABSENT
+        for name in () if is_module else sorted(self.reads) if computes else asked:  # a module counts its attributes
+            if name not in own and member_of(type(value), name) is ABSENT and id(value) not in self._by_value:
                 self._slot(own, name, path.attr(name), ABSENT)
 
     def _overrides(self, bases: Sequence[type], more: Iterable[str] = ()) -> None:

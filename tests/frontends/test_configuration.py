@@ -6,7 +6,9 @@ import argparse
 import collections
 import contextvars
 import functools
+import importlib
 import itertools
+import operator
 import os
 import sys
 import threading
@@ -198,6 +200,75 @@ def variables_around_the_program() -> Case:
 
 
 @case
+def a_function_for_each_type() -> Case:
+    @functools.singledispatch
+    def factor(value: Any) -> float:
+        return 1.0
+
+    return lambda x: x * factor(3), [lambda: factor.register(int, lambda value: 5.0)]
+
+
+@case
+def getters() -> Case:
+    held = types.SimpleNamespace(k=1.0)
+    return lambda x: x * operator.attrgetter("k")(held), [sets(held, "k", 2.0)]
+
+
+@case
+def what_a_python_module_computes() -> Case:
+    module: Any = types.ModuleType("of_the_user")
+    exec("table = {}\ndef __getattr__(name): return table.get(name, 3.0)\n", module.__dict__)
+    return lambda x: x * module.K, [lambda: module.table.update(K=7.0), sets(module, "K", 2.0)]
+
+
+@case
+def what_an_object_computes() -> Case:
+    class Held:
+        def __init__(self) -> None:
+            self.table = {"k": 1.0}
+
+        def __getattr__(self, name: str) -> Any:
+            return self.__dict__["table"][name]
+
+    held = Held()
+    return lambda x: x * held.k, [lambda: held.table.update(k=7.0), sets(held, "k", 2.0)]
+
+
+@case
+def a_global_that_comes_later() -> Case:
+    globals().pop("LATER", None)
+
+    def function(x: Tensor) -> Tensor:
+        try:
+            return x * LATER * globals()["LATER"]  # type: ignore[name-defined, no-any-return]
+        except NameError:
+            return x
+
+    return function, [lambda: globals().update(LATER=2.0), lambda: globals().update(LATER=3.0)]
+
+
+@case
+def settings_of_an_optimizer() -> Case:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(()))], lr=2.0)
+    return lambda x: x * optimizer.defaults["lr"], [lambda: optimizer.defaults.update(lr=5.0)]
+
+
+@case
+def an_attribute_that_a_class_overrides() -> Case:
+    class Base:
+        table = {"k": 1.0}
+
+        @classmethod
+        def get(cls) -> float:
+            return cls.table["k"]
+
+    class Last(Base):
+        pass
+
+    return lambda x: x * Last.get(), [sets(Last, "table", {"k": 2.0}), lambda: delattr(Last, "table")]
+
+
+@case
 def an_attribute_of_a_metaclass() -> Case:
     class Meta(type):
         k = 2.0
@@ -227,7 +298,8 @@ def with_imports(x: Tensor) -> Tensor:
     import of_a_test.inner as inner  # type: ignore[import-not-found]
     from of_a_test import K, scale
 
-    return scale(x) * K * inner.L  # type: ignore[no-any-return]
+    k = importlib.import_module("of_a_test.inner").M
+    return scale(x) * K * k * inner.L  # type: ignore[no-any-return]
 
 
 def test_imports_inside_of_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,11 +314,11 @@ def test_imports_inside_of_a_function(tmp_path: Path, monkeypatch: pytest.Monkey
         assert [float(region(x)) for _ in range(3)] == [36.0] * 3  # the first call imports
         count = len(region.specializations)
         package = sys.modules["of_a_test"]
-        for module, name, value in ((package, "K", 5.0), (package.inner, "L", 7.0), (package.inner, "M", 2.0)):
+        for module, name, value in ((package, "K", 5.0), (package.inner, "L", 7.0), (package.inner, "M", 2.0)):  # fmt: skip
             monkeypatch.setattr(module, name, value)
             assert float(region(x)) == float(with_imports(x))
         monkeypatch.setattr(package, "scale", lambda x: x * 11)
-        assert float(region(x)) == float(with_imports(x)) == 11 * 5 * 7
+        assert float(region(x)) == float(with_imports(x)) == 11 * 5 * 2 * 7
         assert len(region.specializations) == count + 4
     finally:
         for name in ("of_a_test", "of_a_test.inner"):

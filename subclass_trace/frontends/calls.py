@@ -25,6 +25,7 @@ from ..subclass.arguments import ObjectIdentity, ObjectState, argument_snapshot,
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
 from .containers import HandedContainers
+from .iterators import no_items_taken
 from .managed_modules import check_flat_parameters, no_managed_modules
 from .modules import Assigned, Root, State, named_tensors, original, replaced, roots_of, states_of, submodules
 from .python_random import no_random_numbers
@@ -269,6 +270,7 @@ class CallSite:
             with (
                 no_managed_modules(self.roots),
                 no_random_numbers(self.reached),
+                no_items_taken(self.reached),
                 effects_on(self.reached) as effects,
                 types_of_numbers(_tables_without_type(self.reached)),
                 replaced(self.roots, self.states, states) as assigned,

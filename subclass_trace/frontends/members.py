@@ -3,9 +3,11 @@ code it is."""
 
 from __future__ import annotations
 
+import contextvars
 import sysconfig
+import threading
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ..capture.user_code import is_foreign, is_user_code
@@ -18,9 +20,10 @@ _STANDARD = sysconfig.get_paths()["stdlib"]
 def attributes_of(value: Any) -> Any:
     """The own attributes of an object, as a dict-like view; None where it has none."""
     held = getattr(value, "__dict__", None)
-    if isinstance(held, dict):
+    if isinstance(held, dict) and not is_thread_local(value):
         return held
-    return Slotted(value) if any("__slots__" in vars(cls) for cls in type(value).__mro__[:-1]) else None
+    has_slots = any("__slots__" in vars(cls) for cls in type(value).__mro__[:-1])
+    return Slotted(value) if has_slots or is_thread_local(value) else None
 
 
 def is_installed(code: types.CodeType) -> bool:
@@ -67,7 +70,38 @@ def is_data_descriptor(held: Any) -> bool:
     return hasattr(type(held), "__set__")
 
 
+def is_of_library(value: Any) -> bool:
+    """Is it an object of torch or of the standard library that code may ask for attributes, for a context variable's value?
+
+    Those of torch.distributed say what tensors are, not what is computed of them.
+    """
+    module = type(value).__module__
+    if isinstance(value, contextvars.ContextVar) or is_thread_local(value):
+        return True
+    named = type(getattr(value, "__dict__", None)) is dict and not callable(value)
+    return named and not module.startswith(("torch.distributed", "torch._", "subclass_trace"))
+
+
+def is_thread_local(value: Any) -> bool:
+    """Does each thread see attributes of its own?"""
+    return isinstance(value, threading.local)
+
+
+def imported_by(imports: Iterable[tuple[str, int]], table: Mapping[str, Any]) -> Iterator[str]:
+    """The full names of the Python modules that import statements name, and of the packages around them, but for those of
+    torch and the standard library. ``table``: the globals of the code."""
+    for name, level in imports:
+        package = table.get("__package__") or ""
+        if level:
+            around = package.split(".")[: len(package.split(".")) - level + 1]
+            name = ".".join(filter(None, (*around, name)))
+        parts = name.split(".")
+        if parts[0] not in FOREIGN:
+            yield from (".".join(parts[: k + 1]) for k in range(len(parts)))
+
+
 def is_users_module(module: types.ModuleType) -> bool:
     """Is it a Python module of the user's, not one of an installed library?"""
-    name, file = module.__name__, getattr(module, "__file__", None) or ""
+    table = vars(module)  # it may have a `__getattr__`
+    name, file = str(table.get("__name__")), str(table.get("__file__"))
     return name.partition(".")[0] not in FOREIGN and "site-packages" not in file

@@ -1,4 +1,4 @@
-"""Which names stand in a piece of code, and what it does with them: read off its bytecode."""
+"""What a piece of code names, read off its bytecode: globals, attributes, what it only counts, modules that it imports."""
 
 from __future__ import annotations
 
@@ -21,13 +21,17 @@ class Mentions(NamedTuple):
     everything: bool  # it may read any attribute
     inside: tuple[types.CodeType, ...]
     asked: frozenset[str]  # attributes that need not be there (``getattr``, ``hasattr``)
+    texts: frozenset[str]  # constant strings that could be names, or keys
+    imports: tuple[tuple[str, int], ...]  # Python modules: name, and the level of a relative import
+    stores: frozenset[str]  # attributes that it assigns
 
 
 @functools.lru_cache(maxsize=4096)
 def mentions(code: types.CodeType) -> Mentions:
-    """What a piece of code names, without the code inside of it."""
+    """What ``code`` names, without the code inside of it."""
     names: dict[str, None] = {}
     reads, calls, counted, texts = set[str](), set[str](), set[str](), set[str]()
+    imports, stores = list[tuple[str, int]](), set[str]()
     steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "EXTENDED_ARG")]
     for k, step in enumerate(steps):
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL"):
@@ -37,14 +41,40 @@ def mentions(code: types.CodeType) -> Mentions:
         elif step.opname in _READS:
             moved = _moves_on(steps, k) or _moves_item_on(steps, k) or _grows(steps[k : k + 2])
             (counted if moved else reads).add(step.argval)
+        elif step.opname == "IMPORT_NAME":
+            imports.append((step.argval, steps[k - 2].argval))
+        elif step.opname == "IMPORT_FROM":
+            reads.add(step.argval)
+        elif step.opname == "STORE_ATTR":
+            stores.add(step.argval)
         elif step.opname == "LOAD_CONST" and type(step.argval) is str:
             texts.add(step.argval)
-    asked = {t for t in texts if t.isidentifier()} if {"getattr", "hasattr"} & names.keys() else set[str]()
+    called = names.keys() | reads | calls
+    imports += [(t, 0) for t in sorted(texts) if _is_dotted(t)] if called & {"__import__", "import_module"} else []
+    texts = {t for t in texts if t.isidentifier()}
+    asked = texts if called & {"getattr", "hasattr", "attrgetter", "methodcaller"} else set[str]()
+    stores |= texts if "setattr" in called else set()
     reads |= asked
     inside = tuple(c for c in code.co_consts if isinstance(c, types.CodeType))
     everything = bool("vars" in names or reads & {"__dict__", "__getattribute__"})
-    sets = (frozenset(reads), frozenset(calls), frozenset(counted), everything, inside, frozenset(asked))
-    return Mentions(tuple(names), *sets)
+    frozen = frozenset[str]
+    return Mentions(
+        tuple(names),
+        frozen(reads),
+        frozen(calls),
+        frozen(counted),
+        everything,
+        inside,
+        frozen(asked),
+        frozen(texts),
+        tuple(imports),
+        frozen(stores),
+    )
+
+
+def _is_dotted(text: str) -> bool:
+    """Could it be the name of a Python module?"""
+    return all(map(str.isidentifier, text.split(".")))
 
 
 _READS = ("LOAD_ATTR", "LOAD_SUPER_ATTR", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF")

@@ -19,7 +19,7 @@ from torch.compiler import is_dynamo_compiling
 from .. import _torch
 from ..plan import AssignmentPlan
 from ..runtime.guards import NameGuard
-from ..runtime.held import LOGS, Same, Slotted, as_held, is_fixed
+from ..runtime.held import ABSENT, LOGS, Same, Slotted, as_held, is_fixed
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from .members import is_users_module
@@ -243,7 +243,8 @@ def names_of(reached: Reached) -> list[NameGuard]:
 
 def _held(row: Slot) -> Any:
     """What it holds, to be compared. A function's defaults are the same tuple, unless something in them can change."""
-    value = row.read()
+    unset = row.value is ABSENT or row.value is None  # what is set up while tracing was not there for this trace
+    value = row.value if unset else row.read()
     if type(row.holder) is Slotted and (row.key == "__kwdefaults__" or (row.key == "__defaults__" and is_fixed(value))):
         return Same(value)
     return as_held(value)

@@ -29,6 +29,7 @@ from ..runtime.held import ABSENT, is_simple
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
 from ..subclass.protocol import Kind, kind_of
+from .asked import Asked
 from .counting import Count, Counted, Place, counters_of, tallies_of
 from .members import attributes_of
 from .reach import Reached
@@ -77,7 +78,7 @@ def effects_on(reached: Reached) -> Iterator[list[Change]]:
     """
     skip = {(id(place.holder), place.name) for place in assigned()}  # what wrapper classes count is not the function's
     rows = [(held, held.content()) for held in _holders(reached)]
-    own = (row for row in (*reached.slots, *reached.unbound) if type(row.holder) in (dict, types.CellType))
+    own = (row for row in (*reached.slots, *reached.unbound) if _is_writable(row.holder))
     slots = [(row, row.read()) for row in own if (id(row.holder), row.name) not in skip]
     effects: list[Change] = []
     found: list[Path] = []
@@ -118,6 +119,10 @@ def effects_on(reached: Reached) -> Iterator[list[Change]]:
             got=f"a traced tensor, or a size of one, in {found[0]}, which the function reads or writes",
             fix="return it and store it outside of the region, or keep a tensor in a buffer of a module",
         )
+
+
+def _is_writable(holder: Any) -> bool:
+    return type(holder) in (dict, types.CellType) or (isinstance(holder, Asked) and holder.write is not None)
 
 
 def _bind(holder: Any, key: str | None, value: Any) -> None:
@@ -248,6 +253,25 @@ class _Class:
         delattr(self.cls, key)
 
 
+class _Stored:
+    """The globals of a Python module, as far as the code assigns them as attributes."""
+
+    def __init__(self, table: dict[str, Any], names: Collection[str]) -> None:
+        self.table, self.names = table, names
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in sorted(self.names) if name in self.table)
+
+    def __getitem__(self, key: str) -> Any:
+        return self.table[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.table[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self.table[key]
+
+
 class _Cache:
     """What a function with ``functools.lru_cache`` remembers. It is emptied, where a trace has left something there."""
 
@@ -273,6 +297,8 @@ def _holders(reached: Reached) -> Iterator[_Held]:
             yield _Held(value, path)
         elif isinstance(value, type):
             yield _Held(_Class(value), path, attributes=True, owner=value)
+        elif isinstance(value, types.ModuleType):  # other threads may be at work there
+            yield _Held(_Stored(vars(value), reached.stored), path, attributes=True, owner=value)
         elif isinstance(value, functools._lru_cache_wrapper):
             yield _Held(_Cache(value), path)
         elif (attributes := attributes_of(value)) is not None:

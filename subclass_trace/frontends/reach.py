@@ -13,9 +13,13 @@ Code of torch and of the standard library is taken as it is.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
+import os
+import sys
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,15 +30,20 @@ import torch
 from .. import _torch
 from ..capture.user_code import is_foreign, is_library
 from ..runtime.guards import HOOK_TABLES, OF_EVERY_MODULE
-from ..runtime.held import ABSENT, Slotted, is_simple
+from ..runtime.held import ABSENT, Slotted, container_behind, is_fixed, is_simple
+from ..subclass.arguments import NAMESPACES
 from ..subclass.paths import Path
+from .asked import ENVIRONMENT, answers_of, variables_of
 from .members import (
     SKIPPED,
     attributes_of,
     functions_in,
+    imported_by,
     is_data_descriptor,
     is_installed,
+    is_of_library,
     is_own,
+    is_thread_local,
     is_users_module,
     member_of,
     methods_of,
@@ -51,7 +60,7 @@ _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 @dataclass(frozen=True, eq=False)
 class Slot:
     """A place that the code reads: a closure cell (``key`` None), or ``holder[key]`` of the globals, of the ``__dict__``
-    of an object, class or function, or of what an object answers otherwise (`Slotted`: its slots, its class)."""
+    of an object, class or function, or of what an object answers otherwise (`Slotted`: its slots, its class; `Asked`)."""
 
     holder: Any
     key: str | None
@@ -81,12 +90,13 @@ class Reached:
     held: tuple[tuple[Any, Path], ...]
     unbound: tuple[Slot, ...] = ()
     counters: frozenset[str] = frozenset()  # names that the code only moves on (``+= 1``, ``.append(x)``)
+    stored: frozenset[str] = frozenset()  # attributes that the code assigns
 
 
 def is_plain_object(value: Any) -> bool:
     """An instance of a class of the user's: neither a tensor, a module, a class or function, nor of a foreign library."""
     cls = type(value)
-    if cls in (types.SimpleNamespace,):
+    if cls in NAMESPACES:
         return True
     if isinstance(value, (torch.Tensor, Module, type, types.ModuleType, *_CONTAINERS)) or callable_code(value):
         return False
@@ -113,26 +123,28 @@ def reach(
         walk.look(value, path)
     walk.finish()
     counters = frozenset() if walk.everything else frozenset(walk.counted - walk.reads)
-    return Reached(tuple(walk.slots), tuple(walk.modules), tuple(walk.held), tuple(walk.unbound), counters)
+    found = tuple(walk.slots), tuple(walk.modules), tuple(walk.held), tuple(walk.unbound)
+    return Reached(*found, counters, frozenset(walk.stored))
 
 
 class _Walk:
     def __init__(self, by_value: Collection[int]) -> None:
-        self._by_value = by_value
+        self._by_value = set(by_value)
         self.slots: list[Slot] = []
         self.modules: list[tuple[Module, Path]] = []
         self.held: list[tuple[Any, Path]] = []
         self.unbound: list[Slot] = []
         self.objects: list[tuple[Any, Path]] = []
         self.reads, self.calls, self.counted, self.everything = set[str](), set[str](), set[str](), False
-        self.asked = set[str]()
+        self.asked, self.texts, self.stored = set[str](), set[str](), set[str]()
         self._slotted: set[tuple[int, str | None]] = set()
+        self._theirs = set[int]()  # what code of libraries names
         self._seen: dict[int, Any] = {}
         self._codes: set[tuple[int, int]] = set()
         self._classes: set[type] = set()
         self._dunders: dict[type, set[str]] = {}
         self._checked: set[type] = set()
-        self._tables: dict[type, Any] = {}
+        self._tables: dict[Any, Any] = {}
         self._methods_of: dict[type, Mapping[str, tuple[types.FunctionType, ...]]] = {}
         self._views: dict[int, Slotted] = {}
 
@@ -144,6 +156,10 @@ class _Walk:
             self._checked.clear()
             for value, path in list(self.objects):
                 self._attributes(value, path)
+                self._answers(value, path)
+            if not ENVIRONMENT.isdisjoint(self.reads | self.calls):
+                for name, now in variables_of(self.texts):
+                    self._place(os.environ, name, Path("os").attr("environ").item(name), now)
 
     def look(self, value: Any, path: Path) -> None:
         """What a slot, an item or an argument holds."""
@@ -174,25 +190,37 @@ class _Walk:
             self.look(value.__self__, path)
         elif isinstance(value, functools.partial):
             self._items(((value.func), *value.args, *value.keywords.values()), path)
-            if value.keywords:
-                self._place(self._view(value), "keywords", path.attr("keywords"), value.keywords)
+            if not is_fixed(value.args):
+                self._place(self._view(value), "args", path.attr("args"), value.args)
+            self._place(self._view(value), "keywords", path.attr("keywords"), value.keywords)
         elif isinstance(value, _CONTAINERS):
             self.held.append((value, path))
             self._items(value, path)
             if not is_library(type(value)) and hasattr(value, "__dict__"):  # a container of a class of the user's
                 self.objects.append((value, path))
-        elif isinstance(value, torch.optim.Optimizer):
+        else:
+            self._object(value, path)
+
+    def _object(self, value: Any, path: Path) -> None:
+        inside = container_behind(value)
+        if inside is not None:
+            self.look(inside, path)
+        if isinstance(value, torch.optim.Optimizer):
             self._slot(vars(value), "param_groups", path.attr("param_groups"), value.param_groups)
+        if isinstance(value, weakref.ref):
+            self.look(value(), path)
         elif is_plain_object(value):
             self.held.append((value, path))
             self.objects.append((value, path))
             if id(value) not in self._by_value:
                 self._place(self._view(value), "__class__", path.attr("__class__"), type(value))
-        else:
-            inner = getattr(value, "__dict__", {}).get("__wrapped__")  # of a region, of a cached function
-            if isinstance(inner, types.FunctionType):
+        elif isinstance(inner := getattr(value, "__dict__", {}).get("__wrapped__"), types.FunctionType):
+            self.held.append((value, path))  # a region, a cached function
+            self.look(inner, path)
+        elif is_of_library(value):
+            if is_thread_local(value):
                 self.held.append((value, path))
-                self.look(inner, path)
+            self.objects.append((value, path))
 
     def _items(self, value: Any, path: Path) -> None:
         if len(value) <= _MOST_ITEMS:
@@ -202,7 +230,9 @@ class _Walk:
     def _slot(self, holder: Any, key: str | None, path: Path, value: Any, library: bool = False) -> None:
         """``library``: the place is an installed library's. There are hundreds of such; those are slots that may change."""
         if library and not isinstance(value, (torch.Tensor, Module)) and not is_simple(value):
-            self.look(value, path)
+            if not (is_foreign(type(value)) and is_of_library(value)):  # such as a logger
+                self._theirs.add(id(value))
+                self.look(value, path)
         elif (id(holder), key) not in self._slotted:
             self._slotted.add((id(holder), key))
             self._seen.setdefault(id(holder), holder)  # keeps it alive, and its id
@@ -222,6 +252,9 @@ class _Walk:
     def _function(self, function: types.FunctionType) -> None:
         code = function.__code__
         if not is_own(code):  # a decorator's, such as that of torch.no_grad()
+            table = vars(function).get("registry")
+            if isinstance(table, types.MappingProxyType):  # of functools.singledispatch
+                self._place(self._view(function), "registry", Path(function.__name__).attr("registry"), table)
             for cell in function.__closure__ or ():
                 with contextlib.suppress(ValueError):
                     self.look(cell.cell_contents, Path(function.__name__))
@@ -249,7 +282,7 @@ class _Walk:
         for key, value in keywords.items():
             self._slot(keywords, key, path.attr("__kwdefaults__").item(key), value)
         self.held.append((function, path))
-        if vars(function).keys() - {"__wrapped__"}:
+        if vars(function).keys() - {"__wrapped__"} or mentions(function.__code__).asked:
             self.objects.append((function, path))
 
     def _code(self, code: types.CodeType, table: Mapping[str, Any]) -> None:
@@ -261,12 +294,22 @@ class _Walk:
         self.calls |= said.calls
         self.counted |= said.counted
         self.asked |= said.asked
+        self.stored |= said.stores
+        self.texts |= set() if is_installed(code) else said.texts
         self.everything |= said.everything
         for name in said.globals:
             if name in table:
                 self._slot(table, name, Path(name), table[name], is_installed(code))
             else:
                 self.unbound.append(Slot(table, name, Path(name), ABSENT))
+                if name in said.reads and not hasattr(builtins, name):  # the code may ask whether it is there
+                    self._place(table, name, Path(name), ABSENT)
+        for name in sorted(said.texts & table.keys()) if "globals" in said.globals else ():
+            self._slot(table, name, Path(name), table[name], is_installed(code))
+        for name in () if is_installed(code) else imported_by(said.imports, table):
+            module = sys.modules.get(name, ABSENT)
+            if module is ABSENT or (isinstance(module, types.ModuleType) and is_users_module(module)):
+                self._slot(sys.modules, name, Path("sys").attr("modules").item(name), module)
         for inner in said.inside:
             self._code(inner, table)
 
@@ -317,14 +360,18 @@ class _Walk:
         self._methods(cls, self._called(cls))
         if own is None:
             return
-        library = is_library(cls) and cls not in (types.SimpleNamespace, types.ModuleType, types.FunctionType)
+        library = is_library(cls) and cls not in (*NAMESPACES, types.ModuleType, types.FunctionType)
         everything = self.everything and cls is not types.ModuleType
+        if cls is types.ModuleType and "__getattr__" in own:
+            self._slot(own, "__getattr__", path.attr("__getattr__"), own["__getattr__"])
         for key in () if isinstance(value, Module) else list(own):
             if everything or key in self.reads or (key in self.calls and callable(own.get(key))):
                 if id(value) in self._by_value:
                     self.look(own.get(key), path.attr(key))
                 else:
                     self._slot(own, key, path.attr(key), own.get(key), library)
+                    if library and _is_short(own.get(key)):
+                        self._place(own, key, path.attr(key), own.get(key))
             elif key in self.counted:
                 self.look(own.get(key), path.attr(key))
         bases, mine = [base for base in cls.__mro__ if not is_foreign(base)], frozenset(own)
@@ -340,11 +387,25 @@ class _Walk:
         if hasattr(cls, "__get__") and isinstance(own, dict):  # of a descriptor these may be names of attributes
             self.reads |= {v for v in own.values() if type(v) is str and v.isidentifier()}
 
+    def _answers(self, value: Any, path: Path) -> None:
+        """What an object answers that has no attributes for it."""
+        if isinstance(value, torch.optim.lr_scheduler.LRScheduler) and "get_last_lr" in self.calls | self.reads:
+            self._slot(vars(value), "_last_lr", path.attr("_last_lr"), vars(value).get("_last_lr", ABSENT))
+        if id(value) not in self._by_value | self._theirs and not isinstance(value, (Module, type)):
+            for table, name, now in answers_of(value, self.reads | self.texts):
+                known = self._tables.setdefault((id(value), name == "len"), table)
+                self._slot(known, name, path.item(name), now)
+
     def _of_class(self, cls: type, path: Path) -> None:
         """A class that the code names: it may ask it, call its methods, and make objects of it."""
         self._methods(cls, self._called(cls))
         if not is_foreign(type(cls)):
             self._methods(type(cls), self._called(type(cls)))
+            for base in type.mro(type(cls)):
+                if not is_foreign(base):
+                    for key in self._class(base, path, frozenset(vars(cls)), is_library(base)):
+                        if member_of(cls, key) is ABSENT:
+                            self._slot(self._table(cls), key, path.attr(key), ABSENT)
         for base in cls.__mro__:
             if not is_foreign(base):
                 self._class(base, path, frozenset(), is_library(base))
@@ -352,6 +413,7 @@ class _Walk:
                     if name in vars(base):
                         self._slot(self._table(base), name, path.attr(name), vars(base)[name])
                         self._functions(functions_in(vars(base)[name]))
+        self._overrides([base for base in cls.__mro__ if not is_library(base)])
 
     def _called(self, cls: type) -> list[str]:
         """The names of methods and properties of a class that the code may run."""
@@ -384,23 +446,24 @@ class _Walk:
     def _not_there(self, value: Any, own: Any, bases: Sequence[type], path: Path) -> None:
         """What could come to be: an override between a class and the base that it inherits from, an attribute that the
         code asks for."""
-        if not bases:
-            return
-        is_module, first = isinstance(value, Module), self._table(bases[0])
+        is_module = isinstance(value, Module)
         asked = [n for n in sorted(self.asked) if member_of(type(value), n) is ABSENT]
-        if type(value) not in self._checked:
+        if bases and type(value) not in self._checked:
             self._checked.add(type(value))
-            for k, base in enumerate(bases):
-                names = {n for b in bases[k + 1 :] for n in self._compared(b)} | (
-                    {"__call__", "forward"} if is_module else set()
-                )
-                for name in sorted(names - self._table(base).keys()):
-                    self._slot(self._table(base), name, Path(base.__qualname__).attr(name), ABSENT)
+            self._overrides(bases, {"__call__", "forward"} if is_module else ())
             for name in asked:
-                self._slot(first, name, Path(bases[0].__qualname__).attr(name), ABSENT)
-        for name in () if is_module else asked:  # a module counts its attributes
-            if name not in own and id(value) not in self._by_value:
+                self._slot(self._table(bases[0]), name, Path(bases[0].__qualname__).attr(name), ABSENT)
+        computes = "__getattr__" in own or member_of(type(value), "__getattr__") is not ABSENT
+        for name in () if is_module else sorted(self.reads) if computes else asked:  # a module counts its attributes
+            if name not in own and member_of(type(value), name) is ABSENT and id(value) not in self._by_value:
                 self._slot(own, name, path.attr(name), ABSENT)
+
+    def _overrides(self, bases: Sequence[type], more: Iterable[str] = ()) -> None:
+        """What each of these classes could hide of those behind it."""
+        for k, base in enumerate(bases):
+            names = {*more, *(n for b in bases[k + 1 :] for n in self._compared(b))}
+            for name in sorted(names - self._table(base).keys()):
+                self._slot(self._table(base), name, Path(base.__qualname__).attr(name), ABSENT)
 
     def _compared(self, base: type) -> set[str]:
         """The names of a class of the user's that are compared: what the code may read or call."""
@@ -421,6 +484,11 @@ class _Walk:
             if id(function) not in self._seen:
                 self._seen[id(function)] = function
                 self._function(function)
+
+
+def _is_short(value: Any) -> bool:
+    """Is it one of the containers in which libraries keep settings?"""
+    return type(value) in (list, tuple, dict) and len(value) <= 32
 
 
 #: what is compared of a class of an installed library

@@ -35,8 +35,8 @@ class Same:
         return repr(self.value)
 
 
-#: the items of longer containers are compared by identity, and those of still longer ones not at all
-_LONG, _VERY_LONG = 32, 2000
+#: the items of longer containers are compared by identity, and those of still longer ones, or that lie deeper, not at all
+_LONG, _VERY_LONG, _DEEPEST = 32, 2000, 9
 
 
 class SameItems:
@@ -58,24 +58,38 @@ class SameItems:
         return f"{len(self.items)} items"
 
 
-def as_held(value: Any, depth: int = 0) -> Any:
+def as_held(value: Any) -> Any:
     """What an attribute or a name holds, to be compared: numbers and strings by value, lists, tuples, dicts and sets
     item by item, everything else by identity."""
+    return value if is_simple(value) else _as_held(value, 0, [_VERY_LONG])
+
+
+def _as_held(value: Any, depth: int, room: list[int]) -> Any:
+    """``room``: for how many more items there is room, in one list that all levels share."""
     if is_simple(value):
         return value
     kind = type(value)
     if not isinstance(value, _ITEMWISE):
-        if kind in _BEHIND and depth <= 4:
-            return (kind, as_held(_BEHIND[kind](value), depth + 1))
+        inside = None if depth > _DEEPEST else container_behind(value)
+        if inside is not None:
+            return (kind, _as_held(inside, depth + 1, room))
         return (kind, snapshot(value)) if _is_short_buffer(value) else Same(value)
-    if depth > 4 or len(value) > _VERY_LONG:
+    room[0] -= len(value)
+    if depth > _DEEPEST or room[0] < 0:
         return Same(value)
-    if len(value) > _LONG:
-        return (kind, SameItems(value if not isinstance(value, dict) else (*value, *value.values())))
     if isinstance(value, (set, frozenset)):
         return (kind, SameItems(sorted(value, key=hash)))
-    items = value.items() if isinstance(value, dict) else enumerate(value)
-    return (kind, *[(k, as_held(v, depth + 1)) for k, v in items])
+    if not isinstance(value, dict):
+        return (kind, *_held_items(enumerate(value), depth, room)) if len(value) <= _LONG else (kind, SameItems(value))
+    rows = collections.OrderedDict.items(value) if isinstance(value, collections.OrderedDict) else dict.items(value)
+    if len(value) > _LONG:
+        return (kind, SameItems(v for row in rows for v in row))
+    return (kind, *_held_items(rows, depth, room))
+
+
+def _held_items(rows: Iterable[tuple[Any, Any]], depth: int, room: list[int]) -> Iterator[tuple[Any, Any]]:
+    for key, value in rows:
+        yield key if is_simple(key) else Same(key), _as_held(value, depth + 1, room)
 
 
 _ITEMWISE = (list, tuple, dict, set, frozenset, collections.deque)
@@ -90,6 +104,14 @@ _BEHIND: Mapping[type, Callable[[Any], Any]] = {
     weakref.WeakSet: set,
     functools.partial: lambda value: (value.func, value.args, value.keywords),
 }
+
+
+def container_behind(value: Any) -> Any:
+    """The container that an object keeps its items in, which takes its place in comparisons; None of other objects."""
+    behind = next((_BEHIND[cls] for cls in type(value).__mro__ if cls in _BEHIND), None)
+    return None if behind is None else behind(value)
+
+
 _MOST_BYTES = 4096
 
 
@@ -155,7 +177,8 @@ class Slotted:
 
     def __iter__(self) -> Iterator[str]:
         """The attributes that are set."""
-        names = (n for cls in type(self.value).__mro__ for n in _as_names(vars(cls).get("__slots__", ())))
+        slots = (n for cls in type(self.value).__mro__ for n in _as_names(vars(cls).get("__slots__", ())))
+        names = (*slots, *getattr(self.value, "__dict__", ()))  # the latter of a `threading.local`
         return (n for n in names if n not in ("__dict__", "__weakref__") and hasattr(self.value, n))
 
 

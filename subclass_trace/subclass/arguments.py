@@ -6,6 +6,7 @@ held: its attributes, its items, and those of the objects inside of it.
 
 from __future__ import annotations
 
+import argparse
 import enum
 import sys
 import types
@@ -23,6 +24,8 @@ _BY_IDENTITY = (torch.Tensor, torch.nn.Module, type, types.ModuleType, types.Fun
 _DEEPEST, _MOST_ITEMS = 8, 1000
 #: what these packages keep in objects and globals is theirs
 FOREIGN = frozenset({*sys.stdlib_module_names, "torch", "functorch", "numpy", "subclass_trace"})
+#: classes of the standard library whose objects are what their attributes are
+NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 _ABSENT: Any = object()
 
 
@@ -145,7 +148,7 @@ def _state(value: Any, depth: int, seen: frozenset[int]) -> Any:
     if isinstance(value, _CONTAINERS):
         deep = depth > _DEEPEST or len(value) > _MOST_ITEMS or id(value) in seen
         return ObjectIdentity(value) if deep else ObjectState(value, depth, seen)
-    foreign = cls.__module__.partition(".")[0] in FOREIGN
+    foreign = cls.__module__.partition(".")[0] in FOREIGN and cls not in NAMESPACES
     has_attributes = hasattr(value, "__dict__") or any("__slots__" in vars(k) for k in cls.__mro__[:-1])
     if not has_attributes or (foreign and (depth > 0 or callable(value))):
         return snapshot(value)

@@ -150,21 +150,22 @@ class AssignmentPlan:
     """What the region assigned: ``owner.<table>[name] = results[result]``.
 
     ``table`` is "_parameters", "_buffers", or "__dict__" for a plain attribute; ``owner`` is a module, or the number of an
-    input (then ``name`` may be dotted: of a wrapper inside). ``table`` is None where ``owner`` is a dict (of globals, of an
-    object's attributes) itself, or a closure cell, which has no ``name``.
+    input or, if ``of_result``, of a result (then ``name`` may be dotted: of a wrapper inside). ``table`` is None where
+    ``owner`` is a dict (of globals, of an object's attributes) itself, or a closure cell, which has no ``name``.
     """
 
     owner: Any
     table: str | None
     name: str | None
     result: int
+    of_result: bool = False
 
-    def deliver(self, inputs: Sequence[torch.Tensor], value: Any) -> None:
-        """Make the assignment in a call with these inputs."""
+    def deliver(self, tensors: Sequence[torch.Tensor], value: Any) -> None:
+        """Make the assignment in a call with these inputs, or results."""
         owner: Any = self.owner
         if isinstance(owner, int):
             assert self.name is not None
-            owner, name = owner_of(inputs[owner], self.name)
+            owner, name = owner_of(tensors[owner], self.name)
             setattr(owner, name, value)
         elif self.name is None:
             owner.cell_contents = value

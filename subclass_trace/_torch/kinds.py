@@ -85,3 +85,8 @@ def tensor_guard(tensors: list[torch.Tensor], sizes: list[Any], strides: list[An
 
     check: Callable[..., bool] = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
     return check
+
+
+def is_memo(name: str) -> bool:
+    """Is it an attribute in which a fake tensor remembers a number that was read from it?"""
+    return name.startswith("_") and "_memo" in name

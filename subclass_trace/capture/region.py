@@ -9,24 +9,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.fx as fx
 
 from .. import _torch
 from ..errors import UnsupportedError
-from ..plan import (
-    AssignmentPlan,
-    ContainerChange,
-    MutationPlan,
-    OutputPlan,
-    StatePlan,
-    ValueAlias,
-    ValueOutput,
-    ViewOutput,
-)
-from ..subclass.arguments import attributes_of_wrapper
+from ..plan import ContainerChange, MutationPlan, OutputPlan, StatePlan, ValueAlias, ValueOutput, ViewOutput
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.spec import Spec, WrapperSpec, sizes_in
 from .aliasing import alias_groups
@@ -40,31 +30,20 @@ from .gradient_order import arrivals, order_views
 from .graphs import finish_joint, read_by_backward
 from .inputs import Argument, DynamicDims, TracedInput, TracedInputs, trace_inputs
 from .metadata import MetadataReads
-from .mutation import Before, check_members, read_mutations, remember
+from .mutation import check_members, read_mutations, remember
 from .outputs import OutputClassifier, leaf_inside
 from .own_attributes import OwnAttributes
 from .places import groups_by_place, scattered_roots
 from .python_numbers import PythonNumbers
 from .random_state import RandomState, UnknownGenerators
 from .recorder import Recorder
+from .run import Run, with_attributes
 from .session import Session
 from .sharing import Sharing
 from .tape import Tape, independent, saved_by_autograd, saves_out_of_sight
 from .typed_errors import typed_errors
 
 Tensor = torch.Tensor
-
-
-class Run(NamedTuple):
-    """What the user function gave: flat results and their structure, the flat tensors that it was handed (by position
-    in the call), what it assigned to modules (those values stand after the results), and what it did to containers
-    among its arguments (whose new items stand beside the result in the structure)."""
-
-    results: list[Any]
-    tree: Any
-    handed: list[Any]
-    assignments: tuple[StatePlan, ...] = ()
-    containers: tuple[ContainerChange, ...] = ()
 
 
 #: runs the function on the traced inputs; its second argument is told which traced tensor a named real one is
@@ -209,7 +188,7 @@ class _Capture:
             before = remember(inputs)
             run = self._call(call, inputs, own)
             recorder.write_assertions()
-            run = _with_attributes(run, inputs, before)
+            run = with_attributes(run, inputs, before, recorder)
             results = run.results
             after = torch.is_grad_enabled()
             torch.set_grad_enabled(grad_mode)
@@ -418,17 +397,6 @@ def is_own_leaf(t: Tensor) -> bool:
     """Is it an autograd leaf that requires grad by itself, not through the base that it is a view of?"""
     base = t._base
     return t.requires_grad and t.grad_fn is None and (base is None or not base.requires_grad)
-
-
-def _with_attributes(run: Run, inputs: TracedInputs, before: Sequence[Before]) -> Run:
-    """The run with the tensors and sizes that the region set as attributes of inputs among what it assigned."""
-    results, assignments = list(run.results), list(run.assignments)
-    for number, (row, was) in enumerate(zip(inputs.inputs, before, strict=True)):
-        for name, value in attributes_of_wrapper(row.traced, flatten(row.traced)[1]).items():
-            if isinstance(value, (Tensor, *_torch.SYM_TYPES)) and was.attributes.get(name) is not value:
-                assignments.append(AssignmentPlan(number, "__dict__", name, len(results)))
-                results.append(value)
-    return run._replace(results=results, assignments=tuple(assignments))
 
 
 def _views_input(o: OutputPlan) -> bool:

@@ -15,7 +15,8 @@ from .. import _torch
 from ..capture.aliasing import family
 from ..capture.inputs import Argument
 from ..capture.python_numbers import types_of_numbers
-from ..capture.region import Run, RunFunction
+from ..capture.region import RunFunction
+from ..capture.run import Run
 from ..errors import UnsupportedError
 from ..runtime.codegen import Layout, StateSlot
 from ..runtime.containers import each_is_one, shared_containers

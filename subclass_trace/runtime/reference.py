@@ -14,6 +14,7 @@ import torch
 from .. import _torch
 from ..capture.aliasing import byte_range
 from ..plan import (
+    AssignmentPlan,
     BasePrimal,
     ConstantOutput,
     InputOutput,
@@ -164,6 +165,9 @@ def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]
         else:
             results.append(make_output(o, call, values, flat, early.get(k)))
     for a in plan.assignments:
+        if isinstance(a, AssignmentPlan) and a.of_result:
+            a.deliver(results, results[a.result])
+            continue
         a.deliver(call.inputs, results[a.result])
     del results[plan.out_tree.num_leaves :]  # what was only made to be assigned
     if plan.grad_mode_after is not None:

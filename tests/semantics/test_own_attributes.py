@@ -93,6 +93,12 @@ def makes_a_wrapper(x: Any) -> Any:
     return y, x.p
 
 
+def makes_a_wrapper_with_a_tensor(x: Any) -> Any:
+    y, z = type(x)(x.p * 3), x.p + 1
+    y._c, z.kept = x.p * 2, x.p * 5
+    return y, z, y._c, z.kept
+
+
 def keeps_a_size(x: Any) -> Tensor:
     x.n = x.shape[0]
     return x * 2
@@ -107,6 +113,7 @@ FUNCTIONS: list[Callable[[Any], Any]] = [
     keeps_a_tensor,
     takes_back,
     makes_a_wrapper,
+    makes_a_wrapper_with_a_tensor,
     keeps_a_size,
 ]
 
@@ -200,3 +207,15 @@ def test_a_released_trace_has_the_attributes_of_the_call() -> None:
     y = st.compile(lambda x: x * x.n + x.n, retain_trace=False)(x)
     (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
     assert first.p.tolist() == [3.0, 3.0]
+
+
+def test_what_fake_tensors_remember_stays_with_them() -> None:
+    z = torch.tensor(3)
+
+    def function(x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        y = z + 1
+        return x * z.item() * y.item(), y
+
+    for out in st.compile(function)(torch.ones(2), z):
+        assert not vars(out)
+    assert not vars(z)

@@ -40,7 +40,7 @@ from .recorder import Recorder
 from .run import Run, with_attributes
 from .session import Session
 from .sharing import Sharing
-from .tape import Tape, independent, saved_by_autograd, saves_out_of_sight
+from .tape import Tape, independent, leaves_behind, saved_by_autograd, saves_out_of_sight
 from .typed_errors import typed_errors
 
 Tensor = torch.Tensor
@@ -338,6 +338,7 @@ class _Capture:
         out_of_sight = False
         if differentiable and edges:
             live = [self.values[k] for k in differentiable]
+            self._check_leaves(leaves_behind(live, edges), inputs)
             with self.session.modes():  # an output that its own node saves is unpacked by `detach`
                 by_node = saved_by_autograd(live, edges, recorder.sets_hooks)
             kept = [t for tensors in by_node.values() for t in tensors]
@@ -383,6 +384,19 @@ class _Capture:
             metadata=self.metadata,
             counters=inputs.counters,
         )
+
+    def _check_leaves(self, leaves: Sequence[Tensor], inputs: TracedInputs) -> None:
+        """Refuse an input that some code took past the trace and differentiated: that gradient would be lost."""
+        for leaf in leaves:
+            if not any(map(_torch.is_fake, leaves_of(leaf))):
+                traced = self.stand_ins.known(leaf)
+                raise UnsupportedError(
+                    "code inside the region takes a tensor of the caller's, which requires grad, by ways that cannot be traced",
+                    path=next((i.path for i in inputs.inputs if i.traced is traced), None),
+                    expected="tensors that Python code of the region reads; or that require no grad, or under torch.no_grad()",
+                    got="operations on the tensor itself, as under torch._C.DisableTorchFunction",
+                    fix="pass the tensor as an argument, or move this part out of the region",
+                )
 
     # ---------------------------------------------------------------- closed-over tensors
     def _primals(self, inputs: TracedInputs) -> tuple[list[int], dict[int, Any]]:

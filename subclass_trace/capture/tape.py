@@ -352,6 +352,12 @@ def independent(
     return tuple(members for members, _ in groups) if len(groups) > 1 else ()
 
 
+def leaves_behind(outputs: Sequence[Tensor], edges: Sequence[Any]) -> list[Tensor]:
+    """The autograd leaves that ``outputs`` were computed from, beside what the edges lead to."""
+    found = (getattr(node, "variable", None) for node in _nodes_behind(outputs, edges))
+    return [t for t in found if isinstance(t, Tensor)]
+
+
 def saves_out_of_sight(outputs: Sequence[Tensor], edges: Sequence[Any]) -> bool:
     """Is there a node that does not tell what it holds? That of an in-place operation on a view holds another node."""
     return any(node.name().endswith("CopySlices") for node in _nodes_behind(outputs, edges))

@@ -65,3 +65,20 @@ def test_an_argument_that_is_also_closed_over() -> None:
     c = torch.ones(2, requires_grad=True)
     st.compile(lambda x: x * c)(c).sum().backward()
     assert c.grad.tolist() == [2, 2]
+
+
+def test_a_gradient_that_would_be_lost_is_refused() -> None:
+    """Where function modes are off, operations take the caller's own tensor, and so does autograd."""
+    layer = torch.nn.Linear(3, 3)
+    weights = [layer.weight]
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        with torch._C.DisableTorchFunction():
+            return torch.nn.functional.linear(x, weights[0]) + layer(x)
+
+    x = torch.ones(2, 3)
+    with pytest.raises(st.UnsupportedError, match="by ways that cannot be traced") as caught:
+        st.compile(f)(x)
+    assert str(caught.value.path).endswith("weight")
+    with torch.no_grad():
+        assert torch.equal(st.compile(f)(x), f(x))

@@ -64,6 +64,16 @@ def fast_paths_as_eager() -> Iterator[None]:
         yield
     finally:
         torch.overrides.has_torch_function, torch.compiler.is_compiling = asked, compiling
+        _forget(is_compiling)
+
+
+def _forget(stand_in: Any) -> None:
+    """What Dynamo knows by function, it looks up once in a process: it may have met the stand-in (under ``torch.cond``)."""
+    tables, rules = map(sys.modules.get, ("torch._dynamo.variables.torch", "torch._dynamo.trace_rules"))
+    if tables is not None and rules is not None and stand_in in tables.tracing_state_functions():
+        tables.tracing_state_functions.cache_clear()
+        tables.TorchInGraphFunctionVariable._get_handlers.cache_clear()
+        rules.get_torch_obj_rule_map.cache_clear()
 
 
 _ENCODER = torch.nn.TransformerEncoder

@@ -31,16 +31,15 @@ from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from .aliasing import ByteRange, byte_range
 from .eager_errors import REFUSALS, error_of_eager, has_out, refuse_as_eager
-from .foreach import WITH_NUMBERS, steps, with_numbers
-from .masks import INDEXED, has_bytes, with_booleans
+from .foreach import steps
 from .noting import unnoted
+from .otherwise import OTHERWISE
 from .random_state import RandomState
 from .results import Results
-from .set_storage import SETS, record_set
 from .symbols import Symbols
 from .user_code import library_line, line_text, user_frames
 from .views import ViewLog
-from .writes import foreach_versions, late_write, one_of_each, refuse_overlap, written_arguments
+from .writes import foreach_versions, late_write, refuse_overlap, written_arguments
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -67,10 +66,6 @@ class CheckpointTag:
 
     policy: Callable[..., Any]
     graph_id: int
-
-
-#: of the operations in place, those for which elements that lie in one place do not matter
-_FILLS = frozenset({aten.zero_.default, aten.fill_.Scalar})
 
 
 class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -327,10 +322,6 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             known = known_answer(self, func, args)
             if known is not None:
                 return known
-        if func is aten.polygamma_.default:  # torch has no functional form of it
-            refuse_as_eager(func, args, kwargs)
-            with self:
-                return args[0].copy_(aten.polygamma.default(args[1], args[0]))
         if func is aten.rrelu_with_noise.default and not args[0].is_contiguous():
             out = self._record(func, args, kwargs)
             with self:  # its real kernel gives a contiguous result, the fake one and the functional form do not
@@ -338,24 +329,11 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         real = self._real_arguments(args, kwargs)
         if real:
             return self._with_lifted(func, types, args, kwargs, real)
-        if func in INDEXED and has_bytes(args):
-            with self:
-                return func(*with_booleans(args), **kwargs)
-        if func in SETS:
-            out = record_set(self, func, args, kwargs)
+        other = OTHERWISE.get(func)
+        if other is not None:
+            out = other(self, func, args, kwargs)
             if out is not NotImplemented:
                 return out
-        if func in WITH_NUMBERS:
-            with self:
-                return with_numbers(func, args, kwargs)
-        if func is aten.detach.default:
-            out = func(*args)
-            self.alias(out, args[0])
-            return out
-        if func in _FILLS and 0 in args[0].stride() and 0 not in args[0].shape:
-            with self:
-                func(one_of_each(args[0]), *args[1:], **kwargs)
-            return args[0]
         if func in self.decompositions and not func._schema.is_mutable:
             with self:
                 out = self.decompositions[func](*args, **kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 
 import pytest
@@ -54,3 +55,17 @@ def test_others_are_told_that_it_is_traced() -> None:
     region = st.compile(lambda x: x * (2 if torch.compiler.is_compiling() else 3))
     assert region(torch.ones(2)).tolist() == [2.0, 2.0]
     assert not torch.compiler.is_compiling()
+
+
+def test_dynamo_is_as_it_was_after_a_branch_was_traced() -> None:
+    """It looks up once in a process which functions say whether it is compiling."""
+    tables = importlib.import_module("torch._dynamo.variables.torch")
+    tables.tracing_state_functions.cache_clear()
+    tables.TorchInGraphFunctionVariable._get_handlers.cache_clear()
+    branch = st.compile(lambda x: torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (x,)))
+    branch(torch.ones(3))
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if torch.compiler.is_compiling() else x
+
+    assert torch.compile(f, backend="eager", fullgraph=True)(torch.ones(2)).tolist() == [2, 2]

@@ -1,0 +1,67 @@
+"""Operations that a graph has otherwise than they were called: through other operations, or as no node of their own.
+
+`OTHERWISE` maps an operation to ``(recorder, func, args, kwargs) -> result``, or NotImplemented where this call of it is
+recorded as it is. The arguments are fake tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .eager_errors import refuse_as_eager
+from .foreach import WITH_NUMBERS, with_numbers
+from .masks import INDEXED, has_bytes, with_booleans
+from .set_storage import SETS, record_set
+from .writes import one_of_each
+
+aten = torch.ops.aten
+
+
+def _polygamma_in_place(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Torch has no functional form of it."""
+    refuse_as_eager(func, args, kwargs)
+    with recorder:
+        return args[0].copy_(aten.polygamma.default(args[1], args[0]))
+
+
+def _fill(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """That several elements lie in one place does not matter here."""
+    if 0 not in args[0].stride() or 0 in args[0].shape:
+        return NotImplemented
+    with recorder:
+        func(one_of_each(args[0]), *args[1:], **kwargs)
+    return args[0]
+
+
+def _indexed(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Masks of bytes."""
+    if not has_bytes(args):
+        return NotImplemented
+    with recorder:
+        return func(*with_booleans(args), **kwargs)
+
+
+def _with_numbers(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """List operations whose numbers come in a tensor."""
+    with recorder:
+        return with_numbers(func, args, kwargs)
+
+
+def _detach(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """The very value: no node."""
+    out = func(*args)
+    recorder.alias(out, args[0])
+    return out
+
+
+OTHERWISE: dict[Any, Callable[[Any, Any, Any, Any], Any]] = {
+    aten.detach.default: _detach,
+    aten.polygamma_.default: _polygamma_in_place,
+    **dict.fromkeys((aten.zero_.default, aten.fill_.Scalar), _fill),
+    **dict.fromkeys(INDEXED, _indexed),
+    **dict.fromkeys(WITH_NUMBERS, _with_numbers),
+    **dict.fromkeys(SETS, record_set),
+}

@@ -110,9 +110,10 @@ class CallSite:
     def of_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallSite:
         """A call of ``function``, with all that it reaches by itself or through objects among the arguments."""
         leaves, tree = flatten_tree((args, kwargs))
-        objects = [k for k, v in enumerate(leaves) if is_plain_object(v) or callable_code(v)]
+        named = [callable_code(v) or isinstance(v, (type, types.ModuleType)) for v in leaves]
+        objects = [k for k, v in enumerate(leaves) if named[k] or is_plain_object(v)]
         paths = argument_paths(tree) if objects else []
-        by_value = {id(v) for v in leaves if not _is_one_object(v)}
+        by_value = {id(v) for k, v in enumerate(leaves) if not named[k] and not _is_one_object(v)}
         return CallSite.of(args, kwargs, reach(function, [(leaves[k], paths[k]) for k in objects], by_value))
 
     @staticmethod

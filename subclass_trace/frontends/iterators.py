@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import UnsupportedError
 from ..runtime.held import ABSENT
+from ..subclass.arguments import is_iterator
 from ..subclass.paths import Path
 from .reach import Reached
 
@@ -39,7 +40,7 @@ def no_items_taken(reached: Reached) -> Iterator[None]:
     """
     rows = []
     for value, path, put in _places(reached):
-        if _is_iterator(value):
+        if is_iterator(value):
             watched = _Watched(value, path)
             put(watched)
             rows.append((watched, path, put))
@@ -63,12 +64,6 @@ def _refusal(path: Path) -> UnsupportedError:
         got="next(), or a loop, on an iterator: it would happen once, while the region is traced",
         fix="take the item outside of the region and pass it as an argument",
     )
-
-
-def _is_iterator(value: Any) -> bool:
-    """Is it one of Python's own? Those of classes of the user's run code that is looked at."""
-    known = type(value).__module__ in ("builtins", "itertools") and isinstance(value, Iterator)
-    return known and not isinstance(value, types.CoroutineType)
 
 
 def _places(reached: Reached) -> Iterator[tuple[Any, Path, Callable[[Any], None]]]:

@@ -20,7 +20,7 @@ from .. import _torch
 from .context import same_context, snapshot
 from .spec import Spec, WrapperSpec
 
-_CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+_CONTAINERS = (list, tuple, dict, set, frozenset, deque, types.MappingProxyType)
 _BY_IDENTITY = (torch.Tensor, torch.nn.Module, type, types.ModuleType, types.FunctionType, types.MethodType, enum.Enum)
 _DEEPEST, _MOST_ITEMS = 8, 1000
 #: what these packages keep in objects and globals is theirs
@@ -42,6 +42,25 @@ class ObjectIdentity:
 
     def __repr__(self) -> str:
         return repr(self.value)
+
+
+class TakenOnce:
+    """An iterator of Python's: it gives its items once, so that no later call meets it as it was."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def holds(self, now: Any) -> bool:
+        """Never."""
+        return False
+
+    def __repr__(self) -> str:
+        return f"a {type(self.value).__qualname__}, which gives each item once"
+
+
+def is_iterator(value: Any) -> bool:
+    """Is it an iterator of Python's own? Those of classes of the user's run code that is looked at."""
+    return type(value).__module__ in ("builtins", "itertools") and isinstance(value, Iterator)
 
 
 class ObjectState:
@@ -98,7 +117,10 @@ def argument_snapshot(value: Any) -> Any:
 
 def same_argument(known: Any, now: Any) -> bool:
     """Is an argument as it was when `argument_snapshot` was taken?"""
-    return known.holds(now) if isinstance(known, (ObjectState, ObjectIdentity)) else same_context(known, now)
+    return known.holds(now) if isinstance(known, _STATES) else same_context(known, now)
+
+
+_STATES = (ObjectState, ObjectIdentity, TakenOnce)
 
 
 def has_own_equality(cls: type) -> bool:
@@ -132,8 +154,8 @@ def attributes_of_wrapper(traced: Any, spec: Spec) -> dict[str, Any]:
 
 
 def _items(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        for key, item in dict.items(value):
+    if isinstance(value, (dict, types.MappingProxyType)):
+        for key, item in dict.items(value) if isinstance(value, dict) else value.items():
             yield key
             yield item
     elif isinstance(value, (set, frozenset)):
@@ -146,6 +168,8 @@ def _state(value: Any, depth: int, seen: frozenset[int]) -> Any:
     cls = type(value)
     if isinstance(value, _BY_IDENTITY):
         return ObjectIdentity(value) if depth else snapshot(value)
+    if is_iterator(value):
+        return TakenOnce(value)
     if isinstance(value, _CONTAINERS):
         deep = depth > _DEEPEST or len(value) > _MOST_ITEMS or id(value) in seen
         return ObjectIdentity(value) if deep else ObjectState(value, depth, seen)

@@ -20,7 +20,7 @@ from ..subclass.protocol import flattens_alike, unflatten_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec
 from ..subclass.template import Examples
 from .guards import NameGuard
-from .held import ABSENT, Same, Slotted, as_held, is_simple
+from .held import ABSENT, Same, Slotted, as_held, is_simple, parts_of
 from .source import EXPRESSION_GLOBALS, Source
 
 Tensor = torch.Tensor
@@ -308,7 +308,9 @@ def held_checks(source: Source, rows: Iterable[tuple[str, Any]]) -> None:
         elif is_simple(held):
             changed.append(f"{now} is not {known} and not {same}({known}, {now})")
         else:
-            changed.append(f"not {same}({known}, {source.bind('as_held', as_held)}({now}))")
+            equal, parts = f"{same}({known}, {source.bind('as_held', as_held)}({now}))", parts_of(held)
+            hold = None if parts is None else source.bind(source.name("hold"), parts.hold)
+            changed.append(f"not {equal}" if hold is None else f"not ({hold}({now}) or {equal})")
     if changed:
         source.line(f"if {' or '.join(changed)}: return MISS")
 

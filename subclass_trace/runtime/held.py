@@ -124,6 +124,62 @@ def _is_short_buffer(value: Any) -> bool:
     return type(value) is array.array and len(value) * value.itemsize <= _MOST_BYTES
 
 
+class Parts:
+    """The very objects that a container holds. While they are there it is what it was: numbers and strings do not change.
+
+    Attributes:
+        kind: the class of the container. ``keys``: of a dict.
+        values: what it holds; in the place of a container its `Parts`. Of a `container_behind` that alone.
+        flat: no containers are among them.
+    """
+
+    __slots__ = ("behind", "flat", "keys", "kind", "table", "values")
+
+    def __init__(self, kind: type, keys: tuple[Any, ...] | None, values: tuple[Any, ...], behind: bool) -> None:
+        self.kind, self.keys, self.values, self.behind = kind, keys, values, behind
+        self.flat = not any(type(v) is Parts for v in values)
+        self.table: Any = collections.OrderedDict if issubclass(kind, collections.OrderedDict) else dict
+
+    def hold(self, now: Any) -> bool:
+        """Is ``now`` made of these objects? If not, it may still be equal."""
+        if type(now) is not self.kind:
+            return False
+        if self.behind:
+            return bool(self.values[0].hold(container_behind(now)))
+        items: Any = now
+        if len(items) != len(self.values):
+            return False
+        if self.keys is not None:
+            if not all(map(operator.is_, self.table.keys(now), self.keys)):
+                return False
+            items = self.table.values(now)
+        if self.flat:
+            return all(map(operator.is_, items, self.values))
+        for known, value in zip(self.values, items, strict=True):
+            if not (known.hold(value) if type(known) is Parts else known is value):
+                return False
+        return True
+
+
+def parts_of(held: Any) -> Parts | None:
+    """The parts of a container that `as_held` saw; None where it is long, or holds what can change in place."""
+    kind, *rows = held
+    if issubclass(kind, tuple(_BEHIND)) and not issubclass(kind, _ITEMWISE):
+        inside = parts_of(rows[0]) if _is_container(rows[0]) else None
+        return None if inside is None else Parts(kind, None, (inside,), True)
+    if not issubclass(kind, _ITEMWISE) or (rows and type(rows[0]) is SameItems) or issubclass(kind, (set, frozenset)):
+        return None
+    values = [parts_of(v) if _is_container(v) else v.value if type(v) is Same else v for _, v in rows]
+    if any(v is None and _is_container(row[1]) for v, row in zip(values, rows, strict=True)):
+        return None
+    keys = tuple(k.value if type(k) is Same else k for k, _ in rows) if issubclass(kind, dict) else None
+    return Parts(kind, keys, tuple(values), False)
+
+
+def _is_container(held: Any) -> bool:
+    return type(held) is tuple and bool(held) and isinstance(held[0], type)
+
+
 def is_fixed(values: tuple[Any, ...]) -> bool:
     """Are these values that are compared by identity alone, or by value?"""
     return all(is_simple(v) or type(as_held(v)) is Same for v in values)

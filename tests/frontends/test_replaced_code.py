@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import random
 import types
 import weakref
 from collections.abc import Callable, Sequence
@@ -16,6 +17,8 @@ import torch
 from torch import nn
 
 import subclass_trace as st
+from subclass_trace.runtime.held import as_held, parts_of
+from subclass_trace.subclass.context import same_context
 
 Tensor = torch.Tensor
 Case = tuple[Callable[[Tensor], Tensor], Sequence[Callable[[], Any]]]
@@ -348,3 +351,59 @@ def test_what_a_region_assigns_to_functions_and_python_modules() -> None:
         assert (helper.calls, helper.size) == (count, size)  # type: ignore[attr-defined]
         assert (module.flag, module.size) == ("set", size)  # type: ignore[attr-defined]
     assert len(region.specializations) == 2
+
+
+def random_value(draw: random.Random, depth: int = 0) -> Any:
+    """A value as configurations hold them."""
+    kinds: list[Callable[[], Any]] = [
+        lambda: draw.random(),
+        lambda: str(draw.randrange(9)),
+        lambda: None,
+        lambda: helper_of_values,
+    ]
+    if depth < 3:
+        inside = [random_value(draw, depth + 1) for _ in range(draw.randrange(4))]
+        named = {str(k): v for k, v in enumerate(inside)}
+        kinds += [
+            lambda: inside,
+            lambda: tuple(inside),
+            lambda: named,
+            lambda: collections.OrderedDict(named),
+            lambda: collections.UserDict(named),
+            lambda: collections.deque(inside),
+            lambda: {1, 2},
+            lambda: bytearray(b"ab"),
+        ]
+    return draw.choice(kinds)()
+
+
+def helper_of_values() -> None:
+    """Compared by identity."""
+
+
+def places_in(value: Any) -> list[Callable[[Any], None]]:
+    """Ways to replace one of the values inside, the innermost first."""
+    found: list[Callable[[Any], None]] = []
+    if isinstance(value, (list, tuple, dict, collections.UserDict, collections.deque)):
+        inside = value.values() if isinstance(value, (dict, collections.UserDict)) else value
+        found += [place for v in inside for place in places_in(v)]
+    if isinstance(value, (list, dict, collections.UserDict, collections.deque, bytearray)):
+        keys = range(len(value)) if isinstance(value, (list, collections.deque, bytearray)) else list(value)
+        found += [functools.partial(value.__setitem__, k) for k in keys]
+    return found
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_containers_are_known_by_their_parts(seed: int) -> None:
+    draw = random.Random(seed)
+    value = [random_value(draw), random_value(draw)]
+    held = as_held(value)
+    parts = parts_of(held)
+    assert same_context(held, as_held(value)) and (parts is None or parts.hold(value))
+    for place in places_in(value):
+        place(7)
+        assert not same_context(held, as_held(value))
+        assert parts is None or not parts.hold(value)
+        held = as_held(value)
+        parts = parts_of(held)
+        assert parts is None or parts.hold(value)

@@ -39,7 +39,7 @@ from .random_state import RandomState, UnknownGenerators
 from .recorder import Recorder
 from .session import Session
 from .sharing import Sharing
-from .tape import Tape, saves_out_of_sight, tensors_saved_by_autograd
+from .tape import Tape, connected, saves_out_of_sight, tensors_saved_by_autograd
 from .typed_errors import typed_errors
 
 Tensor = torch.Tensor
@@ -298,7 +298,7 @@ class _Capture:
         return numbers
 
     def _edges(self, inputs: TracedInputs, mutations: Sequence[MutationPlan]) -> list[tuple[int, Any]]:
-        """(input number, gradient edge) for each input to differentiate."""
+        """(input number, gradient edge) for each input that requires grad."""
         starts = {m.input for m in mutations if m.starts_grad}
         rows = []
         for n, i in enumerate(inputs.inputs):
@@ -333,6 +333,8 @@ class _Capture:
             for k, t in enumerate(self.values)
             if t.requires_grad and t.grad_fn is not None and (k not in mutated or k in tracked)
         ]
+        live = [self.values[k] for k in differentiable]
+        rows = connected(live, rows)
         edges = [e for _, e in rows]
         leaf_primals, size_primals = self._primals(inputs)
         originals = [*inputs.originals, *originals_of(recorder)]
@@ -341,7 +343,6 @@ class _Capture:
         saved: frozenset[str] = frozenset()
         out_of_sight = False
         if differentiable and edges:
-            live = [self.values[k] for k in differentiable]
             with self.session.modes():  # an output that its own node saves is unpacked by `detach`
                 kept = tensors_saved_by_autograd(live, edges, recorder.sets_hooks)
             served = {n: None for t in kept if recorder.knows(t) and isinstance(n := recorder.node_of(t), fx.Node)}

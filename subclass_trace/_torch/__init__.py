@@ -70,6 +70,7 @@ from .kinds import dispatch_keys as dispatch_keys
 from .kinds import is_dense as is_dense
 from .kinds import is_fake as is_fake
 from .kinds import is_functorch_wrapped as is_functorch_wrapped
+from .kinds import is_memo as is_memo
 from .kinds import is_opaque as is_opaque
 from .kinds import overrides_torch_dispatch as overrides_torch_dispatch
 from .kinds import storage_ref as storage_ref

@@ -64,6 +64,14 @@ def storage_ref(t: torch.Tensor) -> StorageWeakRef:
 SYM_TYPES = (torch.SymInt, SymFloat, SymBool)
 
 
+def is_memo(attribute: str) -> bool:
+    """Does a fake tensor remember a symbol in this attribute (that of ``item()``, of ``nonzero()``)?"""
+    return attribute.startswith(_MEMOS)
+
+
+_MEMOS = tuple(f"_{name}" for name in vars(FakeTensor) if name.endswith("_memo"))
+
+
 def is_dense(t: torch.Tensor) -> bool:
     """Is ``t`` non-overlapping and dense (each element of its range stands once)?"""
     from torch._prims_common import is_non_overlapping_and_dense_or_false

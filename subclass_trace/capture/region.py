@@ -16,11 +16,13 @@ import torch.fx as fx
 
 from .. import _torch
 from ..errors import UnsupportedError
-from ..plan import AssignmentPlan, MutationPlan, OutputPlan, StatePlan, ValueAlias, ValueOutput, ViewOutput
+from ..plan import AssignmentPlan, MutationPlan, OfResult, OutputPlan, StatePlan, ValueAlias, ValueOutput, ViewOutput
 from ..subclass.arguments import attributes_of_wrapper
 from ..subclass.flatten import flatten, leaves_of
+from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec, WrapperSpec, sizes_in
 from .aliasing import alias_groups
+from .attributes import TRACED, attached, untouched
 from .checkpoint import checkpoint_as_tags
 from .closed_over import ClosedOverInput, ClosedOverTensors, originals_of, restored_versions
 from .composites import cumulative_averages
@@ -195,7 +197,7 @@ class _Capture:
             before = remember(inputs)
             run = self._call(call, inputs, own)
             recorder.write_assertions()
-            run = _with_attributes(run, inputs, before)
+            run = _with_attributes(run, inputs, before, recorder)
             results = run.results
             after = torch.is_grad_enabled()
             torch.set_grad_enabled(grad_mode)
@@ -398,14 +400,21 @@ def is_own_leaf(t: Tensor) -> bool:
     return t.requires_grad and t.grad_fn is None and (base is None or not base.requires_grad)
 
 
-def _with_attributes(run: Run, inputs: TracedInputs, before: Sequence[Before]) -> Run:
-    """The run with the tensors and sizes that the region set as attributes of inputs among what it assigned."""
+def _with_attributes(run: Run, inputs: TracedInputs, before: Sequence[Before], recorder: Recorder) -> Run:
+    """The run with the tensors and numbers that the region set as attributes of tensors among what it assigned."""
     results, assignments = list(run.results), list(run.assignments)
     for number, (row, was) in enumerate(zip(inputs.inputs, before, strict=True)):
         for name, value in attributes_of_wrapper(row.traced, flatten(row.traced)[1]).items():
-            if isinstance(value, (Tensor, *_torch.SYM_TYPES)) and was.attributes.get(name) is not value:
+            if isinstance(value, TRACED) and was.attributes.get(name) is not value:
                 assignments.append(AssignmentPlan(number, "__dict__", name, len(results)))
                 results.append(value)
+    known = {id(row.traced) for row in inputs.inputs}
+    for k, value in enumerate(run.results[: len(run.results) - len(run.assignments)]):
+        if isinstance(value, Tensor) and id(value) not in known and (_torch.is_fake(value) or is_traceable(value)):
+            known.add(id(value))
+            for name, held in attached(value, untouched(value, recorder)).items():
+                assignments.append(AssignmentPlan(OfResult(k), "__dict__", name, len(results)))
+                results.append(held)
     return run._replace(results=results, assignments=tuple(assignments))
 
 

@@ -22,9 +22,10 @@ from ..runtime.trees import unflatten_tree
 from ..subclass.arguments import ObjectIdentity, ObjectState, argument_snapshot, has_own_equality
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
+from .assignments import ModuleChange, replaced
 from .iterators import no_items_taken
 from .managed_modules import check_flat_parameters, no_managed_modules
-from .modules import Assigned, Root, State, named_tensors, original, replaced, roots_of, states_of, submodules
+from .modules import Root, State, named_tensors, original, roots_of, states_of, submodules
 from .python_random import no_random_numbers
 from .python_state import Change, effects_on
 from .reach import Reached, Slot, callable_code, is_plain_object, reach
@@ -205,7 +206,7 @@ class CallSite:
         for row in (row for rows in self.unfinished for row in rows):
             value = _torch.value_in_trace(row.value)
             if value is not None or row.value is None:
-                row.plan(0).deliver((), value)
+                row.plan(0).deliver((), [value])
 
     def _check_containers(self, args: Any, kwargs: Any, handed: Sequence[Any]) -> None:
         """The function got copies of the containers among its arguments: a change of them would be lost."""
@@ -276,7 +277,7 @@ class CallSite:
             results, tree = flatten_results(result)
             for k, value in enumerate(results):
                 _check_result(value, Path("result").item(k))
-            rows: list[Assigned | Change] = [*assigned, *effects]
+            rows: list[ModuleChange | Change] = [*assigned, *effects]
             plans = [row.plan(len(results) + k) for k, row in enumerate(rows)]
             self.assigned_to.update(id(plan.owner) for plan in plans)
             return Run([*results, *[row.value for row in rows]], tree, handed, tuple(plans))

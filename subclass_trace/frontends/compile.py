@@ -25,7 +25,7 @@ from typing import Any, TypeVar, overload
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from .. import _torch
+from .. import _torch, verify
 from .._torch.dynamo import never_compiled
 from ..backends import resolve_backend
 from ..capture.again import FirstRun
@@ -146,16 +146,18 @@ class Region:
         site = CallSite.of_function(self.function, args, kwargs)
         ambient = Ambient.now()
         entry = self._find(site, ambient)
-        if entry is None:
-            entry, site = self._specialize(args, kwargs)
-            if (
-                entry.entry is not None
-            ):  # as later calls: the engine shall meet one kind of backward from the first step on
-                result = entry.entry.call(args, kwargs)
-                if result is not MISS:
-                    return result
-        results = entry.program(site.flat)
-        return unflatten_tree(entry.plan.out_tree, results)
+        if entry is not None:
+            return self._interpret(entry, site)
+        entry, site = self._specialize(args, kwargs)
+        # As later calls: the engine shall meet one kind of backward from the first step on.
+        result = MISS if entry.entry is None else entry.entry.call(args, kwargs)
+        result = self._interpret(entry, site) if result is MISS else result
+        if verify.ENABLED:
+            verify.verify_state(root.module for root in site.roots)
+        return result
+
+    def _interpret(self, entry: Specialization, site: CallSite) -> Any:
+        return unflatten_tree(entry.plan.out_tree, entry.program(site.flat))
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """As a method: bound to the instance."""

@@ -161,7 +161,7 @@ def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]
         else:
             results.append(make_output(o, call, values, flat, early.get(k)))
     for a in plan.assignments:
-        a.deliver(call.inputs, results[a.result])
+        a.deliver(call.inputs, results)
     del results[plan.out_tree.num_leaves :]  # what was only made to be assigned
     if plan.grad_mode_after is not None:
         torch.set_grad_enabled(plan.grad_mode_after)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from .. import _torch
 from .context import same_context, snapshot
 from .spec import Spec, WrapperSpec
 
@@ -123,7 +124,7 @@ def attributes_inside(value: Any) -> Iterator[tuple[str, Any]]:
 def attributes_of_wrapper(traced: Any, spec: Spec) -> dict[str, Any]:
     """The Python attributes of a tensor and of the wrappers inside it, by dotted names, without inner tensors."""
     names = spec.names if isinstance(spec, WrapperSpec) else ()
-    found = {k: v for k, v in attributes_inside(traced) if k not in names}
+    found = {k: v for k, v in attributes_inside(traced) if k not in names and not _torch.is_memo(k)}
     for name, inner in zip(names, getattr(spec, "inners", ()), strict=True):
         if isinstance(inner, WrapperSpec):
             found |= {f"{name}.{k}": v for k, v in attributes_of_wrapper(getattr(traced, name), inner).items()}

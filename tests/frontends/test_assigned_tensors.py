@@ -1,8 +1,9 @@
-"""Modules that keep tensors in attributes and buffers: what is overwritten unread takes no part in the backward."""
+"""What a region assigns to modules: tensors, None, children; what it deletes; and attributes of tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from torch import nn
 from torch.nn.utils import prune
 
 import subclass_trace as st
+from subclass_trace import verify
+from subclass_trace.zoo import TwoTensor
 
 Tensor = torch.Tensor
 
@@ -91,3 +94,160 @@ def test_only_inputs_that_the_results_depend_on_are_differentiated() -> None:
 
     x, y = (torch.randn(2, requires_grad=True).mul(1) for _ in range(2))
     assert st.compile(f).specialize(x, y).plan.differentiated == (0,)
+
+
+# ---------------------------------------------------------------------------------------------- slots of modules
+class Slots(nn.Module):
+    """Has places for tensors, and does ``act(self, x)``."""
+
+    def __init__(self, act: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.register_buffer("empty", None)
+        self.register_buffer("full", torch.zeros(2))
+        self.register_parameter("weight", nn.Parameter(torch.ones(2)))
+        self.inner = nn.Module()
+        self.inner.register_buffer("empty", None)
+        self.plain, self.nothing, self.number = torch.zeros(2), None, 1
+        self.act = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self, x)
+
+
+def _first_then(m: Slots, x: Tensor) -> Tensor:
+    m.empty = x * 2 if m.empty is None else m.empty + 1
+    return x + m.empty
+
+
+def _in_child(m: Slots, x: Tensor) -> Tensor:
+    m.inner.empty = x * 3
+    return x + 1
+
+
+def _taken(m: Slots, x: Tensor) -> Tensor:
+    y = x if m.full is None else x + m.full
+    m.full = None
+    return y * 1
+
+
+def _taken_plain(m: Slots, x: Tensor) -> Tensor:
+    y = x if m.plain is None else x + m.plain + 1
+    m.plain = None
+    return y * 1
+
+
+def _swapped(m: Slots, x: Tensor) -> Tensor:
+    m.plain, m.nothing = m.nothing, m.plain
+    return x * 2
+
+
+def _registered(m: Slots, x: Tensor) -> Tensor:
+    m.register_buffer("kept", x * 2)
+    m.register_buffer("private", x * 3, persistent=False)
+    return x + 1
+
+
+def _deleted(m: Slots, x: Tensor) -> Tensor:
+    y = x * 1
+    for name in ("full", "plain", "number", "inner"):
+        if hasattr(m, name):
+            delattr(m, name)
+            y = y * 2
+    return y
+
+
+def _again(m: Slots, x: Tensor) -> Tensor:
+    if "full" in m._buffers:
+        del m.full
+    m.register_buffer("full", x * 2, persistent=False)
+    return m.full + 1
+
+
+def _child(m: Slots, x: Tensor) -> Tensor:
+    if not hasattr(m, "late"):
+        m.late = nn.ReLU()
+        return x * 2
+    return m.late(x)
+
+
+def _function(m: Slots, x: Tensor) -> Tensor:
+    if m.nothing is None:
+        m.nothing = torch.sin
+        return x * 1
+    return m.nothing(x)
+
+
+def _log(m: Slots, x: Tensor) -> Tensor:
+    if m.nothing is None:
+        m.nothing = []
+    m.nothing.append(2)
+    return x * len(m.nothing)
+
+
+ACTS: list[Callable[[Any, Tensor], Tensor]] = [
+    _first_then,
+    _in_child,
+    _taken,
+    _taken_plain,
+    _swapped,
+    _registered,
+    _deleted,
+    _again,
+    _child,
+    _function,
+    _log,
+]
+
+
+def _picture(m: nn.Module) -> Any:
+    children = {name: (type(child).__name__, [*child.state_dict()]) for name, child in m.named_modules()}
+    plain = {k: v for k, v in vars(m).items() if not k.startswith("_") or k == "_non_persistent_buffers_set"}
+    return m.state_dict(), dict(m.named_buffers()), children, plain
+
+
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_slots_of_modules(act: Callable[[Any, Tensor], Tensor], wrapped: bool) -> None:
+    eager, compiled = Slots(act), Slots(act)
+    region = st.compile(compiled)
+    for k in range(4):
+        x = torch.randn(2)
+        x = TwoTensor(x, x + 1) if wrapped else x
+        if k == 3:  # another start
+            for m in (eager, compiled):
+                m.register_buffer("empty", None)
+                m.nothing = None
+        got, expected = region(x), eager(x)
+        assert type(got) is type(expected)
+        for pick in [lambda t: t.a, lambda t: t.b] if wrapped else [lambda t: t]:
+            torch.testing.assert_close(pick(got), pick(expected))
+        verify.verify_state([compiled])
+        assert repr(_picture(eager)) == repr(_picture(compiled))
+
+
+# ---------------------------------------------------------------------------------------------- what is refused
+def _parameter(m: Slots, x: Tensor) -> Tensor:
+    m.register_parameter("late", nn.Parameter(torch.ones(2)))
+    return x * m.late
+
+
+def _attribute(m: Slots, x: Tensor) -> Tensor:
+    m.inner.late = nn.Parameter(x * 2)
+    return x
+
+
+def _layer(m: Slots, x: Tensor) -> Tensor:
+    m.late = nn.Linear(2, 2)
+    return m.late(x)
+
+
+@pytest.mark.parametrize(
+    ("act", "path"), [(_parameter, "self.late"), (_attribute, "self.inner.late"), (_layer, "self.late")]
+)
+def test_lazy_parameters_are_refused_by_name(act: Callable[[Any, Tensor], Tensor], path: str) -> None:
+    module = Slots(act)
+    before = repr(_picture(module))
+    with pytest.raises(st.UnsupportedError, match="the region makes a") as caught:
+        st.compile(module)(torch.ones(2))
+    assert caught.value.path == path and repr(_picture(module)) == before
+    module(torch.ones(2))  # once in eager mode, and then it is there

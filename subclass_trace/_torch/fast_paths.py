@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 import torch.nn.modules.activation
 import torch.nn.modules.transformer
 
@@ -45,6 +46,8 @@ def fast_paths_as_eager() -> Iterator[None]:
         return asked(args)
 
     def is_compiling() -> bool:
+        if is_dynamo_compiling():  # which traces this code
+            return True
         if threading.get_ident() == thread and isinstance(_module_that_asks(sys._getframe(1)), _ENCODER):
             return False
         return compiling()

@@ -238,6 +238,7 @@ class FunctionEmitter:
         """``saved``: the saved activations as a list, compared with the forward's versions and released."""
         plan = self.plan
         s.bind("changed_since_forward", changed_since_forward)
+        changed = f"changed_since_forward({s.constant(plan, 'plan')}, ctx.versions, ({{}}))"
         s.bind("keeps", _torch.keeps_graph_now)
         s.line("keep = keeps()")
         if kept_on_node(plan):
@@ -245,14 +246,14 @@ class FunctionEmitter:
             names = [f"saved[{k}]" for k in range(count + len(plan.compared_inputs))]
             s.line("saved = ctx.kept")
             s.line("if saved is not None:")
-            s.line(f"    if ({_versions(names)}) != ctx.versions: changed_since_forward()")
+            s.line(f"    if ({_versions(names)}) != ctx.versions: {changed.format(_versions(names))}")
             s.line(f"    saved = saved[:{count}]")
             s.line("    if not keep: ctx.kept = None  # a second backward is for saved_tensors to refuse")
             s.line("else:")
             s.depth += 1
         s.line("saved = list(ctx.saved_tensors)")
         if compared := [f"ctx.inputs[{k}]" for k in plan.compared_inputs]:
-            s.line(f"if ctx.inputs and ({_versions(compared)}) != ctx.versions: changed_since_forward()")
+            s.line(f"if ctx.inputs and ({_versions(compared)}) != ctx.versions: {changed.format(_versions(compared))}")
         s.line("ctx.maybe_clear_saved_tensors()")
         s.depth = 1
 

@@ -260,6 +260,7 @@ class CallSite:
             args, kwargs = unflatten_tree(self.tree, handed[: self.user_count])
             states = handed[self.user_count : self.user_count + len(self.states)]
             self.unfinished.clear()
+            arrays = [(self.path(k), v, v.copy()) for k, v in enumerate(self.flat[: self.user_count]) if _is_array(v)]
             with (
                 no_managed_modules(self.roots),
                 no_random_numbers(self.reached),
@@ -272,6 +273,7 @@ class CallSite:
                 except Exception:
                     self.unfinished.append(effects)
                     raise
+            _check_arrays(arrays)
             self._check_containers(args, kwargs, handed)
             self._check_rebuilt(made)
             results, tree = flatten_results(result)
@@ -283,6 +285,25 @@ class CallSite:
             return Run([*results, *[row.value for row in rows]], tree, handed, tuple(plans))
 
         return run
+
+
+def _is_array(value: Any) -> bool:
+    return type(value).__module__ == "numpy" and type(value).__qualname__ == "ndarray"
+
+
+def _check_arrays(rows: Sequence[tuple[Path, Any, Any]]) -> None:
+    """``rows``: path, array among the arguments, and a copy of before the function ran."""
+    changed = [(path, array, was) for path, array, was in rows if array.tobytes() != was.tobytes()]
+    for _, array, was in changed:
+        array[...] = was
+    if changed:
+        raise UnsupportedError(
+            "the region writes to a numpy array among its arguments",
+            path=changed[0][0],
+            expected="arrays that are only read",
+            got=f"an array of shape {changed[0][1].shape} with other contents",
+            fix="pass torch.from_numpy(array), or write to a copy",
+        )
 
 
 def _is_one_object(value: Any) -> bool:

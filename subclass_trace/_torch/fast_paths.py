@@ -15,9 +15,9 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.compiler import is_dynamo_compiling
 import torch.nn.modules.activation
 import torch.nn.modules.transformer
+from torch.compiler import is_dynamo_compiling
 
 #: the kernel that a module would call
 _KERNELS: dict[type, str] = {

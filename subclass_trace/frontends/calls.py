@@ -23,6 +23,7 @@ from ..subclass.arguments import ObjectIdentity, ObjectState, argument_snapshot,
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
 from .assignments import ModuleChange, replaced
+from .counting import left_out
 from .iterators import no_items_taken
 from .managed_modules import check_flat_parameters, no_managed_modules
 from .modules import Root, State, named_tensors, original, roots_of, states_of, submodules
@@ -105,9 +106,9 @@ class CallSite:
     def of_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallSite:
         """A call of ``function``, with all that it reaches by itself or through objects among the arguments."""
         leaves, tree = flatten_tree((args, kwargs))
-        objects = [k for k, v in enumerate(leaves) if is_plain_object(v) or callable_code(v)]
+        objects = [k for k, v in enumerate(leaves) if _leads_on(v)]
         paths = argument_paths(tree) if objects else []
-        by_value = {id(v) for v in leaves if not _is_one_object(v)}
+        by_value = {id(v) for v in leaves if not isinstance(v, torch.nn.Module) and not _is_one_object(v)}
         return CallSite.of(args, kwargs, reach(function, [(leaves[k], paths[k]) for k in objects], by_value))
 
     @staticmethod
@@ -150,7 +151,8 @@ class CallSite:
         modules: dict[int, ModuleGuard] = {}
         for root in self.roots:
             for module, _ in submodules(root):
-                modules.setdefault(id(module), ModuleGuard.of(module, self.reached.counters))
+                unread = self.reached.counters | left_out(module, self.reached)
+                modules.setdefault(id(module), ModuleGuard.of(module, unread))
         hooks = tuple(n for table in _torch.GLOBAL_MODULE_HOOKS for n in table) if modules else ()
         return ModuleView(tuple(modules.values()), self._slots(), hooks)
 
@@ -304,6 +306,10 @@ def _check_arrays(rows: Sequence[tuple[Path, Any, Any]]) -> None:
             got=f"an array of shape {changed[0][1].shape} with other contents",
             fix="pass torch.from_numpy(array), or write to a copy",
         )
+
+
+def _leads_on(value: Any) -> bool:
+    return isinstance(value, torch.nn.Module) or is_plain_object(value) or callable_code(value)
 
 
 def _is_one_object(value: Any) -> bool:

@@ -251,3 +251,74 @@ def test_lazy_parameters_are_refused_by_name(act: Callable[[Any, Tensor], Tensor
         st.compile(module)(torch.ones(2))
     assert caught.value.path == path and repr(_picture(module)) == before
     module(torch.ones(2))  # once in eager mode, and then it is there
+
+
+# ---------------------------------------------------------------------------------------------- numbers
+class Numbers(nn.Module):
+    """Assigns sizes to what nobody reads, and to items."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.seen = 2, 0.0
+        self.table, self.row = {"k": 0}, [0, 1]
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last, self.seen, self.fresh = x.shape[0], 1.5, x.shape[0] * 2
+        self.drop.p = 0.0
+        return self.drop(x + 1)
+
+
+def test_numbers_that_nobody_reads_are_assigned_and_not_compared() -> None:
+    module = Numbers()
+    region = st.compile(module)
+    for k in range(2, 8):
+        module.seen = float(k)
+        torch.testing.assert_close(region(torch.ones(k)), torch.full((k,), 2.0))
+        assert (module.last, module.seen, module.fresh) == (k, 1.5, 2 * k) and type(module.last) is int
+    assert len(region.specializations) == 2
+    module.drop.p = 1.0  # torch reads this one
+    assert region(torch.ones(2)).tolist() == [2, 2] and module.drop.p == 0
+
+
+def test_items_of_dicts_and_lists_of_numbers() -> None:
+    def act(m: Any, x: Tensor) -> Tensor:
+        m.table["k"] = m.row[0] = x.shape[0]
+        m.row.append(x.shape[0])
+        return x + len(m.row)
+
+    eager, compiled = Numbers(), Numbers()
+    region = st.compile(act)
+    for k in (2, 3, 4):
+        torch.testing.assert_close(region(compiled, torch.ones(k)), act(eager, torch.ones(k)))
+        assert (eager.table, eager.row) == (compiled.table, compiled.row)
+        assert all(type(n) is int for n in (*compiled.row, *compiled.table.values()))
+
+
+def test_a_module_among_the_arguments() -> None:
+    eager, compiled = Numbers(), Numbers()
+    region = st.compile(lambda m, x: m(x))
+    for k in (2, 3, 4):
+        torch.testing.assert_close(region(compiled, torch.ones(k)), eager(torch.ones(k)))
+        assert (eager.last, eager.fresh) == (compiled.last, compiled.fresh) and type(compiled.last) is int
+    with pytest.raises(st.UnsupportedError, match="escapes"):
+        st.compile(lambda m, x: m.row.append(x * 2))(compiled, torch.ones(2))
+    assert compiled.row == [0, 1]
+
+
+def test_deleted_items_keep_the_order_of_the_others() -> None:
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = {"a": 1, "b": 2, "c": 3}
+
+        def forward(self, x: Tensor) -> Tensor:
+            if "a" in self.rows:
+                return x * self.rows.pop("a")
+            return x * 7
+
+    module = Table()
+    region, x = st.compile(module), torch.ones(2)
+    module.rows = {"a": 5, "b": 2, "c": 3}
+    assert region.specialize(x) is not None and [*module.rows] == ["a", "b", "c"]
+    assert [region(x)[0].item() for _ in range(3)] == [5, 7, 7] and [*module.rows] == ["b", "c"]

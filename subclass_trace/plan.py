@@ -13,6 +13,8 @@ Sizes in specs are ints or `SizeExpr`; `SymbolPlan` says where the symbols' valu
 
 from __future__ import annotations
 
+import copy
+from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -145,32 +147,52 @@ class MutationPlan:
     stops_grad: bool = False
 
 
+@dataclass(frozen=True)
+class OfResult:
+    """Result number ``result``, as the owner of an attribute."""
+
+    result: int
+
+
 @dataclass(frozen=True, eq=False)
 class AssignmentPlan:
     """What the region assigned: ``owner.<table>[name] = results[result]``.
 
-    ``table`` is "_parameters", "_buffers", or "__dict__" for a plain attribute; ``owner`` is a module, or the number of an
-    input or, if ``of_result``, of a result (then ``name`` may be dotted: of a wrapper inside). ``table`` is None where
-    ``owner`` is a dict (of globals, of an object's attributes) itself, or a closure cell, which has no ``name``.
+    ``table`` is "_parameters", "_buffers", "_modules", or "__dict__" for a plain attribute; ``owner`` is a module, or the
+    number of an input, or `OfResult` (then ``name`` may be dotted: of a wrapper inside). ``table`` is None where ``owner``
+    is a dict (of globals, of an object's attributes) or a list itself, or a closure cell, which has no ``name``. ``anew``:
+    the value is a container that the region makes, of which each call gets a new one.
     """
 
     owner: Any
     table: str | None
-    name: str | None
+    name: Any
     result: int
-    of_result: bool = False
+    anew: bool = False
 
-    def deliver(self, tensors: Sequence[torch.Tensor], value: Any) -> None:
-        """Make the assignment in a call with these inputs, or results."""
+    def deliver(self, inputs: Sequence[torch.Tensor], results: Sequence[Any]) -> None:
+        """Make the assignment in a call with these inputs and results."""
         owner: Any = self.owner
+        value = _anew(results[self.result]) if self.anew else results[self.result]
         if isinstance(owner, int):
-            assert self.name is not None
-            owner, name = owner_of(tensors[owner], self.name)
+            owner, name = owner_of(inputs[owner], self.name)
+            setattr(owner, name, value)
+        elif isinstance(owner, OfResult):
+            owner, name = owner_of(results[owner.result], self.name)
             setattr(owner, name, value)
         elif self.name is None:
             owner.cell_contents = value
         else:
             (owner if self.table is None else getattr(owner, self.table))[self.name] = value
+
+
+def _anew(value: Any) -> Any:
+    """A copy of a container and of the containers in it."""
+    if type(value) is dict:
+        return {k: _anew(v) for k, v in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_anew, value))
+    return copy.copy(value) if type(value) in (set, deque) else value
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,9 +205,9 @@ class CountPlan:
     is_item: bool
     result: int
 
-    def deliver(self, inputs: Sequence[torch.Tensor], value: Any) -> None:
+    def deliver(self, inputs: Sequence[torch.Tensor], results: Sequence[Any]) -> None:
         """Count in a call."""
-        owner = self.owner
+        owner, value = self.owner, results[self.result]
         if self.is_item:
             owner[self.name] += value
         elif self.name is None:
@@ -201,13 +223,34 @@ class AppendPlan:
     owner: Any
     result: int
 
-    def deliver(self, inputs: Sequence[torch.Tensor], value: Any) -> None:
+    def deliver(self, inputs: Sequence[torch.Tensor], results: Sequence[Any]) -> None:
         """Add the value of a call."""
-        (self.owner.add if isinstance(self.owner, set) else self.owner.append)(value)
+        (self.owner.add if isinstance(self.owner, set) else self.owner.append)(results[self.result])
+
+
+@dataclass(frozen=True, eq=False)
+class RemovalPlan:
+    """What the region deletes: ``del owner.<table>[name]``; where ``table`` is None, ``owner`` is a dict or a set itself.
+
+    ``result`` is the number of a result that is None.
+    """
+
+    owner: Any
+    table: str | None
+    name: Any
+    result: int
+
+    def deliver(self, inputs: Sequence[torch.Tensor], results: Sequence[Any]) -> None:
+        """Delete it in a call, if it is there: what must be there is guarded."""
+        holder = self.owner if self.table is None else getattr(self.owner, self.table)
+        if isinstance(holder, set):
+            holder.discard(self.name)
+        elif self.name in holder:
+            del holder[self.name]
 
 
 #: what a region does to Python state in each call
-StatePlan: TypeAlias = AssignmentPlan | CountPlan | AppendPlan
+StatePlan: TypeAlias = AssignmentPlan | CountPlan | AppendPlan | RemovalPlan
 
 
 # ---------------------------------------------------------------------------------------------- outputs

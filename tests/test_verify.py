@@ -12,6 +12,7 @@ import pytest
 import sympy
 import torch
 import torch.fx as fx
+from torch._subclasses import FakeTensorMode
 
 from subclass_trace import verify
 from subclass_trace.capture.region import Captured
@@ -395,6 +396,26 @@ def test_write_back_inside_the_graph(plain: Subject, late: bool) -> None:
         verify.verify_forward(forward, write_back=True)
     with pytest.raises(VerificationError, match="the graph holds an operation that writes to its arguments"):
         verify.verify_forward(forward, write_back=late)
+
+
+def test_modules_that_keep_what_was_traced() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    verify.verify_state([module])
+    with FakeTensorMode():
+        fake = torch.ones(2)
+    ways: list[Callable[[], Any]] = [
+        lambda: module[0].register_buffer("kept", fake),
+        lambda: setattr(module[0], "bias", torch.nn.Parameter(fake)),
+        lambda: setattr(module[1], "rows", [{"last": TwoTensor(fake, fake)}]),
+    ]
+    for way in ways:
+        way()
+        with pytest.raises(VerificationError, match="a module keeps a traced value"):
+            verify.verify_state([module])
+        module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    module[0].__dict__["_buffers"] = type("Overlay", (dict,), {"traced": {}})()
+    with pytest.raises(VerificationError, match="a module keeps the tables of a trace"):
+        verify.verify_state([module])
 
 
 def test_every_rule_is_broken_by_a_test() -> None:

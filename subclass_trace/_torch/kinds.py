@@ -64,6 +64,14 @@ def storage_ref(t: torch.Tensor | torch.UntypedStorage) -> StorageWeakRef:
 SYM_TYPES = (torch.SymInt, SymFloat, SymBool)
 
 
+def is_memo(attribute: str) -> bool:
+    """Does a fake tensor remember a symbol in this attribute (that of ``item()``, of ``nonzero()``)?"""
+    return attribute.startswith(_MEMOS)
+
+
+_MEMOS = tuple(f"_{name}" for name in vars(FakeTensor) if name.endswith("_memo"))
+
+
 def is_dense(t: torch.Tensor) -> bool:
     """Is ``t`` non-overlapping and dense (each element of its range stands once)?"""
     from torch._prims_common import is_non_overlapping_and_dense_or_false
@@ -85,8 +93,3 @@ def tensor_guard(tensors: list[torch.Tensor], sizes: list[Any], strides: list[An
 
     check: Callable[..., bool] = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
     return check
-
-
-def is_memo(name: str) -> bool:
-    """Is it an attribute in which a fake tensor remembers a number that was read from it?"""
-    return name.startswith("_") and "_memo" in name

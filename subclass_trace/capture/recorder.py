@@ -39,7 +39,7 @@ from .results import Results
 from .symbols import Symbols
 from .user_code import library_line, line_text, user_frames
 from .views import ViewLog
-from .writes import foreach_versions, late_write, refuse_overlap, written_arguments
+from .writes import array_write, foreach_versions, late_write, refuse_overlap, written_arguments
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -108,6 +108,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.writes: list[tuple[Any, ByteRange]] = []
         self.outliving: frozenset[Any] = frozenset()  # while a backward is traced: storages that are not its own
         self.closed_over: list[ClosedOver] = []
+        self.of_arrays: set[Any] = set()  # the storages of constants in the memory of numpy arrays
         self.sealed = False  # the user function has run: its inputs are known
         self._last_placeholder: fx.Node | None = None
         self._nodes: dict[int, tuple[fx.Node, Tensor]] = {}  # holds the tensors, so that ids stay unique
@@ -255,7 +256,11 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         if hit is None:
             fake = _torch.detached(self.mode, self.mode.from_tensor(real, static_shapes=True))
             name = f"_constant{len(self._lifted)}"
-            setattr(self.root, name, real)
+            with _torch.no_overrides(), _torch.no_modes():
+                of_array = not real.untyped_storage().resizable()  # its contents may change after this call
+                setattr(self.root, name, real.clone() if of_array else real)
+                if of_array:
+                    self.of_arrays.add(_torch.storage_ref(fake))
             node = self.graph.get_attr(name)
             node.meta["partitioner_tag"] = self.tag
             self.track(fake, node)
@@ -522,6 +527,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.writes.append((_torch.storage_ref(t), byte_range(t)))
             if self.outliving and self.writes[-1][0] in self.outliving:
                 raise late_write(func, t, self.user_line())
+            if self.of_arrays and self.writes[-1][0] in self.of_arrays:
+                raise array_write(func, t, self.user_line())
             if func is aten.copy_.default or torch.Tag.pointwise in func.tags:
                 refuse_overlap(t, (*args, *kwargs.values()), self.user_line)
 

@@ -40,7 +40,7 @@ from .recorder import Recorder
 from .run import Run, with_attributes
 from .session import Session
 from .sharing import Sharing
-from .tape import Tape, independent, leaves_behind, saved_by_autograd, saves_out_of_sight
+from .tape import Tape, connected, independent, leaves_behind, saved_by_autograd, saves_out_of_sight
 from .typed_errors import typed_errors
 
 Tensor = torch.Tensor
@@ -293,7 +293,7 @@ class _Capture:
         return numbers
 
     def _edges(self, inputs: TracedInputs, mutations: Sequence[MutationPlan]) -> list[tuple[int, Any]]:
-        """(input number, gradient edge) for each input to differentiate."""
+        """(input number, gradient edge) for each input that requires grad."""
         starts = {m.input for m in mutations if m.starts_grad}
         rows = []
         for n, i in enumerate(inputs.inputs):
@@ -328,6 +328,8 @@ class _Capture:
             for k, t in enumerate(self.values)
             if t.requires_grad and t.grad_fn is not None and (k not in mutated or k in tracked)
         ]
+        live = [self.values[k] for k in differentiable]
+        rows = connected(live, rows)
         edges = [e for _, e in rows]
         leaf_primals, size_primals = self._primals(inputs)
         originals = [*inputs.originals, *originals_of(recorder)]
@@ -337,7 +339,6 @@ class _Capture:
         saved: frozenset[str] = frozenset()
         out_of_sight = False
         if differentiable and edges:
-            live = [self.values[k] for k in differentiable]
             self._check_leaves(leaves_behind(live, edges), inputs)
             with self.session.modes():  # an output that its own node saves is unpacked by `detach`
                 by_node = saved_by_autograd(live, edges, recorder.sets_hooks)

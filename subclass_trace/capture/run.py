@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import _torch
-from ..plan import AssignmentPlan, ContainerChange, StatePlan
+from ..plan import AssignmentPlan, ContainerChange, OfResult, StatePlan
 from ..subclass.arguments import attributes_of_wrapper
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.protocol import Kind, is_traceable, kind_of
@@ -46,7 +46,7 @@ def with_attributes(run: Run, inputs: TracedInputs, before: Sequence[Before], re
         if id(result) not in own:
             own.add(id(result))
             for name, value in _set_on(result, recorder):
-                assignments.append(AssignmentPlan(number, "__dict__", name, len(results), of_result=True))
+                assignments.append(AssignmentPlan(OfResult(number), "__dict__", name, len(results)))
                 results.append(value)
     return run._replace(results=results, assignments=tuple(assignments))
 

@@ -358,6 +358,16 @@ def leaves_behind(outputs: Sequence[Tensor], edges: Sequence[Any]) -> list[Tenso
     return [t for t in found if isinstance(t, Tensor)]
 
 
+def connected(outputs: Sequence[Tensor], rows: Sequence[tuple[int, Any]]) -> list[tuple[int, Any]]:
+    """Those of the rows (input number, gradient edge) that the histories of ``outputs`` lead to.
+
+    An input that the region only overwrites (a module's ``self.aux = loss``) brings the graph of the last step along,
+    which is freed by now: as in eager, no backward may lead there.
+    """
+    reached = set(_nodes_behind(outputs, []))
+    return [row for row in rows if row[1].node in reached]
+
+
 def saves_out_of_sight(outputs: Sequence[Tensor], edges: Sequence[Any]) -> bool:
     """Is there a node that does not tell what it holds? That of an in-place operation on a view holds another node."""
     return any(node.name().endswith("CopySlices") for node in _nodes_behind(outputs, edges))

@@ -53,6 +53,17 @@ def late_write(func: Any, written: Tensor, line: str | None) -> UnsupportedError
     )
 
 
+def array_write(func: Any, written: Tensor, line: str | None) -> UnsupportedError:
+    """A numpy array is a constant of the region, compared by value."""
+    return UnsupportedError(
+        "the region writes to a tensor that shares its memory with a numpy array (torch.from_numpy, torch.as_tensor)",
+        path=line,
+        expected="arrays that are only read",
+        got=f"{func} on a tensor of shape {tuple(written.shape)}",
+        fix="pass torch.from_numpy(array) as an argument, or write to a copy: torch.tensor(array)",
+    )
+
+
 def foreach_versions(func: Any, args: Sequence[Any]) -> list[tuple[Tensor, int]]:
     """The tensors that a ``_foreach_`` operation writes, with their versions, which its fake kernel does not move."""
     if not func._schema.is_mutable or not func._schema.name.startswith("aten::_foreach") or not args:

@@ -25,10 +25,12 @@ from ..runtime.trees import unflatten_tree
 from ..subclass.arguments import ObjectIdentity, ObjectState, argument_snapshot, has_own_equality
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
+from .assignments import ModuleChange, replaced
 from .containers import HandedContainers
+from .counting import left_out
 from .iterators import no_items_taken
 from .managed_modules import check_flat_parameters, no_managed_modules
-from .modules import Assigned, Root, State, named_tensors, original, replaced, roots_of, states_of, submodules
+from .modules import Root, State, named_tensors, original, roots_of, states_of, submodules
 from .python_random import no_random_numbers
 from .python_state import Change, effects_on
 from .reach import Reached, Slot, callable_code, is_plain_object, reach
@@ -111,9 +113,11 @@ class CallSite:
         """A call of ``function``, with all that it reaches by itself or through objects among the arguments."""
         leaves, tree = flatten_tree((args, kwargs))
         named = [callable_code(v) or isinstance(v, (type, types.ModuleType)) for v in leaves]
-        objects = [k for k, v in enumerate(leaves) if named[k] or is_plain_object(v)]
+        objects = [k for k, v in enumerate(leaves) if named[k] or _leads_on(v)]
         paths = argument_paths(tree) if objects else []
-        by_value = {id(v) for k, v in enumerate(leaves) if not named[k] and not _is_one_object(v)}
+        by_value = {
+            id(v) for k, v in enumerate(leaves) if not (named[k] or isinstance(v, torch.nn.Module) or _is_one_object(v))
+        }
         return CallSite.of(args, kwargs, reach(function, [(leaves[k], paths[k]) for k in objects], by_value))
 
     @staticmethod
@@ -158,7 +162,8 @@ class CallSite:
         modules: dict[int, ModuleGuard] = {}
         for root in self.roots:
             for module, _ in submodules(root):
-                modules.setdefault(id(module), ModuleGuard.of(module, self.reached.counters))
+                unread = self.reached.counters | left_out(module, self.reached)
+                modules.setdefault(id(module), ModuleGuard.of(module, unread))
         hooks = tuple(n for table in _torch.GLOBAL_MODULE_HOOKS for n in table) if modules else ()
         return ModuleView(tuple(modules.values()), self._slots(), hooks)
 
@@ -214,7 +219,7 @@ class CallSite:
         for row in (row for rows in self.unfinished for row in rows):
             value = _torch.value_in_trace(row.value)
             if value is not None or row.value is None:
-                row.plan(0).deliver((), value)
+                row.plan(0).deliver((), [value])
 
     def _check_containers(self, args: Any, kwargs: Any, handed: Sequence[Any]) -> None:
         """The function got copies of the containers among its arguments: a change of them would be lost."""
@@ -269,6 +274,7 @@ class CallSite:
             containers = HandedContainers.of(args, kwargs)
             states = handed[self.user_count : self.user_count + len(self.states)]
             self.unfinished.clear()
+            arrays = [(self.path(k), v, v.copy()) for k, v in enumerate(self.flat[: self.user_count]) if _is_array(v)]
             with (
                 no_managed_modules(self.roots),
                 no_random_numbers(self.reached),
@@ -282,6 +288,7 @@ class CallSite:
                 except Exception:
                     self.unfinished.append(effects)
                     raise
+            _check_arrays(arrays)
             changes, new, places = containers.changes()
             if changes and not self.containers_differ:
                 raise shared_containers()
@@ -293,7 +300,7 @@ class CallSite:
             results, tree = flatten_results((result, new) if changes else result)
             for k, value in enumerate(results):
                 _check_result(value, Path("result").item(k))
-            rows: list[Assigned | Change] = [*assigned, *effects]
+            rows: list[ModuleChange | Change] = [*assigned, *effects]
             plans = [row.plan(len(results) + k) for k, row in enumerate(rows)]
             self.assigned_to.update(id(plan.owner) for plan in plans)
             return Run([*results, *[row.value for row in rows]], tree, handed, tuple(plans), tuple(changes))
@@ -304,6 +311,29 @@ class CallSite:
 def _tables_without_type(reached: Reached) -> list[dict[str, Any]]:
     """The globals of code that names ``type``, which it finds among the builtins."""
     return [row.holder for row in reached.unbound if row.key == "type" and type(row.holder) is dict]
+
+
+def _is_array(value: Any) -> bool:
+    return type(value).__module__ == "numpy" and type(value).__qualname__ == "ndarray"
+
+
+def _check_arrays(rows: Sequence[tuple[Path, Any, Any]]) -> None:
+    """``rows``: path, array among the arguments, and a copy of before the function ran."""
+    changed = [(path, array, was) for path, array, was in rows if array.tobytes() != was.tobytes()]
+    for _, array, was in changed:
+        array[...] = was
+    if changed:
+        raise UnsupportedError(
+            "the region writes to a numpy array among its arguments",
+            path=changed[0][0],
+            expected="arrays that are only read",
+            got=f"an array of shape {changed[0][1].shape} with other contents",
+            fix="pass torch.from_numpy(array), or write to a copy",
+        )
+
+
+def _leads_on(value: Any) -> bool:
+    return isinstance(value, torch.nn.Module) or is_plain_object(value) or callable_code(value)
 
 
 def _is_one_object(value: Any) -> bool:

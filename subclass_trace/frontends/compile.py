@@ -25,7 +25,7 @@ from typing import Any, TypeVar, overload
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from .. import _torch
+from .. import _torch, verify
 from .._torch.dynamo import never_compiled
 from ..backends import resolve_backend
 from ..capture.again import FirstRun
@@ -148,14 +148,17 @@ class Region:
         site = CallSite.of_function(self.function, args, kwargs)
         ambient = Ambient.now()
         entry = self._find(site, ambient)
-        if entry is None:
-            entry, site = self._specialize(args, kwargs)
-            if (
-                entry.entry is not None
-            ):  # as later calls: the engine shall meet one kind of backward from the first step on
-                result = entry.entry.call(args, kwargs)
-                if result is not MISS:
-                    return result
+        if entry is not None:
+            return self._interpret(entry, site, args, kwargs)
+        entry, site = self._specialize(args, kwargs)
+        # As later calls: the engine shall meet one kind of backward from the first step on.
+        result = MISS if entry.entry is None else entry.entry.call(args, kwargs)
+        result = self._interpret(entry, site, args, kwargs) if result is MISS else result
+        if verify.ENABLED:
+            verify.verify_state(root.module for root in site.roots)
+        return result
+
+    def _interpret(self, entry: Specialization, site: CallSite, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         changes = entry.plan.containers
         if changes and not site.containers_differ:
             raise shared_containers()

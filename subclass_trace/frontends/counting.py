@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 
+from ..capture.user_code import is_library
 from ..plan import CountPlan
+from ..runtime.guards import OF_EVERY_MODULE
 from ..runtime.held import ABSENT
 from .reach import Reached
 
@@ -106,11 +108,13 @@ class Place:
 def counters_of(
     reached: Reached, tables: Sequence[tuple[Any, Any]], skip: Collection[tuple[int, str]] = ()
 ) -> list[Place]:
-    """The numbers that the code of a function only moves on; from now on they note what is added.
+    """The numbers that the code of a function only moves on, or only assigns; from now on they note what is added.
 
     ``tables``: (object, module or class, its attributes as a dict); ``skip``: (id of an owner, name) of others.
     """
-    places = [p for p in _places(reached, tables) if (id(p.owner), p.name) not in skip] if reached.counters else []
+    found = [*_places(reached, tables)] if reached.counters else []
+    found += [Place(owner, table, n, False, table[n]) for owner, table in tables for n in left_out(owner, reached)]
+    places = [p for p in found if (id(p.owner), p.name) not in skip]
     for place in places:
         start = getattr(type(place.owner), place.name) if place.was is ABSENT else place.was
         place.put(counted(start))
@@ -147,6 +151,19 @@ def _places(reached: Reached, tables: Sequence[tuple[Any, Any]]) -> Iterator[Pla
                 yield from fresh(Place(owner, table, name, False, value))
             for item in _items(value):
                 yield from fresh(item)
+
+
+def left_out(owner: Any, reached: Reached) -> frozenset[str]:
+    """The numbers among the attributes of an object or module that its code assigns, and that no code reads.
+
+    The classes must be the user's own: what code of a library reads is not known.
+    """
+    if not reached.unread or isinstance(owner, type) or not hasattr(owner, "__dict__"):
+        return frozenset()
+    bases = [cls for cls in type(owner).__mro__ if cls not in (object, torch.nn.Module)]
+    held = vars(owner)
+    names = {n for n in reached.unread if type(held.get(n)) in (int, float)} - OF_EVERY_MODULE
+    return frozenset(names) if names and not any(map(is_library, bases)) else frozenset()
 
 
 def _at(table: Any, name: Any) -> Any:

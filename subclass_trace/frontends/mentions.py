@@ -45,6 +45,8 @@ def mentions(code: types.CodeType) -> Mentions:
             imports.append((step.argval, steps[k - 2].argval))
         elif step.opname == "IMPORT_FROM":
             reads.add(step.argval)
+        elif step.opname in ("DELETE_ATTR", "DELETE_GLOBAL"):
+            reads.add(step.argval)  # it must be there
         elif step.opname == "STORE_ATTR":
             stores.add(step.argval)
         elif step.opname == "LOAD_CONST" and type(step.argval) is str:

@@ -1,30 +1,24 @@
 """Modules that a function uses: their parameters and buffers become inputs of the region.
 
-They are found by `reach`, and among the arguments. While a region is captured the traced tensors stand in their places;
-tied ones are one input.
+They are found by `reach`, and among the arguments; tied ones are one input. While a region is captured the traced tensors
+stand in their places (`assignments`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
-from .. import _torch
-from ..plan import AssignmentPlan
 from ..runtime.guards import NameGuard
 from ..runtime.held import ABSENT, LOGS, Same, Slotted, as_held, is_fixed
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from .members import is_users_module
 from .reach import Reached, Slot
-from .scripted import on_copies
 
 Module = torch.nn.Module
 
@@ -93,145 +87,6 @@ def states_of(roots: Sequence[Root]) -> list[State]:
             for name, value in vars(module).items():  # a plain attribute that holds a tensor
                 if isinstance(value, torch.Tensor):
                     out.append(State(module, "__dict__", name, path.attr(name)))
-    return out
-
-
-class Assigned(NamedTuple):
-    """A tensor that the function assigned to a module while it was traced."""
-
-    owner: Module
-    table: str
-    name: str
-    value: torch.Tensor
-
-    def plan(self, result: int) -> AssignmentPlan:
-        """The same with the tensor of a call, which is number ``result``."""
-        return AssignmentPlan(self.owner, self.table, self.name, result)
-
-
-@contextlib.contextmanager
-def replaced(
-    roots: Sequence[Root], states: Sequence[State], values: Sequence[torch.Tensor]
-) -> Iterator[list[Assigned]]:
-    """While inside, and on this thread alone, the slots hold ``values``. Captures are serialised.
-
-    Yields a list that is filled on the way out: what the function assigned to slots or plain attributes. The modules
-    are left as they were; the run time makes the assignments in each call.
-    """
-    before = [s.read() for s in states]
-    found = list({id(m): (m, path) for root in roots for m, path in submodules(root)}.values())
-    modules = [m for m, _ in found]
-    overlays = _Overlays([s for s in states if not _torch.is_scripted(s.owner)])
-    attributes = [dict(vars(m)) for m in modules]
-    assigned: list[Assigned] = []
-    with on_copies(found) as copies:
-        for s, v in zip(states, values, strict=True):
-            if id(s.owner) in copies:
-                copies[id(s.owner)].setattr(s.name, v)
-        overlays.install([v for s, v in zip(states, values, strict=True) if not _torch.is_scripted(s.owner)])
-        try:
-            yield assigned
-        finally:
-            assigned += _settle(states, values, before, overlays, copies)
-            for m, old_attributes in zip(modules, attributes, strict=True):
-                assigned += _restore_attributes(m, old_attributes)
-
-
-def _settle(
-    states: Sequence[State], values: Sequence[Any], before: Sequence[Any], overlays: _Overlays, copies: dict[int, Any]
-) -> list[Assigned]:
-    """What the function assigned to slots; the slots are as they were."""
-    assigned = []
-    try:
-        for s, v, old in zip(states, values, before, strict=True):
-            twin = copies.get(id(s.owner))
-            now = getattr(s.owner, s.table).get(s.name) if twin is None else twin.getattr(s.name)
-            if isinstance(now, torch.Tensor) and now is not v and now is not old:
-                assigned.append(Assigned(s.owner, s.table, s.name, now))
-    finally:
-        overlays.remove()
-    return assigned
-
-
-class _Overlay(dict[str, Any]):
-    """A module's ``_parameters`` or ``_buffers`` that shows traced tensors to one thread, and the real ones to others."""
-
-    def __init__(self, real: dict[str, Any]) -> None:
-        super().__init__(real)
-        self.real, self.thread, self.traced = real, threading.get_ident(), dict(real)
-
-    def _mine(self) -> dict[str, Any]:
-        if is_dynamo_compiling() or threading.get_ident() == self.thread:
-            return self.traced
-        return self.real
-
-    def __getitem__(self, key: str) -> Any:
-        return self._mine()[key]
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        self._mine()[key] = value
-
-    def __delitem__(self, key: str) -> None:
-        del self._mine()[key]
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._mine()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._mine())
-
-    def __len__(self) -> int:
-        return len(self._mine())
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self._mine().get(key, default)
-
-    def keys(self) -> Any:
-        return self._mine().keys()
-
-    def values(self) -> Any:
-        return self._mine().values()
-
-    def items(self) -> Any:
-        return self._mine().items()
-
-
-class _Overlays:
-    """Puts overlays in the place of the tables of some slots, and the tables back."""
-
-    def __init__(self, states: Sequence[State]) -> None:
-        self.states = states
-        dicts = [s for s in states if s.table != "__dict__"]
-        self.tables = {(id(s.owner), s.table): (s.owner, s.table, getattr(s.owner, s.table)) for s in dicts}
-        self.attributes = [(s.owner, s.name, s.read()) for s in states if s.table == "__dict__"]
-
-    def install(self, values: Sequence[torch.Tensor]) -> None:
-        overlays = {key: _Overlay(real) for key, (_, _, real) in self.tables.items()}
-        for s, v in zip(self.states, values, strict=True):
-            if s.table == "__dict__":
-                vars(s.owner)[s.name] = v
-            else:
-                overlays[id(s.owner), s.table].traced[s.name] = v
-        for key, (owner, table, _) in self.tables.items():
-            vars(owner)[table] = overlays[key]
-
-    def remove(self) -> None:
-        for owner, table, real in self.tables.values():
-            vars(owner)[table] = real
-        for owner, name, value in self.attributes:
-            vars(owner)[name] = value
-
-
-def _restore_attributes(module: Module, before: dict[str, Any]) -> list[Assigned]:
-    """Plain attributes that hold another tensor now; they are put back."""
-    out = []
-    for name, value in list(vars(module).items()):
-        if isinstance(value, torch.Tensor) and before.get(name) is not value:
-            out.append(Assigned(module, "__dict__", name, value))
-            if name in before:
-                vars(module)[name] = before[name]
-            else:
-                del vars(module)[name]
     return out
 
 

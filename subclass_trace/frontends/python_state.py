@@ -20,15 +20,13 @@ from typing import Any, TypeAlias
 
 import torch
 
-from .. import _torch
+from ..capture.attributes import holds_traced
 from ..capture.dispatch_state import assigned
 from ..capture.user_code import is_foreign
 from ..errors import UnsupportedError
-from ..plan import AppendPlan, AssignmentPlan
+from ..plan import AppendPlan, AssignmentPlan, RemovalPlan
 from ..runtime.held import ABSENT, is_simple
-from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
-from ..subclass.protocol import Kind, kind_of
 from .asked import Asked
 from .counting import Count, Counted, Place, counters_of, tallies_of
 from .members import attributes_of
@@ -39,15 +37,29 @@ _MUTABLE = (list, dict, set, deque)
 
 @dataclass(frozen=True, eq=False)
 class Effect:
-    """``holder[key] = value``; the contents of a cell where ``key`` is None."""
+    """``holder[key] = value``; the contents of a cell where ``key`` is None. ``anew``: see `AssignmentPlan`."""
 
     holder: Any
     key: Any
     value: Any
+    anew: bool = False
 
     def plan(self, result: int) -> AssignmentPlan:
         """The same with the value of a call, which is number ``result``."""
-        return AssignmentPlan(self.holder, None, self.key, result)
+        return AssignmentPlan(self.holder, None, self.key, result, self.anew)
+
+
+@dataclass(frozen=True, eq=False)
+class Removal:
+    """``del holder[key]``."""
+
+    holder: Any
+    key: Any
+    value: None = None
+
+    def plan(self, result: int) -> RemovalPlan:
+        """The same in a call."""
+        return RemovalPlan(self.holder, None, self.key, result)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +74,7 @@ class Append:
         return AppendPlan(self.holder, result)
 
 
-Change: TypeAlias = Effect | Count | Append
+Change: TypeAlias = Effect | Removal | Count | Append
 
 
 @contextlib.contextmanager
@@ -78,6 +90,7 @@ def effects_on(reached: Reached) -> Iterator[list[Change]]:
     """
     skip = {(id(place.holder), place.name) for place in assigned()}  # what wrapper classes count is not the function's
     rows = [(held, held.content()) for held in _holders(reached)]
+    known = {id(value) for value, _ in reached.held}
     own = (row for row in (*reached.slots, *reached.unbound) if _is_writable(row.holder))
     slots = [(row, row.read()) for row in own if (id(row.holder), row.name) not in skip]
     effects: list[Change] = []
@@ -95,8 +108,12 @@ def effects_on(reached: Reached) -> Iterator[list[Change]]:
             effects += _settle(place)
         for row, was in slots:
             now = row.read()
-            if _is_effect(was, now):
-                effects.append(Effect(row.holder, row.key, now))
+            of_python = not isinstance(row.holder, Asked)
+            if _is_effect(was, now) or (of_python and _is_first(was, now)):
+                effects.append(Effect(row.holder, row.key, now, _is_made(now, known)))
+                _bind(row.holder, row.key, was)
+            elif now is ABSENT and was is not ABSENT and row.key is not None and of_python:
+                effects.append(Removal(row.holder, row.key))
                 _bind(row.holder, row.key, was)
             elif now is not was and holds_traced(now):
                 found.append(row.path)
@@ -104,8 +121,10 @@ def effects_on(reached: Reached) -> Iterator[list[Change]]:
         for held, was in rows:
             if held.attributes or isinstance(held.value, dict):
                 others = {name for owner, name in skip if owner == id(held.owner)}
-                effects += _take_back(held.value, was, id(held.value) in tallies, others)
+                first = known if held.attributes and held.path is not None else None
+                effects += _take_back(held.value, was, id(held.value) in tallies, others, first)
             elif isinstance(held.value, (list, deque, set)):
+                effects += _items_back(held.value, was)
                 effects += _shorten(held.value, was, id(held.value) in emptied)
             if any(holds_traced(v) for v in held.added(was)):
                 held.restore(was)
@@ -142,6 +161,17 @@ def _is_effect(was: Any, now: Any) -> bool:
     return not (type(now) is type(was) and is_simple(now) and now == was)
 
 
+def _is_first(was: Any, now: Any) -> bool:
+    """Was an object, a function or a container assigned where nothing, None, a number or a string was?"""
+    first = was is ABSENT or is_simple(was)
+    return first and not (now is ABSENT or isinstance(now, torch.Tensor) or is_simple(now) or holds_traced(now))
+
+
+def _is_made(value: Any, known: Collection[int]) -> bool:
+    """Is it a container that the function made?"""
+    return type(value) in _MUTABLE and id(value) not in known
+
+
 def _settle(place: Place) -> Iterator[Change]:
     """What a counter was moved by, or what was assigned to it."""
     now = place.read()
@@ -152,17 +182,38 @@ def _settle(place: Place) -> Iterator[Change]:
         place.put(place.was)
 
 
-def _take_back(table: Any, was: dict[Any, Any], counted: bool, skip: Collection[str]) -> Iterator[Change]:
-    """Of attributes, or of a dict."""
+def _take_back(
+    table: Any, was: dict[Any, Any], counted: bool, skip: Collection[str], known: Collection[int] | None
+) -> Iterator[Change]:
+    """Of attributes, or of a dict. ``known``: ids of the containers that are not new, for attributes."""
     for key in list(table):
         before, now = was.get(key, ABSENT), table[key]
-        if key is None or key in skip or not _is_effect(before, now):
+        first = known is not None and _is_first(before, now)
+        if key is None or key in skip or not (first or _is_effect(before, now)):
             continue
         if counted and before is ABSENT and isinstance(now, (int, float, torch.SymInt)):  # of a defaultdict
             yield Count(table, key, True, now)
         else:
-            yield Effect(table, key, now)
+            yield Effect(table, key, now, known is not None and _is_made(now, known))
         _bind(table, key, before)
+    gone = [key for key in was if key not in table and key not in skip]
+    for key in gone:
+        yield Removal(table, key)
+        table[key] = was[key]
+    if gone and type(table) is dict and known is None:  # in their old order
+        new = {key: table.pop(key) for key in list(table)}
+        table.update({key: new.pop(key) for key in was if key in new} | new)
+
+
+def _items_back(container: Any, was: Any) -> Iterator[Change]:
+    """Numbers and strings that were assigned to items of a list or a deque, if that is all that was done to them."""
+    if isinstance(container, set) or getattr(container, "maxlen", None) or len(container) < len(was):
+        return
+    changed = [k for k, (now, old) in enumerate(zip(container, was, strict=False)) if now is not old]
+    if all(_is_effect(was[k], container[k]) for k in changed):
+        for k in changed:
+            yield Effect(container, k, container[k])
+            container[k] = was[k]
 
 
 def _shorten(container: Any, was: Any, emptied: bool) -> Iterator[Change]:
@@ -307,23 +358,3 @@ def _holders(reached: Reached) -> Iterator[_Held]:
         for name, module in root.named_modules():
             place = None if is_foreign(type(module)) else path.attr(name) if name else path
             yield _Held(vars(module), place, attributes=True, owner=module)
-
-
-def holds_traced(value: Any, depth: int = 4) -> bool:
-    """Is it a traced tensor or a symbolic size, or a container or object with one inside?"""
-    if isinstance(value, torch.Tensor):
-        if kind_of(type(value)) is Kind.REFUSED:  # its tensors are among its attributes, if anywhere
-            return any(map(_torch.is_fake, vars(value).values()))
-        return any(map(_torch.is_fake, leaves_of(value)))
-    if isinstance(value, torch.SymInt):
-        return True
-    if depth == 0 or isinstance(value, (type, types.ModuleType, types.FunctionType, torch.nn.Module)):
-        return False
-    items: list[Any] = []
-    if isinstance(value, dict):
-        items = list(value.values())
-    elif isinstance(value, (list, tuple, set, deque)):
-        items = list(value)
-    elif hasattr(value, "__dict__"):
-        items = list(vars(value).values())
-    return any(holds_traced(v, depth - 1) for v in items[:1000])

@@ -91,6 +91,7 @@ class Reached:
     unbound: tuple[Slot, ...] = ()
     counters: frozenset[str] = frozenset()  # names that the code only moves on (``+= 1``, ``.append(x)``)
     stored: frozenset[str] = frozenset()  # attributes that the code assigns
+    unread: frozenset[str] = frozenset()  # those of them that it does not read
 
 
 def is_plain_object(value: Any) -> bool:
@@ -124,7 +125,8 @@ def reach(
     walk.finish()
     counters = frozenset() if walk.everything else frozenset(walk.counted - walk.reads)
     found = tuple(walk.slots), tuple(walk.modules), tuple(walk.held), tuple(walk.unbound)
-    return Reached(*found, counters, frozenset(walk.stored))
+    unread = frozenset() if walk.everything else frozenset(walk.stored - walk.reads - walk.counted - walk.calls)
+    return Reached(*found, counters, frozenset(walk.stored), unread)
 
 
 class _Walk:

@@ -14,6 +14,7 @@ import torch
 from .. import _torch
 from .._torch.dynamo import never_compiled
 from ..capture.aliasing import storage_key
+from ..plan import Plan, SavedValue
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.protocol import is_traceable
 from .backward import Backwards, CompiledBackward
@@ -45,12 +46,35 @@ def run_backward(
     return entry.pass_on(grads, tangents, inputs)
 
 
-def changed_since_forward() -> None:
-    """What autograd raises for a saved tensor that was written between forward and backward."""
+def changed_since_forward(plan: Plan | None = None, was: Sequence[int] = (), now: Sequence[int] = ()) -> None:
+    """What autograd raises for a saved tensor that was written between forward and backward, with its path.
+
+    Args:
+        was, now: versions of what is saved, or of the inputs that are compared alone (`Plan.compared_inputs`).
+    """
+    what = "a tensor that the backward reads, or a wrapper around one"
+    if plan is not None:
+        compared = [_input_text(plan, plan.differentiated[k]) for k in plan.compared_inputs]
+        texts = [_saved_text(row) for row in plan.saved if row.is_tensor]
+        texts += [*[_input_text(plan, k) for k in plan.kept_inputs], *compared]
+        rows = zip(texts[len(texts) - len(was) :], was, now, strict=True)
+        what = next((text for text, old, new in rows if old != new), what)
     raise RuntimeError(
-        "one of the variables needed for gradient computation has been modified by an inplace operation: a wrapper whose "
-        "inner tensor the backward reads was written after the forward. Write to a clone of it."
+        "one of the variables needed for gradient computation has been modified by an inplace operation: "
+        f"{what}, was written after the forward. Write to a clone of it."
     )
+
+
+def _saved_text(row: SavedValue) -> str:
+    kind = f"a {row.dtype} tensor of shape {[*row.shape]} that the backward reads"
+    if row.path is not None:
+        return f"{row.path}, {kind}"
+    return f"{kind}, which {row.operation}{f' at {row.where}' if row.where else ''} has made"
+
+
+def _input_text(plan: Plan, number: int) -> str:
+    row = plan.inputs[number]
+    return f"{row.path}, a {getattr(row.spec, 'cls', Tensor).__qualname__} whose inner tensor the backward reads"
 
 
 class DifferentiableBackward(torch.autograd.Function):
@@ -136,8 +160,9 @@ class RegionFunction(torch.autograd.Function):
         """Gradients of the differentiated inputs."""
         plan = ctx.program.plan
         tensors = list(ctx.saved_tensors)[::-1]
-        if ctx.inputs and tuple(ctx.inputs[k]._version for k in plan.compared_inputs) != ctx.versions:
-            changed_since_forward()
+        versions = tuple(ctx.inputs[k]._version for k in plan.compared_inputs) if ctx.inputs else ctx.versions
+        if versions != ctx.versions:
+            changed_since_forward(plan, ctx.versions, versions)
         ctx.maybe_clear_saved_tensors()  # unless the graph is retained: a saved value is freed after its last use
         names = [row.name for row in plan.saved]
         saved = {n: tensors.pop() if v is None else v for n, v in zip(names, ctx.numbers, strict=True)}

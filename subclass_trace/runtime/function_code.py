@@ -254,13 +254,14 @@ class FunctionEmitter:
         """``saved``: the saved activations as a list, compared with the forward's versions and released."""
         plan = self.plan
         s.bind("changed_since_forward", changed_since_forward)
+        changed = f"changed_since_forward({s.constant(plan, 'plan')}, ctx.versions, ({{}}))"
         s.bind("keeps", _torch.keeps_graph_now)
         s.line("keep = keeps()")
         count = sum(row.is_tensor for row in plan.saved) + len(plan.kept_inputs)
         names = [f"saved[{k}]" for k in range(count + len(plan.compared_inputs))]
         s.line("saved = ctx.kept")
         s.line("if saved is not None:")
-        s.line(f"    if ({_versions(names)}) != ctx.versions: changed_since_forward()")
+        s.line(f"    if ({_versions(names)}) != ctx.versions: {changed.format(_versions(names))}")
         s.line(f"    saved = saved[:{count}]")
         if plan.independent:
             present = [f"{name} is not None" for name in self._tangent_names()]
@@ -270,7 +271,7 @@ class FunctionEmitter:
         s.depth += 1
         s.line("saved = list(ctx.saved_tensors)")
         if compared := [f"ctx.inputs[{k}]" for k in plan.compared_inputs]:
-            s.line(f"if ctx.inputs and ({_versions(compared)}) != ctx.versions: changed_since_forward()")
+            s.line(f"if ctx.inputs and ({_versions(compared)}) != ctx.versions: {changed.format(_versions(compared))}")
         s.line("ctx.maybe_clear_saved_tensors()")
         s.depth = 1
 

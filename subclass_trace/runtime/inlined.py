@@ -100,8 +100,9 @@ def _sizes_of(ctx: Any, program: Program) -> list[int] | None:
 def _hand_over(ctx: Any, program: Program, sizes: list[int]) -> None:
     """What the backward does first with its node, and what torch wants to find there."""
     compared = program.plan.compared_inputs
-    if ctx.inputs and tuple([ctx.inputs[k]._version for k in compared]) != ctx.versions:
-        changed_since_forward()
+    versions = tuple([ctx.inputs[k]._version for k in compared]) if ctx.inputs else ctx.versions
+    if versions != ctx.versions:
+        changed_since_forward(program.plan, ctx.versions, versions)
     if not _torch.keeps_graph():
         ctx.inputs = ()
     ctx.symints, ctx.opaque_objects = sizes, []

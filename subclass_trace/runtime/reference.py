@@ -14,7 +14,6 @@ import torch
 from .. import _torch
 from ..capture.aliasing import byte_range
 from ..plan import (
-    AssignmentPlan,
     BasePrimal,
     ConstantOutput,
     InputOutput,
@@ -165,10 +164,7 @@ def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]
         else:
             results.append(make_output(o, call, values, flat, early.get(k)))
     for a in plan.assignments:
-        if isinstance(a, AssignmentPlan) and a.of_result:
-            a.deliver(results, results[a.result])
-            continue
-        a.deliver(call.inputs, results[a.result])
+        a.deliver(call.inputs, results)
     del results[plan.out_tree.num_leaves :]  # what was only made to be assigned
     if plan.grad_mode_after is not None:
         torch.set_grad_enabled(plan.grad_mode_after)

@@ -196,3 +196,25 @@ def test_a_tangent_without_leaves() -> None:
         (got,) = torch.autograd.grad(out, x, torch.ones_like(out))
         (expected,) = torch.autograd.grad(x.clone(), x, torch.ones_like(out))
         assert type(got) is type(expected) and repr(got) == repr(expected)
+
+
+def test_what_was_written_after_the_forward_is_named() -> None:
+    x, w = torch.randn(4), torch.randn(4, requires_grad=True)
+    y = st.compile(lambda x, w: x * w)(x, w)
+    x.mul_(2)
+    with pytest.raises(
+        RuntimeError, match=r"modified by an inplace operation: args\[0\], a float32 tensor of shape \[4\]"
+    ):
+        y.sum().backward()
+    two = TwoTensor(torch.randn(4), torch.randn(4))
+    y = st.compile(lambda x, w: x * w)(two, w)
+    two.mul_(2)
+    with pytest.raises(RuntimeError, match=r"args\[0\], a TwoTensor whose inner tensor the backward reads"):
+        y.sum().backward(TwoTensor(torch.tensor(1.0), torch.tensor(1.0)))
+    two = TwoTensor(torch.randn(4), torch.randn(4)).requires_grad_()
+    y = st.compile(lambda x: x.exp(), partitioner="default")(two)
+    y.a.mul_(2)
+    with pytest.raises(
+        RuntimeError, match=r"tensor of shape \[4\] that the backward reads, which aten.exp.default at .* has made"
+    ):
+        y.sum().backward(TwoTensor(torch.tensor(1.0), torch.tensor(1.0)))

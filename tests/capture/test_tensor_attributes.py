@@ -1,0 +1,87 @@
+"""Python attributes that a region sets on its arguments and results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import subclass_trace as st
+from subclass_trace.capture.attributes import holds_traced
+from subclass_trace.zoo import TwoTensor
+
+Tensor = torch.Tensor
+
+
+def _argument(x: Any) -> Tensor:
+    x.num, x.aux, x.label = x.shape[0], x + 1, "x"
+    return x * 1
+
+
+def _result(x: Any) -> Tensor:
+    y: Any = x * 2
+    y.num, y.aux, y.label = x.shape[0] + 1, x * 3, "y"
+    return y  # type: ignore[no-any-return]
+
+
+def _view(x: Any) -> Tensor:
+    y: Any = x.view(-1)
+    y.num, y.aux = x.shape[0], x + 1
+    return y  # type: ignore[no-any-return]
+
+
+def _same(x: Any) -> Tensor:
+    x.num = x.shape[0]
+    return x  # type: ignore[no-any-return]
+
+
+def _picture(value: Tensor) -> str:
+    held = {k: v for k, v in sorted(vars(value).items()) if k in ("num", "aux", "label")}
+    return repr((held, {k: v.grad_fn is None for k, v in held.items() if isinstance(v, Tensor)}, value))
+
+
+@pytest.mark.parametrize("function", [_argument, _result, _view, _same])
+@pytest.mark.parametrize("grad", [False, True])
+def test_attributes_of_tensors(function: Callable[[Tensor], Tensor], grad: bool) -> None:
+    region = st.compile(function)
+    for size in (2, 3, 4):
+        x, twin = (torch.ones(size, requires_grad=grad) for _ in range(2))
+        got, expected = region(x), function(twin)
+        assert str(vars(got).get("num")) == str(vars(expected).get("num"))
+        assert not holds_traced(vars(got)) and not holds_traced(vars(x))
+        if not grad:  # with it, the names of autograd nodes differ
+            assert _picture(got) == _picture(expected) and _picture(x) == _picture(twin)
+        elif "aux" in vars(expected):
+            (a,), (b,) = (torch.autograd.grad(y.aux.sum() + y.sum(), t) for y, t in ((got, x), (expected, twin)))
+            assert torch.equal(a, b)
+
+
+def test_attributes_of_a_wrapper() -> None:
+    region = st.compile(_result)
+    for size in (2, 3, 4):
+        x = TwoTensor(torch.ones(size), torch.zeros(size))
+        got, expected = region(x), _result(x)
+        assert got.num == expected.num and type(got.num) is int and torch.equal(got.aux.a, expected.aux.a)
+
+
+@pytest.mark.parametrize("of_result", [False, True])
+def test_containers_of_tensors_are_refused(of_result: bool) -> None:
+    def f(x: Any) -> Tensor:
+        y: Any = x * 2
+        (y if of_result else x).pair = (1, {"deep": y + 1})
+        return y  # type: ignore[no-any-return]
+
+    x = torch.ones(2)
+    with pytest.raises(st.UnsupportedError, match="holds traced tensors") as caught:
+        st.compile(f)(x)
+    assert caught.value.path == ("result[0].pair" if of_result else "args[0].pair") and not hasattr(x, "pair")
+
+
+def test_what_a_fake_tensor_remembers_is_no_attribute() -> None:
+    def f(n: Tensor, x: Tensor) -> Tensor:
+        return x * n.item()
+
+    n = torch.tensor(3)
+    assert st.compile(f)(n, torch.ones(2)).tolist() == [3, 3] and vars(n) == {}

@@ -30,10 +30,11 @@ from .containers import HandedContainers
 from .counting import left_out
 from .iterators import no_items_taken
 from .managed_modules import check_flat_parameters, no_managed_modules
+from .members import callable_code, is_plain_object
 from .modules import Root, State, named_tensors, original, roots_of, states_of, submodules
 from .python_random import no_random_numbers
 from .python_state import Change, effects_on
-from .reach import Reached, Slot, callable_code, is_plain_object, reach
+from .reach import Reached, Slot, reach
 
 Tensor = torch.Tensor
 

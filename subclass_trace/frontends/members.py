@@ -4,16 +4,21 @@ code it is."""
 from __future__ import annotations
 
 import contextvars
+import functools
 import sysconfig
 import threading
 import types
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import torch
+
 from ..capture.user_code import is_foreign, is_user_code
 from ..runtime.held import ABSENT, Slotted
-from ..subclass.arguments import FOREIGN
+from ..subclass.arguments import FOREIGN, NAMESPACES
 
+CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _STANDARD = sysconfig.get_paths()["stdlib"]
 
 
@@ -24,6 +29,26 @@ def attributes_of(value: Any) -> Any:
         return held
     has_slots = any("__slots__" in vars(cls) for cls in type(value).__mro__[:-1])
     return Slotted(value) if has_slots or is_thread_local(value) else None
+
+
+def is_plain_object(value: Any) -> bool:
+    """An instance of a class of the user's: neither a tensor, a module, a class or function, nor of a foreign library."""
+    cls = type(value)
+    if cls in NAMESPACES:
+        return True
+    if isinstance(value, (torch.Tensor, torch.nn.Module, type, types.ModuleType, *CONTAINERS)) or callable_code(value):
+        return False
+    return not is_foreign(cls) and attributes_of(value) is not None
+
+
+def callable_code(value: Any) -> bool:
+    """Is it a function, method or partial, whose code is looked at?"""
+    return isinstance(value, (types.FunctionType, types.MethodType, functools.partial, types.BuiltinFunctionType))
+
+
+def is_short(value: Any) -> bool:
+    """Is it one of the containers in which libraries keep settings?"""
+    return type(value) in (list, tuple, dict) and len(value) <= 32
 
 
 def is_installed(code: types.CodeType) -> bool:

@@ -20,7 +20,6 @@ import os
 import sys
 import types
 import weakref
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,8 +32,9 @@ from ..runtime.guards import HOOK_TABLES, OF_EVERY_MODULE
 from ..runtime.held import ABSENT, Slotted, container_behind, is_fixed, is_simple
 from ..subclass.arguments import NAMESPACES
 from ..subclass.paths import Path
-from .asked import ENVIRONMENT, answers_of, variables_of
+from .asked import ENVIRONMENT, Asked, answers_of, variables_of
 from .members import (
+    CONTAINERS,
     SKIPPED,
     attributes_of,
     functions_in,
@@ -43,6 +43,8 @@ from .members import (
     is_installed,
     is_of_library,
     is_own,
+    is_plain_object,
+    is_short,
     is_thread_local,
     is_users_module,
     member_of,
@@ -54,7 +56,6 @@ Module = torch.nn.Module
 #: a walk looks at no more objects and pieces of code than this: what lies beyond is taken as it is
 _MOST = 2000
 _MOST_ITEMS = 1000
-_CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,21 +93,6 @@ class Reached:
     counters: frozenset[str] = frozenset()  # names that the code only moves on (``+= 1``, ``.append(x)``)
     stored: frozenset[str] = frozenset()  # attributes that the code assigns
     unread: frozenset[str] = frozenset()  # those of them that it does not read
-
-
-def is_plain_object(value: Any) -> bool:
-    """An instance of a class of the user's: neither a tensor, a module, a class or function, nor of a foreign library."""
-    cls = type(value)
-    if cls in NAMESPACES:
-        return True
-    if isinstance(value, (torch.Tensor, Module, type, types.ModuleType, *_CONTAINERS)) or callable_code(value):
-        return False
-    return not is_foreign(cls) and attributes_of(value) is not None
-
-
-def callable_code(value: Any) -> bool:
-    """Is it a function, method or partial, whose code is looked at?"""
-    return isinstance(value, (types.FunctionType, types.MethodType, functools.partial, types.BuiltinFunctionType))
 
 
 def reach(
@@ -179,6 +165,8 @@ class _Walk:
                     self.held.append((value, path))
                 if not is_library(value):
                     self.objects.append((value, path))
+                if issubclass(value, torch.autograd.Function):  # `apply` calls these
+                    self.calls |= {"forward", "backward", "setup_context", "jvp"}
         elif isinstance(value, types.ModuleType):
             if is_users_module(value):
                 self.held.append((value, path))
@@ -195,7 +183,7 @@ class _Walk:
             if not is_fixed(value.args):
                 self._place(self._view(value), "args", path.attr("args"), value.args)
             self._place(self._view(value), "keywords", path.attr("keywords"), value.keywords)
-        elif isinstance(value, _CONTAINERS):
+        elif isinstance(value, CONTAINERS):
             self.held.append((value, path))
             self._items(value, path)
             if not is_library(type(value)) and hasattr(value, "__dict__"):  # a container of a class of the user's
@@ -372,10 +360,13 @@ class _Walk:
                     self.look(own.get(key), path.attr(key))
                 else:
                     self._slot(own, key, path.attr(key), own.get(key), library)
-                    if library and _is_short(own.get(key)):
+                    if library and is_short(own.get(key)):
                         self._place(own, key, path.attr(key), own.get(key))
             elif key in self.counted:
                 self.look(own.get(key), path.attr(key))
+        if everything and type(own) is dict and id(value) not in self._by_value and not isinstance(value, Module):
+            count = self._tables.setdefault((id(value), "count"), Asked(lambda _: len(own)))
+            self._slot(count, "count", path.attr("__dict__"), len(own))
         bases, mine = [base for base in cls.__mro__ if not is_foreign(base)], frozenset(own)
         for base in bases:
             if base not in self._classes:
@@ -449,7 +440,8 @@ class _Walk:
         """What could come to be: an override between a class and the base that it inherits from, an attribute that the
         code asks for."""
         is_module = isinstance(value, Module)
-        asked = [n for n in sorted(self.asked) if member_of(type(value), n) is ABSENT]
+        texts = self.texts if type(value) in NAMESPACES else self.asked  # ``"name" in namespace`` asks too
+        asked = [n for n in sorted(texts) if member_of(type(value), n) is ABSENT]
         if bases and type(value) not in self._checked:
             self._checked.add(type(value))
             self._overrides(bases, {"__call__", "forward"} if is_module else ())
@@ -488,10 +480,5 @@ class _Walk:
                 self._function(function)
 
 
-def _is_short(value: Any) -> bool:
-    """Is it one of the containers in which libraries keep settings?"""
-    return type(value) in (list, tuple, dict) and len(value) <= 32
-
-
 #: what is compared of a class of an installed library
-_VALUES = (bool, int, float, complex, str, torch.Tensor, *_CONTAINERS)
+_VALUES = (bool, int, float, complex, str, torch.Tensor, *CONTAINERS)

@@ -82,6 +82,28 @@ def tensors_and_modules_of_a_namespace() -> Case:
 
 
 @case
+def a_namespace_as_a_whole() -> Case:
+    args = argparse.Namespace(k=1.0)
+    return lambda x: x * len(vars(args)) * (2 if "extra" in args else 1), [sets(args, "extra", 1), sets(args, "j", 1)]
+
+
+@case
+def what_a_function_of_autograd_reads() -> Case:
+    args = argparse.Namespace(k=1.0)
+
+    class Scale(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * args.k  # type: ignore[no-any-return]
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Any:
+            return grads[0] * args.k
+
+    return lambda x: Scale.apply(x), [sets(args, "k", 3.0), sets(Scale, "forward", staticmethod(lambda ctx, x: x * 7))]  # type: ignore[no-untyped-call, no-any-return]
+
+
+@case
 def attributes_of_each_thread() -> Case:
     local = threading.local()
     local.k = 2.0

@@ -113,12 +113,10 @@ class CallSite:
     def of_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallSite:
         """A call of ``function``, with all that it reaches by itself or through objects among the arguments."""
         leaves, tree = flatten_tree((args, kwargs))
-        named = [callable_code(v) or isinstance(v, (type, types.ModuleType)) for v in leaves]
-        objects = [k for k, v in enumerate(leaves) if named[k] or _leads_on(v)]
+        named = [callable_code(v) or isinstance(v, (type, types.ModuleType, torch.nn.Module)) for v in leaves]
+        objects = [k for k, v in enumerate(leaves) if named[k] or is_plain_object(v)]
         paths = argument_paths(tree) if objects else []
-        by_value = {
-            id(v) for k, v in enumerate(leaves) if not (named[k] or isinstance(v, torch.nn.Module) or _is_one_object(v))
-        }
+        by_value = {id(v) for k, v in enumerate(leaves) if not named[k] and not _is_one_object(v)}
         return CallSite.of(args, kwargs, reach(function, [(leaves[k], paths[k]) for k in objects], by_value))
 
     @staticmethod
@@ -331,10 +329,6 @@ def _check_arrays(rows: Sequence[tuple[Path, Any, Any]]) -> None:
             got=f"an array of shape {changed[0][1].shape} with other contents",
             fix="pass torch.from_numpy(array), or write to a copy",
         )
-
-
-def _leads_on(value: Any) -> bool:
-    return isinstance(value, torch.nn.Module) or is_plain_object(value) or callable_code(value)
 
 
 def _is_one_object(value: Any) -> bool:

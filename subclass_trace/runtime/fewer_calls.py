@@ -81,6 +81,7 @@ class _Program:
     ) -> None:
         self.body, self.merged, self.calls, self.given = body, merged, calls, given
         self.place = {node: k for k, node in enumerate(body)}
+        self.views = {node for node in body if node not in calls and is_view(node)}
         self.results = {final(r, merged) for r in results if isinstance(r, fx.Node)}
         self.readers: dict[fx.Node, list[fx.Node]] = {}
         for node in body:
@@ -89,7 +90,7 @@ class _Program:
 
     def is_plain_view(self, node: object) -> bool:
         """Is it made here by a view operation, called as it stands?"""
-        return isinstance(node, fx.Node) and node in self.place and node not in self.calls and is_view(node)
+        return node in self.views and node not in self.calls
 
     def argument(self, node: fx.Node, k: int = 0) -> Any:
         """The node that has the value of an argument."""

@@ -117,13 +117,18 @@ def final(node: fx.Node, known: Merged) -> fx.Node:
 
 def is_view(node: fx.Node) -> bool:
     """Is it a view, whatever the storage is used for: an operation that computes nothing?"""
-    target: Any = node.target
-    if node.op != "call_function" or not isinstance(target, _torch.OpOverload):
+    target, args = node.target, node.args
+    if not isinstance(target, _torch.OpOverload) or not _views(target):
         return False
-    # a view operation of somebody else's may do more than to view (`wait` of partition/transfers.py does)
-    view = (target.is_view and target.namespace in ("aten", "prims")) or target is aten._unsafe_view.default
-    first = bool(node.args) and isinstance(node.args[0], fx.Node)
-    return view and first and not _torch.op_schema(target).is_mutable and isinstance(node.meta.get("val"), torch.Tensor)
+    return bool(args) and isinstance(args[0], fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+@functools.cache
+def _views(target: _torch.OpOverload) -> bool:
+    """Is it a view operation of torch's? One of somebody else's may do more (`wait` of partition/transfers.py does)."""
+    if _torch.op_schema(target).is_mutable:
+        return False
+    return (target.is_view and target.namespace in ("aten", "prims")) or target is aten._unsafe_view.default
 
 
 def layout_of(value: object) -> tuple[Any, ...] | None:

@@ -46,12 +46,18 @@ def compiled_functions_run_eagerly() -> Iterator[None]:
 def _stance_of_this_thread() -> Iterator[None]:
     frames: Any = sys.modules["torch._dynamo.eval_frame"]
     before, mine, call = frames._stance, _Stance(frames), frames.OptimizedModule.__call__
-    frames._stance = mine
+    callback_of = frames._callback_from_stance
+
+    def callback_from_stance(callback: Any) -> Any:
+        """Most calls are of functions that are never compiled, whatever the stance: torch's fake tensors are such."""
+        return None if callback is None else callback_of(callback)
+
+    frames._stance, frames._callback_from_stance = mine, callback_from_stance
     frames.OptimizedModule.__call__ = torch.nn.Module.__call__  # but for a warning about hooks: a capture has its own
     try:
         yield
     finally:
-        frames.OptimizedModule.__call__ = call
+        frames.OptimizedModule.__call__, frames._callback_from_stance = call, callback_of
         if frames._stance is mine:  # else somebody has set another one meanwhile
             frames._stance = before
 

@@ -75,6 +75,8 @@ class CapturedFunctions(_torch.TorchFunctionMode):
                 expected="torch.autograd.grad inside the region, or .backward() on its result outside",
                 fix="use torch.autograd.grad(loss, inputs)",
             )
+        if name == "register_hook":
+            self.recorder.has_hooks = True
         if name == "_nested_tensor_from_mask_left_aligned":  # what it would be for is refused, if it comes to that
             return True
         args, kwargs = self.indexing.arguments(func, args, kwargs)

@@ -97,6 +97,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.inside: Any = None  # a function mode for the code of wrapper classes
         self._class_call: Any = None  # the operation that the code of a class runs for it
         self.mutable = False
+        self.has_hooks = False  # on tensors
         self.has_read_numbers = False  # by ``.item()``: there are symbols that no input tells
         self.tag = "is_forward"
         self.backward_seq: int | None = None

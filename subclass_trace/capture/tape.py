@@ -19,7 +19,7 @@ from .._torch import saved as _saved
 from ..errors import DataDependentError, UnsupportedError
 from ..subclass.flatten import flatten, leaves_of, map_leaves
 from ..subclass.paths import Path
-from ..subclass.spec import Spec, spec_leaves
+from ..subclass.spec import Spec, WrapperSpec, spec_leaves
 from ..subclass.visit import rebuild
 from .gradient_order import Arrival
 from .graphs import finish_joint, kept_after, placeholders
@@ -59,7 +59,7 @@ class TracedBackward:
 
 
 class LayoutQuestions(_torch.TorchFunctionMode):
-    """Notes whether Python code that a backward runs asks if a tensor is contiguous.
+    """Notes whether Python code that a backward runs (of wrapper classes, of custom functions) asks if a tensor is contiguous.
 
     Each node enters it for itself: `torch.autograd.grad` would leave a mode around it, and the engine sets the thread's
     modes anew for each node, so that none leaves it.
@@ -136,9 +136,10 @@ class Tape:
                 names += made
             recorder.tag, recorder.outliving = "is_backward", self._outliving()
             start = next(iter(reversed(recorder.graph.nodes)), None)
-            questions = LayoutQuestions()
+            questions, roots = LayoutQuestions(), [o.grad_fn for o in outs]
+            python = bool(recorder.classes) or recorder.has_hooks or any(isinstance(s, WrapperSpec) for s in tangents)
             try:
-                with _sequence_numbers([o.grad_fn for o in outs], self.edges, recorder, questions):
+                with _sequence_numbers(roots, self.edges, recorder, questions, python):
                     grads = self._differentiate(outs, values, create_graph)
             finally:
                 recorder.tag, recorder.outliving = "is_forward", frozenset()
@@ -290,12 +291,16 @@ def _fresh_like(t: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def _sequence_numbers(
-    roots: Sequence[Any], edges: Sequence[Any], recorder: Any, questions: LayoutQuestions
+    roots: Sequence[Any], edges: Sequence[Any], recorder: Any, questions: LayoutQuestions, runs_python: bool
 ) -> Iterator[None]:
-    """While inside, backward nodes get the sequence number of the autograd node that issues them (PyTorch PR 103129)."""
+    """While inside, backward nodes get the sequence number of the autograd node that issues them (PyTorch PR 103129).
 
-    def begin(number: int) -> None:
-        questions.__enter__()  # type: ignore[no-untyped-call]
+    ``runs_python``: any node may run Python code, not only those of custom functions.
+    """
+
+    def begin(number: int, python: bool) -> None:
+        if python:
+            questions.__enter__()  # type: ignore[no-untyped-call]
         recorder.backward_seq = number
 
     stop = {e.node for e in edges}
@@ -309,7 +314,8 @@ def _sequence_numbers(
         seen.add(node)
         todo.extend(n for n, _ in node.next_functions if n is not None)
         number = _torch.node_sequence_number(node)
-        handles.append(node.register_prehook(lambda _, n=number: begin(n)))
+        python = runs_python or isinstance(node, torch.autograd.function.BackwardCFunction)
+        handles.append(node.register_prehook(lambda _, n=number, p=python: begin(n, p)))
     try:
         yield
     finally:

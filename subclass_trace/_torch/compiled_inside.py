@@ -53,10 +53,14 @@ def _stance_of_this_thread() -> Iterator[None]:
         return None if callback is None else callback_of(callback)
 
     frames._stance, frames._callback_from_stance = mine, callback_from_stance
+    # Counting already, as for a compilation inside of another one: that ``fullgraph=True`` compiled nothing is no matter.
+    set_count: Callable[[int], int] = getattr(frames, "set_fullgraph_compiled_frame_count", lambda count: count)
+    count = set_count(0)
     frames.OptimizedModule.__call__ = torch.nn.Module.__call__  # but for a warning about hooks: a capture has its own
     try:
         yield
     finally:
+        set_count(count)
         frames.OptimizedModule.__call__, frames._callback_from_stance = call, callback_of
         if frames._stance is mine:  # else somebody has set another one meanwhile
             frames._stance = before

@@ -7,6 +7,7 @@ A fact has the name of the method or property that tells it; ``".name"`` is a Py
 from __future__ import annotations
 
 import types
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -59,16 +60,18 @@ def failed_fact(facts: Sequence[Fact], t: Tensor) -> str | None:
     return None
 
 
-def holds_fakes(value: Any, depth: int = 3) -> bool:
-    """Is it a container or an object with a traced tensor or a symbolic size inside?"""
+def holds_traced(value: Any, depth: int = 4) -> bool:
+    """Is it a traced tensor or a symbolic number, or a container or an object with one inside?"""
     if isinstance(value, Tensor):
-        return any(map(_torch.is_fake, leaves_of(value))) if kind_of(type(value)) is not Kind.REFUSED else False
+        if kind_of(type(value)) is Kind.REFUSED:  # its tensors are among its attributes, if anywhere
+            return any(map(_torch.is_fake, vars(value).values()))
+        return any(map(_torch.is_fake, leaves_of(value)))
     if isinstance(value, _torch.SYM_TYPES):
         return True
     if depth == 0 or isinstance(value, (type, types.ModuleType, types.FunctionType, torch.nn.Module)):
         return False
-    if isinstance(value, (list, tuple, set, dict)):
+    if isinstance(value, (list, tuple, set, deque, dict)):
         items = list(value.values()) if isinstance(value, dict) else list(value)
     else:
         items = [v for _, v in attributes_inside(value)]
-    return any(holds_fakes(v, depth - 1) for v in items[:1000])
+    return any(holds_traced(v, depth - 1) for v in items[:1000])

@@ -18,7 +18,7 @@ from ..subclass.paths import Path
 from ..subclass.spec import Spec, WrapperSpec, spec_leaves
 from ..subclass.visit import map_spec
 from .aliasing import family
-from .facts import holds_fakes
+from .facts import holds_traced
 from .inputs import Argument, TracedInput, TracedInputs
 from .recorder import Recorder
 
@@ -190,7 +190,7 @@ def _change(row: TracedInput, was: Before, inputs: TracedInputs, recorder: Recor
         if not isinstance(v, (Tensor, *_torch.SYM_TYPES)) and was.attributes.get(k, was) is not v
     }
     for name, value in attributes.items():
-        if holds_fakes(value):
+        if holds_traced(value):
             raise _escapes(row.path, name, value)
     if not attributes and not same_contexts(after, was.spec):
         raise UnsupportedError(

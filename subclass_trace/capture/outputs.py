@@ -32,7 +32,7 @@ from ..subclass.paths import Path
 from ..subclass.protocol import Kind, is_traceable, kind_of, refuse
 from ..subclass.spec import Spec, WrapperSpec, is_ragged, spec_leaves
 from ..subclass.visit import rebuild
-from .facts import SIMPLE, holds_fakes
+from .facts import SIMPLE, holds_traced
 from .inputs import TracedInputs
 from .mutation import Before
 from .recorder import Recorder
@@ -283,7 +283,7 @@ class OutputClassifier:
                 again = attributes_of_wrapper(rebuild(spec, iter(leaves)), spec)
             found = {k: v for k, v in found.items() if k not in known or not _is_another(known[k], again[k])}
         for name, value in found.items():
-            if holds_fakes(value):
+            if holds_traced(value):
                 raise UnsupportedError(
                     "the region sets an attribute of a result to an object that holds traced tensors",
                     path=str(Path("result").item(self._count).attr(name)),

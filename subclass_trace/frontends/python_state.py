@@ -20,8 +20,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ..capture.attributes import holds_traced
 from ..capture.dispatch_state import assigned
+from ..capture.facts import holds_traced
 from ..capture.user_code import is_foreign
 from ..errors import UnsupportedError
 from ..plan import AppendPlan, AssignmentPlan, RemovalPlan

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import subclass_trace as st
-from subclass_trace.capture.attributes import holds_traced
+from subclass_trace.capture.facts import holds_traced
 from subclass_trace.zoo import TwoTensor
 
 Tensor = torch.Tensor

@@ -370,11 +370,13 @@ class ViewOutput:
     ``one_of_several``: a member of ``split`` and the like, which autograd protects from in-place operations.
     ``early``: made of an input as it comes in, before the region's change of its shape is delivered.
     ``ahead``: made of an input before the region's autograd node: see `capture.gradient_order`.
+    ``dangling``: its history leads to no input, but to a leaf of the region's own, which nobody sees.
+    ``base`` counts inputs, or forward values and after these the rows of ``Plan.detached``; ``replay`` None: that itself.
     """
 
     base: int
     of_input: bool
-    replay: Replay
+    replay: Replay | None
     requires_grad: bool
     spec: Spec
     attributes: Mapping[str, Any] = field(default_factory=dict)
@@ -382,11 +384,21 @@ class ViewOutput:
     starts_grad: bool = False
     early: bool = False
     ahead: bool = False
+    dangling: bool = False
 
     @property
     def version_bumps(self) -> int:
         """By how much making it moves the version counter that it shares with its base."""
         return self.replay.version_bumps if isinstance(self.replay, ViewSteps) else 0
+
+
+@dataclass(frozen=True, eq=False)
+class Detached:
+    """``detach()`` of an input, of a forward value, or (``replay``) of a view of one: it shares its version counter."""
+
+    base: int
+    of_input: bool
+    replay: Replay | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -425,6 +437,7 @@ class ValueAlias:
         leaves: for each leaf the tensor whose memory it lies in, or None.
         holder: (input number, attribute names) when the value is a wrapper inside that input: the very object.
         within: it has a history, so that the memory is shared before autograd sees the value.
+        version: of the value, which has a counter of its own.
     """
 
     value: int
@@ -432,6 +445,7 @@ class ValueAlias:
     leaves: tuple[LeafAlias | None, ...]
     holder: tuple[int, tuple[str, ...]] | None = None
     within: bool = False
+    version: int = 0
 
 
 OutputPlan: TypeAlias = ConstantOutput | SizeOutput | RaggedOutput | InputOutput | SameOutput | ViewOutput | ValueOutput
@@ -537,6 +551,8 @@ class Plan:
         tuple[int, tuple[bool, ...]], ...
     ] = ()  # value -> is it, and each of its leaves, of inference mode?
     dangling: tuple[int, ...] = ()  # values that require grad, but whose history leads to no input
+    detached: tuple[Detached, ...] = ()
+    versions: tuple[tuple[int, int], ...] = ()  # values that the region wrote to in place -> their version
     watched_inputs: tuple[int, ...] = ()  # wrappers whose version counter stands for a saved leaf's
     independent: tuple[tuple[int, ...], ...] = ()  # groups of differentiable values: see `capture.tape.independent`
     containers: tuple[ContainerChange, ...] = ()  # of which ``out_tree`` is ``(result, [new items])``

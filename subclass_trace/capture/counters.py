@@ -8,6 +8,7 @@ that needs a value which was written through another input.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -57,6 +58,53 @@ def _moved_by(tensors: Sequence[Tensor], k: int, others: Sequence[int]) -> list[
         return [n for n in others if not tensors[n].is_inference() and tensors[n]._version == version + 1]
     finally:
         _torch.set_version(tensors[k], version)
+
+
+def detached_from(arguments: Sequence[Tensor], results: Sequence[Tensor]) -> dict[int, Tensor]:
+    """id of a traced tensor -> the one whose ``detach()`` it is, as far as their counters and places in memory tell.
+
+    Args:
+        arguments: what the user function got.
+        results: what it returned; bases of these are looked at as well.
+    """
+    known = {
+        id(t): t for t in (*arguments, *sorted(results, key=lambda t: not t.requires_grad)) if not t.is_inference()
+    }
+    roots = list({id(family(t)): family(t) for t in known.values()}.values())
+    members: dict[Any, list[int]] = {}
+    for k, t in enumerate(roots):
+        for storage in {_torch.storage_ref(leaf) for leaf in leaves_of(t) if leaf.layout is torch.strided}:
+            members.setdefault(storage, []).append(k)
+    first: dict[int, int] = {}
+    for row in members.values():
+        for place, k in enumerate(row):
+            others = [n for n in row[place + 1 :] if n not in first and roots[n]._version == roots[k]._version]
+            if k not in first and others:
+                first |= dict.fromkeys(_moved_by(roots, k, others), k)
+    mine = {id(t) for t in arguments}
+    found: dict[int, Tensor] = {}
+    for n, k in first.items():
+        root = roots[n]
+        if id(root) in mine or root.grad_fn is not None:
+            continue
+        group = {id(roots[m]) for m in (k, *(m for m in range(n) if first.get(m) == k))}
+        sources = [t for t in known.values() if id(family(t)) in group and _same_place(t, root)]
+        if sources:
+            found[id(root)] = sources[0]
+    return found
+
+
+def _same_place(first: Tensor, second: Tensor) -> bool:
+    if type(first) is not type(second) or first.shape != second.shape or first.stride() != second.stride():
+        return False
+    one, two = leaves_of(first), leaves_of(second)
+    return len(one) == len(two) and all(
+        a.layout is torch.strided
+        and b.layout is torch.strided
+        and _torch.storage_ref(a) == _torch.storage_ref(b)
+        and (a.shape, a.stride(), a.storage_offset(), a.dtype) == (b.shape, b.stride(), b.storage_offset(), b.dtype)
+        for a, b in zip(one, two, strict=True)
+    )
 
 
 class SharedCounters:

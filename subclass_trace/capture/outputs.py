@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from .. import _torch
 from ..errors import UnsupportedError
 from ..plan import (
     ConstantOutput,
+    Detached,
     InputOutput,
     MutationPlan,
     OutputPlan,
@@ -24,6 +26,7 @@ from ..plan import (
     SymbolicView,
     ValueOutput,
     ViewOutput,
+    ViewSteps,
 )
 from ..subclass.arguments import attributes_of_wrapper
 from ..subclass.context import same_context
@@ -32,6 +35,8 @@ from ..subclass.paths import Path
 from ..subclass.protocol import Kind, is_traceable, kind_of, refuse
 from ..subclass.spec import Spec, WrapperSpec, is_ragged, spec_leaves
 from ..subclass.visit import rebuild
+from .aliasing import family
+from .counters import detached_from
 from .facts import SIMPLE, holds_traced
 from .inputs import TracedInputs
 from .mutation import Before
@@ -73,12 +78,13 @@ class OutputClassifier:
         self._reshaped = {m.input for m in mutations if m.metadata is not None or m.replaced}
         tensors = [o for o in results if isinstance(o, Tensor)]
         self._output_ids = {id(o) for o in tensors}
-        views = {id(o): o for o in tensors if o._base is not None}
-        self._base_users = collections.Counter(id(o._base) for o in views.values())
+        self._base_users = collections.Counter(id(o._base) for o in {id(o): o for o in tensors}.values())
         several = [o for o in {id(o): o for o in tensors}.values() if _torch.is_multi_output_view(o)]
         self._ragged = {_ragged_symbol(n) for i in inputs.inputs for n in i.spec.size if is_ragged(n)}  # type: ignore[union-attr]
         self._refuses_zeros: dict[type, bool] = {}
         self._siblings = collections.Counter(o.grad_fn for o in several)
+        self._detached = detached_from([t for t in handed if isinstance(t, Tensor)], tensors)
+        self._rows: dict[int, Detached] = {}
         self.unbacked: dict[Any, int] = {}
         self._emitted: dict[int, int] = {}
         self._result_of: dict[int, int] = {}
@@ -112,15 +118,17 @@ class OutputClassifier:
                 fix="call it on the result, outside of the region, and compute the rest from that result",
             )
         leaves, spec = flatten(o)
+        if (plan := self._detached_view(o, leaves, spec)) is not None:
+            return plan
         base = o._base
         if base is not None and not _torch.is_custom_function_output(o) and not self._needs_siblings(o):
             number = self._input_of.get(id(base))
-            if number is not None or self._base_is_seen(o, base):
-                if o.grad_fn is not None and not base.requires_grad:
-                    raise leaf_inside(o)  # made of a view of the base
-                found = self._replay(o, base, number, spec)
-                if found is not None:
-                    return self._view(o, number, leaves, spec, *found)
+            of_view = o.grad_fn is not None and not base.requires_grad  # a view of it became a leaf
+            if of_view and (number is not None or self._base_is_seen(base)):
+                raise leaf_inside(o)
+            found = self._replay(o, base, number, spec)
+            if found is not None:
+                return self._view(o, number, leaves, spec, *found, dangling=of_view)
         return self._value(o, leaves, spec)
 
     def need(self, sizes: Iterable[Any]) -> None:
@@ -132,12 +140,49 @@ class OutputClassifier:
                     self.sizes.append(value)
 
     # ---------------------------------------------------------------- views
-    def _base_is_seen(self, o: Tensor, base: Tensor) -> bool:
-        """Does it make a difference to the caller that ``o`` is a view of ``base``, which is no input?"""
-        shared = self._base_users[id(base)] > 1 or id(base) in self._output_ids
-        by_base = o.requires_grad and o.grad_fn is None and base.requires_grad  # made under no_grad: it is no leaf
-        of_leaf = base.requires_grad and base.grad_fn is None
-        return shared or by_base or of_leaf or self.sharing.is_inside_input(base)
+    def _detached_view(self, o: Tensor, leaves: list[Tensor], spec: Spec) -> ViewOutput | None:
+        """``o`` as ``source.detach()``, or as a view of that, for a source that the call has."""
+        root = family(o)
+        if id(root) not in self._detached or o.grad_fn is not None or _torch.is_custom_function_output(o):
+            return None
+        replay = None if o is root else self._plain_replay(o, root, None)
+        if (o is not root and replay is None) or not self._detach(root):
+            return None
+        starts_grad = o.requires_grad and (o is root or not root.requires_grad)
+        rest = (self._attributes(o, leaves, spec), _torch.is_multi_output_view(o), starts_grad)
+        return ViewOutput(-1 - list(self._rows).index(id(root)), False, replay, False, spec, *rest)
+
+    def _detach(self, root: Tensor) -> bool:
+        """Make a row of the plan for it; False where that cannot be."""
+        if id(root) not in self._rows:
+            source = self._detached[id(root)]
+            base = family(source)
+            number = self._input_of.get(id(base))
+            replay = None if source is base else self._plain_replay(source, base, number)
+            if number in self._reshaped or (source is not base and replay is None):
+                return False
+            place = self._emit_once(base) if number is None else number
+            self._rows[id(root)] = Detached(place, number is not None, replay)
+        return True
+
+    def _plain_replay(self, view: Tensor, base: Tensor, number: int | None) -> Replay | None:
+        """The replay of a view if it neither depends on when it is made nor moves a version."""
+        found = self._replay(view, base, number, flatten(view)[1])
+        if found is None or found[1] or (isinstance(found[0], ViewSteps) and found[0].version_bumps):
+            return None
+        return found[0]
+
+    def numbered(self, outputs: Sequence[OutputPlan], values: int) -> tuple[list[OutputPlan], list[Detached]]:
+        """The outputs, with the places of detached tensors after those of all ``values`` forward values; and these."""
+
+        def placed(o: OutputPlan) -> OutputPlan:
+            return replace(o, base=values - 1 - o.base) if isinstance(o, ViewOutput) and o.base < 0 else o
+
+        return [placed(o) for o in outputs], list(self._rows.values())
+
+    def _base_is_seen(self, base: Tensor) -> bool:
+        """Does the caller reach a value of the region by other ways than as the base of one result?"""
+        return self._base_users[id(base)] > 1 or id(base) in self._output_ids or self.sharing.is_inside_input(base)
 
     def _replay(self, o: Tensor, base: Tensor, number: int | None, spec: Spec) -> tuple[Replay, bool] | None:
         """How ``o`` is made of ``base``, and whether that is done before the new shape of an input is delivered."""
@@ -252,14 +297,22 @@ class OutputClassifier:
         return ValueOutput(self._emit_once(o), spec, self._attributes(o, leaves, spec))
 
     def _view(
-        self, o: Tensor, number: int | None, leaves: list[Tensor], spec: Spec, replay: Replay, early: bool
+        self,
+        o: Tensor,
+        number: int | None,
+        leaves: list[Tensor],
+        spec: Spec,
+        replay: Replay,
+        early: bool,
+        dangling: bool,
     ) -> ViewOutput:
         base: Any = o._base
         starts_grad = o.requires_grad and o.grad_fn is None and not base.requires_grad
         place = self._emit_once(base) if number is None else number
         several = _torch.is_multi_output_view(o)
         rest = (self._attributes(o, leaves, spec), several, starts_grad, early)
-        return ViewOutput(place, number is not None, replay, o.grad_fn is not None, spec, *rest)
+        history = o.grad_fn is not None and not dangling
+        return ViewOutput(place, number is not None, replay, history, spec, *rest, dangling=dangling)
 
     def _attributes(self, o: Tensor, leaves: list[Tensor], spec: Spec) -> dict[str, Any]:
         """Python attributes that a freshly rebuilt value would not have: the region set them."""

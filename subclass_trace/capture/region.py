@@ -6,6 +6,7 @@ autograd graph as a `Tape`, from which the joint graph is traced. See docs/archi
 
 from __future__ import annotations
 
+import collections
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ import torch.fx as fx
 
 from .. import _torch
 from ..errors import UnsupportedError
-from ..plan import ContainerChange, MutationPlan, OutputPlan, StatePlan, ValueAlias, ValueOutput, ViewOutput
+from ..plan import ContainerChange, Detached, MutationPlan, OutputPlan, StatePlan, ValueAlias, ValueOutput, ViewOutput
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.spec import Spec, WrapperSpec, sizes_in
 from .aliasing import alias_groups
@@ -60,7 +61,7 @@ class Captured:
         size_primals: graph-input number -> SymInt, for inputs that are sizes.
         groups: overlapping leaves of which one is written.
         values: specs of the live tensors that the forward graph returns.
-        mutations, outputs, aliases, fresh_leaves, inference, dangling, independent, unbacked: see `plan`.
+        mutations, outputs, aliases, fresh_leaves, inference, dangling, detached, versions, independent, unbacked: see `plan`.
         views: numbers of the values that are views when the region runs eagerly.
         differentiable: numbers of the values that get tangents.
         differentiated: numbers of the inputs (closed-over ones counted after the arguments) that get gradients.
@@ -89,6 +90,8 @@ class Captured:
     fresh_leaves: tuple[int, ...]
     inference: tuple[tuple[int, tuple[bool, ...]], ...]
     dangling: tuple[int, ...]
+    detached: tuple[Detached, ...]
+    versions: tuple[tuple[int, int], ...]
     independent: tuple[tuple[int, ...], ...]
     views: frozenset[int]
     result: Any
@@ -210,6 +213,7 @@ class _Capture:
             outputs = order_views(outputs, results, self.values, inputs, mutations)
             self.arrivals = arrivals(outputs, results, self.values)
             aliases = sharing.aliases(self.values, contents, replaced, self._emit)
+            outputs, detached = classifier.numbered(outputs, len(self.values))
             if aliases or (torch.is_inference_mode_enabled() and any(map(_views_input, outputs))):
                 self.metadata.depends_on("is_inference", mine)
             odd = [k for k, a in enumerate(self.arguments) if a.value.is_inference()]  # a normal one has a version
@@ -223,7 +227,8 @@ class _Capture:
             forward += [recorder.node_of(s) for s in classifier.sizes]
             boundary = next(iter(reversed(recorder.graph.nodes)), None)
             rows = self._edges(inputs, mutations)
-            leaves = self._fresh_leaves(contents)
+            leaves = self._fresh_leaves(contents, results)
+            moved = self._versions(outputs, detached, aliases, sharing)
         return self._finish(
             mine,
             closed.rows,
@@ -237,6 +242,8 @@ class _Capture:
             boundary,
             rows,
             leaves,
+            detached,
+            moved,
             run,
             after if after != grad_mode else None,
         )
@@ -272,14 +279,16 @@ class _Capture:
         self.values.append(t)
         return len(self.values) - 1
 
-    def _fresh_leaves(self, contents: set[int]) -> list[int]:
+    def _fresh_leaves(self, contents: set[int], results: Sequence[Any]) -> list[int]:
         """Values that the region made autograd leaves, by ``requires_grad_()``.
 
         Raises:
             UnsupportedError: another value was computed from one: its gradient would belong to a result of the region.
         """
         numbers = [k for k, t in enumerate(self.values) if k not in contents and is_own_leaf(t)]
-        leaves = {id(self.values[k]) for k in numbers}
+        leaves = {
+            id(t) for t in (*(self.values[k] for k in numbers), *results) if isinstance(t, Tensor) and is_own_leaf(t)
+        }
         todo: list[Any] = [t.grad_fn for t in self.values if leaves and t.grad_fn is not None]
         seen: set[Any] = set()
         while todo:
@@ -291,6 +300,25 @@ class _Capture:
             if id(getattr(node, "variable", None)) in leaves:
                 raise leaf_inside(node.variable)
         return numbers
+
+    def _versions(
+        self,
+        outputs: Sequence[OutputPlan],
+        detached: Sequence[Detached],
+        aliases: Sequence[ValueAlias],
+        sharing: Sharing,
+    ) -> list[tuple[int, int]]:
+        """(value, version) for results, and bases of results, that the region made and then wrote to in place."""
+        replayed: collections.Counter[int] = collections.Counter()
+        for o in outputs:
+            if isinstance(o, ViewOutput) and not o.of_input:
+                replayed[o.base] += o.version_bumps
+        theirs = {row.value for row in aliases}
+        replayed.update({row.base: 0 for row in detached if not row.of_input})
+        numbers = sorted(k for k in (_results(outputs) | replayed.keys()) - theirs if k < len(self.values))
+        rows = [(k, self.values[k]) for k in numbers if not self.values[k].is_inference()]
+        found = [(k, t._version - replayed[k]) for k, t in rows if not sharing.touches_input(t)]
+        return [(k, version) for k, version in found if version]
 
     def _edges(self, inputs: TracedInputs, mutations: Sequence[MutationPlan]) -> list[tuple[int, Any]]:
         """(input number, gradient edge) for each input that requires grad."""
@@ -317,6 +345,8 @@ class _Capture:
         boundary: fx.Node | None,
         rows: Sequence[tuple[int, Any]],
         fresh_leaves: Sequence[int],
+        detached: Sequence[Detached],
+        moved: Sequence[tuple[int, int]],
         run: Run,
         grad_mode_after: bool | None,
     ) -> Captured:
@@ -372,6 +402,8 @@ class _Capture:
             inference=tuple(_of_other_mode(self.values, mutated - _results(outputs), differentiable)),
             views=frozenset(k for k, t in enumerate(self.values) if t._is_view()),
             dangling=() if tape else tuple(differentiable),
+            detached=tuple(detached),
+            versions=tuple(moved),
             independent=groups,
             result=run.tree,
             assignments=run.assignments,

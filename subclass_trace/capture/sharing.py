@@ -15,7 +15,7 @@ import torch
 
 from .. import _torch
 from ..plan import LeafAlias, ValueAlias
-from ..subclass.flatten import flatten
+from ..subclass.flatten import flatten, leaves_of
 from ..subclass.paths import Path
 from ..subclass.visit import visit
 from .aliasing import byte_range
@@ -45,6 +45,10 @@ class Sharing:
         """Is it a tensor inside of an input: the very object, dense or a wrapper?"""
         return id(t) in self._same or id(t) in self._inside
 
+    def touches_input(self, t: Tensor) -> bool:
+        """Does a leaf of ``t`` lie in the memory of an input?"""
+        return any(self._of_input(leaf) is not None for leaf in leaves_of(t))
+
     def aliases(
         self,
         values: Sequence[Tensor],
@@ -72,7 +76,8 @@ class Sharing:
             holder = self._inside.get(id(values[n]))
             if holder is None and not any(found):
                 continue
-            row = ValueAlias(n, spec, found, holder)
+            version = 0 if values[n].is_inference() else values[n]._version
+            row = ValueAlias(n, spec, found, holder, version=version)
             if values[n].grad_fn is not None:
                 if not any(self.recorder.was_written(t) for t, a in zip(leaves, found, strict=True) if a is not None):
                     if not values[n].is_nested:

@@ -16,6 +16,7 @@ from typing import Any
 from ..plan import (
     BasePrimal,
     ConstantOutput,
+    Detached,
     InputOutput,
     InputPlan,
     LeafPrimal,
@@ -397,14 +398,25 @@ def _result(plan: Plan, o: OutputPlan, names: Sequence[str]) -> tuple[str, ...]:
         row = plan.inputs[number if number is not None else 0]
         return ("input itself", *_class_and_meta(row.spec), "yes" if row.requires_grad else "", str(row.path))
     if isinstance(o, ViewOutput):
-        base = str(plan.inputs[o.base].path) if o.of_input else names[o.base]
-        return ("view", *_class_and_meta(o.spec), "yes" if o.requires_grad else "", f"view operations on {base}")
+        base = _base_text(plan, o, names)
+        recipe = base if o.replay is None else f"view operations on {base}"
+        return ("view", *_class_and_meta(o.spec), "yes" if o.requires_grad else "", recipe)
     if isinstance(o, SameOutput):
         return ("same object", "", "", "", "", f"result {o.result}")
     shares = any(row.value == o.value for row in plan.aliases)
     kind = "value in shared memory" if shares else "value"
     grad = "yes" if o.value in plan.differentiable else ""
     return (kind, *_class_and_meta(o.spec), grad, _value_recipe(plan, o.value, o.spec))
+
+
+def _base_text(plan: Plan, o: ViewOutput | Detached, names: Sequence[str]) -> str:
+    if o.of_input:
+        return str(plan.inputs[o.base].path)
+    if o.base < len(names):
+        return names[o.base]
+    row = plan.detached[o.base - len(names)]
+    what = _base_text(plan, row, names)
+    return f"{what}.detach()" if row.replay is None else f"detach() of a view of {what}"
 
 
 def _class_and_meta(spec: Spec) -> tuple[str, str, str]:

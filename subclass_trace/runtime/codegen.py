@@ -49,7 +49,7 @@ from .emit import (
 )
 from .function_code import FunctionEmitter, needs_extra
 from .guards import HOOK_TABLES, Guards
-from .rebuild import replay_view
+from .rebuild import detached, replay_view
 from .reference import Call, Program, base_value, finish
 from .source import Source
 from .trees import holds_size, unflatten_tree
@@ -406,6 +406,7 @@ class _EntryEmitter:
             self._return(None)
             return
         write_copies(s, plan, inputs, values)
+        values = [*values, *self._detached(inputs, values, env)]
         results = []
         for k, o in enumerate(plan.outputs):
             if k in ahead:
@@ -424,14 +425,29 @@ class _EntryEmitter:
                 raise NotGenerated(f"a result {o!r}")
         self._return(results)
 
+    def _detached(self, inputs: Sequence[str], values: Sequence[str], env: str) -> list[str]:
+        s, names = self.source, []
+        for row in self.plan.detached:
+            base = (inputs if row.of_input else values)[row.base]
+            if row.replay is None:
+                made = f"{base}.detach()"
+            else:
+                sizes = f", {env}" if isinstance(row.replay, SymbolicView) else ""
+                made = f"{s.bind('detached', detached)}({s.constant(row, 'row')}, {base}{sizes})"
+            names.append(s.name("t"))
+            s.line(f"{names[-1]} = {made}")
+        return names
+
     def _view(self, o: Any, bases: Sequence[str], env: str) -> str:
         s = self.source
+        if o.replay is None:
+            return str(bases[o.base])
         s.bind("replay_view", replay_view)
         sizes = f", {env}" if isinstance(o.replay, SymbolicView) else ""
         return f"replay_view({s.constant(o, 'view')}, {bases[o.base]}{sizes})"
 
     def _is_simple(self, o: Any) -> bool:
-        special = isinstance(o, SameOutput) or getattr(o, "starts_grad", False)
+        special = isinstance(o, SameOutput) or getattr(o, "starts_grad", False) or getattr(o, "dangling", False)
         return not special and not getattr(o, "early", False) and not getattr(o, "attributes", ())
 
     def _primal(self, primal: Any, leaves: Sequence[str], symbols: dict[Any, str]) -> str:
@@ -468,6 +484,10 @@ class _EntryEmitter:
         parts = iter(flat[: plan.forward_leaves])
         wrapper = Wrapper(s, self.examples, symbols)
         values = [wrapper.wrap(spec, parts) for spec in plan.values]
+        if plan.versions:
+            s.bind("set_version", _torch.set_version)
+        for k, version in plan.versions:
+            s.line(f"set_version({values[k]}, {version})")
         if guarded:
             s.line("pass")
             s.depth -= 1

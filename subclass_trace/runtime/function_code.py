@@ -8,6 +8,7 @@ a tensor guard made from tangents that really came.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from .. import _torch
 from .._torch.tape import saves_for_torch
 from ..plan import Plan
 from ..subclass.flatten import flatten, leaves_of
-from ..subclass.spec import SizeExpr, Spec, WrapperSpec, leaf_count, same_spec, spec_leaves
+from ..subclass.spec import LeafSpec, SizeExpr, Spec, WrapperSpec, leaf_count, same_spec, spec_leaves
 from ..subclass.template import Examples
 from .backward import CompiledBackward
 from .emit import NotGenerated, Unwrapper, Wrapper
@@ -198,6 +199,12 @@ class FunctionEmitter:
         for k in sorted(plan.detach_values):
             s.line(f"d{k} = o[{k}].detach()")
             flat[k] = f"d{k}"
+        starts = [0, *accumulate(map(leaf_count, plan.values))]
+        if plan.versions:
+            s.bind("set_version", _torch.set_version)
+        for k, version in plan.versions:
+            if isinstance(plan.values[k], LeafSpec):  # before its version is noted for the backward
+                s.line(f"set_version({flat[starts[k]]}, {version})")
         self._save(s, count + plan.size_outputs)
         if plan.size_outputs:
             s.line(f"extra[2] = o[{count}:{count + plan.size_outputs}]")
@@ -210,6 +217,9 @@ class FunctionEmitter:
         for k, value in enumerate(values):
             if value != f"v{k}":
                 s.line(f"v{k} = {value}")
+        for k, version in plan.versions:
+            if not isinstance(plan.values[k], LeafSpec):
+                s.line(f"set_version(v{k}, {version})")
         s.line("ctx.set_materialize_grads(False)")
         if fixed:
             s.line(f"ctx.mark_non_differentiable({', '.join(fixed)})")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from .. import _torch
-from ..plan import SymbolicView, ValueAlias, ViewOutput
+from ..plan import Detached, SymbolicView, ValueAlias, ViewOutput
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.spec import LeafSpec, spec_leaves
 from ..subclass.visit import rebuild
@@ -17,8 +17,19 @@ from .sizes import Env, concrete, evaluate
 Tensor = torch.Tensor
 
 
+def detached(row: Detached, base: Tensor, env: Env | None = None) -> Tensor:
+    """What ``detach()`` gives of ``base``, or of the view of it."""
+    if row.replay is None:
+        return base.detach()
+    replay = row.replay.at(env or {}) if isinstance(row.replay, SymbolicView) else row.replay
+    with torch.no_grad():
+        return replay(base).detach()
+
+
 def replay_view(plan: ViewOutput, base: Tensor, env: Env | None = None) -> Tensor:
     """Replay the recorded view operations on ``base``. They are those that the user issued, never ``as_strided``."""
+    if plan.replay is None:
+        return base
     replay = plan.replay.at(env or {}) if isinstance(plan.replay, SymbolicView) else plan.replay
     enabled = torch.is_grad_enabled()
     with torch.set_grad_enabled(enabled and (plan.requires_grad or not base.requires_grad)):
@@ -50,7 +61,10 @@ def share(
         if alias is not None:
             source = leaves[alias.leaf] if alias.value is None else leaves_of(values[alias.value])[alias.leaf]
             parts[k] = source if alias.same else view_like(source, leaf, evaluate(alias.delta, env))
-    return rebuild(spec, iter(parts))  # type: ignore[no-any-return]
+    made: Tensor = rebuild(spec, iter(parts))
+    if not any(made is t for t in (*leaves, *values)) and not made.is_inference():
+        _torch.set_version(made, row.version)
+    return made
 
 
 def view_like(source: Tensor, spec: LeafSpec, delta: int) -> Tensor:

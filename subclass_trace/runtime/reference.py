@@ -31,7 +31,7 @@ from ..subclass.paths import owner_of
 from ..subclass.visit import rebuild
 from .backward import Backwards
 from .function import Dangling, RegionFunction
-from .rebuild import of_inference, replay_view, share
+from .rebuild import detached, of_inference, replay_view, share
 from .sizes import bind, evaluate, evaluator, read_unread
 from .writeback import deliver, set_version, write_memory
 
@@ -105,6 +105,8 @@ class Program:
             call.env = {**call.env, **{symbol: flat[count + k] for symbol, k in plan.unbacked}}
         parts, sizes = iter(flat[:count]), evaluator(call.env)
         values = [rebuild(spec, parts, sizes) for spec in plan.values]
+        for k, version in plan.versions:
+            _torch.set_version(values[k], version)
         share_values(plan, call, values, within=True)
         return values, flat[count : count + plan.size_outputs], flat[count + plan.size_outputs :]
 
@@ -140,8 +142,7 @@ def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]
     for k in plan.fresh_leaves:
         values[k].requires_grad_()
     for k in plan.dangling:
-        with torch.enable_grad():
-            _torch.apply_function(Dangling, torch.zeros((), requires_grad=True), values[k : k + 1])
+        let_dangle(values[k])
     early = call.ahead | {
         k: replay_view(o, call.inputs[o.base], call.env)
         for k, o in enumerate(plan.outputs)
@@ -157,6 +158,7 @@ def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]
         deliver(m, plan.inputs[m.input], x, new, old[m.input], call.env)
         if version is not None:
             set_version(x, version + m.version_bumps - _bumps_by_results(plan, m.input))
+    values += [detached(row, (call.inputs if row.of_input else values)[row.base], call.env) for row in plan.detached]
     results: list[Any] = []
     for k, o in enumerate(plan.outputs):
         if isinstance(o, SameOutput):
@@ -184,6 +186,12 @@ def _bumps_by_results(plan: Plan, number: int) -> int:
     return sum(o.version_bumps for o in views)
 
 
+def let_dangle(value: Tensor) -> None:
+    """Give it a history that leads nowhere."""
+    with torch.enable_grad():
+        _torch.apply_function(Dangling, torch.zeros((), requires_grad=True), [value])
+
+
 def make_output(
     o: OutputPlan, call: Call, values: Sequence[Tensor], flat: Sequence[Any], early: Tensor | None = None
 ) -> Any:
@@ -204,6 +212,8 @@ def make_output(
         value = values[o.value]
     if isinstance(o, ViewOutput) and o.starts_grad:
         value.requires_grad_()
+    if isinstance(o, ViewOutput) and o.dangling:
+        let_dangle(value)
     for name, attribute in o.attributes.items():
         owner, last = owner_of(value, name)
         setattr(owner, last, attribute)

@@ -26,6 +26,7 @@ from ..partition.rules import Facts
 from ..partition.saved import saved_table
 from ..plan import (
     BasePrimal,
+    Detached,
     InputPlan,
     LeafPrimal,
     MutationPlan,
@@ -273,6 +274,8 @@ def _plan(
         fresh_leaves=captured.fresh_leaves,
         inference=captured.inference,
         dangling=captured.dangling,
+        detached=tuple(_freeze_detached(row, captured.session.recorder.has_read_numbers) for row in captured.detached),
+        versions=captured.versions,
         independent=captured.independent,
         watched_inputs=_watched(captured, inputs, saved),
         unread=captured.session.reads.left_out(),
@@ -415,13 +418,19 @@ def _freeze_output(o: OutputPlan, has_read_numbers: bool) -> OutputPlan:
     return replace(o, spec=freeze(o.spec)) if isinstance(o, ValueOutput) else o
 
 
-def _freeze_replay(replay: Replay, has_read_numbers: bool) -> Replay:
+def _freeze_detached(row: Detached, has_read_numbers: bool) -> Detached:
+    return replace(row, replay=_freeze_replay(row.replay, has_read_numbers))
+
+
+def _freeze_replay(replay: Replay | None, has_read_numbers: bool) -> Replay | None:
     """Autograd's function of a view remembers the symbols that it was traced with: their expressions instead.
 
     That may be a number by now, where the region has read one that has to fit other sizes.
     """
     if isinstance(replay, SymbolicView):
         return replace(replay, sizes=tuple(map(to_expr, replay.sizes)))
+    if replay is None:
+        return None
     view = getattr(replay, "__self__", None)
     if not isinstance(view, Tensor) or view._base is None or not (has_read_numbers or _has_symbols(view, view._base)):
         return replay

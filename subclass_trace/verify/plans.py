@@ -169,9 +169,10 @@ def _plan_output(plan: Plan, path: str, o: OutputPlan) -> None:
         tensor = plan.positions[o.position] is not None
         require(tensor, "the result is an argument that is no tensor", path, expected="a tensor", got=o.position)
     elif isinstance(o, ViewOutput):
-        count = len(plan.inputs) if o.of_input else len(plan.values)
+        count = len(plan.inputs) if o.of_input else len(plan.values) + len(plan.detached)
         _exists(o.base, count, "the base of a view", path)
-        require(callable(o.replay), "a view cannot be replayed", path, expected="a function", got=o.replay)
+        known = callable(o.replay) or (o.replay is None and o.base >= len(plan.values))
+        require(known, "a view cannot be replayed", path, expected="a function", got=o.replay)
     elif isinstance(o, ValueOutput):
         _exists(o.value, len(plan.values), "a forward value", path)
         count = leaf_count(o.spec)

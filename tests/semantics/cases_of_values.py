@@ -292,7 +292,7 @@ same(
     M,
     "a tensor that the function closes over, which differentiable results depend on",
     lambda x: (_COUNTER.add_(1), x * _COUNTER, _COUNTER)[1:],
-    lambda c: (_COUNTER.zero_(), w := two(3, seed=c).requires_grad_(), Inputs((w,), (w,)))[2],
+    lambda c: (_reset(), w := two(3, seed=c).requires_grad_(), Inputs((w,), (w,)))[2],
     back=(0,),
     torch="graph break",
 )
@@ -305,6 +305,14 @@ same(
 )
 
 _COUNTER = torch.zeros(())
+
+
+def _reset() -> None:
+    """The counter as it was before all calls, its version too."""
+    _COUNTER.zero_()
+    torch._C._autograd._unsafe_set_version_counter((_COUNTER,), (0,))
+
+
 _HELD = [torch.zeros(3)]
 
 # ---------------------------------------------------------------------------------------------- outputs

@@ -4,7 +4,7 @@ Torch's symbols have no good answers: the text of a size is ``"s73"``, it has no
 function runs, the user's code gets those of the number that the symbol stands for (torch's own code gets torch's):
 
 - the class is that of the number, so that ``isinstance(x.shape[0], int)`` is true, and the size stays a symbol
-  (``type(n)``, which no class can answer otherwise, in code that the function reaches: `types_of_numbers`);
+  (``type(n)``, which no class can answer otherwise, in code that the function reaches: `types_as_eager`);
 - for all else the size has to be a number: the function is captured again with that size as one (`NeedsNumbers`), and
   guarded like any other number. In a backward, and where another tracer has made the symbols (Dynamo), the size is
   fixed where it is asked for;
@@ -31,7 +31,7 @@ import torch
 from .. import _torch
 from ..errors import DataDependentError, UnsupportedError
 from ..subclass.paths import Path
-from ..subclass.spec import is_ragged
+from ..subclass.spec import Spec, WrapperSpec, is_ragged
 from ..subclass.visit import visit
 from .inputs import TracedInputs
 from .memory import TEXTS, refuse_text
@@ -81,10 +81,12 @@ class PythonNumbers:
     def __init__(self, session: Session, inputs: TracedInputs | None = None) -> None:
         self.session, self.inputs = session, inputs
         self.needed: NeedsNumbers | None = None
+        self._types = contextlib.ExitStack()
         self._before: list[tuple[Any, str, Any]] = []
 
     def __enter__(self) -> PythonNumbers:
         _ACTIVE.append(self)
+        self._types.enter_context(types_as_eager(self._tables()))
         for cls in _CLASSES:
             for name, hook in self._hooks(cls).items():
                 self._set(cls, name, hook)
@@ -98,6 +100,7 @@ class PythonNumbers:
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: TracebackType | None) -> None:
         _ACTIVE.remove(self)
+        self._types.close()
         while self._before:
             holder, name, before = self._before.pop()
             delattr(holder, name) if before is _ABSENT else setattr(holder, name, before)
@@ -105,6 +108,18 @@ class PythonNumbers:
             raise self.needed from None  # the function may have caught it
         if isinstance(error, (TypeError, AttributeError)) and _TAKES_NUMBERS.search(str(error)):
             self._refused(error)
+
+    def _tables(self) -> Iterator[dict[str, Any]]:
+        """The globals of the code of wrapper classes."""
+        classes = set(self.session.recorder.classes)
+        todo: list[Spec] = [] if self.inputs is None else [i.spec for i in self.inputs.inputs]
+        for spec in todo:
+            if isinstance(spec, WrapperSpec):
+                classes.add(spec.cls)
+                todo.extend(spec.inners)
+        for name in {cls.__module__ for cls in classes}:
+            if name in sys.modules and name.partition(".")[0] != "torch":
+                yield vars(sys.modules[name])
 
     def _set(self, holder: Any, name: str, value: Any) -> None:
         self._before.append((holder, name, vars(holder).get(name, _ABSENT)))
@@ -239,6 +254,8 @@ class _AskedForTypes(type):
         if cls is not _TYPE:  # a metaclass that was made of it
             return super().__call__(*args, **kwargs)
         found = type(*args, **kwargs)
+        if found in _torch.FAKE_TYPES and _ACTIVE:
+            return torch.nn.Parameter if isinstance(args[0], torch.nn.Parameter) else Tensor
         if len(args) != 1 or found not in _CLASSES or not any(watch.covers(args[0]) for watch in _ACTIVE):
             return cls if found is type else found
         return _CLASSES[found]
@@ -255,8 +272,9 @@ _TYPE = _AskedForTypes("type", (type,), {})
 
 
 @contextlib.contextmanager
-def types_of_numbers(tables: Iterable[dict[str, Any]]) -> Iterator[None]:
-    """Inside, ``type(n)`` of a symbol is the class of the number in code with these globals."""
+def types_as_eager(tables: Iterable[dict[str, Any]]) -> Iterator[None]:
+    """Inside, in code with these globals, ``type(n)`` of a symbol is the class of the number, and that of a dense traced
+    tensor is what the caller has: ``torch.Tensor``, or ``nn.Parameter``."""
     free = [table for table in tables if "type" not in table]
     for table in free:
         table["type"] = _TYPE

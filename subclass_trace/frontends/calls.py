@@ -14,7 +14,7 @@ import torch
 from .. import _torch
 from ..capture.aliasing import family
 from ..capture.inputs import Argument
-from ..capture.python_numbers import types_of_numbers
+from ..capture.python_numbers import types_as_eager
 from ..capture.region import RunFunction
 from ..capture.run import Run
 from ..errors import UnsupportedError
@@ -279,7 +279,7 @@ class CallSite:
                 no_random_numbers(self.reached),
                 no_items_taken(self.reached),
                 effects_on(self.reached) as effects,
-                types_of_numbers(_tables_without_type(self.reached)),
+                types_as_eager(_tables_without_type(self.reached)),
                 replaced(self.roots, self.states, states) as assigned,
             ):
                 try:

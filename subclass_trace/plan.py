@@ -73,9 +73,13 @@ class InputPlan:
 
 @dataclass(frozen=True)
 class LeafPrimal:
-    """A graph input that is dense leaf number ``leaf``."""
+    """A graph input that is dense leaf number ``leaf``.
+
+    ``detached``: the leaf gets other memory in the call (``x.data = y``), while the backward may need what it had.
+    """
 
     leaf: int
+    detached: bool = False
 
 
 @dataclass(frozen=True)

@@ -452,7 +452,7 @@ class _EntryEmitter:
 
     def _primal(self, primal: Any, leaves: Sequence[str], symbols: dict[Any, str]) -> str:
         if isinstance(primal, LeafPrimal):
-            return leaves[primal.leaf]
+            return f"{leaves[primal.leaf]}.detach()" if primal.detached else leaves[primal.leaf]
         if isinstance(primal, BasePrimal):
             base = self.source.bind("base_value", base_value)
             known = self.source.constant(primal, "base")

@@ -114,7 +114,8 @@ class Program:
 def primal_value(primal: Primal, call: Call) -> Any:
     """The value of one graph input."""
     if isinstance(primal, LeafPrimal):
-        return call.leaves[primal.leaf]
+        leaf = call.leaves[primal.leaf]
+        return leaf.detach() if primal.detached else leaf
     if isinstance(primal, BasePrimal):
         return base_value(primal, call.leaves, evaluate(primal.numel, call.env))
     return evaluate(primal.size, call.env)

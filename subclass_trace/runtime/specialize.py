@@ -299,6 +299,8 @@ def _inputs(captured: Captured, arguments: Sequence[Argument]) -> list[InputPlan
 
 def _primals(captured: Captured, forward: Half) -> list[Primal]:
     place = {p: k for k, p in enumerate(captured.leaf_primals)}
+    leaves = [*(i.leaves for i in captured.inputs), *(c.leaves for c in captured.closed_over)]
+    moved = {leaves[m.input][k] for m in captured.mutations for k, how in m.replaced.items() if how == "data"}
     rows: list[Primal] = []
     for node in forward.inputs:
         number = int(str(node.target).rsplit("_", 1)[1]) - 1
@@ -309,7 +311,7 @@ def _primals(captured: Captured, forward: Half) -> list[Primal]:
         elif number in captured.size_primals:
             rows.append(SizePrimal(to_expr(captured.size_primals[number])))
         else:
-            rows.append(LeafPrimal(place[number]))
+            rows.append(LeafPrimal(place[number], detached=place[number] in moved))
     return rows
 
 

@@ -327,6 +327,31 @@ same(
     back=(0, 1),
     torch="error",
 )
+same(P, "the one view of an intermediate: its `_base`", lambda x: (x * 2)[1:].t(), root(), back=(0,))
+same(P, "a result that was written in place: its version", lambda x: (x * 2).add_(1).mul_(3), root(), back=(0,))
+same(
+    P,
+    "a view through which its base was written: their version",
+    lambda x: (y := x * 2, v := y.view(-1), v.mul_(3), (v, y))[3],
+    root(dense),
+    back=(0,),
+)
+same(
+    P,
+    "`detach()` of an input and of a result, and views of both: they share version counters",
+    lambda x: (y := (x * 2).exp_(), d := y.detach(), (x.detach(), x.detach()[0], y, d[1:], d))[2],
+    root(),
+    back=(2,),
+)
+same(
+    M,
+    "`buffer.data = new` after the backward's values were computed from it",
+    lambda x, b: (y := x * b, setattr(b, "data", b.data * 2), y.sin())[2],
+    lambda c: (w := dense(3, seed=c).requires_grad_(), Inputs((w, dense(3, seed=9)), (w,)))[1],
+    back=(0,),
+    torch="graph break",
+)
+same(P, "`x.detach().requires_grad_()`", lambda x: x.detach().requires_grad_(), root(dense))
 same(P, "members of a split of an intermediate", lambda x: (x * 2).split(1), root(), back=(0, 1, 2), torch="error")
 same(P, "value and its detach", lambda x: (v := x * 2, v.detach())[0:2], root(), back=(0,), torch="error")
 same(P, "another wrapper type than came in", lambda x: Scaled(x.a.detach(), torch.tensor(2.0)), plain())

@@ -106,3 +106,15 @@ def test_what_the_region_saved_itself_is_watched_too(view: str, kind: Callable[.
             except RuntimeError as error:
                 found.append("modified by an inplace operation" in str(error))
         assert found[0] == found[1]
+
+
+def test_a_write_to_a_detached_result_is_noticed_by_a_backward_that_needs_the_input() -> None:
+    def function(x: Tensor) -> Tensor:
+        return x.detach()
+
+    for call in (function, st.compile(function)):
+        x = torch.ones(3).requires_grad_() * 2
+        y = x * x
+        call(x).add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()

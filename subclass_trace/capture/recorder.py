@@ -45,6 +45,8 @@ aten = torch.ops.aten
 Tensor = torch.Tensor
 _DENSE = (*_torch.FAKE_TYPES, Tensor, torch.nn.Parameter)
 _REAL = (Tensor, torch.nn.Parameter)
+_VALUES = (Tensor, *_torch.SYM_TYPES)
+_DEVICE = torch.ops.prim.device.default
 _LAYOUT = (aten.size.default, aten.stride.default, aten.storage_offset.default)
 #: constants that a region makes itself arrive through these
 _CONSTANT_OPS = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
@@ -197,13 +199,13 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def node_of(self, value: Any) -> Any:
         """The node of a tensor or symbolic number; other values stand for themselves."""
+        hit = self._nodes.get(id(value))
+        if hit is not None:
+            return hit[0]
         if isinstance(value, _torch.SYM_TYPES):
             return self.symbols.node_of(value, self.tag)
         if not isinstance(value, Tensor):
             return value
-        hit = self._nodes.get(id(value))
-        if hit is not None:
-            return hit[0]
         if not _torch.is_fake(value):
             return self._nodes[id(self.lift(value))][0]
         if self.outer is not None and self.outer.knows(value):
@@ -302,7 +304,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)  # nothing to write: see `symbols`
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.prim.device.default and _torch.is_fake(args[0]):
+        if func is _DEVICE and _torch.is_fake(args[0]):
             return args[0].fake_device  # the autograd engine asks about twice per node
         if isinstance(func, _torch.HigherOrderOperator):
             from .higher_order import record_higher_order
@@ -313,7 +315,13 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.classes.add(t)
                 self._notice_wrappers(args)
                 return NotImplemented if self.inside is None else self._run_class(func, types, args, kwargs or {})
-        kwargs = kwargs or {}
+        if _torch.function_stack_length():  # what looks at the calls of Python code is not asked about ours
+            with _torch.no_overrides():
+                return self._run_dense(func, types, args, kwargs or {})
+        return self._run_dense(func, types, args, kwargs or {})
+
+    def _run_dense(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """An operation on dense tensors."""
         if func.namespace == "prim" or func in _LAYOUT:  # an error message of autograd asks for numbers, of symbols too
             return func(*args, **kwargs)
         if _torch.is_collective_in_place(func):
@@ -456,7 +464,9 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         target = aten.lift_fresh_copy.default if func is aten.lift_fresh.default else func
         arguments = tuple(map(self._argument, args)), {k: self._argument(v) for k, v in kwargs.items()}
         node = self.graph.create_node("call_function", target)
-        node.args, node.kwargs = arguments  # given to create_node, they would be walked through once more
+        node.args = arguments[0]  # given to create_node, they would be walked through once more
+        if kwargs:
+            node.kwargs = arguments[1]
         self.annotate(node, func, args, kwargs)
         if torch.get_default_dtype() is not self.default_dtype:
             self._check_default_dtype(func, args, out)
@@ -560,7 +570,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         return any(s == storage and mine.overlaps(r) for s, r in self.writes)
 
     def _argument(self, a: Any) -> Any:
-        if isinstance(a, (Tensor, *_torch.SYM_TYPES)):
+        if isinstance(a, _VALUES):
             return self.node_of(a)
         if type(a) in (list, tuple):
             return [self._argument(x) for x in a]

@@ -148,9 +148,11 @@ from .symbols import is_known as is_known
 from .symbols import is_nested as is_nested
 from .symbols import maybe as maybe
 from .symbols import nested_int_id as nested_int_id
+from .symbols import new_float as new_float
 from .symbols import new_number as new_number
 from .symbols import new_ragged_size as new_ragged_size
 from .symbols import new_symbol as new_symbol
+from .symbols import own_symbol as own_symbol
 from .symbols import ragged_parts as ragged_parts
 from .symbols import restore_assumptions as restore_assumptions
 from .symbols import shape_conditions as shape_conditions

@@ -20,6 +20,7 @@ import builtins
 import contextlib
 import functools
 import math
+import operator
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -51,8 +52,13 @@ _OTHER_MATH = ("exp", "expm1", "log", "log10", "log1p")
 _READ = object.__getattribute__
 _as_float: Any = torch.sym_float
 
-#: what of an input: "size" or "stride", and the dimension
+#: what of an input: "size" or "stride", and the dimension; or a "number" of the call
 Place = tuple[Path, str, int]
+
+
+def place_text(path: object, kind: str, dim: int) -> str:
+    """What a place is called."""
+    return str(path) if kind == "number" else f"{path}.{kind}({dim})"
 
 
 class NeedsNumbers(UnsupportedError):
@@ -68,7 +74,7 @@ class NeedsNumbers(UnsupportedError):
             f"the region needs a size as a number: it asks for {what}",
             path=line,
             expected="arithmetic and comparisons, of which a graph for many sizes can be made",
-            got=", ".join(sorted({f"{path}.{kind}({d})" for path, kind, d in places})),
+            got=", ".join(sorted({place_text(*place) for place in places})),
             fix="compile it with dynamic=False and automatic_dynamic=False",
         )
         self.places = tuple(places)
@@ -158,6 +164,12 @@ class PythonNumbers:
                         if own and (symbols is None or own & set(symbols)):
                             found.append((path, kind, d))
 
+        for place, n in self.session.arguments.items():
+            own = n.node.expr.free_symbols if isinstance(n, _torch.SYM_TYPES) else set()
+            if own and (symbols is None or own & set(symbols)):
+                found.append((place.path, "number", 0))
+        if found and symbols is None:  # a function that takes numbers alone was rather called with one of those
+            return found
         for row in self.inputs.inputs:
             visit(
                 row.traced,
@@ -239,10 +251,36 @@ class PythonNumbers:
             "__format__": formatted,
             "__getattribute__": attribute,
         }
+        if number is float:
+            for name, function in _STEPS.items():
+                hooks[f"__{name}__"] = self._computed(function, getattr(cls, f"__{name}__"))
+                hooks[f"__r{name}__"] = self._computed(function, getattr(cls, f"__r{name}__"), swapped=True)
+            hooks["__neg__"] = self._computed(operator.mul, cls.__neg__, -1.0)
         if number is not bool:
             hooks.update(__divmod__=_divmod, __rdivmod__=lambda n, other: _divmod(other, n))
         return hooks
 
+    def _computed(
+        self, function: Callable[..., float], plain: Callable[..., Any], *rest: Any, swapped: bool = False
+    ) -> Callable[..., Any]:
+        """Arithmetic of floats: of those that the call brings a step of the graph each."""
+
+        def compute(n: Any, *others: Any) -> Any:
+            operands = (*others, n) if swapped else (n, *others, *rest)
+            known = all(isinstance(m, (int, float, torch.SymInt, torch.SymFloat)) for m in others)
+            if not known or not any(map(self.session.is_float_of_call, operands)):
+                return plain(n, *others)
+            return self.session.computed(function, *operands)
+
+        return compute
+
+
+_STEPS: Mapping[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "truediv": operator.truediv,
+}
 
 _ACTIVE: list[PythonNumbers] = []
 
@@ -283,6 +321,13 @@ def types_as_eager(tables: Iterable[dict[str, Any]]) -> Iterator[None]:
     finally:
         for table in free:
             table.pop("type", None)
+
+
+def needs_number(n: Any, what: str) -> None:
+    """A symbol of the running capture stands where only a number can: see `PythonNumbers.number`."""
+    for watch in _ACTIVE:
+        if watch.covers(n):
+            watch.number(n, what, None)
 
 
 def _divmod(a: Any, b: Any) -> Any:

@@ -13,6 +13,7 @@ import torch
 
 from .. import _torch
 from ..capture.aliasing import family
+from ..capture.conversions import CONVERSIONS, conversions
 from ..capture.inputs import Argument
 from ..capture.python_numbers import needs_number, types_as_eager
 from ..capture.region import RunFunction
@@ -36,6 +37,7 @@ from .modules import Root, State, named_tensors, names_of, original, roots_of, s
 from .python_random import no_random_numbers
 from .python_state import Change, effects_on
 from .reach import Reached, Slot, reach
+from .torch_settings import SettingChange, settings_of_torch
 
 Tensor = torch.Tensor
 
@@ -106,7 +108,7 @@ class CallSite:
     roots: tuple[Root, ...]
     names: tuple[Slot, ...]
     reached: Reached
-    unfinished: list[list[Change]] = field(default_factory=list)
+    unfinished: list[Sequence[Change | SettingChange]] = field(default_factory=list)
     containers_differ: bool = True
     assigned_to: set[int] = field(default_factory=set)
 
@@ -291,14 +293,16 @@ class CallSite:
                 no_managed_modules(self.roots),
                 no_random_numbers(self.reached),
                 no_items_taken(self.reached),
+                settings_of_torch() as settings,
                 effects_on(self.reached) as effects,
                 types_as_eager(_tables_without_type(self.reached)),
+                conversions(_called_conversions(self.reached)),
                 replaced(self.roots, self.states, states) as assigned,
             ):
                 try:
                     result = function(*args, **kwargs)
                 except Exception:
-                    self.unfinished.append(effects)
+                    self.unfinished.extend((effects, settings))
                     raise
             _check_arrays(arrays)
             changes, new, places = containers.changes()
@@ -312,7 +316,7 @@ class CallSite:
             results, tree = flatten_results((result, new) if changes else result)
             for k, value in enumerate(results):
                 _check_result(value, Path("result").item(k))
-            rows: list[ModuleChange | Change] = [*assigned, *effects]
+            rows: list[ModuleChange | Change | SettingChange] = [*assigned, *effects, *settings]
             plans = [row.plan(len(results) + k) for k, row in enumerate(rows)]
             self.assigned_to.update(id(plan.owner) for plan in plans)
             return Run([*results, *[row.value for row in rows]], tree, handed, tuple(plans), tuple(changes))
@@ -323,6 +327,12 @@ class CallSite:
 def _tables_without_type(reached: Reached) -> list[dict[str, Any]]:
     """The globals of code that names ``type``, which it finds among the builtins."""
     return [row.holder for row in reached.unbound if row.key == "type" and type(row.holder) is dict]
+
+
+def _called_conversions(reached: Reached) -> list[tuple[dict[str, Any], str]]:
+    """The functions of Python's that make numbers, by name, with the globals of code that does nothing but call them."""
+    rows = [(row.holder, row.name) for row in reached.unbound if row.key in CONVERSIONS and type(row.holder) is dict]
+    return [row for row in rows if (id(row[0]), row[1]) not in reached.uncalled]
 
 
 def _is_array(value: Any) -> bool:

@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 import torch
 
 from .subclass.context import Unread
+from .subclass.numbers import NumberPlace
 from .subclass.paths import Path, owner_of
 from .subclass.spec import RaggedSize, SizeExpr, Spec
 
@@ -109,7 +110,8 @@ class SymbolPlan:
     """Where a symbol's value comes from.
 
     A leaf's ``kind`` 'size', 'stride' or 'storage_offset', the 'item' that is the number in a leaf without dimensions, an
-    input's outer 'size', an input's 'ragged' size (a nested int), or an 'argument': the number at flat position ``dim``.
+    input's outer 'size', an input's 'ragged' size (a nested int), an 'argument': the number at flat position ``dim``, or a
+    'number' that the function finds in ``place``.
     """
 
     symbol: Any
@@ -117,6 +119,7 @@ class SymbolPlan:
     leaf: int | None
     input: int | None
     dim: int
+    place: NumberPlace | None = None
 
 
 # ---------------------------------------------------------------------------------------------- mutations

@@ -149,6 +149,7 @@ from .symbols import nested_int_id as nested_int_id
 from .symbols import new_number as new_number
 from .symbols import new_ragged_size as new_ragged_size
 from .symbols import new_symbol as new_symbol
+from .symbols import own_symbol as own_symbol
 from .symbols import ragged_parts as ragged_parts
 from .symbols import restore_assumptions as restore_assumptions
 from .symbols import shape_conditions as shape_conditions

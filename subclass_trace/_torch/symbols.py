@@ -142,6 +142,12 @@ def size_symbol(size: object) -> Any:
     return size.node.expr if size.node.expr.is_Symbol else None
 
 
+def own_symbol(number: Any) -> Any:
+    """The symbol that a number was made as, also where the trace took it for another one's since; None for a constant."""
+    node = number.node
+    return None if node.expr.is_number or not node._expr.is_Symbol else node._expr
+
+
 def ragged_parts(size: torch.SymInt) -> tuple[Any, Any] | None:
     """(symbol, coefficient) of a nested int that a trace made; None for one of eager mode."""
     node: Any = size.node

@@ -17,6 +17,7 @@ import torch.fx as fx
 from .. import _torch
 from ..errors import TangentError
 from ..subclass.context import Unread, map_sizes
+from ..subclass.numbers import NumberPlace
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, WrapperSpec, is_ragged
 from ..subclass.visit import map_spec
@@ -42,6 +43,7 @@ class FirstRun:
         graph, operations: fingerprints, of everything and of the operations alone.
         before, after: what was assumed of symbols when the run began, and once its first backward was traced.
         unread: what the guards leave out of the inputs' contexts.
+        numbers: the symbols of numbers that the call brings.
     """
 
     mode: Any
@@ -54,6 +56,7 @@ class FirstRun:
     before: _torch.Assumptions
     after: _torch.Assumptions
     unread: tuple[Unread, ...]
+    numbers: Mapping[NumberPlace, Any]
     graph: int
     operations: int
 
@@ -79,6 +82,7 @@ class FirstRun:
             session.assumptions,
             _torch.assumptions_of(session.shape_env),
             session.reads.left_out(),
+            dict(session.arguments),
             _fingerprint(captured),
             _operations(captured),
         )
@@ -95,10 +99,12 @@ class FirstRun:
         table = dict(self.decompositions)
         if at is not None:
             session = Session(dynamic=False, decompositions=table)
+            session.arguments = {place: at(n) for place, n in self.numbers.items()}
             found = capture_in(session, call, arguments, lambda s: self._inputs_at(s, at))
             same = found.tape is not None and _operations(found) == self.operations
             return self._tape(found, same)
         session = Session(dynamic=self.dynamic, decompositions=table, mode=self.mode)
+        session.arguments = self.numbers
         _torch.restore_assumptions(session.shape_env, self.before)  # else symbols would be expressions of others
         try:
             found = capture_in(session, call, arguments, self._inputs)

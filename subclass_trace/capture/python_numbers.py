@@ -51,8 +51,13 @@ _OTHER_MATH = ("exp", "expm1", "log", "log10", "log1p")
 _READ = object.__getattribute__
 _as_float: Any = torch.sym_float
 
-#: what of an input: "size" or "stride", and the dimension
+#: what of an input: "size" or "stride", and the dimension; or a "number" of the call
 Place = tuple[Path, str, int]
+
+
+def place_text(path: object, kind: str, dim: int) -> str:
+    """What a place is called."""
+    return str(path) if kind == "number" else f"{path}.{kind}({dim})"
 
 
 class NeedsNumbers(UnsupportedError):
@@ -68,7 +73,7 @@ class NeedsNumbers(UnsupportedError):
             f"the region needs a size as a number: it asks for {what}",
             path=line,
             expected="arithmetic and comparisons, of which a graph for many sizes can be made",
-            got=", ".join(sorted({f"{path}.{kind}({d})" for path, kind, d in places})),
+            got=", ".join(sorted({place_text(*place) for place in places})),
             fix="compile it with dynamic=False and automatic_dynamic=False",
         )
         self.places = tuple(places)
@@ -158,6 +163,12 @@ class PythonNumbers:
                         if own and (symbols is None or own & set(symbols)):
                             found.append((path, kind, d))
 
+        for place, n in self.session.arguments.items():
+            own = n.node.expr.free_symbols if isinstance(n, torch.SymInt) else set()
+            if own and (symbols is None or own & set(symbols)):
+                found.append((place.path, "number", 0))
+        if found and symbols is None:  # a function that takes numbers alone was rather called with one of those
+            return found
         for row in self.inputs.inputs:
             visit(
                 row.traced,
@@ -283,6 +294,13 @@ def types_as_eager(tables: Iterable[dict[str, Any]]) -> Iterator[None]:
     finally:
         for table in free:
             table.pop("type", None)
+
+
+def needs_number(n: Any, what: str) -> None:
+    """A symbol of the running capture stands where only a number can: see `PythonNumbers.number`."""
+    for watch in _ACTIVE:
+        if watch.covers(n):
+            watch.number(n, what, None)
 
 
 def _divmod(a: Any, b: Any) -> Any:

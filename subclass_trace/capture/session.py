@@ -13,6 +13,7 @@ import torch.fx.traceback
 
 from .. import _torch
 from .._torch import tape as _door
+from ..subclass.numbers import NumberPlace
 from ..subclass.paths import Path
 from .context_reads import ContextReads
 from .dispatch_state import unchanged_by_dispatch
@@ -40,9 +41,10 @@ def _as_it_is(t: torch.Tensor) -> torch.Tensor:
 class Session:
     """Lives as long as a specialization may trace further backwards; holds no real tensor but closed-over ones."""
 
-    #: sizes that come in as numbers, by position in the call; only another tracer than ours makes such
-    arguments: Mapping[int, Any] = MappingProxyType({})
-    #: symbols of numbers that were read from inputs without dimensions, by the input's name in the graph; as above
+    #: the symbols of numbers that the call brings, by their places
+    arguments: Mapping[NumberPlace, Any] = MappingProxyType({})
+    #: symbols of numbers that were read from inputs without dimensions, by the input's name in the graph; only another
+    #: tracer than ours makes such
     items: Mapping[str, Any] = MappingProxyType({})
     #: which values of the inputs' contexts the traces read; looked at unless the caller compares whole contexts itself
     reads: ContextReads
@@ -126,6 +128,10 @@ class Session:
             _torch.new_symbol(self.shape_env, n, f"{path}.size({d})") if dynamic else n
             for d, (n, dynamic) in enumerate(zip(wrapper.shape, dims, strict=True))
         )
+
+    def numbers(self, values: Mapping[NumberPlace, int]) -> None:
+        """These numbers of the call become symbols, of which nothing is assumed."""
+        self.arguments = {p: _torch.new_number(self.shape_env, n, str(p.path)) for p, n in values.items()}
 
     def tracked(self, fake: torch.Tensor) -> torch.Tensor:
         """A fresh alias of a fake leaf that is the same graph value."""

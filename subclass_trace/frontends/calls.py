@@ -14,16 +14,17 @@ import torch
 from .. import _torch
 from ..capture.aliasing import family
 from ..capture.inputs import Argument
-from ..capture.python_numbers import types_as_eager
+from ..capture.python_numbers import needs_number, types_as_eager
 from ..capture.region import RunFunction
 from ..capture.run import Run
 from ..errors import UnsupportedError
 from ..runtime.codegen import Layout, StateSlot
 from ..runtime.containers import each_is_one, shared_containers
-from ..runtime.guards import ModuleGuard, ModuleView
+from ..runtime.guards import ModuleGuard, ModuleView, NameGuard
 from ..runtime.trees import unflatten_tree
 from ..subclass.arguments import ObjectIdentity, ObjectState, argument_snapshot, has_own_equality
 from ..subclass.flatten import leaves_of
+from ..subclass.numbers import NumberPlace, standing_in
 from ..subclass.paths import Path
 from .assignments import ModuleChange, replaced
 from .containers import HandedContainers
@@ -31,7 +32,7 @@ from .counting import left_out
 from .iterators import no_items_taken
 from .managed_modules import check_flat_parameters, no_managed_modules
 from .members import callable_code, is_plain_object
-from .modules import Root, State, named_tensors, original, roots_of, states_of, submodules
+from .modules import Root, State, named_tensors, names_of, original, roots_of, states_of, submodules
 from .python_random import no_random_numbers
 from .python_state import Change, effects_on
 from .reach import Reached, Slot, reach
@@ -166,6 +167,14 @@ class CallSite:
         hooks = tuple(n for table in _torch.GLOBAL_MODULE_HOOKS for n in table) if modules else ()
         return ModuleView(tuple(modules.values()), self._slots(), hooks)
 
+    def name_guards(self) -> list[NameGuard]:
+        """What the names of the function hold, as guards see it."""
+        return names_of(self.reached)
+
+    def modules(self) -> list[tuple[torch.nn.Module, Path]]:
+        """All modules of the call, with their paths."""
+        return [row for root in self.roots for row in submodules(root)]
+
     def _slots(self) -> tuple[tuple[int, str, str], ...]:
         """What stands behind the user's leaves in ``flat``."""
         states = [(id(s.owner), s.table, s.name) for s in self.states]
@@ -252,12 +261,15 @@ class CallSite:
     ) -> RunFunction:
         """Runs ``function`` once on traced tensors (one per argument); see `capture.region.capture`."""
 
-        def run(traced: Sequence[Tensor], adopt: Callable[[Tensor, Tensor], None]) -> Run:
+        def run(
+            traced: Sequence[Tensor], adopt: Callable[[Tensor, Tensor], None], numbers: Mapping[NumberPlace, Any]
+        ) -> Run:
+            given = {place.position: n for place, n in numbers.items()}
             made: dict[int, _Rebuilt] = {}
             handed: list[Any] = []
-            for value, number in zip(self.flat, positions, strict=True):
+            for k, (value, number) in enumerate(zip(self.flat, positions, strict=True)):
                 if number is None:
-                    handed.append(value)
+                    handed.append(given.get(k, value))
                 elif arguments[number].value is value:
                     handed.append(traced[number])
                 else:  # a view of an argument that stands for its whole family
@@ -275,6 +287,7 @@ class CallSite:
             self.unfinished.clear()
             arrays = [(self.path(k), v, v.copy()) for k, v in enumerate(self.flat[: self.user_count]) if _is_array(v)]
             with (
+                standing_in([(place, n) for place, n in numbers.items() if place.position is None]),
                 no_managed_modules(self.roots),
                 no_random_numbers(self.reached),
                 no_items_taken(self.reached),
@@ -362,6 +375,8 @@ def _check_result(value: Any, path: Path, depth: int = 0) -> None:
         held += [(path.item(k), v) for k, v in value.items()]
     for where, inner in held:
         _check_result(inner, where, depth + 1)
+        if isinstance(inner, _torch.SYM_TYPES):
+            needs_number(inner, f"{where}, inside of a {type(value).__qualname__} that is no registered pytree node")
         if isinstance(inner, Tensor) and any(map(_torch.is_fake, leaves_of(inner))):
             raise UnsupportedError(
                 f"the region returns a {type(value).__qualname__} that holds tensors and is no registered pytree node",

@@ -55,6 +55,16 @@ class Unread:
         return f"<any {self.kind.__name__}>"
 
 
+@dataclasses.dataclass(frozen=True)
+class AnyNumber:
+    """Stands in what a guard keeps for a number that is an input of the graph: a guard asks for its type alone."""
+
+    kind: type
+
+    def __repr__(self) -> str:
+        return f"<any {self.kind.__name__}>"
+
+
 class SizeValue:
     """A number that is computed from the sizes of a call; see `SizeExpr`."""
 
@@ -114,7 +124,7 @@ def same_context(a: Any, b: Any, _depth: int = 0) -> bool:
     if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt):
         return bool(_size_key(a) == _size_key(b))
     if type(a) is not type(b) or _depth > _MAX_DEPTH:
-        return isinstance(a, Unread) and type(b) is a.kind
+        return isinstance(a, (Unread, AnyNumber)) and type(b) is a.kind
     if isinstance(a, (float, complex)):
         return _same_number(a, b)
     if isinstance(a, _ATOMS):

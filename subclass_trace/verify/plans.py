@@ -95,6 +95,9 @@ def _plan_symbol(plan: Plan, k: int, row: SymbolPlan) -> None:
         number = plan.positions[row.dim]
         require(number is None, "a symbol is read from a tensor", path, expected="a number", got=f"input {number}")
         return
+    if row.kind == "number":
+        require(row.place is not None, "a symbol has no single source", path, expected="a place", got=None)
+        return
     kinds = ("size", "stride", "storage_offset", "item", "ragged", "argument")
     require(row.kind in kinds, "a symbol comes from an unknown kind of number", path, expected=kinds, got=row.kind)
     one = (row.leaf is None) != (row.input is None)

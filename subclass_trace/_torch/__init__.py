@@ -146,6 +146,7 @@ from .symbols import is_known as is_known
 from .symbols import is_nested as is_nested
 from .symbols import maybe as maybe
 from .symbols import nested_int_id as nested_int_id
+from .symbols import new_float as new_float
 from .symbols import new_number as new_number
 from .symbols import new_ragged_size as new_ragged_size
 from .symbols import new_symbol as new_symbol

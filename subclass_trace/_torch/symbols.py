@@ -43,6 +43,14 @@ def new_number(env: ShapeEnv, hint: int, name: str) -> Any:
     return env.create_symintnode(symbol, hint=hint, source=source)
 
 
+def new_float(env: ShapeEnv, hint: float, name: str) -> Any:
+    """A fresh SymFloat of which nothing is assumed."""
+    source = input_source(name)
+    how: dict[str, Any] = {"positive": None, "do_not_specialize_zero_one": True}
+    symbol = env.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC, **how)
+    return env.create_symfloatnode(symbol, hint=hint, source=source)
+
+
 def value_in_trace(number: Any) -> Any:
     """The value that a symbolic number has in the call that is traced; None where it depends on data. A number is itself."""
     return number.node.hint if isinstance(number, (torch.SymInt, torch.SymFloat, SymBool)) else number

@@ -105,6 +105,7 @@ class FirstRun:
             return self._tape(found, same)
         session = Session(dynamic=self.dynamic, decompositions=table, mode=self.mode)
         session.arguments = self.numbers
+        session.bind_numbers()
         _torch.restore_assumptions(session.shape_env, self.before)  # else symbols would be expressions of others
         try:
             found = capture_in(session, call, arguments, self._inputs)

@@ -40,7 +40,7 @@ class DynamicDims:
         numbers: Python numbers of the call that become symbols, and what they are in this call.
     """
 
-    numbers: Mapping[NumberPlace, int] = MappingProxyType({})
+    numbers: Mapping[NumberPlace, float] = MappingProxyType({})
 
     def sizes(self, path: Path, t: Tensor) -> Sequence[int]:
         """What each size of the value at a path becomes: see `Dim`."""

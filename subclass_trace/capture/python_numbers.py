@@ -20,6 +20,7 @@ import builtins
 import contextlib
 import functools
 import math
+import operator
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -164,7 +165,7 @@ class PythonNumbers:
                             found.append((path, kind, d))
 
         for place, n in self.session.arguments.items():
-            own = n.node.expr.free_symbols if isinstance(n, torch.SymInt) else set()
+            own = n.node.expr.free_symbols if isinstance(n, _torch.SYM_TYPES) else set()
             if own and (symbols is None or own & set(symbols)):
                 found.append((place.path, "number", 0))
         if found and symbols is None:  # a function that takes numbers alone was rather called with one of those
@@ -250,10 +251,36 @@ class PythonNumbers:
             "__format__": formatted,
             "__getattribute__": attribute,
         }
+        if number is float:
+            for name, function in _STEPS.items():
+                hooks[f"__{name}__"] = self._computed(function, getattr(cls, f"__{name}__"))
+                hooks[f"__r{name}__"] = self._computed(function, getattr(cls, f"__r{name}__"), swapped=True)
+            hooks["__neg__"] = self._computed(operator.mul, cls.__neg__, -1.0)
         if number is not bool:
             hooks.update(__divmod__=_divmod, __rdivmod__=lambda n, other: _divmod(other, n))
         return hooks
 
+    def _computed(
+        self, function: Callable[..., float], plain: Callable[..., Any], *rest: Any, swapped: bool = False
+    ) -> Callable[..., Any]:
+        """Arithmetic of floats: of those that the call brings a step of the graph each."""
+
+        def compute(n: Any, *others: Any) -> Any:
+            operands = (*others, n) if swapped else (n, *others, *rest)
+            known = all(isinstance(m, (int, float, torch.SymInt, torch.SymFloat)) for m in others)
+            if not known or not any(map(self.session.is_float_of_call, operands)):
+                return plain(n, *others)
+            return self.session.computed(function, *operands)
+
+        return compute
+
+
+_STEPS: Mapping[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "truediv": operator.truediv,
+}
 
 _ACTIVE: list[PythonNumbers] = []
 

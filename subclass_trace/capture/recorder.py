@@ -195,6 +195,12 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         """This wrapper is made of traced leaves."""
         self._known_wrappers[id(wrapper)] = wrapper
 
+    def number(self, value: Any, function: Callable[..., Any], operands: Sequence[Any]) -> None:
+        """A symbolic number that a Python function computes of others."""
+        node = self.graph.call_function(function, tuple(map(self.node_of, operands)))
+        node.meta.update(val=value, partitioner_tag=self.tag)
+        self.symbols.is_held_by(value, node)
+
     def node_of(self, value: Any) -> Any:
         """The node of a tensor or symbolic number; other values stand for themselves."""
         if isinstance(value, _torch.SYM_TYPES):

@@ -49,7 +49,7 @@ from .again import second_run
 from .calls import CallSite
 from .dynamic import SizeHistory, choose, sizes_of
 from .modules import generators_of
-from .numbers import NONE, Numbers, constants_without, modules_without, names_without, numbers_of
+from .numbers import NONE, Numbers, choices, constants_without, modules_without, names_without, numbers_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -218,23 +218,27 @@ class Region:
     def _compile(self, site: CallSite, ambient: Ambient) -> Specialization:
         """With the numbers as symbols that differ between calls; as they are, where some of it needs them so."""
         numbers = self._differing(site)
-        if numbers:
+        *tries, last = choices(numbers)
+        for chosen in tries:
             with contextlib.suppress(Exception):  # an error of the function itself comes again
-                entry = self._compile_with(site, ambient, numbers)
+                entry = self._compile_with(site, ambient, chosen)
                 backwards = entry.program.backwards
                 if backwards is None or backwards.compiled:  # torch may know no derivative for a symbol (``x ** n``)
-                    return entry
-        entry = self._compile_with(site, ambient, NONE)
-        if numbers:
-            self._history.fix_all(numbers, "what only numbers serve")
+                    break
+        else:
+            chosen, entry = last, self._compile_with(site, ambient, last)
+        self._history.fix_all([place for place in numbers if place not in chosen], "what only numbers serve")
         return entry
 
     def _differing(self, site: CallSite) -> Numbers:
+        """The numbers of a call that may be symbols, and were others in an earlier call."""
         if not self.options.automatic_dynamic:
             return NONE
         numbers = numbers_of(site)
         self._history.add_numbers(numbers)
-        return self._history.differing(numbers)
+        eager = self.options.backend == "eager" and self.options.fw_compiler is self.options.bw_compiler is None
+        found = self._history.differing(numbers)
+        return found if eager else {place: n for place, n in found.items() if type(n) is int}
 
     def _compile_with(self, site: CallSite, ambient: Ambient, numbers: Numbers) -> Specialization:
         options = self.options
@@ -252,6 +256,7 @@ class Region:
             keep_joint=self._keep_joint,
             keep_input_mutations=options.keep_inference_input_mutations,
         )
+        captured.session.no_branch_on_floats()
         places = [row.place for row in program.plan.symbols if row.place is not None]
         inputs = [a.value for a in arguments] + [c.value for c in captured.closed_over]
         view = site.module_view()

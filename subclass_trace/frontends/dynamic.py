@@ -5,7 +5,7 @@ Strides become symbols where they changed and do not follow from the sizes (``bu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from ..capture.python_numbers import NeedsNumbers
 from ..capture.session import Dim
 from ..subclass.components import Part, components
 from ..subclass.context import same_context, without_outer
+from ..subclass.numbers import NumberPlace
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from ..subclass.visit import visit
@@ -80,7 +81,7 @@ class SizeHistory:
     def __init__(self) -> None:
         self.seen: list[Sizes] = []
         self.varying: dict[str, frozenset[int]] = {}
-        self.numbers: dict[str, int] = {}  # path -> a number that stood there
+        self.numbers: dict[str, float] = {}  # path -> a number that stood there
         self.varying_numbers: set[str] = set()
         self.fixed_strides = False  # a class hashes the strides in its contexts, whatever the sizes are
         self.fixed: dict[tuple[str, str, int], str] = {}  # path, kind and dimension of what is a number -> why
@@ -108,7 +109,7 @@ class SizeHistory:
             raise needed
         self.fixed = {**rows, **self.fixed}
 
-    def fix_all(self, numbers: Numbers, why: str) -> None:
+    def fix_all(self, numbers: Iterable[NumberPlace], why: str) -> None:
         """These numbers are no symbols from now on."""
         self.fixed = {**{(str(place.path), "number", 0): why for place in numbers}, **self.fixed}
 

@@ -1,12 +1,16 @@
-"""Python numbers that differ between calls: the whole numbers among the arguments, and in what the function reaches.
+"""Python numbers that differ between calls: those among the arguments, and in what the function reaches.
 
 A number that was another one when an earlier specialization was made becomes a symbol, as a size does: an input of the
 graph, of which the guards ask for its type, and for what the trace assumed of it. ``NumberPlace`` says where it stands. In
 attributes, globals and closure cells, and in lists and dicts there, the symbols stand while the function is traced.
+
+A float becomes one where nothing branches on it, and code computes with it step by step (``1 - rate``): see
+`Session.computed`. Other back ends than the eager one take floats as they are.
 """
 
 from __future__ import annotations
 
+import math
 import types
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -28,12 +32,12 @@ _LONGEST, _DEEPEST = 32, 3
 _DEEPEST_CONTAINER, _MOST_ITEMS = 10, 2000
 
 #: places of numbers of a call, and what these are
-Numbers: TypeAlias = Mapping[NumberPlace, int]
+Numbers: TypeAlias = Mapping[NumberPlace, float]
 NONE: Numbers = types.MappingProxyType({})
 
 
-def numbers_of(site: CallSite) -> dict[NumberPlace, int]:
-    """The whole numbers that the guards of a call would compare, but for those that it only moves on, and those in a
+def numbers_of(site: CallSite) -> dict[NumberPlace, float]:
+    """The numbers that the guards of a call would compare, but for those that it only moves on, and those in a
     container that is found at several places, of which the guards know no more than what it holds."""
     flat = site.flat[: site.user_count]
     found = {NumberPlace(site.path(k), position=k): n for k, n in enumerate(flat) if _is_number(n)}
@@ -57,7 +61,7 @@ def numbers_of(site: CallSite) -> dict[NumberPlace, int]:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) is int and abs(value) < _LARGEST
+    return math.isfinite(value) if type(value) is float else type(value) is int and abs(value) < _LARGEST
 
 
 def _value_at(place: NumberPlace) -> Any:
@@ -77,7 +81,7 @@ def _containers(value: Any, depth: int) -> Iterator[int]:
         yield from _containers(item, depth + 1)
 
 
-def _inside(place: NumberPlace, value: Any, times: Mapping[int, int]) -> Iterator[tuple[NumberPlace, int]]:
+def _inside(place: NumberPlace, value: Any, times: Mapping[int, int]) -> Iterator[tuple[NumberPlace, float]]:
     """The number at a place, or those in the list or dict there."""
     if _is_number(value):
         yield place, value
@@ -86,6 +90,12 @@ def _inside(place: NumberPlace, value: Any, times: Mapping[int, int]) -> Iterato
             return
         for k, item in list(value.items() if type(value) is dict else enumerate(value)):
             yield from _inside(replace(place, path=place.path.item(k), items=(*place.items, k)), item, times)
+
+
+def choices(numbers: Numbers) -> list[Numbers]:
+    """Which of the numbers to try as symbols: all, then the whole ones, then none."""
+    whole = {place: n for place, n in numbers.items() if type(n) is int}
+    return [n for k, n in enumerate((numbers, whole)) if n and (k == 0 or len(n) < len(numbers))] + [NONE]
 
 
 # ---------------------------------------------------------------------------------------------- guards
@@ -109,7 +119,7 @@ def modules_without(guards: Iterable[ModuleGuard], places: Collection[NumberPlac
 
 def constants_without(constants: Mapping[int, Any], places: Collection[NumberPlace]) -> dict[int, Any]:
     """The same for arguments."""
-    return {**constants, **{p.position: AnyNumber(int) for p in places if p.position is not None}}
+    return {**constants, **{k: AnyNumber(type(constants[k])) for p in places if (k := p.position) is not None}}
 
 
 def _without(held: Any, places: Sequence[tuple[Any, ...]]) -> Any:
@@ -117,6 +127,6 @@ def _without(held: Any, places: Sequence[tuple[Any, ...]]) -> Any:
     if not places:
         return held
     if () in places:
-        return AnyNumber(int)
+        return AnyNumber(type(held))
     kind, *rows = held
     return (kind, *((k, _without(v, [p[1:] for p in places if p[0] == k])) for k, v in rows))

@@ -323,6 +323,12 @@ def _symbols(captured: Captured) -> list[SymbolPlan]:
         if symbol is not None:
             rows.setdefault(symbol, SymbolPlan(symbol, kind, leaf, inp, dim))
 
+    # First: where a size was found to be equal to a number, that is checked with the size.
+    for place, n in captured.session.arguments.items():
+        symbol, position = _torch.own_symbol(n), place.position
+        if symbol is not None:
+            kind = "number" if position is None else "argument"
+            rows.setdefault(symbol, SymbolPlan(symbol, kind, None, None, position or 0, place))
     strided = [(k, t) for k, t in enumerate(captured.originals) if t.layout is torch.strided]
     for k, t in enumerate(captured.originals):
         for d, n in enumerate(t.shape):
@@ -338,11 +344,6 @@ def _symbols(captured: Captured) -> list[SymbolPlan]:
             ragged = _torch.ragged_parts(n) if is_ragged(n) else None
             if ragged is not None:
                 rows.setdefault(ragged[0], SymbolPlan(ragged[0], "ragged", None, number, d))
-    for place, n in captured.session.arguments.items():
-        symbol, position = _torch.own_symbol(n), place.position
-        if symbol is not None:
-            kind = "number" if position is None else "argument"
-            rows.setdefault(symbol, SymbolPlan(symbol, kind, None, None, position or 0, place))
     for k, n in enumerate(captured.leaf_primals):
         note(captured.session.items.get(f"primals_{n + 1}"), "item", k, None, 0)
     return list(rows.values())

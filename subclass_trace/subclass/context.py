@@ -71,6 +71,10 @@ class SizeValue:
     __slots__ = ()
 
 
+#: what stands for a number that differs between calls
+_SIZES = (SizeValue, torch.SymInt, torch.SymFloat)
+
+
 class Sizes(tuple[Any, ...]):
     """Stands in a context for a ``torch.Size`` of which some numbers are computed from the sizes of a call."""
 
@@ -79,7 +83,7 @@ class Sizes(tuple[Any, ...]):
 
 def has_sizes(context: Any) -> bool:
     """Does a context hold numbers that are computed from sizes?"""
-    if isinstance(context, (SizeValue, torch.SymInt)):
+    if isinstance(context, _SIZES):
         return True
     if isinstance(context, (tuple, list)):
         return any(map(has_sizes, context))
@@ -92,7 +96,7 @@ def map_sizes(context: Any, function: Callable[[Any], Any]) -> Any:
     """A context with each number that is computed from sizes replaced."""
     if not has_sizes(context):
         return context
-    if isinstance(context, (SizeValue, torch.SymInt)):
+    if isinstance(context, _SIZES):
         return function(context)
     if isinstance(context, dict):
         return {k: map_sizes(v, function) for k, v in context.items()}

@@ -19,14 +19,17 @@ from ..capture.python_numbers import needs_number, types_as_eager
 from ..capture.region import RunFunction
 from ..capture.run import Run
 from ..errors import UnsupportedError
+from ..plan import AssignmentPlan, OfResult, StatePlan
 from ..runtime.codegen import Layout, StateSlot
 from ..runtime.containers import each_is_one, shared_containers
 from ..runtime.guards import ModuleGuard, ModuleView, NameGuard
+from ..runtime.held import ABSENT
 from ..runtime.trees import unflatten_tree
-from ..subclass.arguments import ObjectIdentity, ObjectState, argument_snapshot, has_own_equality
+from ..subclass.arguments import AttributesOf, ObjectIdentity, ObjectState, argument_snapshot, has_own_equality
 from ..subclass.flatten import leaves_of
 from ..subclass.numbers import NumberPlace, standing_in
 from ..subclass.paths import Path
+from ..subclass.protocol import is_traceable
 from .assignments import ModuleChange, replaced
 from .containers import HandedContainers
 from .counting import left_out
@@ -70,20 +73,34 @@ def argument_paths(tree: Any) -> list[Path]:
 
 
 class _Rebuilt(NamedTuple):
-    """A view that is an argument, made anew of the traced base; ``layout`` is how it was before the function ran."""
+    """A view that is an argument, made anew of the traced base.
+
+    ``layout`` is how it was before the function ran, ``attributes`` those it had, and ``known`` those that somebody had set.
+    """
 
     real: Tensor
     view: Tensor
     layout: Any
+    attributes: dict[str, Any]
+    known: AttributesOf
 
     @staticmethod
     def of(real: Tensor, view: Tensor) -> _Rebuilt:
-        return _Rebuilt(real, view, _layout(view))
+        known = AttributesOf(real, vars(view))
+        for name, attribute in known.simple().items():
+            setattr(view, name, attribute)
+        return _Rebuilt(real, view, _layout(view), dict(vars(view)), known)
+
+    def assigned(self) -> dict[str, Any]:
+        """The attributes that the function has set."""
+        new = vars(self.view).items()
+        return {k: v for k, v in new if self.attributes.get(k, ABSENT) is not v and not _torch.is_memo(k)}
 
 
 def _layout(view: Tensor) -> Any:
-    rows = [(tuple(t.shape), tuple(t.stride())) for t in (view, *leaves_of(view)) if t.layout is torch.strided]
-    return rows, [id(v) for v in vars(view).values() if isinstance(v, Tensor)]
+    leaves = leaves_of(view)
+    rows = [(tuple(t.shape), tuple(t.stride())) for t in (view, *leaves) if t.layout is torch.strided]
+    return rows, list(map(id, leaves)) if is_traceable(view) else []
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +116,7 @@ class CallSite:
         unfinished: what the function did to Python state before it raised an exception.
         containers_differ: no list or dict is two arguments.
         assigned_to: ids of what it assigned to.
+        rebuilt: the positions of views that are represented by their bases, and which attributes these have.
     """
 
     flat: list[Any]
@@ -111,6 +129,7 @@ class CallSite:
     unfinished: list[Sequence[Change | SettingChange]] = field(default_factory=list)
     containers_differ: bool = True
     assigned_to: set[int] = field(default_factory=set)
+    rebuilt: dict[int, AttributesOf] = field(default_factory=dict)
 
     @staticmethod
     def of_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallSite:
@@ -214,7 +233,7 @@ class CallSite:
     def constants(self) -> dict[int, Any]:
         """Flat arguments that are no tensors and no modules: guarded by value."""
         rows = enumerate(self.flat[: self.user_count])
-        return {k: self._constant(v) for k, v in rows if not isinstance(v, Tensor)}
+        return {k: self._constant(v) for k, v in rows if not isinstance(v, Tensor)} | self.rebuilt
 
     def _constant(self, value: Any) -> Any:
         if _is_one_object(value):
@@ -246,8 +265,16 @@ class CallSite:
         )
 
     def _check_rebuilt(self, made: Mapping[int, _Rebuilt]) -> None:
-        """What changes a view other than its values has no place in the plan: only its base is an input there."""
+        """What changes a view other than its values, and its attributes, has no place in the plan: only its base is an input
+        there."""
         for row in made.values():
+            if not row.attributes.keys() <= vars(row.view).keys():
+                raise UnsupportedError(
+                    "the region deletes a Python attribute of an argument that is a view of another",
+                    expected="attributes that are read and set",
+                    got=", ".join(sorted(row.attributes.keys() - vars(row.view).keys())),
+                    fix="delete it outside of the region",
+                )
             if _layout(row.view) != row.layout:
                 place = next(k for k, value in enumerate(self.flat) if value is row.real)
                 raise UnsupportedError(
@@ -268,6 +295,7 @@ class CallSite:
         ) -> Run:
             given = {place.position: n for place, n in numbers.items()}
             made: dict[int, _Rebuilt] = {}
+            self.rebuilt.clear()
             handed: list[Any] = []
             for k, (value, number) in enumerate(zip(self.flat, positions, strict=True)):
                 if number is None:
@@ -277,6 +305,8 @@ class CallSite:
                 else:  # a view of an argument that stands for its whole family
                     if id(value) not in made:
                         made[id(value)] = _Rebuilt.of(value, _torch.view_function(value)(traced[number]))
+                    if k < self.user_count:
+                        self.rebuilt[k] = made[id(value)].known
                     handed.append(made[id(value)].view)
             adopted = set()  # a tied parameter has several slots
             for real, value in zip(self.flat[self.user_count :], handed[self.user_count :], strict=True):
@@ -317,11 +347,22 @@ class CallSite:
             for k, value in enumerate(results):
                 _check_result(value, Path("result").item(k))
             rows: list[ModuleChange | Change | SettingChange] = [*assigned, *effects, *settings]
-            plans = [row.plan(len(results) + k) for k, row in enumerate(rows)]
+            plans: list[StatePlan] = [row.plan(len(results) + k) for k, row in enumerate(rows)]
             self.assigned_to.update(id(plan.owner) for plan in plans)
-            return Run([*results, *[row.value for row in rows]], tree, handed, tuple(plans), tuple(changes))
+            flat = [*results, *[row.value for row in rows]]
+            for rebuilt in made.values():
+                plans += _attributes_plans(rebuilt, flat)
+            return Run(flat, tree, handed, tuple(plans), tuple(changes))
 
         return run
+
+
+def _attributes_plans(row: _Rebuilt, results: list[Any]) -> list[AssignmentPlan]:
+    """The attributes that were set on a view that its base stands for; it is a result for that alone, as are they."""
+    assigned, owner = row.assigned(), len(results)
+    if assigned:
+        results += [row.view, *assigned.values()]
+    return [AssignmentPlan(OfResult(owner), "__dict__", name, owner + 1 + k) for k, name in enumerate(assigned)]
 
 
 def _tables_without_type(reached: Reached) -> list[dict[str, Any]]:

@@ -253,8 +253,20 @@ class RemovalPlan:
             del holder[self.name]
 
 
+@dataclass(frozen=True, eq=False)
+class SettingPlan:
+    """A setting of torch that the region changes (its default dtype): ``owner(results[result])`` sets it."""
+
+    owner: Callable[[Any], None]
+    result: int
+
+    def deliver(self, inputs: Sequence[torch.Tensor], results: Sequence[Any]) -> None:
+        """Set it in a call."""
+        self.owner(results[self.result])
+
+
 #: what a region does to Python state in each call
-StatePlan: TypeAlias = AssignmentPlan | CountPlan | AppendPlan | RemovalPlan
+StatePlan: TypeAlias = AssignmentPlan | CountPlan | AppendPlan | RemovalPlan | SettingPlan
 
 
 # ---------------------------------------------------------------------------------------------- outputs

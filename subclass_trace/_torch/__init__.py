@@ -89,6 +89,7 @@ from .modes import DispatchMode as DispatchMode
 from .modes import any_autocast as any_autocast
 from .modes import autocast_state as autocast_state
 from .modes import compiling_flag as compiling_flag
+from .modes import default_device as default_device
 from .modes import default_devices as default_devices
 from .modes import disable_autocast as disable_autocast
 from .modes import dispatch_modes_active as dispatch_modes_active

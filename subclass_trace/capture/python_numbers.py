@@ -108,6 +108,8 @@ class PythonNumbers:
             raise self.needed from None  # the function may have caught it
         if isinstance(error, (TypeError, AttributeError)) and _TAKES_NUMBERS.search(str(error)):
             self._refused(error)
+        if isinstance(error, UnsupportedError) and isinstance(error.__cause__, _torch.NO_FAKE_KERNEL):
+            self._needs_real_kernel(error)
 
     def _tables(self) -> Iterator[dict[str, Any]]:
         """The globals of the code of wrapper classes."""
@@ -179,6 +181,12 @@ class PythonNumbers:
             raise NeedsNumbers(places, what, line) from error
         if self.session.recorder.symbols.data_dependent:
             raise _depends_on_values(what, line, None) from error
+
+    def _needs_real_kernel(self, error: UnsupportedError) -> None:
+        """An operation has no kernel for fake tensors: torch runs the real one in its place, which takes numbers alone."""
+        places = self._places(None)
+        if places:
+            raise NeedsNumbers(places, f"a kernel for fake tensors that {error.__cause__} does not have", error.path)
 
     # ---------------------------------------------------------------- who asks
     def covers(self, n: Any) -> bool:

@@ -28,6 +28,9 @@ _READS_MEMORY = (
     "its data is not allocated yet",
 )
 
+#: what torch says of an operator of the user's that has kernels for real tensors only
+_NO_FAKE_IMPLEMENTATION = "There was no fake impl registered for"
+
 
 @contextlib.contextmanager
 def typed_errors(recorder: Any) -> Iterator[None]:
@@ -48,19 +51,15 @@ def typed_errors(recorder: Any) -> Iterator[None]:
     except SubclassTraceError:
         raise
     except _torch.NO_FAKE_KERNEL as error:
-        raise UnsupportedError(
-            f"the region uses an operation that has no kernel for fake tensors: {error}",
-            path=user_line(error),
-            expected="operations that can be traced without data",
-            got=str(error),
-            fix="register a fake kernel for it (torch.library.register_fake), or move this part out of the region",
-        ) from error
+        raise _has_no_fake_kernel(str(error), error) from error
     except RuntimeError as error:
         if isinstance(error.__cause__, _torch.DATA_DEPENDENT_ERRORS):  # DTensor raises another error from it
             raise _depends_on_data(error) from error
         text = " ".join(str(error).split())[:300]
         if "ArrayRef expected to contain only concrete integers" in text:
             raise _depends_on_data(error) from error
+        if _NO_FAKE_IMPLEMENTATION in text:
+            raise _has_no_fake_kernel(text.partition("<")[2].partition(">")[0] or text, error) from error
         if "is not supported under torch.compile" in text and "torch.distributed" in text:
             raise _without_functional_form(text, error) from error
         if not any(t in text for t in _READS_MEMORY):
@@ -81,6 +80,17 @@ def typed_errors(recorder: Any) -> Iterator[None]:
             got=" ".join(str(error).split())[:300],
             fix="do not keep tensors from inside a region in Python state that another region reads",
         ) from error
+
+
+def _has_no_fake_kernel(operation: str, error: BaseException) -> UnsupportedError:
+    return UnsupportedError(
+        f"the region uses an operation that has no kernel for fake tensors: {operation}",
+        path=user_line(error),
+        expected="operations that can be traced without data",
+        got=" ".join(str(error).split())[:300],
+        fix="register a fake kernel for it (torch.library.register_fake, or .register_fake of a custom_op), or move this "
+        "part out of the region",
+    )
 
 
 def _without_functional_form(text: str, error: BaseException) -> UnsupportedError:

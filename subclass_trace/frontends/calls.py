@@ -35,6 +35,7 @@ from .modules import Root, State, named_tensors, original, roots_of, states_of, 
 from .python_random import no_random_numbers
 from .python_state import Change, effects_on
 from .reach import Reached, Slot, reach
+from .torch_settings import SettingChange, settings_of_torch
 
 Tensor = torch.Tensor
 
@@ -105,7 +106,7 @@ class CallSite:
     roots: tuple[Root, ...]
     names: tuple[Slot, ...]
     reached: Reached
-    unfinished: list[list[Change]] = field(default_factory=list)
+    unfinished: list[Sequence[Change | SettingChange]] = field(default_factory=list)
     containers_differ: bool = True
     assigned_to: set[int] = field(default_factory=set)
 
@@ -278,6 +279,7 @@ class CallSite:
                 no_managed_modules(self.roots),
                 no_random_numbers(self.reached),
                 no_items_taken(self.reached),
+                settings_of_torch() as settings,
                 effects_on(self.reached) as effects,
                 types_as_eager(_tables_without_type(self.reached)),
                 replaced(self.roots, self.states, states) as assigned,
@@ -285,7 +287,7 @@ class CallSite:
                 try:
                     result = function(*args, **kwargs)
                 except Exception:
-                    self.unfinished.append(effects)
+                    self.unfinished.extend((effects, settings))
                     raise
             _check_arrays(arrays)
             changes, new, places = containers.changes()
@@ -299,7 +301,7 @@ class CallSite:
             results, tree = flatten_results((result, new) if changes else result)
             for k, value in enumerate(results):
                 _check_result(value, Path("result").item(k))
-            rows: list[ModuleChange | Change] = [*assigned, *effects]
+            rows: list[ModuleChange | Change | SettingChange] = [*assigned, *effects, *settings]
             plans = [row.plan(len(results) + k) for k, row in enumerate(rows)]
             self.assigned_to.update(id(plan.owner) for plan in plans)
             return Run([*results, *[row.value for row in rows]], tree, handed, tuple(plans), tuple(changes))

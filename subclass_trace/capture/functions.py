@@ -32,6 +32,7 @@ from .views import RESHAPES, lost_history
 Tensor = torch.Tensor
 #: what a kernel in C++ says that knows no symbols
 _OF_NUMBERS = "ArrayRef expected to contain only concrete integers"
+_NUMBERS = ("item", "tolist", "allclose", "equal", "is_nonzero")
 _POWERS = ("pow", "pow_", "__pow__", "__rpow__", "__ipow__", "float_power", "float_power_")
 
 
@@ -88,6 +89,7 @@ class CapturedFunctions(_torch.TorchFunctionMode):
             self._refuse_view_of_leaf(args[0])
         if self.views.reshaped and name != "__get__":
             self.check_histories((*args, *kwargs.values()))
+        self.recorder.asks_for_numbers = name in _NUMBERS
         out = self._call(func, args, kwargs)
         self.views.note(func, args, kwargs, out)
         if self.counters:

@@ -255,6 +255,26 @@ class PythonNumbers:
 _ACTIVE: list[PythonNumbers] = []
 
 
+def is_unknown(n: Any) -> bool:
+    """Is it a symbol of a running capture, for a number that depends on values inside tensors?"""
+    return type(n) in _CLASSES and any(watch.covers(n) for watch in _ACTIVE) and not _torch.is_known(n)
+
+
+def covering(value: Any) -> PythonNumbers | None:
+    """Who answers for a number from inside a tensor, or for the number in a dense tensor; None for all other values."""
+    if isinstance(value, Tensor):
+        plain = type(value) in (Tensor, torch.nn.Parameter, *_torch.FAKE_TYPES) and value.layout is torch.strided
+        one = plain and all(type(n) is int and n == 1 for n in value.shape) and not value.dtype.is_complex
+        return _ACTIVE[-1] if one and _ACTIVE else None
+    return next((watch for watch in _ACTIVE if watch.covers(value)), None) if is_unknown(value) else None
+
+
+def number_of(t: Tensor) -> Any:
+    """``t.item()`` as an int or a float, or a symbol for one: a bool is 0 or 1."""
+    t = t.detach()
+    return (t.to(torch.int64) if t.dtype is torch.bool else t).item()
+
+
 class _AskedForTypes(type):
     """The class of what stands for ``type``, and does what ``type`` does."""
 
@@ -323,7 +343,10 @@ def _math_function(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def call(*args: Any) -> Any:
         n = args[0] if args else None
-        if type(n) not in _CLASSES or not any(watch.covers(n) for watch in _ACTIVE) or _torch.is_known(n):
+        if isinstance(n, Tensor) and covering(n) is not None:
+            n = number_of(n)
+            args = (n, *args[1:])
+        if not is_unknown(n):
             return plain(*args)
         if symbolic is not None and len(args) == 1:
             return symbolic(_as_float(n))

@@ -105,6 +105,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.random_state: RandomState | None = None  # while the user function runs
         self.sets_hooks = False  # the region sets saved-tensor hooks
         self.unpacking = False  # an unpack hook of the region's is running (`saved_hooks`)
+        self.asks_for_numbers = False  # by ``.item()`` or ``.tolist()``, not for the truth of a tensor
         self.branch: _torch.Branch | None = None  # torch's own code asks for the truth of a tensor
         self.writes: list[tuple[Any, ByteRange]] = []
         self.outliving: frozenset[Any] = frozenset()  # while a backward is traced: storages that are not its own

@@ -14,7 +14,7 @@ from ..errors import DataDependentError, SubclassTraceError, UnsupportedError
 from ..subclass.protocol import is_traceable
 from .distributed_calls import named_distributed_calls
 from .memory import no_capsules
-from .user_code import tracebacks, user_line
+from .user_code import quoted, tracebacks, user_line
 
 _OPTIMIZERS = str(Path(torch.optim.__file__).parent)
 
@@ -109,11 +109,19 @@ def _depends_on_data(error: BaseException) -> DataDependentError:
     whose = "the region's control flow or sizes" if cls is None else f"control flow or sizes inside {cls}"
     values = f"values of {cls} in eager, outside of the region: its own code reads what is inside tensors"
     elsewhere = "use torch.where or torch.cond, or move this part out of the region"
+    line = user_line(error)
+    got = " ".join(str(error).split())[:300]
+    if cls is None and "data-dependent expression" in got:
+        code = quoted(line)
+        got = (
+            f"a number from inside a tensor (.item(), int(x)) where Python needs its value{f': {code}' if code else ''}"
+        )
     return DataDependentError(
         f"{whose} depend on the values inside a tensor",
-        path=user_line(error),
-        expected="sizes and branches that follow from the inputs' metadata",
-        got=" ".join(str(error).split())[:300],
+        path=line,
+        expected="sizes and branches that follow from the inputs' metadata; such a number may be computed with, compared, "
+        "returned, and be a size, but not be branched on, sorted by, or be an index of a list",
+        got=got,
         fix=elsewhere if cls is None else f"use {values}",
     )
 

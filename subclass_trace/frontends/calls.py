@@ -13,6 +13,7 @@ import torch
 
 from .. import _torch
 from ..capture.aliasing import family
+from ..capture.conversions import CONVERSIONS, conversions
 from ..capture.inputs import Argument
 from ..capture.python_numbers import types_as_eager
 from ..capture.region import RunFunction
@@ -282,6 +283,7 @@ class CallSite:
                 settings_of_torch() as settings,
                 effects_on(self.reached) as effects,
                 types_as_eager(_tables_without_type(self.reached)),
+                conversions(_called_conversions(self.reached)),
                 replaced(self.roots, self.states, states) as assigned,
             ):
                 try:
@@ -312,6 +314,12 @@ class CallSite:
 def _tables_without_type(reached: Reached) -> list[dict[str, Any]]:
     """The globals of code that names ``type``, which it finds among the builtins."""
     return [row.holder for row in reached.unbound if row.key == "type" and type(row.holder) is dict]
+
+
+def _called_conversions(reached: Reached) -> list[tuple[dict[str, Any], str]]:
+    """The functions of Python's that make numbers, by name, with the globals of code that does nothing but call them."""
+    rows = [(row.holder, row.name) for row in reached.unbound if row.key in CONVERSIONS and type(row.holder) is dict]
+    return [row for row in rows if (id(row[0]), row[1]) not in reached.uncalled]
 
 
 def _is_array(value: Any) -> bool:

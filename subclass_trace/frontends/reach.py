@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from .. import _torch
+from ..capture.conversions import CONVERSIONS
 from ..capture.user_code import is_foreign, is_library
 from ..runtime.guards import HOOK_TABLES, OF_EVERY_MODULE
 from ..runtime.held import ABSENT, Slotted, container_behind, is_fixed, is_simple
@@ -93,6 +94,9 @@ class Reached:
     counters: frozenset[str] = frozenset()  # names that the code only moves on (``+= 1``, ``.append(x)``)
     stored: frozenset[str] = frozenset()  # attributes that the code assigns
     unread: frozenset[str] = frozenset()  # those of them that it does not read
+    uncalled: frozenset[tuple[int, str]] = (
+        frozenset()
+    )  # `CONVERSIONS` that are not only called: id of the globals, name
 
 
 def reach(
@@ -112,7 +116,7 @@ def reach(
     counters = frozenset() if walk.everything else frozenset(walk.counted - walk.reads)
     found = tuple(walk.slots), tuple(walk.modules), tuple(walk.held), tuple(walk.unbound)
     unread = frozenset() if walk.everything else frozenset(walk.stored - walk.reads - walk.counted - walk.calls)
-    return Reached(*found, counters, frozenset(walk.stored), unread)
+    return Reached(*found, counters, frozenset(walk.stored), unread, frozenset(walk.uncalled))
 
 
 class _Walk:
@@ -125,6 +129,7 @@ class _Walk:
         self.objects: list[tuple[Any, Path]] = []
         self.reads, self.calls, self.counted, self.everything = set[str](), set[str](), set[str](), False
         self.asked, self.texts, self.stored = set[str](), set[str](), set[str]()
+        self.uncalled = set[tuple[int, str]]()
         self._slotted: set[tuple[int, str | None]] = set()
         self._theirs = set[int]()  # what code of libraries names
         self._seen: dict[int, Any] = {}
@@ -287,6 +292,8 @@ class _Walk:
         self.stored |= said.stores
         self.texts |= set() if is_installed(code) else said.texts
         self.everything |= said.everything
+        for name in CONVERSIONS.intersection(said.globals if is_installed(code) else said.uncalled):
+            self.uncalled.add((id(table), name))
         for name in said.globals:
             if name in table:
                 self._slot(table, name, Path(name), table[name], is_installed(code))

@@ -360,3 +360,7 @@ class _IsParameter:
     def __bool__(self) -> bool:
         self.reads.note(self.number, "is_parameter")
         return self.value
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> bool:
+        """A deep copy of the stand-in is none."""
+        return bool(self)

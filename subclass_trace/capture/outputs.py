@@ -329,6 +329,8 @@ class OutputClassifier:
             )
         symbolic = (Tensor, *_torch.SYM_TYPES)
         mine = {k: v for k, v in attributes_of_wrapper(o, spec).items() if not isinstance(v, symbolic)}
+        if mine.get("_is_param") is False:  # of a deep copy
+            del mine["_is_param"]
         known = attributes_of_wrapper(fresh, spec)
         found = {k: v for k, v in mine.items() if k not in known or _is_another(v, known[k])}
         if found.keys() & known.keys():  # such as a number that is another one in each wrapper

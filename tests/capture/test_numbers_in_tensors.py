@@ -310,3 +310,10 @@ def test_names_that_are_not_only_called_stay_what_they_are() -> None:
     )
     assert st.compile(table["g"])(x) == (1, False)
     assert "int" not in table
+
+
+def test_a_list_of_a_tensor_that_is_closed_over_is_read_in_each_call() -> None:
+    compiled = st.compile(lambda x: x * CLOSED_OVER.view(1).tolist()[0] + CLOSED_OVER.tolist())
+    for value in (1, 5, 0):
+        CLOSED_OVER.fill_(value)
+        assert compiled(torch.ones(2)).tolist() == [2.0 * value] * 2

@@ -8,6 +8,7 @@ it does not take goes to the mode. With the verifier on, each result is compared
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,25 +57,29 @@ class Results:
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``func(*args, **kwargs)`` on fake tensors."""
+        return self.remembered(func, args, kwargs, self._kernels.get(func, func))
+
+    def remembered(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[..., Any]) -> Any:
+        """The result of ``func``, which ``call`` makes where nothing is known."""
         taken = self._taken.get(func)
         if taken is None:
             taken = self._taken[func] = _is_plain(func) and func not in self._kernels
         key = _key(func, args, kwargs) if taken else None
         if key is None:
-            return self._kernels.get(func, func)(*args, **kwargs)
+            return call(*args, **kwargs)
         try:
             known = self._known.get(key)
         except TypeError:  # a symbolic size has no hash
-            return func(*args, **kwargs)
+            return call(*args, **kwargs)
         if known is None:
-            out = func(*args, **kwargs)
-            made = _describe(out, args)
+            out = call(*args, **kwargs)
+            made = None if key in self._known else _describe(out, args)  # the mode may have asked on its way
             if made is not None:
                 self._known[key] = made
             return out
         out = self._make(*known, args)
         if verify.ENABLED:
-            _check(func, out, func(*args, **kwargs))
+            _check(func, out, call(*args, **kwargs))
         return out
 
     def is_composite(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

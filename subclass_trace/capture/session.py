@@ -64,6 +64,8 @@ class Session:
         self.shape_env = _torch.ShapeEnv() if mode is None else mode.shape_env
         self.mode = _torch.fake_mode(self.shape_env) if mode is None else mode
         self.recorder = recorder(self.mode, decompositions)
+        if mode is None and not dynamic:
+            _torch.replace_cache(self.mode, self.recorder.results.remembered)
         self.reads = ContextReads()
 
     def dtensor_modes(self) -> _torch.DTensorModes | None:

@@ -139,8 +139,10 @@ def _live_copy(graph: fx.Graph, outputs: list[Any], also: Sequence[Any] = ()) ->
         primal = node.op == "placeholder" and not str(node.target).startswith("tangents")
         if node in live or primal:
             env[node] = copy = new.create_node(node.op, node.target, name=node.name)  # quicker than node_copy
-            copy.args, copy.kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
-            copy.meta = dict(node.meta)
+            copy.args = fx.map_arg(node.args, env.__getitem__)
+            if node.kwargs:
+                copy.kwargs = fx.map_arg(node.kwargs, env.__getitem__)
+            copy.meta.update(node.meta)
     new.output([env[n] if isinstance(n, fx.Node) else n for n in outputs])
     return new
 

@@ -313,7 +313,13 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.classes.add(t)
                 self._notice_wrappers(args)
                 return NotImplemented if self.inside is None else self._run_class(func, types, args, kwargs or {})
-        kwargs = kwargs or {}
+        if _torch.function_stack_length():  # what looks at the calls of Python code is not asked about ours
+            with _torch.no_overrides():
+                return self._run_dense(func, types, args, kwargs or {})
+        return self._run_dense(func, types, args, kwargs or {})
+
+    def _run_dense(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """An operation on dense tensors."""
         if func.namespace == "prim" or func in _LAYOUT:  # an error message of autograd asks for numbers, of symbols too
             return func(*args, **kwargs)
         if _torch.is_collective_in_place(func):
@@ -456,7 +462,9 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         target = aten.lift_fresh_copy.default if func is aten.lift_fresh.default else func
         arguments = tuple(map(self._argument, args)), {k: self._argument(v) for k, v in kwargs.items()}
         node = self.graph.create_node("call_function", target)
-        node.args, node.kwargs = arguments  # given to create_node, they would be walked through once more
+        node.args = arguments[0]  # given to create_node, they would be walked through once more
+        if kwargs:
+            node.kwargs = arguments[1]
         self.annotate(node, func, args, kwargs)
         if torch.get_default_dtype() is not self.default_dtype:
             self._check_default_dtype(func, args, out)

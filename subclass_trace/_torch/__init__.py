@@ -60,6 +60,7 @@ from .fakes import addresses_of_storages as addresses_of_storages
 from .fakes import detached as detached
 from .fakes import fake_mode as fake_mode
 from .fakes import fake_result as fake_result
+from .fakes import fake_views as fake_views
 from .fakes import like_format_of as like_format_of
 from .fakes import missing_attributes as missing_attributes
 from .fakes import quiet_fake_errors as quiet_fake_errors

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 import torch
+from torch._dispatch.python import no_python_dispatcher
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -116,6 +117,18 @@ def fake_result(
             torch._C._set_meta_in_tls_dispatch_include(True)  # torch may have no kernels for the device
             plain = torch.as_strided(source, size, stride, offset)
     return _faked(mode, plain, device)
+
+
+def fake_views(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a view operation in C++ makes of a fake tensor of static sizes: the kernel that eager runs, on no data.
+
+    The mode itself has it computed by Python code, for sizes that depend on data.
+    """
+    with torch._C._DisableTorchDispatch(), torch._C._PreserveDispatchKeyGuard(), no_python_dispatcher():
+        torch._C._set_meta_in_tls_dispatch_include(True)
+        out = func(*args, **kwargs)
+    device = args[0].fake_device
+    return [_faked(mode, t, device) for t in out] if isinstance(out, (list, tuple)) else _faked(mode, out, device)
 
 
 #: the attributes that FakeTensor's constructor sets, but for the mode, by device

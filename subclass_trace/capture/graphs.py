@@ -106,7 +106,7 @@ LATE = ("is_backward", "must_be_in_backward")
 def is_draw(node: fx.Node) -> bool:
     """A forward node that runs for what it does: it moves the random generator, or it has effects (`effects`; the check
     behind ``linalg.inv`` raises). It is never dropped, and never run twice."""
-    return (is_random(node) or is_kept(node)) and node.meta.get("partitioner_tag") not in LATE
+    return node.meta.get("partitioner_tag") not in LATE and (is_random(node) or is_kept(node))
 
 
 def kept_after(graph: fx.Graph, start: fx.Node | None) -> list[fx.Node]:

@@ -45,6 +45,8 @@ aten = torch.ops.aten
 Tensor = torch.Tensor
 _DENSE = (*_torch.FAKE_TYPES, Tensor, torch.nn.Parameter)
 _REAL = (Tensor, torch.nn.Parameter)
+_VALUES = (Tensor, *_torch.SYM_TYPES)
+_DEVICE = torch.ops.prim.device.default
 _LAYOUT = (aten.size.default, aten.stride.default, aten.storage_offset.default)
 #: constants that a region makes itself arrive through these
 _CONSTANT_OPS = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
@@ -197,13 +199,13 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def node_of(self, value: Any) -> Any:
         """The node of a tensor or symbolic number; other values stand for themselves."""
+        hit = self._nodes.get(id(value))
+        if hit is not None:
+            return hit[0]
         if isinstance(value, _torch.SYM_TYPES):
             return self.symbols.node_of(value, self.tag)
         if not isinstance(value, Tensor):
             return value
-        hit = self._nodes.get(id(value))
-        if hit is not None:
-            return hit[0]
         if not _torch.is_fake(value):
             return self._nodes[id(self.lift(value))][0]
         if self.outer is not None and self.outer.knows(value):
@@ -302,7 +304,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)  # nothing to write: see `symbols`
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.prim.device.default and _torch.is_fake(args[0]):
+        if func is _DEVICE and _torch.is_fake(args[0]):
             return args[0].fake_device  # the autograd engine asks about twice per node
         if isinstance(func, _torch.HigherOrderOperator):
             from .higher_order import record_higher_order
@@ -568,7 +570,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         return any(s == storage and mine.overlaps(r) for s, r in self.writes)
 
     def _argument(self, a: Any) -> Any:
-        if isinstance(a, (Tensor, *_torch.SYM_TYPES)):
+        if isinstance(a, _VALUES):
             return self.node_of(a)
         if type(a) in (list, tuple):
             return [self._argument(x) for x in a]

@@ -42,7 +42,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.fx as fx
@@ -138,8 +138,7 @@ class _NoPattern(Exception):
     """An argument cannot be described by a pattern."""
 
 
-@dataclass(frozen=True, slots=True)
-class _TensorPattern:
+class _TensorPattern(NamedTuple):
     rank: int
     dtype: torch.dtype
     device: torch.device

@@ -136,7 +136,7 @@ def layout_of(value: object) -> tuple[Any, ...] | None:
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
     numbers = (*value.shape, *value.stride(), value.storage_offset())
-    if not all(type(n) is int for n in numbers):
+    if {*map(type, numbers)} != {int}:
         return None
     return (value.dim(), numbers, value.dtype, value.device, value.is_conj(), value.is_neg())
 

@@ -30,6 +30,7 @@ from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from .aliasing import ByteRange, byte_range
+from .default_dtype import check_default_dtype, is_factory
 from .eager_errors import REFUSALS, error_of_eager, has_out, refuse_as_eager
 from .foreach import steps
 from .noting import unnoted
@@ -39,7 +40,14 @@ from .results import Results
 from .symbols import Symbols
 from .user_code import library_line, line_text, user_frames
 from .views import ViewLog
-from .writes import array_write, foreach_versions, late_write, refuse_overlap, written_arguments
+from .writes import (
+    array_write,
+    foreach_versions,
+    late_write,
+    refuse_closed_over_write,
+    refuse_overlap,
+    written_arguments,
+)
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -411,7 +419,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _with_lifted(self, func: Any, types: Any, args: Any, kwargs: Any, real: list[Tensor]) -> Any:
         """Run ``func`` with the fakes that stand for real tensors; hand real ones back where it returns its argument."""
         if func._schema.is_mutable:
-            self._check_closed_over_write(func, args, kwargs, real)
+            refuse_closed_over_write(func, (*args, *kwargs.values()), real[0], self.user_line)
         stand_in = self._constant if func in _CONSTANT_OPS else self._lift_argument
         back = {}
         for t in real:
@@ -423,18 +431,6 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         fake_types = tuple(_torch.FAKE_TYPES[0] if t in _REAL else t for t in types)
         out = self.__torch_dispatch__(func, fake_types, tuple(map(swap, args)), {k: swap(v) for k, v in kwargs.items()})
         return back.get(id(out), out)
-
-    def _check_closed_over_write(self, func: Any, args: Any, kwargs: Any, real: list[Tensor]) -> None:
-        tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
-        tracked = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-        if tracked or torch.Tag.inplace_view in func.tags:
-            raise UnsupportedError(
-                "the region changes a tensor that it closes over in a way that needs its autograd history or its shape",
-                path=self.user_line(),
-                expected="closed-over tensors that are only read, or written under torch.no_grad()",
-                got=f"{func} on a closed-over tensor of shape {tuple(real[0].shape)}",
-                fix="pass the tensor as an argument",
-            )
 
     def _lift_argument(self, t: Tensor) -> Tensor:
         if self.outer is not None:
@@ -476,8 +472,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             node.kwargs = arguments[1]
         self.annotate(node, func, args, kwargs)
         if torch.get_default_dtype() is not self.default_dtype:
-            self._check_default_dtype(func, args, out)
-        if _is_factory(func) and isinstance(out, Tensor) and node.kwargs.get("dtype") is None:
+            check_default_dtype(func, args, out, self.default_dtype, self.user_line)
+        if is_factory(func) and isinstance(out, Tensor) and node.kwargs.get("dtype") is None:
             node.kwargs = {**node.kwargs, "dtype": out.dtype}  # the default dtype may be another one in the call
         self._track_result(node, out, args)
         if self.mode.shape_env.pending_fresh_unbacked_symbols:
@@ -491,19 +487,6 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
                 refuse_overlap(step[0][0], a if isinstance(a, list) else [a], self.user_line)
             with self:
                 func(*step, **kwargs)
-
-    def _check_default_dtype(self, func: Any, args: Any, out: Any) -> None:
-        """The region has changed the default dtype: does the operation, which runs under the caller's, depend on it?"""
-        inputs = [a for a in args if isinstance(a, Tensor)]
-        promoted = isinstance(out, Tensor) and (out.is_floating_point() or out.is_complex())
-        if inputs and promoted and not any(a.is_floating_point() or a.is_complex() for a in inputs):
-            raise UnsupportedError(
-                "the region turns integers into floating point numbers under a default dtype that it has set itself",
-                path=self.user_line(),
-                expected=f"the default dtype of the call, {self.default_dtype}",
-                got=f"{func} under {torch.get_default_dtype()}",
-                fix="convert the tensor first (x.to(dtype)), or set the default dtype outside the region",
-            )
 
     def annotate(self, node: fx.Node, func: Any = None, args: Any = (), kwargs: Any = None) -> None:
         """Give a node its tag, sequence number, frames and checkpoint tags."""
@@ -604,15 +587,3 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     def user_line(self) -> str | None:
         """``file:line`` of the innermost user frame."""
         return line_text(self.user_frames())
-
-
-_FACTORIES: dict[Any, bool] = {}
-
-
-def _is_factory(func: Any) -> bool:
-    """Does the operation make a tensor from no tensor, with a dtype that may be left out?"""
-    if func not in _FACTORIES:
-        arguments = func._schema.arguments
-        takes = any("Tensor" in str(a.type) for a in arguments)
-        _FACTORIES[func] = not takes and any(a.name == "dtype" and a.kwarg_only for a in arguments)
-    return _FACTORIES[func]

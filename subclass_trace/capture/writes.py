@@ -77,3 +77,20 @@ def one_of_each(t: Tensor) -> Tensor:
         if t.stride(d) == 0:
             t = t.select(d, 0)
     return t
+
+
+def refuse_closed_over_write(func: Any, args: Sequence[Any], written: Tensor, line: Callable[[], str | None]) -> None:
+    """``func`` changes a tensor that the region closes over.
+
+    Raises:
+        UnsupportedError: autograd would have to know of it, or the shape changes.
+    """
+    tracked = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in args)
+    if tracked or torch.Tag.inplace_view in func.tags:
+        raise UnsupportedError(
+            "the region changes a tensor that it closes over in a way that needs its autograd history or its shape",
+            path=line(),
+            expected="closed-over tensors that are only read, or written under torch.no_grad()",
+            got=f"{func} on a closed-over tensor of shape {tuple(written.shape)}",
+            fix="pass the tensor as an argument",
+        )

@@ -117,10 +117,11 @@ def final(node: fx.Node, known: Merged) -> fx.Node:
 
 def is_view(node: fx.Node) -> bool:
     """Is it a view, whatever the storage is used for: an operation that computes nothing?"""
-    target, args = node.target, node.args
-    if not isinstance(target, _torch.OpOverload) or not _views(target):
+    target = node.target
+    if not isinstance(target, _torch.OpOverload) or not (target.is_view or target is aten._unsafe_view.default):
         return False
-    return bool(args) and isinstance(args[0], fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
+    args = node.args
+    return _views(target) and bool(args) and isinstance(args[0], fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
 
 
 @functools.cache

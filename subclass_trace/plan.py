@@ -139,6 +139,8 @@ class MutationPlan:
         version_bumps: by how much the version counter moves.
         starts_grad: the region called ``requires_grad_()`` on it.
         stops_grad: the region detached it in place, or called ``requires_grad_(False)``.
+        in_program: those of ``leaves`` that the program writes itself (docs/notes/in_place.md).
+        moved: by how much that has moved the version counter of a dense input.
     """
 
     input: int
@@ -152,6 +154,13 @@ class MutationPlan:
     version_bumps: int = 0
     starts_grad: bool = False
     stops_grad: bool = False
+    in_program: tuple[int, ...] = ()
+    moved: int = 0
+
+    @property
+    def copied(self) -> tuple[int, ...]:
+        """The leaves that are still to be written when the program is done."""
+        return tuple(k for k in self.leaves if k not in self.in_program)
 
 
 @dataclass(frozen=True)

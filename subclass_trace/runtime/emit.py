@@ -366,8 +366,10 @@ def write_copies(source: Source, plan: Plan, inputs: Sequence[str], values: Sequ
     """Emit the mutations of `copies_alone`: a copy into each input, whose version then stands where eager leaves it."""
     for m in plan.mutations:
         assert m.value is not None
-        x = inputs[m.input]
-        source.line(f"{x}.copy_({values[m.value]})")
-        if m.version_bumps != 1:
+        x, moved = inputs[m.input], m.moved
+        if m.copied:
+            source.line(f"{x}.copy_({values[m.value]})")
+            moved = 1
+        if m.version_bumps != moved:
             source.bind("set_version", _torch.set_version)
-            source.line(f"set_version({x}, {x}._version + {m.version_bumps - 1})")
+            source.line(f"set_version({x}, {x}._version + {m.version_bumps - moved})")

@@ -32,6 +32,9 @@ class Call:
         chain: where given, the call is right for a contiguous ``args[0]`` alone: else these views are made of it, one of
             the other, the node being the last.
         blamed: the node that an error is of, if it is another one.
+        then: further calls, right after it; the value is the first one's.
+
+    A call that stands among the arguments is made on the way.
     """
 
     target: Any
@@ -39,16 +42,25 @@ class Call:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     chain: tuple[fx.Node, ...] = ()
     blamed: fx.Node | None = None
+    then: tuple[Call, ...] = ()
+
+    def nodes(self) -> list[fx.Node]:
+        """The nodes that it reads, in the order in which they stand there."""
+        found: dict[fx.Node, None] = {}
+        for arg in (*self.args, *self.kwargs.values()):
+            if isinstance(arg, Call):
+                found |= dict.fromkeys(arg.nodes())
+            else:
+                fx.map_arg(arg, lambda node: found.setdefault(node))
+        for call in self.then:
+            found |= dict.fromkeys(call.nodes())
+        return list(found)
 
 
 def inputs_of(node: fx.Node, calls: Mapping[fx.Node, Call]) -> list[fx.Node]:
     """The nodes that it reads."""
     call = calls.get(node)
-    if call is None:
-        return node.all_input_nodes
-    found: list[fx.Node] = []
-    fx.map_arg((call.args, dict(call.kwargs)), found.append)
-    return found
+    return node.all_input_nodes if call is None else call.nodes()
 
 
 def without_round_trips(

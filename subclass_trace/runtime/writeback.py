@@ -56,7 +56,7 @@ def deliver(plan: MutationPlan, inp: InputPlan, x: Tensor, new: Tensor | None, o
         _torch.apply_function(WriteBack, x, new, plan.leaves)
     else:
         with torch.no_grad():
-            for k in plan.leaves:
+            for k in plan.copied:
                 old[k].copy_(fresh[k])
         for k, how in plan.replaced.items():
             # An attribute may be that very tensor of another input.

@@ -139,6 +139,7 @@ class MutationPlan:
         version_bumps: by how much the version counter moves.
         starts_grad: the region called ``requires_grad_()`` on it.
         stops_grad: the region detached it in place, or called ``requires_grad_(False)``.
+        below: those of ``leaves`` that operations on the wrapper alone have written, which may be inference tensors.
     """
 
     input: int
@@ -152,6 +153,7 @@ class MutationPlan:
     version_bumps: int = 0
     starts_grad: bool = False
     stops_grad: bool = False
+    below: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

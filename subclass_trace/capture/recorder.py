@@ -39,7 +39,7 @@ from .results import Results
 from .symbols import Symbols
 from .user_code import library_line, line_text, user_frames
 from .views import ViewLog
-from .writes import array_write, foreach_versions, late_write, refuse_overlap, written_arguments
+from .writes import array_write, foreach_versions, late_write, refuse_inference, refuse_overlap, written_arguments
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -531,6 +531,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._part_aliases(changed[:1])
             return
         for t in written_arguments(func, args, kwargs):
+            refuse_inference(t)
             self.writes.append((_torch.storage_ref(t), byte_range(t)))
             if self.outliving and self.writes[-1][0] in self.outliving:
                 raise late_write(func, t, self.user_line())

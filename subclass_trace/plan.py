@@ -141,6 +141,7 @@ class MutationPlan:
         stops_grad: the region detached it in place, or called ``requires_grad_(False)``.
         in_program: those of ``leaves`` that the program writes itself (docs/notes/in_place.md).
         moved: by how much that has moved the version counter of a dense input.
+        below: those of ``leaves`` that operations on the wrapper alone have written, which may be inference tensors.
     """
 
     input: int
@@ -156,6 +157,7 @@ class MutationPlan:
     stops_grad: bool = False
     in_program: tuple[int, ...] = ()
     moved: int = 0
+    below: tuple[int, ...] = ()
 
     @property
     def copied(self) -> tuple[int, ...]:

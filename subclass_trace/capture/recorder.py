@@ -45,6 +45,7 @@ from .writes import (
     foreach_versions,
     late_write,
     refuse_closed_over_write,
+    refuse_inference,
     refuse_overlap,
     written_arguments,
 )
@@ -525,6 +526,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._part_aliases(changed[:1])
             return
         for t in written_arguments(func, args, kwargs):
+            refuse_inference(t)
             self.writes.append((_torch.storage_ref(t), byte_range(t)))
             if self.outliving and self.writes[-1][0] in self.outliving:
                 raise late_write(func, t, self.user_line())

@@ -133,7 +133,12 @@ def is_view(node: fx.Node) -> bool:
     if not isinstance(target, _torch.OpOverload) or not (target.is_view or target is aten._unsafe_view.default):
         return False
     args = node.args
-    return _views(target) and bool(args) and isinstance(args[0], fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
+    return (
+        _views(target)
+        and bool(args)
+        and isinstance(args[0], fx.Node)
+        and isinstance(node.meta.get("val"), torch.Tensor)
+    )
 
 
 @functools.cache

@@ -13,6 +13,7 @@ import torch
 
 from .. import _torch
 from ..capture.aliasing import family
+from ..capture.clocks import Clocks, clocks
 from ..capture.conversions import CONVERSIONS, conversions
 from ..capture.inputs import Argument
 from ..capture.python_numbers import needs_number, types_as_eager
@@ -322,6 +323,7 @@ class CallSite:
                 standing_in([(place, n) for place, n in numbers.items() if place.position is None]),
                 no_managed_modules(self.roots),
                 no_random_numbers(self.reached),
+                clocks((row.holder, row.key) for row in self.reached.slots if type(row.holder) is dict) as times,
                 no_items_taken(self.reached),
                 settings_of_torch() as settings,
                 effects_on(self.reached) as effects,
@@ -348,6 +350,7 @@ class CallSite:
                 _check_result(value, Path("result").item(k))
             rows: list[ModuleChange | Change | SettingChange] = [*assigned, *effects, *settings]
             plans: list[StatePlan] = [row.plan(len(results) + k) for k, row in enumerate(rows)]
+            _refuse_times(times, results, rows, plans)
             self.assigned_to.update(id(plan.owner) for plan in plans)
             flat = [*results, *[row.value for row in rows]]
             for rebuilt in made.values():
@@ -374,6 +377,16 @@ def _called_conversions(reached: Reached) -> list[tuple[dict[str, Any], str]]:
     """The functions of Python's that make numbers, by name, with the globals of code that does nothing but call them."""
     rows = [(row.holder, row.name) for row in reached.unbound if row.key in CONVERSIONS and type(row.holder) is dict]
     return [row for row in rows if (id(row[0]), row[1]) not in reached.uncalled]
+
+
+def _refuse_times(times: Clocks, results: Sequence[Any], rows: Sequence[Any], plans: Sequence[Any]) -> None:
+    """``rows``: what the function did to Python state, with the ``plans`` of it."""
+    for k, value in enumerate(results):
+        if times.is_time(value):
+            raise times.refusal("returns the time", Path("result").item(k))
+    for row, plan in zip(rows, plans, strict=True):
+        if times.is_time(row.value):
+            raise times.refusal("stores the time", getattr(plan, "name", None) or type(plan.owner).__qualname__)
 
 
 def _is_array(value: Any) -> bool:

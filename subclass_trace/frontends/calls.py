@@ -20,7 +20,7 @@ from ..capture.python_numbers import needs_number, types_as_eager
 from ..capture.region import RunFunction
 from ..capture.run import Run
 from ..errors import UnsupportedError
-from ..plan import AssignmentPlan, OfResult, StatePlan
+from ..plan import AssignmentPlan, OfResult, ReturnedContainer, StatePlan
 from ..runtime.codegen import Layout, StateSlot
 from ..runtime.containers import each_is_one, shared_containers
 from ..runtime.guards import ModuleGuard, ModuleView, NameGuard
@@ -32,7 +32,7 @@ from ..subclass.numbers import NumberPlace, standing_in
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from .assignments import ModuleChange, replaced
-from .containers import HandedContainers
+from .containers import HandedContainers, named_containers
 from .counting import left_out
 from .iterators import no_items_taken
 from .managed_modules import check_flat_parameters, no_managed_modules
@@ -337,6 +337,7 @@ class CallSite:
                     self.unfinished.extend((effects, settings))
                     raise
             _check_arrays(arrays)
+            result, returned = containers.marked(result, lambda: named_containers(self.reached))
             changes, new, places = containers.changes()
             if changes and not self.containers_differ:
                 raise shared_containers()
@@ -345,7 +346,7 @@ class CallSite:
                     _check_result(value, path)
             self._check_containers(args, kwargs, handed)
             self._check_rebuilt(made)
-            results, tree = flatten_results((result, new) if changes else result)
+            results, tree = flatten_results((result, new) if changes or returned else result)
             for k, value in enumerate(results):
                 _check_result(value, Path("result").item(k))
             rows: list[ModuleChange | Change | SettingChange] = [*assigned, *effects, *settings]
@@ -355,7 +356,7 @@ class CallSite:
             flat = [*results, *[row.value for row in rows]]
             for rebuilt in made.values():
                 plans += _attributes_plans(rebuilt, flat)
-            return Run(flat, tree, handed, tuple(plans), tuple(changes))
+            return Run(flat, tree, handed, tuple(plans), (*changes, *returned))
 
         return run
 
@@ -430,7 +431,7 @@ def _check_result(value: Any, path: Path, depth: int = 0) -> None:
             got=type(value).__qualname__,
             fix="return a list or tuple, and make functions outside of the region",
         )
-    if isinstance(value, (Tensor, torch.nn.Module, type)) or depth > 3:
+    if isinstance(value, (Tensor, torch.nn.Module, type, ReturnedContainer)) or depth > 3:
         return
     held = [(path.attr(k), v) for k, v in getattr(value, "__dict__", {}).items()]
     if isinstance(value, (list, tuple, set)):

@@ -253,8 +253,23 @@ class RemovalPlan:
             del holder[self.name]
 
 
+@dataclass(frozen=True, eq=False)
+class HookPlan:
+    """A hook that the region registers on a tensor from outside: ``owner.<method>(hook)``; ``owner`` may be the number of an
+    input. ``result`` is the number of a result that is None."""
+
+    owner: Any
+    method: str
+    hook: Any
+    result: int
+
+    def deliver(self, inputs: Sequence[torch.Tensor], results: Sequence[Any]) -> None:
+        """Register it in a call."""
+        getattr(inputs[self.owner] if isinstance(self.owner, int) else self.owner, self.method)(self.hook)
+
+
 #: what a region does to Python state in each call
-StatePlan: TypeAlias = AssignmentPlan | CountPlan | AppendPlan | RemovalPlan
+StatePlan: TypeAlias = AssignmentPlan | CountPlan | AppendPlan | RemovalPlan | HookPlan
 
 
 # ---------------------------------------------------------------------------------------------- outputs

@@ -32,6 +32,7 @@ from ..subclass.protocol import is_traceable
 from .aliasing import ByteRange, byte_range
 from .eager_errors import REFUSALS, error_of_eager, has_out, refuse_as_eager
 from .foreach import steps
+from .late_code import LateState
 from .noting import unnoted
 from .otherwise import OTHERWISE
 from .random_state import RandomState
@@ -102,6 +103,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.tag = "is_forward"
         self.backward_seq: int | None = None
         self.checkpoint: CheckpointTag | None = None
+        self.late = LateState()  # of user code in backwards
         self.random_state: RandomState | None = None  # while the user function runs
         self.sets_hooks = False  # the region sets saved-tensor hooks
         self.unpacking = False  # an unpack hook of the region's is running (`saved_hooks`)
@@ -395,6 +397,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _with_lifted(self, func: Any, types: Any, args: Any, kwargs: Any, real: list[Tensor]) -> Any:
         """Run ``func`` with the fakes that stand for real tensors; hand real ones back where it returns its argument."""
+        if func not in _CONSTANT_OPS:
+            self.late.met(func._schema.is_mutable)
         if func._schema.is_mutable:
             self._check_closed_over_write(func, args, kwargs, real)
         stand_in = self._constant if func in _CONSTANT_OPS else self._lift_argument
@@ -462,7 +466,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._check_default_dtype(func, args, out)
         if _is_factory(func) and isinstance(out, Tensor) and node.kwargs.get("dtype") is None:
             node.kwargs = {**node.kwargs, "dtype": out.dtype}  # the default dtype may be another one in the call
-        self._track_result(node, out, args)
+        self.track_result(node, out, args)
         if self.mode.shape_env.pending_fresh_unbacked_symbols:
             self.symbols.bind_data_dependent(node, out, self.tag)
         return out
@@ -501,7 +505,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             meta["recompute"] = self.checkpoint.policy(func, args, kwargs or {})
             meta["ac_graph_id"] = self.checkpoint.graph_id
 
-    def _track_result(self, node: fx.Node, out: Any, args: Any) -> None:
+    def track_result(self, node: fx.Node, out: Any, args: Any = ()) -> None:
+        """``out`` is what a call with these arguments gives."""
         if isinstance(out, Tensor):
             if any(out is a for a in args):
                 node.meta["val"] = _torch.detached(self.mode, out)

@@ -48,6 +48,9 @@ def with_attributes(run: Run, inputs: TracedInputs, before: Sequence[Before], re
             for name, value in _set_on(result, recorder):
                 assignments.append(AssignmentPlan(OfResult(number), "__dict__", name, len(results)))
                 results.append(value)
+    for registration in recorder.late.registrations:
+        assignments.append(registration.plan(len(results)))
+        results.append(None)
     return run._replace(results=results, assignments=tuple(assignments))
 
 

@@ -28,6 +28,7 @@ from torch.compiler import is_dynamo_compiling
 from .. import _torch, verify
 from .._torch.dynamo import never_compiled
 from ..backends import resolve_backend
+from ..backends.eager import compile_eager
 from ..capture.again import FirstRun
 from ..capture.mutation import NeedsAutogradBase
 from ..capture.python_numbers import NeedsNumbers
@@ -48,6 +49,7 @@ from ..subclass.template import Examples
 from .again import second_run
 from .calls import CallSite
 from .dynamic import SizeHistory, choose, sizes_of
+from .late_code import judge
 from .modules import generators_of, names_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -219,7 +221,7 @@ class Region:
         backend = resolve_backend(options.backend, fw_compiler=options.fw_compiler, bw_compiler=options.bw_compiler)
         partitioner = resolve_partitioner(options.partitioner, options.activation_memory_budget)
         table = options.table(backend)
-        captured, arguments, positions = self._capture(site, table)
+        captured, arguments, positions = self._capture(site, table, backend.backward is not compile_eager)
         inputs = [a.value for a in arguments] + [c.value for c in captured.closed_over]
         view = site.module_view()
         guards = Guards(
@@ -266,7 +268,9 @@ class Region:
                 for e in self._entries
             )
 
-    def _capture(self, site: CallSite, table: dict[Any, Any]) -> tuple[Captured, list[Any], list[int | None]]:
+    def _capture(
+        self, site: CallSite, table: dict[Any, Any], copies: bool = True
+    ) -> tuple[Captured, list[Any], list[int | None]]:
         bases: list[torch.Tensor] = []
         while True:
             arguments, positions = site.arguments(bases)
@@ -282,6 +286,8 @@ class Region:
                     any_dynamic=any_dynamic,
                     decompositions=table,
                     generators=generators_of(site.reached, site.flat),
+                    judge=judge,
+                    copies=copies,
                 )
                 return found, arguments, positions
             except NeedsAutogradBase as again:

@@ -104,7 +104,9 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         if number is None and any(map(_torch.is_fake, leaves_of(known))):
             return func(known, LateHook(self.recorder, hook))
         traced = known if number is not None else self._traced(known)
-        return registered(self.recorder, func, traced, hook, t if number is None else number, self.metadata.row_of(known))
+        return registered(
+            self.recorder, func, traced, hook, t if number is None else number, self.metadata.row_of(known)
+        )
 
     def _branch(self, func: Any, args: Any, branch: _torch.Branch) -> Any:
         self.recorder.branch = branch

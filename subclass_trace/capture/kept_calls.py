@@ -77,7 +77,9 @@ class Template:
 
     def _tensor(self, value: Tensor) -> Maker:
         leaves, spec = flatten(value)
-        if isinstance(spec, WrapperSpec) and (value.is_nested or any(isinstance(n, torch.SymInt) for n in sizes_in(spec))):
+        if isinstance(spec, WrapperSpec) and (
+            value.is_nested or any(isinstance(n, torch.SymInt) for n in sizes_in(spec))
+        ):
             raise self._refused(f"a {spec.cls.__qualname__} with symbolic sizes")
         places = range(len(self.leaves), len(self.leaves) + len(leaves))
         self.leaves += leaves
@@ -92,12 +94,17 @@ class Template:
 
     def _function(self, function: types.FunctionType) -> Maker:
         """A closure over traced tensors: its cells are made anew, those of everything else stay."""
-        rows = [(cell, self.maker(cell.cell_contents) if _cellis_traced(cell) else None) for cell in function.__closure__ or ()]
+        rows = [
+            (cell, self.maker(cell.cell_contents) if _cellis_traced(cell) else None)
+            for cell in function.__closure__ or ()
+        ]
         defaults = self.maker(function.__defaults__)
 
         def make(*given: Any) -> Any:
             cells = tuple(cell if inner is None else types.CellType(inner(*given)) for cell, inner in rows)
-            now = types.FunctionType(function.__code__, function.__globals__, function.__name__, defaults(*given), cells)
+            now = types.FunctionType(
+                function.__code__, function.__globals__, function.__name__, defaults(*given), cells
+            )
             now.__kwdefaults__ = function.__kwdefaults__
             return now
 
@@ -129,7 +136,9 @@ def is_traced(value: Any, depth: int = 4) -> bool:
     if depth == 0:
         return False
     if isinstance(value, types.FunctionType):
-        return any(_cellis_traced(c, depth - 1) for c in value.__closure__ or ()) or is_traced(value.__defaults__, depth - 1)
+        return any(_cellis_traced(c, depth - 1) for c in value.__closure__ or ()) or is_traced(
+            value.__defaults__, depth - 1
+        )
     if type(value) is functools.partial:
         return any(is_traced(v, depth - 1) for v in (value.func, *value.args, *value.keywords.values()))
     if type(value) in (tuple, list):
@@ -186,7 +195,8 @@ class KeptCall:
                 continue
             rows = list(itertools.islice(shapes, leaf_count(spec)))
             if value is None:
-                leaves += [torch.zeros(size, dtype=s.dtype, device=s.device) for (size, _), s in zip(rows, spec_leaves(spec))]
+                kinds = zip(rows, spec_leaves(spec), strict=True)
+                leaves += [torch.zeros(size, dtype=s.dtype, device=s.device) for (size, _), s in kinds]
                 continue
             leaves += self._leaves(value, spec, rows)
         return leaves
@@ -270,4 +280,3 @@ def _fake(call: int, leaves: Sequence[Tensor], numbers: Sequence[Any], layout: S
     specs = [s for spec in _calls[call].results if spec is not None for s in spec_leaves(spec)]
     rows = zip(specs, _shapes(layout), strict=True)
     return [torch.empty_strided(size, stride, dtype=s.dtype, device=s.device) for s, (size, stride) in rows]
-

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -25,7 +25,7 @@ import torch
 
 from .. import _torch
 from .._torch import late_hooks as _door
-from ..errors import SubclassTraceError, UnsupportedError
+from ..errors import UnsupportedError
 from ..subclass.flatten import flatten, map_leaves
 from ..subclass.spec import Spec
 from .kept_calls import KeptCall, SavedContext, Template, layout_of, number_of, operation
@@ -138,6 +138,15 @@ class LateState:
 
 
 # ---------------------------------------------------------------------------------------------- trace or keep
+@dataclass(eq=False)
+class _Tried:
+    """What came of running code on the traced tensors: must it be kept as a call; its result; what it raised."""
+
+    keeps: bool = True
+    result: Any = _NOTHING
+    error: Exception | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class _Code:
     """A piece of code that is about to run in a backward.
@@ -163,38 +172,49 @@ class _Code:
         if judged is None:
             return self.trace()
         keeps = judged.foreign or not all(name.holds() for name in late.known.get(self.key, ()))
-        result = _NOTHING
+        tried = _Tried()
         if not judged.foreign and not (keeps and self.is_hook):
-            keeps, result = self._try(recorder, judged, keeps)
-            if not keeps:
+            tried = self._try(recorder, judged, keeps)
+            if not tried.keeps:
                 late.known[self.key] = judged.names
                 late.names += judged.names
-                return result
+                return tried.result
         if torch.is_grad_enabled():
             raise self._refused("a backward that is to be differentiated again (create_graph=True)")
-        return self.keep(result)
+        if tried.result is _NOTHING and recorder.classes and not self.is_hook:
+            raise tried.error or self._of_unknown_kind(recorder.classes)
+        return self.keep(tried.result)
 
-    def _try(self, recorder: Recorder, judged: Judged, keeps: bool) -> tuple[bool, Any]:
-        """Run it on the traced tensors: (must it be kept as a call, what it returns)."""
-        late, differentiated, result = recorder.late, torch.is_grad_enabled(), _NOTHING
+    def _try(self, recorder: Recorder, judged: Judged, keeps: bool) -> _Tried:
+        """Run it on the traced tensors. ``keeps``: it must be kept as a call, whatever it does."""
+        late, differentiated, tried = recorder.late, torch.is_grad_enabled(), _Tried(keeps)
         last, writes = next(iter(reversed(recorder.graph.nodes)), None), len(recorder.writes)
         versions = [t._version for t in self.given]
         with judged.watch() as seen, late.trial() as met_real:
             try:
-                result = self.trace()
+                tried.result = self.trace()
             except _WritesOutside:
-                keeps = True
-            except (SubclassTraceError, *_torch.DATA_DEPENDENT_ERRORS):
+                tried.keeps = True
+            except Exception as error:  # the call will raise it, if it is the code's own
                 if differentiated:
                     raise
-                keeps = True
-            keeps |= met_real() and not differentiated
-        keeps |= seen.changed
-        if keeps:
+                tried.keeps, tried.error = True, error
+            tried.keeps |= met_real() and not differentiated
+        tried.keeps |= seen.changed
+        if tried.keeps:
             if [t._version for t in self.given] != versions:
                 raise self._refused("code that writes to a gradient in place as well")
             take_back(recorder, last, writes)
-        return keeps, result
+        return tried
+
+    def _of_unknown_kind(self, classes: Collection[type]) -> UnsupportedError:
+        return UnsupportedError(
+            "what gradients user code in a backward gives is known only when it runs",
+            path=place_of(self.function),
+            expected="code that can be traced, where wrappers are differentiated",
+            got=f"code that acts outside of Python, or writes to tensors, beside {[c.__qualname__ for c in classes]}",
+            fix="move it out of the region",
+        )
 
     def _refused(self, got: str) -> UnsupportedError:
         return UnsupportedError(
@@ -335,7 +355,9 @@ class _LateFunction:
             try:
                 return function(node, *gradients)
             finally:
-                if vars(node).keys() - {"apply"} != state.keys() or any(vars(node)[k] is not v for k, v in state.items()):
+                if vars(node).keys() - {"apply"} != state.keys() or any(
+                    vars(node)[k] is not v for k, v in state.items()
+                ):
                     vars(node).clear()
                     vars(node).update(state, apply=self)
 
@@ -350,14 +372,6 @@ class _LateFunction:
         if traced is not _NOTHING:
             found = list(traced) if isinstance(traced, (tuple, list)) else [traced]
             return [g if isinstance(g, Tensor) else None for g in found]
-        if self.recorder.classes:
-            raise UnsupportedError(
-                "what gradients user code in a backward gives can be told by running it on real tensors alone",
-                path=place_of(self.function),
-                expected="code that can be traced, where wrappers are differentiated",
-                got=f"code that uses values or writes to tensors outside, beside {[c.__qualname__ for c in self.recorder.classes]}",
-                fix="move it out of the region",
-            )
         rows = iter(_door.gradients_of(self.node))
         with _torch.without_tracing(), torch.no_grad():
             return [_empty(*next(rows)) if needs else None for needs in self.node.needs_input_grad]

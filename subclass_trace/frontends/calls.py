@@ -96,6 +96,7 @@ class CallSite:
         unfinished: what the function did to Python state before it raised an exception.
         containers_differ: no list or dict is two arguments.
         assigned_to: ids of what it assigned to.
+        handed: the copies of containers that it was given.
     """
 
     flat: list[Any]
@@ -108,6 +109,7 @@ class CallSite:
     unfinished: list[list[Change]] = field(default_factory=list)
     containers_differ: bool = True
     assigned_to: set[int] = field(default_factory=set)
+    handed: list[Any] = field(default_factory=list)
 
     @staticmethod
     def of_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallSite:
@@ -271,6 +273,7 @@ class CallSite:
                     adopt(real, value)
             args, kwargs = unflatten_tree(self.tree, handed[: self.user_count])
             containers = HandedContainers.of(args, kwargs)
+            self.handed[:] = [copy for _, copy, _ in containers.rows]
             states = handed[self.user_count : self.user_count + len(self.states)]
             self.unfinished.clear()
             arrays = [(self.path(k), v, v.copy()) for k, v in enumerate(self.flat[: self.user_count]) if _is_array(v)]

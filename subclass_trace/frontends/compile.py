@@ -286,7 +286,7 @@ class Region:
                     any_dynamic=any_dynamic,
                     decompositions=table,
                     generators=generators_of(site.reached, site.flat),
-                    judge=judge,
+                    judge=functools.partial(judge, site.handed),
                     copies=copies,
                 )
                 return found, arguments, positions

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..capture.late_code import Judged
+from ..errors import UnsupportedError
 from ..runtime.guards import NameGuard
 from ..runtime.held import Same, is_simple
 from ..subclass.paths import Path
@@ -23,8 +24,21 @@ from .reach import Reached, Slot, reach
 #: functions that do something outside of Python's objects, or anything at all
 _OUTSIDE = frozenset({"print", "open", "input", "exec", "eval", "breakpoint", "next", "__import__"})
 #: Python modules whose functions only compute
-_COMPUTE = frozenset({"torch", "math", "cmath", "operator", "functools", "itertools", "typing", "collections", "warnings"})
-_COMPUTE |= {"contextlib", "dataclasses", "enum", "numbers", "types", "abc", "copy", "builtins", "_operator", "subclass_trace"}
+_COMPUTE = frozenset(
+    {"torch", "math", "cmath", "operator", "functools", "itertools", "typing", "collections", "warnings"}
+)
+_COMPUTE |= {
+    "contextlib",
+    "dataclasses",
+    "enum",
+    "numbers",
+    "types",
+    "abc",
+    "copy",
+    "builtins",
+    "_operator",
+    "subclass_trace",
+}
 
 
 @dataclass(eq=False)
@@ -39,11 +53,12 @@ class _Judged:
     names: Sequence[NameGuard]
     foreign: bool
     reached: Reached
+    handed: Sequence[Any]
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[_Seen]:
         """Note whether what the code reaches is changed inside, and put it back."""
-        seen = _Seen()
+        seen, found = _Seen(), list[Path | None]()
         rows = [(held, held.content()) for held in held_by(self.reached)]
         slots = [(row, row.read()) for row in writable(self.reached)]
         try:
@@ -57,6 +72,9 @@ class _Judged:
                 if not _same(held.content(), was):
                     seen.changed = True
                     held.restore(was)
+                    found += [held.path for c in self.handed if c is held.value]
+        if found:
+            raise _lent(found[0])
 
 
 def _same(now: Any, was: Any) -> bool:
@@ -70,19 +88,37 @@ def _same(now: Any, was: Any) -> bool:
     return all(a is b for a, b in zip(now, was, strict=True))
 
 
-def judge(function: Callable[..., Any], more: Sequence[Any]) -> Judged | None:
-    """What is known of a hook, or of the backward of a custom function, that is given ``more`` beside tensors."""
+def _lent(path: Path | None) -> UnsupportedError:
+    return UnsupportedError(
+        "user code in a backward changes a container among the arguments of the call",
+        path=path,
+        expected="containers that it finds without the arguments: in a global, a closure, an object",
+        got="a list, dict or deque that the region was called with",
+        fix="put what the code collects into an attribute of an object or a global",
+    )
+
+
+def judge(handed: Sequence[Any], function: Callable[..., Any], more: Sequence[Any]) -> Judged | None:
+    """What is known of a hook, or of the backward of a custom function, that is given ``more`` beside tensors.
+
+    ``handed``: copies of containers among the arguments, which the region's function was given in their places.
+
+    Raises:
+        UnsupportedError: it may change one of them.
+    """
     inner = _innermost(function)
+    if not isinstance(inner, types.FunctionType):
+        inner = vars(type(inner)).get("__call__")  # an object that can be called
     code = getattr(inner, "__code__", None)
-    if code is None:
-        inner = getattr(type(inner), "__call__", None)  # an object that can be called
-        code = getattr(inner, "__code__", None)
     if code is None or not is_own(code) or is_installed(code):
         return None
     others = [(v, Path("given").item(k)) for k, v in enumerate(more) if not _is_plain(v)]
     reached = reach(function, others)
     tensors = [NameGuard(r.holder, r.key, Same(r.value), r.path) for r in reached.slots if is_input(r.value)]
-    return _Judged([*names_of(reached), *tensors], _is_foreign(reached, [v for v, _ in others]), reached)
+    foreign = _is_foreign(reached, [v for v, _ in others])
+    if foreign and (lent := [path for v, path in reached.held if any(v is c for c in handed)]):
+        raise _lent(lent[0])
+    return _Judged([*names_of(reached), *tensors], foreign, reached, handed)
 
 
 def _innermost(function: Any) -> Any:
@@ -111,7 +147,11 @@ def _is_named(row: Slot) -> bool:
 
 
 def _acts_outside(value: Any) -> bool:
-    if is_simple(value) or isinstance(value, (torch.Tensor, torch.nn.Module, type, *CONTAINERS)) or is_plain_object(value):
+    if (
+        is_simple(value)
+        or isinstance(value, (torch.Tensor, torch.nn.Module, type, *CONTAINERS))
+        or is_plain_object(value)
+    ):
         return False
     if isinstance(value, types.ModuleType):
         return value.__name__.partition(".")[0] not in _COMPUTE and not is_users_module(value)

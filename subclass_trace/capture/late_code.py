@@ -60,6 +60,10 @@ class Judged(Protocol):
     def foreign(self) -> bool:
         """What it does could not be put back, so it is not tried."""
 
+    @property
+    def uncompared(self) -> bool:
+        """It may read more than ``names``, or there is much of that to compare."""
+
     def watch(self) -> AbstractContextManager[Seen]:
         """The code runs inside; afterwards what it reaches is as it was."""
 
@@ -102,6 +106,8 @@ class LateState:
         names, calls: of the backward that is being traced.
         known: what each piece of code read when it was traced before.
         registrations: hooks on tensors from outside, see `late_hooks`.
+        constants: by id, what stands for a real tensor that code reads, and that tensor.
+        tries: code is being tried.
     """
 
     judge: Judge | None = None
@@ -110,13 +116,14 @@ class LateState:
     calls: list[KeptCall] = field(default_factory=list)
     known: dict[Any, Sequence[Named]] = field(default_factory=dict)
     registrations: list[Any] = field(default_factory=list)
-    _tries: bool = False
+    constants: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    tries: bool = False
     _met: bool = False
 
     def met(self, writes: bool) -> None:
         """An operation has a real tensor among its arguments."""
         self._met = True
-        if self._tries and writes:
+        if self.tries and writes:
             raise _WritesOutside
 
     def anew(self) -> LateState:
@@ -130,11 +137,11 @@ class LateState:
     @contextlib.contextmanager
     def trial(self) -> Iterator[Callable[[], bool]]:
         """Inside, code is tried. Yields what tells whether it met a real tensor."""
-        before, self._tries, self._met = (self._tries, self._met), True, False
+        before, self.tries, self._met = (self.tries, self._met), True, False
         try:
             yield lambda: self._met
         finally:
-            self._tries, self._met = before
+            self.tries, self._met = before
 
 
 # ---------------------------------------------------------------------------------------------- trace or keep
@@ -171,7 +178,9 @@ class _Code:
         judged = None if late.judge is None else late.judge(self.function, self.more)
         if judged is None:
             return self.trace()
-        keeps = judged.foreign or not all(name.holds() for name in late.known.get(self.key, ()))
+        differentiated, known = torch.is_grad_enabled(), late.known.get(self.key, ())
+        unguarded = judged.uncompared or not all(name.holds() for name in known)
+        keeps = judged.foreign or (unguarded and not differentiated)
         tried = _Tried()
         if not judged.foreign and not (keeps and self.is_hook):
             tried = self._try(recorder, judged, keeps)
@@ -179,7 +188,7 @@ class _Code:
                 late.known[self.key] = judged.names
                 late.names += judged.names
                 return tried.result
-        if torch.is_grad_enabled():
+        if differentiated:
             raise self._refused("a backward that is to be differentiated again (create_graph=True)")
         if tried.result is _NOTHING and recorder.classes and not self.is_hook:
             raise tried.error or self._of_unknown_kind(recorder.classes)

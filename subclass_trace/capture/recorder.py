@@ -224,8 +224,11 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     def lift(self, real: Tensor) -> Tensor:
         """The fake that stands for a real dense tensor which the function closes over; it becomes a graph input.
 
-        One that is first met in a backward, or later, is read from where it is when the backward runs, as in eager.
+        One that is first met in a backward, or later, is read from where it is when the backward runs, as in eager; so is
+        what user code of a backward reads.
         """
+        if self.late.tries:
+            return self._constant(real, self.late.constants)
         hit = self._lifted.get(id(real))
         if hit is None and (self.tag == "is_backward" or self.sealed):
             return self._constant(real)
@@ -254,11 +257,12 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         hit = self._lifted.get(id(real))
         return None if hit is None else hit[0]
 
-    def _constant(self, real: Tensor) -> Tensor:
-        hit = self._lifted.get(id(real))
+    def _constant(self, real: Tensor, known: dict[int, tuple[Tensor, Tensor]] | None = None) -> Tensor:
+        known = self._lifted if known is None else known
+        hit = known.get(id(real))
         if hit is None:
             fake = _torch.detached(self.mode, self.mode.from_tensor(real, static_shapes=True))
-            name = f"_constant{len(self._lifted)}"
+            name = f"_{'constant' if known is self._lifted else 'late'}{len(known)}"
             with _torch.no_overrides(), _torch.no_modes():
                 of_array = not real.untyped_storage().resizable()  # its contents may change after this call
                 setattr(self.root, name, real.clone() if of_array else real)
@@ -267,7 +271,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             node = self.graph.get_attr(name)
             node.meta["partitioner_tag"] = self.tag
             self.track(fake, node)
-            hit = self._lifted[id(real)] = (fake, real)
+            hit = known[id(real)] = (fake, real)
         return hit[0]
 
     def _notice_wrappers(self, args: Sequence[Any]) -> None:

@@ -17,7 +17,7 @@ from ..runtime.guards import NameGuard
 from ..runtime.held import Same, is_simple
 from ..subclass.paths import Path
 from .members import CONTAINERS, is_installed, is_own, is_plain_object, is_users_module
-from .modules import is_input, names_of
+from .modules import is_input, names_of, roots_of, submodules
 from .python_state import held_by, put_back, writable
 from .reach import Reached, Slot, reach
 
@@ -54,6 +54,11 @@ class _Judged:
     foreign: bool
     reached: Reached
     handed: Sequence[Any]
+
+    @property
+    def uncompared(self) -> bool:
+        """Does it reach modules?"""
+        return bool(self.reached.modules)
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[_Seen]:
@@ -114,11 +119,24 @@ def judge(handed: Sequence[Any], function: Callable[..., Any], more: Sequence[An
         return None
     others = [(v, Path("given").item(k)) for k, v in enumerate(more) if not _is_plain(v)]
     reached = reach(function, others)
-    tensors = [NameGuard(r.holder, r.key, Same(r.value), r.path) for r in reached.slots if is_input(r.value)]
     foreign = _is_foreign(reached, [v for v, _ in others])
     if foreign and (lent := [path for v, path in reached.held if any(v is c for c in handed)]):
         raise _lent(lent[0])
-    return _Judged([*names_of(reached), *tensors], foreign, reached, handed)
+    return _Judged([*names_of(reached), *_tensors_and_numbers(reached)], foreign, reached, handed)
+
+
+def _tensors_and_numbers(reached: Reached) -> Iterator[NameGuard]:
+    """Guards of the tensors that code names, of those in modules that it reaches, and of numbers beside them."""
+    for row in reached.slots:
+        if is_input(row.value):
+            yield NameGuard(row.holder, row.key, Same(row.value), row.path)
+    for module, path in (row for root in roots_of(reached) for row in submodules(root)):
+        for table in (module._parameters, module._buffers, vars(module)):
+            for name, value in table.items():
+                if isinstance(value, torch.Tensor) or is_simple(value):
+                    yield NameGuard(
+                        table, name, Same(value) if isinstance(value, torch.Tensor) else value, path.attr(name)
+                    )
 
 
 def _innermost(function: Any) -> Any:

@@ -19,14 +19,18 @@ import torch
 
 from .. import _torch
 from ..errors import TangentError, UnsupportedError
+from ..subclass.context import map_sizes
 from ..subclass.flatten import flatten
-from ..subclass.spec import LeafSpec, Spec, WrapperSpec, leaf_count, same_spec, sizes_in, spec_leaves
-from ..subclass.visit import rebuild
+from ..subclass.spec import LeafSpec, Spec, WrapperSpec, leaf_count, same_spec, spec_leaves
+from ..subclass.visit import map_spec, rebuild
 from .facts import holds_traced
 
 Tensor = torch.Tensor
 #: makes a value of the leaves and numbers of a call
 Maker: TypeAlias = Callable[[Sequence[Tensor], Sequence[int]], Any]
+#: from sizes of the trace to those of a call; and how to get that from the numbers of a call
+Sizes: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
+SizesOfCall: TypeAlias = Callable[[Sequence[int]], Sizes]
 
 
 class SavedContext:
@@ -77,20 +81,35 @@ class Template:
 
     def _tensor(self, value: Tensor) -> Maker:
         leaves, spec = flatten(value)
-        if isinstance(spec, WrapperSpec) and (
-            value.is_nested or any(isinstance(n, torch.SymInt) for n in sizes_in(spec))
-        ):
-            raise self._refused(f"a {spec.cls.__qualname__} with symbolic sizes")
+        if value.is_nested:
+            raise self._refused("a nested tensor")
+        sizes = self.sizes(spec)
         places = range(len(self.leaves), len(self.leaves) + len(leaves))
         self.leaves += leaves
         tracked = value.requires_grad and value.is_floating_point()
 
         def make(given: Sequence[Tensor], numbers: Sequence[int]) -> Any:
             own = [given[k] for k in places]
-            made = own[0] if isinstance(spec, LeafSpec) else rebuild(spec, iter(own))
+            made = own[0] if isinstance(spec, LeafSpec) else rebuild(spec, iter(own), sizes(numbers))
             return made.detach().requires_grad_() if tracked and not made.requires_grad else made
 
         return make
+
+    def sizes(self, spec: Spec) -> SizesOfCall:
+        """From the numbers of a call to what gives the sizes in ``spec``."""
+        places: dict[Any, int] = {}
+
+        def note(size: Any) -> Any:
+            if isinstance(size, torch.SymInt) and size.node.expr not in places:
+                places[size.node.expr] = len(self.numbers)
+                self.numbers.append(size)
+            return size
+
+        def of(numbers: Sequence[int]) -> Sizes:
+            return lambda sizes: [numbers[places[n.node.expr]] if isinstance(n, torch.SymInt) else n for n in sizes]
+
+        map_spec(spec, lambda sizes: [*map(note, sizes)], lambda context: map_sizes(context, note))
+        return of
 
     def _function(self, function: types.FunctionType) -> Maker:
         """A closure over traced tensors: its cells are made anew, those of everything else stay."""
@@ -153,6 +172,12 @@ def _cellis_traced(cell: types.CellType, depth: int = 4) -> bool:
         return False
 
 
+def _at(spec: Spec, sizes: Sizes) -> Spec:
+    if not isinstance(spec, WrapperSpec):
+        return spec
+    return map_spec(spec, sizes, lambda context: map_sizes(context, lambda n: sizes((n,))[0]))
+
+
 # ---------------------------------------------------------------------------------------------- calls
 @dataclass(eq=False)
 class KeptCall:
@@ -160,7 +185,7 @@ class KeptCall:
 
     Attributes:
         function, arguments: make the user's function and its arguments.
-        results: spec of each result of the trace; None where there is none.
+        results: spec of each result of the trace, and how to get its sizes; None where there is none.
         is_hook: of what a hook does not return, the incoming gradient stands; it is argument ``gradients``, and ``results``
             are as that.
         copies: the back end may use the memory of its tensors again, so the code gets copies.
@@ -168,7 +193,7 @@ class KeptCall:
 
     function: Maker
     arguments: Sequence[Maker]
-    results: Sequence[Spec | None]
+    results: Sequence[tuple[Spec, SizesOfCall] | None]
     is_hook: bool
     gradients: int
     copies: bool
@@ -188,11 +213,12 @@ class KeptCall:
             raise self._other(f"{len(self.results)} gradients", f"{len(found)}")
         leaves: list[Tensor] = []
         shapes = _shapes(layout)
-        for value, spec in zip(found, self.results, strict=True):
-            if spec is None:
+        for value, row in zip(found, self.results, strict=True):
+            if row is None:
                 if value is not None:
                     raise self._other("no gradient, as when it was traced", f"a {type(value).__qualname__}")
                 continue
+            spec = _at(row[0], row[1](numbers))
             rows = list(itertools.islice(shapes, leaf_count(spec)))
             if value is None:
                 kinds = zip(rows, spec_leaves(spec), strict=True)
@@ -277,6 +303,6 @@ def _run(call: int, leaves: Sequence[Tensor], numbers: Sequence[int], layout: Se
 
 
 def _fake(call: int, leaves: Sequence[Tensor], numbers: Sequence[Any], layout: Sequence[Any]) -> list[Tensor]:
-    specs = [s for spec in _calls[call].results if spec is not None for s in spec_leaves(spec)]
+    specs = [s for row in _calls[call].results if row is not None for s in spec_leaves(row[0])]
     rows = zip(specs, _shapes(layout), strict=True)
     return [torch.empty_strided(size, stride, dtype=s.dtype, device=s.device) for s, (size, stride) in rows]

@@ -27,7 +27,6 @@ from .. import _torch
 from .._torch import late_hooks as _door
 from ..errors import UnsupportedError
 from ..subclass.flatten import flatten, map_leaves
-from ..subclass.spec import Spec
 from .kept_calls import KeptCall, SavedContext, Template, layout_of, number_of, operation
 
 if TYPE_CHECKING:
@@ -264,7 +263,7 @@ def _record(
         if value is not None and value.requires_grad:
             value.requires_grad_(False)
     rows = [None if m is None else flatten(m) for m in made]
-    specs: list[Spec | None] = [None if r is None else r[1] for r in rows]
+    specs = [None if r is None else (r[1], template.sizes(r[1])) for r in rows]
     leaves = [leaf for r in rows if r is not None for leaf in r[0]]
     is_hook = gradients is not None
     kept = KeptCall(call, makers, specs, is_hook, gradients or 0, recorder.late.copies, where)

@@ -27,7 +27,7 @@ from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
 from .assignments import ModuleChange, replaced
 from .containers import HandedContainers
-from .counting import left_out
+from .counting import left_out, read_late
 from .iterators import no_items_taken
 from .managed_modules import check_flat_parameters, no_managed_modules
 from .members import callable_code, is_plain_object
@@ -163,7 +163,7 @@ class CallSite:
         modules: dict[int, ModuleGuard] = {}
         for root in self.roots:
             for module, _ in submodules(root):
-                unread = self.reached.counters | left_out(module, self.reached)
+                unread = self.reached.counters | left_out(module, self.reached) | read_late(module, self.reached)
                 modules.setdefault(id(module), ModuleGuard.of(module, unread))
         hooks = tuple(n for table in _torch.GLOBAL_MODULE_HOOKS for n in table) if modules else ()
         return ModuleView(tuple(modules.values()), self._slots(), hooks)

@@ -75,6 +75,10 @@ Judge: TypeAlias = Callable[[Callable[..., Any], Sequence[Any]], "Judged | None"
 _NOTHING: Any = type("Nothing", (), {"__repr__": lambda self: "nothing"})()
 
 
+#: what watches a piece of code, or a whole backward
+Watch: TypeAlias = "Callable[[], AbstractContextManager[Seen]]"
+
+
 class _WritesOutside(BaseException):
     """A trial is broken off: the code writes to a tensor that it was not given. Not for user code to catch."""
 
@@ -102,6 +106,7 @@ class LateState:
     Attributes:
         judge: without one all code is traced.
         copies: the back end may use the memory of tensors again while the code still holds them.
+        net: watches whole backwards, where code may run in them that nobody else looks at.
         names, calls: of the backward that is being traced.
         known: what each piece of code read when it was traced before.
         registrations: hooks on tensors from outside, see `late_hooks`.
@@ -111,6 +116,7 @@ class LateState:
 
     judge: Judge | None = None
     copies: bool = True
+    net: Watch | None = None
     names: list[Named] = field(default_factory=list)
     calls: list[KeptCall] = field(default_factory=list)
     known: dict[Any, Sequence[Named]] = field(default_factory=dict)
@@ -127,7 +133,7 @@ class LateState:
 
     def anew(self) -> LateState:
         """For another run of the same function."""
-        return LateState(self.judge, self.copies)
+        return LateState(self.judge, self.copies, self.net)
 
     def found(self) -> Late:
         """Of the backward that was traced last."""
@@ -340,10 +346,25 @@ def late_functions(recorder: Recorder, nodes: Sequence[Any]) -> Iterator[None]:
             if function is not None:
                 node.apply = _LateFunction(recorder, node, function)
                 changed.append(node)
-        yield
+        if late.net is None:
+            yield
+            return
+        with late.net() as seen:
+            yield
+        if seen.changed:
+            raise _unseen()
     finally:
         for node in changed:
             del node.apply
+
+
+def _unseen() -> UnsupportedError:
+    return UnsupportedError(
+        "a hook on an autograd node changes Python state that the region reaches",
+        expected="hooks on tensors (x.register_hook) or modules; hooks on nodes (x.grad_fn.register_hook) without effects",
+        got="something else there after the backward was traced",
+        fix="register the hook on the tensor",
+    )
 
 
 class _LateFunction:

@@ -30,7 +30,7 @@ from .functions import CapturedFunctions
 from .gradient_order import arrivals, order_views
 from .graphs import finish_joint, read_by_backward
 from .inputs import Argument, DynamicDims, TracedInput, TracedInputs, trace_inputs
-from .late_code import Judge, LateState, late_module_hooks
+from .late_code import LateState, late_module_hooks
 from .metadata import MetadataReads
 from .mutation import check_members, read_mutations, remember
 from .outputs import OutputClassifier, leaf_inside
@@ -134,8 +134,7 @@ def capture(
     decompositions: dict[Any, Callable[..., Any]],
     session: Session | None = None,
     generators: Sequence[torch.Generator] = (),
-    judge: Judge | None = None,
-    copies: bool = True,
+    late: LateState | None = None,
 ) -> Captured:
     """Capture one region.
 
@@ -146,7 +145,7 @@ def capture(
         decompositions: operation -> function, applied while recording.
         session: where to trace, if another tracer has made the symbols; else a new one.
         generators: random generators that the function may use, as far as they are known.
-        judge, copies: of user code in backwards, see `late_code.LateState`.
+        late: how user code in backwards is looked at.
 
     Raises:
         SubclassTraceError: a refusal, with the path or line it is about. The caller's tensors are unchanged.
@@ -154,7 +153,7 @@ def capture(
 
     def attempt(known: Sequence[torch.Generator] | None, first: UnknownGenerators | None = None) -> Captured:
         here = session or Session(dynamic=any_dynamic, decompositions=decompositions)
-        here.recorder.late = LateState(judge, copies)
+        here.recorder.late = LateState() if late is None else late.anew()
         random = RandomState(known, here.recorder, first)
         return capture_in(here, call, arguments, lambda s: trace_inputs(s, arguments, dynamic), random)
 

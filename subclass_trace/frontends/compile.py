@@ -30,6 +30,7 @@ from .._torch.dynamo import never_compiled
 from ..backends import resolve_backend
 from ..backends.eager import compile_eager
 from ..capture.again import FirstRun
+from ..capture.late_code import LateState
 from ..capture.mutation import NeedsAutogradBase
 from ..capture.python_numbers import NeedsNumbers
 from ..capture.region import Captured, capture
@@ -49,7 +50,7 @@ from ..subclass.template import Examples
 from .again import second_run
 from .calls import CallSite
 from .dynamic import SizeHistory, choose, sizes_of
-from .late_code import judge
+from .late_code import judge, watch_of_nodes
 from .modules import generators_of, names_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -278,6 +279,7 @@ class Region:
                 self._history.add(sizes_of(arguments))
             dynamic, any_dynamic = choose(arguments, self._history, self.options.dynamic)
             run = site.runner(self.function, arguments, positions)
+            late = LateState(functools.partial(judge, site.handed), copies, watch_of_nodes(site.reached))
             try:
                 found = capture(
                     run,
@@ -286,8 +288,7 @@ class Region:
                     any_dynamic=any_dynamic,
                     decompositions=table,
                     generators=generators_of(site.reached, site.flat),
-                    judge=functools.partial(judge, site.handed),
-                    copies=copies,
+                    late=late,
                 )
                 return found, arguments, positions
             except NeedsAutogradBase as again:

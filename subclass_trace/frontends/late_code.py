@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..capture.late_code import Judged
+from ..capture.late_code import Judged, Watch
 from ..errors import UnsupportedError
 from ..runtime.guards import NameGuard
 from ..runtime.held import Same, is_simple
@@ -47,18 +47,11 @@ class _Seen:
 
 
 @dataclass(frozen=True, eq=False)
-class _Judged:
-    """See `capture.late_code.Judged`."""
+class _Watched:
+    """What code reaches. ``handed``: copies of containers among the arguments, see `judge`."""
 
-    names: Sequence[NameGuard]
-    foreign: bool
     reached: Reached
-    handed: Sequence[Any]
-
-    @property
-    def uncompared(self) -> bool:
-        """Does it reach modules?"""
-        return bool(self.reached.modules)
+    handed: Sequence[Any] = ()
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[_Seen]:
@@ -80,6 +73,24 @@ class _Judged:
                     found += [held.path for c in self.handed if c is held.value]
         if found:
             raise _lent(found[0])
+
+
+@dataclass(frozen=True, eq=False)
+class _Judged(_Watched):
+    """See `capture.late_code.Judged`."""
+
+    names: Sequence[NameGuard] = ()
+    foreign: bool = False
+
+    @property
+    def uncompared(self) -> bool:
+        """Does it reach modules?"""
+        return bool(self.reached.modules)
+
+
+def watch_of_nodes(reached: Reached) -> Watch | None:
+    """What watches a whole backward, for a function that may register hooks on autograd nodes, which nobody can look at."""
+    return _Watched(reached).watch if reached.hooks_on_nodes else None
 
 
 def _same(now: Any, was: Any) -> bool:
@@ -116,13 +127,14 @@ def judge(handed: Sequence[Any], function: Callable[..., Any], more: Sequence[An
         inner = vars(type(inner)).get("__call__")  # an object that can be called
     code = getattr(inner, "__code__", None)
     if code is None or not is_own(code) or is_installed(code):
+        _check_wrapped(inner)
         return None
     others = [(v, Path("given").item(k)) for k, v in enumerate(more) if not _is_plain(v)]
     reached = reach(function, others)
     foreign = _is_foreign(reached, [v for v, _ in others])
     if foreign and (lent := [path for v, path in reached.held if any(v is c for c in handed)]):
         raise _lent(lent[0])
-    return _Judged([*names_of(reached), *_tensors_and_numbers(reached)], foreign, reached, handed)
+    return _Judged(reached, handed, [*names_of(reached), *_tensors_and_numbers(reached)], foreign)
 
 
 def _tensors_and_numbers(reached: Reached) -> Iterator[NameGuard]:
@@ -137,6 +149,21 @@ def _tensors_and_numbers(reached: Reached) -> Iterator[NameGuard]:
                     yield NameGuard(
                         table, name, Same(value) if isinstance(value, torch.Tensor) else value, path.attr(name)
                     )
+
+
+def _check_wrapped(function: Any) -> None:
+    """Refuse a user's function that torch has wrapped: what torch keeps for it is the trace's own."""
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):
+            inner = cell.cell_contents
+            if isinstance(inner, types.FunctionType) and is_own(inner.__code__) and not is_installed(inner.__code__):
+                raise UnsupportedError(
+                    f"the region registers a hook through {getattr(function, '__qualname__', function)} of torch",
+                    path=inner.__qualname__,
+                    expected="hooks on single tensors or modules",
+                    got="such as torch.autograd.graph.register_multi_grad_hook",
+                    fix="register it outside of the region",
+                )
 
 
 def _innermost(function: Any) -> Any:

@@ -23,7 +23,8 @@ class LateMentions(NamedTuple):
 
 def late_mentions(steps: Sequence[dis.Instruction]) -> LateMentions:
     """Of the steps of a piece of code."""
-    starts = [k for k, s in enumerate(steps) if s.opname in ("LOAD_METHOD", "LOAD_ATTR") and s.argval in _REGISTER]
+    lookups = [k for k, s in enumerate(steps) if s.opname in ("LOAD_METHOD", "LOAD_ATTR") and s.argval in _REGISTER]
+    starts = [k for k in lookups if steps[k - 1].argval != "grad_fn"]  # on a node: nobody sees when that runs
     named, codes, names = set[int](), set[types.CodeType](), list[str]()
     for start in starts:
         k = start + 1

@@ -94,6 +94,7 @@ class Reached:
     stored: frozenset[str] = frozenset()  # attributes that the code assigns
     unread: frozenset[str] = frozenset()  # those of them that it does not read
     late: frozenset[str] = frozenset()  # attributes that only code names which runs in backwards
+    hooks_on_nodes: bool = False  # it may register hooks on autograd nodes
 
 
 def reach(
@@ -114,7 +115,9 @@ def reach(
     found = tuple(walk.slots), tuple(walk.modules), tuple(walk.held), tuple(walk.unbound)
     unread = frozenset() if walk.everything else frozenset(walk.stored - walk.reads - walk.counted - walk.calls)
     late = frozenset() if walk.everything else walk.names_of_late_code()
-    return Reached(*found, counters, frozenset(walk.stored), unread, late)
+    called = walk.reads | walk.calls
+    on_nodes = "register_prehook" in called or {"grad_fn", "register_hook"} <= called
+    return Reached(*found, counters, frozenset(walk.stored), unread, late, on_nodes)
 
 
 class _Walk:

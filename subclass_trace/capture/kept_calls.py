@@ -188,7 +188,7 @@ class KeptCall:
         results: spec of each result of the trace, and how to get its sizes; None where there is none.
         is_hook: of what a hook does not return, the incoming gradient stands; it is argument ``gradients``, and ``results``
             are as that.
-        copies: the back end may use the memory of its tensors again, so the code gets copies.
+        copies: the back end may use the memory of its tensors again, so the code gets copies, and what it gives is copied.
     """
 
     function: Maker
@@ -242,7 +242,7 @@ class KeptCall:
                 leaf = leaf.sum_to_size(size)
             if leaf.dtype != wanted.dtype:
                 leaf = leaf.to(wanted.dtype)
-            yield leaf.detach() if leaf.requires_grad else _laid_out(leaf, stride)
+            yield _laid_out(leaf.detach() if leaf.requires_grad else leaf, stride, self.copies)
 
     def _other(self, expected: str, got: str) -> TangentError:
         return TangentError(
@@ -254,8 +254,8 @@ class KeptCall:
         )
 
 
-def _laid_out(t: Tensor, stride: Sequence[int]) -> Tensor:
-    if tuple(t.stride()) == tuple(stride):
+def _laid_out(t: Tensor, stride: Sequence[int], copy: bool) -> Tensor:
+    if not copy and tuple(t.stride()) == tuple(stride):
         return t
     return torch.empty_strided(t.shape, stride, dtype=t.dtype, device=t.device).copy_(t)
 

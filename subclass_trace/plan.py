@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 import torch
 
 from .subclass.context import Unread
+from .subclass.numbers import NumberPlace
 from .subclass.paths import Path, owner_of
 from .subclass.spec import RaggedSize, SizeExpr, Spec
 
@@ -109,7 +110,8 @@ class SymbolPlan:
     """Where a symbol's value comes from.
 
     A leaf's ``kind`` 'size', 'stride' or 'storage_offset', the 'item' that is the number in a leaf without dimensions, an
-    input's outer 'size', an input's 'ragged' size (a nested int), or an 'argument': the number at flat position ``dim``.
+    input's outer 'size', an input's 'ragged' size (a nested int), an 'argument': the number at flat position ``dim``, or a
+    'number' that the function finds in ``place``.
     """
 
     symbol: Any
@@ -117,6 +119,7 @@ class SymbolPlan:
     leaf: int | None
     input: int | None
     dim: int
+    place: NumberPlace | None = None
 
 
 # ---------------------------------------------------------------------------------------------- mutations
@@ -136,6 +139,9 @@ class MutationPlan:
         version_bumps: by how much the version counter moves.
         starts_grad: the region called ``requires_grad_()`` on it.
         stops_grad: the region detached it in place, or called ``requires_grad_(False)``.
+        in_program: those of ``leaves`` that the program writes itself (docs/notes/in_place.md).
+        moved: by how much that has moved the version counter of a dense input.
+        below: those of ``leaves`` that operations on the wrapper alone have written, which may be inference tensors.
     """
 
     input: int
@@ -149,6 +155,14 @@ class MutationPlan:
     version_bumps: int = 0
     starts_grad: bool = False
     stops_grad: bool = False
+    in_program: tuple[int, ...] = ()
+    moved: int = 0
+    below: tuple[int, ...] = ()
+
+    @property
+    def copied(self) -> tuple[int, ...]:
+        """The leaves that are still to be written when the program is done."""
+        return tuple(k for k in self.leaves if k not in self.in_program)
 
 
 @dataclass(frozen=True)
@@ -268,8 +282,20 @@ class HookPlan:
         getattr(inputs[self.owner] if isinstance(self.owner, int) else self.owner, self.method)(self.hook)
 
 
+@dataclass(frozen=True, eq=False)
+class SettingPlan:
+    """A setting of torch that the region changes (its default dtype): ``owner(results[result])`` sets it."""
+
+    owner: Callable[[Any], None]
+    result: int
+
+    def deliver(self, inputs: Sequence[torch.Tensor], results: Sequence[Any]) -> None:
+        """Set it in a call."""
+        self.owner(results[self.result])
+
+
 #: what a region does to Python state in each call
-StatePlan: TypeAlias = AssignmentPlan | CountPlan | AppendPlan | RemovalPlan | HookPlan
+StatePlan: TypeAlias = AssignmentPlan | CountPlan | AppendPlan | RemovalPlan | SettingPlan | HookPlan
 
 
 # ---------------------------------------------------------------------------------------------- outputs

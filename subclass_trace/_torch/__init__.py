@@ -60,9 +60,11 @@ from .fakes import addresses_of_storages as addresses_of_storages
 from .fakes import detached as detached
 from .fakes import fake_mode as fake_mode
 from .fakes import fake_result as fake_result
+from .fakes import fake_views as fake_views
 from .fakes import like_format_of as like_format_of
 from .fakes import missing_attributes as missing_attributes
 from .fakes import quiet_fake_errors as quiet_fake_errors
+from .fakes import replace_cache as replace_cache
 from .fast_paths import fast_paths_as_eager as fast_paths_as_eager
 from .graphs import FunctionalReplay as FunctionalReplay
 from .graphs import graph_module as graph_module
@@ -89,6 +91,7 @@ from .modes import DispatchMode as DispatchMode
 from .modes import any_autocast as any_autocast
 from .modes import autocast_state as autocast_state
 from .modes import compiling_flag as compiling_flag
+from .modes import default_device as default_device
 from .modes import default_devices as default_devices
 from .modes import disable_autocast as disable_autocast
 from .modes import dispatch_modes_active as dispatch_modes_active
@@ -147,9 +150,11 @@ from .symbols import is_known as is_known
 from .symbols import is_nested as is_nested
 from .symbols import maybe as maybe
 from .symbols import nested_int_id as nested_int_id
+from .symbols import new_float as new_float
 from .symbols import new_number as new_number
 from .symbols import new_ragged_size as new_ragged_size
 from .symbols import new_symbol as new_symbol
+from .symbols import own_symbol as own_symbol
 from .symbols import ragged_parts as ragged_parts
 from .symbols import restore_assumptions as restore_assumptions
 from .symbols import shape_conditions as shape_conditions

@@ -12,6 +12,9 @@ from torch._subclasses.fake_impls import op_implementations_dict
 Tensor = torch.Tensor
 _aten = torch.ops.aten
 
+#: torch hands no argument on that is the default of the schema
+_WHOLE: dict[str, Any] = {"dtype": torch.int64}
+
 
 @functools.cache
 def fake_kernels() -> dict[Any, Callable[..., Any]]:
@@ -23,6 +26,10 @@ def fake_kernels() -> dict[Any, Callable[..., Any]]:
         _aten._ctc_loss.Tensor: _ctc_loss,
         _aten._ctc_loss_backward.default: _ctc_loss_backward,
         _aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
+        _aten.rand.generator: _random,
+        _aten.randn.generator: _random,
+        _aten.randint.generator: lambda high, size, **options: _random(size, **_WHOLE | options),
+        _aten.randint.low_generator: lambda low, high, size, **options: _random(size, **_WHOLE | options),
     }
     if _aten._unique.default not in op_implementations_dict:
         found[_aten._unique.default] = _unique
@@ -34,6 +41,11 @@ def fake_kernels() -> dict[Any, Callable[..., Any]]:
 def _elementwise(g: Tensor, x: Tensor, lambd: float) -> Tensor:
     """Those of torch do not know symbolic sizes."""
     return g + x
+
+
+def _random(size: Sequence[int], generator: object = None, **options: Any) -> Tensor:
+    """Those of torch that take a generator do not know symbolic sizes."""
+    return _aten.empty.memory_format(size, **options)  # type: ignore[no-any-return]
 
 
 def _unique(x: Tensor, sorted: bool = True, return_inverse: bool = False) -> tuple[Tensor, ...]:

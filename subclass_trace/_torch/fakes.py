@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 import torch
-from torch._subclasses.fake_impls import fast_detach
+from torch._dispatch.python import no_python_dispatcher
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
     UnsupportedOperatorException,
-    in_kernel_invocation_manager,
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
@@ -51,6 +51,26 @@ def fake_mode(shape_env: ShapeEnv) -> FakeTensorMode:
     return FakeTensorMode(shape_env=shape_env, static_shapes=True, allow_non_fake_inputs=False)
 
 
+#: (operation, its arguments, what runs its fake kernel) -> its result
+Remember: TypeAlias = Callable[[Any, tuple[Any, ...], dict[str, Any], Callable[..., Any]], Any]
+
+
+def replace_cache(mode: FakeTensorMode, remember: Remember) -> None:
+    """``remember`` takes the place of the mode's own cache of results, which takes longer than most fake kernels."""
+
+    def dispatch(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            out = mode._dispatch_impl(func, types, args, kwargs)
+            if isinstance(out, (list, tuple)) and isinstance(func, OpOverload):  # as the dispatcher gives it
+                return (tuple if len(func._schema.returns) > 1 else list)(out)
+            return out
+
+        return remember(func, args, kwargs, call)
+
+    # Not a class of its own: higher order operators look up the rule for the type of the mode.
+    mode._cached_dispatch_impl = dispatch  # type: ignore[method-assign]
+
+
 @contextlib.contextmanager
 def quiet_fake_errors() -> Iterator[None]:
     """Fake kernels that refuse inside are not logged: the caller tries something that may fail."""
@@ -71,7 +91,8 @@ def like_format_of(fake: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 def detached(mode: FakeTensorMode, fake: torch.Tensor) -> torch.Tensor:
     """An alias of a fake tensor without autograd history; issues no operation that a mode could see."""
-    return fast_detach(mode, fake, False)  # type: ignore[arg-type]
+    with torch._C._DisableTorchDispatch():
+        return _faked(mode, fake, fake.fake_device)  # type: ignore[attr-defined]
 
 
 def fake_result(
@@ -87,10 +108,43 @@ def fake_result(
     if source is None:
         with torch._C._DisableTorchDispatch():
             plain = torch.empty_strided(size, stride, dtype=dtype, device="meta")
+        if mode._allow_unsafe_data_ptr_access:
+            torch._C._set_warn_deprecated_on_mutable_data_ptr(plain)
+        else:
+            torch._C._set_throw_on_mutable_data_ptr(plain)
     else:
-        with in_kernel_invocation_manager(mode):
+        with torch._C._DisableTorchDispatch(), torch._C._PreserveDispatchKeyGuard():
+            torch._C._set_meta_in_tls_dispatch_include(True)  # torch may have no kernels for the device
             plain = torch.as_strided(source, size, stride, offset)
-    return FakeTensor(mode, plain, device)
+    return _faked(mode, plain, device)
+
+
+def fake_views(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a view operation in C++ makes of a fake tensor of static sizes: the kernel that eager runs, on no data.
+
+    The mode itself has it computed by Python code, for sizes that depend on data.
+    """
+    with torch._C._DisableTorchDispatch(), torch._C._PreserveDispatchKeyGuard(), no_python_dispatcher():
+        torch._C._set_meta_in_tls_dispatch_include(True)
+        out = func(*args, **kwargs)
+    device = args[0].fake_device
+    return [_faked(mode, t, device) for t in out] if isinstance(out, (list, tuple)) else _faked(mode, out, device)
+
+
+#: the attributes that FakeTensor's constructor sets, but for the mode, by device
+_ATTRIBUTES: dict[torch.device, dict[str, Any]] = {}
+
+
+def _faked(mode: FakeTensorMode, data: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """``FakeTensor(mode, data, device)``, of which a capture makes a thousand and more, in a quarter of the time."""
+    attributes = _ATTRIBUTES.get(device)
+    if attributes is None:
+        with torch._C._DisableTorchDispatch():
+            made = FakeTensor(mode, torch.empty(0, device="meta"), device)
+        attributes = _ATTRIBUTES[device] = {k: v for k, v in vars(made).items() if k != "fake_mode"}
+    out = torch.Tensor._make_subclass(FakeTensor, data, False, dispatch_device=True, device_for_backend_keys=device)
+    vars(out).update(attributes, fake_mode=mode)
+    return out
 
 
 Look: TypeAlias = Callable[[torch.Tensor, str], Any]

@@ -162,6 +162,12 @@ def default_devices() -> tuple[torch.device, ...] | None:
     return tuple(m.device for m in modes)
 
 
+def default_device() -> torch.device | None:
+    """What ``torch.set_default_device`` was given last on this thread, where it is in force."""
+    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return None if context is None else context.device
+
+
 def function_modes_active() -> bool:
     """Is a ``__torch_function__`` mode active, other than a default device?"""
     return int(torch._C._len_torch_function_stack()) > 0 and default_devices() is None

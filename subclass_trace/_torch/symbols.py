@@ -43,6 +43,14 @@ def new_number(env: ShapeEnv, hint: int, name: str) -> Any:
     return env.create_symintnode(symbol, hint=hint, source=source)
 
 
+def new_float(env: ShapeEnv, hint: float, name: str) -> Any:
+    """A fresh SymFloat of which nothing is assumed."""
+    source = input_source(name)
+    how: dict[str, Any] = {"positive": None, "do_not_specialize_zero_one": True}
+    symbol = env.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC, **how)
+    return env.create_symfloatnode(symbol, hint=hint, source=source)
+
+
 def value_in_trace(number: Any) -> Any:
     """The value that a symbolic number has in the call that is traced; None where it depends on data. A number is itself."""
     return number.node.hint if isinstance(number, (torch.SymInt, torch.SymFloat, SymBool)) else number
@@ -140,6 +148,12 @@ def size_symbol(size: object) -> Any:
     if not isinstance(size, (torch.SymInt, torch.SymFloat)) or size.node.is_nested_int():
         return None
     return size.node.expr if size.node.expr.is_Symbol else None
+
+
+def own_symbol(number: Any) -> Any:
+    """The symbol that a number was made as, also where the trace took it for another one's since; None for a constant."""
+    node = number.node
+    return None if node.expr.is_number or not node._expr.is_Symbol else node._expr
 
 
 def ragged_parts(size: torch.SymInt) -> tuple[Any, Any] | None:

@@ -17,6 +17,7 @@ import torch.fx as fx
 from .. import _torch
 from ..errors import TangentError
 from ..subclass.context import Unread, map_sizes
+from ..subclass.numbers import NumberPlace
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, WrapperSpec, is_ragged
 from ..subclass.visit import map_spec
@@ -44,6 +45,7 @@ class FirstRun:
         before, after: what was assumed of symbols when the run began, and once its first backward was traced.
         unread: what the guards leave out of the inputs' contexts.
         late: how user code in backwards is looked at.
+        numbers: the symbols of numbers that the call brings.
     """
 
     mode: Any
@@ -57,6 +59,7 @@ class FirstRun:
     after: _torch.Assumptions
     unread: tuple[Unread, ...]
     late: LateState
+    numbers: Mapping[NumberPlace, Any]
     graph: int
     operations: int
 
@@ -83,6 +86,7 @@ class FirstRun:
             _torch.assumptions_of(session.shape_env),
             session.reads.left_out(),
             session.recorder.late,
+            dict(session.arguments),
             _fingerprint(captured),
             _operations(captured),
         )
@@ -100,11 +104,14 @@ class FirstRun:
         if at is not None:
             session = Session(dynamic=False, decompositions=table)
             session.recorder.late = self.late.anew()
+            session.arguments = {place: at(n) for place, n in self.numbers.items()}
             found = capture_in(session, call, arguments, lambda s: self._inputs_at(s, at))
             same = found.tape is not None and _operations(found) == self.operations
             return self._tape(found, same)
         session = Session(dynamic=self.dynamic, decompositions=table, mode=self.mode)
         session.recorder.late = self.late.anew()
+        session.arguments = self.numbers
+        session.bind_numbers()
         _torch.restore_assumptions(session.shape_env, self.before)  # else symbols would be expressions of others
         try:
             found = capture_in(session, call, arguments, self._inputs)

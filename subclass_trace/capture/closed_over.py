@@ -40,7 +40,7 @@ _OWN: tuple[str, ...] = (
     "retain_grad",
     "backward",
 )
-_OWN += ("register_post_accumulate_grad_hook", "_is_view", "__dir__", "numpy", "tolist", "data_ptr", "__array__")
+_OWN += ("register_post_accumulate_grad_hook", "_is_view", "__dir__")
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from .. import _torch
 from ..errors import DataDependentError
+from .conversions import allclose, equal, is_nonzero, tensor
 from .known import known_value
 from .packed import PACKED
 from .recorder import Recorder
@@ -72,7 +73,17 @@ def _tensor_split(recorder: Recorder, func: Callable[..., Any], args: Any, kwarg
 
 
 #: name of a function -> what is called in its place
-COMPOSITES: Mapping[str, Callable[..., Any]] = {**PACKED, "one_hot": _one_hot, "tensor_split": _tensor_split}
+COMPOSITES: Mapping[str, Callable[..., Any]] = {
+    **PACKED,
+    "one_hot": _one_hot,
+    "tensor_split": _tensor_split,
+    "allclose": allclose,
+    "equal": equal,
+    "is_nonzero": is_nonzero,
+    "tensor": tensor,
+    "as_tensor": tensor,
+    "new_tensor": tensor,
+}
 
 
 @contextlib.contextmanager

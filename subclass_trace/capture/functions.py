@@ -19,6 +19,7 @@ from ..subclass.flatten import leaves_of
 from ..subclass.protocol import is_traceable
 from .closed_over import StandIns
 from .composites import COMPOSITES
+from .copies import deep_copy, is_shallow_copy, shallow_copy
 from .counters import SharedCounters
 from .indexing import Indexing, IndexingInside, depends_on_data
 from .known import known_value
@@ -34,6 +35,7 @@ from .views import RESHAPES, lost_history
 Tensor = torch.Tensor
 #: what a kernel in C++ says that knows no symbols
 _OF_NUMBERS = "ArrayRef expected to contain only concrete integers"
+_NUMBERS = ("item", "tolist", "allclose", "equal", "is_nonzero")
 _POWERS = ("pow", "pow_", "__pow__", "__rpow__", "__ipow__", "float_power", "float_power_")
 
 
@@ -66,6 +68,14 @@ class CapturedFunctions(_torch.TorchFunctionMode):
             return self._set_data(func, *args)
         if name in TEXTS and args and (text := self._text(func, args, sys._getframe(1))) is not None:
             return text
+        if func is Tensor.__deepcopy__:
+            with self:
+                return deep_copy(args[0], args[1], self.recorder.user_line)
+        if func is Tensor.__reduce_ex__ and _torch.is_fake(args[0]) and is_shallow_copy(sys._getframe(1)):
+            return shallow_copy, args[:1]
+        if name == "tolist" and type(args[0]) in _torch.FAKE_TYPES:  # of a tensor that is closed over
+            with self:
+                return args[0].tolist()
         if name in MEMORY:
             refuse_memory(name, args, self.recorder.user_line)
         if name == "__bool__" and (branch := _torch.branch_of_torch(sys._getframe(1))) is not None:
@@ -91,6 +101,7 @@ class CapturedFunctions(_torch.TorchFunctionMode):
             self._refuse_view_of_leaf(args[0])
         if self.views.reshaped and name != "__get__":
             self.check_histories((*args, *kwargs.values()))
+        self.recorder.asks_for_numbers = name in _NUMBERS
         out = self._call(func, args, kwargs)
         self.views.note(func, args, kwargs, out)
         if self.counters:

@@ -106,7 +106,7 @@ LATE = ("is_backward", "must_be_in_backward")
 def is_draw(node: fx.Node) -> bool:
     """A forward node that runs for what it does: it moves the random generator, or it has effects (`effects`; the check
     behind ``linalg.inv`` raises). It is never dropped, and never run twice."""
-    return (is_random(node) or is_kept(node)) and node.meta.get("partitioner_tag") not in LATE
+    return node.meta.get("partitioner_tag") not in LATE and (is_random(node) or is_kept(node))
 
 
 def kept_after(graph: fx.Graph, start: fx.Node | None) -> list[fx.Node]:
@@ -139,8 +139,10 @@ def _live_copy(graph: fx.Graph, outputs: list[Any], also: Sequence[Any] = ()) ->
         primal = node.op == "placeholder" and not str(node.target).startswith("tangents")
         if node in live or primal:
             env[node] = copy = new.create_node(node.op, node.target, name=node.name)  # quicker than node_copy
-            copy.args, copy.kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
-            copy.meta = dict(node.meta)
+            copy.args = fx.map_arg(node.args, env.__getitem__)
+            if node.kwargs:
+                copy.kwargs = fx.map_arg(node.kwargs, env.__getitem__)
+            copy.meta.update(node.meta)
     new.output([env[n] if isinstance(n, fx.Node) else n for n in outputs])
     return new
 

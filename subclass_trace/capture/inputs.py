@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from ..errors import ProtocolError, UnsupportedError
 from ..subclass.components import Part, with_components
 from ..subclass.context import has_sizes, map_sizes, same_context, snapshot
 from ..subclass.flatten import flatten, leaf_paths
+from ..subclass.numbers import NumberPlace
 from ..subclass.paths import Path
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, is_ragged, spec_leaves
 from ..subclass.visit import rebuild
@@ -33,7 +35,12 @@ class DynamicDims:
     """What the sizes of the values of a call become, value by value (the outer ones of a wrapper, or those of a leaf).
 
     Here all are static; `frontends/dynamic.py` has the choice.
+
+    Attributes:
+        numbers: Python numbers of the call that become symbols, and what they are in this call.
     """
+
+    numbers: Mapping[NumberPlace, float] = MappingProxyType({})
 
     def sizes(self, path: Path, t: Tensor) -> Sequence[int]:
         """What each size of the value at a path becomes: see `Dim`."""
@@ -115,6 +122,8 @@ def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: Dynam
                 session.recorder.primal(originals[-1], untouched=True)
             places.append(index[id(leaf)])
         rows.append((argument, spec, tuple(places)))
+    if dynamic.numbers:
+        session.numbers(dynamic.numbers)
     symbols = _Symbols(session, dynamic)
     with _torch.no_modes():
         specs = [symbols.spec(a.value, spec, a.path, iter([originals[k] for k in ks])) for a, spec, ks in rows]

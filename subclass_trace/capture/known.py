@@ -6,7 +6,6 @@ and so does user code (``torch.tensor(3).item()``). Nothing is computed unless i
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,10 +17,10 @@ from ..errors import DataDependentError
 from .argument_checks import take
 from .graphs import is_random
 from .recorder import Recorder
+from .user_code import quoted
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
-_LONGEST = 120  # characters of a line that are quoted
 _MOST_NODES, _MOST_ELEMENTS = 100, 100_000
 
 
@@ -54,10 +53,14 @@ def number_inside(recorder: Recorder, t: Tensor, record: Callable[[Tensor], Any]
     known = known_answer(recorder, aten._local_scalar_dense.default, (t,))
     if known is not None:
         return known
-    if t.dtype is torch.bool:  # of no use but for control flow
+    if t.dtype is torch.bool:
         if recorder.branch is not None:
             return take(recorder, recorder.branch, t)
-        raise value_asked_for(t, recorder.asking_line())
+        if not recorder.asks_for_numbers:  # control flow
+            raise value_asked_for(t, recorder.asking_line())
+        with recorder:
+            t = t.to(torch.int64)
+        return record(t) != 0
     try:
         return record(t)
     except _torch.DATA_DEPENDENT_ERRORS as error:
@@ -66,9 +69,8 @@ def number_inside(recorder: Recorder, t: Tensor, record: Callable[[Tensor], Any]
 
 def value_asked_for(t: Tensor, line: str | None) -> DataDependentError:
     """The region, at ``line``, asks for the value of a traced tensor: what to say."""
-    code = "" if line is None else linecache.getline(line.rpartition(":")[0], int(line.rpartition(":")[2])).strip()
-    code = code if len(code) <= _LONGEST else f"{code[: _LONGEST - 3]}..."
-    what = f"a tensor of dtype {t.dtype} and shape {tuple(t.shape)}{f', in `{code}`' if code else ''}"
+    code = quoted(line)
+    what = f"a tensor of dtype {t.dtype} and shape {tuple(t.shape)}{f', in {code}' if code else ''}"
     if t.dtype is torch.bool:
         return DataDependentError(
             "the region branches on the value inside a tensor (`if`, `while`, `and`, `assert` or bool() of a tensor)",

@@ -21,6 +21,7 @@ from ..errors import UnsupportedError
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, WrapperSpec
 from .facts import ABSENT, NAMES, SIMPLE, Fact, fact_of
+from .history import ShownNodes, accumulate_grad
 from .inputs import TracedInput, TracedInputs, has_gradient
 from .recorder import Recorder
 from .user_code import code_of, is_user_code
@@ -51,6 +52,7 @@ class MetadataReads:
     def __init__(self, inputs: TracedInputs, facts: dict[tuple[int, str], Any]) -> None:
         """``facts``: (input, name) -> answer; others may add to them (`own_attributes`)."""
         self._rows: dict[int, tuple[int, TracedInput]] = {id(i.traced): (n, i) for n, i in enumerate(inputs.inputs)}
+        self._nodes = ShownNodes(self._node_of_input)
         self._inside = {
             id(t): (n, i, t, prefix)
             for n, i in enumerate(inputs.inputs)
@@ -133,6 +135,10 @@ class MetadataReads:
             return self._relation(name == "_base", traced, recorder)
         if owner is Tensor.nbytes:  # torch's own asks for numbers, where sizes are symbols
             return traced.numel() * traced.element_size() if get and traced.layout is torch.strided else ASIDE
+        if owner is Tensor.grad_fn and get and isinstance(traced, Tensor) and is_user_code(sys._getframe(2).f_code):
+            node = traced.grad_fn
+            if node is not None and (row is None or row.edge is None or node is not row.edge.node):
+                return self._nodes.of(node)
         if row is None:
             return self._view_of_inference(traced) if name == "_is_view" else ASIDE
         if owner is Tensor.is_leaf or owner is Tensor.grad_fn or name in _OF_HISTORY:
@@ -207,6 +213,19 @@ class MetadataReads:
             return None
         known = self._fact(number, "grad_fn", row) if is_user_code(sys._getframe(3).f_code) else ASIDE
         return _history(known[0], known[1], row.path) if isinstance(known, tuple) else ASIDE
+
+    def _node_of_input(self, node: Any) -> Any:
+        """What the user's code gets for the node that an input came with; None for another node."""
+        for number, row in self._rows.values():
+            if row.edge is not None and row.edge.node is node:
+                self.note(number, "is_leaf")
+                if row.is_leaf:
+                    return accumulate_grad(row.traced)
+                known = self._fact(number, "grad_fn", row)
+                return _history(known[0], known[1], row.path) if isinstance(known, tuple) else None
+        if type(node).__name__ == "Error":
+            raise _unanswerable("walks the autograd graph to a tensor that it closes over", None)
+        return None
 
     def _view_of_inference(self, traced: Any) -> Any:
         """A view of an input made in inference mode does not know that it is one."""
@@ -345,3 +364,7 @@ class _IsParameter:
     def __bool__(self) -> bool:
         self.reads.note(self.number, "is_parameter")
         return self.value
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> bool:
+        """A deep copy of the stand-in is none."""
+        return bool(self)

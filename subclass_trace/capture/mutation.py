@@ -46,6 +46,7 @@ class Before:
     memory: tuple[Any, ...]
     version: int | None
     attributes: dict[str, Any]
+    versions: tuple[int | None, ...]  # of the leaves
 
 
 def remember(inputs: TracedInputs) -> list[Before]:
@@ -59,7 +60,11 @@ def state_of(traced: Tensor) -> Before:
     attributes = attributes_of_wrapper(traced, spec)
     spec = map_spec(spec, lambda sizes: sizes, snapshot)
     memory = tuple(_torch.storage_ref(t) if t.layout is torch.strided else None for t in leaves)
-    return Before(spec, tuple(leaves), memory, None if traced.is_inference() else traced._version, attributes)
+    return Before(spec, tuple(leaves), memory, _version(traced), attributes, tuple(map(_version, leaves)))
+
+
+def _version(t: Tensor) -> int | None:
+    return None if t.is_inference() else t._version
 
 
 def read_mutations(
@@ -118,9 +123,16 @@ def read_mutations(
                 bumps,
                 starts,
                 stops,
+                _written_below(was, change),
             )
         )
     return plans
+
+
+def _written_below(was: Before, change: _Change) -> tuple[int, ...]:
+    """Leaves that no code has written by itself: their counters stand where they did, as in an operation of a wrapper."""
+    inner = isinstance(was.spec, WrapperSpec)
+    return tuple(k for k in change.data if inner and _version(was.leaves[k]) == was.versions[k])
 
 
 def _written_memory(

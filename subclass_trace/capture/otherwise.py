@@ -52,7 +52,7 @@ def _with_numbers(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _detach(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """The very value: no node."""
-    out = func(*args)
+    out = recorder.bare(args[0])
     recorder.alias(out, args[0])
     return out
 

@@ -83,7 +83,8 @@ class OutputClassifier:
         self._ragged = {_ragged_symbol(n) for i in inputs.inputs for n in i.spec.size if is_ragged(n)}  # type: ignore[union-attr]
         self._refuses_zeros: dict[type, bool] = {}
         self._siblings = collections.Counter(o.grad_fn for o in several)
-        self._detached = detached_from([t for t in handed if isinstance(t, Tensor)], tensors)
+        given = [t for t in handed if isinstance(t, Tensor)]
+        self._detached = detached_from(given, list(filter(self._is_traced, tensors)))
         self._rows: dict[int, Detached] = {}
         self.unbacked: dict[Any, int] = {}
         self._emitted: dict[int, int] = {}
@@ -329,6 +330,8 @@ class OutputClassifier:
             )
         symbolic = (Tensor, *_torch.SYM_TYPES)
         mine = {k: v for k, v in attributes_of_wrapper(o, spec).items() if not isinstance(v, symbolic)}
+        if mine.get("_is_param") is False:  # of a deep copy
+            del mine["_is_param"]
         known = attributes_of_wrapper(fresh, spec)
         found = {k: v for k, v in mine.items() if k not in known or _is_another(v, known[k])}
         if found.keys() & known.keys():  # such as a number that is another one in each wrapper

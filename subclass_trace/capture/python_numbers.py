@@ -20,6 +20,7 @@ import builtins
 import contextlib
 import functools
 import math
+import operator
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -51,8 +52,13 @@ _OTHER_MATH = ("exp", "expm1", "log", "log10", "log1p")
 _READ = object.__getattribute__
 _as_float: Any = torch.sym_float
 
-#: what of an input: "size" or "stride", and the dimension
+#: what of an input: "size" or "stride", and the dimension; or a "number" of the call
 Place = tuple[Path, str, int]
+
+
+def place_text(path: object, kind: str, dim: int) -> str:
+    """What a place is called."""
+    return str(path) if kind == "number" else f"{path}.{kind}({dim})"
 
 
 class NeedsNumbers(UnsupportedError):
@@ -68,7 +74,7 @@ class NeedsNumbers(UnsupportedError):
             f"the region needs a size as a number: it asks for {what}",
             path=line,
             expected="arithmetic and comparisons, of which a graph for many sizes can be made",
-            got=", ".join(sorted({f"{path}.{kind}({d})" for path, kind, d in places})),
+            got=", ".join(sorted({place_text(*place) for place in places})),
             fix="compile it with dynamic=False and automatic_dynamic=False",
         )
         self.places = tuple(places)
@@ -108,6 +114,8 @@ class PythonNumbers:
             raise self.needed from None  # the function may have caught it
         if isinstance(error, (TypeError, AttributeError)) and _TAKES_NUMBERS.search(str(error)):
             self._refused(error)
+        if isinstance(error, UnsupportedError) and isinstance(error.__cause__, _torch.NO_FAKE_KERNEL):
+            self._needs_real_kernel(error)
 
     def _tables(self) -> Iterator[dict[str, Any]]:
         """The globals of the code of wrapper classes."""
@@ -158,6 +166,12 @@ class PythonNumbers:
                         if own and (symbols is None or own & set(symbols)):
                             found.append((path, kind, d))
 
+        for place, n in self.session.arguments.items():
+            own = n.node.expr.free_symbols if isinstance(n, _torch.SYM_TYPES) else set()
+            if own and (symbols is None or own & set(symbols)):
+                found.append((place.path, "number", 0))
+        if found and symbols is None:  # a function that takes numbers alone was rather called with one of those
+            return found
         for row in self.inputs.inputs:
             visit(
                 row.traced,
@@ -179,6 +193,12 @@ class PythonNumbers:
             raise NeedsNumbers(places, what, line) from error
         if self.session.recorder.symbols.data_dependent:
             raise _depends_on_values(what, line, None) from error
+
+    def _needs_real_kernel(self, error: UnsupportedError) -> None:
+        """An operation has no kernel for fake tensors: torch runs the real one in its place, which takes numbers alone."""
+        places = self._places(None)
+        if places:
+            raise NeedsNumbers(places, f"a kernel for fake tensors that {error.__cause__} does not have", error.path)
 
     # ---------------------------------------------------------------- who asks
     def covers(self, n: Any) -> bool:
@@ -239,12 +259,58 @@ class PythonNumbers:
             "__format__": formatted,
             "__getattribute__": attribute,
         }
+        if number is float:
+            for name, function in _STEPS.items():
+                hooks[f"__{name}__"] = self._computed(function, getattr(cls, f"__{name}__"))
+                hooks[f"__r{name}__"] = self._computed(function, getattr(cls, f"__r{name}__"), swapped=True)
+            hooks["__neg__"] = self._computed(operator.mul, cls.__neg__, -1.0)
         if number is not bool:
             hooks.update(__divmod__=_divmod, __rdivmod__=lambda n, other: _divmod(other, n))
         return hooks
 
+    def _computed(
+        self, function: Callable[..., float], plain: Callable[..., Any], *rest: Any, swapped: bool = False
+    ) -> Callable[..., Any]:
+        """Arithmetic of floats: of those that the call brings a step of the graph each."""
+
+        def compute(n: Any, *others: Any) -> Any:
+            operands = (*others, n) if swapped else (n, *others, *rest)
+            known = all(isinstance(m, (int, float, torch.SymInt, torch.SymFloat)) for m in others)
+            if not known or not any(map(self.session.is_float_of_call, operands)):
+                return plain(n, *others)
+            return self.session.computed(function, *operands)
+
+        return compute
+
+
+_STEPS: Mapping[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "truediv": operator.truediv,
+}
 
 _ACTIVE: list[PythonNumbers] = []
+
+
+def is_unknown(n: Any) -> bool:
+    """Is it a symbol of a running capture, for a number that depends on values inside tensors?"""
+    return type(n) in _CLASSES and any(watch.covers(n) for watch in _ACTIVE) and not _torch.is_known(n)
+
+
+def covering(value: Any) -> PythonNumbers | None:
+    """Who answers for a number from inside a tensor, or for the number in a dense tensor; None for all other values."""
+    if isinstance(value, Tensor):
+        plain = type(value) in (Tensor, torch.nn.Parameter, *_torch.FAKE_TYPES) and value.layout is torch.strided
+        one = plain and all(type(n) is int and n == 1 for n in value.shape) and not value.dtype.is_complex
+        return _ACTIVE[-1] if one and _ACTIVE else None
+    return next((watch for watch in _ACTIVE if watch.covers(value)), None) if is_unknown(value) else None
+
+
+def number_of(t: Tensor) -> Any:
+    """``t.item()`` as an int or a float, or a symbol for one: a bool is 0 or 1."""
+    t = t.detach()
+    return (t.to(torch.int64) if t.dtype is torch.bool else t).item()
 
 
 class _AskedForTypes(type):
@@ -285,6 +351,13 @@ def types_as_eager(tables: Iterable[dict[str, Any]]) -> Iterator[None]:
             table.pop("type", None)
 
 
+def needs_number(n: Any, what: str) -> None:
+    """A symbol of the running capture stands where only a number can: see `PythonNumbers.number`."""
+    for watch in _ACTIVE:
+        if watch.covers(n):
+            watch.number(n, what, None)
+
+
 def _divmod(a: Any, b: Any) -> Any:
     return a // b, a % b
 
@@ -315,7 +388,10 @@ def _math_function(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def call(*args: Any) -> Any:
         n = args[0] if args else None
-        if type(n) not in _CLASSES or not any(watch.covers(n) for watch in _ACTIVE) or _torch.is_known(n):
+        if isinstance(n, Tensor) and covering(n) is not None:
+            n = number_of(n)
+            args = (n, *args[1:])
+        if not is_unknown(n):
             return plain(*args)
         if symbolic is not None and len(args) == 1:
             return symbolic(_as_float(n))

@@ -30,6 +30,7 @@ from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from .aliasing import ByteRange, byte_range
+from .default_dtype import check_default_dtype, is_factory
 from .eager_errors import REFUSALS, error_of_eager, has_out, refuse_as_eager
 from .foreach import steps
 from .late_code import LateState
@@ -40,12 +41,22 @@ from .results import Results
 from .symbols import Symbols
 from .user_code import library_line, line_text, user_frames
 from .views import ViewLog
-from .writes import array_write, foreach_versions, late_write, refuse_overlap, written_arguments
+from .writes import (
+    array_write,
+    foreach_versions,
+    late_write,
+    refuse_closed_over_write,
+    refuse_inference,
+    refuse_overlap,
+    written_arguments,
+)
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
 _DENSE = (*_torch.FAKE_TYPES, Tensor, torch.nn.Parameter)
 _REAL = (Tensor, torch.nn.Parameter)
+_VALUES = (Tensor, *_torch.SYM_TYPES)
+_DEVICE = torch.ops.prim.device.default
 _LAYOUT = (aten.size.default, aten.stride.default, aten.storage_offset.default)
 #: constants that a region makes itself arrive through these
 _CONSTANT_OPS = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
@@ -107,6 +118,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.random_state: RandomState | None = None  # while the user function runs
         self.sets_hooks = False  # the region sets saved-tensor hooks
         self.unpacking = False  # an unpack hook of the region's is running (`saved_hooks`)
+        self.asks_for_numbers = False  # by ``.item()`` or ``.tolist()``, not for the truth of a tensor
         self.branch: _torch.Branch | None = None  # torch's own code asks for the truth of a tensor
         self.writes: list[tuple[Any, ByteRange]] = []
         self.outliving: frozenset[Any] = frozenset()  # while a backward is traced: storages that are not its own
@@ -197,15 +209,21 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         """This wrapper is made of traced leaves."""
         self._known_wrappers[id(wrapper)] = wrapper
 
+    def number(self, value: Any, function: Callable[..., Any], operands: Sequence[Any]) -> None:
+        """A symbolic number that a Python function computes of others."""
+        node = self.graph.call_function(function, tuple(map(self.node_of, operands)))
+        node.meta.update(val=value, partitioner_tag=self.tag)
+        self.symbols.is_held_by(value, node)
+
     def node_of(self, value: Any) -> Any:
         """The node of a tensor or symbolic number; other values stand for themselves."""
+        hit = self._nodes.get(id(value))
+        if hit is not None:
+            return hit[0]
         if isinstance(value, _torch.SYM_TYPES):
             return self.symbols.node_of(value, self.tag)
         if not isinstance(value, Tensor):
             return value
-        hit = self._nodes.get(id(value))
-        if hit is not None:
-            return hit[0]
         if not _torch.is_fake(value):
             return self._nodes[id(self.lift(value))][0]
         if self.outer is not None and self.outer.knows(value):
@@ -308,7 +326,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)  # nothing to write: see `symbols`
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.prim.device.default and _torch.is_fake(args[0]):
+        if func is _DEVICE and _torch.is_fake(args[0]):
             return args[0].fake_device  # the autograd engine asks about twice per node
         if isinstance(func, _torch.HigherOrderOperator):
             from .higher_order import record_higher_order
@@ -319,7 +337,13 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.classes.add(t)
                 self._notice_wrappers(args)
                 return NotImplemented if self.inside is None else self._run_class(func, types, args, kwargs or {})
-        kwargs = kwargs or {}
+        if _torch.function_stack_length():  # what looks at the calls of Python code is not asked about ours
+            with _torch.no_overrides():
+                return self._run_dense(func, types, args, kwargs or {})
+        return self._run_dense(func, types, args, kwargs or {})
+
+    def _run_dense(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """An operation on dense tensors."""
         if func.namespace == "prim" or func in _LAYOUT:  # an error message of autograd asks for numbers, of symbols too
             return func(*args, **kwargs)
         if _torch.is_collective_in_place(func):
@@ -404,7 +428,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func not in _CONSTANT_OPS:
             self.late.met(func._schema.is_mutable)
         if func._schema.is_mutable:
-            self._check_closed_over_write(func, args, kwargs, real)
+            refuse_closed_over_write(func, (*args, *kwargs.values()), real[0], self.user_line)
         stand_in = self._constant if func in _CONSTANT_OPS else self._lift_argument
         back = {}
         for t in real:
@@ -416,18 +440,6 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         fake_types = tuple(_torch.FAKE_TYPES[0] if t in _REAL else t for t in types)
         out = self.__torch_dispatch__(func, fake_types, tuple(map(swap, args)), {k: swap(v) for k, v in kwargs.items()})
         return back.get(id(out), out)
-
-    def _check_closed_over_write(self, func: Any, args: Any, kwargs: Any, real: list[Tensor]) -> None:
-        tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
-        tracked = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-        if tracked or torch.Tag.inplace_view in func.tags:
-            raise UnsupportedError(
-                "the region changes a tensor that it closes over in a way that needs its autograd history or its shape",
-                path=self.user_line(),
-                expected="closed-over tensors that are only read, or written under torch.no_grad()",
-                got=f"{func} on a closed-over tensor of shape {tuple(real[0].shape)}",
-                fix="pass the tensor as an argument",
-            )
 
     def _lift_argument(self, t: Tensor) -> Tensor:
         if self.outer is not None:
@@ -464,11 +476,13 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         target = aten.lift_fresh_copy.default if func is aten.lift_fresh.default else func
         arguments = tuple(map(self._argument, args)), {k: self._argument(v) for k, v in kwargs.items()}
         node = self.graph.create_node("call_function", target)
-        node.args, node.kwargs = arguments  # given to create_node, they would be walked through once more
+        node.args = arguments[0]  # given to create_node, they would be walked through once more
+        if kwargs:
+            node.kwargs = arguments[1]
         self.annotate(node, func, args, kwargs)
         if torch.get_default_dtype() is not self.default_dtype:
-            self._check_default_dtype(func, args, out)
-        if _is_factory(func) and isinstance(out, Tensor) and node.kwargs.get("dtype") is None:
+            check_default_dtype(func, args, out, self.default_dtype, self.user_line)
+        if is_factory(func) and isinstance(out, Tensor) and node.kwargs.get("dtype") is None:
             node.kwargs = {**node.kwargs, "dtype": out.dtype}  # the default dtype may be another one in the call
         self.track_result(node, out, args)
         if self.mode.shape_env.pending_fresh_unbacked_symbols:
@@ -482,19 +496,6 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
                 refuse_overlap(step[0][0], a if isinstance(a, list) else [a], self.user_line)
             with self:
                 func(*step, **kwargs)
-
-    def _check_default_dtype(self, func: Any, args: Any, out: Any) -> None:
-        """The region has changed the default dtype: does the operation, which runs under the caller's, depend on it?"""
-        inputs = [a for a in args if isinstance(a, Tensor)]
-        promoted = isinstance(out, Tensor) and (out.is_floating_point() or out.is_complex())
-        if inputs and promoted and not any(a.is_floating_point() or a.is_complex() for a in inputs):
-            raise UnsupportedError(
-                "the region turns integers into floating point numbers under a default dtype that it has set itself",
-                path=self.user_line(),
-                expected=f"the default dtype of the call, {self.default_dtype}",
-                got=f"{func} under {torch.get_default_dtype()}",
-                fix="convert the tensor first (x.to(dtype)), or set the default dtype outside the region",
-            )
 
     def annotate(self, node: fx.Node, func: Any = None, args: Any = (), kwargs: Any = None) -> None:
         """Give a node its tag, sequence number, frames and checkpoint tags."""
@@ -534,6 +535,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._part_aliases(changed[:1])
             return
         for t in written_arguments(func, args, kwargs):
+            refuse_inference(t)
             self.writes.append((_torch.storage_ref(t), byte_range(t)))
             if self.outliving and self.writes[-1][0] in self.outliving:
                 raise late_write(func, t, self.user_line())
@@ -569,7 +571,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         return any(s == storage and mine.overlaps(r) for s, r in self.writes)
 
     def _argument(self, a: Any) -> Any:
-        if isinstance(a, (Tensor, *_torch.SYM_TYPES)):
+        if isinstance(a, _VALUES):
             return self.node_of(a)
         if type(a) in (list, tuple):
             return [self._argument(x) for x in a]
@@ -596,15 +598,3 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     def user_line(self) -> str | None:
         """``file:line`` of the innermost user frame."""
         return line_text(self.user_frames())
-
-
-_FACTORIES: dict[Any, bool] = {}
-
-
-def _is_factory(func: Any) -> bool:
-    """Does the operation make a tensor from no tensor, with a dtype that may be left out?"""
-    if func not in _FACTORIES:
-        arguments = func._schema.arguments
-        takes = any("Tensor" in str(a.type) for a in arguments)
-        _FACTORIES[func] = not takes and any(a.name == "dtype" and a.kwarg_only for a in arguments)
-    return _FACTORIES[func]

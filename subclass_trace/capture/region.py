@@ -19,6 +19,7 @@ from .. import _torch
 from ..errors import UnsupportedError
 from ..plan import ContainerChange, Detached, MutationPlan, OutputPlan, StatePlan, ValueAlias, ValueOutput, ViewOutput
 from ..subclass.flatten import flatten, leaves_of
+from ..subclass.numbers import NumberPlace
 from ..subclass.spec import Spec, WrapperSpec, sizes_in
 from .aliasing import alias_groups
 from .checkpoint import checkpoint_as_tags
@@ -48,8 +49,9 @@ from .typed_errors import typed_errors
 Tensor = torch.Tensor
 
 
-#: runs the function on the traced inputs; its second argument is told which traced tensor a named real one is
-RunFunction = Callable[[Sequence[Tensor], Callable[[Tensor, Tensor], None]], Run]
+#: runs the function on the traced inputs; its second argument is told which traced tensor a named real one is, the third
+#: has the numbers that stand in their places meanwhile
+RunFunction = Callable[[Sequence[Tensor], Callable[[Tensor, Tensor], None], Mapping[NumberPlace, Any]], Run]
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,7 +277,7 @@ class _Capture:
                 watching,
                 own.watching(),
             ):
-                run = call([i.traced for i in inputs.inputs], functions.stand_ins.adopt)
+                run = call([i.traced for i in inputs.inputs], functions.stand_ins.adopt, self.session.arguments)
             functions.check_histories(run.results if recorder.views.reshaped else (), "the results")
             return run
         finally:

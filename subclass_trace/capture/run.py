@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import _torch
+from ..errors import UnsupportedError
 from ..plan import AssignmentPlan, ContainerChange, OfResult, StatePlan
 from ..subclass.arguments import attributes_of_wrapper
 from ..subclass.flatten import flatten, leaves_of
+from ..subclass.paths import Path, owner_of
 from ..subclass.protocol import Kind, is_traceable, kind_of
 from ..subclass.spec import Spec, WrapperSpec, is_ragged
-from ..subclass.visit import rebuild
+from ..subclass.visit import inner_values, rebuild
 from .inputs import TracedInputs
 from .mutation import Before
 from .recorder import Recorder
@@ -34,18 +36,23 @@ class Run(NamedTuple):
 
 
 def with_attributes(run: Run, inputs: TracedInputs, before: Sequence[Before], recorder: Recorder) -> Run:
-    """The run with the tensors and sizes that the region set as attributes of inputs and results among what it assigned."""
+    """The run with the tensors and sizes that the region set as attributes of inputs and results among what it assigned,
+    and the inner tensors that require grad."""
     results, assignments = list(run.results), list(run.assignments)
     for number, (row, was) in enumerate(zip(inputs.inputs, before, strict=True)):
         for name, value in _tensors_and_sizes(row.traced, row.spec).items():
             if was.attributes.get(name) is not value:
                 assignments.append(AssignmentPlan(number, "__dict__", name, len(results)))
                 results.append(value)
+        for name, value in _kept_inside(row.traced, row.path, recorder):
+            assignments.append(AssignmentPlan(number, "__dict__", name, len(results)))
+            results.append(value)
     own = {id(row.traced) for row in inputs.inputs}
-    for number, result in enumerate(run.results[: run.tree.num_leaves]):
+    for number, result in enumerate(run.results):
         if id(result) not in own:
             own.add(id(result))
-            for name, value in _set_on(result, recorder):
+            found = _set_on(result, recorder) if number < run.tree.num_leaves else ()
+            for name, value in (*found, *_kept_inside(result, Path("result").item(number), recorder)):
                 assignments.append(AssignmentPlan(OfResult(number), "__dict__", name, len(results)))
                 results.append(value)
     for registration in recorder.late.registrations:
@@ -71,6 +78,55 @@ def _set_on(result: Any, recorder: Recorder) -> Iterator[tuple[str, Any]]:
     for name, value in held.items():
         if (isinstance(value, Tensor) and not isinstance(known.get(name), Tensor)) or name not in known:
             yield name, value
+
+
+def _kept_inside(result: Any, path: Path, recorder: Recorder) -> Iterator[tuple[str, Tensor]]:
+    """The inner tensors of a value that require grad, by dotted names: its constructor did not detach them.
+
+    The wrapper of a call is built of tensors without a history, and gets these, which are results of their own, afterwards.
+
+    Raises:
+        UnsupportedError: the class does not take them.
+    """
+    if not isinstance(result, Tensor) or not is_traceable(result) or result.is_nested:
+        return
+    found = list(_differentiable_inside(result, ""))
+    if not found:
+        return
+    leaves, spec = flatten(result)
+    with _torch.without_tracing(), torch.no_grad():
+        fresh = rebuild(spec, iter(map(recorder.bare, leaves))) if all(map(_torch.is_fake, leaves)) else None
+        for name, value in found:
+            if fresh is None or not _takes(fresh, name):
+                raise UnsupportedError(
+                    f"the region makes a {type(result).__qualname__} that keeps a tensor which requires grad inside",
+                    path=str(path.attr(name)),
+                    expected="a constructor that detaches what it gets, or an attribute that can be set",
+                    got=f"a tensor of shape {tuple(value.shape)} that requires grad",
+                    fix="detach it in the constructor, make the constructor an autograd.Function, or return the inner "
+                    "tensors and build the wrapper outside of the region",
+                )
+    yield from found
+
+
+def _differentiable_inside(wrapper: Tensor, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    for name, value in zip(*inner_values(wrapper)[:2], strict=True):
+        if isinstance(value, Tensor) and value.requires_grad:
+            yield prefix + name, value
+        elif isinstance(value, Tensor) and is_traceable(value):
+            yield from _differentiable_inside(value, f"{prefix}{name}.")
+
+
+def _takes(wrapper: Tensor, name: str) -> bool:
+    """Can the inner tensor with this dotted name be set?"""
+    owner, last = owner_of(wrapper, name)
+    other = getattr(owner, last).detach()
+    try:
+        setattr(owner, last, other)
+    except Exception:  # whatever a class does to say so
+        return False
+    names, inners, _ = inner_values(owner)
+    return last in names and inners[names.index(last)] is other
 
 
 def _tensors_and_sizes(t: Tensor, spec: Spec) -> dict[str, Any]:

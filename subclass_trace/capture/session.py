@@ -13,6 +13,8 @@ import torch.fx.traceback
 
 from .. import _torch
 from .._torch import tape as _door
+from ..errors import UnsupportedError
+from ..subclass.numbers import NumberPlace
 from ..subclass.paths import Path
 from .context_reads import ContextReads
 from .dispatch_state import unchanged_by_dispatch
@@ -40,9 +42,10 @@ def _as_it_is(t: torch.Tensor) -> torch.Tensor:
 class Session:
     """Lives as long as a specialization may trace further backwards; holds no real tensor but closed-over ones."""
 
-    #: sizes that come in as numbers, by position in the call; only another tracer than ours makes such
-    arguments: Mapping[int, Any] = MappingProxyType({})
-    #: symbols of numbers that were read from inputs without dimensions, by the input's name in the graph; as above
+    #: the symbols of numbers that the call brings, by their places
+    arguments: Mapping[NumberPlace, Any] = MappingProxyType({})
+    #: symbols of numbers that were read from inputs without dimensions, by the input's name in the graph; only another
+    #: tracer than ours makes such
     items: Mapping[str, Any] = MappingProxyType({})
     #: which values of the inputs' contexts the traces read; looked at unless the caller compares whole contexts itself
     reads: ContextReads
@@ -64,6 +67,8 @@ class Session:
         self.shape_env = _torch.ShapeEnv() if mode is None else mode.shape_env
         self.mode = _torch.fake_mode(self.shape_env) if mode is None else mode
         self.recorder = recorder(self.mode, decompositions)
+        if mode is None and not dynamic:
+            _torch.replace_cache(self.mode, self.recorder.results.remembered)
         self.reads = ContextReads()
 
     def dtensor_modes(self) -> _torch.DTensorModes | None:
@@ -126,6 +131,51 @@ class Session:
             _torch.new_symbol(self.shape_env, n, f"{path}.size({d})") if dynamic else n
             for d, (n, dynamic) in enumerate(zip(wrapper.shape, dims, strict=True))
         )
+
+    def numbers(self, values: Mapping[NumberPlace, float]) -> None:
+        """These numbers of the call become symbols, of which nothing is assumed."""
+        self.arguments = {p: self._number(n, str(p.path)) for p, n in values.items()}
+        self.bind_numbers()
+
+    def _number(self, n: float, name: str) -> Any:
+        if type(n) is int:
+            return _torch.new_number(self.shape_env, n, name)
+        return _torch.new_float(self.shape_env, n, name)
+
+    def bind_numbers(self) -> None:
+        """The symbols of the call's numbers are known before anything runs."""
+        self.recorder.symbols.floats.update(
+            n.node.expr for n in self.arguments.values() if isinstance(n, torch.SymFloat) and n.node.expr.is_Symbol
+        )
+
+    def is_float_of_call(self, number: Any) -> bool:
+        """Is it computed of floats that the call brings?"""
+        floats = self.recorder.symbols.floats
+        return isinstance(number, torch.SymFloat) and not floats.isdisjoint(number.node.expr.free_symbols)
+
+    def no_branch_on_floats(self) -> None:
+        """Nothing may be assumed of the floats of a call.
+
+        Raises:
+            UnsupportedError: something is. (The formulas that torch makes of floats are not exact.)
+        """
+        floats = self.recorder.symbols.floats
+        for guard in self.shape_env.guards if floats else ():
+            if not floats.isdisjoint(guard.expr.free_symbols):
+                raise UnsupportedError("the region branches on a float, or needs it as a number", got=guard.expr)
+
+    def computed(self, function: Callable[..., float], *operands: Any) -> torch.SymFloat:
+        """A float that Python code computes of those of the call: a symbol of its own.
+
+        Torch would make a formula, of which sympy adds up and multiplies the parts in an order of its own. Here each
+        step is a node of the graph, and the number is that of eager mode to the last bit.
+        """
+        hint = function(*map(_torch.value_in_trace, operands))
+        floats = self.recorder.symbols.floats
+        made = _torch.new_float(self.shape_env, hint, f"computed {len(floats)}")
+        floats.add(made.node.expr)
+        self.recorder.number(made, function, operands)
+        return made  # type: ignore[no-any-return]
 
     def tracked(self, fake: torch.Tensor) -> torch.Tensor:
         """A fresh alias of a fake leaf that is the same graph value."""

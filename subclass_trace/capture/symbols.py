@@ -30,6 +30,7 @@ class Symbols:
         self.graph, self.mode = graph, mode
         self.tracer = fx.proxy.GraphAppendingTracer(graph)
         self.data_dependent = False  # has the capture met a number that depends on values inside tensors?
+        self.floats: set[Any] = set()  # symbols of floats that the call brings, and of what is computed of them
         self._nodes: dict[Any, fx.Node] = {}  # expression -> what computes it
         self._sources: dict[Any, tuple[fx.Node, str, int]] = {}  # symbol -> input, what of it, dimension
         self._texts: dict[int, str] = {}  # what to say of conditions on data-dependent numbers
@@ -108,6 +109,8 @@ class Symbols:
         if expr.is_number:
             return int(expr) if isinstance(value, torch.SymInt) else bool(expr) if expr.is_Boolean else float(expr)
         hit = self._nodes.get(expr)
+        if hit is None and not (expr.is_Symbol or self.floats.isdisjoint(expr.free_symbols)):
+            raise UnsupportedError("a number is computed of a float in steps that are not known", got=value)
         if hit is None:
             hit = self._source_node(expr, value) if expr.is_Symbol else self._expression_node(expr, tag)
             hit.meta.setdefault("val", value)

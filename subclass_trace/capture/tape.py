@@ -7,8 +7,10 @@ are ``[*forward outputs, *leaves of the gradients]``. See docs/notes/tangents.md
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -26,7 +28,7 @@ from .graphs import finish_joint, kept_after, placeholders
 from .late_code import NO_LATE_CODE, Late, late_functions
 from .python_numbers import PythonNumbers
 from .session import Session
-from .user_code import frames_text
+from .user_code import frames_text, is_user_code
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -62,7 +64,8 @@ class TracedBackward:
 
 
 class LayoutQuestions(_torch.TorchFunctionMode):
-    """Notes whether Python code that a backward runs (of wrapper classes, of custom functions) asks if a tensor is contiguous.
+    """Notes whether Python code that a backward runs (of wrapper classes, of custom functions) asks how a tensor is laid out:
+    if it is contiguous, or, but for building a wrapper, which strides it has.
 
     Each node enters it for itself: `torch.autograd.grad` would leave a mode around it, and the engine sets the thread's
     modes anew for each node, so that none leaves it.
@@ -74,8 +77,20 @@ class LayoutQuestions(_torch.TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look at one call."""
-        self.asked |= func is Tensor.is_contiguous
+        self.asked |= func is Tensor.is_contiguous or (func is Tensor.stride and _decides(sys._getframe(1)))
         return func(*args, **(kwargs or {}))
+
+
+#: methods that hand strides on to a new wrapper
+_BUILDERS = frozenset({"__new__", "__init__", "__tensor_flatten__", "__tensor_unflatten__"})
+
+
+def _decides(frame: FrameType) -> bool:
+    """Does code of this frame do more with strides than to build a wrapper? Torch's own code is known, and so are the
+    methods that `authoring` generates."""
+    code = frame.f_code
+    generated = code.co_filename.startswith("<subclass_trace")
+    return is_user_code(code) and not generated and code.co_name not in _BUILDERS
 
 
 class Tape:

@@ -14,7 +14,7 @@ from ..errors import DataDependentError, SubclassTraceError, UnsupportedError
 from ..subclass.protocol import is_traceable
 from .distributed_calls import named_distributed_calls
 from .memory import no_capsules
-from .user_code import tracebacks, user_line
+from .user_code import quoted, tracebacks, user_line
 
 _OPTIMIZERS = str(Path(torch.optim.__file__).parent)
 
@@ -27,6 +27,9 @@ _READS_MEMORY = (
     "only available on CPU",
     "its data is not allocated yet",
 )
+
+#: what torch says of an operator of the user's that has kernels for real tensors only
+_NO_FAKE_IMPLEMENTATION = "There was no fake impl registered for"
 
 
 @contextlib.contextmanager
@@ -48,19 +51,15 @@ def typed_errors(recorder: Any) -> Iterator[None]:
     except SubclassTraceError:
         raise
     except _torch.NO_FAKE_KERNEL as error:
-        raise UnsupportedError(
-            f"the region uses an operation that has no kernel for fake tensors: {error}",
-            path=user_line(error),
-            expected="operations that can be traced without data",
-            got=str(error),
-            fix="register a fake kernel for it (torch.library.register_fake), or move this part out of the region",
-        ) from error
+        raise _has_no_fake_kernel(str(error), error) from error
     except RuntimeError as error:
         if isinstance(error.__cause__, _torch.DATA_DEPENDENT_ERRORS):  # DTensor raises another error from it
             raise _depends_on_data(error) from error
         text = " ".join(str(error).split())[:300]
         if "ArrayRef expected to contain only concrete integers" in text:
             raise _depends_on_data(error) from error
+        if _NO_FAKE_IMPLEMENTATION in text:
+            raise _has_no_fake_kernel(text.partition("<")[2].partition(">")[0] or text, error) from error
         if "is not supported under torch.compile" in text and "torch.distributed" in text:
             raise _without_functional_form(text, error) from error
         if not any(t in text for t in _READS_MEMORY):
@@ -83,6 +82,17 @@ def typed_errors(recorder: Any) -> Iterator[None]:
         ) from error
 
 
+def _has_no_fake_kernel(operation: str, error: BaseException) -> UnsupportedError:
+    return UnsupportedError(
+        f"the region uses an operation that has no kernel for fake tensors: {operation}",
+        path=user_line(error),
+        expected="operations that can be traced without data",
+        got=" ".join(str(error).split())[:300],
+        fix="register a fake kernel for it (torch.library.register_fake, or .register_fake of a custom_op), or move this "
+        "part out of the region",
+    )
+
+
 def _without_functional_form(text: str, error: BaseException) -> UnsupportedError:
     return UnsupportedError(
         "the region calls a collective of torch.distributed.nn.functional",
@@ -99,11 +109,19 @@ def _depends_on_data(error: BaseException) -> DataDependentError:
     whose = "the region's control flow or sizes" if cls is None else f"control flow or sizes inside {cls}"
     values = f"values of {cls} in eager, outside of the region: its own code reads what is inside tensors"
     elsewhere = "use torch.where or torch.cond, or move this part out of the region"
+    line = user_line(error)
+    got = " ".join(str(error).split())[:300]
+    if cls is None and "data-dependent expression" in got:
+        code = quoted(line)
+        got = (
+            f"a number from inside a tensor (.item(), int(x)) where Python needs its value{f': {code}' if code else ''}"
+        )
     return DataDependentError(
         f"{whose} depend on the values inside a tensor",
-        path=user_line(error),
-        expected="sizes and branches that follow from the inputs' metadata",
-        got=" ".join(str(error).split())[:300],
+        path=line,
+        expected="sizes and branches that follow from the inputs' metadata; such a number may be computed with, compared, "
+        "returned, and be a size, but not be branched on, sorted by, or be an index of a list",
+        got=got,
         fix=elsewhere if cls is None else f"use {values}",
     )
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from ..errors import AliasingError, UnsupportedError
+from ..subclass.protocol import is_traceable
 from .aliasing import partly_overlap
 
 Tensor = torch.Tensor
@@ -39,6 +41,27 @@ def refuse_overlap(written: Tensor, args: Sequence[Any], line: Callable[[], str 
                 got=f"shape {tuple(t.shape)} written to shape {tuple(written.shape)} of the same memory",
                 fix="clone the tensor before the operation",
             )
+
+
+def refuse_inference(written: Tensor) -> None:
+    """Raise what eager raises for a write to an inference tensor outside of inference mode, which a fake one lets pass.
+
+    Eager mode asks above the dispatch of wrappers: what a class does to its inner tensors there it may do.
+    """
+    if not written.is_inference() or torch.is_inference_mode_enabled():
+        return
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "__torch_dispatch__":
+            cls = frame.f_locals.get(frame.f_code.co_varnames[0])
+            if isinstance(cls, type) and is_traceable(cls):
+                return
+        frame = frame.f_back
+    raise RuntimeError(
+        "Inplace update to inference tensor outside InferenceMode is not allowed."
+        "You can make a clone to get a normal tensor before doing inplace update."
+        "See https://github.com/pytorch/rfcs/pull/17 for more details."
+    )
 
 
 def late_write(func: Any, written: Tensor, line: str | None) -> UnsupportedError:
@@ -77,3 +100,20 @@ def one_of_each(t: Tensor) -> Tensor:
         if t.stride(d) == 0:
             t = t.select(d, 0)
     return t
+
+
+def refuse_closed_over_write(func: Any, args: Sequence[Any], written: Tensor, line: Callable[[], str | None]) -> None:
+    """``func`` changes a tensor that the region closes over.
+
+    Raises:
+        UnsupportedError: autograd would have to know of it, or the shape changes.
+    """
+    tracked = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in args)
+    if tracked or torch.Tag.inplace_view in func.tags:
+        raise UnsupportedError(
+            "the region changes a tensor that it closes over in a way that needs its autograd history or its shape",
+            path=line(),
+            expected="closed-over tensors that are only read, or written under torch.no_grad()",
+            got=f"{func} on a closed-over tensor of shape {tuple(written.shape)}",
+            fix="pass the tensor as an argument",
+        )

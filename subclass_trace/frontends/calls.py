@@ -13,28 +13,34 @@ import torch
 
 from .. import _torch
 from ..capture.aliasing import family
+from ..capture.conversions import CONVERSIONS, conversions
 from ..capture.inputs import Argument
-from ..capture.python_numbers import types_as_eager
+from ..capture.python_numbers import needs_number, types_as_eager
 from ..capture.region import RunFunction
 from ..capture.run import Run
 from ..errors import UnsupportedError
+from ..plan import AssignmentPlan, OfResult, StatePlan
 from ..runtime.codegen import Layout, StateSlot
 from ..runtime.containers import each_is_one, shared_containers
-from ..runtime.guards import ModuleGuard, ModuleView
+from ..runtime.guards import ModuleGuard, ModuleView, NameGuard
+from ..runtime.held import ABSENT
 from ..runtime.trees import unflatten_tree
-from ..subclass.arguments import ObjectIdentity, ObjectState, argument_snapshot, has_own_equality
+from ..subclass.arguments import AttributesOf, ObjectIdentity, ObjectState, argument_snapshot, has_own_equality
 from ..subclass.flatten import leaves_of
+from ..subclass.numbers import NumberPlace, standing_in
 from ..subclass.paths import Path
+from ..subclass.protocol import is_traceable
 from .assignments import ModuleChange, replaced
 from .containers import HandedContainers
 from .counting import left_out, read_late
 from .iterators import no_items_taken
 from .managed_modules import check_flat_parameters, no_managed_modules
 from .members import callable_code, is_plain_object
-from .modules import Root, State, named_tensors, original, roots_of, states_of, submodules
+from .modules import Root, State, named_tensors, names_of, original, roots_of, states_of, submodules
 from .python_random import no_random_numbers
 from .python_state import Change, effects_on
 from .reach import Reached, Slot, reach
+from .torch_settings import SettingChange, settings_of_torch
 
 Tensor = torch.Tensor
 
@@ -67,20 +73,34 @@ def argument_paths(tree: Any) -> list[Path]:
 
 
 class _Rebuilt(NamedTuple):
-    """A view that is an argument, made anew of the traced base; ``layout`` is how it was before the function ran."""
+    """A view that is an argument, made anew of the traced base.
+
+    ``layout`` is how it was before the function ran, ``attributes`` those it had, and ``known`` those that somebody had set.
+    """
 
     real: Tensor
     view: Tensor
     layout: Any
+    attributes: dict[str, Any]
+    known: AttributesOf
 
     @staticmethod
     def of(real: Tensor, view: Tensor) -> _Rebuilt:
-        return _Rebuilt(real, view, _layout(view))
+        known = AttributesOf(real, vars(view))
+        for name, attribute in known.simple().items():
+            setattr(view, name, attribute)
+        return _Rebuilt(real, view, _layout(view), dict(vars(view)), known)
+
+    def assigned(self) -> dict[str, Any]:
+        """The attributes that the function has set."""
+        new = vars(self.view).items()
+        return {k: v for k, v in new if self.attributes.get(k, ABSENT) is not v and not _torch.is_memo(k)}
 
 
 def _layout(view: Tensor) -> Any:
-    rows = [(tuple(t.shape), tuple(t.stride())) for t in (view, *leaves_of(view)) if t.layout is torch.strided]
-    return rows, [id(v) for v in vars(view).values() if isinstance(v, Tensor)]
+    leaves = leaves_of(view)
+    rows = [(tuple(t.shape), tuple(t.stride())) for t in (view, *leaves) if t.layout is torch.strided]
+    return rows, list(map(id, leaves)) if is_traceable(view) else []
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +117,7 @@ class CallSite:
         containers_differ: no list or dict is two arguments.
         assigned_to: ids of what it assigned to.
         handed: the copies of containers that it was given.
+        rebuilt: the positions of views that are represented by their bases, and which attributes these have.
     """
 
     flat: list[Any]
@@ -106,10 +127,11 @@ class CallSite:
     roots: tuple[Root, ...]
     names: tuple[Slot, ...]
     reached: Reached
-    unfinished: list[list[Change]] = field(default_factory=list)
+    unfinished: list[Sequence[Change | SettingChange]] = field(default_factory=list)
     containers_differ: bool = True
     assigned_to: set[int] = field(default_factory=set)
     handed: list[Any] = field(default_factory=list)
+    rebuilt: dict[int, AttributesOf] = field(default_factory=dict)
 
     @staticmethod
     def of_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallSite:
@@ -168,6 +190,14 @@ class CallSite:
         hooks = tuple(n for table in _torch.GLOBAL_MODULE_HOOKS for n in table) if modules else ()
         return ModuleView(tuple(modules.values()), self._slots(), hooks)
 
+    def name_guards(self) -> list[NameGuard]:
+        """What the names of the function hold, as guards see it."""
+        return names_of(self.reached)
+
+    def modules(self) -> list[tuple[torch.nn.Module, Path]]:
+        """All modules of the call, with their paths."""
+        return [row for root in self.roots for row in submodules(root)]
+
     def _slots(self) -> tuple[tuple[int, str, str], ...]:
         """What stands behind the user's leaves in ``flat``."""
         states = [(id(s.owner), s.table, s.name) for s in self.states]
@@ -205,7 +235,7 @@ class CallSite:
     def constants(self) -> dict[int, Any]:
         """Flat arguments that are no tensors and no modules: guarded by value."""
         rows = enumerate(self.flat[: self.user_count])
-        return {k: self._constant(v) for k, v in rows if not isinstance(v, Tensor)}
+        return {k: self._constant(v) for k, v in rows if not isinstance(v, Tensor)} | self.rebuilt
 
     def _constant(self, value: Any) -> Any:
         if _is_one_object(value):
@@ -237,8 +267,16 @@ class CallSite:
         )
 
     def _check_rebuilt(self, made: Mapping[int, _Rebuilt]) -> None:
-        """What changes a view other than its values has no place in the plan: only its base is an input there."""
+        """What changes a view other than its values, and its attributes, has no place in the plan: only its base is an input
+        there."""
         for row in made.values():
+            if not row.attributes.keys() <= vars(row.view).keys():
+                raise UnsupportedError(
+                    "the region deletes a Python attribute of an argument that is a view of another",
+                    expected="attributes that are read and set",
+                    got=", ".join(sorted(row.attributes.keys() - vars(row.view).keys())),
+                    fix="delete it outside of the region",
+                )
             if _layout(row.view) != row.layout:
                 place = next(k for k, value in enumerate(self.flat) if value is row.real)
                 raise UnsupportedError(
@@ -254,17 +292,23 @@ class CallSite:
     ) -> RunFunction:
         """Runs ``function`` once on traced tensors (one per argument); see `capture.region.capture`."""
 
-        def run(traced: Sequence[Tensor], adopt: Callable[[Tensor, Tensor], None]) -> Run:
+        def run(
+            traced: Sequence[Tensor], adopt: Callable[[Tensor, Tensor], None], numbers: Mapping[NumberPlace, Any]
+        ) -> Run:
+            given = {place.position: n for place, n in numbers.items()}
             made: dict[int, _Rebuilt] = {}
+            self.rebuilt.clear()
             handed: list[Any] = []
-            for value, number in zip(self.flat, positions, strict=True):
+            for k, (value, number) in enumerate(zip(self.flat, positions, strict=True)):
                 if number is None:
-                    handed.append(value)
+                    handed.append(given.get(k, value))
                 elif arguments[number].value is value:
                     handed.append(traced[number])
                 else:  # a view of an argument that stands for its whole family
                     if id(value) not in made:
                         made[id(value)] = _Rebuilt.of(value, _torch.view_function(value)(traced[number]))
+                    if k < self.user_count:
+                        self.rebuilt[k] = made[id(value)].known
                     handed.append(made[id(value)].view)
             adopted = set()  # a tied parameter has several slots
             for real, value in zip(self.flat[self.user_count :], handed[self.user_count :], strict=True):
@@ -278,17 +322,20 @@ class CallSite:
             self.unfinished.clear()
             arrays = [(self.path(k), v, v.copy()) for k, v in enumerate(self.flat[: self.user_count]) if _is_array(v)]
             with (
+                standing_in([(place, n) for place, n in numbers.items() if place.position is None]),
                 no_managed_modules(self.roots),
                 no_random_numbers(self.reached),
                 no_items_taken(self.reached),
+                settings_of_torch() as settings,
                 effects_on(self.reached) as effects,
                 types_as_eager(_tables_without_type(self.reached)),
+                conversions(_called_conversions(self.reached)),
                 replaced(self.roots, self.states, states) as assigned,
             ):
                 try:
                     result = function(*args, **kwargs)
                 except Exception:
-                    self.unfinished.append(effects)
+                    self.unfinished.extend((effects, settings))
                     raise
             _check_arrays(arrays)
             changes, new, places = containers.changes()
@@ -302,17 +349,34 @@ class CallSite:
             results, tree = flatten_results((result, new) if changes else result)
             for k, value in enumerate(results):
                 _check_result(value, Path("result").item(k))
-            rows: list[ModuleChange | Change] = [*assigned, *effects]
-            plans = [row.plan(len(results) + k) for k, row in enumerate(rows)]
+            rows: list[ModuleChange | Change | SettingChange] = [*assigned, *effects, *settings]
+            plans: list[StatePlan] = [row.plan(len(results) + k) for k, row in enumerate(rows)]
             self.assigned_to.update(id(plan.owner) for plan in plans)
-            return Run([*results, *[row.value for row in rows]], tree, handed, tuple(plans), tuple(changes))
+            flat = [*results, *[row.value for row in rows]]
+            for rebuilt in made.values():
+                plans += _attributes_plans(rebuilt, flat)
+            return Run(flat, tree, handed, tuple(plans), tuple(changes))
 
         return run
+
+
+def _attributes_plans(row: _Rebuilt, results: list[Any]) -> list[AssignmentPlan]:
+    """The attributes that were set on a view that its base stands for; it is a result for that alone, as are they."""
+    assigned, owner = row.assigned(), len(results)
+    if assigned:
+        results += [row.view, *assigned.values()]
+    return [AssignmentPlan(OfResult(owner), "__dict__", name, owner + 1 + k) for k, name in enumerate(assigned)]
 
 
 def _tables_without_type(reached: Reached) -> list[dict[str, Any]]:
     """The globals of code that names ``type``, which it finds among the builtins."""
     return [row.holder for row in reached.unbound if row.key == "type" and type(row.holder) is dict]
+
+
+def _called_conversions(reached: Reached) -> list[tuple[dict[str, Any], str]]:
+    """The functions of Python's that make numbers, by name, with the globals of code that does nothing but call them."""
+    rows = [(row.holder, row.name) for row in reached.unbound if row.key in CONVERSIONS and type(row.holder) is dict]
+    return [row for row in rows if (id(row[0]), row[1]) not in reached.uncalled]
 
 
 def _is_array(value: Any) -> bool:
@@ -365,6 +429,8 @@ def _check_result(value: Any, path: Path, depth: int = 0) -> None:
         held += [(path.item(k), v) for k, v in value.items()]
     for where, inner in held:
         _check_result(inner, where, depth + 1)
+        if isinstance(inner, _torch.SYM_TYPES):
+            needs_number(inner, f"{where}, inside of a {type(value).__qualname__} that is no registered pytree node")
         if isinstance(inner, Tensor) and any(map(_torch.is_fake, leaves_of(inner))):
             raise UnsupportedError(
                 f"the region returns a {type(value).__qualname__} that holds tensors and is no registered pytree node",

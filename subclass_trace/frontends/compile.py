@@ -51,7 +51,8 @@ from .again import second_run
 from .calls import CallSite
 from .dynamic import SizeHistory, choose, sizes_of
 from .late_code import judge, watch_of_nodes
-from .modules import generators_of, names_of
+from .modules import generators_of
+from .numbers import NONE, Numbers, choices, constants_without, modules_without, names_without, numbers_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -218,23 +219,36 @@ class Region:
         )
 
     def _compile(self, site: CallSite, ambient: Ambient) -> Specialization:
+        """With the numbers as symbols that differ between calls; as they are, where some of it needs them so."""
+        numbers = self._differing(site)
+        *tries, last = choices(numbers)
+        for chosen in tries:
+            with contextlib.suppress(Exception):  # an error of the function itself comes again
+                entry = self._compile_with(site, ambient, chosen)
+                backwards = entry.program.backwards
+                if backwards is None or backwards.compiled:  # torch may know no derivative for a symbol (``x ** n``)
+                    break
+        else:
+            chosen, entry = last, self._compile_with(site, ambient, last)
+        self._history.fix_all([place for place in numbers if place not in chosen], "what only numbers serve")
+        return entry
+
+    def _differing(self, site: CallSite) -> Numbers:
+        """The numbers of a call that may be symbols, and were others in an earlier call."""
+        if not self.options.automatic_dynamic:
+            return NONE
+        numbers = numbers_of(site)
+        self._history.add_numbers(numbers)
+        eager = self.options.backend == "eager" and self.options.fw_compiler is self.options.bw_compiler is None
+        found = self._history.differing(numbers)
+        return found if eager else {place: n for place, n in found.items() if type(n) is int}
+
+    def _compile_with(self, site: CallSite, ambient: Ambient, numbers: Numbers) -> Specialization:
         options = self.options
         backend = resolve_backend(options.backend, fw_compiler=options.fw_compiler, bw_compiler=options.bw_compiler)
         partitioner = resolve_partitioner(options.partitioner, options.activation_memory_budget)
         table = options.table(backend)
-        captured, arguments, positions = self._capture(site, table, backend.backward is not compile_eager)
-        inputs = [a.value for a in arguments] + [c.value for c in captured.closed_over]
-        view = site.module_view()
-        guards = Guards(
-            replace(ambient, dtensor=captured.session.dtensor_modes()),
-            site.tree,
-            site.constants(),
-            alias_guard(captured, inputs),
-            view.modules,
-            view.states,
-            tuple(names_of(site.reached)),
-            view.hooks,
-        )
+        captured, arguments, positions = self._capture(site, table, numbers, backend.backward is not compile_eager)
         program, graphs = build_program(
             captured,
             arguments,
@@ -244,6 +258,20 @@ class Region:
             partitioner,
             keep_joint=self._keep_joint,
             keep_input_mutations=options.keep_inference_input_mutations,
+        )
+        captured.session.no_branch_on_floats()
+        places = [row.place for row in program.plan.symbols if row.place is not None]
+        inputs = [a.value for a in arguments] + [c.value for c in captured.closed_over]
+        view = site.module_view()
+        guards = Guards(
+            replace(ambient, dtensor=captured.session.dtensor_modes()),
+            site.tree,
+            constants_without(site.constants(), places),
+            alias_guard(captured, inputs),
+            modules_without(view.modules, places),
+            view.states,
+            names_without(site.name_guards(), places),
+            view.hooks,
         )
         if program.backwards is not None:
             first = FirstRun.of(captured, table)
@@ -270,14 +298,15 @@ class Region:
             )
 
     def _capture(
-        self, site: CallSite, table: dict[Any, Any], copies: bool = True
+        self, site: CallSite, table: dict[Any, Any], numbers: Numbers = NONE, copies: bool = True
     ) -> tuple[Captured, list[Any], list[int | None]]:
         bases: list[torch.Tensor] = []
         while True:
             arguments, positions = site.arguments(bases)
             if self.options.automatic_dynamic:
                 self._history.add(sizes_of(arguments))
-            dynamic, any_dynamic = choose(arguments, self._history, self.options.dynamic)
+            choice = self._history.differing(numbers)
+            dynamic, any_dynamic = choose(arguments, self._history, self.options.dynamic, choice)
             run = site.runner(self.function, arguments, positions)
             late = LateState(functools.partial(judge, site.handed), copies, watch_of_nodes(site.reached))
             try:

@@ -5,7 +5,7 @@ Strides become symbols where they changed and do not follow from the sizes (``bu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,9 +15,11 @@ from ..capture.python_numbers import NeedsNumbers
 from ..capture.session import Dim
 from ..subclass.components import Part, components
 from ..subclass.context import same_context, without_outer
+from ..subclass.numbers import NumberPlace
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from ..subclass.visit import visit
+from .numbers import Numbers
 
 Tensor = torch.Tensor
 Sizes = dict[str, tuple[int, ...]]
@@ -79,6 +81,8 @@ class SizeHistory:
     def __init__(self) -> None:
         self.seen: list[Sizes] = []
         self.varying: dict[str, frozenset[int]] = {}
+        self.numbers: dict[str, float] = {}  # path -> a number that stood there
+        self.varying_numbers: set[str] = set()
         self.fixed_strides = False  # a class hashes the strides in its contexts, whatever the sizes are
         self.fixed: dict[tuple[str, str, int], str] = {}  # path, kind and dimension of what is a number -> why
 
@@ -104,6 +108,24 @@ class SizeHistory:
         if rows.keys() <= self.fixed.keys():
             raise needed
         self.fixed = {**rows, **self.fixed}
+
+    def fix_all(self, numbers: Iterable[NumberPlace], why: str) -> None:
+        """These numbers are no symbols from now on."""
+        self.fixed = {**{(str(place.path), "number", 0): why for place in numbers}, **self.fixed}
+
+    def add_numbers(self, numbers: Numbers) -> None:
+        """Compare Python numbers with those at the same paths in earlier calls, and remember them."""
+        for place, n in numbers.items():
+            if self.numbers.setdefault(str(place.path), n) != n:
+                self.varying_numbers.add(str(place.path))
+
+    def differing(self, numbers: Numbers) -> Numbers:
+        """Of the numbers of a call those that were others in an earlier one, and that may be symbols."""
+        return {
+            place: n
+            for place, n in numbers.items()
+            if str(place.path) in self.varying_numbers and (str(place.path), "number", 0) not in self.fixed
+        }
 
     def of(self, path: str, dim: int) -> tuple[int | None, ...]:
         """The sizes of one dimension in the calls so far."""
@@ -227,13 +249,16 @@ class _Choice(DynamicDims):
         ]
 
 
-def choose(arguments: Sequence[Argument], history: SizeHistory, everything: bool) -> tuple[DynamicDims, bool]:
-    """The dynamic dimensions of a capture, and whether there are any.
+def choose(
+    arguments: Sequence[Argument], history: SizeHistory, everything: bool, numbers: Numbers
+) -> tuple[DynamicDims, bool]:
+    """The dynamic dimensions of a capture, with the numbers that are to be symbols, and whether there are any.
 
     Parameters and buffers are dynamic only where they changed. Where an outer size of a wrapper is marked, so are inner
     sizes of the same value (the outer shape may have another rank than the inner one).
     """
     choice = _Choice(history)
+    choice.numbers = numbers
     jagged = False
     for a in arguments:
         whole = everything and not (a.static and isinstance(a.value, torch.nn.Parameter))
@@ -257,7 +282,7 @@ def choose(arguments: Sequence[Argument], history: SizeHistory, everything: bool
         visit(a.value, leaf=leaf, wrapper=wrapper, opaque=lambda v, path: None, path=a.path)
     choice.fix()
     # A ragged size is a symbol in any case.
-    any_dynamic = jagged or choice.any()
+    any_dynamic = jagged or bool(numbers) or choice.any()
     return choice, any_dynamic
 
 

@@ -37,6 +37,7 @@ from ..runtime.guards import Ambient, Guards
 from ..runtime.sizes import hint_of
 from ..runtime.specialize import alias_guard, build_program
 from ..runtime.trusted import generate_trusted, interpret_trusted
+from ..subclass.numbers import NumberPlace
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from ..subclass.template import Examples
@@ -172,10 +173,10 @@ class _DynamoSession(Session):
     may_run_again = False
 
     def __init__(
-        self, mode: Any, origins: Mapping[str, _Origin], arguments: Mapping[int, Any], decompositions: dict[Any, Any]
+        self, mode: Any, origins: Mapping[str, _Origin], arguments: Mapping[NumberPlace, Any], table: dict[Any, Any]
     ) -> None:
         dynamic = bool(arguments) or any(_dynamo.has_symbols(o.context) for o in origins.values())
-        super().__init__(dynamic=dynamic, decompositions=decompositions, mode=mode, recorder=GraphRecorder)
+        super().__init__(dynamic=dynamic, decompositions=table, mode=mode, recorder=GraphRecorder)
         self.origins, self.arguments = origins, arguments
 
     def dtensor_modes(self) -> None:
@@ -322,7 +323,8 @@ class _Compilation:
         sources: Mapping[int, Any],
         table: dict[Any, Callable[..., Any]],
     ) -> Captured:
-        numbers = {k: v for k, v in enumerate(site.flat) if isinstance(v, torch.SymInt)}
+        rows = ((k, v) for k, v in enumerate(site.flat) if isinstance(v, torch.SymInt))
+        numbers = {NumberPlace(site.path(k), position=k): v for k, v in rows}
         origins = _origins(context, arguments, sources, self._numbers())
         session = _DynamoSession(context.fake_mode, origins, numbers, table)
         assert isinstance(session.recorder, GraphRecorder)

@@ -172,7 +172,7 @@ def _is_effect(was: Any, now: Any) -> bool:
 
 def _is_first(was: Any, now: Any) -> bool:
     """Was an object, a function or a container assigned where nothing, None, a number or a string was?"""
-    first = was is ABSENT or is_simple(was)
+    first = was is ABSENT or is_simple(was) or isinstance(was, torch.SymInt)
     return first and not (now is ABSENT or isinstance(now, torch.Tensor) or is_simple(now) or holds_traced(now))
 
 

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from .. import _torch
+from ..capture.conversions import CONVERSIONS
 from ..capture.user_code import is_foreign, is_library
 from ..runtime.guards import HOOK_TABLES, OF_EVERY_MODULE
 from ..runtime.held import ABSENT, Slotted, container_behind, is_fixed, is_simple
@@ -95,6 +96,9 @@ class Reached:
     unread: frozenset[str] = frozenset()  # those of them that it does not read
     late: frozenset[str] = frozenset()  # attributes that only code names which runs in backwards
     hooks_on_nodes: bool = False  # it may register hooks on autograd nodes
+    uncalled: frozenset[tuple[int, str]] = (
+        frozenset()
+    )  # `CONVERSIONS` that are not only called: id of the globals, name
 
 
 def reach(
@@ -117,7 +121,7 @@ def reach(
     late = frozenset() if walk.everything else walk.names_of_late_code()
     called = walk.reads | walk.calls
     on_nodes = "register_prehook" in called or {"grad_fn", "register_hook"} <= called
-    return Reached(*found, counters, frozenset(walk.stored), unread, late, on_nodes)
+    return Reached(*found, counters, frozenset(walk.stored), unread, late, on_nodes, frozenset(walk.uncalled))
 
 
 class _Walk:
@@ -130,6 +134,7 @@ class _Walk:
         self.objects: list[tuple[Any, Path]] = []
         self.reads, self.calls, self.counted, self.everything = set[str](), set[str](), set[str](), False
         self.asked, self.texts, self.stored = set[str](), set[str](), set[str]()
+        self.uncalled = set[tuple[int, str]]()
         self._slotted: set[tuple[int, str | None]] = set()
         self._theirs = set[int]()  # what code of libraries names
         self._late: list[Callable[[], None]] = []  # looks at code that runs in backwards
@@ -331,6 +336,8 @@ class _Walk:
         self.stored |= said.stores
         self.texts |= set() if is_installed(code) else said.texts
         self.everything |= said.everything
+        for name in CONVERSIONS.intersection(said.globals if is_installed(code) else said.uncalled):
+            self.uncalled.add((id(table), name))
         for name in said.globals:
             if name in table:
                 self._slot(table, name, Path(name), table[name], is_installed(code))

@@ -167,9 +167,9 @@ class _Bans:
         return bool(bits[b] & CAT or bits[a] & bits[b] & FUSIBLE)
 
     def ban(self, i: int) -> None:
-        if not (
-            self.t.bits[i] & VIEW or self.free[i] or self.tags[i] in AGAIN or isinstance(self.t.val[i], torch.SymFloat)
-        ):
+        # Torch computes floats again, from tensors that hold them; one that is an input has nothing to be computed of.
+        again = isinstance(self.t.val[i], torch.SymFloat) and not self.t.is_placeholder(i)
+        if not (self.t.bits[i] & VIEW or self.free[i] or self.tags[i] in AGAIN or again):
             self.banned[i] = True
 
     def decide(self, i: int) -> None:

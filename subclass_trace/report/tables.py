@@ -324,6 +324,9 @@ def symbol_table(plan: Plan) -> Table:
             paths.setdefault(place, path)
     rows = []
     for s in plan.symbols:
+        if s.place is not None:
+            rows.append((str(s.symbol), str(s.place.path)))
+            continue
         owner = paths[s.leaf] if s.leaf is not None else str(plan.inputs[s.input].path)  # type: ignore[index]
         kind = "size" if s.kind == "ragged" else s.kind
         source = f"{owner}.{kind}()" if s.kind in ("storage_offset", "item") else f"{owner}.{kind}({s.dim})"

@@ -25,8 +25,10 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from ..capture.python_numbers import place_text
 from ..plan import Plan
 from ..subclass.components import part_source
+from ..subclass.context import AnyNumber
 from .tables import (
     Table,
     bytes_text,
@@ -114,11 +116,11 @@ def explain(
     """
     parts = [f"{count_text(len(entries), 'specialization')}"]
     parts += [_entry(k, entry) for k, entry in enumerate(entries)]
-    sizes = [
-        f"  {path}.size({dim}): the code asks for {why}" for (path, kind, dim), why in fixed.items() if kind == "size"
-    ]
+    sizes = [f"  {place_text(*place)}: the code asks for {why}" for place, why in fixed.items() if place[1] != "stride"]
     if sizes:
-        parts.append("\n".join(["sizes that are numbers, each with a specialization of its own", *sizes[:_ROWS]]))
+        parts.append(
+            "\n".join(["sizes and numbers that are no symbols, each with a specialization of its own", *sizes[:_ROWS]])
+        )
     if eager_calls:
         rows = [f"  {count_text(n, 'call')}: {reason}" for reason, n in eager_calls.items()]
         parts.append("\n".join(["calls that ran eagerly", *rows]))
@@ -149,9 +151,9 @@ def _guards(guards: Any) -> list[str]:
         rows.append(f"autocast {constant_text(ambient.autocast)}")
     if ambient.deterministic:
         rows.append("deterministic algorithms")
-    if guards.constants:
-        shown = ", ".join(constant_text(v) for v in list(guards.constants.values())[:6])
-        rows.append(f"{count_text(len(guards.constants), 'argument')} by value ({shown})")
+    known = [v for v in guards.constants.values() if not isinstance(v, AnyNumber)]
+    if known:
+        rows.append(f"{count_text(len(known), 'argument')} by value ({', '.join(map(constant_text, known[:6]))})")
     if guards.alias is not None:
         rows.append("which inputs share memory")
     return rows
@@ -173,7 +175,8 @@ def _dynamic(plan: Plan) -> list[tuple[str, str]]:
     sizes = ", ".join(f"{name} = {source}" for name, source in symbol_table(plan).rows)
     conditions = "; ".join(map(str, plan.conditions)) or "none"
     # Torch traces a size of 0 or 1 as a number; a symbol is at least 2.
-    return [("sizes", f"{sizes} (0 and 1 get specializations of their own)"), ("where", conditions)]
+    own = " (0 and 1 get specializations of their own)" if any(s.place is None for s in plan.symbols) else ""
+    return [("sizes", f"{sizes}{own}"), ("where", conditions)]
 
 
 def _backward(entry: Any) -> str:

@@ -270,6 +270,12 @@ class Backwards:
             added = [c for c in _torch.shape_conditions(shape_env, self.symbols) if c not in before]
         finally:  # they hold for this backward; the next one that is traced must find out anew
             _torch.restore_assumptions(shape_env, assumed)
+        if any(not tape.session.recorder.symbols.floats.isdisjoint(c.free_symbols - self.symbols) for c in added):
+            raise TangentError(
+                "this backward branches on a number that is computed of a float of the call",
+                path=", ".join(self.output_paths) or None,
+                fix="compile with automatic_dynamic=False, or pass the float as a tensor",
+            )
         conditions = tuple(c for c in added if c.free_symbols <= self.symbols)
         if (
             (create_graph or self.of_backward)

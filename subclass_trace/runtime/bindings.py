@@ -42,7 +42,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.fx as fx
@@ -138,8 +138,7 @@ class _NoPattern(Exception):
     """An argument cannot be described by a pattern."""
 
 
-@dataclass(frozen=True, slots=True)
-class _TensorPattern:
+class _TensorPattern(NamedTuple):
     rank: int
     dtype: torch.dtype
     device: torch.device
@@ -175,7 +174,10 @@ def _pattern(arg: Any) -> Any:
     if isinstance(arg, fx.Node):
         return _value_pattern(_example(arg))
     if isinstance(arg, (list, tuple)):
-        return (list if isinstance(arg, list) else tuple, *map(_pattern, arg))
+        kind = list if isinstance(arg, list) else tuple
+        if {*map(type, arg)} == {int}:  # sizes, mostly
+            return _ConstantPattern(kind, repr(arg), kind(arg))
+        return (kind, *map(_pattern, arg))
     if type(arg) in _CONSTANTS or type(arg) in (float, complex):
         return _ConstantPattern(type(arg), repr(arg), arg)
     raise _NoPattern

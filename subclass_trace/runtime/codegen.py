@@ -29,6 +29,7 @@ from ..plan import (
     ViewOutput,
 )
 from ..subclass.arguments import same_argument
+from ..subclass.context import AnyNumber
 from ..subclass.spec import OpaqueSpec, Spec, spec_leaves
 from ..subclass.template import Examples
 from .containers import delivered, each_is_one
@@ -154,7 +155,9 @@ class _EntryEmitter:
         flat += self._modules()
         inputs = self._inputs(flat)
         leaves = self._unwrap(inputs)
-        symbols = symbol_lines(self.plan, s, inputs, leaves)  # of what may be another kind of argument, or of less rank
+        symbols = symbol_lines(
+            self.plan, s, flat, inputs, leaves
+        )  # of what may be another kind of argument, or of less rank
         s.depth = 1
         s.line("except (AttributeError, IndexError, KeyError, TypeError, ValueError): return MISS")
         if symbols:  # an expression that has no value for these sizes (a division by 0) holds for none
@@ -199,6 +202,9 @@ class _EntryEmitter:
     def _constants(self, names: list[str]) -> list[str]:
         s = self.source
         for position, value in self.guards.constants.items():
+            if isinstance(value, AnyNumber):
+                s.line(f"if type({names[position]}) is not {value.kind.__name__}: return MISS")
+                continue
             known = s.constant(value, "value")
             if isinstance(value, (bool, type(None))):
                 s.line(f"if {names[position]} is not {known}: return MISS")

@@ -15,7 +15,7 @@ from ..capture.facts import failed_fact
 from ..capture.inputs import has_gradient
 from ..plan import InputPlan, MutationPlan, Plan, ViewOutput
 from ..subclass.components import part_source, unread_of
-from ..subclass.context import Unread, has_sizes, same_context, with_outer, without_outer
+from ..subclass.context import AnyNumber, Unread, has_sizes, same_context, with_outer, without_outer
 from ..subclass.protocol import flattens_alike, unflatten_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec
 from ..subclass.template import Examples
@@ -302,6 +302,9 @@ def held_checks(source: Source, rows: Iterable[tuple[str, Any]]) -> None:
         if identity and held.value is ABSENT:
             changed.append(now)
             continue
+        if isinstance(held, AnyNumber):
+            changed.append(f"type({now}) is not {held.kind.__name__}")
+            continue
         known = source.bind(source.name("known"), held.value if identity else held)
         if identity:
             changed.append(f"{now} is not {known}")
@@ -315,13 +318,21 @@ def held_checks(source: Source, rows: Iterable[tuple[str, Any]]) -> None:
         source.line(f"if {' or '.join(changed)}: return MISS")
 
 
-def symbol_lines(plan: Plan, source: Source, inputs: Sequence[str], leaves: Sequence[str]) -> dict[Any, str]:
+def symbol_lines(
+    plan: Plan, source: Source, flat: Sequence[str], inputs: Sequence[str], leaves: Sequence[str]
+) -> dict[Any, str]:
     """Emit reading the symbols' values; returns symbol -> local name."""
     symbols: dict[Any, str] = {}
     for row in plan.symbols:
         local = symbols[row.symbol] = str(row.symbol)
         if row.input is not None:
             source.line(f"{local} = {inputs[row.input]}.shape[{row.dim}]")
+            continue
+        if row.kind == "argument":
+            source.line(f"{local} = {flat[row.dim]}")
+            continue
+        if row.place is not None:
+            source.line(f"{local} = {source.bind(source.name('read'), row.place.read)}()")
             continue
         assert row.leaf is not None
         leaf = leaves[row.leaf]
@@ -355,8 +366,10 @@ def write_copies(source: Source, plan: Plan, inputs: Sequence[str], values: Sequ
     """Emit the mutations of `copies_alone`: a copy into each input, whose version then stands where eager leaves it."""
     for m in plan.mutations:
         assert m.value is not None
-        x = inputs[m.input]
-        source.line(f"{x}.copy_({values[m.value]})")
-        if m.version_bumps != 1:
+        x, moved = inputs[m.input], m.moved
+        if m.copied:
+            source.line(f"{x}.copy_({values[m.value]})")
+            moved = 1
+        if m.version_bumps != moved:
             source.bind("set_version", _torch.set_version)
-            source.line(f"set_version({x}, {x}._version + {m.version_bumps - 1})")
+            source.line(f"set_version({x}, {x}._version + {m.version_bumps - moved})")

@@ -51,9 +51,11 @@ from ..partition.half import Half
 from .bindings import bind_call
 from .blame import Blame, row_of
 from .fewer_calls import fewer_calls
+from .in_place import Written, in_place
 from .round_trips import Call, inputs_of, without_kept_dimensions, without_round_trips
 
 _WIDTH = 110
+_NOTHING: Mapping[int, int] = {}
 _file_numbers = itertools.count()
 
 _INFIX: dict[Any, str] = {
@@ -83,11 +85,13 @@ class BoxedGraph:
         function: takes a list of inputs, empties it, and returns the tuple of flat outputs.
         source: the text of ``function``. Tracebacks show its lines.
         name: the name of ``function``.
+        delivered: as in `in_place.Lowered`.
     """
 
     function: Callable[[list[Any]], tuple[Any, ...]]
     source: str
     name: str
+    delivered: Mapping[int, int] = field(default_factory=dict)
     _boxed_call: ClassVar[bool] = True
 
     def __call__(self, inputs: list[Any]) -> tuple[Any, ...]:
@@ -102,7 +106,7 @@ class Listing:
         owner: the module that ``get_attr`` nodes read.
         inputs: nodes whose values are passed.
         body: ``get_attr`` and ``call_function`` nodes.
-        results: nodes and constants to return.
+        results: nodes and constants to return, and `Written` inputs.
         merged: a node that arguments may name -> the node of the list that has its value.
         calls: nodes that are called in another way than as they stand in the graph.
     """
@@ -168,12 +172,19 @@ def compile_graph(gm: fx.GraphModule, *, name: str = "graph") -> BoxedGraph:
     return compile_listing(Listing.of_module(gm), name=name)
 
 
-def compile_listing(listing: Listing, *, name: str) -> BoxedGraph:
-    """`compile_graph` for a list of nodes: all of them are run, in this order, but for views that can be spared."""
+def compile_listing(listing: Listing, *, name: str, targets: Mapping[int, int] = _NOTHING) -> BoxedGraph:
+    """`compile_graph` for a list of nodes: all of them are run, in this order, but for views that can be spared.
+
+    Args:
+        targets: number of a result -> number of the input whose new contents it is. The program writes to these inputs
+            itself where it can, and then returns an alias of them.
+    """
     body, merged = without_round_trips(listing.body, listing.results, listing.merged, frozenset(listing.inputs))
     body, merged, calls = without_kept_dimensions(body, listing.results, merged)
     body, calls = fewer_calls(body, listing.results, merged, calls, frozenset(listing.inputs))
-    writer = _Writer(replace(listing, body=body, merged=merged, calls=calls), name)
+    found = in_place(body, listing.results, merged, calls, listing.inputs, targets)
+    made = replace(listing, body=found.body, results=found.results, merged=found.merged, calls=found.calls)
+    writer = _Writer(made, name)
     source = writer.write()
     filename = f"<subclass_trace {name} {next(_file_numbers)}>"
     namespace = writer.namespace
@@ -184,7 +195,7 @@ def compile_listing(listing: Listing, *, name: str) -> BoxedGraph:
     writer.blame.code = function.__code__
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     weakref.finalize(function, linecache.cache.pop, filename, None)
-    return BoxedGraph(function, source, name)
+    return BoxedGraph(function, source, name, found.delivered)
 
 
 def _guarded(source: str) -> str:
@@ -317,7 +328,8 @@ class _Writer:
     def _last_uses(self, order: list[fx.Node]) -> _LastUses:
         """Which local values die after which node; under None those that nothing uses."""
         merged = self.listing.merged
-        kept = {merged.get(r, r) for r in self.listing.results if isinstance(r, fx.Node)}
+        results = (r.node if isinstance(r, Written) else r for r in self.listing.results)
+        kept = {merged.get(r, r) for r in results if isinstance(r, fx.Node)}
         last: dict[fx.Node, fx.Node | None] = dict.fromkeys(self.listing.inputs)
         for node in order:
             for named in inputs_of(node, self.listing.calls):
@@ -333,7 +345,6 @@ class _Writer:
 
     def _call(self, node: fx.Node, *, used: bool) -> None:
         target: Any = node.target
-        comment = ""
         if target is operator.getitem:
             text = f"{self._text(node.args[0], node)}[{self._text(node.args[1], node)}]"
         elif target in _INFIX and len(node.args) == 2 and not node.kwargs:
@@ -341,14 +352,22 @@ class _Writer:
             text = f"({left}) {_INFIX[target]} {right}" if left.startswith("-") else f"{left} {_INFIX[target]} {right}"
         else:
             call = self.listing.calls.get(node) or Call(target, node.args, node.kwargs)
-            text, name = self._called(call, node)
-            if call.chain:
-                origin = self._text(call.args[0], node)
-                text = f"{text} if {origin}.is_contiguous() else {self._chained(origin, call.chain)}"
-            comment = f"  # {call.target if isinstance(call.target, _torch.OpOverload) else name}"
-            row = row_of(call.blamed or node, inputs_of(node, self.listing.calls), self.variables)
-            self.blame.rows[len(self.lines) + 2] = row  # the second line is `try:`
-        self.lines.append(f"    {self.variables[node]} = {text}{comment}" if used else f"    {text}{comment}")
+            self._write_call(call, node, self.variables[node] if used else None)
+            for following in call.then:
+                self._write_call(following, node, None)
+            return
+        self.lines.append(f"    {self.variables[node]} = {text}" if used else f"    {text}")
+
+    def _write_call(self, call: Call, node: fx.Node, variable: str | None) -> None:
+        """One line: an operation that ``node`` stands for; its value gets a name if anything uses it."""
+        text, name = self._called(call, node)
+        if call.chain:
+            origin = self._text(call.args[0], node)
+            text = f"{text} if {origin}.is_contiguous() else {self._chained(origin, call.chain)}"
+        comment = f"  # {call.target if isinstance(call.target, _torch.OpOverload) else name}"
+        row = row_of(call.blamed or node, inputs_of(node, self.listing.calls), self.variables)
+        self.blame.rows[len(self.lines) + 2] = row  # the second line is `try:`
+        self.lines.append(f"    {text}{comment}" if variable is None else f"    {variable} = {text}{comment}")
 
     def _called(self, call: Call, node: fx.Node, first: str | None = None) -> tuple[str, str]:
         """The text of a call and what it calls; ``first`` in the place of its first argument."""
@@ -391,6 +410,10 @@ class _Writer:
     def _text(self, arg: Any, user: fx.Node | None) -> str:
         if isinstance(arg, fx.Node):
             return self.variables[arg]
+        if isinstance(arg, Call):
+            return self._called(arg, user)[0]  # type: ignore[arg-type]
+        if isinstance(arg, Written):
+            return f"{self.variables[arg.node]}.detach()"
         if type(arg) in (int, bool, str, type(None)):
             return repr(arg)
         if type(arg) is float and math.isfinite(arg):
@@ -424,6 +447,7 @@ class _Writer:
 
     def _fresh(self, name: str) -> str:
         base = re.sub(r"\W+", "_", name.removeprefix("torch._C._")).strip("_") if not name.isidentifier() else name
+        base += "_" if name.endswith("_") and not base.endswith("_") else ""
         base = base if base.isidentifier() else f"value_{base}"
         candidate = base
         for number in itertools.count(1):

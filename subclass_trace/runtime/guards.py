@@ -211,7 +211,7 @@ def _failed_tensor_guard(plan: Plan, guards: Guards, flat: Sequence[Any]) -> str
         reason = reason or failed_metadata(row, value)
         if reason is not None:
             return reason
-    return _failed_leaf_guard(plan, guards, inputs)
+    return _failed_leaf_guard(plan, guards, inputs, flat)
 
 
 def failed_metadata(row: InputPlan, value: Tensor) -> str | None:
@@ -232,7 +232,7 @@ def _stands_for(value: Any, expected: Tensor, through_base: bool) -> bool:
     return value is expected
 
 
-def _failed_leaf_guard(plan: Plan, guards: Guards, inputs: Sequence[Tensor]) -> str | None:
+def _failed_leaf_guard(plan: Plan, guards: Guards, inputs: Sequence[Tensor], flat: Sequence[Any]) -> str | None:
     table: dict[int, Tensor] = {}
     for row, value in zip(plan.inputs, inputs, strict=True):
         for place, leaf in zip(row.leaves, leaves_of(value), strict=True):
@@ -241,7 +241,7 @@ def _failed_leaf_guard(plan: Plan, guards: Guards, inputs: Sequence[Tensor]) -> 
     if len({id(t) for t in table.values()}) != plan.leaf_count:
         return "two inner tensors are one that were two when the specialization was made"
     leaves = [table[k] for k in range(plan.leaf_count)]
-    env = bind(plan, inputs, leaves)
+    env = bind(plan, inputs, leaves, flat)
     for condition in plan.conditions:
         if not holds(condition, env):
             return f"sizes: {condition} with {env}"

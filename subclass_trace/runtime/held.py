@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..subclass.context import snapshot
+from ..subclass.context import AnyNumber, snapshot
 
 
 class Same:
@@ -171,6 +171,8 @@ def parts_of(held: Any) -> Parts | None:
         return None
     values = [parts_of(v) if _is_container(v) else v.value if type(v) is Same else v for _, v in rows]
     if any(v is None and _is_container(row[1]) for v, row in zip(values, rows, strict=True)):
+        return None
+    if any(type(v) is AnyNumber for v in values):
         return None
     keys = tuple(k.value if type(k) is Same else k for k, _ in rows) if issubclass(kind, dict) else None
     return Parts(kind, keys, tuple(values), False)

@@ -158,7 +158,7 @@ def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]
         version = None if x.is_inference() else x._version
         deliver(m, plan.inputs[m.input], x, new, old[m.input], call.env)
         if version is not None:
-            set_version(x, version + m.version_bumps - _bumps_by_results(plan, m.input))
+            set_version(x, version + m.version_bumps - m.moved - _bumps_by_results(plan, m.input))
     values += [detached(row, (call.inputs if row.of_input else values)[row.base], call.env) for row in plan.detached]
     results: list[Any] = []
     for k, o in enumerate(plan.outputs):

@@ -32,6 +32,9 @@ class Call:
         chain: where given, the call is right for a contiguous ``args[0]`` alone: else these views are made of it, one of
             the other, the node being the last.
         blamed: the node that an error is of, if it is another one.
+        then: further calls, right after it; the value is the first one's.
+
+    A call that stands among the arguments is made on the way.
     """
 
     target: Any
@@ -39,16 +42,25 @@ class Call:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     chain: tuple[fx.Node, ...] = ()
     blamed: fx.Node | None = None
+    then: tuple[Call, ...] = ()
+
+    def nodes(self) -> list[fx.Node]:
+        """The nodes that it reads, in the order in which they stand there."""
+        found: dict[fx.Node, None] = {}
+        for arg in (*self.args, *self.kwargs.values()):
+            if isinstance(arg, Call):
+                found |= dict.fromkeys(arg.nodes())
+            else:
+                fx.map_arg(arg, lambda node: found.setdefault(node))
+        for call in self.then:
+            found |= dict.fromkeys(call.nodes())
+        return list(found)
 
 
 def inputs_of(node: fx.Node, calls: Mapping[fx.Node, Call]) -> list[fx.Node]:
     """The nodes that it reads."""
     call = calls.get(node)
-    if call is None:
-        return node.all_input_nodes
-    found: list[fx.Node] = []
-    fx.map_arg((call.args, dict(call.kwargs)), found.append)
-    return found
+    return node.all_input_nodes if call is None else call.nodes()
 
 
 def without_round_trips(
@@ -117,10 +129,16 @@ def final(node: fx.Node, known: Merged) -> fx.Node:
 
 def is_view(node: fx.Node) -> bool:
     """Is it a view, whatever the storage is used for: an operation that computes nothing?"""
-    target, args = node.target, node.args
-    if not isinstance(target, _torch.OpOverload) or not _views(target):
+    target = node.target
+    if not isinstance(target, _torch.OpOverload) or not (target.is_view or target is aten._unsafe_view.default):
         return False
-    return bool(args) and isinstance(args[0], fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
+    args = node.args
+    return (
+        _views(target)
+        and bool(args)
+        and isinstance(args[0], fx.Node)
+        and isinstance(node.meta.get("val"), torch.Tensor)
+    )
 
 
 @functools.cache
@@ -136,7 +154,7 @@ def layout_of(value: object) -> tuple[Any, ...] | None:
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
     numbers = (*value.shape, *value.stride(), value.storage_offset())
-    if not all(type(n) is int for n in numbers):
+    if {*map(type, numbers)} != {int}:
         return None
     return (value.dim(), numbers, value.dtype, value.device, value.is_conj(), value.is_neg())
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from .. import _torch
+from ..errors import UnsupportedError
 from ..plan import Plan, SymbolPlan
 from ..subclass.components import component
 from ..subclass.context import Unread, map_sizes, without_outer
@@ -23,12 +24,21 @@ def to_expr(size: Any) -> Any:
 
     A SymInt becomes a `SizeExpr` (or an int, if it is constant), a nested int a `RaggedSize`.
     """
+    if isinstance(size, torch.SymFloat):
+        return _float(size)
     if not isinstance(size, torch.SymInt):
         return size
     if is_ragged(size):
         return _to_ragged(size)
     expr = size.node.shape_env.simplify(size.node.expr) if size.node.shape_env is not None else size.node.expr
     return int(expr) if expr.is_number else SizeExpr(expr)
+
+
+def _float(number: torch.SymFloat) -> Any:
+    expr = number.node.expr
+    if not (expr.is_number or expr.is_Symbol):
+        raise UnsupportedError("a wrapper keeps a number that is computed of others", got=number)
+    return float(expr) if expr.is_number else SizeExpr(expr)
 
 
 def _to_ragged(size: torch.SymInt) -> RaggedSize:
@@ -99,6 +109,9 @@ def read_symbol(
     """The value of one symbol in this call: a number, or the nested int of a jagged input."""
     if row.kind == "argument":
         return int(flat[row.dim])
+    if row.kind == "number":
+        assert row.place is not None
+        return row.place.read()
     if row.kind == "ragged":
         assert row.input is not None
         return inputs[row.input].shape[row.dim]

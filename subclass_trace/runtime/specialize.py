@@ -48,6 +48,7 @@ from ..subclass.flatten import leaves_of
 from ..subclass.spec import WrapperSpec, is_ragged, leaf_count
 from .backward import Backwards, CompiledBackward
 from .blame import blame_of_compiled
+from .delivered import delivered_by_program, targets_of
 from .graph_code import Listing, compile_listing
 from .reference import Program
 from .sizes import freeze, to_expr
@@ -105,7 +106,7 @@ def build_program(
         if verify.ENABLED:
             verify.verify_forward(forward, write_back=keep_input_mutations)
             verify.verify_plan(plan)
-        call = _compile(backend, backend.inference, half)
+        call, plan = _compile_forward(backend, backend.inference, half, plan)
         plan = replace(plan, conditions=tuple(_conditions(captured)))  # compiling may have added some
         return Program(plan, call, None), Graphs(None, half, None)
     try:
@@ -138,7 +139,7 @@ def build_program(
         verify.verify_plan(plan)
         verify.verify_inputs(parts.forward, plan)
     _name_inputs(parts.first, captured)
-    call = _compile(backend, backend.forward, parts.first)
+    call, plan = _compile_forward(backend, backend.forward, parts.first, plan)
     compile_backward = _backward_compiler(backend, parts.packed)
     compiled = _compile(backend, backend.backward, parts.second, is_backward=True)
     first = _first_backward(parts, traced, guess, compiled, captured.session.dtensor_modes())
@@ -174,13 +175,23 @@ def _without_backward(
     fixed = {n.name for n in (*placeholders(forward.graph), *drawn)}
     parts = save_all(forward, captured.served(forward) | fixed, _written(captured))
     saved = saved_table(parts, _primal_paths(captured))
-    call = _compile(backend, backend.forward, parts.first)
     plan = _plan(captured, arguments, positions, through_base, parts.first, saved)
+    call, plan = _compile_forward(backend, backend.forward, parts.first, plan)
     compile_backward = _backward_compiler(backend)
     known = _numbers(plan.symbols)
     names = frozenset(parts.saved)
     backwards = Backwards(captured.tape, names, compile_backward, _output_paths(plan), known)
     return Program(plan, call, backwards), Graphs(None, parts.first, None)
+
+
+def _compile_forward(backend: Backend, compiler: Compiler, half: Half, plan: Plan) -> tuple[Compiled, Plan]:
+    """Our own back end writes to the inputs itself where it can; the plan says what is left to do."""
+    targets = targets_of(plan) if compiler is compile_eager else {}
+    if not targets:
+        return _compile(backend, compiler, half), plan
+    listing = Listing.of_half(half) if half.is_plain else Listing.of_module(half.module)
+    boxed = compile_listing(listing, name="forward", targets=targets)
+    return boxed.function, replace(plan, mutations=delivered_by_program(plan, boxed.delivered))
 
 
 def _compile(backend: Backend, compiler: Compiler, half: Half, is_backward: bool = False) -> Compiled:
@@ -324,6 +335,12 @@ def _symbols(captured: Captured) -> list[SymbolPlan]:
         if symbol is not None:
             rows.setdefault(symbol, SymbolPlan(symbol, kind, leaf, inp, dim))
 
+    # First: where a size was found to be equal to a number, that is checked with the size.
+    for place, n in captured.session.arguments.items():
+        symbol, position = _torch.own_symbol(n), place.position
+        if symbol is not None:
+            kind = "number" if position is None else "argument"
+            rows.setdefault(symbol, SymbolPlan(symbol, kind, None, None, position or 0, place))
     strided = [(k, t) for k, t in enumerate(captured.originals) if t.layout is torch.strided]
     for k, t in enumerate(captured.originals):
         for d, n in enumerate(t.shape):
@@ -339,8 +356,6 @@ def _symbols(captured: Captured) -> list[SymbolPlan]:
             ragged = _torch.ragged_parts(n) if is_ragged(n) else None
             if ragged is not None:
                 rows.setdefault(ragged[0], SymbolPlan(ragged[0], "ragged", None, number, d))
-    for position, n in captured.session.arguments.items():
-        note(n, "argument", None, None, position)
     for k, n in enumerate(captured.leaf_primals):
         note(captured.session.items.get(f"primals_{n + 1}"), "item", k, None, 0)
     return list(rows.values())

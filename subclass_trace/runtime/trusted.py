@@ -7,7 +7,6 @@ decided the trace), offsets that the graph holds, and modes around the call.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -104,9 +103,7 @@ class _TrustedEmitter(_EntryEmitter):
         return names
 
     def _symbols(self, inputs: Sequence[str], leaves: Sequence[str]) -> dict[Any, str]:
-        numbers = {row.symbol: self.names[row.dim] for row in self.plan.symbols if row.kind == "argument"}
-        others = tuple(row for row in self.plan.symbols if row.kind != "argument")
-        return {**symbol_lines(replace(self.plan, symbols=others), self.source, inputs, leaves), **numbers}
+        return symbol_lines(self.plan, self.source, self.names, inputs, leaves)
 
     def _rest_of_guards(self, inputs: Sequence[str], leaves: Sequence[str], symbols: dict[Any, str]) -> None:
         s, plan = self.source, self.plan

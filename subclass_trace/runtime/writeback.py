@@ -5,6 +5,7 @@ Nothing here issues an operation on a wrapper: data goes leaf by leaf, shapes ar
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,11 +27,9 @@ class WriteBack(torch.autograd.Function):
     """``x`` gets the contents and the history of ``new``, leaf by leaf; for views autograd relates it to the base."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, new: Tensor, positions: Sequence[int]) -> Tensor:
-        """Copy the leaves at ``positions``; autograd moves the version counter."""
-        old, fresh = leaves_of(x), leaves_of(new)
-        for k in positions:
-            old[k].copy_(fresh[k])
+    def forward(ctx: Any, x: Tensor, new: Tensor, plan: MutationPlan) -> Tensor:
+        """Copy the leaves; autograd moves the version counter."""
+        _copy_leaves(plan, x, leaves_of(x), leaves_of(new))
         ctx.mark_dirty(x)
         return x
 
@@ -53,11 +52,10 @@ def deliver(plan: MutationPlan, inp: InputPlan, x: Tensor, new: Tensor | None, o
         _write_metadata(x, inp, plan, old, env)
     fresh = [] if new is None else leaves_of(new)
     if plan.differentiable and not plan.replaced and new is not None:
-        _torch.apply_function(WriteBack, x, new, plan.leaves)
+        _torch.apply_function(WriteBack, x, new, plan)
     else:
         with torch.no_grad():
-            for k in plan.leaves:
-                old[k].copy_(fresh[k])
+            _copy_leaves(plan, x, old, fresh)
         for k, how in plan.replaced.items():
             # An attribute may be that very tensor of another input.
             new_leaf = fresh[k].detach() if how == "data" or fresh[k].requires_grad else fresh[k]
@@ -68,6 +66,14 @@ def deliver(plan: MutationPlan, inp: InputPlan, x: Tensor, new: Tensor | None, o
     if plan.stops_grad:
         with _torch.without_dispatch():
             x.detach_()
+
+
+def _copy_leaves(plan: MutationPlan, x: Tensor, old: Sequence[Tensor], fresh: Sequence[Tensor]) -> None:
+    """Copy what was written. Below a wrapper's dispatch, torch does not ask whether an inner tensor is an inference tensor."""
+    for k in plan.copied:
+        below = k in plan.below and old[k].is_inference() and not x.is_inference()
+        with torch.inference_mode() if below else contextlib.nullcontext():
+            old[k].copy_(fresh[k])
 
 
 def write_memory(leaf: Tensor, now: Tensor) -> None:

@@ -11,7 +11,7 @@ import enum
 import sys
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ FOREIGN = frozenset({*sys.stdlib_module_names, "torch", "functorch", "numpy", "s
 #: classes of the standard library whose objects are what their attributes are
 NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 _ABSENT: Any = object()
+_SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 
 
 class ObjectIdentity:
@@ -110,6 +111,36 @@ class ObjectState:
         return self.text
 
 
+class AttributesOf:
+    """The attributes that somebody has set on a tensor: all but those of ``own``, which its class sets.
+
+    Of those that are no numbers, strings or None, which a region does not read, it is told that they are there.
+    """
+
+    def __init__(self, value: Any, own: Collection[str]) -> None:
+        self.own = frozenset(own)
+        self.attributes = self._set_on(value)
+
+    def _set_on(self, value: Any) -> dict[str, Any]:
+        rows = [(k, v) for k, v in attributes_inside(value) if k not in self.own]
+        return {k: v if isinstance(v, _SIMPLE) else ObjectIdentity(None) for k, v in rows}
+
+    def simple(self) -> dict[str, Any]:
+        """The numbers and strings among them."""
+        return {k: v for k, v in self.attributes.items() if not isinstance(v, ObjectIdentity)}
+
+    def holds(self, now: Any) -> bool:
+        """Has ``now`` the same ones?"""
+        known, held = self.attributes, self._set_on(now)
+        return known.keys() == held.keys() and all(
+            isinstance(v, ObjectIdentity) if isinstance(known[k], ObjectIdentity) else same_context(known[k], v)
+            for k, v in held.items()
+        )
+
+    def __repr__(self) -> str:
+        return f"a tensor with attributes {sorted(self.attributes)}"
+
+
 def argument_snapshot(value: Any) -> Any:
     """What a guard keeps of an argument that is no tensor."""
     return _state(value, 0, frozenset())
@@ -120,7 +151,7 @@ def same_argument(known: Any, now: Any) -> bool:
     return known.holds(now) if isinstance(known, _STATES) else same_context(known, now)
 
 
-_STATES = (ObjectState, ObjectIdentity, TakenOnce)
+_STATES = (ObjectState, ObjectIdentity, TakenOnce, AttributesOf)
 
 
 def has_own_equality(cls: type) -> bool:

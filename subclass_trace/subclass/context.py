@@ -55,10 +55,24 @@ class Unread:
         return f"<any {self.kind.__name__}>"
 
 
+@dataclasses.dataclass(frozen=True)
+class AnyNumber:
+    """Stands in what a guard keeps for a number that is an input of the graph: a guard asks for its type alone."""
+
+    kind: type
+
+    def __repr__(self) -> str:
+        return f"<any {self.kind.__name__}>"
+
+
 class SizeValue:
     """A number that is computed from the sizes of a call; see `SizeExpr`."""
 
     __slots__ = ()
+
+
+#: what stands for a number that differs between calls
+_SIZES = (SizeValue, torch.SymInt, torch.SymFloat)
 
 
 class Sizes(tuple[Any, ...]):
@@ -69,7 +83,7 @@ class Sizes(tuple[Any, ...]):
 
 def has_sizes(context: Any) -> bool:
     """Does a context hold numbers that are computed from sizes?"""
-    if isinstance(context, (SizeValue, torch.SymInt)):
+    if isinstance(context, _SIZES):
         return True
     if isinstance(context, (tuple, list)):
         return any(map(has_sizes, context))
@@ -82,7 +96,7 @@ def map_sizes(context: Any, function: Callable[[Any], Any]) -> Any:
     """A context with each number that is computed from sizes replaced."""
     if not has_sizes(context):
         return context
-    if isinstance(context, (SizeValue, torch.SymInt)):
+    if isinstance(context, _SIZES):
         return function(context)
     if isinstance(context, dict):
         return {k: map_sizes(v, function) for k, v in context.items()}
@@ -114,7 +128,7 @@ def same_context(a: Any, b: Any, _depth: int = 0) -> bool:
     if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt):
         return bool(_size_key(a) == _size_key(b))
     if type(a) is not type(b) or _depth > _MAX_DEPTH:
-        return isinstance(a, Unread) and type(b) is a.kind
+        return isinstance(a, (Unread, AnyNumber)) and type(b) is a.kind
     if isinstance(a, (float, complex)):
         return _same_number(a, b)
     if isinstance(a, _ATOMS):

@@ -31,6 +31,8 @@ class SizeExpr(SizeValue):
         Raises:
             ArithmeticError: there is none, as for a division by 0.
         """
+        if self.expr in env:  # a number of the call may be a float
+            return env[self.expr]
         value = self.expr.xreplace(env)
         try:
             return int(value)

@@ -9,10 +9,12 @@ import torch
 import torch.fx as fx
 
 from ..plan import (
+    AssignmentPlan,
     BasePrimal,
     InputOutput,
     LeafPrimal,
     MutationPlan,
+    OfResult,
     OutputPlan,
     Plan,
     SizeOutput,
@@ -39,7 +41,11 @@ def verify_plan(plan: Plan) -> None:
     twice = len({m.input for m in plan.mutations}) == len(plan.mutations)
     got = [m.input for m in plan.mutations]
     require(twice, "an input is changed by two rows", "mutations", expected="one row per input", got=got)
-    leaves = plan.out_tree.num_leaves + len(plan.assignments)  # what modules are given stands after the results
+    # What is assigned stands after the results, and views whose attributes these are.
+    owners = {
+        a.owner.result for a in plan.assignments if isinstance(a, AssignmentPlan) and isinstance(a.owner, OfResult)
+    }
+    leaves = plan.out_tree.num_leaves + len(plan.assignments) + sum(k >= plan.out_tree.num_leaves for k in owners)
     same = leaves == len(plan.outputs)
     require(same, "results are missing", "outputs", expected=f"{leaves}, as in out_tree", got=len(plan.outputs))
     for k, output in enumerate(plan.outputs):
@@ -94,6 +100,9 @@ def _plan_symbol(plan: Plan, k: int, row: SymbolPlan) -> None:
         _exists(row.dim, len(plan.positions), "a position", path)
         number = plan.positions[row.dim]
         require(number is None, "a symbol is read from a tensor", path, expected="a number", got=f"input {number}")
+        return
+    if row.kind == "number":
+        require(row.place is not None, "a symbol has no single source", path, expected="a place", got=None)
         return
     kinds = ("size", "stride", "storage_offset", "item", "ragged", "argument")
     require(row.kind in kinds, "a symbol comes from an unknown kind of number", path, expected=kinds, got=row.kind)

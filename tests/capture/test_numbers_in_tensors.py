@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -197,3 +198,122 @@ def test_a_branch_on_a_value_is_refused_with_its_line() -> None:
     assert "test_numbers_in_tensors.py" in text
     for word in ("where:", "expected:", "got:", "fix:", "torch.where", "torch.cond", "`if x.sum() > 0:`"):
         assert word in text, text
+
+
+def _floats(x: Tensor) -> Any:
+    return float(x.sum()), float(x.long()[0]), float(x[0] > 1), x * float(x[1])
+
+
+def _sizes(x: Tensor) -> Any:
+    n = int((x > 1).sum())
+    return torch.zeros(n), x[: int(x[0])], x[:n] * 2, [n, int(x.sum().item()), int(x[0] > 1), math.floor(x[1])]
+
+
+def _truths(x: Tensor) -> Any:
+    flag = x.isnan().any().item()
+    return flag, bool((x > 3).any()), (x > 3).tolist(), torch.is_nonzero(x[0]), bool(x[0]), x[0].item() > 3
+
+
+def _compared(x: Tensor) -> Any:
+    return torch.allclose(x, x.round(), atol=0.1), torch.equal(x, x.round()), x.equal(x * 1), torch.equal(x, x[:1])
+
+
+def _made(x: Tensor) -> Any:
+    n = x.long()[0].item()
+    rows = torch.tensor([[x[0], x[1].item()], [1, n]]), torch.as_tensor([x[:1], n, True], dtype=torch.float64)
+    return *rows, torch.tensor([n, n + 1]), torch.tensor([x.long()[0], x.long()[1]]), x.new_tensor((n, x[1]))
+
+
+def _extremes(x: Tensor) -> Any:
+    return max(x[0].item(), 3.5), min(x.tolist()), max(x.long()[0].item(), 4), max([1, 2])
+
+
+#: what Python computes with the values inside tensors
+AS_NUMBERS: dict[str, Callable[[Tensor], Any]] = {
+    "floats": _floats,
+    "sizes": _sizes,
+    "truths": _truths,
+    "compared": _compared,
+    "made into tensors": _made,
+    "extremes": _extremes,
+}
+
+
+@pytest.mark.parametrize("name", AS_NUMBERS)
+def test_numbers_of_the_call(name: str) -> None:
+    f = AS_NUMBERS[name]
+    compiled = st.compile(f)
+    for values in (
+        [3.25, 2.0, 1.5],
+        [4.0, 2.0, 3.0],
+        [2.0, float("nan"), 0.5] if name == "truths" else [1.5, 1.0, 2.5],
+    ):
+        x = torch.tensor(values)
+        want, got = f(x), compiled(x)
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+        for a, b in zip(flat(got), flat(want), strict=True):
+            assert type(a) is type(b)
+    assert len(compiled.specializations) == 1
+
+
+def flat(tree: Any) -> list[Any]:
+    return [v for row in tree for v in flat(row)] if isinstance(tree, (list, tuple)) else [tree]
+
+
+def test_a_float_that_no_integer_is_raises_in_the_call() -> None:
+    compiled = st.compile(lambda x: int(x.sum()))
+    assert compiled(torch.ones(2)) == 2
+    for value in (float("nan"), float("inf"), 1e30):
+        with pytest.raises(ValueError, match="to an integer"):
+            compiled(torch.full((2,), value))
+
+
+def _branches(x: Tensor) -> Any:
+    return x if bool(x.any()) else -x
+
+
+def _branches_on_an_item(x: Tensor) -> Any:
+    return x if x.any().item() else -x
+
+
+def _branches_on_a_comparison(x: Tensor) -> Any:
+    return x if torch.allclose(x, x * 1) else -x
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        _branches,
+        _branches_on_an_item,
+        _branches_on_a_comparison,
+        lambda x: complex(x[0]),
+        lambda x: [10, 20, 30][int(x[0])],
+        lambda x: sorted(x.tolist()),
+        lambda x: list(range(int(x[0]))),
+        lambda x: max(x[0].item(), 1),
+    ],
+)
+def test_what_needs_the_number_at_once_is_refused_with_its_line(f: Callable[[Tensor], Any]) -> None:
+    with pytest.raises(st.DataDependentError) as caught:
+        st.compile(f)(torch.tensor([1.0, 2.0]))
+    assert "test_numbers_in_tensors.py" in str(caught.value.path)
+    assert "zuf" not in str(caught.value) and "u0" not in str(caught.value)
+
+
+def test_names_that_are_not_only_called_stay_what_they_are() -> None:
+    table: dict[str, Any] = {"torch": torch}
+    exec("def f(x):\n    return x.to(int), int(x.shape[0]), {int: 1}[type(x.shape[0])]", table)
+    x = torch.ones(3)
+    torch.testing.assert_close(st.compile(table["f"])(x), table["f"](x))
+    exec(
+        "def g(x):\n    return int(x[0]), isinstance(x.shape[0], bool)\ndef h(x):\n    return isinstance(x, int)", table
+    )
+    assert st.compile(table["g"])(x) == (1, False)
+    assert "int" not in table
+
+
+def test_a_list_of_a_tensor_that_is_closed_over_is_read_in_each_call() -> None:
+    compiled = st.compile(lambda x: x * CLOSED_OVER.view(1).tolist()[0] + CLOSED_OVER.tolist())
+    for value in (1, 5, 0):
+        CLOSED_OVER.fill_(value)
+        assert compiled(torch.ones(2)).tolist() == [2.0 * value] * 2

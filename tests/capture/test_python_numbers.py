@@ -414,3 +414,21 @@ def test_a_text_in_a_backward() -> None:
     with pytest.raises(st.DataDependentError) as caught:
         out.sum().backward()
     assert "test_python_numbers.py" in str(caught.value.path)
+
+
+def test_an_operation_that_fake_tensors_run_only_with_numbers_has_a_specialization_for_each_size() -> None:
+    for dynamic in (False, True):
+        region = st.compile(lambda x: torch.histogram(x, 4)[0], dynamic=dynamic)
+        for n in (5, 6, 7):
+            x = torch.linspace(0, 1, n)
+            assert region(x).equal(torch.histogram(x, 4)[0])
+
+
+def test_an_operator_of_the_users_without_a_fake_kernel_is_refused_by_name() -> None:
+    @torch.library.custom_op("subclass_trace_tests::no_fake_kernel", mutates_args=())
+    def no_fake_kernel(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    with pytest.raises(st.UnsupportedError, match="no kernel for fake tensors: .*no_fake_kernel") as refusal:
+        st.compile(lambda x: no_fake_kernel(x))(torch.ones(2))
+    assert "register_fake" in (refusal.value.fix or "") and __file__ in (refusal.value.path or "")

@@ -120,3 +120,21 @@ def test_the_verifier_finds_a_wrong_memory(monkeypatch):
     monkeypatch.setattr(results, "_describe", wrong)
     with pytest.raises(VerificationError, match="remembered result"):
         st.compile(lambda x: x.exp() + x.exp(), backend="eager")(torch.ones(3))
+
+
+@pytest.mark.parametrize("stride", [(3, 1), (7, 1), (1, 1), (2, 2)])
+@pytest.mark.parametrize("shape", [(1, 3), (3, 1), (1, 1, 3), (3,)])
+def test_views_have_the_strides_of_eager(shape, stride):
+    """Those of dimensions of size 1, too: a graph that asks for them goes on with these."""
+    asked = []
+
+    def f(x):
+        y = x.view(shape)
+        asked.append(
+            (y.stride(), y.unsqueeze(0).stride(), y.t().stride() if y.dim() < 3 else y.transpose(0, 2).stride())
+        )
+        return y + 1
+
+    x = torch.empty_strided((1, 3), stride).fill_(1)
+    assert torch.equal(f(x), st.compile(f, backend="eager")(x))
+    assert asked[0] == asked[1]

@@ -85,3 +85,42 @@ def test_what_a_fake_tensor_remembers_is_no_attribute() -> None:
 
     n = torch.tensor(3)
     assert st.compile(f)(n, torch.ones(2)).tolist() == [3, 3] and vars(n) == {}
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_attributes_of_a_view_that_its_base_stands_for(wrapped: bool) -> None:
+    """What is written differentiably through a view makes its base the input; the attributes are still the view's."""
+
+    def function(base: Tensor, view: Tensor) -> Tensor:
+        count = getattr(view, "count", 0)
+        view.count, view.total, view.rows = count + 1, base.sum().detach(), view.shape[0]
+        view.mul_(3 if count > 2 else 2)
+        return base.sum() + view.sum()
+
+    region, found = st.compile(function), []
+    for f in (function, region):
+        x = torch.ones(4)
+        x = (TwoTensor(x, x.clone()) if wrapped else x).requires_grad_()
+        base = x * 1
+        view = base[:2]
+        for _ in range(5):
+            result = f(base, view)
+            total = view.total.a if wrapped else view.total
+            found.append(((result.a if wrapped else result).item(), view.count, total.item(), view.rows))
+        assert "count" not in vars(base)
+    assert found[:5] == found[5:]
+
+
+def test_an_attribute_of_such_a_view_is_deleted() -> None:
+    def function(base: Tensor, view: Tensor) -> Tensor:
+        view.count = 1
+        del view.count, view.note
+        view.mul_(2)
+        return base * 2
+
+    base = torch.ones(4, requires_grad=True) * 1
+    view = base[:2]
+    view.note = "part"
+    with pytest.raises(st.UnsupportedError, match="attribute"):
+        st.compile(function)(base, view)
+    assert view.note == "part"

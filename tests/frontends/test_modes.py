@@ -215,3 +215,21 @@ def test_default_device_is_guarded_and_compiled() -> None:
     with torch.device("cpu"):
         assert region(torch.zeros(2)).tolist() == [1, 1]
     assert len(region.specializations) == 2
+
+
+def test_a_generator_draws_for_other_sizes_too() -> None:
+    g = torch.Generator()
+
+    def f(x):
+        rows = [torch.randn(x.shape, generator=g), torch.randint(2, 5, x.shape, generator=g) * 2]
+        return (*rows, torch.rand(x.shape, generator=g))
+
+    region = st.compile(f)
+    for n in (3, 4, 5):
+        x = torch.ones(n)
+        g.manual_seed(n)
+        want = f(x)
+        g.manual_seed(n)
+        for a, b in zip(region(x), want, strict=True):
+            assert a.equal(b) and a.dtype is b.dtype
+    assert len(region.specializations) == 2

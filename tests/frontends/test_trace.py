@@ -142,7 +142,7 @@ def test_nothing_changes_and_nothing_runs() -> None:
     runs: list[type] = []
 
     def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        runs.append(type(x.a))
+        runs.append(x.a.__class__)
         x.mul_(2)
         return torch.nn.functional.dropout(x * w)
 

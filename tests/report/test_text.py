@@ -234,9 +234,9 @@ def test_explain() -> None:
 [2]
   made for:  {f.specializations[2].reason}
   inputs:    1 tensor (1 wrapper), 2 dense leaves
-  guards:    grad mode on; default dtype float32; 1 argument by value (3)
+  guards:    grad mode on; default dtype float32
 {_dynamic_rows(f.specializations[2].plan)}\
-  backward:  1 value saved, 0 B beyond the inputs; 1 backward compiled
+  backward:  2 values saved, 0 B beyond the inputs; 1 backward compiled
 
 calls that ran eagerly
   1 call: a functorch transform (vmap, grad, jvp) is active around the call"""

@@ -182,15 +182,51 @@ class AsksForTheLayout(torch.autograd.Function):
         return g.contiguous() * (2 if g.is_contiguous() else 3)
 
 
-def test_a_backward_that_asks_how_its_tangent_is_laid_out() -> None:
-    region = st.compile(AsksForTheLayout.apply)
+class ComparesStrides(torch.autograd.Function):
+    """The same by the strides themselves."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.contiguous() * (2 if g.stride() == (3, 1) else 3 if g.stride(0) else 4)
+
+
+@pytest.mark.parametrize("function", [AsksForTheLayout, ComparesStrides])
+def test_a_backward_that_asks_how_its_tangent_is_laid_out(function) -> None:
+    region = st.compile(function.apply)
     for tangent in (torch.ones(2, 3), torch.ones(3, 2).t(), torch.ones(()).expand(2, 3), torch.ones(2, 3)):
         found = []
-        for f in (AsksForTheLayout.apply, region):
+        for f in (function.apply, region):
             x = torch.ones(2, 3, requires_grad=True)
             found += torch.autograd.grad(f(x), x, tangent)
         assert torch.equal(*found)
         assert found[0].stride() == found[1].stride()
+
+
+class ByStrides(TwoTensor):
+    """A class whose operations take another way for tensors that are not contiguous."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        found = super().__torch_dispatch__(func, types, args, kwargs)
+        if func is torch.ops.aten.mul.Tensor and isinstance(args[0], cls) and args[0].a.stride()[-1] != 1:
+            return cls(found.a.contiguous() * 2, found.b.contiguous())
+        return found
+
+
+def test_a_class_that_compares_strides() -> None:
+    region = st.compile(lambda x: x * 2)
+    for tangent in (torch.ones(2, 3), torch.ones(3, 2).t(), torch.ones(()).expand(2, 3), torch.ones(2, 3)):
+        found = []
+        for f in (lambda x: x * 2, region):
+            x = ByStrides(torch.ones(2, 3), torch.ones(2, 3)).requires_grad_()
+            found += torch.autograd.grad(f(x), x, ByStrides(tangent, tangent))
+        for name in ("a", "b"):
+            ours, eager = getattr(found[1], name), getattr(found[0], name)
+            assert torch.equal(ours, eager) and ours.stride() == eager.stride()
 
 
 _FIRST = {

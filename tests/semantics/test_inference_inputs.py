@@ -72,6 +72,23 @@ def test_one_then_the_other(name: str, kind: str, generated: bool, monkeypatch: 
                     assert _call(region, x) == _call(FUNCTIONS[name], y)
 
 
+@pytest.mark.parametrize("function", [lambda x: x.mul_(2), lambda x: (x.a.add_(1), x)[1], lambda x: x.detach().add_(1)])
+def test_a_normal_wrapper_around_inference_tensors(function: Callable[[Any], Any]) -> None:
+    """Its class may write to them; other code may not, outside of inference mode."""
+    for first in (False, True):
+        region = st.compile(function)
+        for inference in (first, not first, first):
+            found = []
+            for f in (function, region):
+                with torch.inference_mode(inference):
+                    a, b = torch.ones(2), torch.ones(2)
+                x = TwoTensor(a, b)
+                seen = _call(f, x)
+                # Eager mode writes before it refuses; a region that fails leaves its inputs as they were.
+                found.append(seen if isinstance(seen, str) else (seen, x.a.tolist(), x.a.is_inference(), x.b.tolist()))
+            assert found[0] == found[1]
+
+
 def _refuse(self: Any) -> Any:
     raise codegen.NotGenerated("for the reference")
 

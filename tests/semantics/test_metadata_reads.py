@@ -444,3 +444,38 @@ def test_the_outer_offset_of_a_wrapper() -> None:
     region = st.compile(lambda x: x + x.storage_offset())
     for start in (0, 2, 0, 1):
         assert str(region(whole[start : start + 2])) == str(whole[start : start + 2] + start)
+
+
+def _walk(y):
+    """The names of the nodes behind a tensor, breadth first."""
+    names, todo = [], [y.grad_fn]
+    while todo:
+        node = todo.pop(0)
+        if node is not None:
+            names.append(f"{node.name()} {type(node).__name__}")
+            todo += [n for n, _ in node.next_functions]
+    return names
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * len(_walk((x * 3).sin() + x)),
+        lambda x: x * (2 if _walk((x * 3).sin())[-1].endswith("AccumulateGrad") else 5),
+        lambda x: x * (2 if (x * 3).grad_fn.next_functions[0][0].variable is x else 5),
+        lambda x: x * (2 if isinstance((x * 3).grad_fn, torch.autograd.graph.Node) else 5),
+        lambda x: x * (2 if (y := x * 3).grad_fn is y.sin().grad_fn.next_functions[0][0] else 5),
+    ],
+)
+def test_the_autograd_graph_is_walked(function) -> None:
+    found = []
+    for f in (function, st.compile(function)):
+        x = torch.ones(3, requires_grad=True)
+        y = f(x)
+        found.append((y.detach(), *torch.autograd.grad(y.sum(), x)))
+    assert all(map(torch.equal, *found))
+
+
+def test_the_autograd_graph_is_walked_past_an_input() -> None:
+    with pytest.raises(st.UnsupportedError, match="asks for .grad_fn.next_functions of an input"):
+        st.compile(lambda x: x * len(_walk(x * 3)))(_no_leaf())

@@ -1,0 +1,293 @@
+"""Python numbers that differ between calls: symbols where that is sound, a specialization each where it is not.
+
+Each function runs with one number after the other, in a region and in eager mode; results, gradients and the objects that
+hold the numbers must be the same, and the number of specializations is told.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import subclass_trace as st
+from subclass_trace.zoo import TwoTensor
+
+Tensor = torch.Tensor
+INTS = (2, 3, -2, 1, 0, 4, 3)
+FLOATS = (0.1, 0.3, -0.25, 0.0, 2.7, 1 / 3)
+
+
+class Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, k: float) -> Tensor:
+        ctx.k = k
+        return x * (1 - k)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad * (ctx.k * 0.3 - 1), None
+
+
+class Held:
+    def __init__(self, k: float) -> None:
+        self.k = k
+
+
+def raises_for_four(x: Tensor, k: int) -> Tensor:
+    if k == 4:
+        raise ValueError("four")
+    return x * k
+
+
+def steps(x: Tensor, k: float) -> Tensor:
+    """As an optimizer does with its learning rate. Each number is that of eager mode to the last bit."""
+    y = x.detach().double()
+    y.mul_(1 - k * 0.7 * 0.9 / 7 + 0.1).addcmul_(y, y, value=-k).addcdiv_(y, y.abs() + 1, value=k / 3 * 0.1)
+    return y.lerp_(torch.ones_like(y), 1 - k)
+
+
+#: name -> function, and how many specializations it takes
+OF_INTS: dict[str, tuple[Callable[[Tensor, Any], Any], int]] = {
+    "scale": (lambda x, k: x * k, 2),
+    "in a container": (lambda x, k: {"k": (k, x * k)}, 2),
+    "branch": (lambda x, k: x * k if k > 2 else x.sin(), 3),
+    "size": (lambda x, k: x.sum().expand(abs(k) + 2, 3) * 1.0, 2),
+    "unused": (lambda x, k: x * 2, 2),
+    "wrapper": (lambda x, k: TwoTensor(x.detach(), x.detach() * 2) * k, 2),
+    "its own error": (raises_for_four, 2),
+    "sign": (lambda x, k: x.roll(k, 0) + k // 2 + k % 3, 2),
+    "loop": (lambda x, k: sum((x * i for i in range(k)), x), 6),
+    "text": (lambda x, k: x * len(f"{k}"), 6),
+    "no derivative": (lambda x, k: x**k, 6),
+    "conditions as results": (lambda x, k: (k > 2, not k), 3),
+}
+OF_FLOATS: dict[str, tuple[Callable[[Tensor, Any], Any], int]] = {
+    "scale": (lambda x, k: x * k, 2),
+    "dtypes": (lambda x, k: (torch.arange(3) * k, x.half() + k, x > k, torch.full((2,), k)), 2),
+    "result": (lambda x, k: (k, k * 2, [1 - k], x * k), 2),
+    "steps": (steps, 2),
+    "of a size": (lambda x, k: x * (k * x.shape[0] + 2), 2),
+    "in a function of autograd": (lambda x, k: Scale.apply(x, k), 2),
+    "in an object": (lambda x, k: Held(k).k * x, 2),
+    "branch": (lambda x, k: x * k if k > 0.2 else x, 6),
+    "math": (lambda x, k: x * math.exp(k), 6),
+    "slope": (lambda x, k: F.leaky_relu(x - 3, k), 6),
+    "power": (lambda x, k: (x + 1) ** k, 6),
+}
+
+
+def outcome(function: Callable[..., Any], k: Any) -> Any:
+    """What a call gives, with the gradient of the sum of its results."""
+    x = torch.arange(12.0).reshape(3, 4).requires_grad_()
+    try:
+        found = function(x, k)
+    except ValueError as error:
+        return str(error)
+    leaves = [t for t in pytree.tree_leaves(found) if isinstance(t, Tensor) and t.requires_grad]
+    grad = torch.autograd.grad(sum(t.sum() for t in leaves), x)[0] if leaves else None
+    return [(v.a, v.b) if isinstance(v, TwoTensor) else v for v in pytree.tree_leaves((found, grad))]
+
+
+def same(a: Any, b: Any) -> None:
+    rows = [pytree.tree_leaves(v) for v in (a, b)]
+    assert [type(v) for v in rows[0]] == [type(v) for v in rows[1]]
+    for x, y in zip(*rows, strict=True):
+        if isinstance(x, Tensor):
+            torch.testing.assert_close(x, y, rtol=0, atol=0, equal_nan=True)
+        else:
+            assert x == y
+
+
+CASES = [(*row, INTS, f"int, {name}") for name, row in OF_INTS.items()]
+CASES += [(*row, FLOATS, f"float, {name}") for name, row in OF_FLOATS.items()]
+
+
+@pytest.mark.parametrize(("function", "count", "numbers"), [pytest.param(*c[:3], id=c[3]) for c in CASES])
+def test_arguments(function: Callable[..., Any], count: int, numbers: tuple[float, ...]) -> None:
+    region = st.compile(function)
+    for k in numbers:
+        same(outcome(region, k), outcome(function, k))
+    assert len(region.specializations) == count
+
+
+def test_other_back_ends_take_floats_as_they_are() -> None:
+    region = st.compile(lambda x, k: x * k, backend=lambda graph, examples: graph.forward)
+    for k in FLOATS[:4]:
+        assert torch.equal(region(torch.ones(2), k), torch.ones(2) * k)
+    assert len(region.specializations) == 4
+
+
+def test_numbers_stay_numbers_on_request() -> None:
+    region = st.compile(lambda x, k: x * k, automatic_dynamic=False)
+    for k in INTS[:4]:
+        region(torch.ones(2), k)
+    assert len(region.specializations) == 4
+
+
+def test_the_type_is_guarded() -> None:
+    region = st.compile(lambda x, k: x * k)
+    for k in (2, 3, 4, True, 2.0, 4):
+        same(region(torch.arange(3), k), torch.arange(3) * k)
+
+
+def test_explain_tells() -> None:
+    region = st.compile(lambda x, k, name: x * (k if k > 1 else 2) * len(f"{name}"))
+    for k, name in ((2, 1), (3, 2), (4, 3)):
+        region(torch.ones(2), k, name)
+    text = region.explain()
+    assert "= args[1]\n" in text and "args[2]: the code asks for the text of a number" in text
+
+
+# ---------------------------------------------------------------------------------------------- in objects and containers
+class Program:
+    """What an object starts with, and its method."""
+
+    def __init__(self, count: int, method: Callable[..., Any], **start: Any) -> None:
+        self.count, self.method, self.start = count, method, start
+
+
+class Owner:
+    pass
+
+
+def store(self: Any, x: Tensor) -> Tensor:
+    self.sizes["k"] = x.shape[0]
+    return x * 2
+
+
+def swap(self: Any, x: Tensor) -> Tensor:
+    before, self.sizes["k"] = self.sizes["k"], x.shape[0]
+    return x * before
+
+
+def ring(self: Any, x: Tensor) -> Tensor:
+    self.last.append(x.shape[0])
+    return x * sum(self.last)
+
+
+def moved(self: Any, x: Tensor) -> Tensor:
+    self.last.append(x.shape[0])
+    self.last.pop(0)
+    return x * self.last[0]
+
+
+def inserted(self: Any, x: Tensor) -> Tensor:
+    self.last.insert(0, self.last.pop())
+    return x * self.last[0]
+
+
+def count_and_read(self: Any, x: Tensor) -> Tensor:
+    self.n += 1
+    return x * self.n
+
+
+def number_or_list(self: Any, x: Tensor) -> Tensor:
+    y = x * (self.n if isinstance(self.n, int) else 2)
+    self.n = [1, 2] if isinstance(self.n, int) else 7
+    return y
+
+
+def copied(self: Any, x: Tensor) -> Tensor:
+    self.log = [*self.log, self.n]
+    self.n = self.n + 2
+    return x * self.n
+
+
+PROGRAMS = {
+    "store": Program(3, store, sizes={}),
+    "swap": Program(2, swap, sizes={"k": 1}),
+    "ring": Program(2, ring, last=deque([1, 2, 3], maxlen=3)),
+    "moved": Program(2, moved, last=[1, 2, 3]),
+    "inserted": Program(3, inserted, last=[4, 5, 6]),
+    "count and read": Program(2, count_and_read, n=0),
+    "number or list": Program(3, number_or_list, n=5),
+    "a list of numbers": Program(6, copied, n=0, log=[]),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_state_of_an_object(name: str) -> None:
+    program = PROGRAMS[name]
+    owners = Owner(), Owner()
+    for owner in owners:
+        vars(owner).update(copy.deepcopy(program.start))
+    plain, region = program.method.__get__(owners[0]), st.compile(program.method.__get__(owners[1]))
+    for k in range(6):
+        x = torch.arange(4.0 + k)
+        assert torch.equal(region(x), plain(x))
+        assert str(vars(owners[0])) == str(vars(owners[1]))
+    assert len(region.specializations) <= program.count
+
+
+def test_attributes_of_a_module() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.heads, self.rate, self.options = 1, 0.5, {"shift": [0, 1]}
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x) * self.rate * self.heads + self.options["shift"][1]
+
+    model = Model()
+    region = st.compile(model)
+    for k in range(5):
+        model.heads, model.rate, model.options["shift"][1] = k, 0.1 * k, k * k
+        x = torch.rand(2, 4)
+        for y, z in zip(region(x), model(x), strict=True):
+            torch.testing.assert_close(y, z, rtol=0, atol=0)
+        assert (type(model.heads), type(model.rate)) == (int, float)
+    assert len(region.specializations) == 2
+
+
+def test_one_list_behind_two_names() -> None:
+    shared = [1, 2]
+    names: dict[str, Any] = {"a": shared, "b": shared}
+    exec("def function(x):\n    return x * a[0] + b[0]", names)
+    function, region = names["function"], st.compile(names["function"])
+    for k in range(3):
+        shared[0] = k
+        assert torch.equal(region(torch.ones(2)), function(torch.ones(2)))
+    names["b"] = [2, 2]
+    names["a"] = mine = [5, 2]
+    for k in range(3):
+        mine[0] = k
+        assert torch.equal(region(torch.ones(2)), function(torch.ones(2)))
+
+
+def test_a_number_that_equals_a_size() -> None:
+    function = lambda x, n: x.view(n, -1) * n
+    region = st.compile(function)
+    for rows, n in ((2, 2), (3, 3), (4, 4), (4, 2), (6, 3), (5, 5)):
+        assert torch.equal(region(torch.ones(rows, 3), n), function(torch.ones(rows, 3), n))
+
+
+@pytest.mark.parametrize("retain_trace", [True, False])
+def test_later_backwards(retain_trace: bool) -> None:
+    """A backward for other results, and a double backward, have the number of their call."""
+    region = st.compile(lambda x, k, r: (x * k, (x * k * r).sin()), retain_trace=retain_trace)
+    for k, r in ((1, 0.5), (2, 0.25), (3, 0.75), (4, 0.1)):
+        x = torch.ones(3, requires_grad=True)
+        y, z = region(x, k, r)
+        (first,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
+        assert torch.equal(first, torch.full((3,), float(k)))
+        (second,) = torch.autograd.grad(z.sum(), x, create_graph=True)
+        (twice,) = torch.autograd.grad(second.sum(), x)
+        torch.testing.assert_close(twice, -((k * r) ** 2) * (x.detach() * k * r).sin())
+    assert len(region.specializations) == 2
+
+
+def test_an_object_that_holds_a_size_is_returned() -> None:
+    region = st.compile(lambda x: Held(x.shape[0]))
+    assert [(type(held.k), held.k) for n in (3, 4, 5) if (held := region(torch.ones(n)))] == [
+        (int, n) for n in (3, 4, 5)
+    ]

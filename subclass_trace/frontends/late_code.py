@@ -200,10 +200,14 @@ def _acts_outside(value: Any) -> bool:
         return False
     if isinstance(value, types.ModuleType):
         return value.__name__.partition(".")[0] not in _COMPUTE and not is_users_module(value)
-    if isinstance(value, (types.FunctionType, types.BuiltinFunctionType)):
-        module = str(value.__module__).partition(".")[0]
-        own = isinstance(value, types.FunctionType) and (is_own(value.__code__) or is_installed(value.__code__))
-        return not own and module not in _COMPUTE
+    if isinstance(value, types.FunctionType):
+        known = is_own(value.__code__) or is_installed(value.__code__)
+        return not known and value.__module__.partition(".")[0] not in _COMPUTE
+    if isinstance(value, types.BuiltinFunctionType):  # of a module or a class, or a method bound to an object
+        owner: Any = value.__self__
+        if isinstance(owner, types.ModuleType):
+            return owner.__name__.partition(".")[0] not in _COMPUTE
+        return not (owner is None or isinstance(owner, type))  # torch's own have no owner
     if isinstance(value, types.MethodType):
         return _acts_outside(value.__func__) or _acts_outside(value.__self__)
     return type(value).__module__.partition(".")[0] not in _COMPUTE

@@ -268,6 +268,21 @@ class RemovalPlan:
 
 
 @dataclass(frozen=True, eq=False)
+class HookPlan:
+    """A hook that the region registers on a tensor from outside: ``owner.<method>(hook)``; ``owner`` may be the number of an
+    input. ``result`` is the number of a result that is None."""
+
+    owner: Any
+    method: str
+    hook: Any
+    result: int
+
+    def deliver(self, inputs: Sequence[torch.Tensor], results: Sequence[Any]) -> None:
+        """Register it in a call."""
+        getattr(inputs[self.owner] if isinstance(self.owner, int) else self.owner, self.method)(self.hook)
+
+
+@dataclass(frozen=True, eq=False)
 class SettingPlan:
     """A setting of torch that the region changes (its default dtype): ``owner(results[result])`` sets it."""
 
@@ -280,7 +295,7 @@ class SettingPlan:
 
 
 #: what a region does to Python state in each call
-StatePlan: TypeAlias = AssignmentPlan | CountPlan | AppendPlan | RemovalPlan | SettingPlan
+StatePlan: TypeAlias = AssignmentPlan | CountPlan | AppendPlan | RemovalPlan | SettingPlan | HookPlan
 
 
 # ---------------------------------------------------------------------------------------------- outputs

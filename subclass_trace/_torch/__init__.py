@@ -122,6 +122,7 @@ from .operators import op_name as op_name
 from .operators import op_schema as op_schema
 from .operators import overloads_of as overloads_of
 from .operators import raw_callable as raw_callable
+from .operators import register_effect as register_effect
 from .operators import scaled_mm as scaled_mm
 from .parallel import calls_of_managed_modules as calls_of_managed_modules
 from .parallel import flat_parameter_class as flat_parameter_class

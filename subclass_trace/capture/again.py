@@ -25,6 +25,7 @@ from .closed_over import originals_of
 from .counters import Groups
 from .graphs import is_draw
 from .inputs import Argument, TracedInput, TracedInputs, traced_value
+from .late_code import LateState
 from .region import Captured, RunFunction, capture_in
 from .session import Session
 from .tape import Tape
@@ -43,6 +44,7 @@ class FirstRun:
         graph, operations: fingerprints, of everything and of the operations alone.
         before, after: what was assumed of symbols when the run began, and once its first backward was traced.
         unread: what the guards leave out of the inputs' contexts.
+        late: how user code in backwards is looked at.
         numbers: the symbols of numbers that the call brings.
     """
 
@@ -56,6 +58,7 @@ class FirstRun:
     before: _torch.Assumptions
     after: _torch.Assumptions
     unread: tuple[Unread, ...]
+    late: LateState
     numbers: Mapping[NumberPlace, Any]
     graph: int
     operations: int
@@ -82,6 +85,7 @@ class FirstRun:
             session.assumptions,
             _torch.assumptions_of(session.shape_env),
             session.reads.left_out(),
+            session.recorder.late,
             dict(session.arguments),
             _fingerprint(captured),
             _operations(captured),
@@ -99,11 +103,13 @@ class FirstRun:
         table = dict(self.decompositions)
         if at is not None:
             session = Session(dynamic=False, decompositions=table)
+            session.recorder.late = self.late.anew()
             session.arguments = {place: at(n) for place, n in self.numbers.items()}
             found = capture_in(session, call, arguments, lambda s: self._inputs_at(s, at))
             same = found.tape is not None and _operations(found) == self.operations
             return self._tape(found, same)
         session = Session(dynamic=self.dynamic, decompositions=table, mode=self.mode)
+        session.recorder.late = self.late.anew()
         session.arguments = self.numbers
         session.bind_numbers()
         _torch.restore_assumptions(session.shape_env, self.before)  # else symbols would be expressions of others

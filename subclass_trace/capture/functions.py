@@ -24,6 +24,8 @@ from .copies import deep_copy, is_shallow_copy, shallow_copy
 from .counters import SharedCounters
 from .indexing import Indexing, IndexingInside, depends_on_data
 from .known import known_value
+from .late_code import LateHook
+from .late_hooks import HOOK_METHODS, registered
 from .memory import NAMES as MEMORY
 from .memory import TEXTS, refuse_memory, refuse_text
 from .metadata import ASIDE, ASKING, MetadataReads
@@ -88,8 +90,9 @@ class CapturedFunctions(_torch.TorchFunctionMode):
                 expected="torch.autograd.grad inside the region, or .backward() on its result outside",
                 fix="use torch.autograd.grad(loss, inputs)",
             )
-        if name == "register_hook":
+        if name in HOOK_METHODS:
             self.recorder.has_hooks = True
+            return self._register(func, args[0], (*args[1:], *kwargs.values())[0])
         if name == "_nested_tensor_from_mask_left_aligned":  # what it would be for is refused, if it comes to that
             return True
         args, kwargs = self.indexing.arguments(func, args, kwargs)
@@ -107,6 +110,17 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         if self.counters:
             self.counters.level()
         return self.stand_ins.back.get(id(out), out)
+
+    def _register(self, func: Any, t: Tensor, hook: Any) -> Any:
+        """A hook on a tensor: one from outside keeps it, as in eager."""
+        known = self.stand_ins.known(t)
+        number = self.metadata.number_of(known)
+        if number is None and any(map(_torch.is_fake, leaves_of(known))):
+            return func(known, LateHook(self.recorder, hook))
+        traced = known if number is not None else self._traced(known)
+        return registered(
+            self.recorder, func, traced, hook, t if number is None else number, self.metadata.row_of(known)
+        )
 
     def _branch(self, func: Any, args: Any, branch: _torch.Branch) -> Any:
         self.recorder.branch = branch

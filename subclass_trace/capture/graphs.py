@@ -115,7 +115,7 @@ def kept_after(graph: fx.Graph, start: fx.Node | None) -> list[fx.Node]:
     for node in reversed(graph.nodes):
         if node is start:
             break
-        if is_kept(node):
+        if is_kept(node) and "taken_back" not in node.meta:
             found.append(node)
     return found[::-1]
 

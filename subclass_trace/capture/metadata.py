@@ -97,6 +97,10 @@ class MetadataReads:
         """The input that this tensor stands for, if it is one."""
         return self._rows.get(id(t), (-1, None))[1]
 
+    def number_of(self, t: Tensor) -> int | None:
+        """The number of the input that this tensor stands for, if it is one."""
+        return self._rows[id(t)][0] if id(t) in self._rows else None
+
     def note(self, number: int, name: str) -> None:
         """``name`` of `AskedOf` was asked of an input."""
         self._asked.add((number, name))

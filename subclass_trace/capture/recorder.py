@@ -33,6 +33,7 @@ from .aliasing import ByteRange, byte_range
 from .default_dtype import check_default_dtype, is_factory
 from .eager_errors import REFUSALS, error_of_eager, has_out, refuse_as_eager
 from .foreach import steps
+from .late_code import LateState
 from .noting import unnoted
 from .otherwise import OTHERWISE
 from .random_state import RandomState
@@ -113,6 +114,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.tag = "is_forward"
         self.backward_seq: int | None = None
         self.checkpoint: CheckpointTag | None = None
+        self.late = LateState()  # of user code in backwards
         self.random_state: RandomState | None = None  # while the user function runs
         self.sets_hooks = False  # the region sets saved-tensor hooks
         self.unpacking = False  # an unpack hook of the region's is running (`saved_hooks`)
@@ -240,8 +242,11 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     def lift(self, real: Tensor) -> Tensor:
         """The fake that stands for a real dense tensor which the function closes over; it becomes a graph input.
 
-        One that is first met in a backward, or later, is read from where it is when the backward runs, as in eager.
+        One that is first met in a backward, or later, is read from where it is when the backward runs, as in eager; so is
+        what user code of a backward reads.
         """
+        if self.late.tries:
+            return self._constant(real, self.late.constants)
         hit = self._lifted.get(id(real))
         if hit is None and (self.tag == "is_backward" or self.sealed):
             return self._constant(real)
@@ -270,11 +275,12 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         hit = self._lifted.get(id(real))
         return None if hit is None else hit[0]
 
-    def _constant(self, real: Tensor) -> Tensor:
-        hit = self._lifted.get(id(real))
+    def _constant(self, real: Tensor, known: dict[int, tuple[Tensor, Tensor]] | None = None) -> Tensor:
+        known = self._lifted if known is None else known
+        hit = known.get(id(real))
         if hit is None:
             fake = _torch.detached(self.mode, self.mode.from_tensor(real, static_shapes=True))
-            name = f"_constant{len(self._lifted)}"
+            name = f"_{'constant' if known is self._lifted else 'late'}{len(known)}"
             with _torch.no_overrides(), _torch.no_modes():
                 of_array = not real.untyped_storage().resizable()  # its contents may change after this call
                 setattr(self.root, name, real.clone() if of_array else real)
@@ -283,7 +289,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             node = self.graph.get_attr(name)
             node.meta["partitioner_tag"] = self.tag
             self.track(fake, node)
-            hit = self._lifted[id(real)] = (fake, real)
+            hit = known[id(real)] = (fake, real)
         return hit[0]
 
     def _notice_wrappers(self, args: Sequence[Any]) -> None:
@@ -419,6 +425,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _with_lifted(self, func: Any, types: Any, args: Any, kwargs: Any, real: list[Tensor]) -> Any:
         """Run ``func`` with the fakes that stand for real tensors; hand real ones back where it returns its argument."""
+        if func not in _CONSTANT_OPS:
+            self.late.met(func._schema.is_mutable)
         if func._schema.is_mutable:
             refuse_closed_over_write(func, (*args, *kwargs.values()), real[0], self.user_line)
         stand_in = self._constant if func in _CONSTANT_OPS else self._lift_argument
@@ -476,7 +484,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             check_default_dtype(func, args, out, self.default_dtype, self.user_line)
         if is_factory(func) and isinstance(out, Tensor) and node.kwargs.get("dtype") is None:
             node.kwargs = {**node.kwargs, "dtype": out.dtype}  # the default dtype may be another one in the call
-        self._track_result(node, out, args)
+        self.track_result(node, out, args)
         if self.mode.shape_env.pending_fresh_unbacked_symbols:
             self.symbols.bind_data_dependent(node, out, self.tag)
         return out
@@ -502,7 +510,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             meta["recompute"] = self.checkpoint.policy(func, args, kwargs or {})
             meta["ac_graph_id"] = self.checkpoint.graph_id
 
-    def _track_result(self, node: fx.Node, out: Any, args: Any) -> None:
+    def track_result(self, node: fx.Node, out: Any, args: Any = ()) -> None:
+        """``out`` is what a call with these arguments gives."""
         if isinstance(out, Tensor):
             if any(out is a for a in args):
                 node.meta["val"] = _torch.detached(self.mode, out)

@@ -41,6 +41,7 @@ from .functions import CapturedFunctions
 from .gradient_order import arrivals, order_views
 from .graphs import finish_joint, read_by_backward
 from .inputs import Argument, DynamicDims, TracedInput, TracedInputs, trace_inputs
+from .late_code import LateState, late_module_hooks
 from .metadata import MetadataReads
 from .mutation import check_members, read_mutations, remember
 from .outputs import OutputClassifier, leaf_inside
@@ -145,6 +146,7 @@ def capture(
     decompositions: dict[Any, Callable[..., Any]],
     session: Session | None = None,
     generators: Sequence[torch.Generator] = (),
+    late: LateState | None = None,
 ) -> Captured:
     """Capture one region.
 
@@ -155,6 +157,7 @@ def capture(
         decompositions: operation -> function, applied while recording.
         session: where to trace, if another tracer has made the symbols; else a new one.
         generators: random generators that the function may use, as far as they are known.
+        late: how user code in backwards is looked at.
 
     Raises:
         SubclassTraceError: a refusal, with the path or line it is about. The caller's tensors are unchanged.
@@ -162,6 +165,7 @@ def capture(
 
     def attempt(known: Sequence[torch.Generator] | None, first: UnknownGenerators | None = None) -> Captured:
         here = session or Session(dynamic=any_dynamic, decompositions=decompositions)
+        here.recorder.late = LateState() if late is None else late.anew()
         random = RandomState(known, here.recorder, first)
         return capture_in(here, call, arguments, lambda s: trace_inputs(s, arguments, dynamic), random)
 
@@ -271,11 +275,13 @@ class _Capture:
             self.stand_ins = functions.stand_ins
             watching, asked = self.session.reads.watching(), self.metadata.watching()
             modules, numbers = cumulative_averages(), PythonNumbers(self.session, inputs)
+            hooks = late_module_hooks(recorder)
             with (
                 checkpoint_as_tags(recorder),
                 numbers,
                 typed_errors(recorder),
                 modules,
+                hooks,
                 functions,
                 asked,
                 watching,

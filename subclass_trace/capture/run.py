@@ -55,6 +55,9 @@ def with_attributes(run: Run, inputs: TracedInputs, before: Sequence[Before], re
             for name, value in (*found, *_kept_inside(result, Path("result").item(number), recorder)):
                 assignments.append(AssignmentPlan(OfResult(number), "__dict__", name, len(results)))
                 results.append(value)
+    for registration in recorder.late.registrations:
+        assignments.append(registration.plan(len(results)))
+        results.append(None)
     return run._replace(results=results, assignments=tuple(assignments))
 
 

@@ -25,6 +25,7 @@ from ..subclass.spec import Spec, WrapperSpec, spec_leaves
 from ..subclass.visit import rebuild
 from .gradient_order import Arrival
 from .graphs import finish_joint, kept_after, placeholders
+from .late_code import NO_LATE_CODE, Late, late_functions
 from .python_numbers import PythonNumbers
 from .session import Session
 from .user_code import frames_text, is_user_code
@@ -45,6 +46,7 @@ class TracedBackward:
     with ``create_graph``), and ``differentiable`` tells which gradients are its outputs.
     ``passed[k]``: gradient k is the very object that is ("tangent", number of the output), ("input", number among the
     differentiated ones) or ("gradient", k), or None.
+    ``user_code``: what user code in it hangs on.
     ``by_layout``: code of a class asked how a tensor is laid out, so that it may do something else for other tangents.
     """
 
@@ -58,6 +60,7 @@ class TracedBackward:
     differentiable: tuple[int, ...]
     passed: tuple[tuple[str, int] | None, ...]
     by_layout: bool = False
+    user_code: Late = NO_LATE_CODE
 
 
 class LayoutQuestions(_torch.TorchFunctionMode):
@@ -154,7 +157,10 @@ class Tape:
             questions, roots = LayoutQuestions(), [o.grad_fn for o in outs]
             python = bool(recorder.classes) or recorder.has_hooks or any(isinstance(s, WrapperSpec) for s in tangents)
             try:
-                with _sequence_numbers(roots, self.edges, recorder, questions, python):
+                with (
+                    _sequence_numbers(roots, self.edges, recorder, questions, python),
+                    late_functions(recorder, [*_nodes_behind(outs, self.edges)]),
+                ):
                     grads = self._differentiate(outs, values, create_graph)
             finally:
                 recorder.tag, recorder.outliving = "is_forward", frozenset()
@@ -181,6 +187,7 @@ class Tape:
             live,
             _passed(grads, dict(zip(_present(tangents), values, strict=True)), self.inputs),
             questions.asked,
+            recorder.late.found(),
         )
 
     @contextlib.contextmanager

@@ -33,7 +33,7 @@ from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from .assignments import ModuleChange, replaced
 from .containers import HandedContainers, named_containers
-from .counting import left_out
+from .counting import left_out, read_late
 from .iterators import no_items_taken
 from .managed_modules import check_flat_parameters, no_managed_modules
 from .members import callable_code, is_plain_object
@@ -117,6 +117,7 @@ class CallSite:
         unfinished: what the function did to Python state before it raised an exception.
         containers_differ: no list or dict is two arguments.
         assigned_to: ids of what it assigned to.
+        handed: the copies of containers that it was given.
         rebuilt: the positions of views that are represented by their bases, and which attributes these have.
     """
 
@@ -130,6 +131,7 @@ class CallSite:
     unfinished: list[Sequence[Change | SettingChange]] = field(default_factory=list)
     containers_differ: bool = True
     assigned_to: set[int] = field(default_factory=set)
+    handed: list[Any] = field(default_factory=list)
     rebuilt: dict[int, AttributesOf] = field(default_factory=dict)
 
     @staticmethod
@@ -184,7 +186,7 @@ class CallSite:
         modules: dict[int, ModuleGuard] = {}
         for root in self.roots:
             for module, _ in submodules(root):
-                unread = self.reached.counters | left_out(module, self.reached)
+                unread = self.reached.counters | left_out(module, self.reached) | read_late(module, self.reached)
                 modules.setdefault(id(module), ModuleGuard.of(module, unread))
         hooks = tuple(n for table in _torch.GLOBAL_MODULE_HOOKS for n in table) if modules else ()
         return ModuleView(tuple(modules.values()), self._slots(), hooks)
@@ -316,6 +318,7 @@ class CallSite:
                     adopt(real, value)
             args, kwargs = unflatten_tree(self.tree, handed[: self.user_count])
             containers = HandedContainers.of(args, kwargs)
+            self.handed[:] = [copy for _, copy, _ in containers.rows]
             states = handed[self.user_count : self.user_count + len(self.states)]
             self.unfinished.clear()
             arrays = [(self.path(k), v, v.copy()) for k, v in enumerate(self.flat[: self.user_count]) if _is_array(v)]

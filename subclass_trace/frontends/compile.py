@@ -28,7 +28,9 @@ from torch.compiler import is_dynamo_compiling
 from .. import _torch, verify
 from .._torch.dynamo import never_compiled
 from ..backends import resolve_backend
+from ..backends.eager import compile_eager
 from ..capture.again import FirstRun
+from ..capture.late_code import LateState
 from ..capture.mutation import NeedsAutogradBase
 from ..capture.python_numbers import NeedsNumbers
 from ..capture.region import Captured, capture
@@ -48,6 +50,7 @@ from ..subclass.template import Examples
 from .again import second_run
 from .calls import CallSite
 from .dynamic import SizeHistory, choose, sizes_of
+from .late_code import judge, watch_of_nodes
 from .modules import generators_of
 from .numbers import NONE, Numbers, choices, constants_without, modules_without, names_without, numbers_of
 
@@ -245,7 +248,7 @@ class Region:
         backend = resolve_backend(options.backend, fw_compiler=options.fw_compiler, bw_compiler=options.bw_compiler)
         partitioner = resolve_partitioner(options.partitioner, options.activation_memory_budget)
         table = options.table(backend)
-        captured, arguments, positions = self._capture(site, table, numbers)
+        captured, arguments, positions = self._capture(site, table, numbers, backend.backward is not compile_eager)
         program, graphs = build_program(
             captured,
             arguments,
@@ -295,7 +298,7 @@ class Region:
             )
 
     def _capture(
-        self, site: CallSite, table: dict[Any, Any], numbers: Numbers = NONE
+        self, site: CallSite, table: dict[Any, Any], numbers: Numbers = NONE, copies: bool = True
     ) -> tuple[Captured, list[Any], list[int | None]]:
         bases: list[torch.Tensor] = []
         while True:
@@ -305,6 +308,7 @@ class Region:
             choice = self._history.differing(numbers)
             dynamic, any_dynamic = choose(arguments, self._history, self.options.dynamic, choice)
             run = site.runner(self.function, arguments, positions)
+            late = LateState(functools.partial(judge, site.handed), copies, watch_of_nodes(site.reached))
             try:
                 found = capture(
                     run,
@@ -313,6 +317,7 @@ class Region:
                     any_dynamic=any_dynamic,
                     decompositions=table,
                     generators=generators_of(site.reached, site.flat),
+                    late=late,
                 )
                 return found, arguments, positions
             except NeedsAutogradBase as again:

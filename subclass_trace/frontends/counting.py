@@ -153,6 +153,13 @@ def _places(reached: Reached, tables: Sequence[tuple[Any, Any]]) -> Iterator[Pla
                 yield from fresh(item)
 
 
+def read_late(module: torch.nn.Module, reached: Reached) -> frozenset[str]:
+    """The attributes of a module of a class of the user's that only hooks name: the hooks look at them when they run."""
+    names = (reached.late & vars(module).keys()) - OF_EVERY_MODULE
+    bases = [cls for cls in type(module).__mro__ if cls not in (object, torch.nn.Module)]
+    return frozenset(names) if names and not any(map(is_library, bases)) else frozenset()
+
+
 def left_out(owner: Any, reached: Reached) -> frozenset[str]:
     """The numbers among the attributes of an object or module that its code assigns, and that no code reads.
 

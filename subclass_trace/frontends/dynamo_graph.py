@@ -57,11 +57,12 @@ class GraphRecorder(Recorder):  # type: ignore[no-untyped-call]
         self.items[str(known[0].target)] = number
         node = self.graph.call_function(func, (known[0],))
         self.annotate(node, func, (t,), {})
-        self._track_result(node, number, ())
+        self.track_result(node, number, ())
         return number
 
-    def _track_result(self, node: fx.Node, out: Any, args: Any) -> None:
-        super()._track_result(node, out, args)
+    def track_result(self, node: fx.Node, out: Any, args: Any = ()) -> None:
+        """As its base class; a number that came in as a tensor is held by its node."""
+        super().track_result(node, out, args)
         if isinstance(out, _torch.SYM_TYPES) and out.node.expr.is_Symbol:  # a number that came in as a tensor
             self.symbols.is_held_by(out, node)
 

@@ -9,6 +9,8 @@ import types
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from .late_mentions import late_mentions
+
 
 class Mentions(NamedTuple):
     """Names in a piece of code: globals, what it reads (attributes, but globals and cells too), attributes that it only
@@ -24,6 +26,9 @@ class Mentions(NamedTuple):
     texts: frozenset[str]  # constant strings that could be names, or keys
     imports: tuple[tuple[str, int], ...]  # Python modules: name, and the level of a relative import
     stores: frozenset[str]  # attributes that it assigns
+    late: frozenset[str]  # names of hooks that it registers on tensors
+    late_inside: tuple[types.CodeType, ...]  # code inside of it that only serves as such hooks
+    late_cells: frozenset[str]  # its free variables that nothing else uses
     uncalled: frozenset[str]  # globals that it does other things with than to call them
 
 
@@ -34,7 +39,11 @@ def mentions(code: types.CodeType) -> Mentions:
     reads, calls, counted, texts = set[str](), set[str](), set[str](), set[str]()
     imports, stores, uncalled = list[tuple[str, int]](), set[str](), set[str]()
     steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "EXTENDED_ARG")]
+    hooks, late = late_mentions(steps), set[str]()
     for k, step in enumerate(steps):
+        if k in hooks.steps:
+            late.add(step.argval)
+            continue
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL"):
             names[step.argval] = None
             if not _is_called(steps, k):
@@ -60,7 +69,7 @@ def mentions(code: types.CodeType) -> Mentions:
     asked = texts if called & {"getattr", "hasattr", "attrgetter", "methodcaller"} else set[str]()
     stores |= texts if "setattr" in called else set()
     reads |= asked
-    inside = tuple(c for c in code.co_consts if isinstance(c, types.CodeType))
+    inside = tuple(c for c in code.co_consts if isinstance(c, types.CodeType) and c not in hooks.codes)
     everything = bool("vars" in names or reads & {"__dict__", "__getattribute__"})
     frozen = frozenset[str]
     return Mentions(
@@ -74,8 +83,19 @@ def mentions(code: types.CodeType) -> Mentions:
         frozen(texts),
         tuple(imports),
         frozen(stores),
+        frozen(late),
+        tuple(hooks.codes),
+        frozen(_unused(code, steps, hooks.steps, inside)),
         frozen(uncalled),
     )
+
+
+def _unused(
+    code: types.CodeType, steps: Sequence[dis.Instruction], skip: frozenset[int], inside: Sequence[types.CodeType]
+) -> set[str]:
+    """The free variables that neither these steps use nor the code inside."""
+    used = {s.argval for k, s in enumerate(steps) if s.opname.endswith("DEREF") and k not in skip}
+    return set(code.co_freevars) - used - {name for c in inside for name in c.co_freevars}
 
 
 def _is_dotted(text: str) -> bool:

@@ -30,7 +30,7 @@ from ..subclass.paths import Path
 from .asked import Asked
 from .counting import Count, Counted, Place, counters_of, tallies_of
 from .members import attributes_of
-from .reach import Reached
+from .reach import Reached, Slot
 
 _MUTABLE = (list, dict, set, deque)
 
@@ -89,10 +89,9 @@ def effects_on(reached: Reached) -> Iterator[list[Change]]:
         UnsupportedError: traced tensors were left somewhere.
     """
     skip = {(id(place.holder), place.name) for place in assigned()}  # what wrapper classes count is not the function's
-    rows = [(held, held.content()) for held in _holders(reached)]
+    rows = [(held, held.content()) for held in held_by(reached)]
     known = {id(value) for value, _ in reached.held}
-    own = (row for row in (*reached.slots, *reached.unbound) if _is_writable(row.holder))
-    slots = [(row, row.read()) for row in own if (id(row.holder), row.name) not in skip]
+    slots = [(row, row.read()) for row in writable(reached) if (id(row.holder), row.name) not in skip]
     effects: list[Change] = []
     found: list[Path] = []
     tables = [(held.owner, held.value) for held, _ in rows if held.attributes]
@@ -138,6 +137,16 @@ def effects_on(reached: Reached) -> Iterator[list[Change]]:
             got=f"a traced tensor, or a size of one, in {found[0]}, which the function reads or writes",
             fix="return it and store it outside of the region, or keep a tensor in a buffer of a module",
         )
+
+
+def writable(reached: Reached) -> Iterator[Slot]:
+    """The slots that code may bind to something else."""
+    return (row for row in (*reached.slots, *reached.unbound) if _is_writable(row.holder))
+
+
+def put_back(row: Slot, value: Any) -> None:
+    """Bind a slot to what it held."""
+    _bind(row.holder, row.key, value)
 
 
 def _is_writable(holder: Any) -> bool:
@@ -356,7 +365,8 @@ class _Cache:
                     todo.append((inner, depth + 1))
 
 
-def _holders(reached: Reached) -> Iterator[_Held]:
+def held_by(reached: Reached) -> Iterator[_Held]:
+    """The containers, objects and classes that code may change."""
     for value, path in reached.held:
         if isinstance(value, _MUTABLE):
             yield _Held(value, path)

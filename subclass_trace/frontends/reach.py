@@ -94,6 +94,8 @@ class Reached:
     counters: frozenset[str] = frozenset()  # names that the code only moves on (``+= 1``, ``.append(x)``)
     stored: frozenset[str] = frozenset()  # attributes that the code assigns
     unread: frozenset[str] = frozenset()  # those of them that it does not read
+    late: frozenset[str] = frozenset()  # attributes that only code names which runs in backwards
+    hooks_on_nodes: bool = False  # it may register hooks on autograd nodes
     uncalled: frozenset[tuple[int, str]] = (
         frozenset()
     )  # `CONVERSIONS` that are not only called: id of the globals, name
@@ -116,7 +118,10 @@ def reach(
     counters = frozenset() if walk.everything else frozenset(walk.counted - walk.reads)
     found = tuple(walk.slots), tuple(walk.modules), tuple(walk.held), tuple(walk.unbound)
     unread = frozenset() if walk.everything else frozenset(walk.stored - walk.reads - walk.counted - walk.calls)
-    return Reached(*found, counters, frozenset(walk.stored), unread, frozenset(walk.uncalled))
+    late = frozenset() if walk.everything else walk.names_of_late_code()
+    called = walk.reads | walk.calls
+    on_nodes = "register_prehook" in called or {"grad_fn", "register_hook"} <= called
+    return Reached(*found, counters, frozenset(walk.stored), unread, late, on_nodes, frozenset(walk.uncalled))
 
 
 class _Walk:
@@ -132,6 +137,10 @@ class _Walk:
         self.uncalled = set[tuple[int, str]]()
         self._slotted: set[tuple[int, str | None]] = set()
         self._theirs = set[int]()  # what code of libraries names
+        self._late: list[Callable[[], None]] = []  # looks at code that runs in backwards
+        self._late_codes: list[types.CodeType] = []
+        self._late_places = set[tuple[int, str | None]]()
+        self._hooks = set[str]()  # attributes that are such code
         self._seen: dict[int, Any] = {}
         self._codes: set[tuple[int, int]] = set()
         self._classes: set[type] = set()
@@ -147,12 +156,26 @@ class _Walk:
         while before != (now := len(self._slotted) + len(self._codes) + len(self._seen)) and now < _MOST:
             before = now
             self._checked.clear()
+            if not {"grad", "vjp"}.isdisjoint(self.reads | self.calls):  # the function may run a backward itself
+                while self._late:
+                    self._late.pop()()
             for value, path in list(self.objects):
                 self._attributes(value, path)
                 self._answers(value, path)
             if not ENVIRONMENT.isdisjoint(self.reads | self.calls):
                 for name, now in variables_of(self.texts):
                     self._place(os.environ, name, Path("os").attr("environ").item(name), now)
+
+    def names_of_late_code(self) -> frozenset[str]:
+        """The attributes that only code names which runs in backwards."""
+        codes = [*self._late_codes]
+        codes += [f.__code__ for found in self._methods_of.values() for n in self._hooks for f in found.get(n, ())]
+        found = set[str]()
+        while codes:
+            said = mentions(codes.pop())
+            found |= said.reads | said.calls | said.counted | said.stores
+            codes += [*said.inside, *said.late_inside]
+        return frozenset(found - self.reads - self.calls - self.counted - self.stored)
 
     def look(self, value: Any, path: Path) -> None:
         """What a slot, an item or an argument holds."""
@@ -171,7 +194,9 @@ class _Walk:
                 if not is_library(value):
                     self.objects.append((value, path))
                 if issubclass(value, torch.autograd.Function):  # `apply` calls these
-                    self.calls |= {"forward", "backward", "setup_context", "jvp"}
+                    self.calls |= {"forward", "setup_context", "jvp"}
+                    self._hooks |= {"backward", "vjp"}
+                    self._late.append(lambda: self.calls.update(("backward", "vjp")))
         elif isinstance(value, types.ModuleType):
             if is_users_module(value):
                 self.held.append((value, path))
@@ -233,12 +258,23 @@ class _Walk:
             self._seen.setdefault(id(holder), holder)  # keeps it alive, and its id
             self.slots.append(Slot(holder, key, path, value))
             self.look(value, path)
+        elif (id(holder), key) in self._late_places:
+            self._late_places.discard((id(holder), key))
+            self.look(value, path)
 
-    def _place(self, holder: Any, key: str, path: Path, value: Any) -> None:
+    def _place(self, holder: Any, key: str | None, path: Path, value: Any) -> None:
         """A slot that leads nowhere."""
         if (id(holder), key) not in self._slotted:
             self._slotted.add((id(holder), key))
             self.slots.append(Slot(holder, key, path, value))
+
+    def _late_place(self, holder: Any, key: str | None, path: Path, value: Any) -> None:
+        """A slot that leads to code which runs in backwards."""
+        if (id(holder), key) not in self._slotted:
+            self._late_places.add((id(holder), key))
+            self._seen.setdefault(id(holder), holder)
+            self._place(holder, key, path, value)
+        self._late.append(lambda: self._slot(holder, key, path, value))
 
     def _view(self, value: Any) -> Slotted:
         """What an object answers, as a table: the same one each time."""
@@ -255,9 +291,17 @@ class _Walk:
                     self.look(cell.cell_contents, Path(function.__name__))
             return
         library = is_installed(code)
+        late = mentions(code).late_cells
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
             with contextlib.suppress(ValueError):  # an empty cell
-                self._slot(cell, None, Path(name), cell.cell_contents, library)
+                if name not in late:
+                    self._slot(cell, None, Path(name), cell.cell_contents, library)
+                elif callable(cell.cell_contents):
+                    self._late_place(cell, None, Path(name), cell.cell_contents)
+                else:
+                    self._late.append(
+                        functools.partial(self._slot, cell, None, Path(name), cell.cell_contents, library)
+                    )
         self._defaults(function, library)
         self._code(code, function.__globals__)
 
@@ -309,6 +353,14 @@ class _Walk:
                 self._slot(sys.modules, name, Path("sys").attr("modules").item(name), module)
         for inner in said.inside:
             self._code(inner, table)
+        self._hooks |= said.late
+        for name in sorted(said.late & table.keys()):
+            self._late_place(table, name, Path(name), table[name])
+        self._late_codes += said.late_inside
+        for inner in said.late_inside:
+            self._late.append(functools.partial(self._code, inner, table))
+        if said.late:
+            self._late.append(lambda: self.reads.update(said.late))
 
     def _module(self, root: Module, path: Path) -> None:
         """Its code, and what its attributes hold; its tensors, numbers and hooks have guards of their own."""
@@ -327,7 +379,9 @@ class _Walk:
             elif is_library(type(module)):
                 self._forward(type(module))
             for key, value in list(vars(module).items()):
-                if key in HOOK_TABLES:
+                if key in HOOK_TABLES and "backward" in key:
+                    self._late.append(functools.partial(self._items, value, where.attr(key)))
+                elif key in HOOK_TABLES:
                     self._items(value, where.attr(key))
                 elif key not in OF_EVERY_MODULE and not (foreign and key.startswith("_")):
                     self.look(value, where.attr(key))
@@ -432,6 +486,8 @@ class _Walk:
         names = {k for k in names if k not in own or is_data_descriptor(table[k])}
         for key in sorted(names):
             self._slot(table, key, path.attr(key), table[key], library)
+        for key in () if library else sorted(self._hooks & table.keys() - names):
+            self._late_place(table, key, path.attr(key), table[key])
         return [k for k in sorted(names) if not k.startswith("__")]
 
     def _may_hide(self, value: Any, own: Any, key: str, path: Path) -> None:

@@ -18,6 +18,7 @@ import torch.fx as fx
 
 from .. import _torch, verify
 from ..capture.graphs import drop_outputs, extract, needed, output_args
+from ..capture.late_code import NO_LATE_CODE, Late
 from ..capture.tape import Tape, TracedBackward
 from ..errors import TangentError
 from ..partition.half import Half
@@ -66,12 +67,13 @@ class CompiledBackward:
     by_layout: bool = (
         False  # code of a class asked how a tensor is laid out: other layouts are no matter of strides alone
     )
+    user_code: Late = NO_LATE_CODE  # what user code in it hangs on
     dtensor: _torch.DTensorModes | None = None  # what was active around DTensors while it was traced, if it met any
     graph: Any = None  # its graph module, or the `Half` that makes it; pasted into tapes of compiled autograd
 
     def holds(self, env: Env) -> bool:
         """Are the sizes, and the values that the trace read, those that it was traced for?"""
-        if not all(holds(c, env) for c in self.conditions):
+        if not all(holds(c, env) for c in self.conditions) or not self.user_code.holds():
             return False
         return all(same_context(value, env[mark]) for mark, value in self.contexts.items())
 
@@ -336,6 +338,7 @@ class Backwards:
             traced.differentiable,
             traced.tangents,
             traced.passed,
+            user_code=traced.user_code,
             by_layout=traced.by_layout,
             graph=graph,
         )

@@ -325,6 +325,8 @@ class FunctionEmitter:
         s.bind("any_autocast", _torch.any_autocast)
         s.line("check = fast.check")
         state = ["check is None", "grad_enabled()", "any_autocast()"]
+        if entry.user_code.names:
+            state.append(f"not {s.bind('user_code', entry.user_code)}.holds()")
         if entry.dtensor is not None:
             state.append(_torch.other_dtensor_modes_code(s.bind("dtensor", _torch.dtensor_dispatcher()), entry.dtensor))
         s.line(f"if {' or '.join(state)}: {slow}")

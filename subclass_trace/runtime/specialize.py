@@ -239,6 +239,7 @@ def _first_backward(
         differentiable=(),
         tangent_names=traced.tangents,
         passed=traced.passed,
+        user_code=traced.user_code,
         by_layout=traced.by_layout,
         dtensor=modes,
         graph=parts.second,

@@ -404,16 +404,17 @@ class WithText(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        print(g)
         return g * len(f"{g}")
 
 
 def test_a_text_in_a_backward() -> None:
-    x = torch.ones(2, requires_grad=True)
-    out = st.compile(lambda x: WithText.apply(x).sin())(x)
-    with pytest.raises(st.DataDependentError) as caught:
-        out.sum().backward()
-    assert "test_python_numbers.py" in str(caught.value.path)
+    """Its text is that of the real gradient: the code is called as the backward runs."""
+    found = []
+    for compile in (lambda f: f, st.compile):
+        x = torch.ones(2, requires_grad=True)
+        compile(lambda x: WithText.apply(x).sin())(x).sum().backward()
+        found.append(x.grad)
+    assert torch.equal(*found)
 
 
 def test_an_operation_that_fake_tensors_run_only_with_numbers_has_a_specialization_for_each_size() -> None:

@@ -245,6 +245,70 @@ def _hooks() -> None:
     assert seen == [TwoTensor, True]
 
 
+class _Logged(torch.autograd.Function):
+    """Its backward keeps the gradient, and multiplies it by a number that anybody may change."""
+
+    seen: list[Any] = []  # noqa: RUF012
+    factor = 1.0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        _Logged.seen.append(g)
+        return g * _Logged.factor
+
+
+def _hooked(x: Tensor) -> Tensor:
+    y = x * 2
+    y.register_hook(lambda g: _Logged.seen.append(g))
+    return _Logged.apply(y).sin()  # type: ignore[no-untyped-call, no-any-return]
+
+
+@fact(B, "hooks and custom backwards that log, count, or keep gradients; numbers that they read and that change")
+def _late_effects() -> None:
+    found = []
+    for call in (_hooked, st.compile(_hooked)):
+        _Logged.seen.clear()
+        for k in range(3):
+            x = two(3, seed=k).requires_grad_()
+            _Logged.factor = 1.0
+            y = call(x)
+            _Logged.factor = k + 1.0
+            y.backward(y.detach())
+            _Logged.seen.append(x.grad)
+        found.append([t for g in _Logged.seen for t in (g.a, g.b)])
+    assert len(found[0]) == 18
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@fact(B, "the same in a backward that is differentiated again", refused="UnsupportedError", torch="refused")
+def _late_effects_twice() -> None:
+    x = dense(3, seed=1).requires_grad_()
+    torch.autograd.grad(st.compile(_hooked)(x).sum(), x, create_graph=True)
+
+
+@fact(B, "`register_hook` in the region, on an input or a closed-over tensor: stays there in each call")
+def _hook_on_input() -> None:
+    found = []
+    for compile in (lambda f: f, st.compile):
+        w, x = (dense(3, seed=k).requires_grad_() for k in (1, 2))
+
+        def f(x: Tensor, w: Tensor = w) -> Tensor:
+            for t in (x, w):
+                t.register_hook(lambda g: g * 10)
+            return x * w
+
+        call = compile(f)
+        for _ in range(2):
+            (call(x) + x * w).sum().backward()
+        found += [x.grad, w.grad]
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[1], found[3])
+
+
 @fact(
     B,
     "gradient of one result with respect to another result",

@@ -139,9 +139,9 @@ class MutationPlan:
         version_bumps: by how much the version counter moves.
         starts_grad: the region called ``requires_grad_()`` on it.
         stops_grad: the region detached it in place, or called ``requires_grad_(False)``.
+        below: those of ``leaves`` that operations on the wrapper alone have written, which may be inference tensors.
         in_program: those of ``leaves`` that the program writes itself (docs/notes/in_place.md).
         moved: by how much that has moved the version counter of a dense input.
-        below: those of ``leaves`` that operations on the wrapper alone have written, which may be inference tensors.
     """
 
     input: int
@@ -155,9 +155,9 @@ class MutationPlan:
     version_bumps: int = 0
     starts_grad: bool = False
     stops_grad: bool = False
+    below: tuple[int, ...] = ()
     in_program: tuple[int, ...] = ()
     moved: int = 0
-    below: tuple[int, ...] = ()
 
     @property
     def copied(self) -> tuple[int, ...]:

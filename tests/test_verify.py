@@ -277,6 +277,7 @@ BROKEN: list[tuple[str, Callable[[Subject], Any]]] = [
     ("a forward output does not exist", lambda s: change(s, detach_values=frozenset({99}))),
     (INPUT, lambda s: change_mutation(s, input=99)),
     ("a leaf of the input does not exist", lambda s: change_mutation(s, leaves=(5,))),
+    ("the program writes a leaf that keeps its data", lambda s: change_mutation(s, in_program=(5,))),
     ("a leaf is both copied into and replaced", lambda s: change_mutation(s, replaced={0: "data"})),
     ("a leaf is replaced in an unknown way", lambda s: change_mutation(s, leaves=(), replaced={0: "magic"})),
     ("memory of a leaf that stays", lambda s: change_mutation(s, memory={0: 0})),

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+import torch
+
+from .. import _torch
 from ..plan import BasePrimal, LeafPrimal, MutationPlan, Plan, ValueOutput, ViewOutput
 from ..subclass.spec import LeafSpec, leaf_count
+
+Boxed = Callable[[list[Any]], Sequence[Any]]
 
 
 def targets_of(plan: Plan) -> dict[int, int]:
@@ -58,3 +65,49 @@ def delivered_by_program(plan: Plan, delivered: Mapping[int, int]) -> tuple[Muta
         moved = writes[row.leaves[0]] if done and isinstance(row.spec, LeafSpec) else 0
         rows.append(replace(m, in_program=done, moved=moved) if done else m)
     return tuple(rows)
+
+
+def maybe_of_inference(plan: Plan, targets: Mapping[int, int]) -> list[int]:
+    """The inputs among ``targets`` that may be inference tensors inside of a normal wrapper, which its class may write."""
+    below = {plan.inputs[m.input].leaves[k] for m in plan.mutations for k in m.below}
+    return [
+        k for k in dict.fromkeys(targets.values()) if isinstance(p := plan.primals[k], LeafPrimal) and p.leaf in below
+    ]
+
+
+def for_inference_too(
+    program: Boxed,
+    functional: Callable[[], Boxed],
+    maybe: Sequence[int],
+    targets: Mapping[int, int],
+    moves: Mapping[int, int],
+) -> Boxed:
+    """``program``, but where one of its inputs ``maybe`` is an inference tensor, the functional one and copies.
+
+    Operations in place on such a tensor are allowed in inference mode alone, which would make inference tensors of all
+    that the program makes.
+
+    Args:
+        functional: makes the same program without ``targets``.
+        moves: by how much ``program`` moves the version counters of the inputs that it writes.
+    """
+    made: list[Boxed] = []
+
+    @functools.wraps(program)
+    def run(inputs: list[Any]) -> Sequence[Any]:
+        if not any(inputs[k].is_inference() for k in maybe) or torch.is_inference_mode_enabled():
+            return program(inputs)
+        if not made:
+            made.append(functional())
+        written = [(inputs[number], place, moves[number]) for place, number in targets.items() if number in moves]
+        results = made[0](inputs)
+        for x, place, moved in written:
+            inference = x.is_inference()
+            version = 0 if inference else x._version
+            with torch.inference_mode(inference), torch.no_grad():
+                x.copy_(results[place])
+            if not inference:
+                _torch.set_version(x, version + moved)
+        return results
+
+    return run

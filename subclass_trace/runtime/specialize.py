@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,7 +49,7 @@ from ..subclass.flatten import leaves_of
 from ..subclass.spec import WrapperSpec, is_ragged, leaf_count
 from .backward import Backwards, CompiledBackward
 from .blame import blame_of_compiled
-from .delivered import delivered_by_program, targets_of
+from .delivered import delivered_by_program, for_inference_too, maybe_of_inference, targets_of
 from .graph_code import Listing, compile_listing
 from .reference import Program
 from .sizes import freeze, to_expr
@@ -191,10 +192,14 @@ def _compile_forward(backend: Backend, compiler: Compiler, half: Half, plan: Pla
         return _compile(backend, compiler, half), plan
     listing = Listing.of_half(half) if half.is_plain else Listing.of_module(half.module)
     boxed = compile_listing(listing, name="forward", targets=targets)
+    call: Compiled = boxed.function
+    if maybe := maybe_of_inference(plan, targets):
+        functional = functools.partial(_compile, backend, compiler, half)
+        call = for_inference_too(call, functional, maybe, targets, boxed.delivered)
     plan = replace(plan, mutations=delivered_by_program(plan, boxed.delivered))
     if verify.ENABLED:
         verify.verify_plan(plan)
-    return boxed.function, plan
+    return call, plan
 
 
 def _compile(backend: Backend, compiler: Compiler, half: Half, is_backward: bool = False) -> Compiled:

@@ -82,7 +82,7 @@ def for_inference_too(
     targets: Mapping[int, int],
     moves: Mapping[int, int],
 ) -> Boxed:
-    """``program``, but where one of its inputs ``maybe`` is an inference tensor, the functional one and copies.
+    """``program``, but where one of its inputs ``maybe`` is an inference tensor, the functional one, and copies into others.
 
     Operations in place on such a tensor are allowed in inference mode alone, which would make inference tensors of all
     that the program makes.
@@ -102,11 +102,9 @@ def for_inference_too(
         written = [(inputs[number], place, moves[number]) for place, number in targets.items() if number in moves]
         results = made[0](inputs)
         for x, place, moved in written:
-            inference = x.is_inference()
-            version = 0 if inference else x._version
-            with torch.inference_mode(inference), torch.no_grad():
+            if not x.is_inference():  # those are for `deliver`, which knows the wrapper
+                version = x._version
                 x.copy_(results[place])
-            if not inference:
                 _torch.set_version(x, version + moved)
         return results
 

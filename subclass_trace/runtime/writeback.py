@@ -70,7 +70,9 @@ def deliver(plan: MutationPlan, inp: InputPlan, x: Tensor, new: Tensor | None, o
 
 def _copy_leaves(plan: MutationPlan, x: Tensor, old: Sequence[Tensor], fresh: Sequence[Tensor]) -> None:
     """Copy what was written. Below a wrapper's dispatch, torch does not ask whether an inner tensor is an inference tensor."""
-    for k in plan.copied:
+    for k in plan.leaves:
+        if k in plan.in_program and (torch.is_inference_mode_enabled() or not old[k].is_inference()):
+            continue  # see `delivered.for_inference_too`
         below = k in plan.below and old[k].is_inference() and not x.is_inference()
         with torch.inference_mode() if below else contextlib.nullcontext():
             old[k].copy_(fresh[k])

@@ -14,7 +14,7 @@ import torch.fx.traceback
 from .. import _torch
 from .._torch import tape as _door
 from ..errors import UnsupportedError
-from ..subclass.numbers import NumberPlace
+from ..subclass.numbers import NumberPlace, standing_in
 from ..subclass.paths import Path
 from .context_reads import ContextReads
 from .dispatch_state import unchanged_by_dispatch
@@ -147,6 +147,10 @@ class Session:
         self.recorder.symbols.floats.update(
             n.node.expr for n in self.arguments.values() if isinstance(n, torch.SymFloat) and n.node.expr.is_Symbol
         )
+
+    def in_their_places(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, the symbols of numbers stand where the code finds these."""
+        return standing_in([(place, n) for place, n in self.arguments.items() if place.position is None])
 
     def is_float_of_call(self, number: Any) -> bool:
         """Is it computed of floats that the call brings?"""

@@ -158,6 +158,7 @@ class Tape:
             python = bool(recorder.classes) or recorder.has_hooks or any(isinstance(s, WrapperSpec) for s in tangents)
             try:
                 with (
+                    self.session.in_their_places(),
                     _sequence_numbers(roots, self.edges, recorder, questions, python),
                     late_functions(recorder, [*_nodes_behind(outs, self.edges)]),
                 ):

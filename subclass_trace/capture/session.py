@@ -176,7 +176,7 @@ class Session:
         """
         hint = function(*map(_torch.value_in_trace, operands))
         floats = self.recorder.symbols.floats
-        made = _torch.new_float(self.shape_env, hint, f"computed {len(floats)}")
+        made = _torch.computed_float(self.shape_env, hint)
         floats.add(made.node.expr)
         self.recorder.number(made, function, operands)
         return made  # type: ignore[no-any-return]

@@ -119,6 +119,45 @@ def test_arguments(function: Callable[..., Any], count: int, numbers: tuple[floa
     assert len(region.specializations) == count
 
 
+class Tagged(torch.Tensor):
+    """A wrapper with a number in its context."""
+
+    @staticmethod
+    def __new__(cls, a: Tensor, k: float) -> Tagged:
+        made = torch.Tensor._make_wrapper_subclass(cls, a.shape, strides=a.stride(), dtype=a.dtype)
+        made.a, made.k = a, k
+        return made
+
+    def __tensor_flatten__(self) -> Any:
+        return ["a"], {"k": self.k}
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, context: Any, size: Any, stride: Any) -> Tagged:
+        return Tagged(inner["a"], context["k"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        k = next(a.k for a in args if isinstance(a, Tagged))
+        return Tagged(func(*[a.a if isinstance(a, Tagged) else a for a in args], **(kwargs or {})), k)
+
+
+@pytest.mark.parametrize(
+    ("function", "count"),
+    [
+        (lambda x, k: Tagged(x, k) * 2, 2),
+        (lambda x, k: Tagged(x, k).view(-1), 2),
+        (lambda x, k: Tagged(x, k * 2), 4),  # for floats: the run time knows those of the call alone
+    ],
+)
+@pytest.mark.parametrize("numbers", [INTS[:4], FLOATS[:4]])
+def test_contexts(function: Callable[..., Any], count: int, numbers: tuple[float, ...]) -> None:
+    region = st.compile(function)
+    for k in numbers:
+        ours, eager = region(torch.ones(2, 2), k), function(torch.ones(2, 2), k)
+        assert (type(ours), type(ours.k), ours.k) == (Tagged, type(eager.k), eager.k) and torch.equal(ours.a, eager.a)
+    assert len(region.specializations) == (count if type(numbers[0]) is float else 2)
+
+
 def test_other_back_ends_take_floats_as_they_are() -> None:
     region = st.compile(lambda x, k: x * k, backend=lambda graph, examples: graph.forward)
     for k in FLOATS[:4]:

@@ -58,6 +58,10 @@ class DataDependentError(UnsupportedError):
     """Python control flow, or a Python number, depends on the values inside a tensor."""
 
 
+class NeedsEager(UnsupportedError):
+    """What the region does cannot be compiled, and eager mode has a result: such calls run eagerly."""
+
+
 class ArgumentsError(SubclassTraceError, TypeError):
     """The arguments of a call do not fit the signature of the compiled function."""
 

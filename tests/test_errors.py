@@ -320,7 +320,7 @@ def test_compiling_something_that_is_not_a_function(value) -> None:
 
 
 def test_too_many_specializations() -> None:
-    region = st.compile(lambda x, n: x * n, max_specializations=3)
+    region = st.compile(lambda x, n: x * n, max_specializations=3, automatic_dynamic=False)
     for n in range(3):
         region(torch.ones(2), n)
     error = refused(region, torch.ones(2), 3)
@@ -416,7 +416,7 @@ def test_nothing_to_compile_is_not_a_decorator() -> None:
 
 
 def test_too_many_specializations_names_the_newest() -> None:
-    region = st.compile(lambda x, n: x * n, max_specializations=5)
+    region = st.compile(lambda x, n: x * n, max_specializations=5, automatic_dynamic=False)
     with pytest.raises(st.GuardError) as caught:
         for n in range(6):
             region(torch.ones(1), n)

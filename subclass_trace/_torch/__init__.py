@@ -139,11 +139,13 @@ from .strided_shards import repaired_unflatten as repaired_unflatten
 from .symbols import SYMBOLIC_MATH as SYMBOLIC_MATH
 from .symbols import Assumptions as Assumptions
 from .symbols import assumptions_of as assumptions_of
+from .symbols import computed_float as computed_float
 from .symbols import dynamic_context as dynamic_context
 from .symbols import equalities as equalities
 from .symbols import expression_source as expression_source
 from .symbols import fix_rounded as fix_rounded
 from .symbols import input_source as input_source
+from .symbols import is_computed as is_computed
 from .symbols import is_data_dependent as is_data_dependent
 from .symbols import is_equality as is_equality
 from .symbols import is_known as is_known

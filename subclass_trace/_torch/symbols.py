@@ -6,6 +6,7 @@ import contextlib
 import functools
 import math
 import operator
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +50,23 @@ def new_float(env: ShapeEnv, hint: float, name: str) -> Any:
     how: dict[str, Any] = {"positive": None, "do_not_specialize_zero_one": True}
     symbol = env.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC, **how)
     return env.create_symfloatnode(symbol, hint=hint, source=source)
+
+
+#: the symbols of floats that a trace computes, which no call binds
+_COMPUTED: weakref.WeakKeyDictionary[ShapeEnv, set[Any]] = weakref.WeakKeyDictionary()
+
+
+def computed_float(env: ShapeEnv, hint: float) -> Any:
+    """A fresh SymFloat for what the trace computes of others."""
+    known = _COMPUTED.setdefault(env, set())
+    made = new_float(env, hint, f"computed {len(known)}")
+    known.add(made.node.expr)
+    return made
+
+
+def is_computed(number: Any) -> bool:
+    """Does a SymFloat stand for what the trace computes?"""
+    return not _COMPUTED.get(number.node.shape_env, set()).isdisjoint(number.node.expr.free_symbols)
 
 
 def value_in_trace(number: Any) -> Any:

@@ -15,7 +15,7 @@ import torch
 import torch.fx as fx
 
 from .. import _torch
-from ..errors import UnsupportedError
+from ..errors import NeedsEager, UnsupportedError
 from .aliasing import byte_range
 from .effects import has_effects
 from .places import strided_views, view_chain, written_nodes
@@ -138,7 +138,8 @@ def _not_functional(node: fx.Node, error: Exception) -> UnsupportedError:
     else:  # nothing is wrong with it but that another one is in place
         expected = "operations that run under torch's functional tensors, where another one of the region is in place"
         fix = "use out-of-place operations alone in the region, or keep this operation out of it"
-    return UnsupportedError(
+    cls = NeedsEager if target is aten.resize_.default else UnsupportedError
+    return cls(
         f"torch cannot make {target} functional in this place: {' '.join(str(error).split())[:300]}",
         path=frames_text(node),
         expected=expected,

@@ -283,6 +283,7 @@ class _Capture:
                 modules,
                 hooks,
                 functions,
+                self.session.in_their_places(),
                 asked,
                 watching,
                 own.watching(),

@@ -14,7 +14,7 @@ import torch.fx.traceback
 from .. import _torch
 from .._torch import tape as _door
 from ..errors import UnsupportedError
-from ..subclass.numbers import NumberPlace
+from ..subclass.numbers import NumberPlace, standing_in
 from ..subclass.paths import Path
 from .context_reads import ContextReads
 from .dispatch_state import unchanged_by_dispatch
@@ -148,6 +148,10 @@ class Session:
             n.node.expr for n in self.arguments.values() if isinstance(n, torch.SymFloat) and n.node.expr.is_Symbol
         )
 
+    def in_their_places(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, the symbols of numbers stand where the code finds these."""
+        return standing_in([(place, n) for place, n in self.arguments.items() if place.position is None])
+
     def is_float_of_call(self, number: Any) -> bool:
         """Is it computed of floats that the call brings?"""
         floats = self.recorder.symbols.floats
@@ -172,7 +176,7 @@ class Session:
         """
         hint = function(*map(_torch.value_in_trace, operands))
         floats = self.recorder.symbols.floats
-        made = _torch.new_float(self.shape_env, hint, f"computed {len(floats)}")
+        made = _torch.computed_float(self.shape_env, hint)
         floats.add(made.node.expr)
         self.recorder.number(made, function, operands)
         return made  # type: ignore[no-any-return]

@@ -18,7 +18,7 @@ import torch.fx as fx
 
 from .. import _torch
 from .._torch import saved as _saved
-from ..errors import DataDependentError, UnsupportedError
+from ..errors import DataDependentError, NeedsEager, UnsupportedError
 from ..subclass.flatten import flatten, leaves_of, map_leaves
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, WrapperSpec, spec_leaves
@@ -158,6 +158,7 @@ class Tape:
             python = bool(recorder.classes) or recorder.has_hooks or any(isinstance(s, WrapperSpec) for s in tangents)
             try:
                 with (
+                    self.session.in_their_places(),
                     _sequence_numbers(roots, self.edges, recorder, questions, python),
                     late_functions(recorder, [*_nodes_behind(outs, self.edges)]),
                 ):
@@ -205,7 +206,7 @@ class Tape:
         """Refuse sparse gradients, as `nn.Embedding` makes them: a graph has strided results."""
         for k, g in enumerate(grads):
             if g is not None and g.layout in _SPARSE:
-                raise UnsupportedError(
+                raise NeedsEager(
                     "the gradient of an input is a sparse tensor",
                     path=self.paths[k] if k < len(self.paths) else None,
                     expected="strided gradients",

@@ -10,13 +10,16 @@ from typing import Any
 import torch
 
 from .. import _torch
-from ..errors import DataDependentError, SubclassTraceError, UnsupportedError
+from ..errors import DataDependentError, NeedsEager, SubclassTraceError, UnsupportedError
 from ..subclass.protocol import is_traceable
 from .distributed_calls import named_distributed_calls
 from .memory import no_capsules
 from .user_code import quoted, tracebacks, user_line
 
 _OPTIMIZERS = str(Path(torch.optim.__file__).parent)
+
+#: operations whose result no number of the graph could describe
+_IN_EAGER = (torch.ops.aten.linalg_lstsq.default,)
 
 #: parts of torch's messages for tensors without memory
 _READS_MEMORY = (
@@ -104,12 +107,19 @@ def _without_functional_form(text: str, error: BaseException) -> UnsupportedErro
     )
 
 
-def _depends_on_data(error: BaseException) -> DataDependentError:
+def _depends_on_data(error: BaseException) -> UnsupportedError:
     cls = _class_at_work(error)
     whose = "the region's control flow or sizes" if cls is None else f"control flow or sizes inside {cls}"
     values = f"values of {cls} in eager, outside of the region: its own code reads what is inside tensors"
     elsewhere = "use torch.where or torch.cond, or move this part out of the region"
     line = user_line(error)
+    if getattr(error, "func", None) in _IN_EAGER:
+        return NeedsEager(
+            f"the sizes of what {getattr(error, 'func', None)} returns depend on the values inside a tensor",
+            path=line,
+            expected="sizes that follow from the inputs' metadata",
+            fix="move this part out of the region",
+        )
     got = " ".join(str(error).split())[:300]
     if cls is None and "data-dependent expression" in got:
         code = quoted(line)

@@ -28,7 +28,7 @@ from ..runtime.held import ABSENT
 from ..runtime.trees import unflatten_tree
 from ..subclass.arguments import AttributesOf, ObjectIdentity, ObjectState, argument_snapshot, has_own_equality
 from ..subclass.flatten import leaves_of
-from ..subclass.numbers import NumberPlace, standing_in
+from ..subclass.numbers import NumberPlace
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from .assignments import ModuleChange, replaced
@@ -323,7 +323,6 @@ class CallSite:
             self.unfinished.clear()
             arrays = [(self.path(k), v, v.copy()) for k, v in enumerate(self.flat[: self.user_count]) if _is_array(v)]
             with (
-                standing_in([(place, n) for place, n in numbers.items() if place.position is None]),
                 no_managed_modules(self.roots),
                 no_random_numbers(self.reached),
                 clocks((row.holder, row.key) for row in self.reached.slots if type(row.holder) is dict) as times,

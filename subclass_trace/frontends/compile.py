@@ -34,7 +34,7 @@ from ..capture.late_code import LateState
 from ..capture.mutation import NeedsAutogradBase
 from ..capture.python_numbers import NeedsNumbers
 from ..capture.region import Captured, capture
-from ..errors import ArgumentsError, GuardError, OptionError, SubclassTraceError, UnsupportedError
+from ..errors import ArgumentsError, GuardError, NeedsEager, OptionError, SubclassTraceError, UnsupportedError
 from ..options import Options
 from ..partition.interface import resolve_partitioner
 from ..plan import Plan, SavedValue
@@ -50,6 +50,7 @@ from ..subclass.template import Examples
 from .again import second_run
 from .calls import CallSite
 from .dynamic import SizeHistory, choose, sizes_of
+from .eagerly import EagerCalls
 from .late_code import judge, watch_of_nodes
 from .modules import generators_of
 from .numbers import NONE, Numbers, choices, constants_without, modules_without, names_without, numbers_of
@@ -113,7 +114,7 @@ class Region:
         self.function, self.options, self._keep_joint = function, options, keep_joint
         self._entries: tuple[Specialization, ...] = ()
         self._fast: tuple[Callable[..., Any], ...] = ()  # their generated entries
-        self._eager_calls: dict[str, int] = {}
+        self._eagerly = EagerCalls()
         self._history = SizeHistory()
         functools.update_wrapper(self, function, updated=())
 
@@ -145,16 +146,18 @@ class Region:
                 TRACE_LOCK.release()
 
     def _slow_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        reason = eager_reason()
+        reason = eager_reason() or self._eagerly.reason(args, kwargs)
         if reason is not None:
-            self._eager_calls[reason] = self._eager_calls.get(reason, 0) + 1
-            return self.function(*args, **kwargs)
+            return self._eagerly.run(reason, self.function, args, kwargs)
         site = CallSite.of_function(self.function, args, kwargs)
         ambient = Ambient.now()
         entry = self._find(site, ambient)
         if entry is not None:
             return self._interpret(entry, site, args, kwargs)
-        entry, site = self._specialize(args, kwargs)
+        try:
+            entry, site = self._specialize(args, kwargs)
+        except NeedsEager as refused:
+            return self._eagerly.run(self._eagerly.refused(refused, args, kwargs), self.function, args, kwargs)
         # As later calls: the engine shall meet one kind of backward from the first step on.
         result = MISS if entry.entry is None else entry.entry.call(args, kwargs)
         result = self._interpret(entry, site, args, kwargs) if result is MISS else result
@@ -220,7 +223,7 @@ class Region:
 
     def _compile(self, site: CallSite, ambient: Ambient) -> Specialization:
         """With the numbers as symbols that differ between calls; as they are, where some of it needs them so."""
-        numbers = self._differing(site)
+        numbers = self._history.of_call(numbers_of(site), self.options)
         *tries, last = choices(numbers)
         for chosen in tries:
             with contextlib.suppress(Exception):  # an error of the function itself comes again
@@ -232,16 +235,6 @@ class Region:
             chosen, entry = last, self._compile_with(site, ambient, last)
         self._history.fix_all([place for place in numbers if place not in chosen], "what only numbers serve")
         return entry
-
-    def _differing(self, site: CallSite) -> Numbers:
-        """The numbers of a call that may be symbols, and were others in an earlier call."""
-        if not self.options.automatic_dynamic:
-            return NONE
-        numbers = numbers_of(site)
-        self._history.add_numbers(numbers)
-        eager = self.options.backend == "eager" and self.options.fw_compiler is self.options.bw_compiler is None
-        found = self._history.differing(numbers)
-        return found if eager else {place: n for place, n in found.items() if type(n) is int}
 
     def _compile_with(self, site: CallSite, ambient: Ambient, numbers: Numbers) -> Specialization:
         options = self.options
@@ -387,7 +380,7 @@ class Region:
         """Why each specialization exists, what it guards, and which calls ran eagerly and why."""
         from ..report.text import explain
 
-        return explain(self._entries, self._eager_calls, self._history.fixed)
+        return explain(self._entries, self._eagerly.counts, self._history.fixed)
 
     def __getattr__(self, name: str) -> Any:
         """Everything else is the function's own: ``parameters()``, ``train()``, ``state_dict()`` of a module."""
@@ -413,7 +406,7 @@ class Region:
         with TRACE_LOCK:  # else a thread that puts the entries in another order would bring them back
             self._entries, self._fast = (), ()
             self._history = SizeHistory()
-            self._eager_calls = {}
+            self._eagerly = EagerCalls()
 
 
 @contextlib.contextmanager

@@ -13,13 +13,14 @@ import torch
 from ..capture.inputs import Argument, DynamicDims
 from ..capture.python_numbers import NeedsNumbers
 from ..capture.session import Dim
+from ..options import Options
 from ..subclass.components import Part, components
 from ..subclass.context import same_context, without_outer
 from ..subclass.numbers import NumberPlace
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from ..subclass.visit import visit
-from .numbers import Numbers
+from .numbers import NONE, Numbers
 
 Tensor = torch.Tensor
 Sizes = dict[str, tuple[int, ...]]
@@ -113,11 +114,16 @@ class SizeHistory:
         """These numbers are no symbols from now on."""
         self.fixed = {**{(str(place.path), "number", 0): why for place in numbers}, **self.fixed}
 
-    def add_numbers(self, numbers: Numbers) -> None:
-        """Compare Python numbers with those at the same paths in earlier calls, and remember them."""
+    def of_call(self, numbers: Numbers, options: Options) -> Numbers:
+        """Of the Python numbers of a call those that may be symbols, and were others in an earlier call."""
+        if not options.automatic_dynamic:
+            return NONE
+        eager = options.backend == "eager" and options.fw_compiler is options.bw_compiler is None
         for place, n in numbers.items():
             if self.numbers.setdefault(str(place.path), n) != n:
                 self.varying_numbers.add(str(place.path))
+        found = self.differing(numbers)
+        return found if eager else {place: n for place, n in found.items() if type(n) is int}
 
     def differing(self, numbers: Numbers) -> Numbers:
         """Of the numbers of a call those that were others in an earlier one, and that may be symbols."""

@@ -29,7 +29,7 @@ from ..capture.inputs import Argument, DynamicDims
 from ..capture.mutation import NeedsAutogradBase
 from ..capture.region import Captured, capture
 from ..capture.session import Session
-from ..errors import OptionError, UnsupportedError
+from ..errors import NeedsEager, OptionError, UnsupportedError
 from ..options import Options
 from ..partition.interface import resolve_partitioner
 from ..runtime.backward import TRACE_LOCK
@@ -297,6 +297,8 @@ class _Compilation:
             )
         except NeedsAutogradBase:  # the base of a view is no input of Dynamo's: our own guards watch it
             return self.region
+        except NeedsEager:
+            return self.graph
         except Exception:  # some kernels take a float only as a number
             _dynamo.trace_again_with_numbers(_dynamo.float_arguments(env))
             raise

@@ -105,7 +105,7 @@ class DataParallelRegion(ModuleRegion):
 
 
 #: what a region keeps for itself
-_OWN = frozenset(["function", "options", "_keep_joint", "_entries", "_fast", "_eager_calls", "_history", "parallel"])
+_OWN = frozenset(["function", "options", "_keep_joint", "_entries", "_fast", "_eagerly", "_history", "parallel"])
 
 for _name, _value in vars(torch.nn.Module).items():
     if isinstance(_value, FunctionType) and not (_name.startswith("__") and _name.endswith("__")):

@@ -33,6 +33,7 @@ from .members import attributes_of
 from .reach import Reached, Slot
 
 _MUTABLE = (list, dict, set, deque)
+_SYMBOLS: tuple[Any, ...] = (torch.SymInt, torch.SymFloat)
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,14 +166,14 @@ def _bind(holder: Any, key: str | None, value: Any) -> None:
 
 def _is_effect(was: Any, now: Any) -> bool:
     """Was a number, a flag or a string assigned, or a size?"""
-    if now is was or now is ABSENT or not (isinstance(now, torch.SymInt) or is_simple(now)):
+    if now is was or now is ABSENT or not (isinstance(now, _SYMBOLS) or is_simple(now)):
         return False
     return not (type(now) is type(was) and is_simple(now) and now == was)
 
 
 def _is_first(was: Any, now: Any) -> bool:
     """Was an object, a function or a container assigned where nothing, None, a number or a string was?"""
-    first = was is ABSENT or is_simple(was) or isinstance(was, torch.SymInt)
+    first = was is ABSENT or is_simple(was) or isinstance(was, _SYMBOLS)
     return first and not (now is ABSENT or isinstance(now, torch.Tensor) or is_simple(now) or holds_traced(now))
 
 
@@ -214,7 +215,7 @@ def _take_back(
         first = _is_first(before, now) and (known is not None or (_is_made(now, old) and _is_plain(now)))
         if key is None or key in skip or not (first or _is_effect(before, now)):
             continue
-        if counted and before is ABSENT and isinstance(now, (int, float, torch.SymInt)):  # of a defaultdict
+        if counted and before is ABSENT and isinstance(now, (int, float, *_SYMBOLS)):  # of a defaultdict
             yield Count(table, key, True, now)
         else:
             yield Effect(table, key, now, _is_made(now, old))
@@ -246,7 +247,7 @@ def _shorten(container: Any, was: Any, emptied: bool) -> Iterator[Change]:
     """
     now, old = list(container), list(was)
     new = now if emptied else _added(now, old, container)
-    simple = all(isinstance(v, torch.SymInt) or is_simple(v) for v in new)
+    simple = all(isinstance(v, _SYMBOLS) or is_simple(v) for v in new)
     if emptied or (new and simple):
         container.clear()
         extend = container.update if isinstance(container, set) else container.extend

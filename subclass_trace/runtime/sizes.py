@@ -36,7 +36,8 @@ def to_expr(size: Any) -> Any:
 
 def _float(number: torch.SymFloat) -> Any:
     expr = number.node.expr
-    if not (expr.is_number or expr.is_Symbol):
+    bound = expr.is_number or (expr.is_Symbol and _torch.is_known(number) and not _torch.is_computed(number))
+    if not bound:
         raise UnsupportedError("a wrapper keeps a number that is computed of others", got=number)
     return float(expr) if expr.is_number else SizeExpr(expr)
 
@@ -108,7 +109,7 @@ def read_symbol(
 ) -> Any:
     """The value of one symbol in this call: a number, or the nested int of a jagged input."""
     if row.kind == "argument":
-        return int(flat[row.dim])
+        return flat[row.dim]
     if row.kind == "number":
         assert row.place is not None
         return row.place.read()

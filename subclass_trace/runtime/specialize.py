@@ -19,6 +19,7 @@ from ..capture.aliasing import alias_pattern
 from ..capture.graphs import is_drawn, output_args, placeholders
 from ..capture.inputs import Argument
 from ..capture.region import Captured
+from ..errors import NeedsEager
 from ..partition.half import Half
 from ..partition.interface import Partitioned, Partitioner, partition, save_all
 from ..partition.min_cut import MinCut
@@ -113,6 +114,8 @@ def build_program(
     try:
         guess = captured.tape.guess()
         traced = captured.tape.trace(guess)
+    except NeedsEager:
+        raise
     except Exception:  # whatever it is, eager would raise it in the backward, if there ever is one
         return _without_backward(captured, arguments, positions, through_base, backend)
     if verify.ENABLED:

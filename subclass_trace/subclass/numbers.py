@@ -104,8 +104,14 @@ def standing_in(rows: Sequence[tuple[NumberPlace, Any]]) -> Iterator[None]:
         UnsupportedError: code inside has changed one of them otherwise than by assigning to it.
     """
     found: dict[int, _Container] = {}
-    for place, _ in rows:
-        found.setdefault(id(place.container()), _Container(place))
+    try:
+        for place, _ in rows:
+            found.setdefault(id(place.container()), _Container(place))
+            place.read()
+    except (AttributeError, LookupError, TypeError, ValueError) as error:  # a backward that is traced later
+        raise UnsupportedError(
+            "a number that the region was traced with is gone", path=place.path, got=f"{type(error).__name__}: {error}"
+        ) from error
     for place, value in rows:
         place.write(value)
     for container in found.values():

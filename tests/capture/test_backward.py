@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -463,11 +465,34 @@ def test_a_view_of_a_leaf_that_the_region_makes_of_a_view_of_an_input() -> None:
 
 
 @pytest.mark.parametrize("layer", [torch.nn.Embedding, torch.nn.EmbeddingBag])
-def test_sparse_gradients_are_refused_with_the_input_and_the_line(layer: type) -> None:
+def test_calls_with_sparse_gradients_run_eagerly(layer: type) -> None:
     table = layer(5, 2, sparse=True)
     region = st.compile(lambda rows: table(rows).sum())
-    out = region(torch.tensor([[1, 2]]))
-    with pytest.raises(st.UnsupportedError, match="the gradient of an input is a sparse tensor") as caught:
-        out.backward()
-    assert caught.value.path == "table.weight" and "sparse=False" in str(caught.value.fix)
-    assert f"(sparse=True) at {__file__}:" in str(caught.value.got)
+    with pytest.warns(UserWarning, match="runs eagerly: the gradient of an input is a sparse tensor") as caught:
+        region(torch.tensor([[1, 2]])).backward()
+    text = str(caught[0].message)
+    assert "table.weight" in text and "sparse=False" in text and f"(sparse=True) at {__file__}:" in text
+    region(torch.tensor([[1, 3]])).backward()
+    assert table.weight.grad.is_sparse and table.weight.grad.coalesce().indices().tolist() == [[1, 2, 3]]
+    assert "2 calls: the gradient of an input is a sparse tensor (table.weight)" in region.explain()
+    with torch.no_grad():
+        region(torch.tensor([[1, 2]]))
+    assert len(region.specializations) == 1
+    with pytest.raises(st.UnsupportedError, match="the gradient of an input is a sparse tensor"):
+        region.specialize(torch.tensor([[1, 2]]))
+
+
+def _grows(x: torch.Tensor) -> torch.Tensor:
+    x.resize_(6)
+    return x.fill_(2) * 3
+
+
+@pytest.mark.parametrize(
+    "function", [_grows, lambda x: torch.linalg.lstsq(x.view(2, 2) + torch.eye(2), torch.ones(2, 1)).solution]
+)
+def test_what_only_eager_mode_has_runs_eagerly(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    region = st.compile(function)
+    with pytest.warns(UserWarning, match="a call of a region runs eagerly"):
+        found = region(torch.ones(4))
+    assert torch.equal(found, function(torch.ones(4))) and torch.equal(region(torch.ones(4)), found)
+    assert "calls that ran eagerly\n  2 calls: " in region.explain()

@@ -119,6 +119,45 @@ def test_arguments(function: Callable[..., Any], count: int, numbers: tuple[floa
     assert len(region.specializations) == count
 
 
+class Tagged(torch.Tensor):
+    """A wrapper with a number in its context."""
+
+    @staticmethod
+    def __new__(cls, a: Tensor, k: float) -> Tagged:
+        made = torch.Tensor._make_wrapper_subclass(cls, a.shape, strides=a.stride(), dtype=a.dtype)
+        made.a, made.k = a, k
+        return made
+
+    def __tensor_flatten__(self) -> Any:
+        return ["a"], {"k": self.k}
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, context: Any, size: Any, stride: Any) -> Tagged:
+        return Tagged(inner["a"], context["k"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        k = next(a.k for a in args if isinstance(a, Tagged))
+        return Tagged(func(*[a.a if isinstance(a, Tagged) else a for a in args], **(kwargs or {})), k)
+
+
+@pytest.mark.parametrize(
+    ("function", "count"),
+    [
+        (lambda x, k: Tagged(x, k) * 2, 2),
+        (lambda x, k: Tagged(x, k).view(-1), 2),
+        (lambda x, k: Tagged(x, k * 2), 4),  # for floats: the run time knows those of the call alone
+    ],
+)
+@pytest.mark.parametrize("numbers", [INTS[:4], FLOATS[:4]])
+def test_contexts(function: Callable[..., Any], count: int, numbers: tuple[float, ...]) -> None:
+    region = st.compile(function)
+    for k in numbers:
+        ours, eager = region(torch.ones(2, 2), k), function(torch.ones(2, 2), k)
+        assert (type(ours), type(ours.k), ours.k) == (Tagged, type(eager.k), eager.k) and torch.equal(ours.a, eager.a)
+    assert len(region.specializations) == (count if type(numbers[0]) is float else 2)
+
+
 def test_other_back_ends_take_floats_as_they_are() -> None:
     region = st.compile(lambda x, k: x * k, backend=lambda graph, examples: graph.forward)
     for k in FLOATS[:4]:
@@ -202,6 +241,12 @@ def copied(self: Any, x: Tensor) -> Tensor:
     return x * self.n
 
 
+def decay(self: Any, x: Tensor) -> Tensor:
+    self.rate = self.rate * 0.9 - 0.01
+    self.rates[0] = self.rates[0] * 0.5 * 0.3
+    return x.double() * self.rate * self.rates[0]
+
+
 PROGRAMS = {
     "store": Program(3, store, sizes={}),
     "swap": Program(2, swap, sizes={"k": 1}),
@@ -210,6 +255,7 @@ PROGRAMS = {
     "inserted": Program(3, inserted, last=[4, 5, 6]),
     "count and read": Program(2, count_and_read, n=0),
     "number or list": Program(3, number_or_list, n=5),
+    "decay": Program(2, decay, rate=1.0, rates=[1.0]),
     "a list of numbers": Program(6, copied, n=0, log=[]),
 }
 
@@ -269,6 +315,33 @@ def test_a_number_that_equals_a_size() -> None:
     region = st.compile(function)
     for rows, n in ((2, 2), (3, 3), (4, 4), (4, 2), (6, 3), (5, 5)):
         assert torch.equal(region(torch.ones(rows, 3), n), function(torch.ones(rows, 3), n))
+
+
+SETTINGS: dict[str, Any] = {"whole": 2, "rate": 0.5, "list": [1]}
+
+
+class ReadsInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * SETTINGS["whole"] * SETTINGS["rate"] + SETTINGS["list"][0]
+
+
+@pytest.mark.parametrize("retain_trace", [True, False])
+def test_numbers_that_a_backward_reads(retain_trace: bool) -> None:
+    """The forward does not read them; and a backward for other results is traced when it is asked for."""
+    region = st.compile(lambda x: (ReadsInBackward.apply(x), x * 2), retain_trace=retain_trace)
+    for k in range(2, 6):
+        SETTINGS.update(whole=k, rate=k * 0.1, list=[k * 3])
+        for results in (1, 2):
+            x = torch.ones(3, requires_grad=True)
+            (grad,) = torch.autograd.grad([y.sum() for y in region(x)[:results]], x)
+            assert torch.equal(grad, torch.ones(3) * k * (k * 0.1) + k * 3 + 2 * (results - 1))
+        assert (SETTINGS["whole"], SETTINGS["rate"], SETTINGS["list"]) == (k, k * 0.1, [k * 3])
+    assert len(region.specializations) <= 2
 
 
 @pytest.mark.parametrize("retain_trace", [True, False])

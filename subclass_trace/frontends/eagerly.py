@@ -1,0 +1,57 @@
+"""Calls that run eagerly: because of what is active around them, or since they cannot be compiled and eager mode has a result.
+
+Each is counted by its reason, for ``explain()``. Kinds of calls that cannot be compiled are remembered, so that only the
+first one is traced in vain; that one warns.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..errors import NeedsEager
+from ..runtime.guards import Ambient
+from .calls import flatten_tree
+
+
+class EagerCalls:
+    """How many calls of a region ran eagerly, and why.
+
+    Attributes:
+        counts: reason -> number of calls.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        self._kinds: dict[Any, str] = {}
+
+    def run(self, reason: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Count the call, and make it."""
+        self.counts[reason] = self.counts.get(reason, 0) + 1
+        return function(*args, **kwargs)
+
+    def reason(self, args: Any, kwargs: Any) -> str | None:
+        """Why a call like this one ran eagerly before."""
+        return self._kinds.get(_kind(args, kwargs)) if self._kinds else None
+
+    def refused(self, error: NeedsEager, args: Any, kwargs: Any) -> str:
+        """Calls like this one run eagerly from now on; the reason."""
+        where = "" if error.path is None else f" ({error.path})"
+        reason = self._kinds[_kind(args, kwargs)] = f"{error.what}{where}"
+        warnings.warn(f"a call of a region runs eagerly: {error}", stacklevel=2)
+        return reason
+
+
+def _kind(args: Any, kwargs: Any) -> Any:
+    """What is alike in calls that are refused alike: nothing hangs on it but how often one is tried."""
+    leaves, tree = flatten_tree((args, kwargs))
+    return Ambient.now(), tree, tuple(map(_of_leaf, leaves))
+
+
+def _of_leaf(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return type(value)
+    return type(value), value.dim() if value.is_nested else tuple(value.shape), value.dtype, value.requires_grad

@@ -45,6 +45,7 @@ from .collectives import group_of as group_of
 from .collectives import is_collective_in_place as is_collective_in_place
 from .collectives import reduction_of as reduction_of
 from .compiled_inside import compiled_functions_run_eagerly as compiled_functions_run_eagerly
+from .composites import AdaptiveOutput as AdaptiveOutput
 from .composites import BatchNormBase as BatchNormBase
 from .composites import assert_async as assert_async
 from .composites import composites_as_eager as composites_as_eager

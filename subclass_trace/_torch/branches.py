@@ -11,6 +11,7 @@ import torch
 _ROOT = os.path.dirname(torch.__file__)
 _DISTRIBUTIONS = os.path.join(_ROOT, "distributions") + os.sep
 _TRANSFORMER = os.path.join(_ROOT, "nn", "modules", "transformer.py")
+_AVERAGES = os.path.join(_ROOT, "optim", "swa_utils.py")
 #: functions of torch.distributions with ``if not condition: raise ValueError(...)``
 _CHECKS = {
     ("distribution.py", "__init__"),
@@ -40,6 +41,8 @@ def branch_of_torch(frame: Any) -> Branch | None:
     file, name = frame.f_code.co_filename, frame.f_code.co_name
     if file == _TRANSFORMER and name == "_detect_is_causal_mask":
         return Branch(False)  # a hint: a mask that is not said to be causal is used as it is
+    if file == _AVERAGES and name == "update_parameters":  # of all but the first (`capture.formulas`)
+        return Branch("copy_param" in frame.f_locals)
     if not file.startswith(_DISTRIBUTIONS):
         return None
     # Constraints on matrices go on only if these are symmetric, and else return what was not true.

@@ -19,12 +19,15 @@ from typing import Any
 
 import torch
 import torch._decomp.decompositions as decompositions
+from torch.nn.modules import adaptive
 
 Tensor = torch.Tensor
 #: an operation that raises an error with this text in the call where the condition does not hold
 assert_async = torch._assert_async
 #: of all batch norms
 BatchNormBase = torch.nn.modules.batchnorm._BatchNorm
+#: what nn.AdaptiveLogSoftmaxWithLoss returns
+AdaptiveOutput: Any = adaptive._ASMoutput
 _aten = torch.ops.aten
 _KEYS = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
 

@@ -196,13 +196,13 @@ def tensor(recorder: Any, func: Callable[..., Any], args: Any, kwargs: Any) -> A
     if func is torch.as_tensor:
         named |= dict(zip(("dtype", "device"), args[1:], strict=False))
     dtype, device = named.get("dtype"), named.get("device")
-    items, shape = _items(data)
+    items = _items(data)[0]
     if dtype is None:
         dtype = functools.reduce(torch.promote_types, map(_dtype_of, items)) if like is None else like.dtype
     if device is None:
         device = torch.get_default_device() if like is None else like.device
     with torch.no_grad():
-        made = torch.stack([_one(item, dtype, device) for item in items]).reshape(shape)
+        made = _stacked(data, dtype, device)
     return made.requires_grad_() if named.get("requires_grad") else made
 
 
@@ -228,6 +228,13 @@ def _items(data: Any) -> tuple[list[Any], list[int]]:
     if any(shape != shapes[0] for shape in shapes):
         raise ValueError("expected sequences of one length at each dimension, to make a tensor of numbers")
     return [item for items, _ in rows for item in items], [len(rows), *shapes[0]]
+
+
+def _stacked(data: Any, dtype: torch.dtype, device: Any) -> Tensor:
+    """No view, as it would be after ``reshape``."""
+    if not isinstance(data, (list, tuple)):
+        return _one(data, dtype, device)
+    return torch.stack([_stacked(row, dtype, device) for row in data])
 
 
 def _dtype_of(value: Any) -> torch.dtype:

@@ -34,8 +34,8 @@ from ..subclass.spec import Spec, WrapperSpec, sizes_in
 from .aliasing import alias_groups
 from .checkpoint import checkpoint_as_tags
 from .closed_over import ClosedOverInput, ClosedOverTensors, originals_of, restored_versions
-from .composites import cumulative_averages
 from .counters import Groups, SharedCounters
+from .formulas import formulas
 from .functionalize import overlapping_views
 from .functions import CapturedFunctions
 from .gradient_order import arrivals, order_views
@@ -274,7 +274,7 @@ class _Capture:
             functions = CapturedFunctions(recorder, self.metadata, self.counters)
             self.stand_ins = functions.stand_ins
             watching, asked = self.session.reads.watching(), self.metadata.watching()
-            modules, numbers = cumulative_averages(), PythonNumbers(self.session, inputs)
+            modules, numbers = formulas(), PythonNumbers(self.session, inputs)
             hooks = late_module_hooks(recorder)
             with (
                 checkpoint_as_tags(recorder),

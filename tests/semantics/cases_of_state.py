@@ -7,6 +7,7 @@ import copy
 import functools
 import pickle
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -130,6 +131,28 @@ same(
     torch="graph break",
 )
 same(D, "`.tolist()`", lambda x: x.tolist(), plain(dense), torch="graph break")
+same(
+    D,
+    "`int(x)`, `float(x)`, `bool(x)`, `torch.allclose(x, y)`: returned, computed with, `int(x)` as a size",
+    lambda x: (int(x.sum()), x * float(x.sum()), bool(x.any()), torch.allclose(x, x), torch.ones(int((x > 0).sum()))),
+    plain(dense),
+    torch="not in the survey",
+)
+same(
+    D,
+    "`torch.tensor([x[0], n])` of tensors and numbers inside tensors",
+    lambda x: torch.tensor([x.sum(), x.sum().item(), 2]),
+    plain(dense),
+    torch="not in the survey",
+)
+same(
+    D,
+    "the time (`time.time()`): returned, stored or computed with",
+    lambda x: (x, time.time()),
+    plain(dense),
+    torch="not in the survey",
+    refused="UnsupportedError",
+)
 same(D, "`.numpy()`", lambda x: x.numpy(), plain(dense), torch="graph break", refused="DataDependentError")
 same(
     D,

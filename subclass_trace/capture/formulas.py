@@ -1,0 +1,75 @@
+"""Methods of torch's modules that branch on values, or make sizes of them, as formulas that a graph can hold."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from itertools import chain, pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.optim.swa_utils import AveragedModel
+
+from .. import _torch
+from .composites import cumulative_averages
+
+Tensor = torch.Tensor
+Adaptive = torch.nn.AdaptiveLogSoftmaxWithLoss
+
+
+@contextlib.contextmanager
+def formulas() -> Iterator[None]:
+    """Inside, the methods of traced modules are those of this file."""
+    with (
+        cumulative_averages(),
+        _instead(AveragedModel, "update_parameters", _update_parameters),
+        _instead(Adaptive, "forward", _adaptive_log_softmax),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _instead(cls: Any, name: str, method: Callable[..., Any]) -> Iterator[None]:
+    original = getattr(cls, name)
+    setattr(cls, name, lambda self, *args, **kwargs: method(original, self, *args, **kwargs))
+    try:
+        yield
+    finally:
+        setattr(cls, name, original)
+
+
+def _update_parameters(original: Callable[..., Any], self: Any, model: Any) -> None:
+    """The first update copies the model: it is computed like the others (`branch_of_torch`), and left out where it is."""
+    if not _torch.is_fake(self.n_averaged):
+        original(self, model)
+        return
+    first = self.n_averaged == 0
+    mine, theirs = (
+        list(chain(m.parameters(), m.buffers()) if self.use_buffers else m.parameters()) for m in (self.module, model)
+    )
+    original(self, model)
+    with torch.no_grad():
+        for average, now in zip(mine, theirs, strict=False):
+            average.copy_(torch.where(first.to(average.device), now.to(average.device), average))
+
+
+def _adaptive_log_softmax(original: Callable[..., Any], self: Any, input_: Tensor, target_: Tensor) -> Any:
+    """Each cluster is computed for all rows, and taken for its own: eager computes it for these alone."""
+    fits = (input_.dim(), target_.dim()) in ((1, 0), (2, 1)) and input_.shape[:-1] == target_.shape
+    if not _torch.is_fake(target_) or not fits:
+        return original(self, input_, target_)
+    input, target = input_.reshape(-1, input_.shape[-1]), target_.reshape(-1)
+    text = f"Target values should be in [0, {self.n_classes - 1}], but others were found. "
+    _torch.assert_async(((target >= 0) & (target < self.n_classes)).all(), text)
+    place, output = target, input.new_zeros(target.shape)
+    for k, (low, high) in enumerate(pairwise(self.cutoffs)):
+        inside = (target >= low) & (target < high)
+        cluster = F.log_softmax(self.tail[k](input), dim=1)
+        local = cluster.gather(1, torch.where(inside, target - low, 0).unsqueeze(1)).squeeze(1)
+        output = output + torch.where(inside, local, 0)
+        place = torch.where(inside, self.shortlist_size + k, place)
+    head = F.log_softmax(self.head(input), dim=1)
+    output = output + head.gather(1, place.unsqueeze(1)).squeeze(1)
+    loss = (-output).mean()
+    return _torch.AdaptiveOutput(output if target_.dim() else output.squeeze(0), loss)

@@ -372,7 +372,9 @@ def test_a_hook_on_a_tensor_from_outside_stays_there() -> None:
         module = nn.Linear(2, 2)
         nn.init.ones_(module.weight)
         calls: list[int] = []
-        late = compile(lambda x: (module.weight.register_post_accumulate_grad_hook(lambda p: calls.append(1)), module(x))[1])
+        late = compile(
+            lambda x: (module.weight.register_post_accumulate_grad_hook(lambda p: calls.append(1)), module(x))[1]
+        )
         for _ in range(2):
             late(torch.ones(1, 2)).sum().backward()
         return [found, x.grad, module.weight.grad, list(calls)]

@@ -248,7 +248,7 @@ def _hooks() -> None:
 class _Logged(torch.autograd.Function):
     """Its backward keeps the gradient, and multiplies it by a number that anybody may change."""
 
-    seen: list[Any] = []  # noqa: RUF012
+    seen: list[Any] = []
     factor = 1.0
 
     @staticmethod

@@ -505,6 +505,15 @@ class ContainerItem:
     new: int | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class ReturnedContainer:
+    """Stands in the result for a list or dict that the region did not make: the one at ``keys`` of ``(args, kwargs)``, or
+    the one that ``read()`` finds."""
+
+    keys: tuple[Hashable, ...] = ()
+    read: Callable[[], Any] | None = None
+
+
 @dataclass(frozen=True)
 class ContainerChange:
     """What the region did to a list or dict among its arguments.
@@ -600,7 +609,9 @@ class Plan:
     versions: tuple[tuple[int, int], ...] = ()  # values that the region wrote to in place -> their version
     watched_inputs: tuple[int, ...] = ()  # wrappers whose version counter stands for a saved leaf's
     independent: tuple[tuple[int, ...], ...] = ()  # groups of differentiable values: see `capture.tape.independent`
-    containers: tuple[ContainerChange, ...] = ()  # of which ``out_tree`` is ``(result, [new items])``
+    containers: tuple[
+        ContainerChange | ReturnedContainer, ...
+    ] = ()  # of which ``out_tree`` is ``(result, [new items])``
     unread: tuple[Unread, ...] = ()  # values of contexts that no guard compares, since the trace read none of them
 
     @property

@@ -16,6 +16,7 @@ import torch
 
 from .. import _torch
 from .argument_checks import take
+from .clocks import Reading, reading
 from .python_numbers import covering, is_unknown, number_of
 
 Tensor = torch.Tensor
@@ -42,7 +43,8 @@ def _whole(recorder: Any, t: Tensor) -> Any:
 def _int(value: Any, *rest: Any, **named: Any) -> Any:
     watch = None if rest or named else covering(value)
     if watch is None:
-        return int(value, *rest, **named)
+        n = int(value, *rest, **named)
+        return reading(n) if isinstance(value, Reading) else n
     recorder = watch.session.recorder
     if isinstance(value, Tensor):
         n = number_of(value)
@@ -54,7 +56,8 @@ def _int(value: Any, *rest: Any, **named: Any) -> Any:
 
 def _float(value: Any = 0.0) -> Any:
     if covering(value) is None:
-        return float(value)
+        n = float(value)
+        return reading(n) if isinstance(value, Reading) else n
     n = number_of(value) if isinstance(value, Tensor) else value
     if isinstance(n, torch.SymBool):
         n = _ITE(n, 1, 0)

@@ -17,6 +17,7 @@ from .. import _torch
 from ..errors import AliasingError, UnsupportedError
 from ..subclass.flatten import leaves_of
 from ..subclass.protocol import is_traceable
+from .clocks import ACTIVE as CLOCKS
 from .closed_over import StandIns
 from .composites import COMPOSITES
 from .copies import deep_copy, is_shallow_copy, shallow_copy
@@ -63,6 +64,8 @@ class CapturedFunctions(_torch.TorchFunctionMode):
             answer = self.metadata.answer(func, args[0], self.stand_ins.known(args[0]), self.recorder)
             if answer is not ASIDE:
                 return answer
+        if CLOCKS[-1:] and CLOCKS[-1].taken:
+            CLOCKS[-1].refuse_among((*args, *(kwargs or {}).values()), self.recorder.user_line)
         args, kwargs = self.stand_ins.swap(func, args, kwargs or {})
         if name == "__set__" and getattr(func, "__self__", None) is Tensor.data:
             return self._set_data(func, *args)

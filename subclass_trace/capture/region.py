@@ -17,7 +17,17 @@ import torch.fx as fx
 
 from .. import _torch
 from ..errors import UnsupportedError
-from ..plan import ContainerChange, Detached, MutationPlan, OutputPlan, StatePlan, ValueAlias, ValueOutput, ViewOutput
+from ..plan import (
+    ContainerChange,
+    Detached,
+    MutationPlan,
+    OutputPlan,
+    ReturnedContainer,
+    StatePlan,
+    ValueAlias,
+    ValueOutput,
+    ViewOutput,
+)
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.numbers import NumberPlace
 from ..subclass.spec import Spec, WrapperSpec, sizes_in
@@ -99,7 +109,7 @@ class Captured:
     views: frozenset[int]
     result: Any
     assignments: tuple[StatePlan, ...]
-    containers: tuple[ContainerChange, ...]
+    containers: tuple[ContainerChange | ReturnedContainer, ...]
     differentiable: tuple[int, ...]
     differentiated: tuple[int, ...]
     tape: Tape | None

@@ -9,7 +9,7 @@ import torch
 
 from .. import _torch
 from ..errors import UnsupportedError
-from ..plan import AssignmentPlan, ContainerChange, OfResult, StatePlan
+from ..plan import AssignmentPlan, ContainerChange, OfResult, ReturnedContainer, StatePlan
 from ..subclass.arguments import attributes_of_wrapper
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.paths import Path, owner_of
@@ -32,7 +32,7 @@ class Run(NamedTuple):
     tree: Any
     handed: list[Any]
     assignments: tuple[StatePlan, ...] = ()
-    containers: tuple[ContainerChange, ...] = ()
+    containers: tuple[ContainerChange | ReturnedContainer, ...] = ()
 
 
 def with_attributes(run: Run, inputs: TracedInputs, before: Sequence[Before], recorder: Recorder) -> Run:

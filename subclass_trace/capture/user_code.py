@@ -54,6 +54,12 @@ _COMPREHENSIONS = ("<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>")
 _SHOWING = ("logging", "pdb", "bdb", "traceback")
 
 
+def is_users_own(code: Any) -> bool:
+    """Does this code object belong to no library at all?"""
+    file = code.co_filename
+    return is_user_code(code) and not file.startswith(_HELPERS) and not any(part in file for part in _INSTALLED)
+
+
 @functools.cache
 def _helps(file: str) -> bool:
     installed = any(part in file for part in _INSTALLED)

@@ -13,13 +13,14 @@ import torch
 
 from .. import _torch
 from ..capture.aliasing import family
+from ..capture.clocks import Clocks, clocks
 from ..capture.conversions import CONVERSIONS, conversions
 from ..capture.inputs import Argument
 from ..capture.python_numbers import needs_number, types_as_eager
 from ..capture.region import RunFunction
 from ..capture.run import Run
 from ..errors import UnsupportedError
-from ..plan import AssignmentPlan, OfResult, StatePlan
+from ..plan import AssignmentPlan, OfResult, ReturnedContainer, StatePlan
 from ..runtime.codegen import Layout, StateSlot
 from ..runtime.containers import each_is_one, shared_containers
 from ..runtime.guards import ModuleGuard, ModuleView, NameGuard
@@ -31,7 +32,7 @@ from ..subclass.numbers import NumberPlace, standing_in
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from .assignments import ModuleChange, replaced
-from .containers import HandedContainers
+from .containers import HandedContainers, named_containers
 from .counting import left_out, read_late
 from .iterators import no_items_taken
 from .managed_modules import check_flat_parameters, no_managed_modules
@@ -325,6 +326,7 @@ class CallSite:
                 standing_in([(place, n) for place, n in numbers.items() if place.position is None]),
                 no_managed_modules(self.roots),
                 no_random_numbers(self.reached),
+                clocks((row.holder, row.key) for row in self.reached.slots if type(row.holder) is dict) as times,
                 no_items_taken(self.reached),
                 settings_of_torch() as settings,
                 effects_on(self.reached) as effects,
@@ -338,6 +340,7 @@ class CallSite:
                     self.unfinished.extend((effects, settings))
                     raise
             _check_arrays(arrays)
+            result, returned = containers.marked(result, lambda: named_containers(self.reached))
             changes, new, places = containers.changes()
             if changes and not self.containers_differ:
                 raise shared_containers()
@@ -346,16 +349,17 @@ class CallSite:
                     _check_result(value, path)
             self._check_containers(args, kwargs, handed)
             self._check_rebuilt(made)
-            results, tree = flatten_results((result, new) if changes else result)
+            results, tree = flatten_results((result, new) if changes or returned else result)
             for k, value in enumerate(results):
                 _check_result(value, Path("result").item(k))
             rows: list[ModuleChange | Change | SettingChange] = [*assigned, *effects, *settings]
             plans: list[StatePlan] = [row.plan(len(results) + k) for k, row in enumerate(rows)]
+            _refuse_times(times, results, rows, plans)
             self.assigned_to.update(id(plan.owner) for plan in plans)
             flat = [*results, *[row.value for row in rows]]
             for rebuilt in made.values():
                 plans += _attributes_plans(rebuilt, flat)
-            return Run(flat, tree, handed, tuple(plans), tuple(changes))
+            return Run(flat, tree, handed, tuple(plans), (*changes, *returned))
 
         return run
 
@@ -377,6 +381,16 @@ def _called_conversions(reached: Reached) -> list[tuple[dict[str, Any], str]]:
     """The functions of Python's that make numbers, by name, with the globals of code that does nothing but call them."""
     rows = [(row.holder, row.name) for row in reached.unbound if row.key in CONVERSIONS and type(row.holder) is dict]
     return [row for row in rows if (id(row[0]), row[1]) not in reached.uncalled]
+
+
+def _refuse_times(times: Clocks, results: Sequence[Any], rows: Sequence[Any], plans: Sequence[Any]) -> None:
+    """``rows``: what the function did to Python state, with the ``plans`` of it."""
+    for k, value in enumerate(results):
+        if times.is_time(value):
+            raise times.refusal("returns the time", Path("result").item(k))
+    for row, plan in zip(rows, plans, strict=True):
+        if times.is_time(row.value):
+            raise times.refusal("stores the time", getattr(plan, "name", None) or type(plan.owner).__qualname__)
 
 
 def _is_array(value: Any) -> bool:
@@ -420,7 +434,7 @@ def _check_result(value: Any, path: Path, depth: int = 0) -> None:
             got=type(value).__qualname__,
             fix="return a list or tuple, and make functions outside of the region",
         )
-    if isinstance(value, (Tensor, torch.nn.Module, type)) or depth > 3:
+    if isinstance(value, (Tensor, torch.nn.Module, type, ReturnedContainer)) or depth > 3:
         return
     held = [(path.attr(k), v) for k, v in getattr(value, "__dict__", {}).items()]
     if isinstance(value, (list, tuple, set)):

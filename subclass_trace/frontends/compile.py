@@ -39,7 +39,7 @@ from ..partition.interface import resolve_partitioner
 from ..plan import Plan, SavedValue
 from ..runtime.backward import TRACE_LOCK
 from ..runtime.codegen import MISS, Entry, generate
-from ..runtime.containers import delivered, shared_containers
+from ..runtime.containers import changes_any, delivered, shared_containers
 from ..runtime.guards import Ambient, Guards, eager_reason, failed_guard
 from ..runtime.reference import Program
 from ..runtime.sizes import hint_of
@@ -163,7 +163,7 @@ class Region:
 
     def _interpret(self, entry: Specialization, site: CallSite, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         changes = entry.plan.containers
-        if changes and not site.containers_differ:
+        if changes_any(changes) and not site.containers_differ:
             raise shared_containers()
         results = unflatten_tree(entry.plan.out_tree, entry.program(site.flat))
         return delivered(changes, args, kwargs, results) if changes else results

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import UnsupportedError
-from ..plan import ContainerChange
+from ..plan import ContainerChange, ReturnedContainer
 from ..plan import ContainerItem as Item
-from ..runtime.containers import CHANGEABLE, containers_in
+from ..runtime.containers import CHANGEABLE, containers_in, map_containers
+from ..runtime.guards import OF_EVERY_MODULE
 from ..subclass.paths import Path
+from .reach import Reached
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +58,28 @@ class HandedContainers:
             container.update(was) if isinstance(container, dict) else container.extend(was)
         return changes, new, paths
 
+    def marked(self, result: Any, others: Callable[[], Mapping[int, Callable[[], Any]]]) -> tuple[Any, list[Any]]:
+        """The result, and what stands in it for containers that the function did not make.
+
+        ``others``: those that it reaches by name, by their ids, with how each call finds them.
+        """
+        mine = {id(container): keys for keys, container, _ in self.rows}
+        named: Mapping[int, Callable[[], Any]] | None = None
+        rows: list[ReturnedContainer] = []
+
+        def mark(value: Any) -> Any:
+            nonlocal named
+            if type(value) not in CHANGEABLE:
+                return value
+            if named is None:
+                named = others()
+            if id(value) not in mine and id(value) not in named:
+                return value
+            rows.append(ReturnedContainer(mine.get(id(value), ()), named.get(id(value))))
+            return rows[-1]
+
+        return map_containers(result, mark), rows
+
     def _check_new(self, value: Any, path: Path) -> None:
         for inner in _inside(value):
             if any(inner is container for _, container, _ in self.rows):
@@ -93,3 +118,14 @@ def _path(keys: Any) -> Path:
     for key in rest:
         path = path.item(key)
     return path
+
+
+def named_containers(reached: Reached) -> dict[int, Callable[[], Any]]:
+    """The lists and dicts that names and attributes of modules hold: id -> how to find what they hold in a call."""
+    found = {id(row.value): row.read for row in reached.slots if type(row.value) in CHANGEABLE}
+    for root, _ in reached.modules:
+        for module in root.modules():
+            for name, value in vars(module).items():
+                if type(value) in CHANGEABLE and name not in OF_EVERY_MODULE:
+                    found[id(value)] = functools.partial(getattr, module, name)
+    return found

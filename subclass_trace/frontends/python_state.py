@@ -121,7 +121,7 @@ def effects_on(reached: Reached) -> Iterator[list[Change]]:
             if held.attributes or isinstance(held.value, dict):
                 others = {name for owner, name in skip if owner == id(held.owner)}
                 first = known if held.attributes and held.path is not None else None
-                effects += _take_back(held.value, was, id(held.value) in tallies, others, first)
+                effects += _take_back(held.value, was, id(held.value) in tallies, others, first, known)
             elif isinstance(held.value, (list, deque, set)):
                 effects += _items_back(held.value, was)
                 effects += _shorten(held.value, was, id(held.value) in emptied)
@@ -181,6 +181,15 @@ def _is_made(value: Any, known: Collection[int]) -> bool:
     return type(value) in _MUTABLE and id(value) not in known
 
 
+def _is_plain(value: Any) -> bool:
+    """Does a container hold nothing but numbers, strings, and such containers?"""
+    if type(value) not in (*_MUTABLE, tuple):
+        return is_simple(value)
+    if isinstance(value, dict) and not all(map(is_simple, value)):
+        return False
+    return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
+
+
 def _settle(place: Place) -> Iterator[Change]:
     """What a counter was moved by, or what was assigned to it."""
     now = place.read()
@@ -192,18 +201,23 @@ def _settle(place: Place) -> Iterator[Change]:
 
 
 def _take_back(
-    table: Any, was: dict[Any, Any], counted: bool, skip: Collection[str], known: Collection[int] | None
+    table: Any,
+    was: dict[Any, Any],
+    counted: bool,
+    skip: Collection[str],
+    known: Collection[int] | None,
+    old: Collection[int],
 ) -> Iterator[Change]:
-    """Of attributes, or of a dict. ``known``: ids of the containers that are not new, for attributes."""
+    """Of attributes, or of a dict. ``old``: ids of the containers that are not new, ``known``: the same, for attributes."""
     for key in list(table):
         before, now = was.get(key, ABSENT), table[key]
-        first = known is not None and _is_first(before, now)
+        first = _is_first(before, now) and (known is not None or (_is_made(now, old) and _is_plain(now)))
         if key is None or key in skip or not (first or _is_effect(before, now)):
             continue
         if counted and before is ABSENT and isinstance(now, (int, float, torch.SymInt)):  # of a defaultdict
             yield Count(table, key, True, now)
         else:
-            yield Effect(table, key, now, known is not None and _is_made(now, known))
+            yield Effect(table, key, now, _is_made(now, old))
         _bind(table, key, before)
     gone = [key for key in was if key not in table and key not in skip]
     for key in gone:

@@ -5,12 +5,13 @@ The traced function is handed copies. `plan.ContainerChange` says what it did to
 
 from __future__ import annotations
 
+import operator
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 from ..errors import UnsupportedError
-from ..plan import ContainerChange
+from ..plan import ContainerChange, ReturnedContainer
 
 #: containers that a function may change, and pytree nodes of optree's own
 CHANGEABLE = (list, dict, OrderedDict, defaultdict, deque)
@@ -43,15 +44,53 @@ def shared_containers() -> UnsupportedError:
     )
 
 
-def delivered(changes: Sequence[ContainerChange], args: Any, kwargs: Any, results: Any) -> Any:
+def changes_any(containers: Sequence[ContainerChange | ReturnedContainer]) -> bool:
+    """Does the region change a container, or only return some?"""
+    return any(isinstance(row, ContainerChange) for row in containers)
+
+
+def delivered(rows: Sequence[ContainerChange | ReturnedContainer], args: Any, kwargs: Any, results: Any) -> Any:
     """Make the changes of a call whose ``results`` are ``(result, [new values])``; returns the result."""
     result, new = results
     found = []
-    for change in changes:
-        container: Any = (args, kwargs)
-        for key in change.keys:
-            container = container[key]
-        found.append((change, container, dict(container) if isinstance(container, dict) else list(container)))
+    for row in rows:
+        if isinstance(row, ContainerChange):
+            container = _at((args, kwargs), row.keys)
+            found.append((row, container, dict(container) if isinstance(container, dict) else list(container)))
     for change, container, old in found:
         change.deliver(container, old, new)
-    return result
+    if len(found) == len(rows):
+        return result
+    return map_containers(result, lambda v: _returned(v, (args, kwargs)) if type(v) is ReturnedContainer else v)
+
+
+def _at(values: Any, keys: Sequence[Hashable]) -> Any:
+    for key in keys:
+        values = values[key]
+    return values
+
+
+def _returned(row: ReturnedContainer, arguments: Any) -> Any:
+    return _at(arguments, row.keys) if row.read is None else row.read()
+
+
+def map_containers(value: Any, replace: Callable[[Any], Any], depth: int = 0) -> Any:
+    """The value with what ``replace`` gives for it, or else for what lies in it: containers with other items are new."""
+    other = replace(value)
+    if other is not value or depth > _DEEPEST:
+        return other
+    if isinstance(value, tuple) and (type(value) is tuple or hasattr(value, "_fields")):
+        items = [map_containers(v, replace, depth + 1) for v in value]
+        made = tuple(items) if type(value) is tuple else type(value)(*items)
+        return made if any(map(operator.is_not, items, value)) else value
+    if type(value) not in CHANGEABLE:
+        return value
+    keys = list(value) if isinstance(value, dict) else range(len(value))
+    changed = {k: now for k in keys if (now := map_containers(value[k], replace, depth + 1)) is not value[k]}
+    copy = value.copy() if changed else value
+    for key, now in changed.items():
+        copy[key] = now
+    return copy
+
+
+_DEEPEST = 20

@@ -51,7 +51,7 @@ from ..partition.half import Half
 from .bindings import bind_call
 from .blame import Blame, row_of
 from .fewer_calls import fewer_calls
-from .in_place import Written, in_place
+from .in_place import Fresh, Written, as_new, in_place
 from .round_trips import Call, inputs_of, without_kept_dimensions, without_round_trips
 
 _WIDTH = 110
@@ -106,7 +106,7 @@ class Listing:
         owner: the module that ``get_attr`` nodes read.
         inputs: nodes whose values are passed.
         body: ``get_attr`` and ``call_function`` nodes.
-        results: nodes and constants to return, and `Written` inputs.
+        results: nodes and constants to return; `Written` and `Fresh` ones.
         merged: a node that arguments may name -> the node of the list that has its value.
         calls: nodes that are called in another way than as they stand in the graph.
     """
@@ -186,7 +186,7 @@ def compile_listing(listing: Listing, *, name: str, targets: Mapping[int, int] =
     made = replace(listing, body=found.body, results=found.results, merged=found.merged, calls=found.calls)
     writer = _Writer(made, name)
     source = writer.write()
-    filename = f"<subclass_trace {name} {next(_file_numbers)}>"
+    filename = f"<subclass_trace {name} graph {next(_file_numbers)}>"  # no name of another source
     namespace = writer.namespace
     text = _guarded(source)
     exec(compile(text, filename, "exec"), namespace)
@@ -328,7 +328,7 @@ class _Writer:
     def _last_uses(self, order: list[fx.Node]) -> _LastUses:
         """Which local values die after which node; under None those that nothing uses."""
         merged = self.listing.merged
-        results = (r.node if isinstance(r, Written) else r for r in self.listing.results)
+        results = (r.node if isinstance(r, (Fresh, Written)) else r for r in self.listing.results)
         kept = {merged.get(r, r) for r in results if isinstance(r, fx.Node)}
         last: dict[fx.Node, fx.Node | None] = dict.fromkeys(self.listing.inputs)
         for node in order:
@@ -414,6 +414,8 @@ class _Writer:
             return self._called(arg, user)[0]  # type: ignore[arg-type]
         if isinstance(arg, Written):
             return f"{self.variables[arg.node]}.detach()"
+        if isinstance(arg, Fresh):
+            return f"{self._global(as_new, 'as_new')}({self.variables[arg.node]})"
         if type(arg) in (int, bool, str, type(None)):
             return repr(arg)
         if type(arg) is float and math.isfinite(arg):

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..capture.clocks import READINGS
 from ..subclass.context import AnyNumber, snapshot
 
 
@@ -199,7 +200,7 @@ def is_simple(value: Any) -> bool:
 
 
 #: compared by value
-BY_VALUE = (bool, int, float, complex, str, bytes, type(None))
+BY_VALUE = (bool, int, float, complex, str, bytes, type(None), *READINGS)
 
 
 #: what code may move on, or append to, without reading it

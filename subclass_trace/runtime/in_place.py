@@ -27,10 +27,12 @@ from typing import Any
 import torch
 import torch.fx as fx
 
+from .. import _torch
 from .in_place_values import (
     Values,
     in_place_form,
     is_scatter,
+    lies_as_before,
     same_layout,
     same_offset,
     several_results,
@@ -62,6 +64,20 @@ class Written:
     """A result whose contents lie in an input already: what is returned is an alias of that."""
 
     node: fx.Node
+
+
+@dataclass(frozen=True, eq=False)
+class Fresh:
+    """A result that was written in place, in memory of the program's own: for the caller it is as new."""
+
+    node: fx.Node
+
+
+def as_new(t: torch.Tensor) -> torch.Tensor:
+    """The same tensor, with a version counter that says that nobody wrote to it."""
+    if not t.is_inference():
+        _torch.set_version(t, 0)
+    return t
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,13 +134,13 @@ def in_place(
         targets: number of a result -> number of the input whose new contents it is, and nothing else.
     """
     values = Values(body, results, merged, calls, inputs)
-    if not values.is_functional or not any(map(_is_write, (*body, *targets))):
+    if not values.is_functional or not (targets or any(map(_is_write, body))):
         return Lowered(body, results, merged, calls, {})
     return _Pass(values, targets).run()
 
 
-def _is_write(node: fx.Node | int) -> bool:
-    return isinstance(node, int) or node.target in _WRITES or is_scatter(node)
+def _is_write(node: fx.Node) -> bool:
+    return node.target in _WRITES or is_scatter(node)
 
 
 class _Pass:
@@ -142,7 +158,7 @@ class _Pass:
         chains = self._chains()
         steps = {s.made: s for chain in chains.values() for s in chain}
         rows = sorted(steps.values(), key=lambda s: v.place[s.node])
-        self.overwritten = {v.root(s.over): v.place[s.node] for s in rows}
+        self.overwritten = {old: v.place[s.node] for s in rows for old in v.memories(s.over)}
         done: set[fx.Node] = set()
         for step in rows:
             if step.node not in done:
@@ -154,6 +170,9 @@ class _Pass:
         for node in v.body:
             if node not in done and node not in self.gone and _is_write(node):
                 self._within(node)
+        for place, result in enumerate(results):
+            if isinstance(result, fx.Node) and any(m in self.memory for m in v.memories(result)):
+                results[place] = Fresh(result)
         body = [n for n in v.body if n not in self.gone]
         made = {a: self._memory(a) for a in self.memory}
         self.merged = {a: made.get(b, b) for a, b in self.merged.items()} | made
@@ -210,36 +229,54 @@ class _Pass:
         v, start = self.values, self.values.inputs[number]
         ends = {v.final(r) if isinstance(r := v.results[k], fx.Node) else None for k in places}
         end = ends.pop()
-        if ends or end is None or not same_layout(end, start):
+        if ends or end is None:
             return None
         chain: list[_Step] = []
         node, allowed = end, set(places)
-        while True:
-            root = v.root(node)
-            if root is None or not v.covers(node, root):
+        while (root := v.root(node)) is not start:
+            if root is None or not v.covers(node, root) or not v.is_read_at_end(root) <= allowed:
                 return None
-            if root is start:
-                return chain[::-1] if v.is_read_at_end(root) <= allowed and chain else None
-            step = self._step(root)
-            if step is None or not v.is_read_at_end(root) <= allowed or not self._is_free(step):
-                return None
-            if v.is_read_by_offset(root) or v.may_overlap(step.over):
+            step = self._step(root, strides=False)
+            if step is None or not self._keeps_places(step) or not self._is_free(step):
                 return None
             chain.append(step)
             node, allowed = step.over, set()
+        if not chain or not v.covers(node, start) or v.is_read_at_end(start):
+            return None
+        return chain[::-1] if self._ends_there(chain, end, start) else None
 
-    def _step(self, made: fx.Node) -> _Step | None:
+    def _keeps_places(self, step: _Step) -> bool:
+        """May everybody who looks at the new value look at the old one's memory?
+
+        The new value of a tensor that is a part of a larger one is laid out without gaps. It may keep the gaps if nothing
+        but the order of dimensions matters to those who view it.
+        """
+        v = self.values
+        if v.is_read_by_offset(step.made) or v.may_overlap(step.over):
+            return False
+        return same_layout(step.made, step.over) or not v.is_viewed_by_strides(step.made)
+
+    def _ends_there(self, chain: list[_Step], end: fx.Node, start: fx.Node) -> bool:
+        """Does the last value, made in the memory of the first one, lie there as the first one does?"""
+        if all(same_layout(step.made, step.over) for step in chain):
+            return same_layout(end, start)
+        ways = [self.values.views_to(node) for node in (*(step.over for step in chain), end)]
+        return lies_as_before(start.meta["val"], [view for way in ways for view in way])
+
+    def _step(self, made: fx.Node, *, strides: bool = True) -> _Step | None:
         v = self.values
         if v.is_item(made):
             node, item = made.args
             over = several_results(node)[1].get(item)  # type: ignore[arg-type]
-            if not isinstance(over, fx.Node) or not same_layout(made, over):
+            if not isinstance(over, fx.Node) or not same_layout(made, over, strides=strides):
                 return None
             return _Step(node, made, over, item)  # type: ignore[arg-type]
         if made not in v.place or made in v.calls or not made.args or not isinstance(made.args[0], fx.Node):
             return None
         known = is_scatter(made) or in_place_form(made) is not None
-        return _Step(made, made, made.args[0]) if known and same_layout(made, made.args[0]) else None
+        if not known or not same_layout(made, made.args[0], strides=strides):
+            return None
+        return _Step(made, made, made.args[0])
 
     def _is_free(self, step: _Step) -> bool:
         """Is the old value read no more once the step is done, and by the step itself in no other way?"""

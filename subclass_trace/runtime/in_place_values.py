@@ -43,6 +43,10 @@ _WITH_FORM = (
     aten.scatter_add.default,
     aten.scatter_reduce.two,
 )
+#: views that can be made of a tensor whatever its strides are
+_OF_ANY_STRIDES = frozenset(
+    ("select", "slice", "t", "transpose", "permute", "unsqueeze", "squeeze", "diagonal", "expand", "alias", "detach")
+)
 #: (form in place, number of a result -> number of the argument that is written)
 _NORMALIZATIONS: dict[Any, tuple[Any, dict[int, int]]] = {
     aten._native_batch_norm_legit_functional.default: (aten._native_batch_norm_legit.default, {3: 3, 4: 4}),
@@ -69,6 +73,7 @@ class Values:
         self._last_read: dict[fx.Node, int] = {}
         self._at_end: dict[fx.Node, set[int]] = {}
         self._by_offset: set[fx.Node] = set()  # parts of these are made by their place in the storage
+        self._by_strides: set[fx.Node] = set()  # views of these need their strides
         for k, node in enumerate(body):
             self._add(node, k)
         for k, result in enumerate(results):
@@ -93,22 +98,28 @@ class Values:
 
     def path(self, node: fx.Node) -> tuple[fx.Node | None, tuple[Any, ...]]:
         """The root, and the views that lead from there to it."""
+        views = self.views_to(node)
+        base = views[0].args[0] if views else node
+        keys = (self.view_key(n.target, n.args[1:], n.args[0]) if not n.kwargs else n for n in views)  # type: ignore[arg-type]
+        return self.final(base), tuple(keys)  # type: ignore[arg-type]
+
+    def views_to(self, node: fx.Node) -> list[fx.Node]:
+        """The views that lead from its root to it."""
         views = []
         while self.is_view(node) and isinstance(node.args[0], fx.Node):
-            views.append(self.view_key(node.target, node.args[1:], node.args[0]))
-            if node.kwargs:
-                views.append(node)
+            views.append(node)
             node = node.args[0]
-        return self.final(node), tuple(reversed(views))
+        return views[::-1]
 
     def view_key(self, target: Any, args: tuple[Any, ...], base: fx.Node | None) -> tuple[Any, ...]:
         """A view operation with its arguments in one form. ``base`` is what it is a view of, where that is a node."""
         shape = None if base is None else base.meta["val"].shape
-        found = [self._key(a) for a in args]
+        found: list[Any] = [self._key(a) for a in args]
         if target is aten.select.int:
             return (target, *_positions(shape, found[0], found[1]))
         if target is aten.slice.Tensor:
-            dim, start, end, step = (*found, *(0, None, None, 1)[len(found) :])
+            found += [0, None, None, 1][len(found) :]
+            dim, start, end, step = found
             dim, start = _positions(shape, dim, 0 if start is None else start)
             _, end = _positions(shape, dim, end)
             size = None if shape is None or type(dim) is not int else shape[dim]
@@ -129,7 +140,7 @@ class Values:
             return True
         a, b = node.meta["val"].shape, root.meta["val"].shape
         if all(type(n) is int for n in (*a, *b)):
-            return math.prod(a) == math.prod(b)
+            return bool(math.prod(a) == math.prod(b))
         return _same_numbers(a, b)
 
     def is_made_here(self, root: fx.Node | None) -> bool:
@@ -156,6 +167,10 @@ class Values:
         """Is a part of any of them made by its place in the storage? Then they must lie where the graph has them."""
         return not self._by_offset.isdisjoint(roots)
 
+    def is_viewed_by_strides(self, root: fx.Node) -> bool:
+        """Is there a view of it that not every tensor of its sizes has (``view``)?"""
+        return root in self._by_strides
+
     def is_item(self, node: fx.Node) -> bool:
         """Is it one of several results of an operation that has a form in place?"""
         if node.target is not operator.getitem or node not in self.place:
@@ -179,7 +194,7 @@ class Values:
     def reads_once(self, node: fx.Node, over: fx.Node) -> bool:
         """Does ``over`` stand among its arguments once, and nothing else in that memory?"""
         found: list[fx.Node] = []
-        fx.map_arg((node.args, dict(node.kwargs)), lambda n: found.append(n))
+        fx.map_arg((node.args, dict(node.kwargs)), found.append)
         old = self.root(over)
         return sum(old in self.memories(n) for n in found) == 1
 
@@ -200,6 +215,8 @@ class Values:
             self._read(n)
         if self.is_view(node):
             self._memories[node] = taken
+            if _torch.op_name(node.target) not in _OF_ANY_STRIDES:  # type: ignore[arg-type]
+                self._by_strides |= taken
             if node.target is aten.as_strided.default and len(node.args) > 3 and node.args[3] is not None:
                 self._by_offset |= taken
             return
@@ -354,6 +371,21 @@ def same_layout(a: fx.Node, b: fx.Node, *, strides: bool = True) -> bool:
 def same_offset(a: fx.Node, b: fx.Node) -> bool:
     """Do two values start at the same place of their storages?"""
     return _same_numbers((a.meta["val"].storage_offset(),), (b.meta["val"].storage_offset(),))
+
+
+def lies_as_before(t: torch.Tensor, views: Sequence[fx.Node]) -> bool:
+    """Do these views, one of the other, lead from a tensor like ``t`` back to its own sizes and strides?"""
+    numbers = (*t.shape, *t.stride())
+    if not all(type(n) is int for n in numbers) or any(n.kwargs or len(n.all_input_nodes) > 1 for n in views):
+        return False
+    with _torch.plain_dispatch():
+        now = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+        try:
+            for node in views:
+                now = node.target(now, *node.args[1:])  # type: ignore[operator]
+        except RuntimeError:  # of these strides there is no such view
+            return False
+        return (*now.shape, *now.stride()) == numbers and now.storage_offset() == 0
 
 
 def _same_numbers(a: Sequence[Any], b: Sequence[Any]) -> bool:

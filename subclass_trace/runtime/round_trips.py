@@ -46,15 +46,14 @@ class Call:
 
     def nodes(self) -> list[fx.Node]:
         """The nodes that it reads, in the order in which they stand there."""
-        found: dict[fx.Node, None] = {}
+        found: list[fx.Node] = []
         for arg in (*self.args, *self.kwargs.values()):
             if isinstance(arg, Call):
-                found |= dict.fromkeys(arg.nodes())
+                found += arg.nodes()
             else:
-                fx.map_arg(arg, lambda node: found.setdefault(node))
-        for call in self.then:
-            found |= dict.fromkeys(call.nodes())
-        return list(found)
+                fx.map_arg(arg, found.append)
+        found += [node for call in self.then for node in call.nodes()]
+        return list(dict.fromkeys(found))
 
 
 def inputs_of(node: fx.Node, calls: Mapping[fx.Node, Call]) -> list[fx.Node]:

@@ -191,7 +191,10 @@ def _compile_forward(backend: Backend, compiler: Compiler, half: Half, plan: Pla
         return _compile(backend, compiler, half), plan
     listing = Listing.of_half(half) if half.is_plain else Listing.of_module(half.module)
     boxed = compile_listing(listing, name="forward", targets=targets)
-    return boxed.function, replace(plan, mutations=delivered_by_program(plan, boxed.delivered))
+    plan = replace(plan, mutations=delivered_by_program(plan, boxed.delivered))
+    if verify.ENABLED:
+        verify.verify_plan(plan)
+    return boxed.function, plan
 
 
 def _compile(backend: Backend, compiler: Compiler, half: Half, is_backward: bool = False) -> Compiled:

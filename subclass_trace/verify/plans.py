@@ -151,6 +151,8 @@ def _plan_mutation(plan: Plan, path: str, m: MutationPlan) -> None:
     path, count = f"{path} {row.path}", leaf_count(row.spec)
     for leaf in (*m.leaves, *m.replaced):
         _exists(leaf, count, "a leaf of the input", path)
+    idle = sorted(set(m.in_program) - set(m.leaves))
+    require(not idle, "the program writes a leaf that keeps its data", path, expected=m.leaves, got=idle)
     both = sorted(set(m.leaves) & set(m.replaced))
     require(not both, "a leaf is both copied into and replaced", path, expected="one of them", got=both)
     require(

@@ -175,3 +175,77 @@ def test_registered_nodes_are_refused() -> None:
 
     with pytest.raises(UnsupportedError, match="changes a container among its arguments"):
         st.compile(f)(Box(torch.ones(2)))
+
+
+def _appends(x: Tensor, out: list[Any]) -> Any:
+    out.append(x * 2)
+    return out
+
+
+def _removes(x: Tensor, d: dict[str, Any]) -> Any:
+    d.pop("a")
+    d["b"] = x
+    return d, [d, x * 2], {"d": d}
+
+
+def _inside(x: Tensor, d: dict[str, Any]) -> Any:
+    d.setdefault("rows", [x]).append(x * 2)
+    return d, d["list"]
+
+
+RETURNED: dict[str, tuple[Any, Any]] = {
+    "appended to": (_appends, lambda: [torch.zeros(1)]),
+    "empty before": (_appends, list),
+    "several times": (_removes, lambda: {"a": torch.ones(1)}),
+    "one inside of another": (_inside, lambda: {"list": [torch.ones(1)]}),
+    "not changed": (lambda x, out: (out, x * 2), lambda: [torch.zeros(1), 3]),
+}
+
+
+@pytest.mark.parametrize("name", RETURNED)
+def test_a_container_that_came_in_is_returned_itself(name: str) -> None:
+    f, make = RETURNED[name]
+
+    def where(value: Any, mine: Any) -> Any:
+        """The shape of a value, with the caller's containers by name."""
+        if value is mine or any(value is v for v in (mine.values() if isinstance(mine, dict) else mine)):
+            return "the caller's"
+        if isinstance(value, dict):
+            return {k: where(v, mine) for k, v in value.items()}
+        return [where(v, mine) for v in value] if isinstance(value, (list, tuple)) else type(value)
+
+    found = []
+    for call in (lambda f: f, st.compile):
+        region, rows = call(f), []
+        for k in range(3):
+            mine = make()
+            out = region(torch.full((1,), float(k)), mine)
+            rows.append((where(out, mine), repr(out), repr(mine)))
+        found.append(rows)
+    assert found[0] == found[1]
+
+
+LOSSES: list[float] = []
+
+
+class Keeps(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: dict[str, list[int]] = {"sizes": []}
+
+    def forward(self, x: Tensor) -> Any:
+        self.steps["last"] = x.shape[0]
+        LOSSES.append(0.5)
+        return x * 2, self.steps, LOSSES
+
+
+def test_a_container_with_a_name_is_returned_itself() -> None:
+    LOSSES.clear()
+    model = Keeps()
+    region = st.compile(model)
+    for k in range(3):
+        _, steps, losses = region(torch.ones(k + 2))
+        assert steps is model.steps and losses is LOSSES
+        assert (len(losses), steps["last"]) == (k + 1, k + 2)
+    model.steps = dict(model.steps)
+    assert region(torch.ones(2))[1] is model.steps

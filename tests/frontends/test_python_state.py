@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections import deque
 from collections.abc import Callable
@@ -223,3 +224,31 @@ def test_sizes_in_a_list() -> None:
     with pytest.raises(st.UnsupportedError, match="size"):
         st.compile(lambda x: (rows.append((x.shape[0], 1)), x)[1], dynamic=True)(torch.ones(3, 2))
     assert rows == []
+
+
+def test_a_container_that_comes_to_be_in_a_dict() -> None:
+    """Where the key was not there, each call gets a container of its own; where it was, what is there is changed."""
+
+    def programs() -> list[tuple[Any, Any]]:
+        rows: Any = collections.defaultdict(list)
+        plain: dict[str, Any] = {}
+
+        def f(x, k):
+            rows[k].append(7)
+            return x * len(rows[k])
+
+        def g(x, k):
+            plain.setdefault(k, {"n": []})["n"].append(x.shape[0])
+            return x * len(plain[k]["n"])
+
+        return [(f, rows), (g, plain)]
+
+    found = []
+    for call in (lambda f: f, st.compile):
+        out: list[Any] = []
+        for function, state in programs():
+            region = call(function)
+            out += [region(torch.ones(1), k).item() for k in "aabcab"]
+            out.append({k: repr(v) for k, v in state.items()})
+        found.append(out)
+    assert found[0] == found[1]

@@ -85,7 +85,7 @@ class FirstRun:
             session.assumptions,
             _torch.assumptions_of(session.shape_env),
             session.reads.left_out(),
-            session.recorder.late,
+            session.recorder.late.anew(),
             dict(session.arguments),
             _fingerprint(captured),
             _operations(captured),

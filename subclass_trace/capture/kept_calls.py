@@ -113,18 +113,15 @@ class Template:
 
     def _function(self, function: types.FunctionType) -> Maker:
         """A closure over traced tensors: its cells are made anew, those of everything else stay."""
-        rows = [
-            (cell, self.maker(cell.cell_contents) if _cellis_traced(cell) else None)
-            for cell in function.__closure__ or ()
-        ]
-        defaults = self.maker(function.__defaults__)
+        traced = [(cell, _is_traced_cell(cell)) for cell in function.__closure__ or ()]
+        rows: list[tuple[Any, bool]] = [(self.maker(c.cell_contents) if inside else c, inside) for c, inside in traced]
+        defaults, keywords = self.maker(function.__defaults__), function.__kwdefaults__
+        rest = function.__code__, function.__globals__, function.__name__  # not the function: it holds fakes
 
         def make(*given: Any) -> Any:
-            cells = tuple(cell if inner is None else types.CellType(inner(*given)) for cell, inner in rows)
-            now = types.FunctionType(
-                function.__code__, function.__globals__, function.__name__, defaults(*given), cells
-            )
-            now.__kwdefaults__ = function.__kwdefaults__
+            cells = tuple(types.CellType(one(*given)) if inside else one for one, inside in rows)
+            now = types.FunctionType(*rest, defaults(*given), cells)
+            now.__kwdefaults__ = keywords
             return now
 
         return make
@@ -155,7 +152,7 @@ def is_traced(value: Any, depth: int = 4) -> bool:
     if depth == 0:
         return False
     if isinstance(value, types.FunctionType):
-        return any(_cellis_traced(c, depth - 1) for c in value.__closure__ or ()) or is_traced(
+        return any(_is_traced_cell(c, depth - 1) for c in value.__closure__ or ()) or is_traced(
             value.__defaults__, depth - 1
         )
     if type(value) is functools.partial:
@@ -165,7 +162,7 @@ def is_traced(value: Any, depth: int = 4) -> bool:
     return False
 
 
-def _cellis_traced(cell: types.CellType, depth: int = 4) -> bool:
+def _is_traced_cell(cell: types.CellType, depth: int = 4) -> bool:
     try:
         return is_traced(cell.cell_contents, depth)
     except ValueError:  # empty

@@ -300,7 +300,6 @@ class LateHook:
 
     def __init__(self, recorder: Recorder, hook: Callable[..., Any], module_first: bool = False) -> None:
         self.recorder, self.hook, self.first = recorder, hook, int(module_first)
-        self.thread = threading.get_ident()
 
     def __call__(self, *arguments: Any) -> Any:
         """In a backward of the region look at the hook first; elsewhere call it."""

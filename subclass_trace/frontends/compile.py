@@ -30,7 +30,6 @@ from .._torch.dynamo import never_compiled
 from ..backends import resolve_backend
 from ..backends.eager import compile_eager
 from ..capture.again import FirstRun
-from ..capture.late_code import LateState
 from ..capture.mutation import NeedsAutogradBase
 from ..capture.python_numbers import NeedsNumbers
 from ..capture.region import Captured, capture
@@ -51,7 +50,7 @@ from .again import second_run
 from .calls import CallSite
 from .dynamic import SizeHistory, choose, sizes_of
 from .eagerly import EagerCalls
-from .late_code import judge, watch_of_nodes
+from .late_code import late_state
 from .modules import generators_of
 from .numbers import NONE, Numbers, choices, constants_without, modules_without, names_without, numbers_of
 
@@ -301,7 +300,6 @@ class Region:
             choice = self._history.differing(numbers)
             dynamic, any_dynamic = choose(arguments, self._history, self.options.dynamic, choice)
             run = site.runner(self.function, arguments, positions)
-            late = LateState(functools.partial(judge, site.handed), copies, watch_of_nodes(site.reached))
             try:
                 found = capture(
                     run,
@@ -310,7 +308,7 @@ class Region:
                     any_dynamic=any_dynamic,
                     decompositions=table,
                     generators=generators_of(site.reached, site.flat),
-                    late=late,
+                    late=late_state(site.reached, site.handed, copies),
                 )
                 return found, arguments, positions
             except NeedsAutogradBase as again:

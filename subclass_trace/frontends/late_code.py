@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..capture.late_code import Judged, Watch
+from ..capture.late_code import Judged, LateState
 from ..errors import UnsupportedError
 from ..runtime.guards import NameGuard
 from ..runtime.held import Same, is_simple
@@ -88,9 +88,14 @@ class _Judged(_Watched):
         return bool(self.reached.modules)
 
 
-def watch_of_nodes(reached: Reached) -> Watch | None:
-    """What watches a whole backward, for a function that may register hooks on autograd nodes, which nobody can look at."""
-    return _Watched(reached).watch if reached.hooks_on_nodes else None
+def late_state(reached: Reached, handed: Sequence[Any], copies: bool) -> LateState:
+    """How the late code of a function is looked at. ``handed``: see `judge`; ``copies``: see `LateState`.
+
+    Where hooks on autograd nodes may be registered, which nobody can look at, whole backwards are watched.
+    """
+    return LateState(
+        functools.partial(judge, handed), copies, _Watched(reached).watch if reached.hooks_on_nodes else None
+    )
 
 
 def _same(now: Any, was: Any) -> bool:

@@ -21,7 +21,6 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,6 +33,7 @@ from ..runtime.held import ABSENT, Slotted, container_behind, is_fixed, is_simpl
 from ..subclass.arguments import NAMESPACES
 from ..subclass.paths import Path
 from .asked import ENVIRONMENT, Asked, answers_of, variables_of
+from .late_reach import LateParts
 from .members import (
     CONTAINERS,
     SKIPPED,
@@ -52,53 +52,13 @@ from .members import (
     methods_of,
 )
 from .mentions import mentions
+from .reached import Reached as Reached
+from .reached import Slot as Slot
 
 Module = torch.nn.Module
 #: a walk looks at no more objects and pieces of code than this: what lies beyond is taken as it is
 _MOST = 2000
 _MOST_ITEMS = 1000
-
-
-@dataclass(frozen=True, eq=False)
-class Slot:
-    """A place that the code reads: a closure cell (``key`` None), or ``holder[key]`` of the globals, of the ``__dict__``
-    of an object, class or function, or of what an object answers otherwise (`Slotted`: its slots, its class; `Asked`)."""
-
-    holder: Any
-    key: str | None
-    path: Path
-    value: Any
-
-    @property
-    def name(self) -> str:
-        """The name that stands in the code."""
-        return self.path.root if self.key is None else self.key
-
-    def read(self) -> Any:
-        """What it holds now, or ABSENT."""
-        try:
-            return self.holder.cell_contents if self.key is None else self.holder.get(self.key, ABSENT)
-        except ValueError:  # the cell was emptied
-            return ABSENT
-
-
-@dataclass(frozen=True, eq=False)
-class Reached:
-    """What a walk found, in order: slots, the module trees in them, and containers, objects, classes and caches that may
-    be changed; ``unbound``: globals that the code names, and that are not set."""
-
-    slots: tuple[Slot, ...]
-    modules: tuple[tuple[Module, Path], ...]
-    held: tuple[tuple[Any, Path], ...]
-    unbound: tuple[Slot, ...] = ()
-    counters: frozenset[str] = frozenset()  # names that the code only moves on (``+= 1``, ``.append(x)``)
-    stored: frozenset[str] = frozenset()  # attributes that the code assigns
-    unread: frozenset[str] = frozenset()  # those of them that it does not read
-    late: frozenset[str] = frozenset()  # attributes that only code names which runs in backwards
-    hooks_on_nodes: bool = False  # it may register hooks on autograd nodes
-    uncalled: frozenset[tuple[int, str]] = (
-        frozenset()
-    )  # `CONVERSIONS` that are not only called: id of the globals, name
 
 
 def reach(
@@ -118,10 +78,12 @@ def reach(
     counters = frozenset() if walk.everything else frozenset(walk.counted - walk.reads)
     found = tuple(walk.slots), tuple(walk.modules), tuple(walk.held), tuple(walk.unbound)
     unread = frozenset() if walk.everything else frozenset(walk.stored - walk.reads - walk.counted - walk.calls)
-    late = frozenset() if walk.everything else walk.names_of_late_code()
     called = walk.reads | walk.calls
+    late = set() if walk.everything else walk.late.names(walk.methods.values()) - called - walk.counted - walk.stored
     on_nodes = "register_prehook" in called or {"grad_fn", "register_hook"} <= called
-    return Reached(*found, counters, frozenset(walk.stored), unread, late, on_nodes, frozenset(walk.uncalled))
+    return Reached(
+        *found, counters, frozenset(walk.stored), unread, frozenset(late), on_nodes, frozenset(walk.uncalled)
+    )
 
 
 class _Walk:
@@ -137,17 +99,14 @@ class _Walk:
         self.uncalled = set[tuple[int, str]]()
         self._slotted: set[tuple[int, str | None]] = set()
         self._theirs = set[int]()  # what code of libraries names
-        self._late: list[Callable[[], None]] = []  # looks at code that runs in backwards
-        self._late_codes: list[types.CodeType] = []
-        self._late_places = set[tuple[int, str | None]]()
-        self._hooks = set[str]()  # attributes that are such code
+        self.late = LateParts()
         self._seen: dict[int, Any] = {}
         self._codes: set[tuple[int, int]] = set()
         self._classes: set[type] = set()
         self._dunders: dict[type, set[str]] = {}
         self._checked: set[type] = set()
         self._tables: dict[Any, Any] = {}
-        self._methods_of: dict[type, Mapping[str, tuple[types.FunctionType, ...]]] = {}
+        self.methods: dict[type, Mapping[str, tuple[types.FunctionType, ...]]] = {}
         self._views: dict[int, Slotted] = {}
 
     def finish(self) -> None:
@@ -156,26 +115,13 @@ class _Walk:
         while before != (now := len(self._slotted) + len(self._codes) + len(self._seen)) and now < _MOST:
             before = now
             self._checked.clear()
-            if not {"grad", "vjp"}.isdisjoint(self.reads | self.calls):  # the function may run a backward itself
-                while self._late:
-                    self._late.pop()()
+            self.late.look(self.reads | self.calls)
             for value, path in list(self.objects):
                 self._attributes(value, path)
                 self._answers(value, path)
             if not ENVIRONMENT.isdisjoint(self.reads | self.calls):
                 for name, now in variables_of(self.texts):
                     self._place(os.environ, name, Path("os").attr("environ").item(name), now)
-
-    def names_of_late_code(self) -> frozenset[str]:
-        """The attributes that only code names which runs in backwards."""
-        codes = [*self._late_codes]
-        codes += [f.__code__ for found in self._methods_of.values() for n in self._hooks for f in found.get(n, ())]
-        found = set[str]()
-        while codes:
-            said = mentions(codes.pop())
-            found |= said.reads | said.calls | said.counted | said.stores
-            codes += [*said.inside, *said.late_inside]
-        return frozenset(found - self.reads - self.calls - self.counted - self.stored)
 
     def look(self, value: Any, path: Path) -> None:
         """What a slot, an item or an argument holds."""
@@ -195,8 +141,8 @@ class _Walk:
                     self.objects.append((value, path))
                 if issubclass(value, torch.autograd.Function):  # `apply` calls these
                     self.calls |= {"forward", "setup_context", "jvp"}
-                    self._hooks |= {"backward", "vjp"}
-                    self._late.append(lambda: self.calls.update(("backward", "vjp")))
+                    self.late.hooks |= {"backward", "vjp"}
+                    self.late.todo.append(lambda: self.calls.update(("backward", "vjp")))
         elif isinstance(value, types.ModuleType):
             if is_users_module(value):
                 self.held.append((value, path))
@@ -258,8 +204,7 @@ class _Walk:
             self._seen.setdefault(id(holder), holder)  # keeps it alive, and its id
             self.slots.append(Slot(holder, key, path, value))
             self.look(value, path)
-        elif (id(holder), key) in self._late_places:
-            self._late_places.discard((id(holder), key))
+        elif self.late.is_place(holder, key):
             self.look(value, path)
 
     def _place(self, holder: Any, key: str | None, path: Path, value: Any) -> None:
@@ -271,10 +216,10 @@ class _Walk:
     def _late_place(self, holder: Any, key: str | None, path: Path, value: Any) -> None:
         """A slot that leads to code which runs in backwards."""
         if (id(holder), key) not in self._slotted:
-            self._late_places.add((id(holder), key))
+            self.late.places.add((id(holder), key))
             self._seen.setdefault(id(holder), holder)
             self._place(holder, key, path, value)
-        self._late.append(lambda: self._slot(holder, key, path, value))
+        self.late.todo.append(lambda: self._slot(holder, key, path, value))
 
     def _view(self, value: Any) -> Slotted:
         """What an object answers, as a table: the same one each time."""
@@ -299,7 +244,7 @@ class _Walk:
                 elif callable(cell.cell_contents):
                     self._late_place(cell, None, Path(name), cell.cell_contents)
                 else:
-                    self._late.append(
+                    self.late.todo.append(
                         functools.partial(self._slot, cell, None, Path(name), cell.cell_contents, library)
                     )
         self._defaults(function, library)
@@ -353,14 +298,9 @@ class _Walk:
                 self._slot(sys.modules, name, Path("sys").attr("modules").item(name), module)
         for inner in said.inside:
             self._code(inner, table)
-        self._hooks |= said.late
+        self.late.add(said, lambda inner: self._code(inner, table), self.reads)
         for name in sorted(said.late & table.keys()):
             self._late_place(table, name, Path(name), table[name])
-        self._late_codes += said.late_inside
-        for inner in said.late_inside:
-            self._late.append(functools.partial(self._code, inner, table))
-        if said.late:
-            self._late.append(lambda: self.reads.update(said.late))
 
     def _module(self, root: Module, path: Path) -> None:
         """Its code, and what its attributes hold; its tensors, numbers and hooks have guards of their own."""
@@ -380,7 +320,7 @@ class _Walk:
                 self._forward(type(module))
             for key, value in list(vars(module).items()):
                 if key in HOOK_TABLES and "backward" in key:
-                    self._late.append(functools.partial(self._items, value, where.attr(key)))
+                    self.late.todo.append(functools.partial(self._items, value, where.attr(key)))
                 elif key in HOOK_TABLES:
                     self._items(value, where.attr(key))
                 elif key not in OF_EVERY_MODULE and not (foreign and key.startswith("_")):
@@ -471,9 +411,9 @@ class _Walk:
 
     def _called(self, cls: type) -> list[str]:
         """The names of methods and properties of a class that the code may run."""
-        if cls not in self._methods_of:
-            self._methods_of[cls] = methods_of(cls)
-        return [n for n in self._methods_of[cls] if n in self.reads or n in self.calls or n.startswith("__")]
+        if cls not in self.methods:
+            self.methods[cls] = methods_of(cls)
+        return [n for n in self.methods[cls] if n in self.reads or n in self.calls or n.startswith("__")]
 
     def _class(self, base: type, path: Path, own: frozenset[str], library: bool) -> list[str]:
         """What a class holds, but for what an instance hides. Returns the names of what is compared."""
@@ -486,7 +426,7 @@ class _Walk:
         names = {k for k in names if k not in own or is_data_descriptor(table[k])}
         for key in sorted(names):
             self._slot(table, key, path.attr(key), table[key], library)
-        for key in () if library else sorted(self._hooks & table.keys() - names):
+        for key in () if library else sorted(self.late.hooks & table.keys() - names):
             self._late_place(table, key, path.attr(key), table[key])
         return [k for k in sorted(names) if not k.startswith("__")]
 
@@ -531,10 +471,10 @@ class _Walk:
         return self._dunders[base] | (((self.reads | self.calls) & table.keys()) - SKIPPED)
 
     def _methods(self, cls: type, names: Iterable[str]) -> None:
-        if cls not in self._methods_of:
-            self._methods_of[cls] = methods_of(cls)
+        if cls not in self.methods:
+            self.methods[cls] = methods_of(cls)
         for name in names:
-            self._functions(self._methods_of[cls].get(name, ()))
+            self._functions(self.methods[cls].get(name, ()))
 
     def _functions(self, functions: Iterable[types.FunctionType]) -> None:
         for function in functions:

@@ -113,7 +113,12 @@ def _entry(program: Program, ctx: Any, tangents: Sequence[Step | None]) -> Compi
             entry = backwards.find(specs, False, env)
     except SubclassTraceError:  # it says why when it is called
         return None
-    return None if entry.graph is None else entry
+    return entry if _may_be_pasted(entry) else None
+
+
+def _may_be_pasted(entry: CompiledBackward) -> bool:
+    """A graph that calls user code runs for its own backward alone: never on zeros, nor with another back end."""
+    return entry.graph is not None and not entry.user_code.calls
 
 
 def _is_known(spec: Spec, env: Env) -> bool:
@@ -124,7 +129,7 @@ def _is_known(spec: Spec, env: Env) -> bool:
 def _for_any_size(backwards: Backwards, tangents: Sequence[Step | None], env: Env) -> CompiledBackward | None:
     """The backward that was made with the forward, where the tangents alone can tell sizes: dense ones that all arrive."""
     entry = backwards.compiled[0] if backwards.compiled else None
-    if entry is None or entry.graph is None or entry.create_graph or not entry.holds(env):
+    if entry is None or not _may_be_pasted(entry) or entry.create_graph or not entry.holds(env):
         return None
     arrive = all(known is not None and t is not None for known, t in zip(entry.tangents, tangents, strict=True))
     return entry if arrive and _are_dense(entry.tangents) and not any(map(_is_uncertain, tangents)) else None
@@ -146,7 +151,9 @@ def _own_sizes(entry: CompiledBackward) -> list[Any]:
 
 def _is_settled(entry: CompiledBackward, ctx: Any) -> bool:
     """Does it serve each run: are tangents dense, sizes numbers, and is nothing left for a run to compare?"""
-    if _numbers(ctx) or _own_sizes(entry) or entry.conditions or entry.contexts or not _are_dense(entry.tangents):
+    if _numbers(ctx) or _own_sizes(entry) or entry.conditions or entry.contexts or entry.user_code.names:
+        return False
+    if not _are_dense(entry.tangents):
         return False
     return all(_is_known(s, {}) for s in (*entry.tangents, *entry.grads) if s is not None)
 

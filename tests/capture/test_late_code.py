@@ -231,6 +231,18 @@ def test_compiled_autograd() -> None:
 
     f = FUNCTIONS["counts and logs"]
     assert same(steps(f, [torch.arange(3.0)] * 4), run(st.compile(f)))
+    f = st.compile(lambda x: Factor.apply(x))
+    found = []
+    for value in (2.0, 2.0, 2.0, 3.0):
+        _set_factor(2.0)
+        x = torch.ones(3, requires_grad=True)
+        y = f(x).sum()
+        _set_factor(value)
+        with st.compiled_autograd():
+            y.backward()
+        found.append(float(x.grad[0]))  # type: ignore[index]
+    _set_factor(2.0)
+    assert found == [2.0, 2.0, 2.0, 3.0]
 
 
 @pytest.mark.parametrize("copied", [False, True])

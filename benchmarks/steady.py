@@ -57,6 +57,27 @@ def run(quick: bool, say: Callable[[str], None]) -> Iterator[Figure]:
             ratios = times.ratios("graph")
             what = _TRAINING if subject.trains else _INFERENCE
             yield Figure("steady", what, subject.name, ratios.pop("ours"), goal, ratios, times.medians())
+    say("steady state, rows of a cache")
+    yield _rows_of_cache(quick)
+
+
+def _write_rows(cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    for k in range(8):
+        cache[:, k] = x * k
+    return cache[:, :8].sum(1)
+
+
+def _rows_of_cache(quick: bool) -> Figure:
+    """Eight rows of an input of 16 MiB are written in place: nothing may cost a copy of it (docs/notes/in_place.md)."""
+    eager, ours = (torch.zeros(8, 64 if quick else 2048, 256) for _ in range(2))
+    x, region = torch.randn(8, 256), stacks.ours(_write_rows)
+    for _ in range(2):
+        if not torch.equal(_write_rows(eager, x), region(ours, x)) or not torch.equal(eager, ours):
+            raise WrongValues("rows of a cache: other values than eager mode's")
+    variants: dict[str, Callable[[], Any]] = {"eager": lambda: _write_rows(eager, x), "ours": lambda: region(ours, x)}
+    times = interleaved(variants, rounds=5 if quick else 20)
+    what = "inference time / eager"
+    return Figure("steady", what, "8 rows of a cache written in place", times.ratio("ours", "eager"), Goal("<=", 1.5))
 
 
 def _step(subject: Subject, function: Callable[..., Any]) -> Callable[[], Any]:

@@ -148,7 +148,7 @@ class Values:
         if root is None or root not in self.place or root.op != "call_function":
             return False
         val = root.meta.get("val")
-        known = isinstance(root.target, _torch.OpOverload) and root.target.namespace in ("aten", "prims")
+        known = isinstance(root.target, _torch.OpOverload) and root.target.namespace == "aten"
         return known and isinstance(val, torch.Tensor) and val.layout is torch.strided and not val._is_zerotensor()
 
     def may_overlap(self, node: fx.Node) -> bool:
@@ -242,7 +242,7 @@ class Values:
             return own if self.is_item(node) else taken
         if val is not None and not isinstance(val, (torch.Tensor, list, tuple)):
             return frozenset()  # a number
-        if not isinstance(target, _torch.OpOverload) or target.namespace not in ("aten", "prims"):
+        if not isinstance(target, _torch.OpOverload) or target.namespace != "aten":
             return taken | own
         if _may_alias(target) or _shares_storage(node):
             return taken | own
@@ -337,8 +337,11 @@ def _writes(target: Any) -> bool:
 @functools.cache
 def _may_alias(target: _torch.OpOverload) -> bool:
     """May a result be a view of an argument (``reshape``, ``split``)?"""
-    composite = target.namespace == "aten" and is_composite(target)
-    return composite or target.is_view or any(r.alias_info is not None for r in _torch.op_schema(target).returns)
+    return (
+        is_composite(target)
+        or target.is_view
+        or any(r.alias_info is not None for r in _torch.op_schema(target).returns)
+    )
 
 
 def _shares_storage(node: fx.Node) -> bool:

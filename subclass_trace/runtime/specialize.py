@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 import torch.fx as fx
 
 from .. import _torch, verify
-from ..backends import Backend, Compiled, Compiler, compile_with
+from ..backends import Backend, Compiled
 from ..backends.eager import compile_eager
 from ..backends.inductor import compile_forward
 from ..capture.aliasing import alias_pattern
@@ -23,7 +22,6 @@ from ..errors import NeedsEager
 from ..partition.half import Half
 from ..partition.interface import Partitioned, Partitioner, partition, save_all
 from ..partition.min_cut import MinCut
-from ..partition.packing import Packing, unpack_inputs
 from ..partition.rules import Facts
 from ..partition.saved import saved_table
 from ..plan import (
@@ -49,9 +47,7 @@ from ..subclass.context import snapshot
 from ..subclass.flatten import leaves_of
 from ..subclass.spec import WrapperSpec, is_ragged, leaf_count
 from .backward import Backwards, CompiledBackward
-from .blame import blame_of_compiled
-from .delivered import delivered_by_program, for_inference_too, maybe_of_inference, targets_of
-from .graph_code import Listing, compile_listing
+from .compiling import backward_compiler, compile_half, forward_program
 from .reference import Program
 from .sizes import freeze, to_expr
 
@@ -108,7 +104,7 @@ def build_program(
         if verify.ENABLED:
             verify.verify_forward(forward, write_back=keep_input_mutations)
             verify.verify_plan(plan)
-        call, plan = _compile_forward(backend, backend.inference, half, plan)
+        call, plan = forward_program(backend, backend.inference, half, plan)
         plan = replace(plan, conditions=tuple(_conditions(captured)))  # compiling may have added some
         return Program(plan, call, None), Graphs(None, half, None)
     try:
@@ -143,9 +139,9 @@ def build_program(
         verify.verify_plan(plan)
         verify.verify_inputs(parts.forward, plan)
     _name_inputs(parts.first, captured)
-    call, plan = _compile_forward(backend, backend.forward, parts.first, plan)
-    compile_backward = _backward_compiler(backend, parts.packed)
-    compiled = _compile(backend, backend.backward, parts.second, is_backward=True)
+    call, plan = forward_program(backend, backend.forward, parts.first, plan)
+    compile_backward = backward_compiler(backend, parts.packed)
+    compiled = compile_half(backend, backend.backward, parts.second, is_backward=True)
     first = _first_backward(parts, traced, guess, compiled, captured.session.dtensor_modes())
     plan = replace(plan, conditions=tuple(_conditions(captured)))  # compiling may have added some
     known = _numbers(plan.symbols)
@@ -180,56 +176,12 @@ def _without_backward(
     parts = save_all(forward, captured.served(forward) | fixed, _written(captured))
     saved = saved_table(parts, _primal_paths(captured))
     plan = _plan(captured, arguments, positions, through_base, parts.first, saved)
-    call, plan = _compile_forward(backend, backend.forward, parts.first, plan)
-    compile_backward = _backward_compiler(backend)
+    call, plan = forward_program(backend, backend.forward, parts.first, plan)
+    compile_backward = backward_compiler(backend)
     known = _numbers(plan.symbols)
     names = frozenset(parts.saved)
     backwards = Backwards(captured.tape, names, compile_backward, _output_paths(plan), known)
     return Program(plan, call, backwards), Graphs(None, parts.first, None)
-
-
-def _compile_forward(backend: Backend, compiler: Compiler, half: Half, plan: Plan) -> tuple[Compiled, Plan]:
-    """Our own back end writes to the inputs itself where it can; the plan says what is left to do."""
-    targets = targets_of(plan) if compiler is compile_eager else {}
-    if not targets:
-        return _compile(backend, compiler, half), plan
-    listing = Listing.of_half(half) if half.is_plain else Listing.of_module(half.module)
-    boxed = compile_listing(listing, name="forward", targets=targets)
-    call: Compiled = boxed.function
-    if maybe := maybe_of_inference(plan, targets):
-        functional = functools.partial(_compile, backend, compiler, half)
-        call = for_inference_too(call, functional, maybe, targets, boxed.delivered)
-    plan = replace(plan, mutations=delivered_by_program(plan, boxed.delivered))
-    if verify.ENABLED:
-        verify.verify_plan(plan)
-    return call, plan
-
-
-def _compile(backend: Backend, compiler: Compiler, half: Half, is_backward: bool = False) -> Compiled:
-    """Our own back end reads the list of nodes; any other gets a graph module."""
-    name = "backward" if is_backward else "forward"
-    if compiler is compile_eager and half.is_plain:
-        return compile_listing(Listing.of_half(half), name=name).function
-    paths = {n.name: n.meta["path"] for n in half.inputs if "path" in n.meta}
-    explain = blame_of_compiled(
-        half.module.graph.nodes, name, paths
-    )  # before the compiler, which may rewrite the graph
-    return compile_with(
-        compiler, half.module, half.examples, is_backward=is_backward, name=backend.name, explain=explain
-    )
-
-
-def _backward_compiler(
-    backend: Backend, packed: Mapping[str, Packing] | None = None
-) -> Callable[[fx.GraphModule], Compiled]:
-    """For backwards that are traced later: they take what is saved, packed as it is."""
-
-    def compile_backward(graph: fx.GraphModule) -> Compiled:
-        if packed:
-            unpack_inputs(graph, packed)
-        return _compile(backend, backend.backward, Half.of_module(graph), is_backward=True)
-
-    return compile_backward
 
 
 def _first_backward(

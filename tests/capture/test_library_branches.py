@@ -80,15 +80,25 @@ def test_of_a_wrapper() -> None:
         compiled(TwoTensor(torch.ones(2), -torch.ones(2)))
 
 
-def test_nothing_is_written_when_a_check_fails() -> None:
-    def f(x: Tensor, y: Tensor) -> Tensor:
+@pytest.mark.parametrize("written", ["before", "after"])
+def test_what_is_written_when_a_check_fails_is_what_eager_has_written(written: str) -> None:
+    def before(x: Tensor, y: Tensor) -> Tensor:
         y.add_(1)
         return dist.Normal(0.0, x).log_prob(y)
 
-    compiled, y = st.compile(f), torch.zeros(2)
-    with pytest.raises(ValueError, match="scale"):
-        compiled(-torch.ones(2), y)
-    assert torch.equal(y, torch.zeros(2)) and y._version == 0
+    def after(x: Tensor, y: Tensor) -> Tensor:
+        result = dist.Normal(0.0, x).log_prob(y)
+        y.add_(1)
+        return result
+
+    f = before if written == "before" else after
+    found = []
+    for call in (f, st.compile(f)):
+        y = torch.zeros(2)
+        with pytest.raises(ValueError, match="scale"):
+            call(-torch.ones(2), y)
+        found.append((y.tolist(), y._version))
+    assert found[0] == found[1]
 
 
 class Odd(dist.constraints.Constraint):

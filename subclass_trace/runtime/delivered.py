@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..plan import BasePrimal, LeafPrimal, MutationPlan, Plan, ViewOutput
+from ..plan import BasePrimal, LeafPrimal, MutationPlan, Plan, ValueOutput, ViewOutput
 from ..subclass.spec import LeafSpec, leaf_count
 
 
@@ -36,7 +36,8 @@ def _is_plain(m: MutationPlan) -> bool:
 
 def _used_values(plan: Plan) -> set[int]:
     """Values that are there for more than one mutation's sake."""
-    used = {getattr(o, "value", None) for o in plan.outputs} | {row.value for row in plan.aliases}
+    used: set[int | None] = {o.value for o in plan.outputs if isinstance(o, ValueOutput)}
+    used |= {row.value for row in plan.aliases}
     used |= {o.base for o in plan.outputs if isinstance(o, ViewOutput) and not o.of_input}
     used |= {row.base for row in plan.detached if not row.of_input}
     used |= {a.value for row in plan.aliases for a in row.leaves if a is not None}

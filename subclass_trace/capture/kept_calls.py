@@ -290,6 +290,9 @@ def operation() -> Any:
     _library.append(library)
     library.define("user_code(int call, Tensor[] leaves, SymInt[] numbers, SymInt[] layout) -> Tensor[]")
     library.impl("user_code", _run, "CompositeExplicitAutograd")
+    library.impl(
+        "user_code", _run, "Batched"
+    )  # in a vmapped backward (``is_grads_batched``) the code sees batched tensors
     torch.library.register_fake("subclass_trace::user_code", _fake, lib=library)
     _library.append(_torch.register_effect(torch.ops.subclass_trace.user_code.default))
     return torch.ops.subclass_trace.user_code.default

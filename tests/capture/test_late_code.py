@@ -256,6 +256,17 @@ def test_what_is_kept_is_nobody_elses_memory(copied: bool) -> None:
     assert all(type(t) is torch.Tensor for t in LOG)
 
 
+def test_vmapped_gradients() -> None:
+    found = []
+    f = FUNCTIONS["counts and logs"]
+    for g in (f, st.compile(f)):
+        LOG.clear()
+        x = torch.arange(3.0, requires_grad=True)
+        (row,) = torch.autograd.grad(g(x), x, torch.eye(3), is_grads_batched=True)
+        found.append((row, list(LOG)))
+    assert same(found[0], found[1])
+
+
 # ---------------------------------------------------------------------------------------------- what it reads
 def reading(function: type[torch.autograd.Function], change: Callable[[int], Any], reset: Callable[[], Any]) -> Any:
     def run(compile: Compile) -> tuple[list[float], Any]:

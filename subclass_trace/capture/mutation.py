@@ -123,7 +123,7 @@ def read_mutations(
                 bumps,
                 starts,
                 stops,
-                _written_below(was, change),
+                below=_written_below(was, change),
             )
         )
     return plans

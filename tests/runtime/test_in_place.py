@@ -359,3 +359,16 @@ def test_a_result_that_was_written_is_as_new() -> None:
     for a, b in zip(region(x), make(x), strict=True):
         assert torch.equal(a, b) and not a._is_view() and a._version == 0
     assert "select_scatter" not in source_of(region)
+
+
+def test_a_wrapper_whose_new_contents_are_saved() -> None:
+    """Both the caller and the backward have the new contents, so that the program does not write them itself."""
+
+    def step(w: Tensor, x: Tensor) -> Tensor:
+        x.add_(1)
+        return w * x
+
+    w = TwoTensor(torch.ones(3), torch.ones(3)).requires_grad_()
+    x = TwoTensor(torch.zeros(3), torch.zeros(3))
+    st.compile(step)(w, x).sum().backward()
+    assert torch.equal(x.a, torch.ones(3)) and torch.equal(w.grad.a, torch.ones(3))

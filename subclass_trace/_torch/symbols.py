@@ -147,6 +147,12 @@ def _proxy_analysis() -> Any:
 
         return staticmethod(call)
 
+    if_then_else = node(torch.sym_ite, 3).__func__
+
+    def choose(otherwise: Any, pair: tuple[Any, Any]) -> Any:
+        value, condition = pair
+        return if_then_else(condition, value, otherwise)
+
     members = {
         "int_truediv": staticmethod(operator.truediv),
         "bitwise_and": staticmethod(operator.and_),
@@ -156,6 +162,12 @@ def _proxy_analysis() -> Any:
         "trunc_to_int": node(math.trunc),
         "round_to_int": node(round),
         "round_decimal": node(round, 2),
+        # Torch's functions make nodes themselves, but not where function modes are off.
+        "to_dtype": node(torch.sym_float),
+        "not_": node(torch.sym_not),
+        "minimum": node(torch.sym_min, 2),
+        "maximum": node(torch.sym_max, 2),
+        "piecewise": staticmethod(lambda *pairs: functools.reduce(choose, reversed(pairs[:-1]), pairs[-1][0])),
     }
     members.update((name, node(function)) for name, function in SYMBOLIC_MATH.items())
     return type("ProxyAnalysis", (PythonReferenceAnalysis,), members)

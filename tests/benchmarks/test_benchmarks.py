@@ -188,4 +188,4 @@ def test_the_command(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "**steady: inference time / dense forward graph**" in out and "| case | ours |" in out
     figures = json.loads(file.read_text())
-    assert len(figures) == 4 and all(f["ours"] > 0 and f["goal"] is None for f in figures)
+    assert len(figures) == 5 and all(f["ours"] > 0 and f["goal"] is None for f in figures)

@@ -133,10 +133,11 @@ def in_place(
         inputs: nodes whose values are passed. None of them may be written, but for those of ``targets``.
         targets: number of a result -> number of the input whose new contents it is, and nothing else.
     """
-    values = Values(body, results, merged, calls, inputs)
-    if not values.is_functional or not (targets or any(map(_is_write, body))):
-        return Lowered(body, results, merged, calls, {})
-    return _Pass(values, targets).run()
+    if targets or any(map(_is_write, body)):
+        values = Values(body, results, merged, calls, inputs)
+        if values.is_functional:
+            return _Pass(values, targets).run()
+    return Lowered(body, results, merged, calls, {})
 
 
 def _is_write(node: fx.Node) -> bool:

@@ -267,7 +267,7 @@ class _Pass:
     def _step(self, made: fx.Node, *, strides: bool = True) -> _Step | None:
         v = self.values
         if v.is_item(made):
-            node, item = made.args
+            node, item = v.final(made.args[0]), made.args[1]  # type: ignore[arg-type]
             over = several_results(node)[1].get(item)  # type: ignore[arg-type]
             if not isinstance(over, fx.Node) or not same_layout(made, over, strides=strides):
                 return None

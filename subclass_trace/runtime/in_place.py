@@ -133,10 +133,11 @@ def in_place(
         inputs: nodes whose values are passed. None of them may be written, but for those of ``targets``.
         targets: number of a result -> number of the input whose new contents it is, and nothing else.
     """
-    values = Values(body, results, merged, calls, inputs)
-    if not values.is_functional or not (targets or any(map(_is_write, body))):
-        return Lowered(body, results, merged, calls, {})
-    return _Pass(values, targets).run()
+    if targets or any(map(_is_write, body)):
+        values = Values(body, results, merged, calls, inputs)
+        if values.is_functional:
+            return _Pass(values, targets).run()
+    return Lowered(body, results, merged, calls, {})
 
 
 def _is_write(node: fx.Node) -> bool:
@@ -266,7 +267,7 @@ class _Pass:
     def _step(self, made: fx.Node, *, strides: bool = True) -> _Step | None:
         v = self.values
         if v.is_item(made):
-            node, item = made.args
+            node, item = v.final(made.args[0]), made.args[1]  # type: ignore[arg-type]
             over = several_results(node)[1].get(item)  # type: ignore[arg-type]
             if not isinstance(over, fx.Node) or not same_layout(made, over, strides=strides):
                 return None

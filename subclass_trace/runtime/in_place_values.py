@@ -173,10 +173,10 @@ class Values:
 
     def is_item(self, node: fx.Node) -> bool:
         """Is it one of several results of an operation that has a form in place?"""
-        if node.target is not operator.getitem or node not in self.place:
+        if node.target is not operator.getitem or node not in self.place or not isinstance(node.args[0], fx.Node):
             return False
-        source = node.args[0]
-        return isinstance(source, fx.Node) and source not in self.calls and bool(several_results(source)[1])
+        source = self.final(node.args[0])
+        return source in self.place and source not in self.calls and bool(several_results(source)[1])
 
     # -------------------------------------------------------------------------------------- who reads
     def last_read(self, root: fx.Node) -> int:

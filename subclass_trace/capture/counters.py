@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from .. import _torch
+from ..subclass.context import size_key
 from ..subclass.flatten import leaves_of
 from .aliasing import family, storage_key
 
@@ -95,16 +96,23 @@ def detached_from(arguments: Sequence[Tensor], results: Sequence[Tensor]) -> dic
 
 
 def _same_place(first: Tensor, second: Tensor) -> bool:
-    if type(first) is not type(second) or first.shape != second.shape or first.stride() != second.stride():
+    """Are both of one class and laid out alike, in the same memory? No size becomes a fact of the trace by that."""
+    if type(first) is not type(second):
         return False
-    one, two = leaves_of(first), leaves_of(second)
-    return len(one) == len(two) and all(
-        a.layout is torch.strided
-        and b.layout is torch.strided
-        and _torch.storage_ref(a) == _torch.storage_ref(b)
-        and (a.shape, a.stride(), a.storage_offset(), a.dtype) == (b.shape, b.stride(), b.storage_offset(), b.dtype)
-        for a, b in zip(one, two, strict=True)
-    )
+    one, two = [first, *leaves_of(first)], [second, *leaves_of(second)]
+    return len(one) == len(two) and all(map(_same_layout, one, two)) and all(map(_same_memory, one[1:], two[1:]))
+
+
+def _same_memory(a: Tensor, b: Tensor) -> bool:
+    strided = a.layout is torch.strided and b.layout is torch.strided
+    return strided and _torch.storage_ref(a) == _torch.storage_ref(b)
+
+
+def _same_layout(a: Tensor, b: Tensor) -> bool:
+    if a.layout is not torch.strided or b.layout is not torch.strided or a.dtype != b.dtype:
+        return False
+    places = [(*t.shape, *t.stride(), t.storage_offset()) for t in (a, b)]
+    return a.dim() == b.dim() and [*map(size_key, places[0])] == [*map(size_key, places[1])]
 
 
 class SharedCounters:

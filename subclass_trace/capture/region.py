@@ -244,7 +244,7 @@ class _Capture:
             boundary = next(iter(reversed(recorder.graph.nodes)), None)
             rows = self._edges(inputs, mutations)
             leaves = self._fresh_leaves(contents, results)
-            moved = self._versions(outputs, detached, aliases, sharing)
+            aliases, moved = self._versions(outputs, detached, aliases, sharing)
         return self._finish(
             mine,
             closed.rows,
@@ -326,8 +326,11 @@ class _Capture:
         detached: Sequence[Detached],
         aliases: Sequence[ValueAlias],
         sharing: Sharing,
-    ) -> list[tuple[int, int]]:
-        """(value, version) for results, and bases of results, that the region made and then wrote to in place."""
+    ) -> tuple[list[ValueAlias], list[tuple[int, int]]]:
+        """(value, version) for results, and bases of results, that the region made and then wrote to in place.
+
+        What replaying views will count is left to that; of ``aliases`` as well, which have versions of their own.
+        """
         replayed: collections.Counter[int] = collections.Counter()
         for o in outputs:
             if isinstance(o, ViewOutput) and not o.of_input:
@@ -337,7 +340,8 @@ class _Capture:
         numbers = sorted(k for k in (_results(outputs) | replayed.keys()) - theirs if k < len(self.values))
         rows = [(k, self.values[k]) for k in numbers if not self.values[k].is_inference()]
         found = [(k, t._version - replayed[k]) for k, t in rows if not sharing.touches_input(t)]
-        return [(k, version) for k, version in found if version]
+        rest = [replace(row, version=row.version - replayed[row.value]) for row in aliases]
+        return rest, [(k, version) for k, version in found if version]
 
     def _edges(self, inputs: TracedInputs, mutations: Sequence[MutationPlan]) -> list[tuple[int, Any]]:
         """(input number, gradient edge) for each input that requires grad."""

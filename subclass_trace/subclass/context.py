@@ -126,7 +126,7 @@ def same_context(a: Any, b: Any, _depth: int = 0) -> bool:
     ):
         return True
     if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt):
-        return bool(_size_key(a) == _size_key(b))
+        return bool(size_key(a) == size_key(b))
     if type(a) is not type(b) or _depth > _MAX_DEPTH:
         return isinstance(a, (Unread, AnyNumber)) and type(b) is a.kind
     if isinstance(a, (float, complex)):
@@ -257,10 +257,11 @@ def _like(context: tuple[Any, ...], items: list[Any]) -> Any:
 def _same_sizes(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
     if len(a) != len(b) or not all(type(x) is int or isinstance(x, torch.SymInt) for x in a):
         return False
-    return all(_size_key(x) == _size_key(y) for x, y in zip(a, b, strict=True))
+    return all(size_key(x) == size_key(y) for x, y in zip(a, b, strict=True))
 
 
-def _size_key(n: Any) -> Any:
+def size_key(n: Any) -> Any:
+    """A size as something that compares without becoming a fact of the trace: its expression, or the number."""
     return n.node.expr if isinstance(n, torch.SymInt) and not n.node.is_nested_int() else n
 
 

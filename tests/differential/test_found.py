@@ -116,6 +116,15 @@ FOUND = {
         None,
         "tangent",
     ),
+    "shape of a view, changed in place, of a wrapper that is made of the input's memory": (
+        ("w0 = dense(3, 3, seed=call)",),
+        ("w0",),
+        (),
+        ("v0 = TwoTensor(x0, x0)", "v1a, v1b, v1c = v0.split(1)", "v1c.t_()"),
+        ("v1c",),
+        None,
+        "tangent",
+    ),
     "a written view before its base, which the graph computes as a view": (
         ("w0 = dense(3, 3, seed=call)",),
         ("w0",),

@@ -118,3 +118,13 @@ def test_a_write_to_a_detached_result_is_noticed_by_a_backward_that_needs_the_in
         call(x).add_(1)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             y.sum().backward()
+
+
+def test_a_size_that_depends_on_values_beside_a_detached_argument() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x[: int(x.sum())], x.detach()
+
+    compiled = st.compile(function)
+    for x in (torch.ones(3), torch.tensor([1.0, 0.0, 0.0])):
+        for eager, mine in zip(function(x), compiled(x), strict=True):
+            assert torch.equal(eager, mine) and eager._version == mine._version

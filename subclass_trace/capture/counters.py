@@ -95,16 +95,26 @@ def detached_from(arguments: Sequence[Tensor], results: Sequence[Tensor]) -> dic
 
 
 def _same_place(first: Tensor, second: Tensor) -> bool:
-    if type(first) is not type(second) or first.shape != second.shape or first.stride() != second.stride():
+    if type(first) is not type(second) or _layout(first) != _layout(second):
         return False
     one, two = leaves_of(first), leaves_of(second)
     return len(one) == len(two) and all(
         a.layout is torch.strided
         and b.layout is torch.strided
         and _torch.storage_ref(a) == _torch.storage_ref(b)
-        and (a.shape, a.stride(), a.storage_offset(), a.dtype) == (b.shape, b.stride(), b.storage_offset(), b.dtype)
+        and (*_layout(a), *_known((a.storage_offset(),))) == (*_layout(b), *_known((b.storage_offset(),)))
+        and a.dtype == b.dtype
         for a, b in zip(one, two, strict=True)
     )
+
+
+def _layout(t: Tensor) -> tuple[Any, ...]:
+    return (_known(t.shape), _known(t.stride()))
+
+
+def _known(numbers: Sequence[Any]) -> tuple[Any, ...]:
+    """Nothing can be asked of what values inside tensors decide: that is the same where its expression is."""
+    return tuple(n.node.expr if isinstance(n, torch.SymInt) and _torch.is_data_dependent(n) else n for n in numbers)
 
 
 class SharedCounters:

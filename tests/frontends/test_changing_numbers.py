@@ -377,3 +377,17 @@ def test_a_float_beside_a_view_whose_size_lies_inside_a_tensor() -> None:
     for n in (1, 0.5, 2.75):
         found, expected = region(torch.ones(3), n), step(torch.ones(3), n)
         assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_a_part_that_values_decide_beside_a_detached_tensor() -> None:
+    """Whether the one lies where the other does is not asked of a number that is not known."""
+
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x[: int(x.sum())], x.detach()
+
+    region = st.compile(step)
+    for values in ((1.0, 1.0), (1.0, 0.0)):
+        x = torch.tensor(values)
+        part, detached = region(x)
+        x.add_(1)
+        assert torch.equal(part, x[: int(sum(values))]) and torch.equal(detached, x) and detached._version == x._version

@@ -231,9 +231,19 @@ class Region:
                 if backwards is None or backwards.compiled:  # torch may know no derivative for a symbol (``x ** n``)
                     break
         else:
-            chosen, entry = last, self._compile_with(site, ambient, last)
+            chosen, entry = last, self._compile_last(site, ambient, last)
         self._history.fix_all([place for place in numbers if place not in chosen], "what only numbers serve")
         return entry
+
+    def _compile_last(self, site: CallSite, ambient: Ambient, numbers: Numbers) -> Specialization:
+        """What the function did before an exception of its own stands, once, however often it was tried."""
+        try:
+            return self._compile_with(site, ambient, numbers)
+        except SubclassTraceError:
+            raise
+        except Exception:
+            site.deliver_unfinished()
+            raise
 
     def _compile_with(self, site: CallSite, ambient: Ambient, numbers: Numbers) -> Specialization:
         options = self.options
@@ -317,14 +327,8 @@ class Region:
                 self._history.fix(needed)
             except TypeError:  # a symbolic stride has no hash, and operators say that they do not support the class
                 if not getattr(dynamic, "frees_sizes", False) or self._history.fixed_strides:
-                    site.deliver_unfinished()
                     raise
                 self._history.fixed_strides = True
-            except SubclassTraceError:
-                raise
-            except Exception:
-                site.deliver_unfinished()
-                raise
 
     def _check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         function = self.function.forward if isinstance(self.function, torch.nn.Module) else self.function

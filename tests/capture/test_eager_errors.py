@@ -126,3 +126,19 @@ def test_fake_kernel_is_wrong() -> None:
     with pytest.raises(UnsupportedError, match="torch refuses to trace aten.nan_to_num_.default here") as error:
         st.compile(lambda x: x.nan_to_num_())(torch.ones(2, dtype=torch.cfloat))
     assert "test_eager_errors.py" in str(error.value.path)
+
+
+def test_a_list_of_parts_whose_sizes_are_symbols() -> None:
+    """What eager says of a list operation is asked for each kind of step, and kinds are told by their sizes."""
+
+    def step(parts: list[torch.Tensor], n: float) -> torch.Tensor:
+        torch._foreach_mul_(parts, n)
+        return parts[0][1:]
+
+    region = st.compile(step)
+    for k in (3, 4, 5):
+        memory = torch.ones(k + 4)
+        parts = [memory[:k], memory[k:]]
+        assert torch.equal(region(parts, k / 2), torch.ones(k - 1) * k / 2) and torch.equal(
+            memory, torch.full((k + 4,), k / 2)
+        )

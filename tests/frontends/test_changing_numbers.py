@@ -364,3 +364,30 @@ def test_an_object_that_holds_a_size_is_returned() -> None:
     assert [(type(held.k), held.k) for n in (3, 4, 5) if (held := region(torch.ones(n)))] == [
         (int, n) for n in (3, 4, 5)
     ]
+
+
+def test_a_float_beside_a_view_whose_size_lies_inside_a_tensor() -> None:
+    """Such a view is made by the reference of the run time, without generated code."""
+
+    def step(x: Tensor, n: float) -> tuple[Tensor, Tensor]:
+        count = int(x.sum())
+        return torch.arange(count) * n, x[:count]
+
+    region = st.compile(step)
+    for n in (1, 0.5, 2.75):
+        found, expected = region(torch.ones(3), n), step(torch.ones(3), n)
+        assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_a_part_that_values_decide_beside_a_detached_tensor() -> None:
+    """Whether the one lies where the other does is not asked of a number that is not known."""
+
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x[: int(x.sum())], x.detach()
+
+    region = st.compile(step)
+    for values in ((1.0, 1.0), (1.0, 0.0)):
+        x = torch.tensor(values)
+        part, detached = region(x)
+        x.add_(1)
+        assert torch.equal(part, x[: int(sum(values))]) and torch.equal(detached, x) and detached._version == x._version

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 from collections import deque
 from collections.abc import Callable
@@ -252,3 +253,20 @@ def test_a_container_that_comes_to_be_in_a_dict() -> None:
             out.append({k: repr(v) for k, v in state.items()})
         found.append(out)
     assert found[0] == found[1]
+
+
+def test_what_was_done_before_an_exception_is_done_once() -> None:
+    """A number that changed is tried as a symbol first, and that run raises the exception too."""
+    seen: list[int] = []
+
+    def step(x: torch.Tensor, n: int) -> torch.Tensor:
+        seen.append(n)
+        if n == 3:
+            raise ValueError("three")
+        return x * n
+
+    region = st.compile(step)
+    for n in (1, 2, 3, 4, 3):
+        with contextlib.suppress(ValueError):
+            region(torch.ones(2), n)
+    assert seen == [1, 2, 3, 4, 3]

@@ -1,0 +1,190 @@
+"""Plans: what the run time does around the graphs of one specialization. Frozen; made by capture, read by runtime.
+
+A call goes through these tables, from the top::
+
+    flat arguments --InputPlan--> dense leaves --Primal--> inputs of the forward graph
+    outputs of the forward graph = [*leaves of values, *symbolic sizes, *saved activations]
+    values --MutationPlan--> written back into inputs
+    values, inputs --OutputPlan--> flat results
+    tangents of `differentiable` values --BackwardPlan--> gradients of inputs
+
+Sizes in specs are ints or `SizeExpr`; `SymbolPlan` says where the symbols' values come from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..subclass.context import Unread
+from ..subclass.spec import Spec
+from .inputs import (
+    BasePrimal,
+    InputPlan,
+    LeafPrimal,
+    Primal,
+    SizePrimal,
+    SymbolPlan,
+)
+from .outputs import (
+    ConstantOutput,
+    Detached,
+    InputOutput,
+    LeafAlias,
+    OutputPlan,
+    RaggedOutput,
+    Replay,
+    SameOutput,
+    SizeOutput,
+    StridedView,
+    SymbolicView,
+    ValueAlias,
+    ValueOutput,
+    ViewOutput,
+    ViewStep,
+    ViewSteps,
+)
+from .state import (
+    AppendPlan,
+    AssignmentPlan,
+    ContainerChange,
+    ContainerItem,
+    CountPlan,
+    HookPlan,
+    MutationPlan,
+    OfResult,
+    RemovalPlan,
+    ReturnedContainer,
+    SettingPlan,
+    StatePlan,
+)
+
+__all__ = [
+    "AppendPlan",
+    "AssignmentPlan",
+    "BasePrimal",
+    "ConstantOutput",
+    "ContainerChange",
+    "ContainerItem",
+    "CountPlan",
+    "Detached",
+    "HookPlan",
+    "InputOutput",
+    "InputPlan",
+    "LeafAlias",
+    "LeafPrimal",
+    "MutationPlan",
+    "OfResult",
+    "OutputPlan",
+    "Plan",
+    "Primal",
+    "RaggedOutput",
+    "RemovalPlan",
+    "Replay",
+    "ReturnedContainer",
+    "SameOutput",
+    "SavedValue",
+    "SettingPlan",
+    "SizeOutput",
+    "SizePrimal",
+    "StatePlan",
+    "StridedView",
+    "SymbolPlan",
+    "SymbolicView",
+    "ValueAlias",
+    "ValueOutput",
+    "ViewOutput",
+    "ViewStep",
+    "ViewSteps",
+]
+
+
+@dataclass(frozen=True)
+class SavedValue:
+    """One value kept for the backward.
+
+    Attributes:
+        name: graph node.
+        is_tensor: False for a symbolic size.
+        path: the input's path when it is an input, else None.
+        where: ``file:line`` of the user's code that made it.
+        operation: the aten operation, or "input".
+        shape, dtype: of the saved tensor.
+        bytes: size of it; 0 for inputs (they are alive anyway) and sizes.
+        reason: why it is kept: "partition", or "other tangents" (docs/notes/tangents.md).
+    """
+
+    name: str
+    is_tensor: bool
+    path: str | None
+    where: str | None
+    operation: str
+    shape: tuple[Any, ...]
+    dtype: str
+    bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Everything the run time needs of one specialization, apart from the compiled graphs."""
+
+    inputs: tuple[InputPlan, ...]
+    positions: tuple[int | None, ...]  # flat position -> input number; None where it is no tensor
+    through_base: frozenset[int]  # positions whose tensor is a view, represented by its autograd base
+    assignments: tuple[StatePlan, ...]
+    leaf_count: int
+    primals: tuple[Primal, ...]
+    symbols: tuple[SymbolPlan, ...]
+    conditions: tuple[Any, ...]
+    values: tuple[Spec, ...]
+    saved_results: frozenset[int]  # saved values that share memory with a differentiable result that is a plain tensor
+    detach_values: frozenset[int]  # flat positions among the forward outputs that must be detached to stay distinct
+    size_outputs: int
+    mutations: tuple[MutationPlan, ...]
+    outputs: tuple[OutputPlan, ...]
+    out_tree: Any
+    differentiable: tuple[int, ...]
+    differentiated: tuple[int, ...]  # inputs that get a gradient, in the order of the backward's outputs
+    grad_mode_after: bool | None
+    saved: tuple[SavedValue, ...]
+    offsets_matter: bool  # the graphs hold absolute storage offsets (as_strided), or the region asks for one
+    aliases: tuple[ValueAlias, ...] = ()
+    unbacked: tuple[tuple[Any, int], ...] = ()  # symbols that depend on values inside tensors -> number of size output
+    fresh_leaves: tuple[int, ...] = ()  # values that the region made autograd leaves (`requires_grad_()`)
+    inference: tuple[
+        tuple[int, tuple[bool, ...]], ...
+    ] = ()  # value -> is it, and each of its leaves, of inference mode?
+    dangling: tuple[int, ...] = ()  # values that require grad, but whose history leads to no input
+    detached: tuple[Detached, ...] = ()
+    versions: tuple[tuple[int, int], ...] = ()  # values that the region wrote to in place -> their version
+    watched_inputs: tuple[int, ...] = ()  # wrappers whose version counter stands for a saved leaf's
+    independent: tuple[tuple[int, ...], ...] = ()  # groups of differentiable values: see `capture.tape.independent`
+    containers: tuple[
+        ContainerChange | ReturnedContainer, ...
+    ] = ()  # of which ``out_tree`` is ``(result, [new items])``
+    unread: tuple[Unread, ...] = ()  # values of contexts that no guard compares, since the trace read none of them
+
+    @property
+    def compared_inputs(self) -> tuple[int, ...]:
+        """Watched inputs that are differentiated, as places among those: at hand in the backward, so that their version
+        is compared there, which is a fifth of what saving them costs."""
+        place = {number: k for k, number in enumerate(self.differentiated)}
+        return tuple(place[i] for i in self.watched_inputs if i in place)
+
+    @property
+    def kept_inputs(self) -> tuple[int, ...]:
+        """The other watched inputs: they are saved, and autograd compares."""
+        return tuple(i for i in self.watched_inputs if i not in self.differentiated)
+
+    @property
+    def trains(self) -> bool:
+        """Has the region a differentiable output?"""
+        return bool(self.differentiable)
+
+    @property
+    def forward_leaves(self) -> int:
+        """How many dense tensors the forward graph returns before sizes and saved activations."""
+        from ..subclass.spec import leaf_count
+
+        return sum(leaf_count(s) for s in self.values)

@@ -1,0 +1,107 @@
+"""How the arguments of a call become inputs of its graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from ..subclass.numbers import NumberPlace
+from ..subclass.paths import Path
+from ..subclass.spec import Spec
+
+
+@dataclass(frozen=True, eq=False)
+class InputPlan:
+    """One distinct input tensor of the region.
+
+    Attributes:
+        path: where the user passes it.
+        spec: what it must look like (guarded), and how it is taken apart.
+        leaves: its dense leaves as places in the leaf table (one leaf may stand in several places).
+        is_leaf: is it an autograd leaf? None where that does not matter: the region does not write it under autograd, and
+            does not ask.
+        position: where it stands among the flat arguments; None for a tensor that the function closes over.
+        take_base: the input is the autograd base of the tensor at that position (docs/notes/views.md).
+        constant: for a tensor that the function closes over: the tensor itself.
+        is_parameter: is it an ``nn.Parameter``? None where the region does not ask.
+        no_gradient: the region asks for its ``.grad``, and finds None.
+        facts: (name, answer) of what else it asks; see `capture.facts`.
+    """
+
+    path: Path
+    spec: Spec
+    leaves: tuple[int, ...]
+    is_leaf: bool | None
+    position: int | None
+    take_base: bool = False
+    constant: torch.Tensor | None = None
+    is_parameter: bool | None = None
+    no_gradient: bool = False
+    facts: tuple[tuple[str, Any], ...] = ()
+
+    def of(self, flat: Sequence[Any]) -> torch.Tensor:
+        """The input tensor of a call with these flat arguments."""
+        if self.position is None:
+            assert self.constant is not None
+            return self.constant
+        value = flat[self.position]
+        base = value._base if self.take_base else None
+        return value if base is None else base  # type: ignore[no-any-return]
+
+    @property
+    def requires_grad(self) -> bool:
+        """Is it differentiated?"""
+        return bool(self.spec.requires_grad)  # type: ignore[union-attr]
+
+
+@dataclass(frozen=True)
+class LeafPrimal:
+    """A graph input that is dense leaf number ``leaf``.
+
+    ``detached``: the leaf gets other memory in the call (``x.data = y``), while the backward may need what it had.
+    """
+
+    leaf: int
+    detached: bool = False
+
+
+@dataclass(frozen=True)
+class SizePrimal:
+    """A graph input that is a number: an outer size of a wrapper that no dense leaf carries."""
+
+    size: Any
+
+
+@dataclass(frozen=True)
+class BasePrimal:
+    """A graph input that is a flat view over the memory of several overlapping leaves, one of which is mutated.
+
+    ``members[0]`` lies at the start of the range, if ``start_member`` is 0; ``numel`` elements of ``dtype``.
+    """
+
+    members: tuple[int, ...]
+    numel: Any
+    dtype: torch.dtype
+
+
+Primal: TypeAlias = LeafPrimal | SizePrimal | BasePrimal
+
+
+@dataclass(frozen=True)
+class SymbolPlan:
+    """Where a symbol's value comes from.
+
+    A leaf's ``kind`` 'size', 'stride' or 'storage_offset', the 'item' that is the number in a leaf without dimensions, an
+    input's outer 'size', an input's 'ragged' size (a nested int), an 'argument': the number at flat position ``dim``, or a
+    'number' that the function finds in ``place``.
+    """
+
+    symbol: Any
+    kind: str
+    leaf: int | None
+    input: int | None
+    dim: int
+    place: NumberPlace | None = None

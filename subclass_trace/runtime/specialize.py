@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,31 +24,17 @@ from ..partition.min_cut import MinCut
 from ..partition.rules import Facts
 from ..partition.saved import saved_table
 from ..plan import (
-    BasePrimal,
-    Detached,
-    InputPlan,
-    LeafPrimal,
     MutationPlan,
-    OutputPlan,
     Plan,
-    Primal,
-    RaggedOutput,
-    Replay,
-    SavedValue,
-    SizePrimal,
-    SymbolicView,
-    SymbolPlan,
-    ValueAlias,
     ValueOutput,
-    ViewOutput,
 )
-from ..subclass.context import snapshot
 from ..subclass.flatten import leaves_of
-from ..subclass.spec import WrapperSpec, is_ragged, leaf_count
+from ..subclass.spec import WrapperSpec, leaf_count
 from .backward import Backwards, CompiledBackward
 from .compiling import backward_compiler, compile_half, forward_program
+from .planning import conditions_of, make_plan, memory_of, number_symbols
 from .reference import Program
-from .sizes import freeze, to_expr
+from .sizes import freeze
 
 Tensor = torch.Tensor
 
@@ -100,12 +85,12 @@ def build_program(
             captured = replace(captured, mutations=write_back_in_graph(captured, forward))
         half = Half.of_module(forward)
         _name_inputs(half, captured)
-        plan = _plan(captured, arguments, positions, through_base, half, ())
+        plan = make_plan(captured, arguments, positions, through_base, half, ())
         if verify.ENABLED:
             verify.verify_forward(forward, write_back=keep_input_mutations)
             verify.verify_plan(plan)
         call, plan = forward_program(backend, backend.inference, half, plan)
-        plan = replace(plan, conditions=tuple(_conditions(captured)))  # compiling may have added some
+        plan = replace(plan, conditions=tuple(conditions_of(captured)))  # compiling may have added some
         return Program(plan, call, None), Graphs(None, half, None)
     try:
         guess = captured.tape.guess()
@@ -132,7 +117,7 @@ def build_program(
         copied=_copied(captured, traced.joint),
     )
     saved = saved_table(parts, _primal_paths(captured), _copied(captured, traced.joint))
-    plan = _plan(captured, arguments, positions, through_base, parts.first, saved)
+    plan = make_plan(captured, arguments, positions, through_base, parts.first, saved)
     if verify.ENABLED:
         visible = traced.num_forward - traced.draws
         verify.verify_partition(parts, num_forward=visible, tangents=traced.tangents, written=_written(captured))
@@ -143,8 +128,8 @@ def build_program(
     compile_backward = backward_compiler(backend, parts.packed)
     compiled = compile_half(backend, backend.backward, parts.second, is_backward=True)
     first = _first_backward(parts, traced, guess, compiled, captured.session.dtensor_modes())
-    plan = replace(plan, conditions=tuple(_conditions(captured)))  # compiling may have added some
-    known = _numbers(plan.symbols)
+    plan = replace(plan, conditions=tuple(conditions_of(captured)))  # compiling may have added some
+    known = number_symbols(plan.symbols)
     names = frozenset(parts.saved)
     backwards = Backwards(captured.tape, names, compile_backward, _output_paths(plan), known, parts.twins)
     backwards.add(first)
@@ -175,10 +160,10 @@ def _without_backward(
     fixed = {n.name for n in (*placeholders(forward.graph), *drawn)}
     parts = save_all(forward, captured.served(forward) | fixed, _written(captured))
     saved = saved_table(parts, _primal_paths(captured))
-    plan = _plan(captured, arguments, positions, through_base, parts.first, saved)
+    plan = make_plan(captured, arguments, positions, through_base, parts.first, saved)
     call, plan = forward_program(backend, backend.forward, parts.first, plan)
     compile_backward = backward_compiler(backend)
-    known = _numbers(plan.symbols)
+    known = number_symbols(plan.symbols)
     names = frozenset(parts.saved)
     backwards = Backwards(captured.tape, names, compile_backward, _output_paths(plan), known)
     return Program(plan, call, backwards), Graphs(None, parts.first, None)
@@ -212,239 +197,6 @@ def _copy(module: fx.GraphModule) -> fx.GraphModule:
     return _torch.graph_module(module, graph)
 
 
-# ---------------------------------------------------------------------------------------------- the plan
-def _plan(
-    captured: Captured,
-    arguments: Sequence[Argument],
-    positions: Sequence[int | None],
-    through_base: frozenset[int],
-    forward: Half,
-    saved: tuple[SavedValue, ...],
-) -> Plan:
-    inputs = tuple(_inputs(captured, arguments))
-    return Plan(
-        inputs=inputs,
-        positions=tuple(positions),
-        through_base=through_base,
-        assignments=captured.assignments,
-        leaf_count=len(captured.leaf_primals),
-        primals=tuple(_primals(captured, forward)),
-        symbols=tuple(_symbols(captured)),
-        conditions=tuple(_conditions(captured)),
-        values=tuple(freeze(v) for v in captured.values),
-        saved_results=_saved_results(forward, captured, len(saved)),
-        detach_values=_detach(forward, captured),
-        size_outputs=len(captured.size_outputs),
-        mutations=tuple(map(_freeze_mutation, captured.mutations)),
-        outputs=tuple(_freeze_output(o, captured.session.recorder.has_read_numbers) for o in captured.outputs),
-        out_tree=captured.result,
-        containers=captured.containers,
-        differentiable=captured.differentiable,
-        differentiated=captured.differentiated,
-        grad_mode_after=captured.grad_mode_after,
-        saved=saved,
-        offsets_matter=_offsets_matter(captured),
-        aliases=tuple(map(_freeze_alias, captured.aliases)),
-        unbacked=captured.unbacked,
-        fresh_leaves=captured.fresh_leaves,
-        inference=captured.inference,
-        dangling=captured.dangling,
-        detached=tuple(_freeze_detached(row, captured.session.recorder.has_read_numbers) for row in captured.detached),
-        versions=captured.versions,
-        independent=captured.independent,
-        watched_inputs=_watched(captured, inputs, saved),
-        unread=captured.session.reads.left_out(),
-    )
-
-
-def _inputs(captured: Captured, arguments: Sequence[Argument]) -> list[InputPlan]:
-    rows = []
-    written = {m.input for m in captured.mutations if m.differentiable}
-    for number, (i, a) in enumerate(zip(captured.inputs, arguments, strict=True)):
-        asked = captured.metadata.asked_of(number)
-        is_leaf = i.is_leaf if number in written or asked.is_leaf else None
-        spec = captured.session.reads.guarded(number, freeze(i.spec, snapshot))
-        row = InputPlan(i.path, spec, i.leaves, is_leaf, a.position, a.take_base)
-        is_parameter = i.is_parameter if asked.is_parameter else None
-        rows.append(replace(row, is_parameter=is_parameter, no_gradient=asked.gradient, facts=asked.facts))
-    for c in captured.closed_over:
-        rows.append(InputPlan(c.path, freeze(c.spec, snapshot), c.leaves, None, None, constant=c.value))
-    return rows
-
-
-def _primals(captured: Captured, forward: Half) -> list[Primal]:
-    place = {p: k for k, p in enumerate(captured.leaf_primals)}
-    leaves = [*(i.leaves for i in captured.inputs), *(c.leaves for c in captured.closed_over)]
-    moved = {leaves[m.input][k] for m in captured.mutations for k, how in m.replaced.items() if how == "data"}
-    rows: list[Primal] = []
-    for node in forward.inputs:
-        number = int(str(node.target).rsplit("_", 1)[1]) - 1
-        base = node.meta.get("alias_base")
-        if base is not None:
-            members, numel, dtype = base
-            rows.append(BasePrimal(tuple(place[m] for m in members), to_expr(numel), dtype))
-        elif number in captured.size_primals:
-            rows.append(SizePrimal(to_expr(captured.size_primals[number])))
-        else:
-            rows.append(LeafPrimal(place[number], detached=place[number] in moved))
-    return rows
-
-
-def _symbols(captured: Captured) -> list[SymbolPlan]:
-    rows: dict[Any, SymbolPlan] = {}
-
-    def note(size: Any, kind: str, leaf: int | None, inp: int | None, dim: int) -> None:
-        symbol = _torch.size_symbol(size)
-        if symbol is not None:
-            rows.setdefault(symbol, SymbolPlan(symbol, kind, leaf, inp, dim))
-
-    # First: where a size was found to be equal to a number, that is checked with the size.
-    for place, n in captured.session.arguments.items():
-        symbol, position = _torch.own_symbol(n), place.position
-        if symbol is not None:
-            kind = "number" if position is None else "argument"
-            rows.setdefault(symbol, SymbolPlan(symbol, kind, None, None, position or 0, place))
-    strided = [(k, t) for k, t in enumerate(captured.originals) if t.layout is torch.strided]
-    for k, t in enumerate(captured.originals):
-        for d, n in enumerate(t.shape):
-            note(n, "size", k, None, d)
-    for k, t in strided:
-        for d, n in enumerate(t.stride()):
-            note(n, "stride", k, None, d)
-        note(t.storage_offset(), "storage_offset", k, None, 0)
-    for number, i in enumerate(captured.inputs):
-        for d, n in enumerate(i.spec.size):  # type: ignore[union-attr]
-            note(n, "size", None, number, d)
-        for d, n in enumerate(i.spec.size):  # type: ignore[union-attr]
-            ragged = _torch.ragged_parts(n) if is_ragged(n) else None
-            if ragged is not None:
-                rows.setdefault(ragged[0], SymbolPlan(ragged[0], "ragged", None, number, d))
-    for k, n in enumerate(captured.leaf_primals):
-        note(captured.session.items.get(f"primals_{n + 1}"), "item", k, None, 0)
-    return list(rows.values())
-
-
-def _numbers(rows: Sequence[SymbolPlan]) -> frozenset[Any]:
-    """The symbols that are numbers: nested ints stand in no condition."""
-    return frozenset(row.symbol for row in rows if row.kind != "ragged")
-
-
-def _conditions(captured: Captured) -> list[Any]:
-    """What the trace assumed of the symbols."""
-    known = _numbers(_symbols(captured))
-    return [c for c in _torch.shape_conditions(captured.session.shape_env, known) if c.free_symbols <= known]
-
-
-def _offsets_matter(captured: Captured) -> bool:
-    absolute = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default)
-    if captured.groups and captured.session.dynamic:  # an offset may have the symbol of a size that it was equal to
-        return True
-    return captured.metadata.offsets or any(n.target in absolute for n in captured.session.recorder.graph.nodes)
-
-
-def _detach(forward: Half, captured: Captured) -> frozenset[int]:
-    """Positions of outputs that are made objects of their own.
-
-    They are, or share memory with, a graph input or an earlier output; or they are dense values that the graph happens
-    to compute as views: autograd would protect a view that comes out of a Function from in-place operations, and would
-    take another tensor for its base.
-    """
-    plain, place = set(), 0
-    for k, spec in enumerate(captured.values):
-        if not isinstance(spec, WrapperSpec) and (captured.tape is not None or k not in captured.views):
-            plain.add(place)
-        place += leaf_count(spec)
-    count = place
-    seen = {_storage(n.meta["val"]) for n in forward.inputs if isinstance(n.meta["val"], Tensor)}
-    out = set()
-    for k, node in enumerate(forward.outputs[:count]):
-        value = node.meta.get("val")
-        if isinstance(value, Tensor) and value.layout is torch.strided:
-            if _storage(value) in seen or (k in plain and _is_view(node)):
-                out.add(k)
-            seen.add(_storage(value))
-    return frozenset(out)
-
-
-def _is_view(node: fx.Node) -> bool:
-    made: Any = node.args[0] if node.target is operator.getitem else node
-    return isinstance(made.target, _torch.OpOverload) and made.target.is_view
-
-
-def _saved_results(forward: Half, captured: Captured, saved: int) -> frozenset[int]:
-    """The saved values, by place, that share memory with a differentiable result that is a plain tensor."""
-    nodes = [n.meta.get("val") if isinstance(n, fx.Node) else None for n in forward.outputs]
-    parts, plain = iter(nodes), set()
-    for k, spec in enumerate(captured.values):
-        own = [next(parts) for _ in range(leaf_count(spec))]
-        if k in captured.differentiable and not isinstance(spec, WrapperSpec):
-            plain |= {_storage(t) for t in own if isinstance(t, Tensor)}
-    rows = enumerate(nodes[len(nodes) - saved :])
-    return frozenset(k for k, t in rows if isinstance(t, Tensor) and _storage(t) in plain)
-
-
-def _storage(value: Tensor) -> Any:
-    return value.untyped_storage()._cdata if value.layout is torch.strided else id(value)
-
-
-def _freeze_mutation(m: MutationPlan) -> MutationPlan:
-    return replace(m, metadata=None if m.metadata is None else freeze(m.metadata))
-
-
-def _freeze_output(o: OutputPlan, has_read_numbers: bool) -> OutputPlan:
-    if isinstance(o, ViewOutput):
-        return replace(o, spec=freeze(o.spec), replay=_freeze_replay(o.replay, has_read_numbers))
-    if isinstance(o, RaggedOutput):
-        return RaggedOutput(to_expr(o.size))
-    return replace(o, spec=freeze(o.spec)) if isinstance(o, ValueOutput) else o
-
-
-def _freeze_detached(row: Detached, has_read_numbers: bool) -> Detached:
-    return replace(row, replay=_freeze_replay(row.replay, has_read_numbers))
-
-
-def _freeze_replay(replay: Replay | None, has_read_numbers: bool) -> Replay | None:
-    """Autograd's function of a view remembers the symbols that it was traced with: their expressions instead.
-
-    That may be a number by now, where the region has read one that has to fit other sizes.
-    """
-    if isinstance(replay, SymbolicView):
-        return replace(replay, sizes=tuple(map(to_expr, replay.sizes)))
-    if replay is None:
-        return None
-    view = getattr(replay, "__self__", None)
-    if not isinstance(view, Tensor) or view._base is None or not (has_read_numbers or _has_symbols(view, view._base)):
-        return replay
-    sizes: list[Any] = []
-    symbols: list[bool] = []
-
-    def note(n: Any) -> Any:
-        sizes.append(to_expr(n))
-        symbols.append(isinstance(n, torch.SymInt))
-        return n
-
-    try:
-        with torch.no_grad(), _torch.enable_python_dispatcher():  # else DTensor looks for the symbols in its cache
-            replay(view._base, symint_visitor_fn=note)  # type: ignore[call-arg]
-    except _torch.DATA_DEPENDENT_ERRORS:  # the class reads a number, as it will of the base of the call
-        if not all(type(n) is int for n in sizes):
-            raise
-    return SymbolicView(replay, tuple(sizes)) if any(symbols) else replay
-
-
-def _has_symbols(*tensors: Tensor) -> bool:
-    """In a size, a stride, or the place of a leaf (``x[:, k]`` has symbols nowhere else)."""
-    if any(isinstance(n, torch.SymInt) for t in tensors for n in (*t.shape, *t.stride())):
-        return True
-    leaves = (leaf for t in tensors for leaf in leaves_of(t))
-    return any(t.layout is torch.strided and isinstance(t.storage_offset(), torch.SymInt) for t in leaves)
-
-
-def _freeze_alias(row: ValueAlias) -> ValueAlias:
-    leaves = tuple(None if a is None else replace(a, delta=to_expr(a.delta)) for a in row.leaves)
-    return replace(row, spec=freeze(row.spec), leaves=leaves)
-
-
 def write_back_in_graph(captured: Captured, forward: fx.GraphModule) -> tuple[MutationPlan, ...]:
     """Append ``copy_`` nodes for the data that inputs get, where nothing but data changes; returns what is left to do.
 
@@ -455,7 +207,7 @@ def write_back_in_graph(captured: Captured, forward: fx.GraphModule) -> tuple[Mu
     starts = [0]
     for spec in captured.values:
         starts.append(starts[-1] + leaf_count(spec))
-    held = {_storage(n.meta["val"]) for n in placeholders(graph) if isinstance(n.meta["val"], Tensor)}
+    held = {memory_of(n.meta["val"]) for n in placeholders(graph) if isinstance(n.meta["val"], Tensor)}
     rows = []
     end = next(iter(reversed(graph.nodes)))
     for m in captured.mutations:
@@ -464,7 +216,11 @@ def write_back_in_graph(captured: Captured, forward: fx.GraphModule) -> tuple[Mu
         only_data = m.value is not None and not m.replaced and m.metadata is None and not m.differentiable
         only_data = only_data and not m.stops_grad
         values = [outputs[starts[m.value or 0] + k] for k in m.leaves]
-        if not only_data or not all(n in inputs for n in names) or any(_storage(v.meta["val"]) in held for v in values):
+        if (
+            not only_data
+            or not all(n in inputs for n in names)
+            or any(memory_of(v.meta["val"]) in held for v in values)
+        ):
             rows.append(m)
             continue
         for k, name in zip(m.leaves, names, strict=True):
@@ -537,22 +293,6 @@ def _leaf_paths(spec: Any, path: str) -> list[str]:
     if isinstance(spec, WrapperSpec):
         return [p for n, s in zip(spec.names, spec.inners, strict=True) for p in _leaf_paths(s, f"{path}.{n}")]
     return [path] if hasattr(spec, "dtype") else []
-
-
-def _watched(captured: Captured, inputs: Sequence[InputPlan], saved: Sequence[SavedValue]) -> tuple[int, ...]:
-    """Wrappers of which a leaf is saved as it is.
-
-    Operations on a wrapper do not move its leaf's version counter, so that a change by the caller between forward and
-    backward would go unnoticed: the wrapper is saved as well, and autograd checks its counter, as in eager.
-    """
-    kept = {row.name for row in saved}
-    mutated = {m.input for m in captured.mutations}
-    rows = []
-    for number, row in enumerate(inputs):
-        names = {f"primals_{captured.leaf_primals[k] + 1}" for k in row.leaves}
-        if isinstance(row.spec, WrapperSpec) and number not in mutated and names & kept:
-            rows.append(number)
-    return tuple(rows)
 
 
 def _output_paths(plan: Plan) -> list[str]:

@@ -136,7 +136,7 @@ def _distinct_steps(func: Any, args: Sequence[Any]) -> Sequence[Any]:
     kinds: dict[Any, int] = {}
     for k in range(count):
         step = [row[k] for row in rows]
-        key = tuple((a.dtype, a.shape) if isinstance(a, Tensor) else type(a) for a in step)
+        key = tuple((a.dtype, tuple(map(_number, a.shape))) if isinstance(a, Tensor) else type(a) for a in step)
         kinds.setdefault(key, k)
     return [[a[k] for k in kinds.values()] if any(a is row for row in rows) else a for a in args]
 

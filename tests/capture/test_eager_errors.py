@@ -126,3 +126,13 @@ def test_fake_kernel_is_wrong() -> None:
     with pytest.raises(UnsupportedError, match="torch refuses to trace aten.nan_to_num_.default here") as error:
         st.compile(lambda x: x.nan_to_num_())(torch.ones(2, dtype=torch.cfloat))
     assert "test_eager_errors.py" in str(error.value.path)
+
+
+def test_lists_of_symbolic_sizes() -> None:
+    region = st.compile(lambda xs, ys: torch._foreach_mul_(xs, ys), dynamic=True)
+    for n in (3, 5):
+        xs = [torch.full((n,), 2.0), torch.full((n + 1,), 3.0)]
+        region([x[:-1] for x in xs], [torch.full((n - 1,), 4.0), torch.full((n,), 5.0)])
+        assert [x.tolist() for x in xs] == [[8.0] * (n - 1) + [2.0], [15.0] * n + [3.0]]
+        with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
+            region(xs, [torch.ones(n), torch.ones(2, n + 1)])

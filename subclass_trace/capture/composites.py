@@ -102,9 +102,11 @@ def cumulative_averages() -> Iterator[None]:
         now = [torch.zeros_like(buffer) for buffer in (self.running_mean, self.running_var)]
         out = F.batch_norm(input, now[0], now[1], self.weight, self.bias, True, 1.0, self.eps)
         with torch.no_grad():
-            share = self.num_batches_tracked.double().reciprocal()
-            for buffer, batch in zip((self.running_mean, self.running_var), now, strict=True):
-                buffer.copy_(batch * share + buffer * (1 - share))
+            mean, var = self.running_mean.data, self.running_var.data  # the kernels do not move the version counters
+            # As the CPU's kernel rounds them: the share like the average, and the variance's sum in doubles.
+            share = self.num_batches_tracked.double().reciprocal().to(mean.dtype)
+            mean.copy_(now[0] * share + mean * (1 - share))
+            var.copy_(now[1].double() * share + (var * (1 - share)).double())
         return out
 
     _torch.BatchNormBase.forward = forward  # type: ignore[method-assign]

@@ -187,10 +187,12 @@ def is_nonzero(recorder: Any, func: Callable[..., Any], args: Any, kwargs: Any) 
 
 
 def tensor(recorder: Any, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """``torch.tensor`` and its siblings of a list that holds tensors, or numbers from inside tensors: one tensor of them."""
+    """``torch.tensor`` and its siblings of a number from inside a tensor, or of a list that holds such ones or tensors: one
+    tensor of them."""
     like = args[0] if func is Tensor.new_tensor else None
     data = args[0 if like is None else 1] if len(args) > (like is not None) else kwargs.get("data")
-    if func not in _MAKE_TENSORS or not (isinstance(data, (list, tuple)) and _holds_unknown(data)):
+    known = not _holds_unknown(data) if isinstance(data, (list, tuple)) else not is_unknown(data)
+    if func not in _MAKE_TENSORS or known:
         return func(*args, **kwargs)
     named = {k: v for k, v in kwargs.items() if k != "data"}
     if func is torch.as_tensor:

@@ -13,6 +13,8 @@ from ..errors import UnsupportedError
 from ..subclass.protocol import is_traceable
 
 Tensor = torch.Tensor
+#: types of devices whose tensors eager copies without their memory
+_NO_MEMORY = frozenset({"lazy", "xla", "mtia", "mps", "maia", "meta", "ipu"})
 
 
 def deep_copy(t: Tensor, memo: dict[int, Any], line: Callable[[], str | None]) -> Tensor:
@@ -33,6 +35,8 @@ def deep_copy(t: Tensor, memo: dict[int, Any], line: Callable[[], str | None]) -
             )
         with torch.no_grad():
             made = t.clone() if is_traceable(t) else _own_memory(t, line)
+        if _sets_memory(t) and not (t.is_conj() or t.is_neg() or t.is_quantized or made.is_inference()):
+            torch.autograd.graph.increment_version(made)
         if type(made) is not type(t) and is_traceable(t):
             raise RuntimeError("deepcopy of a wrapper whose clone() gives another class")
         if t.grad is not None:
@@ -41,6 +45,11 @@ def deep_copy(t: Tensor, memo: dict[int, Any], line: Callable[[], str | None]) -
             made.requires_grad_()
     memo[id(t)] = made
     return made
+
+
+def _sets_memory(t: Tensor) -> bool:
+    """Does eager make an empty tensor, and set its memory, which moves its version?"""
+    return not (is_traceable(t) or t.layout is not torch.strided or t.device.type in _NO_MEMORY)
 
 
 def _own_memory(t: Tensor, line: Callable[[], str | None]) -> Tensor:
@@ -74,4 +83,7 @@ def shallow_copy(t: Tensor) -> Tensor:
     """``copy.copy(t)``: another tensor over the same memory, without a history."""
     if isinstance(t, torch.nn.Parameter):
         return torch.nn.Parameter(t.data, t.requires_grad)
-    return t.data.requires_grad_() if t.requires_grad else t.data
+    made = t.data
+    if _sets_memory(t) and not made.is_inference():
+        torch.autograd.graph.increment_version(made)
+    return made.requires_grad_() if t.requires_grad else made

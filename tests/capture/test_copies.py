@@ -93,6 +93,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "deepcopy, written": written,
     "one copy of each": twice,
     "of a value": lambda x: copy.deepcopy(x.detach() * 2),
+    "of a conjugate": lambda x: copy.deepcopy((x.detach() * 1j).conj()).real,
     "copy": copy.copy,
     "copy, written": shallow_written,
 }
@@ -110,7 +111,7 @@ def seen(t: Any) -> Any:
         return [seen(v) for v in t]
     rows = [t.a, t.b] if isinstance(t, TwoTensor) else [t]
     values = [(v.detach().tolist(), v.stride(), v.storage_offset()) for v in rows]
-    return values, type(t), t.is_leaf, t.requires_grad, t._is_view(), t.untyped_storage().nbytes()
+    return values, type(t), t.is_leaf, t.requires_grad, t._is_view(), t._version, t.untyped_storage().nbytes()
 
 
 @pytest.mark.parametrize("kind", INPUTS)

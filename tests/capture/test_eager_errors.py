@@ -142,3 +142,13 @@ def test_a_list_of_parts_whose_sizes_are_symbols() -> None:
         assert torch.equal(region(parts, k / 2), torch.ones(k - 1) * k / 2) and torch.equal(
             memory, torch.full((k + 4,), k / 2)
         )
+
+
+def test_lists_of_symbolic_sizes() -> None:
+    region = st.compile(lambda xs, ys: torch._foreach_mul_(xs, ys), dynamic=True)
+    for n in (3, 5):
+        xs = [torch.full((n,), 2.0), torch.full((n + 1,), 3.0)]
+        region([x[:-1] for x in xs], [torch.full((n - 1,), 4.0), torch.full((n,), 5.0)])
+        assert [x.tolist() for x in xs] == [[8.0] * (n - 1) + [2.0], [15.0] * n + [3.0]]
+        with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
+            region(xs, [torch.ones(n), torch.ones(2, n + 1)])

@@ -224,6 +224,12 @@ def _made(x: Tensor) -> Any:
     return *rows, torch.tensor([n, n + 1]), torch.tensor([x.long()[0], x.long()[1]]), x.new_tensor((n, x[1]))
 
 
+def _made_of_one(x: Tensor) -> Any:
+    n = int(x[0])
+    made = torch.tensor(x[0].item()), torch.tensor(n, dtype=torch.float64), torch.as_tensor(n), x.new_tensor(n)
+    return *made, torch.tensor(bool(x[1] > 1))
+
+
 def _extremes(x: Tensor) -> Any:
     return max(x[0].item(), 3.5), min(x.tolist()), max(x.long()[0].item(), 4), max([1, 2])
 
@@ -235,6 +241,7 @@ AS_NUMBERS: dict[str, Callable[[Tensor], Any]] = {
     "truths": _truths,
     "compared": _compared,
     "made into tensors": _made,
+    "made of one": _made_of_one,
     "extremes": _extremes,
 }
 
@@ -253,6 +260,8 @@ def test_numbers_of_the_call(name: str) -> None:
         torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
         for a, b in zip(flat(got), flat(want), strict=True):
             assert type(a) is type(b)
+            if isinstance(a, Tensor):
+                assert (a._is_view(), a._base is None, a._version) == (b._is_view(), b._base is None, b._version)
     assert len(compiled.specializations) == 1
 
 

@@ -119,6 +119,30 @@ def test_arguments(function: Callable[..., Any], count: int, numbers: tuple[floa
     assert len(region.specializations) == count
 
 
+def test_an_error_after_python_state_was_changed() -> None:
+    """With symbols and without: what the function did before its own exception is done once."""
+    found = []
+    for call in (lambda f: f, st.compile):
+        state: dict[str, Any] = {"calls": 0, "seen": [], "last": None}
+
+        def f(x: Tensor, k: int, state: dict[str, Any] = state) -> Tensor:
+            state["calls"] += 1
+            state["seen"].append(k)
+            if k == 3 or state["calls"] == 4:
+                raise ValueError(k)
+            state["last"] = k
+            return raises_for_four(x, k) * state["calls"]
+
+        region, rows = call(f), list[str]()
+        for k in (1, 2, 3, 5, 4, 3, 6):
+            try:
+                rows.append(f"{region(torch.ones(2), k)} {state}")
+            except ValueError as error:
+                rows.append(f"{error} {state}")
+        found.append(rows)
+    assert found[1] == found[0]
+
+
 class Tagged(torch.Tensor):
     """A wrapper with a number in its context."""
 

@@ -508,7 +508,7 @@ class ContainerItem:
 @dataclass(frozen=True, eq=False)
 class ReturnedContainer:
     """Stands in the result for a list or dict that the region did not make: the one at ``keys`` of ``(args, kwargs)``, or
-    the one that ``read()`` finds."""
+    of what ``read()`` finds. Either is looked up before the region does anything: it may put another one there."""
 
     keys: tuple[Hashable, ...] = ()
     read: Callable[[], Any] | None = None

@@ -248,7 +248,8 @@ class AppendPlan:
 
 @dataclass(frozen=True, eq=False)
 class RemovalPlan:
-    """What the region deletes: ``del owner.<table>[name]``; where ``table`` is None, ``owner`` is a dict or a set itself.
+    """What the region deletes: ``del owner.<table>[name]``; where ``table`` is None, ``owner`` is a dict or a set itself, or
+    a list or a deque, which loses its last item (``name`` -1).
 
     ``result`` is the number of a result that is None.
     """
@@ -263,6 +264,9 @@ class RemovalPlan:
         holder = self.owner if self.table is None else getattr(self.owner, self.table)
         if isinstance(holder, set):
             holder.discard(self.name)
+        elif isinstance(holder, (list, deque)):
+            if holder:
+                del holder[self.name]
         elif self.name in holder:
             del holder[self.name]
 

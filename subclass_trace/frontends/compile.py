@@ -39,7 +39,7 @@ from ..partition.interface import resolve_partitioner
 from ..plan import Plan, SavedValue
 from ..runtime.backward import TRACE_LOCK
 from ..runtime.codegen import MISS, Entry, generate
-from ..runtime.containers import changes_any, delivered, shared_containers
+from ..runtime.containers import delivered, taken
 from ..runtime.guards import Ambient, Guards, eager_reason, failed_guard
 from ..runtime.reference import Program
 from ..runtime.sizes import hint_of
@@ -166,10 +166,9 @@ class Region:
 
     def _interpret(self, entry: Specialization, site: CallSite, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         changes = entry.plan.containers
-        if changes_any(changes) and not site.containers_differ:
-            raise shared_containers()
+        held = taken(changes, args, kwargs, site.containers_differ)
         results = unflatten_tree(entry.plan.out_tree, entry.program(site.flat))
-        return delivered(changes, args, kwargs, results) if changes else results
+        return delivered(changes, args, kwargs, results, held) if changes else results
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """As a method: bound to the instance."""
@@ -231,18 +230,17 @@ class Region:
                 if backwards is None or backwards.compiled:  # torch may know no derivative for a symbol (``x ** n``)
                     break
         else:
-            chosen, entry = last, self._compile_last(site, ambient, last)
+            chosen, entry = last, self._last_try(site, ambient, last)
         self._history.fix_all([place for place in numbers if place not in chosen], "what only numbers serve")
         return entry
 
-    def _compile_last(self, site: CallSite, ambient: Ambient, numbers: Numbers) -> Specialization:
-        """What the function did before an exception of its own stands, once, however often it was tried."""
+    def _last_try(self, site: CallSite, ambient: Ambient, numbers: Numbers) -> Specialization:
+        """What the function did before an exception of its own stands now: of the tries before, each has taken it back."""
         try:
             return self._compile_with(site, ambient, numbers)
-        except SubclassTraceError:
-            raise
-        except Exception:
-            site.deliver_unfinished()
+        except Exception as error:
+            if not isinstance(error, SubclassTraceError):
+                site.deliver_unfinished()
             raise
 
     def _compile_with(self, site: CallSite, ambient: Ambient, numbers: Numbers) -> Specialization:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -58,13 +59,13 @@ class HandedContainers:
             container.update(was) if isinstance(container, dict) else container.extend(was)
         return changes, new, paths
 
-    def marked(self, result: Any, others: Callable[[], Mapping[int, Callable[[], Any]]]) -> tuple[Any, list[Any]]:
+    def marked(self, result: Any, others: Callable[[], Mapping[int, ReturnedContainer]]) -> tuple[Any, list[Any]]:
         """The result, and what stands in it for containers that the function did not make.
 
-        ``others``: those that it reaches by name, by their ids, with how each call finds them.
+        ``others``: what stands for those that it reaches by name, by their ids.
         """
         mine = {id(container): keys for keys, container, _ in self.rows}
-        named: Mapping[int, Callable[[], Any]] | None = None
+        named: Mapping[int, ReturnedContainer] | None = None
         rows: list[ReturnedContainer] = []
 
         def mark(value: Any) -> Any:
@@ -75,7 +76,7 @@ class HandedContainers:
                 named = others()
             if id(value) not in mine and id(value) not in named:
                 return value
-            rows.append(ReturnedContainer(mine.get(id(value), ()), named.get(id(value))))
+            rows.append(named[id(value)] if id(value) in named else ReturnedContainer(mine[id(value)]))
             return rows[-1]
 
         return map_containers(result, mark), rows
@@ -120,12 +121,27 @@ def _path(keys: Any) -> Path:
     return path
 
 
-def named_containers(reached: Reached) -> dict[int, Callable[[], Any]]:
-    """The lists and dicts that names and attributes of modules hold: id -> how to find what they hold in a call."""
-    found = {id(row.value): row.read for row in reached.slots if type(row.value) in CHANGEABLE}
+#: no deeper than guards look at what a name holds, and no more items
+_DEEPEST, _MOST_ITEMS = 9, 2000
+
+
+def named_containers(reached: Reached) -> dict[int, ReturnedContainer]:
+    """The lists and dicts that names and attributes of modules hold, inside of others too: id -> what stands for it."""
+    starts = [(row.value, row.read) for row in reached.slots if row.read() is row.value]  # else the trace bound it anew
     for root, _ in reached.modules:
         for module in root.modules():
-            for name, value in vars(module).items():
-                if type(value) in CHANGEABLE and name not in OF_EVERY_MODULE:
-                    found[id(value)] = functools.partial(getattr, module, name)
+            names = vars(module).keys() - OF_EVERY_MODULE
+            starts += [(vars(module)[name], functools.partial(getattr, module, name)) for name in sorted(names)]
+    found: dict[int, ReturnedContainer] = {}
+    todo = deque((value, ReturnedContainer((), read)) for value, read in starts)
+    left = _MOST_ITEMS
+    while todo:  # the shortest way to each
+        value, row = todo.popleft()
+        if type(value) in CHANGEABLE and id(value) not in found:
+            found[id(value)] = row
+        elif not isinstance(value, tuple):
+            continue
+        left -= len(value)
+        if left >= 0 and len(row.keys) < _DEEPEST:
+            todo.extend((v, ReturnedContainer((*row.keys, k), row.read)) for k, v in _pairs(value))
     return found

@@ -52,7 +52,7 @@ class Effect:
 
 @dataclass(frozen=True, eq=False)
 class Removal:
-    """``del holder[key]``."""
+    """``del holder[key]``; of a list or a deque the last item (-1)."""
 
     holder: Any
     key: Any
@@ -80,8 +80,8 @@ Change: TypeAlias = Effect | Removal | Count | Append
 
 @contextlib.contextmanager
 def effects_on(reached: Reached) -> Iterator[list[Change]]:
-    """Inside, the function runs. Afterwards what it reaches is as it was, but for objects that containers got, and for what
-    was removed from them: these happen at trace time.
+    """Inside, the function runs. Afterwards what it reaches is as it was, but for objects that containers got, and for those
+    that were moved in lists: these happen at trace time.
 
     Yields a list that is filled on the way out: what was done with numbers, flags and strings. Torch's own modules make
     good what they keep for themselves (an RNN the list of its weights).
@@ -168,7 +168,11 @@ def _is_effect(was: Any, now: Any) -> bool:
     """Was a number, a flag or a string assigned, or a size?"""
     if now is was or now is ABSENT or not (isinstance(now, _SYMBOLS) or is_simple(now)):
         return False
-    return not (type(now) is type(was) and is_simple(now) and now == was)
+    return not _is_same(was, now)
+
+
+def _is_same(was: Any, now: Any) -> bool:
+    return now is was or (type(now) is type(was) and is_simple(now) and bool(now == was))
 
 
 def _is_first(was: Any, now: Any) -> bool:
@@ -230,14 +234,19 @@ def _take_back(
 
 
 def _items_back(container: Any, was: Any) -> Iterator[Change]:
-    """Numbers and strings that were assigned to items of a list or a deque, if that is all that was done to them."""
-    if isinstance(container, set) or getattr(container, "maxlen", None) or len(container) < len(was):
+    """Numbers and strings that were assigned to items of a list or a deque, or moved there as it became shorter, and what
+    was taken from its end, if that is all that was done to them."""
+    if isinstance(container, set) or getattr(container, "maxlen", None):
         return
-    changed = [k for k, (now, old) in enumerate(zip(container, was, strict=False)) if now is not old]
+    changed = [k for k, (now, old) in enumerate(zip(container, was, strict=False)) if not _is_same(old, now)]
     if all(_is_effect(was[k], container[k]) for k in changed):
         for k in changed:
             yield Effect(container, k, container[k])
+        for k in range(min(len(container), len(was))):
             container[k] = was[k]
+        for item in list(was)[len(container) :]:
+            yield Removal(container, -1)
+            container.append(item)
 
 
 def _shorten(container: Any, was: Any, emptied: bool) -> Iterator[Change]:

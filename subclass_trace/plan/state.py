@@ -139,7 +139,8 @@ class AppendPlan:
 
 @dataclass(frozen=True, eq=False)
 class RemovalPlan:
-    """What the region deletes: ``del owner.<table>[name]``; where ``table`` is None, ``owner`` is a dict or a set itself.
+    """What the region deletes: ``del owner.<table>[name]``; where ``table`` is None, ``owner`` is a dict or a set itself, or
+    a list or a deque, which loses its last item (``name`` -1).
 
     ``result`` is the number of a result that is None.
     """
@@ -154,6 +155,9 @@ class RemovalPlan:
         holder = self.owner if self.table is None else getattr(self.owner, self.table)
         if isinstance(holder, set):
             holder.discard(self.name)
+        elif isinstance(holder, (list, deque)):
+            if holder:
+                del holder[self.name]
         elif self.name in holder:
             del holder[self.name]
 
@@ -200,7 +204,7 @@ class ContainerItem:
 @dataclass(frozen=True, eq=False)
 class ReturnedContainer:
     """Stands in the result for a list or dict that the region did not make: the one at ``keys`` of ``(args, kwargs)``, or
-    the one that ``read()`` finds."""
+    of what ``read()`` finds. Either is looked up before the region does anything: it may put another one there."""
 
     keys: tuple[Hashable, ...] = ()
     read: Callable[[], Any] | None = None

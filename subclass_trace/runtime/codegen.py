@@ -32,7 +32,7 @@ from ..subclass.arguments import same_argument
 from ..subclass.context import AnyNumber
 from ..subclass.spec import OpaqueSpec, Spec, spec_leaves
 from ..subclass.template import Examples
-from .containers import delivered, each_is_one
+from .containers import delivered, each_is_one, taken
 from .emit import (
     NotGenerated,
     Unwrapper,
@@ -385,6 +385,9 @@ class _EntryEmitter:
         if plan.trains:
             items += [f"{s.constant(mark, 'unread')}: {local}" for mark, local in self.unwrapper.unread]
         env = "{" + ", ".join(items) + "}" if items else "None"
+        if plan.containers:
+            s.bind("taken", taken)
+            s.line(f"returned = taken({s.constant(plan.containers, 'containers')}, args, kwargs)")
         ahead = {k: f"w{k}" for k, o in enumerate(plan.outputs) if isinstance(o, ViewOutput) and o.ahead}
         for k, name in ahead.items():
             s.line(f"{name} = {self._view(plan.outputs[k], inputs, env)}")
@@ -537,7 +540,7 @@ class _EntryEmitter:
             made = f"unflatten({s.constant(tree, 'out_tree')}, {listed})"
             if self.plan.containers:
                 s.bind("delivered", delivered)
-                made = f"delivered({s.constant(self.plan.containers, 'containers')}, args, kwargs, {made})"
+                made = f"delivered({s.constant(self.plan.containers, 'containers')}, args, kwargs, {made}, returned)"
             s.line(f"return {made}")
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import operator
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from ..errors import UnsupportedError
 from ..plan import ContainerChange, ReturnedContainer
@@ -44,13 +44,31 @@ def shared_containers() -> UnsupportedError:
     )
 
 
-def changes_any(containers: Sequence[ContainerChange | ReturnedContainer]) -> bool:
-    """Does the region change a container, or only return some?"""
-    return any(isinstance(row, ContainerChange) for row in containers)
+#: the containers that a call returns, by what stands for them in its result
+Taken: TypeAlias = Mapping[ReturnedContainer, Any]
 
 
-def delivered(rows: Sequence[ContainerChange | ReturnedContainer], args: Any, kwargs: Any, results: Any) -> Any:
-    """Make the changes of a call whose ``results`` are ``(result, [new values])``; returns the result."""
+def taken(
+    rows: Sequence[ContainerChange | ReturnedContainer], args: Any, kwargs: Any, containers_differ: bool = True
+) -> Taken:
+    """The containers that a call returns and does not make, before it runs. ``containers_differ``: see `each_is_one`.
+
+    Raises:
+        UnsupportedError: the region changes a container, and one is two arguments.
+    """
+    if not containers_differ and any(isinstance(row, ContainerChange) for row in rows):
+        raise shared_containers()
+    returned = [row for row in rows if isinstance(row, ReturnedContainer)]
+    return {row: _at((args, kwargs) if row.read is None else row.read(), row.keys) for row in returned}
+
+
+def delivered(
+    rows: Sequence[ContainerChange | ReturnedContainer], args: Any, kwargs: Any, results: Any, held: Taken
+) -> Any:
+    """Make the changes of a call whose ``results`` are ``(result, [new values])``; returns the result.
+
+    ``held``: what was `taken` before it ran.
+    """
     result, new = results
     found = []
     for row in rows:
@@ -61,17 +79,13 @@ def delivered(rows: Sequence[ContainerChange | ReturnedContainer], args: Any, kw
         change.deliver(container, old, new)
     if len(found) == len(rows):
         return result
-    return map_containers(result, lambda v: _returned(v, (args, kwargs)) if type(v) is ReturnedContainer else v)
+    return map_containers(result, lambda v: held[v] if type(v) is ReturnedContainer else v)
 
 
 def _at(values: Any, keys: Sequence[Hashable]) -> Any:
     for key in keys:
         values = values[key]
     return values
-
-
-def _returned(row: ReturnedContainer, arguments: Any) -> Any:
-    return _at(arguments, row.keys) if row.read is None else row.read()
 
 
 def map_containers(value: Any, replace: Callable[[Any], Any], depth: int = 0) -> Any:

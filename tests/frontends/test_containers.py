@@ -249,3 +249,39 @@ def test_a_container_with_a_name_is_returned_itself() -> None:
         assert (len(losses), steps["last"]) == (k + 1, k + 2)
     model.steps = dict(model.steps)
     assert region(torch.ones(2))[1] is model.steps
+
+
+def test_a_container_inside_of_one_with_a_name_is_returned_itself() -> None:
+    state: dict[str, Any] = {"losses": [0.5], "rate": 1.0, "pair": ([1], 2)}
+
+    def f(x: Tensor) -> Any:
+        state["rate"] *= 0.5
+        state["losses"].append(state["rate"])
+        return x * 2, state["losses"], {"first": [state["pair"][0]]}
+
+    region = st.compile(f)
+    for k in range(3):
+        _, losses, others = region(torch.ones(2))
+        assert losses is state["losses"] and others["first"][0] is state["pair"][0]
+        assert losses == [0.5, 0.5, 0.25, 0.125][: k + 2]
+
+
+def test_a_container_is_returned_that_its_place_holds_no_longer() -> None:
+    state: dict[str, Any] = {}
+    last: Any = [0]
+
+    def pops(x: Tensor, given: Any) -> Any:
+        return x * 2, state.pop("list"), given.pop("list")
+
+    def binds(x: Tensor) -> Any:
+        nonlocal last
+        old, last = last, [1]
+        return x * 2, old
+
+    region = st.compile(pops)
+    for _ in range(3):
+        mine, given = [1], [2]
+        state["list"] = mine
+        found = region(torch.ones(2), {"list": given})
+        assert found[1] is mine and found[2] is given and not state
+    assert st.compile(binds)(torch.ones(2))[1] == [0]

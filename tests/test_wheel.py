@@ -65,6 +65,7 @@ assert torch.equal(torch.compile(lambda x: x * 2, backend="subclass_trace")(torc
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_commands_work_in_an_empty_folder(site: Path, tmp_path: Path) -> None:
     cli = ("-m", "subclass_trace.cli")
     assert run(site, *cli, "new", "MyTensor", folder=tmp_path).returncode == 0

@@ -23,6 +23,7 @@ def run(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_written_test_passes(tmp_path) -> None:
     files = write_scaffold("BlockFP8Weight", tmp_path / "new" / "package")
     assert [f.name for f in files] == [

@@ -57,6 +57,7 @@ def test_a_worker_that_raises(monkeypatch, capsys) -> None:
     assert "ValueError: this worker is broken" in out
 
 
+@pytest.mark.slow
 def test_a_message_of_many_lines_is_cut(monkeypatch, capsys) -> None:
     code, out = run_main(monkeypatch, capsys, demo_workers.raises_in_many_lines)
     assert code == 1
@@ -64,6 +65,7 @@ def test_a_message_of_many_lines_is_cut(monkeypatch, capsys) -> None:
     assert len(out.splitlines()) < 60
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies(monkeypatch, capsys) -> None:
     code, out = run_main(monkeypatch, capsys, demo_workers.exits)
     assert code == 1
@@ -71,12 +73,14 @@ def test_a_worker_that_dies(monkeypatch, capsys) -> None:
     assert "the last words of this worker" in out
 
 
+@pytest.mark.slow
 def test_one_of_two_workers_that_dies(monkeypatch, capsys) -> None:
     code, out = run_main(monkeypatch, capsys, demo_workers.second_rank_exits, 2)
     assert code == 1
     assert "worker 1 died with exit code 7" in out
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs(monkeypatch, capsys) -> None:
     from examples.demo import __main__ as demo
 

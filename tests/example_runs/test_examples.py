@@ -112,6 +112,7 @@ def test_quantised_llama(printed) -> None:
     assert "self.model.layers[0].self_attn.q_proj.weight.qdata" in out
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="no torch.distributed")
 def test_tensor_parallel() -> None:
     out = child("-m", "examples.tensor_parallel", "--steps=4", "--width=16")

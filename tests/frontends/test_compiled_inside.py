@@ -86,6 +86,7 @@ def test_other_threads_go_on_compiling() -> None:
     assert len(graphs) == 1
 
 
+@pytest.mark.slow
 def test_the_first_one_of_a_process() -> None:
     program = """if True:
         import sys, torch, subclass_trace as st

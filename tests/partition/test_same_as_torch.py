@@ -51,7 +51,14 @@ def state_of(module: fx.GraphModule) -> list[tuple[object, ...]]:
     return [(n.name, n.format_node(), sorted(n.meta), n.meta.get("recompute")) for n in module.graph.nodes]
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if "12" not in n and "two" not in n])
+#: the dearest of them
+_SLOW = ("gpt2+dec", "tf6", "tf6_dropout", "tf6_dropout+dec", "llama+dec")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow if n in _SLOW else []) for n in NAMES if "12" not in n and "two" not in n],
+)
 def test_model_graphs(name: str) -> None:
     joint = load(name)
     before = state_of(joint.module)
@@ -86,6 +93,7 @@ def compare(seeds: Sequence[int], aggressive: bool) -> int:
     return count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aggressive", [False, True])
 def test_generated_programs(aggressive: bool) -> None:
     assert compare(range(40), aggressive) > 35

@@ -45,7 +45,10 @@ def compare(seed: int, options: dict[str, Any]) -> None:
             torch.testing.assert_close(a, c, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
-@pytest.mark.parametrize("options", PARTITIONERS.values(), ids=PARTITIONERS)
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param(o, id=k, marks=[] if k == "storage" else pytest.mark.slow) for k, o in PARTITIONERS.items()],
+)
 def test_generated_programs(options: dict[str, Any]) -> None:
     for seed in range(15):
         compare(seed, options)

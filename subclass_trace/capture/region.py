@@ -341,7 +341,12 @@ class _Capture:
         rows = [(k, self.values[k]) for k in numbers if not self.values[k].is_inference()]
         found = [(k, t._version - replayed[k]) for k, t in rows if not sharing.touches_input(t)]
         rest = [replace(row, version=row.version - replayed[row.value]) for row in aliases]
-        return rest, [(k, version) for k, version in found if version]
+        return rest, [(k, version) for k, version in found if version or self._is_filled(self.values[k])]
+
+    def _is_filled(self, t: Tensor) -> bool:
+        """Does a factory make it that fills it in place, which torch's Python function hides and its operation counts?"""
+        node = self.recorder.node_of(t) if _torch.is_fake(t) else None
+        return isinstance(node, fx.Node) and getattr(node.target, "overloadpacket", None) in _FILLED
 
     def _edges(self, inputs: TracedInputs, mutations: Sequence[MutationPlan]) -> list[tuple[int, Any]]:
         """(input number, gradient edge) for each input that requires grad."""
@@ -461,6 +466,10 @@ class _Capture:
         sizes = {count + k: s for k, s in enumerate(inputs.sizes)}
         closed = [c.primal for c in self.recorder.closed_over if c.primal is not None]
         return [*range(count), *closed], sizes
+
+
+#: factories whose operations count how they fill their result
+_FILLED = tuple(getattr(torch.ops.aten, name) for name in ("arange", "randint", "randperm", "range"))
 
 
 def is_own_leaf(t: Tensor) -> bool:

@@ -29,6 +29,8 @@ import torch.fx as fx
 
 from .. import _torch
 from .in_place_values import (
+    FILLS,
+    WRITES,
     Values,
     in_place_form,
     is_scatter,
@@ -42,21 +44,6 @@ from .in_place_values import (
 from .round_trips import Call, Merged, final, inputs_of
 
 aten = torch.ops.aten
-#: the old contents of their first argument do not matter
-_FILLS = (aten.copy.default, aten.fill.Scalar, aten.fill.Tensor, aten.zero.default)
-#: a step of these on a value of the program itself saves a copy; a pointwise operation would save an allocation alone
-_WRITES = (
-    *_FILLS,
-    aten.index_put.default,
-    aten.index_copy.default,
-    aten.index_add.default,
-    aten.index_fill.int_Scalar,
-    aten.index_fill.int_Tensor,
-    aten.scatter.src,
-    aten.scatter.value,
-    aten.scatter_add.default,
-    aten.scatter_reduce.two,
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +128,7 @@ def in_place(
 
 
 def _is_write(node: fx.Node) -> bool:
-    return node.target in _WRITES or is_scatter(node)
+    return node.target in WRITES or is_scatter(node)
 
 
 class _Pass:
@@ -384,7 +371,7 @@ class _Pass:
             return None
         if node.target is aten.copy.default and self._lies_in(node.args[1], place):
             return []
-        before = [] if node.target in _FILLS else self._old(over, place, step, gone)
+        before = [] if node.target in FILLS else self._old(over, place, step, gone)
         rest = list(_nodes(node.args[1:], node))
         if before is None or not all(self._may_read_later(n, old, v.place[step.node]) for n in rest):
             return None

@@ -26,13 +26,11 @@ _SCATTERS: dict[Any, Any] = {
     aten.diagonal_scatter.default: aten.diagonal.default,
     aten.as_strided_scatter.default: aten.as_strided.default,
 }
-#: operations that write where an index says, or all of it; their form in place has the same arguments
-_WITH_FORM = (
-    aten.copy.default,
-    aten.fill.Scalar,
-    aten.fill.Tensor,
-    aten.zero.default,
-    aten.masked_fill.Tensor,
+#: the old contents of their first argument do not matter
+FILLS = (aten.copy.default, aten.fill.Scalar, aten.fill.Tensor, aten.zero.default)
+#: a step of these on a value of the program itself saves a copy; a pointwise operation would save an allocation alone
+WRITES = (
+    *FILLS,
     aten.index_put.default,
     aten.index_copy.default,
     aten.index_add.default,
@@ -43,6 +41,8 @@ _WITH_FORM = (
     aten.scatter_add.default,
     aten.scatter_reduce.two,
 )
+#: operations that write where an index says, or all of it; their form in place has the same arguments
+_WITH_FORM = (*WRITES, aten.masked_fill.Tensor)
 #: views that can be made of a tensor whatever its strides are
 _OF_ANY_STRIDES = frozenset(
     ("select", "slice", "t", "transpose", "permute", "unsqueeze", "squeeze", "diagonal", "expand", "alias", "detach")

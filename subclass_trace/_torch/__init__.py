@@ -19,11 +19,13 @@ from torch.utils._python_dispatch import autograd_would_have_decomposed as autog
 from torch.utils._pytree import tree_map_only as tree_map_only
 
 from .autograd import CHECKPOINT_GENERATOR as CHECKPOINT_GENERATOR
+from .autograd import accumulating_engine as accumulating_engine
 from .autograd import apply_function as apply_function
 from .autograd import autograd_sequence_number as autograd_sequence_number
 from .autograd import base_apply as base_apply
 from .autograd import call_backward_directly as call_backward_directly
 from .autograd import creation_forbids_inplace as creation_forbids_inplace
+from .autograd import hooks_of_leaf as hooks_of_leaf
 from .autograd import is_custom_function_output as is_custom_function_output
 from .autograd import is_multi_output_view as is_multi_output_view
 from .autograd import keeps_graph as keeps_graph
@@ -103,9 +105,11 @@ from .modes import forward_ad_level as forward_ad_level
 from .modes import function_modes_active as function_modes_active
 from .modes import function_stack_length as function_stack_length
 from .modes import functorch_active as functorch_active
+from .modes import foreach_globals as foreach_globals
 from .modes import functorch_config as functorch_config
 from .modes import grad_enabled as grad_enabled
 from .modes import no_modes as no_modes
+from .modes import optimizers_as_eager as optimizers_as_eager
 from .modes import no_overrides as no_overrides
 from .modes import peek_functorch as peek_functorch
 from .modes import plain_dispatch as plain_dispatch

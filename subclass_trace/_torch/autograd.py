@@ -112,3 +112,26 @@ def base_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 
 
 keeps_graph_now = torch._C._autograd._get_current_graph_task_keep_graph
+
+
+@contextlib.contextmanager
+def accumulating_engine(instead: Callable[..., bool]) -> Iterator[None]:
+    """Inside, backwards that add to ``.grad`` are offered to ``instead(roots, tangents, retain_graph, create_graph, inputs)``.
+
+    It returns False to leave one to the engine. (`torch.autograd.grad` is none of them.)
+    """
+    engine: Callable[..., Any] = torch.autograd._engine_run_backward
+
+    def run(*args: Any, **kinds: Any) -> Any:
+        return None if kinds.get("accumulate_grad") and instead(*args) else engine(*args, **kinds)
+
+    torch.autograd._engine_run_backward = run
+    try:
+        yield
+    finally:
+        torch.autograd._engine_run_backward = engine
+
+
+def hooks_of_leaf(t: torch.Tensor) -> bool:
+    """Has somebody registered hooks on the gradient of this leaf?"""
+    return bool(t._backward_hooks) or bool(getattr(t, "_post_accumulate_grad_hooks", None))

@@ -34,6 +34,32 @@ def compiling_flag() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def optimizers_as_eager() -> Iterator[None]:
+    """``torch.compiler.is_compiling()`` is false in the steps of optimizers, which compute with other numbers where it is
+    true: bias corrections in the precision of a tensor instead of Python's."""
+    from torch.optim import optimizer
+
+    def begin(*_: Any) -> None:
+        torch.compiler._is_compiling_flag = False
+
+    def end(*_: Any) -> None:
+        torch.compiler._is_compiling_flag = True
+
+    before = optimizer.register_optimizer_step_pre_hook(begin)
+    after = optimizer.register_optimizer_step_post_hook(end)
+    try:
+        yield
+    finally:
+        before.remove()
+        after.remove()
+
+
+def foreach_globals() -> dict[str, Any]:
+    """The globals of the code that asks whether list operations take these tensors."""
+    return vars(torch.utils._foreach_utils)
+
+
+@contextlib.contextmanager
 def without_mkldnn() -> Iterator[None]:
     """Composite operations do not choose oneDNN's fused ones. (The public context manager warns about TF32.)"""
     before = torch._C._get_mkldnn_enabled()

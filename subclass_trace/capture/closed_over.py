@@ -22,6 +22,7 @@ from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec
 from ..subclass.visit import rebuild
+from .facts import AskedOf
 from .inputs import Argument, TracedInput, TracedInputs
 from .mutation import Before, state_of
 from .noting import unnoted
@@ -60,6 +61,7 @@ class StandIns:
     recorder: Recorder
     of: dict[int, StandIn] = field(default_factory=dict)
     back: dict[int, Tensor] = field(default_factory=dict)  # id of a traced tensor -> the real one
+    gradient_of: dict[int, Tensor] = field(default_factory=dict)  # id of a real gradient -> whose it is
     named: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # inputs: id of the real one -> both
     _traced: dict[int, Tensor] = field(default_factory=dict)  # wrappers that were looked at, and are traced
 
@@ -97,6 +99,10 @@ class StandIns:
             return False
         return True
 
+    def is_from_outside(self, t: Tensor) -> bool:
+        """Is it a real tensor, or the stand-in of one that the function names or closes over?"""
+        return id(t) in self.back or self._is_real(t)
+
     def _one(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             return self.stand_in(value) if self._is_real(value) else value
@@ -127,10 +133,12 @@ class StandIns:
             self.recorder.adopt(leaf, fake)
 
     def result(self, value: Any) -> Any:
-        """What a result is: of an input the traced tensor, of another closed-over tensor the real one."""
+        """What a result is: of an input, or the gradient of one, the traced tensor, of another closed-over tensor the real one."""
         if id(value) in self.named:
             return self.named[id(value)][1]
         real = self.back.get(id(value), value)
+        if id(real) in self.gradient_of:
+            return self.of[id(real)].traced
         return value if id(real) in self.named else real
 
     def _trace(self, real: Tensor) -> StandIn:
@@ -162,13 +170,18 @@ class StandIns:
 # ---------------------------------------------------------------------------------------------- as inputs
 @dataclass(frozen=True, eq=False)
 class ClosedOverInput:
-    """A closed-over tensor as an input: the tensor, its spec, the graph inputs of its leaves."""
+    """A closed-over tensor as an input: the tensor, its spec, the graph inputs of its leaves.
+
+    ``gradient_of``: it is the ``.grad`` of that tensor, where each call finds it; ``asked``: what was asked of it.
+    """
 
     value: Tensor
     path: Path
     spec: Spec
     leaves: tuple[int, ...]  # places in the leaf table
     edge: Any
+    gradient_of: Tensor | None = None
+    asked: AskedOf = AskedOf()
 
 
 def originals_of(recorder: Recorder) -> list[Tensor]:
@@ -179,8 +192,12 @@ def originals_of(recorder: Recorder) -> list[Tensor]:
 class ClosedOverTensors:
     """What a region closes over, once its function has run; from then on there is no more of it."""
 
-    def __init__(self, recorder: Recorder, stand_ins: StandIns, inputs: TracedInputs) -> None:
+    def __init__(
+        self, recorder: Recorder, stand_ins: StandIns, inputs: TracedInputs, asked: Mapping[int, AskedOf]
+    ) -> None:
         self.recorder, self.stand_ins, self.first = recorder, stand_ins, len(inputs.inputs)
+        self.asked = asked  # by the ids of the tensors
+        self.inputs = inputs.inputs
         recorder.sealed = True
         self.dense = [c for c in recorder.closed_over if c.primal is not None]
         place = {id(t): k for k, t in enumerate(inputs.leaf_values)}
@@ -194,7 +211,14 @@ class ClosedOverTensors:
         edge = None if known is None else known.edge
         if known is None and c.value.requires_grad:
             edge = torch.autograd.graph.get_gradient_edge(c.value)
-        return ClosedOverInput(c.value, c.path, spec, tuple(place[id(self.recorder.lift(t))] for t in leaves), edge)
+        owner = self.stand_ins.gradient_of.get(id(c.value))
+        path = c.path if owner is None else self._path_of(owner).attr("grad")
+        places = tuple(place[id(self.recorder.lift(t))] for t in leaves)
+        return ClosedOverInput(c.value, path, spec, places, edge, owner, self.asked.get(id(c.value), AskedOf()))
+
+    def _path_of(self, owner: Tensor) -> Path:
+        paths = (c.path for c in self.recorder.closed_over if c.value is owner)
+        return next(paths, None) or next(i.path for i in self.inputs if i.real() is owner)
 
     def among(
         self, inputs: TracedInputs, arguments: Sequence[Argument], before: Sequence[Before]
@@ -205,7 +229,8 @@ class ClosedOverTensors:
             known = self.stand_ins.of.get(id(c.value))
             fake = self.recorder.lifted_fake(c.value)
             traced = known.traced if known is not None else c.value if fake is None else fake
-            rows.append(TracedInput(c.path, c.spec, c.leaves, c.value.is_leaf, traced, c.edge))
+            known_as = TracedInput(c.path, c.spec, c.leaves, c.value.is_leaf, traced, c.edge)
+            rows.append(replace(known_as, gradient_of=c.gradient_of))
             everyone.append(Argument(c.value, c.path, None))
             states.append(None if known is None else known.before)
         together = replace(

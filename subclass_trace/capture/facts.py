@@ -9,6 +9,7 @@ from __future__ import annotations
 import types
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,8 +24,20 @@ from ..subclass.protocol import Kind, kind_of
 Tensor = torch.Tensor
 Fact = tuple[str, Any]
 
+
+@dataclass(frozen=True)
+class AskedOf:
+    """What was asked of one input."""
+
+    is_leaf: bool = False
+    is_parameter: bool = False
+    gradient: bool = False
+    facts: tuple[Fact, ...] = ()
+
+
 ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "no such attribute"})()
 _FACTS: Mapping[str, Callable[[Tensor], Any]] = {
+    "gradient hooks": _torch.hooks_of_leaf,
     "grad_fn": lambda t: None if t.grad_fn is None else (type(t.grad_fn).__name__, t.grad_fn.name()),
     "_is_view": lambda t: t._is_view(),
     "is_inference": lambda t: t.is_inference(),

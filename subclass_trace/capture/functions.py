@@ -22,6 +22,7 @@ from .closed_over import StandIns
 from .composites import COMPOSITES
 from .copies import deep_copy, is_shallow_copy, shallow_copy
 from .counters import SharedCounters
+from .gradients import Gradients
 from .indexing import Indexing, IndexingInside, depends_on_data
 from .known import known_value
 from .late_code import LateHook
@@ -48,14 +49,15 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         self.recorder, self.metadata, self.counters = recorder, metadata, counters
         self.views = recorder.views
         self.stand_ins = StandIns(recorder)
+        self.gradients = Gradients(recorder, self.stand_ins, metadata)
         self.indexing = Indexing(recorder, self._traced)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.compiler.is_dynamo_compiling():  # torch.cond lets Dynamo look at this mode as well
             return func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
-        if name == "__set__" and getattr(func, "__self__", None) is Tensor.grad and args[1] is not None:
-            self._refuse_gradient(*args)
+        if getattr(func, "__self__", None) is Tensor.grad:
+            return self.gradients.access(func, args)
         if name == "requires_grad_" or (name == "__set__" and getattr(func, "__self__", None) is Tensor.requires_grad):
             value = args[1] if len(args) > 1 else (kwargs or {}).get("requires_grad", True)
             if self.metadata.sets_requires_grad(self.stand_ins.known(args[0]), value):
@@ -83,13 +85,6 @@ class CapturedFunctions(_torch.TorchFunctionMode):
             refuse_memory(name, args, self.recorder.user_line)
         if name == "__bool__" and (branch := _torch.branch_of_torch(sys._getframe(1))) is not None:
             return self._branch(func, args, branch)
-        if func is Tensor.backward:
-            raise UnsupportedError(
-                "the region calls .backward()",
-                path=self.recorder.user_line(),
-                expected="torch.autograd.grad inside the region, or .backward() on its result outside",
-                fix="use torch.autograd.grad(loss, inputs)",
-            )
         if name in HOOK_METHODS:
             self.recorder.has_hooks = True
             return self._register(func, args[0], (*args[1:], *kwargs.values())[0])
@@ -200,17 +195,6 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         """The traced tensor for one that may be closed over."""
         (found,), _ = self.stand_ins.swap(None, (t,), {})
         return found  # type: ignore[no-any-return]
-
-    def _refuse_gradient(self, x: Tensor, gradient: Any) -> None:
-        """An optimizer that a region steps looks at the real parameters, and would find no gradient there."""
-        if _torch.is_fake(x) or _torch.is_fake(gradient):
-            raise UnsupportedError(
-                "the region assigns .grad",
-                path=self.recorder.user_line(),
-                expected="gradients as results of the region, or used in it by hand",
-                got=f"an assignment to .grad of a tensor of shape {tuple(x.shape)}",
-                fix="return them, or call the functional form of the optimizer, such as torch.optim.adamw.adamw",
-            )
 
     def _set_data(self, func: Any, x: Tensor, y: Tensor) -> Any:
         recorder = self.recorder

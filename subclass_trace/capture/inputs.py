@@ -17,6 +17,7 @@ import torch
 
 from .. import _torch
 from ..errors import ProtocolError, UnsupportedError
+from ..plan import gradient_of
 from ..subclass.components import Part, with_components
 from ..subclass.context import has_sizes, map_sizes, same_context, snapshot
 from ..subclass.flatten import flatten, leaf_paths
@@ -83,6 +84,7 @@ class TracedInput:
     has_gradient: bool = False  # its .grad is a tensor
     real: Callable[[], Tensor | None] = lambda: None  # the tensor of the call, while it is alive
     facts: Mapping[str, Any] = field(default_factory=dict)  # what a first run asked of it, and was told
+    gradient_of: Tensor | None = None  # it is the .grad of that tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,8 +151,8 @@ def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: Dynam
 
 
 def has_gradient(x: Tensor) -> bool:
-    """Is its ``.grad`` a tensor? (Asked of a tensor that is no leaf and keeps none, torch would warn.)"""
-    return (x.is_leaf or x.retains_grad) and x.grad is not None
+    """Is its ``.grad`` a tensor?"""
+    return gradient_of(x) is not None
 
 
 def _check_leaf(leaf: Tensor, path: Path, argument: Argument) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,9 +19,9 @@ from .. import _torch
 from ..errors import UnsupportedError
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, WrapperSpec
-from .facts import ABSENT, NAMES, SIMPLE, Fact, fact_of
+from .facts import ABSENT, NAMES, SIMPLE, AskedOf, fact_of
 from .history import ShownNodes, accumulate_grad
-from .inputs import TracedInput, TracedInputs, has_gradient
+from .inputs import TracedInput, TracedInputs
 from .recorder import Recorder
 from .user_code import code_of, is_user_code
 
@@ -34,16 +33,6 @@ _STORAGES = ("storage", "_typed_storage", "untyped_storage")
 _OF_HISTORY = ("output_nr", "retains_grad")
 #: the answer of a call that is none of ours
 ASIDE = object()
-
-
-@dataclass(frozen=True)
-class AskedOf:
-    """What was asked of one input."""
-
-    is_leaf: bool = False
-    is_parameter: bool = False
-    gradient: bool = False
-    facts: tuple[Fact, ...] = ()
 
 
 class MetadataReads:
@@ -101,6 +90,18 @@ class MetadataReads:
         """The number of the input that this tensor stands for, if it is one."""
         return self._rows[id(t)][0] if id(t) in self._rows else None
 
+    def rows(self) -> list[TracedInput]:
+        """The inputs, in order."""
+        return [row for _, row in self._rows.values()]
+
+    def is_input(self, real: Tensor) -> bool:
+        """Is this real tensor one of the inputs?"""
+        return any(row.real() is real for _, row in self._rows.values())
+
+    def hooks_matter(self, number: int) -> None:
+        """The trace hangs on there being no hooks on the gradient of an input."""
+        self._fact(number, "gradient hooks", self.rows()[number])
+
     def note(self, number: int, name: str) -> None:
         """``name`` of `AskedOf` was asked of an input."""
         self._asked.add((number, name))
@@ -118,13 +119,11 @@ class MetadataReads:
             x: the first argument as the function has it; ``traced``: the stand-in for it, or itself.
 
         Raises:
-            UnsupportedError: the region asks for, or drops, the gradient that an input has; lets one that is no leaf
-                retain its gradient; or asks for what neither an answer nor a guard can be given.
+            UnsupportedError: the region lets an input that is no leaf retain its gradient, or asks for what neither an
+                answer nor a guard can be given.
         """
         owner, get = getattr(func, "__self__", None), func.__name__ == "__get__"
         number, row = self._rows.get(id(traced), (-1, None))
-        if owner is Tensor.grad:
-            return self._gradient(number, row, x, recorder)
         name = func.__self__.__name__ if get else func.__name__
         if name == "storage_offset":
             self.offsets = self.offsets or self._lies_in_input(traced)
@@ -154,22 +153,6 @@ class MetadataReads:
             self.note(number, "is_leaf")
             return row.is_leaf
         return ASIDE  # no history, which is guarded anyway
-
-    def _gradient(self, number: int, row: TracedInput | None, x: Tensor, recorder: Recorder) -> Any:
-        has = row.has_gradient if row is not None else not _torch.is_fake(x) and has_gradient(x)
-        if has:
-            raise UnsupportedError(
-                "the region reads or resets .grad of a tensor that has a gradient",
-                path=recorder.user_line() if row is None else row.path,
-                expected=".grad is None on the inputs of a region that asks for it",
-                got=f"a gradient of a tensor of shape {tuple(x.shape)}",
-                fix="do it outside of the region (zero_grad, clip_grad_norm_), or pass x.grad as an argument of its own; "
-                'a step of an optimizer compiles with torch.compile(optimizer.step, backend="subclass_trace")',
-            )
-        if row is None:
-            return ASIDE
-        self.note(number, "gradient")
-        return None
 
     def _fact(self, number: int, name: str, row: TracedInput) -> Any:
         if (number, name) not in self._facts:

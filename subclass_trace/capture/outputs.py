@@ -15,6 +15,7 @@ from ..errors import UnsupportedError
 from ..plan import (
     ConstantOutput,
     Detached,
+    GradientOutput,
     InputOutput,
     MutationPlan,
     OutputPlan,
@@ -74,6 +75,7 @@ class OutputClassifier:
         self.recorder, self.sharing, self.emit = recorder, sharing, emit
         self.sizes: list[Any] = []
         self._input_of = {id(i.traced): n for n, i in enumerate(inputs.inputs)}
+        self._gradients = {id(i.traced): n for n, i in enumerate(inputs.inputs) if i.gradient_of is not None}
         self._position_of = {id(t): k for k, t in reversed(list(enumerate(handed))) if isinstance(t, Tensor)}
         self._reshaped = {m.input for m in mutations if m.metadata is not None or m.replaced}
         tensors = [o for o in results if isinstance(o, Tensor)]
@@ -111,6 +113,8 @@ class OutputClassifier:
             return ConstantOutput(o)
         if id(o) in self._position_of:
             return InputOutput(self._position_of[id(o)])
+        if id(o) in self._gradients:
+            return GradientOutput(self._gradients[id(o)])
         if o.retains_grad:
             raise UnsupportedError(
                 "the region calls retain_grad() on a result, whose gradient it would have to see from inside",

@@ -207,11 +207,11 @@ class _Capture:
             before = remember(inputs)
             run = self._call(call, inputs, own)
             recorder.write_assertions()
-            run = with_attributes(run, inputs, before, recorder)
+            run = with_attributes(run, inputs, before, recorder, self.gradients)
             results = run.results
             after = torch.is_grad_enabled()
             torch.set_grad_enabled(grad_mode)
-            closed = ClosedOverTensors(recorder, self.stand_ins, inputs)
+            closed = ClosedOverTensors(recorder, self.stand_ins, inputs, self.gradients.facts())
             mine = inputs
             inputs, arguments, states = closed.among(inputs, self.arguments, before)
             mutations = read_mutations(inputs, states, recorder, arguments, self._emit, self.counters.borrowed)
@@ -272,7 +272,7 @@ class _Capture:
             self.metadata = MetadataReads(inputs, own.facts)
             self.counters = SharedCounters([i.traced for i in inputs.inputs], inputs.counters)
             functions = CapturedFunctions(recorder, self.metadata, self.counters)
-            self.stand_ins = functions.stand_ins
+            self.stand_ins, self.gradients = functions.stand_ins, functions.gradients
             watching, asked = self.session.reads.watching(), self.metadata.watching()
             modules, numbers = formulas(), PythonNumbers(self.session, inputs)
             hooks = late_module_hooks(recorder)
@@ -283,6 +283,7 @@ class _Capture:
                 modules,
                 hooks,
                 functions,
+                _torch.accumulating_engine(functions.gradients.backward),
                 self.session.in_their_places(),
                 asked,
                 watching,

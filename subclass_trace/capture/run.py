@@ -16,6 +16,7 @@ from ..subclass.paths import Path, owner_of
 from ..subclass.protocol import Kind, is_traceable, kind_of
 from ..subclass.spec import Spec, WrapperSpec, is_ragged
 from ..subclass.visit import inner_values, rebuild
+from .gradients import Gradients
 from .inputs import TracedInputs
 from .mutation import Before
 from .recorder import Recorder
@@ -35,9 +36,11 @@ class Run(NamedTuple):
     containers: tuple[ContainerChange | ReturnedContainer, ...] = ()
 
 
-def with_attributes(run: Run, inputs: TracedInputs, before: Sequence[Before], recorder: Recorder) -> Run:
+def with_attributes(
+    run: Run, inputs: TracedInputs, before: Sequence[Before], recorder: Recorder, gradients: Gradients
+) -> Run:
     """The run with the tensors and sizes that the region set as attributes of inputs and results among what it assigned,
-    and the inner tensors that require grad."""
+    the inner tensors that require grad, and ``.grad``."""
     results, assignments = list(run.results), list(run.assignments)
     for number, (row, was) in enumerate(zip(inputs.inputs, before, strict=True)):
         for name, value in _tensors_and_sizes(row.traced, row.spec).items():
@@ -52,9 +55,16 @@ def with_attributes(run: Run, inputs: TracedInputs, before: Sequence[Before], re
         if id(result) not in own:
             own.add(id(result))
             found = _set_on(result, recorder) if number < run.tree.num_leaves else ()
-            for name, value in (*found, *_kept_inside(result, Path("result").item(number), recorder)):
+            for name, value in (
+                *found,
+                *_gradient_of(result),
+                *_kept_inside(result, Path("result").item(number), recorder),
+            ):
                 assignments.append(AssignmentPlan(OfResult(number), "__dict__", name, len(results)))
                 results.append(value)
+    for number, value in gradients.changed():
+        assignments.append(AssignmentPlan(number, "__dict__", "grad", len(results)))
+        results.append(value)
     for registration in recorder.late.registrations:
         assignments.append(registration.plan(len(results)))
         results.append(None)
@@ -78,6 +88,12 @@ def _set_on(result: Any, recorder: Recorder) -> Iterator[tuple[str, Any]]:
     for name, value in held.items():
         if (isinstance(value, Tensor) and not isinstance(known.get(name), Tensor)) or name not in known:
             yield name, value
+
+
+def _gradient_of(result: Any) -> Iterator[tuple[str, Tensor]]:
+    """The ``.grad`` of a result that the region made an autograd leaf."""
+    if isinstance(result, Tensor) and result.is_leaf and result.requires_grad and result.grad is not None:
+        yield "grad", result.grad
 
 
 def _kept_inside(result: Any, path: Path, recorder: Recorder) -> Iterator[tuple[str, Tensor]]:

@@ -91,6 +91,7 @@ class Session:
             enter(_torch.disable_autocast_cache())
             enter(_torch.original_views())
             enter(_torch.compiling_flag())
+            enter(_torch.optimizers_as_eager())
             # Anomaly mode (PyTorch PR 101047) keeps its forward stacks; its NaN check would read values.
             enter(torch.autograd.set_detect_anomaly(torch.is_anomaly_enabled(), False))
             # On the devices' own threads, a backward on fakes would wait behind one that waits for the lock of traces.

@@ -38,6 +38,7 @@ from .iterators import no_items_taken
 from .managed_modules import check_flat_parameters, no_managed_modules
 from .members import callable_code, is_plain_object
 from .modules import Root, State, named_tensors, names_of, original, roots_of, states_of, submodules
+from .optimizers import Stored, stored_by
 from .python_random import no_random_numbers
 from .python_state import Change, effects_on
 from .reach import Reached, Slot, reach
@@ -128,7 +129,7 @@ class CallSite:
     roots: tuple[Root, ...]
     names: tuple[Slot, ...]
     reached: Reached
-    unfinished: list[Sequence[Change | SettingChange]] = field(default_factory=list)
+    unfinished: list[Sequence[Change | Stored | SettingChange]] = field(default_factory=list)
     containers_differ: bool = True
     assigned_to: set[int] = field(default_factory=set)
     handed: list[Any] = field(default_factory=list)
@@ -329,6 +330,7 @@ class CallSite:
                 no_items_taken(self.reached),
                 settings_of_torch() as settings,
                 effects_on(self.reached) as effects,
+                stored_by(self.reached) as stored,
                 types_as_eager(_tables_without_type(self.reached)),
                 conversions(_called_conversions(self.reached)),
                 replaced(self.roots, self.states, states) as assigned,
@@ -336,7 +338,7 @@ class CallSite:
                 try:
                     result = function(*args, **kwargs)
                 except Exception:
-                    self.unfinished.extend((effects, settings))
+                    self.unfinished.extend((effects, stored, settings))
                     raise
             _check_arrays(arrays)
             result, returned = containers.marked(result, lambda: named_containers(self.reached))
@@ -351,7 +353,7 @@ class CallSite:
             results, tree = flatten_results((result, new) if changes or returned else result)
             for k, value in enumerate(results):
                 _check_result(value, Path("result").item(k))
-            rows: list[ModuleChange | Change | SettingChange] = [*assigned, *effects, *settings]
+            rows: list[ModuleChange | Change | Stored | SettingChange] = [*assigned, *effects, *stored, *settings]
             plans: list[StatePlan] = [row.plan(len(results) + k) for k, row in enumerate(rows)]
             _refuse_times(times, results, rows, plans)
             self.assigned_to.update(id(plan.owner) for plan in plans)
@@ -372,8 +374,9 @@ def _attributes_plans(row: _Rebuilt, results: list[Any]) -> list[AssignmentPlan]
 
 
 def _tables_without_type(reached: Reached) -> list[dict[str, Any]]:
-    """The globals of code that names ``type``, which it finds among the builtins."""
-    return [row.holder for row in reached.unbound if row.key == "type" and type(row.holder) is dict]
+    """The globals of code that names ``type``, which it finds among the builtins; torch's own, which chooses kernels by it."""
+    named = [row.holder for row in reached.unbound if row.key == "type" and type(row.holder) is dict]
+    return [*named, _torch.foreach_globals()]
 
 
 def _called_conversions(reached: Reached) -> list[tuple[dict[str, Any], str]]:

@@ -52,6 +52,7 @@ from .members import (
     methods_of,
 )
 from .mentions import mentions
+from .optimizers import slots_of
 from .reached import Reached as Reached
 from .reached import Slot as Slot
 
@@ -76,7 +77,7 @@ def reach(
         walk.look(value, path)
     walk.finish()
     counters = frozenset() if walk.everything else frozenset(walk.counted - walk.reads)
-    found = tuple(walk.slots), tuple(walk.modules), tuple(walk.held), tuple(walk.unbound)
+    found = tuple(walk.slots), tuple(walk.modules), tuple(walk.held), tuple(walk.unbound), tuple(walk.optimizers)
     unread = frozenset() if walk.everything else frozenset(walk.stored - walk.reads - walk.counted - walk.calls)
     called = walk.reads | walk.calls
     late = set() if walk.everything else walk.late.names(walk.methods.values()) - called - walk.counted - walk.stored
@@ -93,6 +94,7 @@ class _Walk:
         self.modules: list[tuple[Module, Path]] = []
         self.held: list[tuple[Any, Path]] = []
         self.unbound: list[Slot] = []
+        self.optimizers: list[tuple[torch.optim.Optimizer, Path]] = []
         self.objects: list[tuple[Any, Path]] = []
         self.reads, self.calls, self.counted, self.everything = set[str](), set[str](), set[str](), False
         self.asked, self.texts, self.stored = set[str](), set[str](), set[str]()
@@ -173,6 +175,7 @@ class _Walk:
             self.look(inside, path)
         if isinstance(value, torch.optim.Optimizer):
             self._slot(vars(value), "param_groups", path.attr("param_groups"), value.param_groups)
+            self._optimizer(value, path)
         if isinstance(value, weakref.ref):
             self.look(value(), path)
         elif is_plain_object(value):
@@ -187,6 +190,12 @@ class _Walk:
             if is_thread_local(value):
                 self.held.append((value, path))
             self.objects.append((value, path))
+
+    def _optimizer(self, value: torch.optim.Optimizer, path: Path) -> None:
+        self.optimizers.append((value, path))
+        for row in slots_of(value, path):
+            self._seen.setdefault(id(row.holder), row.holder)
+            self._place(row.holder, row.key, row.path, row.value)
 
     def _items(self, value: Any, path: Path) -> None:
         if len(value) <= _MOST_ITEMS:

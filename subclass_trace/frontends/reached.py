@@ -45,6 +45,7 @@ class Reached:
     modules: tuple[tuple[Module, Path], ...]
     held: tuple[tuple[Any, Path], ...]
     unbound: tuple[Slot, ...] = ()
+    optimizers: tuple[tuple[torch.optim.Optimizer, Path], ...] = ()
     counters: frozenset[str] = frozenset()  # names that the code only moves on (``+= 1``, ``.append(x)``)
     stored: frozenset[str] = frozenset()  # attributes that the code assigns
     unread: frozenset[str] = frozenset()  # those of them that it does not read

@@ -25,10 +25,12 @@ from .inputs import (
     Primal,
     SizePrimal,
     SymbolPlan,
+    gradient_of,
 )
 from .outputs import (
     ConstantOutput,
     Detached,
+    GradientOutput,
     InputOutput,
     LeafAlias,
     OutputPlan,
@@ -51,6 +53,7 @@ from .state import (
     ContainerItem,
     CountPlan,
     HookPlan,
+    ItemPlan,
     MutationPlan,
     OfResult,
     RemovalPlan,
@@ -68,9 +71,11 @@ __all__ = [
     "ContainerItem",
     "CountPlan",
     "Detached",
+    "GradientOutput",
     "HookPlan",
     "InputOutput",
     "InputPlan",
+    "ItemPlan",
     "LeafAlias",
     "LeafPrimal",
     "MutationPlan",
@@ -96,6 +101,7 @@ __all__ = [
     "ViewOutput",
     "ViewStep",
     "ViewSteps",
+    "gradient_of",
 ]
 
 

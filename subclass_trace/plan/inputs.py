@@ -28,6 +28,7 @@ class InputPlan:
         constant: for a tensor that the function closes over: the tensor itself.
         is_parameter: is it an ``nn.Parameter``? None where the region does not ask.
         no_gradient: the region asks for its ``.grad``, and finds None.
+        of_gradient: the input is the ``.grad`` of the tensor at that position, or of ``constant``.
         facts: (name, answer) of what else it asks; see `capture.facts`.
     """
 
@@ -40,14 +41,15 @@ class InputPlan:
     constant: torch.Tensor | None = None
     is_parameter: bool | None = None
     no_gradient: bool = False
+    of_gradient: bool = False
     facts: tuple[tuple[str, Any], ...] = ()
 
     def of(self, flat: Sequence[Any]) -> torch.Tensor:
-        """The input tensor of a call with these flat arguments."""
-        if self.position is None:
-            assert self.constant is not None
-            return self.constant
-        value = flat[self.position]
+        """The input tensor of a call with these flat arguments. (None for a gradient that is not there.)"""
+        value = self.constant if self.position is None else flat[self.position]
+        assert value is not None or self.position is not None
+        if self.of_gradient:
+            return gradient_of(value)  # type: ignore[return-value]
         base = value._base if self.take_base else None
         return value if base is None else base  # type: ignore[no-any-return]
 
@@ -55,6 +57,11 @@ class InputPlan:
     def requires_grad(self) -> bool:
         """Is it differentiated?"""
         return bool(self.spec.requires_grad)  # type: ignore[union-attr]
+
+
+def gradient_of(x: Any) -> torch.Tensor | None:
+    """Its ``.grad``. (Asked of a tensor that is no leaf and keeps none, torch would warn.)"""
+    return x.grad if isinstance(x, torch.Tensor) and (x.is_leaf or x.retains_grad) else None
 
 
 @dataclass(frozen=True)

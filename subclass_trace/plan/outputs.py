@@ -40,6 +40,13 @@ class InputOutput:
 
 
 @dataclass(frozen=True)
+class GradientOutput:
+    """The very object that is input number ``input``: the ``.grad`` of a tensor, which is no argument."""
+
+    input: int
+
+
+@dataclass(frozen=True)
 class SameOutput:
     """The very object that is result number ``result``."""
 
@@ -205,4 +212,6 @@ class ValueAlias:
     version: int = 0
 
 
-OutputPlan: TypeAlias = ConstantOutput | SizeOutput | RaggedOutput | InputOutput | SameOutput | ViewOutput | ValueOutput
+OutputPlan: TypeAlias = (
+    ConstantOutput | SizeOutput | RaggedOutput | InputOutput | GradientOutput | SameOutput | ViewOutput | ValueOutput
+)

@@ -105,6 +105,20 @@ def _anew(value: Any) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
+class ItemPlan:
+    """What the region stores in a table of tables: ``owner[outer][name] = results[result]``; a missing inner table is made."""
+
+    owner: Any
+    outer: Any
+    name: str
+    result: int
+
+    def deliver(self, inputs: Sequence[torch.Tensor], results: Sequence[Any]) -> None:
+        """Store the value of a call."""
+        self.owner.setdefault(self.outer, {})[self.name] = results[self.result]
+
+
+@dataclass(frozen=True, eq=False)
 class CountPlan:
     """What the region moves on: ``owner.name += results[result]``; ``owner[name]`` where ``is_item`` (globals are items of a
     dict), the contents of a closure cell where ``name`` is None."""
@@ -190,7 +204,7 @@ class SettingPlan:
 
 
 #: what a region does to Python state in each call
-StatePlan: TypeAlias = AssignmentPlan | CountPlan | AppendPlan | RemovalPlan | SettingPlan | HookPlan
+StatePlan: TypeAlias = AssignmentPlan | ItemPlan | CountPlan | AppendPlan | RemovalPlan | SettingPlan | HookPlan
 
 
 @dataclass(frozen=True)

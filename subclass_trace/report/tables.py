@@ -17,6 +17,7 @@ from ..plan import (
     BasePrimal,
     ConstantOutput,
     Detached,
+    GradientOutput,
     InputOutput,
     InputPlan,
     LeafPrimal,
@@ -130,7 +131,11 @@ def leaf_names(plan: Plan) -> list[str]:
 
 
 def _argument_leaves(plan: Plan) -> int:
-    return 1 + max((k for row in plan.inputs if row.position is not None for k in row.leaves), default=-1)
+    return 1 + max((k for row in plan.inputs if _is_argument(row) for k in row.leaves), default=-1)
+
+
+def _is_argument(row: InputPlan) -> bool:
+    return row.position is not None and not row.of_gradient
 
 
 def _primal_number(plan: Plan) -> Callable[[int], int]:
@@ -396,8 +401,8 @@ def _result(plan: Plan, o: OutputPlan, names: Sequence[str]) -> tuple[str, ...]:
         return ("size", "int", "", "", "", f"out[{plan.forward_leaves + o.index}]")
     if isinstance(o, RaggedOutput):
         return ("size", "nested int", "", "", "", "the ragged size of an input")
-    if isinstance(o, InputOutput):
-        number = plan.positions[o.position]
+    if isinstance(o, (InputOutput, GradientOutput)):
+        number = o.input if isinstance(o, GradientOutput) else plan.positions[o.position]
         row = plan.inputs[number if number is not None else 0]
         return ("input itself", *_class_and_meta(row.spec), "yes" if row.requires_grad else "", str(row.path))
     if isinstance(o, ViewOutput):

@@ -20,6 +20,7 @@ from ..capture.user_code import is_library
 from ..plan import (
     BasePrimal,
     ConstantOutput,
+    GradientOutput,
     InputOutput,
     LeafPrimal,
     SameOutput,
@@ -27,6 +28,7 @@ from ..plan import (
     SymbolicView,
     ValueOutput,
     ViewOutput,
+    gradient_of,
 )
 from ..subclass.arguments import same_argument
 from ..subclass.context import AnyNumber
@@ -309,7 +311,12 @@ class _EntryEmitter:
         s, plan = self.source, self.plan
         names: list[str] = []
         for number, row in enumerate(plan.inputs):
-            if row.position is None:
+            if row.of_gradient:
+                owner = s.constant(row.constant, "owner") if row.position is None else flat[row.position]
+                names.append(f"g{number}")
+                s.line(f"{names[-1]} = {s.bind('gradient_of', gradient_of)}({owner})")
+                s.line(f"if {names[-1]} is None: return MISS")
+            elif row.position is None:
                 names.append(s.constant(row.constant, "closed_over"))
             elif row.take_base:
                 base = f"b{number}"
@@ -424,6 +431,8 @@ class _EntryEmitter:
                 results.append(s.constant(o.value, "result"))
             elif isinstance(o, InputOutput):
                 results.append(flat[o.position])
+            elif isinstance(o, GradientOutput):
+                results.append(inputs[o.input])
             elif isinstance(o, ViewOutput):
                 results.append(self._view(o, inputs if o.of_input else values, env))
             elif isinstance(o, ValueOutput):

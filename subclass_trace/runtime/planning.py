@@ -97,7 +97,13 @@ def _inputs(captured: Captured, arguments: Sequence[Argument]) -> list[InputPlan
         is_parameter = i.is_parameter if asked.is_parameter else None
         rows.append(replace(row, is_parameter=is_parameter, no_gradient=asked.gradient, facts=asked.facts))
     for c in captured.closed_over:
-        rows.append(InputPlan(c.path, freeze(c.spec, snapshot), c.leaves, None, None, constant=c.value))
+        row = InputPlan(c.path, freeze(c.spec, snapshot), c.leaves, None, None, constant=c.value)
+        if c.gradient_of is not None:
+            held = (a.position for a in arguments if a.value is c.gradient_of)
+            position = next(held, None)
+            constant = c.gradient_of if position is None else None
+            row = replace(row, position=position, constant=constant, of_gradient=True)
+        rows.append(replace(row, no_gradient=c.asked.gradient, facts=c.asked.facts))
     return rows
 
 

@@ -16,6 +16,7 @@ from ..capture.aliasing import byte_range
 from ..plan import (
     BasePrimal,
     ConstantOutput,
+    GradientOutput,
     InputOutput,
     LeafPrimal,
     OutputPlan,
@@ -205,6 +206,8 @@ def make_output(
         return evaluate(o.size, call.env)
     if isinstance(o, InputOutput):
         return flat[o.position]
+    if isinstance(o, GradientOutput):
+        return call.inputs[o.input]
     assert not isinstance(o, SameOutput)
     if isinstance(o, ViewOutput):
         base = call.inputs[o.base] if o.of_input else values[o.base]

@@ -11,6 +11,7 @@ import torch.fx as fx
 from ..plan import (
     AssignmentPlan,
     BasePrimal,
+    GradientOutput,
     InputOutput,
     LeafPrimal,
     MutationPlan,
@@ -88,7 +89,7 @@ def _plan_positions(plan: Plan) -> None:
         if number is not None:
             _exists(number, len(plan.inputs), "an input", f"positions[{position}]")
     for k, row in enumerate(plan.inputs):
-        if row.position is not None:
+        if row.position is not None and not row.of_gradient:
             back = plan.positions[row.position]
             require(back == k, "a position belongs to another input", f"inputs[{k}] {row.path}", expected=k, got=back)
 
@@ -179,6 +180,10 @@ def _plan_output(plan: Plan, path: str, o: OutputPlan) -> None:
         _exists(o.position, len(plan.positions), "a position", path)
         tensor = plan.positions[o.position] is not None
         require(tensor, "the result is an argument that is no tensor", path, expected="a tensor", got=o.position)
+    elif isinstance(o, GradientOutput):
+        _exists(o.input, len(plan.inputs), "an input", path)
+        known = plan.inputs[o.input].of_gradient
+        require(known, "the result is an input that is no gradient", path, expected="a gradient", got=o.input)
     elif isinstance(o, ViewOutput):
         count = len(plan.inputs) if o.of_input else len(plan.values) + len(plan.detached)
         _exists(o.base, count, "the base of a view", path)

@@ -120,16 +120,17 @@ def accumulating_engine(instead: Callable[..., bool]) -> Iterator[None]:
 
     It returns False to leave one to the engine. (`torch.autograd.grad` is none of them.)
     """
-    engine: Callable[..., Any] = torch.autograd._engine_run_backward
+    module: Any = torch.autograd
+    engine = module._engine_run_backward
 
     def run(*args: Any, **kinds: Any) -> Any:
         return None if kinds.get("accumulate_grad") and instead(*args) else engine(*args, **kinds)
 
-    torch.autograd._engine_run_backward = run
+    module._engine_run_backward = run
     try:
         yield
     finally:
-        torch.autograd._engine_run_backward = engine
+        module._engine_run_backward = engine
 
 
 def hooks_of_leaf(t: torch.Tensor) -> bool:

@@ -22,7 +22,7 @@ from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec
 from ..subclass.visit import rebuild
-from .facts import AskedOf
+from .facts import ASKED_NOTHING, AskedOf
 from .inputs import Argument, TracedInput, TracedInputs
 from .mutation import Before, state_of
 from .noting import unnoted
@@ -133,7 +133,7 @@ class StandIns:
             self.recorder.adopt(leaf, fake)
 
     def result(self, value: Any) -> Any:
-        """What a result is: of an input, or the gradient of one, the traced tensor, of another closed-over tensor the real one."""
+        """What a result is: of an input, or a gradient, the traced tensor, of another closed-over tensor the real one."""
         if id(value) in self.named:
             return self.named[id(value)][1]
         real = self.back.get(id(value), value)
@@ -181,7 +181,7 @@ class ClosedOverInput:
     leaves: tuple[int, ...]  # places in the leaf table
     edge: Any
     gradient_of: Tensor | None = None
-    asked: AskedOf = AskedOf()
+    asked: AskedOf = ASKED_NOTHING
 
 
 def originals_of(recorder: Recorder) -> list[Tensor]:
@@ -214,7 +214,7 @@ class ClosedOverTensors:
         owner = self.stand_ins.gradient_of.get(id(c.value))
         path = c.path if owner is None else self._path_of(owner).attr("grad")
         places = tuple(place[id(self.recorder.lift(t))] for t in leaves)
-        return ClosedOverInput(c.value, path, spec, places, edge, owner, self.asked.get(id(c.value), AskedOf()))
+        return ClosedOverInput(c.value, path, spec, places, edge, owner, self.asked.get(id(c.value), ASKED_NOTHING))
 
     def _path_of(self, owner: Tensor) -> Path:
         paths = (c.path for c in self.recorder.closed_over if c.value is owner)

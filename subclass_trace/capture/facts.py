@@ -35,6 +35,8 @@ class AskedOf:
     facts: tuple[Fact, ...] = ()
 
 
+ASKED_NOTHING = AskedOf()
+
 ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "no such attribute"})()
 _FACTS: Mapping[str, Callable[[Tensor], Any]] = {
     "gradient hooks": _torch.hooks_of_leaf,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .. import _torch
-from ..errors import AliasingError, UnsupportedError
+from ..errors import AliasingError
 from ..subclass.flatten import leaves_of
 from ..subclass.protocol import is_traceable
 from .clocks import ACTIVE as CLOCKS

@@ -231,7 +231,7 @@ class Gradients:
 
     def facts(self) -> dict[int, AskedOf]:
         """What was asked of closed-over tensors, by their ids."""
-        hooks = {k: (("gradient hooks", False),) for k in self._without_hooks}
+        hooks = dict.fromkeys(self._without_hooks, (("gradient hooks", False),))
         return {k: AskedOf(gradient=k in self._without, facts=hooks.get(k, ())) for k in self._without | hooks.keys()}
 
 

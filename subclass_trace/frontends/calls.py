@@ -45,6 +45,7 @@ from .reach import Reached, Slot, reach
 from .torch_settings import SettingChange, settings_of_torch
 
 Tensor = torch.Tensor
+Optimizer = torch.optim.Optimizer
 
 
 def flatten_tree(tree: Any) -> tuple[list[Any], Any]:
@@ -140,7 +141,7 @@ class CallSite:
         """A call of ``function``, with all that it reaches by itself or through objects among the arguments."""
         leaves, tree = flatten_tree((args, kwargs))
         named = [callable_code(v) or isinstance(v, (type, types.ModuleType, torch.nn.Module)) for v in leaves]
-        objects = [k for k, v in enumerate(leaves) if named[k] or is_plain_object(v)]
+        objects = [k for k, v in enumerate(leaves) if named[k] or is_plain_object(v) or isinstance(v, Optimizer)]
         paths = argument_paths(tree) if objects else []
         by_value = {id(v) for k, v in enumerate(leaves) if not named[k] and not _is_one_object(v)}
         return CallSite.of(args, kwargs, reach(function, [(leaves[k], paths[k]) for k in objects], by_value))

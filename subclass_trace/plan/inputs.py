@@ -46,12 +46,12 @@ class InputPlan:
 
     def of(self, flat: Sequence[Any]) -> torch.Tensor:
         """The input tensor of a call with these flat arguments. (None for a gradient that is not there.)"""
-        value = self.constant if self.position is None else flat[self.position]
-        assert value is not None or self.position is not None
+        value: Any = self.constant if self.position is None else flat[self.position]
         if self.of_gradient:
             return gradient_of(value)  # type: ignore[return-value]
         base = value._base if self.take_base else None
-        return value if base is None else base  # type: ignore[no-any-return]
+        found: torch.Tensor = value if base is None else base
+        return found
 
     @property
     def requires_grad(self) -> bool:

@@ -155,6 +155,7 @@ from .symbols import is_data_dependent as is_data_dependent
 from .symbols import is_equality as is_equality
 from .symbols import is_known as is_known
 from .symbols import is_nested as is_nested
+from .symbols import is_one_step as is_one_step
 from .symbols import maybe as maybe
 from .symbols import nested_int_id as nested_int_id
 from .symbols import new_float as new_float
@@ -171,6 +172,7 @@ from .symbols import symbol_values as symbol_values
 from .symbols import sympy_to_nodes as sympy_to_nodes
 from .symbols import unbacked_bindings as unbacked_bindings
 from .symbols import unbound_symbols_set_aside as unbound_symbols_set_aside
+from .symbols import unknown_number as unknown_number
 from .symbols import value_in_trace as value_in_trace
 from .wrappers import WRAPPER_CONSTRUCTOR as WRAPPER_CONSTRUCTOR
 from .wrappers import build_wrapper as build_wrapper

@@ -69,6 +69,36 @@ def is_computed(number: Any) -> bool:
     return not _COMPUTED.get(number.node.shape_env, set()).isdisjoint(number.node.expr.free_symbols)
 
 
+def unknown_number(env: ShapeEnv, kind: type) -> Any:
+    """A fresh int, float or bool that depends on values inside tensors, and that no operation has made."""
+    name = {int: "int", float: "float", bool: "bool"}[kind]
+    ignored = env._ignore_fresh_unbacked_symbols_set(True)
+    try:
+        return getattr(env, f"create_unbacked_sym{name}")()
+    finally:
+        env._ignore_fresh_unbacked_symbols_set(ignored)
+
+
+def is_one_step(made: torch.SymFloat, operands: Sequence[Any]) -> bool:
+    """Is a formula nothing but one operation of these operands, each as it is? Else its parts have another order."""
+    import sympy  # type: ignore[import-untyped]
+
+    as_float: Any = torch.sym_float
+
+    def forms(n: Any) -> set[Any]:
+        if isinstance(n, (int, float)):
+            return {sympy.sympify(n), sympy.Float(n)}
+        return {n.node.expr, as_float(n).node.expr}
+
+    parts = made.node.expr.args
+    if not parts or len(parts) != len(operands):
+        return False
+    rows = [{form for f in forms(n) for form in (f, -f)} for n in operands]
+    return all(part in row for part, row in zip(parts, rows, strict=True)) or all(
+        part in row for part, row in zip(parts, reversed(rows), strict=True)
+    )
+
+
 def value_in_trace(number: Any) -> Any:
     """The value that a symbolic number has in the call that is traced; None where it depends on data. A number is itself."""
     return number.node.hint if isinstance(number, (torch.SymInt, torch.SymFloat, SymBool)) else number
@@ -248,7 +278,7 @@ def shape_conditions(env: ShapeEnv, known: Any) -> list[Any]:
 
     Ranges come first: a branch may divide by a size that was not 0.
     """
-    import sympy  # type: ignore[import-untyped]
+    import sympy
 
     conditions = []
     for symbol in known:

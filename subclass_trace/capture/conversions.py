@@ -48,8 +48,12 @@ def _int(value: Any, *rest: Any, **named: Any) -> Any:
     recorder = watch.session.recorder
     if isinstance(value, Tensor):
         n = number_of(value)
-        return int(n) if not is_unknown(n) else _whole(recorder, value) if isinstance(n, torch.SymFloat) else n
+        if watch.session.takes_steps or not isinstance(n, torch.SymFloat):
+            return _int(n) if is_unknown(n) else int(n)
+        return _whole(recorder, value)
     if isinstance(value, torch.SymFloat):
+        if watch.session.takes_steps:
+            return watch.session.step(math.trunc, (value,), int)
         return _whole(recorder, _SCALAR(value, dtype=torch.float64))
     return _ITE(value, 1, 0) if isinstance(value, torch.SymBool) else value
 
@@ -80,8 +84,11 @@ def _extreme(plain: Callable[..., Any], symbolic: Callable[..., Any]) -> Callabl
     def call(*values: Any, **named: Any) -> Any:
         items = values if len(values) > 1 else values[0] if values and type(values[0]) in (list, tuple) else ()
         alike = any(all(type(v) in kind for v in items) for kind in ((int, torch.SymInt), (float, torch.SymFloat)))
-        if named or not (alike and any(map(is_unknown, items))):
+        watch = next((w for v in items if (w := covering(v)) is not None), None)
+        if named or not alike or watch is None:
             return plain(*values, **named)
+        if watch.session.takes_steps and isinstance(items[0], (float, torch.SymFloat)):  # NaN, and the sign of 0
+            return watch.session.step(plain, items, float)
         return functools.reduce(symbolic, items)
 
     return call
@@ -162,6 +169,8 @@ def _rounding(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         n = number_of(value) if isinstance(value, Tensor) else value
         if not (isinstance(n, torch.SymFloat) and is_unknown(n)):
             return plain(n)
+        if watch.session.takes_steps:
+            return watch.session.step(plain, (n,), int)
         return _whole(watch.session.recorder, _ROUNDED[name](_SCALAR(n, dtype=torch.float64)))
 
     return call
@@ -252,6 +261,8 @@ def _dtype_of(value: Any) -> torch.dtype:
 
 def _one(value: Any, dtype: torch.dtype, device: Any) -> Tensor:
     if not isinstance(value, Tensor):
+        if dtype.is_floating_point:  # a number that is too large for it becomes infinite
+            return torch.scalar_tensor(value, dtype=torch.float64, device=device).to(dtype)
         return torch.scalar_tensor(value, dtype=dtype, device=device)
     if value.numel() != 1:
         raise ValueError("only one element tensors can be converted to Python scalars")

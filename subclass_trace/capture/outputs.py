@@ -231,10 +231,15 @@ class OutputClassifier:
             return n
 
         # A class whose code reads values fails here; the numbers are asked for before it runs.
-        with _torch.without_tracing(), torch.no_grad(), contextlib.suppress(*_torch.DATA_DEPENDENT_ERRORS):
+        unread = contextlib.suppress(*_torch.DATA_DEPENDENT_ERRORS)
+        with self._aside(), _torch.without_tracing(), torch.no_grad(), unread:
             way(_fresh(base, self.recorder), symint_visitor_fn=note)
         self.need(numbers)
         return SymbolicView(way, tuple(numbers)) if self.unbacked else way
+
+    def _aside(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, views at places that depend on data are made, and no operation of the graph makes the symbols of these."""
+        return _torch.unbound_symbols_set_aside(self.recorder.mode.shape_env)
 
     def _leads_to(self, o: Tensor, base: Tensor, number: int | None) -> bool:
         """Does the history of ``o`` lead to its base? A view of a view that was made under no_grad has one of its own."""
@@ -260,7 +265,7 @@ class OutputClassifier:
 
     def _gives(self, way: Replay, base: Tensor, spec: Spec) -> bool:
         """Is the view of ``base`` laid out as ``spec`` says?"""
-        with _torch.without_tracing(), _torch.quiet_fake_errors(), torch.no_grad():
+        with self._aside(), _torch.without_tracing(), _torch.quiet_fake_errors(), torch.no_grad():
             fresh = _fresh(base, self.recorder)
             counters = [t for t in (fresh, *leaves_of(fresh)) if not t.is_inference()]
             versions = [t._version for t in counters]

@@ -20,7 +20,6 @@ import builtins
 import contextlib
 import functools
 import math
-import operator
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -36,6 +35,7 @@ from ..subclass.spec import Spec, WrapperSpec, is_ragged
 from ..subclass.visit import visit
 from .inputs import TracedInputs
 from .memory import TEXTS, refuse_text
+from .number_steps import Steps
 from .session import Session
 from .user_code import TORCH_FILES, asking_frame, asking_line
 
@@ -47,8 +47,15 @@ _ABSENT: Any = object()
 _DO_WITHOUT_HASH = ("einops",)
 #: what C functions say that take numbers alone
 _TAKES_NUMBERS = re.compile(r"\bSym(Int|Float|Bool)\b|not JSON serializable")
+#: classes of results of ``math``, where they are no floats
+_KINDS: dict[str, type] = {"isnan": bool, "isinf": bool, "isfinite": bool, "isclose": bool}
+_KINDS |= dict.fromkeys(("gcd", "lcm", "isqrt", "factorial", "comb", "perm"), int)
 #: functions that torch has no symbol for
-_OTHER_MATH = ("exp", "expm1", "log", "log10", "log1p")
+_OTHER_MATH = (
+    *_KINDS,
+    *("exp", "expm1", "log", "log10", "log1p", "acosh", "asinh", "atanh", "atan2", "copysign", "degrees", "radians"),
+    *("erf", "erfc", "fabs", "fmod", "gamma", "lgamma", "hypot", "ldexp", "pow", "remainder"),
+)
 _READ = object.__getattribute__
 _as_float: Any = torch.sym_float
 
@@ -87,6 +94,7 @@ class PythonNumbers:
     def __init__(self, session: Session, inputs: TracedInputs | None = None) -> None:
         self.session, self.inputs = session, inputs
         self.needed: NeedsNumbers | None = None
+        self.steps = Steps(session, self.covers, lambda n, what: self.number(n, what, self._line(n)))
         self._types = contextlib.ExitStack()
         self._before: list[tuple[Any, str, Any]] = []
 
@@ -110,6 +118,9 @@ class PythonNumbers:
         while self._before:
             holder, name, before = self._before.pop()
             delattr(holder, name) if before is _ABSENT else setattr(holder, name, before)
+        behind = self.session.sizes_behind_branches() if error is None else None
+        if behind and (places := self._places(behind)):
+            raise NeedsNumbers(places, "a branch on a float that is computed of it", None)
         if self.needed is not None:
             raise self.needed from None  # the function may have caught it
         if isinstance(error, (TypeError, AttributeError)) and _TAKES_NUMBERS.search(str(error)):
@@ -145,7 +156,7 @@ class PythonNumbers:
             raise _depends_on_values(what, line, type(n))
         if isinstance(n, torch.SymBool):
             return bool(n)
-        places = self._places(n.node.expr.free_symbols)
+        places = self._places(self.session.read_of(n))
         if places:
             self.needed = NeedsNumbers(places, what, line)
             raise self.needed
@@ -259,36 +270,9 @@ class PythonNumbers:
             "__format__": formatted,
             "__getattribute__": attribute,
         }
-        if number is float:
-            for name, function in _STEPS.items():
-                hooks[f"__{name}__"] = self._computed(function, getattr(cls, f"__{name}__"))
-                hooks[f"__r{name}__"] = self._computed(function, getattr(cls, f"__r{name}__"), swapped=True)
-            hooks["__neg__"] = self._computed(operator.mul, cls.__neg__, -1.0)
-        if number is not bool:
-            hooks.update(__divmod__=_divmod, __rdivmod__=lambda n, other: _divmod(other, n))
+        hooks.update(self.steps.hooks(cls))
         return hooks
 
-    def _computed(
-        self, function: Callable[..., float], plain: Callable[..., Any], *rest: Any, swapped: bool = False
-    ) -> Callable[..., Any]:
-        """Arithmetic of floats: of those that the call brings a step of the graph each."""
-
-        def compute(n: Any, *others: Any) -> Any:
-            operands = (*others, n) if swapped else (n, *others, *rest)
-            known = all(isinstance(m, (int, float, torch.SymInt, torch.SymFloat)) for m in others)
-            if not known or not any(map(self.session.is_float_of_call, operands)):
-                return plain(n, *others)
-            return self.session.computed(function, *operands)
-
-        return compute
-
-
-_STEPS: Mapping[str, Callable[..., Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "truediv": operator.truediv,
-}
 
 _ACTIVE: list[PythonNumbers] = []
 
@@ -358,10 +342,6 @@ def needs_number(n: Any, what: str) -> None:
             watch.number(n, what, None)
 
 
-def _divmod(a: Any, b: Any) -> Any:
-    return a // b, a % b
-
-
 def _array_of(number: Any) -> Callable[..., Any]:
     import numpy
 
@@ -387,12 +367,18 @@ def _math_function(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(plain)
     def call(*args: Any) -> Any:
-        n = args[0] if args else None
-        if isinstance(n, Tensor) and covering(n) is not None:
-            n = number_of(n)
-            args = (n, *args[1:])
-        if not is_unknown(n):
+        watch = next((w for n in args if (w := covering(n)) is not None), None)
+        if watch is None:
+            sizes = next((w for n in args if type(n) in _CLASSES for w in _ACTIVE if w.covers(n)), None)
+            if sizes is None or name in _KINDS or not sizes.session.takes_steps:
+                return plain(*args)
+            return sizes.session.computed(plain, *args)
+        args = tuple(number_of(n) if isinstance(n, Tensor) and covering(n) is not None else n for n in args)
+        if not any(map(is_unknown, args)):
             return plain(*args)
+        if watch.session.takes_steps and not any(isinstance(n, torch.SymBool) for n in args):
+            return watch.session.step(plain, args, _KINDS.get(name, float))
+        n = args[0]
         if symbolic is not None and len(args) == 1:
             return symbolic(_as_float(n))
         asks = asking_frame(sys._getframe(1))

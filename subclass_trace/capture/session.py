@@ -70,6 +70,7 @@ class Session:
         if mode is None and not dynamic:
             _torch.replace_cache(self.mode, self.recorder.results.remembered)
         self.reads = ContextReads()
+        self._read_of: dict[Any, frozenset[Any]] = {}  # symbol of a computed float -> those that it is computed of
 
     def dtensor_modes(self) -> _torch.DTensorModes | None:
         """What of ``loss_parallel`` and the like is active around this, if the traces met a DTensor."""
@@ -169,18 +170,45 @@ class Session:
             if not floats.isdisjoint(guard.expr.free_symbols):
                 raise UnsupportedError("the region branches on a float, or needs it as a number", got=guard.expr)
 
+    @property
+    def takes_steps(self) -> bool:
+        """Does our own back end run the graph, which calls Python's functions of numbers as they are?"""
+        return not self.recorder.late.copies
+
     def computed(self, function: Callable[..., float], *operands: Any) -> torch.SymFloat:
-        """A float that Python code computes of those of the call: a symbol of its own.
+        """A float that Python code computes of numbers that are known in the traced call: a symbol of its own.
 
         Torch would make a formula, of which sympy adds up and multiplies the parts in an order of its own. Here each
         step is a node of the graph, and the number is that of eager mode to the last bit.
         """
         hint = function(*map(_torch.value_in_trace, operands))
-        floats = self.recorder.symbols.floats
         made = _torch.computed_float(self.shape_env, hint)
-        floats.add(made.node.expr)
+        self.recorder.symbols.floats.add(made.node.expr)
+        self._read_of[made.node.expr] = frozenset(s for n in operands for s in self.read_of(n))
         self.recorder.number(made, function, operands)
         return made  # type: ignore[no-any-return]
+
+    def step(self, function: Callable[..., Any], operands: Sequence[Any], kind: type) -> Any:
+        """The same of numbers of which some depend on values inside tensors. ``kind``: int, float or bool."""
+        made = _torch.unknown_number(self.shape_env, kind)
+        self.recorder.number(made, function, operands)
+        return made
+
+    def read_of(self, number: Any) -> frozenset[Any]:
+        """The symbols of sizes, and of numbers of the call, that a number is computed of."""
+        own = number.node.expr.free_symbols if isinstance(number, _torch.SYM_TYPES) else ()
+        return frozenset(s for symbol in own for s in self._read_of.get(symbol, (symbol,)))
+
+    def is_of_sizes(self, number: Any) -> bool:
+        """Is it computed in steps, but of no float that the call brings?"""
+        own = number.node.expr.free_symbols
+        return not own.isdisjoint(self._read_of) and self.recorder.symbols.floats.isdisjoint(self.read_of(number))
+
+    def sizes_behind_branches(self) -> frozenset[Any]:
+        """The symbols of sizes of which steps compute floats that something was assumed of."""
+        met = {s for guard in self.shape_env.guards for s in guard.expr.free_symbols if s in self._read_of}
+        rows = (self._read_of[s] for s in met)
+        return frozenset(s for row in rows if self.recorder.symbols.floats.isdisjoint(row) for s in row)
 
     def tracked(self, fake: torch.Tensor) -> torch.Tensor:
         """A fresh alias of a fake leaf that is the same graph value."""

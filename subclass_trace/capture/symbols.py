@@ -33,6 +33,7 @@ class Symbols:
         self.floats: set[Any] = set()  # symbols of floats that the call brings, and of what is computed of them
         self._nodes: dict[Any, fx.Node] = {}  # expression -> what computes it
         self._sources: dict[Any, tuple[fx.Node, str, int]] = {}  # symbol -> input, what of it, dimension
+        self._truths: dict[Any, fx.Node] = {}  # symbol -> what computes True or False, of which it is 1 or 0
         self._texts: dict[int, str] = {}  # what to say of conditions on data-dependent numbers
         self._ragged: dict[int, Any] = {}  # nested int of a real tensor -> symbol
 
@@ -54,6 +55,8 @@ class Symbols:
     def is_held_by(self, value: Any, node: fx.Node) -> None:
         """``node`` computes the symbolic number ``value``, if nothing before it does."""
         self._nodes.setdefault(value.node.expr, node)
+        if isinstance(value, torch.SymBool):  # torch has it as ``symbol == 1``
+            self._truths.update((symbol, node) for symbol in value.node.expr.free_symbols)
 
     def bind_data_dependent(self, node: fx.Node, out: Any, tag: str) -> None:
         """Symbols that this operation made (nonzero): each becomes a size node of the result."""
@@ -106,7 +109,7 @@ class Symbols:
         if is_ragged(value):
             raise UnsupportedError("a ragged size (nested int) is used as a number", got=value)
         expr = value.node.expr
-        if expr.is_number:
+        if expr.is_number or (expr.is_Boolean and not expr.free_symbols):
             return int(expr) if isinstance(value, torch.SymInt) else bool(expr) if expr.is_Boolean else float(expr)
         hit = self._nodes.get(expr)
         if hit is None and not (expr.is_Symbol or self.floats.isdisjoint(expr.free_symbols)):
@@ -119,6 +122,8 @@ class Symbols:
         return hit
 
     def _source_node(self, symbol: Any, value: Any) -> fx.Node:
+        if symbol in self._truths:
+            return self.graph.call_function(operator.pos, (self._truths[symbol],))
         found = self._sources.get(symbol)
         if found is None:
             raise UnsupportedError(f"the size symbol {symbol} belongs to no input of the region", got=value)
@@ -136,7 +141,7 @@ class Symbols:
         made: fx.Node = _torch.sympy_to_nodes(expr, proxies).node
         while mark is not made:  # sub-expressions need a value too
             mark = mark.next
-            mark.meta["val"] = mark.target(*fx.node.map_arg(mark.args, lambda n: n.meta["val"]))
+            mark.meta["val"] = _value_of(mark)
             mark.meta["partitioner_tag"] = tag
         return made  # type: ignore[no-any-return]
 
@@ -168,6 +173,16 @@ class Symbols:
                 check = self.graph.call_function(aten._assert_scalar.default, (condition, text))
                 check.meta["val"] = None
                 yield check
+
+
+def _value_of(node: fx.Node) -> Any:
+    """What a node makes of the numbers that it takes."""
+    values: Any = fx.node.map_arg(node.args, lambda n: n.meta["val"])
+    if node.target is operator.pow and isinstance(
+        values[0], torch.SymFloat
+    ):  # ``**`` asks whether the base is negative
+        return values[0].__float_pow__(values[1])
+    return node.target(*values)  # type: ignore[operator]
 
 
 def symint(env: Any, symbol: Any) -> Any:

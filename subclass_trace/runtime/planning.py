@@ -13,6 +13,7 @@ import torch.fx as fx
 from .. import _torch
 from ..capture.inputs import Argument
 from ..capture.region import Captured
+from ..capture.session import Session
 from ..partition.half import Half
 from ..plan import (
     BasePrimal,
@@ -65,7 +66,7 @@ def make_plan(
         detach_values=_detach(forward, captured),
         size_outputs=len(captured.size_outputs),
         mutations=tuple(map(_freeze_mutation, captured.mutations)),
-        outputs=tuple(_freeze_output(o, captured.session.recorder.has_read_numbers) for o in captured.outputs),
+        outputs=tuple(_freeze_output(o, captured.session) for o in captured.outputs),
         out_tree=captured.result,
         containers=captured.containers,
         differentiable=captured.differentiable,
@@ -78,7 +79,7 @@ def make_plan(
         fresh_leaves=captured.fresh_leaves,
         inference=captured.inference,
         dangling=captured.dangling,
-        detached=tuple(_freeze_detached(row, captured.session.recorder.has_read_numbers) for row in captured.detached),
+        detached=tuple(_freeze_detached(row, captured.session) for row in captured.detached),
         versions=captured.versions,
         independent=captured.independent,
         watched_inputs=_watched(captured, inputs, saved),
@@ -227,19 +228,19 @@ def _freeze_mutation(m: MutationPlan) -> MutationPlan:
     return replace(m, metadata=None if m.metadata is None else freeze(m.metadata))
 
 
-def _freeze_output(o: OutputPlan, has_read_numbers: bool) -> OutputPlan:
+def _freeze_output(o: OutputPlan, session: Session) -> OutputPlan:
     if isinstance(o, ViewOutput):
-        return replace(o, spec=freeze(o.spec), replay=_freeze_replay(o.replay, has_read_numbers))
+        return replace(o, spec=freeze(o.spec), replay=_freeze_replay(o.replay, session))
     if isinstance(o, RaggedOutput):
         return RaggedOutput(to_expr(o.size))
     return replace(o, spec=freeze(o.spec)) if isinstance(o, ValueOutput) else o
 
 
-def _freeze_detached(row: Detached, has_read_numbers: bool) -> Detached:
-    return replace(row, replay=_freeze_replay(row.replay, has_read_numbers))
+def _freeze_detached(row: Detached, session: Session) -> Detached:
+    return replace(row, replay=_freeze_replay(row.replay, session))
 
 
-def _freeze_replay(replay: Replay | None, has_read_numbers: bool) -> Replay | None:
+def _freeze_replay(replay: Replay | None, session: Session) -> Replay | None:
     """Autograd's function of a view remembers the symbols that it was traced with: their expressions instead.
 
     That may be a number by now, where the region has read one that has to fit other sizes.
@@ -249,7 +250,11 @@ def _freeze_replay(replay: Replay | None, has_read_numbers: bool) -> Replay | No
     if replay is None:
         return None
     view = getattr(replay, "__self__", None)
-    if not isinstance(view, Tensor) or view._base is None or not (has_read_numbers or _has_symbols(view, view._base)):
+    if (
+        not isinstance(view, Tensor)
+        or view._base is None
+        or not (_has_numbers(session) or _has_symbols(view, view._base))
+    ):
         return replay
     sizes: list[Any] = []
     symbols: list[bool] = []
@@ -260,12 +265,22 @@ def _freeze_replay(replay: Replay | None, has_read_numbers: bool) -> Replay | No
         return n
 
     try:
-        with torch.no_grad(), _torch.enable_python_dispatcher():  # else DTensor looks for the symbols in its cache
+        aside = _torch.unbound_symbols_set_aside(session.shape_env)
+        with (
+            aside,
+            torch.no_grad(),
+            _torch.enable_python_dispatcher(),
+        ):  # else DTensor looks for the symbols in its cache
             replay(view._base, symint_visitor_fn=note)  # type: ignore[call-arg]
     except _torch.DATA_DEPENDENT_ERRORS:  # the class reads a number, as it will of the base of the call
         if not all(type(n) is int for n in sizes):
             raise
     return SymbolicView(replay, tuple(sizes)) if any(symbols) else replay
+
+
+def _has_numbers(session: Session) -> bool:
+    """Are there symbols that the call brings, or reads by ``.item()``?"""
+    return session.recorder.has_read_numbers or bool(session.arguments)
 
 
 def _has_symbols(*tensors: Tensor) -> bool:

@@ -1,0 +1,245 @@
+"""Arithmetic with symbolic numbers as Python does it: one node of the graph for each step.
+
+Torch makes formulas of what code computes with symbols. Those of whole numbers are exact. Those of floats are not: sympy
+adds and multiplies in an order of its own, takes ``a - a`` for 0 where ``a`` may be NaN, and loses the sign of ``-0.0``;
+``a ** 2`` records that ``a`` is not negative, which nobody has said. Here each step is a node that runs Python's own
+function in each call, and its result a symbol of its own, wherever
+
+- a number depends on values inside tensors (``.item()``) and the result is a float or the truth of a comparison of floats,
+  or Python may refuse the numbers (``7 // k``, ``1 << k``);
+- floats of the call are computed with (`Session.computed`);
+- a formula of sizes would not be the step alone: ``n * 0.5`` is one, ``n * 0.1 * 3`` is not. What needs such a number at
+  once (``int()``, a branch) gets it from a capture with the size as a number (`number`).
+
+Other back ends than our own get torch's formulas.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .. import _torch
+from ..errors import DataDependentError
+from .session import Session
+
+_NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
+_AS_FLOAT: Any = torch.sym_float  # torch has no annotations for it
+_FLOATS = (float, torch.SymFloat)
+_ARITHMETIC: Mapping[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "truediv": operator.truediv,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "pow": operator.pow,
+    "lshift": operator.lshift,
+    "rshift": operator.rshift,
+}
+_COMPARISONS: Mapping[str, Callable[..., Any]] = {n: getattr(operator, n) for n in ("eq", "ne", "lt", "le", "gt", "ge")}
+#: these divide by their second operand
+_DIVIDES = (operator.floordiv, operator.mod)
+_SHIFTS = (operator.lshift, operator.rshift)
+
+
+def real_power(base: Any, exponent: Any) -> Any:
+    """``base ** exponent``, which has to be a real number.
+
+    Raises:
+        DataDependentError: it is a complex one: a root of a negative number.
+    """
+    found = base**exponent
+    if isinstance(found, complex):
+        raise DataDependentError(
+            "a power of a number from inside a tensor is complex",
+            expected="a base that is not negative, or a whole exponent",
+            got=f"{base!r} ** {exponent!r}",
+            fix="compute it of a complex tensor, or outside of the region",
+        )
+    return found
+
+
+def whole_power(base: int, exponent: int) -> int:
+    """``base ** exponent``, which has to be whole.
+
+    Raises:
+        DataDependentError: it is a float, for the exponent is negative.
+    """
+    if exponent < 0 and base:
+        raise DataDependentError(
+            "a power of whole numbers is a float",
+            expected="an exponent from inside a tensor that is not negative, where both are whole: the class of the "
+            "result is the same in each call",
+            got=f"{base!r} ** {exponent!r}",
+            fix="compute it of floats: float(base) ** exponent",
+        )
+    found: int = base**exponent
+    return found
+
+
+def is_whole(number: float) -> bool:
+    """``number.is_integer()``, as a step."""
+    return number.is_integer()
+
+
+class Steps:
+    """The methods of symbols that compute.
+
+    Args:
+        covers: is it a symbol of this capture?
+        number: the number that a symbol stands for, see `python_numbers.PythonNumbers.number`; asked for ``what``.
+    """
+
+    def __init__(self, session: Session, covers: Callable[[Any], bool], number: Callable[[Any, str], Any]) -> None:
+        self.session, self.covers, self.number = session, covers, number
+
+    # ---------------------------------------------------------------- the methods
+    def hooks(self, cls: Any) -> dict[str, Callable[..., Any]]:
+        """Methods for a class of symbols, by their names."""
+        if cls not in (torch.SymInt, torch.SymFloat):
+            return {}
+        of_floats = cls is torch.SymFloat
+        hooks: dict[str, Callable[..., Any]] = {}
+        for name, function in _ARITHMETIC.items():
+            if of_floats and function in _SHIFTS:
+                continue
+            for swapped, own in ((False, f"__{name}__"), (True, f"__r{name}__")):
+                plain = getattr(cls, own, None)
+                if plain is not None or function in _SHIFTS:
+                    hooks[own] = self._binary(function, plain, swapped=swapped)
+        for name, function in _COMPARISONS.items():
+            hooks[f"__{name}__"] = self._binary(function, getattr(cls, f"__{name}__"))
+        hooks.update(__divmod__=_divmod, __rdivmod__=lambda n, other: _divmod(other, n))
+        hooks["__round__"] = self._rounded(cls.__round__ if hasattr(cls, "__round__") else None)
+        if not of_floats:
+            hooks["__invert__"] = lambda n: -n - 1
+            return hooks
+        for name, function, kind in (
+            ("neg", operator.neg, float),
+            ("pos", operator.pos, float),
+            ("abs", operator.abs, float),
+            ("trunc", math.trunc, int),
+            ("floor", math.floor, int),
+            ("ceil", math.ceil, int),
+        ):
+            hooks[f"__{name}__"] = self._unary(function, kind, getattr(cls, f"__{name}__", None))
+        hooks["is_integer"] = self._unary(is_whole, bool, cls.is_integer)
+        for name in ("__int__", "__bool__", "__float__"):
+            hooks[name] = self._at_once(getattr(cls, name))
+        return hooks
+
+    def _binary(self, function: Callable[..., Any], plain: Any, *, swapped: bool = False) -> Callable[..., Any]:
+        def compute(n: Any, *others: Any) -> Any:
+            operands = (*others, n) if swapped else (n, *others)
+            if len(others) == 2 and self.covers(n):
+                return pow(self.number(n, "a power with a modulus"), *others)
+            if len(operands) != 2 or not all(isinstance(o, _NUMBERS) for o in others):
+                return NotImplemented if plain is None else plain(n, *others)
+            return self.computed(function, operands, functools.partial(_plain, plain, n, others))
+
+        return compute
+
+    def _unary(self, function: Callable[..., Any], kind: type, plain: Any) -> Callable[..., Any]:
+        def compute(n: Any) -> Any:
+            return self.computed(function, (n,), functools.partial(_plain, plain, n, ()), kind)
+
+        return compute
+
+    def _rounded(self, plain: Any) -> Callable[..., Any]:
+        def rounded(n: Any, digits: Any = None) -> Any:
+            if isinstance(n, torch.SymInt) and (digits is None or digits >= 0):
+                return n
+            operands = (n,) if digits is None else (n, digits)
+            kind = int if digits is None or isinstance(n, torch.SymInt) else float
+            if isinstance(n, torch.SymInt) and self.covers(n) and self._are_known(operands):
+                return round(self.number(n, "a rounded number"), digits)
+            return self.computed(round, operands, functools.partial(_plain, plain, n, operands[1:]), kind)
+
+        return rounded
+
+    def _at_once(self, plain: Any) -> Callable[..., Any]:
+        def convert(n: Any) -> Any:
+            return plain(n) if not self._is_of_sizes(n) else plain(self.number(n, "a number that is computed of it"))
+
+        return convert
+
+    # ---------------------------------------------------------------- a step
+    def computed(
+        self,
+        function: Callable[..., Any],
+        operands: Sequence[Any],
+        plain: Callable[[], Any],
+        kind: type | None = None,
+    ) -> Any:
+        """``function(*operands)``: a step, or what torch makes of it (``plain``). ``kind``: the class of the result."""
+        session = self.session
+        own = [n for n in operands if isinstance(n, _torch.SYM_TYPES) and self.covers(n)]
+        if not own:
+            return plain()
+        kind = kind or _kind(function, operands)
+        if not self._are_known(own):
+            return self._unknown(function, operands, plain, kind)
+        if function in _DIVIDES and not any(isinstance(n, _FLOATS) for n in operands) and operands[1] == 0:
+            return function(1, 0)  # sympy takes n // n for 1
+        if kind is not float:
+            exact = [self.number(n, "a number that is computed of it") if self._is_of_sizes(n) else n for n in operands]
+            return plain() if all(a is b for a, b in zip(exact, operands, strict=True)) else function(*exact)
+        if any(map(session.is_float_of_call, operands)):
+            return session.computed(_FOR_FLOATS.get(function, function), *operands)
+        made = plain()
+        if not session.takes_steps or not isinstance(made, torch.SymFloat) or _torch.is_one_step(made, operands):
+            return made
+        return session.computed(_FOR_FLOATS.get(function, function), *operands)
+
+    def _unknown(self, function: Any, operands: Sequence[Any], plain: Callable[[], Any], kind: type) -> Any:
+        floats = any(isinstance(n, _FLOATS) for n in operands)
+        divides = function in _DIVIDES and not (type(operands[1]) is int and operands[1] != 0)
+        power = function is operator.pow and isinstance(operands[1], torch.SymInt)
+        if kind is not float and not (floats or divides or power or function in _SHIFTS or function is round):
+            return plain()  # formulas of whole numbers are exact, and sizes are compared by them
+        if not self.session.takes_steps:
+            return _formula_of_power(operands) if function is operator.pow and kind is float else plain()
+        if power and kind is int:
+            return self.session.step(whole_power, operands, int)
+        return self.session.step(_FOR_FLOATS.get(function, function), operands, kind)
+
+    def _are_known(self, operands: Sequence[Any]) -> bool:
+        return all(_torch.is_known(n) for n in operands if isinstance(n, _torch.SYM_TYPES) and self.covers(n))
+
+    def _is_of_sizes(self, n: Any) -> bool:
+        """Is it a float that steps compute of sizes, and of no float of the call?"""
+        return isinstance(n, torch.SymFloat) and self.covers(n) and self.session.is_of_sizes(n)
+
+
+_FOR_FLOATS: Mapping[Any, Callable[..., Any]] = {operator.pow: real_power}
+
+
+def _kind(function: Callable[..., Any], operands: Sequence[Any]) -> type:
+    """The class of a result."""
+    if function in _COMPARISONS.values():
+        return bool
+    if function is operator.truediv or any(isinstance(n, _FLOATS) for n in operands):
+        return float
+    return float if function is operator.pow and type(operands[1]) is int and operands[1] < 0 else int
+
+
+def _plain(method: Any, n: Any, others: Sequence[Any]) -> Any:
+    return NotImplemented if method is None else method(n, *others)
+
+
+def _formula_of_power(operands: Sequence[Any]) -> Any:
+    """Torch's formula without its condition that the base is not negative."""
+    base, exponent = map(_AS_FLOAT, operands)
+    if isinstance(base, torch.SymFloat):
+        return base.__float_pow__(exponent)
+    return exponent.__rfloat_pow__(base)
+
+
+def _divmod(a: Any, b: Any) -> Any:
+    return a // b, a % b

@@ -133,6 +133,13 @@ def accumulating_engine(instead: Callable[..., bool]) -> Iterator[None]:
         module._engine_run_backward = engine
 
 
+def says_freed(error: BaseException) -> bool:
+    """Does autograd say that a backward without ``retain_graph`` came before?"""
+    return isinstance(error, RuntimeError) and str(error).startswith(
+        "Trying to backward through the graph a second time"
+    )
+
+
 def hooks_of_leaf(t: torch.Tensor) -> bool:
     """Has somebody registered hooks on the gradient of this leaf?"""
     return bool(t._backward_hooks) or bool(getattr(t, "_post_accumulate_grad_hooks", None))

@@ -189,6 +189,13 @@ def originals_of(recorder: Recorder) -> list[Tensor]:
     return [c.original for c in recorder.closed_over if c.original is not None]
 
 
+def values_of(recorder: Recorder, stand_ins: StandIns) -> list[ClosedOver]:
+    """What the region closes over, each of which is an input: all but the leaves of wrappers that each call finds anew."""
+    gradients = [s.value for s in stand_ins.of.values() if id(s.value) in stand_ins.gradient_of]
+    inside = {id(leaf) for g in gradients for leaf in leaves_of(g) if leaf is not g}
+    return [c for c in recorder.closed_over if id(c.value) not in inside]
+
+
 class ClosedOverTensors:
     """What a region closes over, once its function has run; from then on there is no more of it."""
 
@@ -202,7 +209,8 @@ class ClosedOverTensors:
         self.dense = [c for c in recorder.closed_over if c.primal is not None]
         place = {id(t): k for k, t in enumerate(inputs.leaf_values)}
         place |= {id(recorder.lift(c.value)): len(inputs.originals) + k for k, c in enumerate(self.dense)}
-        self.rows = [self._row(c, place) for c in recorder.closed_over]
+        self.values = values_of(recorder, stand_ins)
+        self.rows = [self._row(c, place) for c in self.values]
 
     def _row(self, c: ClosedOver, place: Mapping[int, int]) -> ClosedOverInput:
         with _torch.no_modes():
@@ -267,7 +275,7 @@ class ClosedOverTensors:
     def _written(self) -> Iterator[tuple[int, ClosedOver, Tensor]]:
         """Dense tensors that no call of the user's named, which were written: a class or a composite reached them."""
         inside = {id(t) for s in self.stand_ins.of.values() for t in leaves_of(s.value)}
-        for k, c in enumerate(self.recorder.closed_over):
+        for k, c in enumerate(self.values):
             fake = None if id(c.value) in inside or c.primal is None else self.recorder.lifted_fake(c.value)
             if fake is not None and self.recorder.was_written(fake):
                 yield self.first + k, c, fake

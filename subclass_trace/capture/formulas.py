@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from .. import _torch
+from ..errors import UnsupportedError
 from .composites import cumulative_averages
 
 Tensor = torch.Tensor
@@ -25,6 +27,7 @@ def formulas() -> Iterator[None]:
         cumulative_averages(),
         _instead(AveragedModel, "update_parameters", _update_parameters),
         _instead(Adaptive, "forward", _adaptive_log_softmax),
+        no_schedules(),
     ):
         yield
 
@@ -37,6 +40,31 @@ def _instead(cls: Any, name: str, method: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         setattr(cls, name, original)
+
+
+@contextlib.contextmanager
+def no_schedules() -> Iterator[None]:
+    """Inside, no scheduler of learning rates may step: what it counts is in objects of torch's, which no trace looks after."""
+    with contextlib.ExitStack() as stack:
+        for cls in _with_subclasses(LRScheduler):
+            if "step" in vars(cls):
+                stack.enter_context(_instead(cls, "step", _refuse_schedule))
+        yield
+
+
+def _with_subclasses(cls: type[Any]) -> Iterator[type[Any]]:
+    yield cls
+    for below in cls.__subclasses__():
+        yield from _with_subclasses(below)
+
+
+def _refuse_schedule(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> None:
+    raise UnsupportedError(
+        f"the region calls step() of a {type(self).__qualname__}",
+        expected="learning rates that are set outside of the region",
+        got="a scheduler, which counts its steps",
+        fix="call it after the region; a learning rate that changes costs one more specialization",
+    )
 
 
 def _update_parameters(original: Callable[..., Any], self: Any, model: Any) -> None:

@@ -20,7 +20,7 @@ from .. import _torch
 from ..errors import UnsupportedError
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
-from .closed_over import StandIns
+from .closed_over import StandIns, values_of
 from .facts import AskedOf
 from .inputs import has_gradient
 from .metadata import MetadataReads
@@ -224,7 +224,8 @@ class Gradients:
     # ---------------------------------------------------------------- afterwards
     def changed(self) -> Iterator[tuple[int, Tensor | None]]:
         """(number of the input, ``.grad``) where that is something else than it came with."""
-        numbers = {id(c.value): k for k, c in enumerate(self.recorder.closed_over, start=self._count)}
+        values = values_of(self.recorder, self.stand_ins)
+        numbers = {id(c.value): k for k, c in enumerate(values, start=self._count)}
         for slot in self._slots.values():
             if slot.now is not slot.before:
                 yield numbers[id(slot.owner)] if slot.number is None else slot.number, slot.now

@@ -227,7 +227,8 @@ class Region:
             with contextlib.suppress(Exception):  # an error of the function itself comes again
                 entry = self._compile_with(site, ambient, chosen)
                 backwards = entry.program.backwards
-                if backwards is None or backwards.compiled:  # torch may know no derivative for a symbol (``x ** n``)
+                # Torch may know no derivative for a symbol (``x ** n``).
+                if backwards is None or backwards.compiled or backwards.is_freed:
                     break
         else:
             chosen, entry = last, self._last_try(site, ambient, last)

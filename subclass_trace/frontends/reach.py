@@ -193,6 +193,7 @@ class _Walk:
 
     def _optimizer(self, value: torch.optim.Optimizer, path: Path) -> None:
         self.optimizers.append((value, path))
+        self._slotted.add((id(vars(value)), "state"))  # no slot of its own: its parts have them
         for row in slots_of(value, path):
             self._seen.setdefault(id(row.holder), row.holder)
             self._place(row.holder, row.key, row.path, row.value)

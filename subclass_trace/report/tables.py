@@ -22,6 +22,7 @@ from ..plan import (
     InputPlan,
     LeafPrimal,
     MutationPlan,
+    OfResult,
     OutputPlan,
     Plan,
     RaggedOutput,
@@ -29,6 +30,7 @@ from ..plan import (
     SavedValue,
     SizeOutput,
     SizePrimal,
+    StatePlan,
     ValueOutput,
     ViewOutput,
 )
@@ -169,8 +171,21 @@ def input_names(plan: Plan) -> dict[str, str]:
 
 
 def result_paths(plan: Plan) -> list[str]:
-    """The path of each flat result: ``result``, ``result[0]``, ``result['loss']``."""
-    return [str(a.codify("result")) for a in plan.out_tree.accessors()]
+    """The path of each flat result: ``result``, ``result[0]``, ``result['loss']``; then of what is only assigned."""
+    paths = [str(a.codify("result")) for a in plan.out_tree.accessors()]
+    assigned = {a.result: _assigned_to(plan, a) for a in plan.assignments}
+    return paths + [assigned.get(k, "assigned") for k in range(len(paths), len(plan.outputs))]
+
+
+def _assigned_to(plan: Plan, row: StatePlan) -> str:
+    owner, name = row.owner, getattr(row, "name", None)
+    if isinstance(owner, int):
+        owner = plan.inputs[owner].path
+    elif isinstance(owner, OfResult):
+        owner = f"result {owner.result}"
+    else:
+        owner = type(owner).__qualname__
+    return f"assigned: {owner}" if name is None else f"assigned: {owner}.{name}"
 
 
 def value_names(plan: Plan) -> list[str]:

@@ -143,6 +143,7 @@ class Backwards:
         self.again: Callable[[Env | None], Tape] | None = None
         self.narrow: Callable[[tuple[Any, ...]], None] | None = None
         self.of_backward = False
+        self.is_freed = False  # the region itself ran backwards that free what these would need
         self.compile_backward, self.output_paths = compile_backward, tuple(output_paths)
         self.compiled: tuple[CompiledBackward, ...] = ()
         self._layouts: tuple[tuple[Sequence[Spec | None], CompiledBackward], ...] = ()

@@ -97,8 +97,11 @@ def build_program(
         traced = captured.tape.trace(guess)
     except NeedsEager:
         raise
-    except Exception:  # whatever it is, eager would raise it in the backward, if there ever is one
-        return _without_backward(captured, arguments, positions, through_base, backend)
+    except Exception as error:  # whatever it is, eager would raise it in the backward, if there ever is one
+        program, graphs = _without_backward(captured, arguments, positions, through_base, backend)
+        assert program.backwards is not None
+        program.backwards.is_freed = _torch.says_freed(error)
+        return program, graphs
     if verify.ENABLED:
         verify.verify_joint(traced.joint, num_forward=traced.num_forward, tangents=traced.tangents)
     ours = isinstance(partitioner, MinCut)

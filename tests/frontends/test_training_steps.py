@@ -1,0 +1,307 @@
+"""A whole training step as one region: forward, ``.backward()`` and the optimizer, to the last bit of eager."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+
+import subclass_trace as st
+from subclass_trace.errors import UnsupportedError
+from subclass_trace.zoo import TwoTensor
+
+Tensor = torch.Tensor
+Step = Callable[[Tensor], Any]
+
+
+def _model() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def _twins() -> list[nn.Module]:
+    twins = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        twins.append(_model())
+    return twins
+
+
+def _whole(model: Any, optimizer: Any) -> Step:
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = model(x).square().sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def _clipped(model: Any, optimizer: Any) -> Step:
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad(set_to_none=False)
+        model(x).square().sum().backward()
+        nn.utils.clip_grad_value_(model.parameters(), 0.4)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        return norm
+
+    return step
+
+
+def _with_closure(model: Any, optimizer: Any) -> Step:
+    def step(x: Tensor) -> Any:
+        def again() -> Tensor:
+            optimizer.zero_grad()
+            loss: Tensor = model(x).square().sum()
+            loss.backward()
+            return loss
+
+        return optimizer.step(again)
+
+    return step
+
+
+def _in_parts(model: Any, optimizer: Any) -> Step:
+    def step(x: Tensor) -> None:
+        for part in x.chunk(2):
+            (model(part).square().sum() / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def _leaves(t: Any) -> Any:
+    return [t.a.tolist(), t.b.tolist()] if isinstance(t, TwoTensor) else t.tolist() if isinstance(t, Tensor) else t
+
+
+def _state(model: Any, optimizer: Any) -> Any:
+    parameters = list(model.parameters())
+    rows = [(_leaves(p.detach()), p._version, None if p.grad is None else _leaves(p.grad)) for p in parameters]
+    kept = [(k, _leaves(v), getattr(v, "_version", None)) for held in optimizer.state.values() for k, v in held.items()]
+    return rows, kept
+
+
+def _train(
+    make: Callable[[], Any],
+    kind: Callable[[Any], Any],
+    step: Callable[[Any, Any], Step] = _whole,
+    between: Callable[[int, Any, Any], None] = lambda k, model, optimizer: None,
+    steps: int = 4,
+) -> st.Region:
+    """Trains a model in eager mode and one by a region, and compares after each step."""
+    models, runs, regions = [], [], []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = make()
+        optimizer = kind(model.parameters())
+        function = step(model, optimizer)
+        models.append((model, optimizer))
+        runs.append(st.compile(function) if compiled else function)
+    regions = [run for run in runs if isinstance(run, st.Region)]
+    for k in range(steps):
+        seen = []
+        for run, (model, optimizer) in zip(runs, models, strict=True):
+            torch.manual_seed(k)
+            out = run(torch.randn(2, 3))
+            seen.append((None if out is None else (_leaves(out.detach()), out.requires_grad), _state(model, optimizer)))
+            between(k, model, optimizer)
+        assert seen[1] == seen[0], f"step {k}"
+    return regions[0]
+
+
+KINDS: dict[str, Callable[[Any], Any]] = {
+    "SGD": lambda p: optim.SGD(p, lr=0.1),
+    "SGD with momentum": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "SGD of lists": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, foreach=True),
+    "Adam": lambda p: optim.Adam(p, lr=0.1),
+    "Adam of lists": lambda p: optim.Adam(p, lr=0.1, foreach=True),
+    "AMSGrad": lambda p: optim.Adam(p, lr=0.1, amsgrad=True, maximize=True),
+    "Adam with a tensor": lambda p: optim.Adam(p, lr=torch.tensor(0.1)),
+    "AdamW": lambda p: optim.AdamW(p),
+    "RMSprop": lambda p: optim.RMSprop(p, centered=True, momentum=0.5),
+    "Adagrad": lambda p: optim.Adagrad(p),
+    "Adadelta": lambda p: optim.Adadelta(p),
+    "Adamax": lambda p: optim.Adamax(p),
+    "NAdam": lambda p: optim.NAdam(p),
+    "Rprop": lambda p: optim.Rprop(p),
+}
+
+
+#: those whose code has nothing that the others have not
+ALIKE = ("SGD", "AMSGrad", "AdamW", "Adagrad", "Adadelta", "Adamax", "NAdam", "Rprop")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in ALIKE else ()) for n in KINDS])
+def test_every_step_is_that_of_eager(name: str) -> None:
+    region = _train(_model, KINDS[name])
+    assert len(region.specializations) == 2  # the first step makes the state
+
+
+@pytest.mark.parametrize("name", ["SGD", "SGD of lists", "Adam"])
+@pytest.mark.parametrize("step", [_clipped, _with_closure, _in_parts])
+def test_other_ways_to_write_a_step(name: str, step: Callable[[Any, Any], Step]) -> None:
+    assert len(_train(_model, KINDS[name], step).specializations) <= 2
+
+
+@pytest.mark.parametrize("name", ["SGD with momentum", "Adam", "Adam of lists"])
+def test_the_step_of_an_optimizer_alone(name: str) -> None:
+    def step(model: Any, optimizer: Any) -> Step:
+        compiled = st.compile(optimizer.step)
+
+        def run(x: Tensor) -> None:
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            compiled()
+
+        return run
+
+    pairs = [(m, KINDS[name](m.parameters())) for m in _twins()]
+    runs = [step(*pairs[0]), _in_eager(*pairs[1])]
+    for _ in range(4):
+        x = torch.randn(2, 3)
+        for run in runs:
+            run(x)
+        assert _state(*pairs[0])[0] == _state(*pairs[1])[0]
+
+
+def _in_eager(model: Any, optimizer: Any) -> Step:
+    def run(x: Tensor) -> None:
+        optimizer.zero_grad()
+        model(x).square().sum().backward()
+        optimizer.step()
+
+    return run
+
+
+def test_a_schedule_costs_one_specialization() -> None:
+    def scheduled(parameters: Any) -> Any:
+        optimizer = optim.Adam(parameters, lr=0.1)
+        optimizer.schedule = optim.lr_scheduler.StepLR(optimizer, 1, 0.9)  # type: ignore[attr-defined]
+        return optimizer
+
+    region = _train(_model, scheduled, between=lambda k, _, o: o.schedule.step(), steps=6)
+    assert len(region.specializations) == 2
+
+
+def test_a_schedule_inside_is_refused() -> None:
+    model = _model()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    schedule = optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+
+    def step(x: Tensor) -> None:
+        _whole(model, optimizer)(x)
+        schedule.step()
+
+    with pytest.raises(UnsupportedError, match="CosineAnnealingLR"):
+        st.compile(step)(torch.randn(2, 3))
+    assert schedule.last_epoch == 0 and not optimizer.state
+
+
+def test_state_that_is_loaded() -> None:
+    saved = []
+
+    def between(k: int, model: Any, optimizer: Any) -> None:
+        if k == 1:
+            saved.append(copy.deepcopy(optimizer.state_dict()))
+        elif k == 3:
+            optimizer.load_state_dict(copy.deepcopy(saved[-1]))
+
+    _train(_model, KINDS["Adam"], between=between, steps=6)
+
+
+def test_groups_that_are_added() -> None:
+    def first(parameters: Any) -> Any:
+        weight, bias, *_ = parameters
+        return optim.SGD([weight, bias], lr=0.1, momentum=0.5)
+
+    def between(k: int, model: Any, optimizer: Any) -> None:
+        if k == 1:
+            optimizer.add_param_group({"params": model[2].parameters(), "lr": 0.01})
+
+    _train(_model, first, between=between, steps=5)
+
+
+def test_parameters_that_are_frozen_and_freed() -> None:
+    def between(k: int, model: Any, optimizer: Any) -> None:
+        if k == 1:
+            model[0].weight.requires_grad_(False)
+            model[0].weight.grad = None
+        elif k == 3:
+            model[0].weight.requires_grad_(True)
+
+    _train(_model, KINDS["Adam"], between=between, steps=6)
+
+
+class OfMine(optim.Optimizer):
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.calls = 0
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        self.calls += 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                held = self.state[p]
+                if not held:
+                    held["mean"], held["count"] = torch.zeros_like(p), 0
+                held["count"] += 1
+                held["mean"] = held["mean"] * 0.9 + p.grad
+                p.add_(held["mean"], alpha=-group["lr"] / held["count"])
+
+
+def test_an_optimizer_of_the_users() -> None:
+    made: list[OfMine] = []
+
+    def kind(parameters: Any) -> OfMine:
+        made.append(OfMine(parameters))
+        return made[-1]
+
+    region = _train(_model, kind, steps=6)
+    assert len(region.specializations) == 3
+    assert [o.calls for o in made] == [6, 6]
+
+
+def test_an_optimizer_among_the_arguments() -> None:
+    def step(x: Tensor, model: Any, optimizer: Any) -> Any:
+        return _whole(model, optimizer)(x)
+
+    region = st.compile(step)
+    pairs = [(m, optim.Adam(m.parameters(), lr=0.1)) for m in _twins()]
+    for _ in range(3):
+        x = torch.randn(2, 3)
+        assert torch.equal(region(x, *pairs[0]), step(x, *pairs[1]))
+        assert _state(*pairs[0]) == _state(*pairs[1])
+
+
+class _OfWrappers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(TwoTensor(torch.randn(3, 3), torch.randn(3, 3)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+@pytest.mark.parametrize("name", ["SGD with momentum", "Adam"])
+def test_parameters_that_are_wrappers(name: str) -> None:
+    assert len(_train(_OfWrappers, KINDS[name]).specializations) == 2
+
+
+def test_batch_norm_and_dropout() -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.3), nn.Linear(4, 2))
+
+    _train(model, KINDS["AdamW"])
+
+
+def test_the_report_names_what_is_assigned() -> None:
+    region = _train(_model, KINDS["SGD with momentum"])
+    text = region.specializations[-1].report()
+    assert ".grad" in text and "assigned: " in text

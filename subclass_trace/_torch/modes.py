@@ -36,11 +36,12 @@ def compiling_flag() -> Iterator[None]:
 @contextlib.contextmanager
 def optimizers_as_eager() -> Iterator[None]:
     """``torch.compiler.is_compiling()`` is false in the steps of optimizers, which compute with other numbers where it is
-    true: bias corrections in the precision of a tensor instead of Python's."""
+    true: bias corrections in the precision of a tensor instead of Python's. Those that are asked to do so (``capturable``)
+    may, on all devices."""
     from torch.optim import optimizer
 
-    def begin(*_: Any) -> None:
-        torch.compiler._is_compiling_flag = False
+    def begin(stepping: optimizer.Optimizer, *_: Any) -> None:
+        torch.compiler._is_compiling_flag = any(group.get("capturable") for group in stepping.param_groups)
 
     def end(*_: Any) -> None:
         torch.compiler._is_compiling_flag = True

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..errors import UnsupportedError
 from .eager_errors import refuse_as_eager
 from .foreach import WITH_NUMBERS, with_numbers
 from .masks import INDEXED, has_bytes, with_booleans
@@ -50,6 +51,26 @@ def _with_numbers(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
         return with_numbers(func, args, kwargs)
 
 
+def _refuse_fused(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A fused step of an optimizer: torch can neither make all of them functional nor run them on fake tensors."""
+    raise UnsupportedError(
+        "the region runs a fused step of an optimizer",
+        path=recorder.user_line(),
+        expected="steps whose operations have functional forms",
+        got=str(func),
+        fix="make the optimizer with fused=False; a back end that compiles fuses what it finds",
+    )
+
+
+#: torch's fused steps of optimizers
+FUSED = (
+    aten._fused_adam_.default,
+    aten._fused_adamw_.default,
+    aten._fused_adagrad_.default,
+    aten._fused_sgd_.default,
+)
+
+
 def _detach(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """The very value: no node."""
     out = recorder.bare(args[0])
@@ -63,5 +84,6 @@ OTHERWISE: dict[Any, Callable[[Any, Any, Any, Any], Any]] = {
     **dict.fromkeys((aten.zero_.default, aten.fill_.Scalar), _fill),
     **dict.fromkeys(INDEXED, _indexed),
     **dict.fromkeys(WITH_NUMBERS, _with_numbers),
+    **dict.fromkeys(FUSED, _refuse_fused),
     **dict.fromkeys(SETS, record_set),
 }

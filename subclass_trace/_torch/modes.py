@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,14 +38,18 @@ def compiling_flag() -> Iterator[None]:
 def optimizers_as_eager() -> Iterator[None]:
     """``torch.compiler.is_compiling()`` is false in the steps of optimizers, which compute with other numbers where it is
     true: bias corrections in the precision of a tensor instead of Python's. Those that are asked to do so (``capturable``)
-    may, on all devices."""
+    may, on all devices. (Optimizers that other threads step meanwhile are left alone.)"""
     from torch.optim import optimizer
 
+    thread = threading.get_ident()
+
     def begin(stepping: optimizer.Optimizer, *_: Any) -> None:
-        torch.compiler._is_compiling_flag = any(group.get("capturable") for group in stepping.param_groups)
+        if threading.get_ident() == thread:
+            torch.compiler._is_compiling_flag = any(group.get("capturable") for group in stepping.param_groups)
 
     def end(*_: Any) -> None:
-        torch.compiler._is_compiling_flag = True
+        if threading.get_ident() == thread:
+            torch.compiler._is_compiling_flag = True
 
     before = optimizer.register_optimizer_step_pre_hook(begin)
     after = optimizer.register_optimizer_step_post_hook(end)

@@ -101,7 +101,12 @@ def is_one_step(made: torch.SymFloat, operands: Sequence[Any]) -> bool:
 
 def value_in_trace(number: Any) -> Any:
     """The value that a symbolic number has in the call that is traced; None where it depends on data. A number is itself."""
-    return number.node.hint if isinstance(number, (torch.SymInt, torch.SymFloat, SymBool)) else number
+    if not isinstance(number, (torch.SymInt, torch.SymFloat, SymBool)):
+        return number
+    expr = number.node.expr
+    if expr.free_symbols:
+        return number.node.hint
+    return bool(expr) if isinstance(number, SymBool) else int(expr) if isinstance(number, torch.SymInt) else float(expr)
 
 
 def dynamic_context(

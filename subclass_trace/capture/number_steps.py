@@ -30,6 +30,7 @@ from .session import Session
 
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 _AS_FLOAT: Any = torch.sym_float  # torch has no annotations for it
+_AS_INT: Any = torch.sym_ite
 _FLOATS = (float, torch.SymFloat)
 _ARITHMETIC: Mapping[str, Callable[..., Any]] = {
     "add": operator.add,
@@ -102,8 +103,8 @@ class Steps:
     # ---------------------------------------------------------------- the methods
     def hooks(self, cls: Any) -> dict[str, Callable[..., Any]]:
         """Methods for a class of symbols, by their names."""
-        if cls not in (torch.SymInt, torch.SymFloat):
-            return {}
+        if cls is torch.SymBool:
+            return _as_numbers()
         of_floats = cls is torch.SymFloat
         hooks: dict[str, Callable[..., Any]] = {}
         for name, function in _ARITHMETIC.items():
@@ -136,6 +137,7 @@ class Steps:
 
     def _binary(self, function: Callable[..., Any], plain: Any, *, swapped: bool = False) -> Callable[..., Any]:
         def compute(n: Any, *others: Any) -> Any:
+            others = tuple(map(self._whole, others))
             operands = (*others, n) if swapped else (n, *others)
             if len(others) == 2 and self.covers(n):
                 return pow(self.number(n, "a power with a modulus"), *others)
@@ -144,6 +146,12 @@ class Steps:
             return self.computed(function, operands, functools.partial(_plain, plain, n, others))
 
         return compute
+
+    def _whole(self, n: Any) -> Any:
+        """Truths are 1 and 0, which torch's methods do not know."""
+        if isinstance(n, torch.SymBool) and self.covers(n):
+            return _AS_INT(n, 1, 0)
+        return int(n) if type(n) is bool else n
 
     def _unary(self, function: Callable[..., Any], kind: type, plain: Any) -> Callable[..., Any]:
         def compute(n: Any) -> Any:
@@ -217,6 +225,35 @@ class Steps:
         return isinstance(n, torch.SymFloat) and self.covers(n) and self.session.is_of_sizes(n)
 
 
+def _as_numbers() -> dict[str, Callable[..., Any]]:
+    """Methods of truths, which are 1 and 0 where Python computes with them."""
+
+    def method(function: Callable[..., Any], swapped: bool) -> Callable[..., Any]:
+        def compute(n: Any, other: Any) -> Any:
+            if not isinstance(other, (*_NUMBERS, torch.SymBool)):
+                return NotImplemented
+            number = _AS_INT(n, 1, 0)
+            return function(other, number) if swapped else function(number, other)
+
+        return compute
+
+    def unary(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda n: function(_AS_INT(n, 1, 0))
+
+    def equal(function: Callable[..., Any], plain: Any) -> Callable[..., Any]:
+        def compute(n: Any, other: Any) -> Any:
+            number = isinstance(other, _NUMBERS) and not isinstance(other, bool)
+            return function(_AS_INT(n, 1, 0), other) if number else plain(n, other)
+
+        return compute
+
+    order = {name: function for name, function in _COMPARISONS.items() if name not in ("eq", "ne")}
+    hooks = {f"__{name}__": method(function, False) for name, function in {**_ARITHMETIC, **order}.items()}
+    hooks |= {f"__r{name}__": method(function, True) for name, function in _ARITHMETIC.items()}
+    hooks |= {name: equal(_COMPARISONS[name[2:4]], getattr(torch.SymBool, name)) for name in ("__eq__", "__ne__")}
+    return hooks | {"__neg__": unary(operator.neg), "__abs__": unary(operator.abs), "__pos__": unary(operator.pos)}
+
+
 _FOR_FLOATS: Mapping[Any, Callable[..., Any]] = {operator.pow: real_power}
 
 
@@ -230,7 +267,10 @@ def _kind(function: Callable[..., Any], operands: Sequence[Any]) -> type:
 
 
 def _plain(method: Any, n: Any, others: Sequence[Any]) -> Any:
-    return NotImplemented if method is None else method(n, *others)
+    """What torch's method makes of them: a number where that is the same for all values."""
+    made = NotImplemented if method is None else method(n, *others)
+    constant = isinstance(made, _torch.SYM_TYPES) and not _torch.is_nested(made) and not made.node.expr.free_symbols
+    return _torch.value_in_trace(made) if constant else made
 
 
 def _formula_of_power(operands: Sequence[Any]) -> Any:

@@ -15,14 +15,15 @@ from .. import _torch
 from ..capture.aliasing import family
 from ..capture.clocks import Clocks, clocks
 from ..capture.conversions import CONVERSIONS, conversions
+from ..capture.facts import holds_traced
 from ..capture.inputs import Argument
 from ..capture.python_numbers import needs_number, types_as_eager
 from ..capture.region import RunFunction
 from ..capture.run import Run
 from ..errors import UnsupportedError
-from ..plan import AssignmentPlan, OfResult, ReturnedContainer, StatePlan
+from ..plan import AssignmentPlan, ContainerChange, OfResult, ReturnedContainer, StatePlan
 from ..runtime.codegen import Layout, StateSlot
-from ..runtime.containers import each_is_one, shared_containers
+from ..runtime.containers import change_containers, each_is_one, shared_containers
 from ..runtime.guards import ModuleGuard, ModuleView, NameGuard
 from ..runtime.held import ABSENT
 from ..runtime.trees import unflatten_tree
@@ -32,7 +33,7 @@ from ..subclass.numbers import NumberPlace
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from .assignments import ModuleChange, replaced
-from .containers import HandedContainers, named_containers
+from .containers import HandedContainers, made_containers, named_containers
 from .counting import left_out, read_late
 from .iterators import no_items_taken
 from .managed_modules import check_flat_parameters, no_managed_modules
@@ -40,7 +41,7 @@ from .members import callable_code, is_plain_object
 from .modules import Root, State, named_tensors, names_of, original, roots_of, states_of, submodules
 from .optimizers import Stored, stored_by
 from .python_random import no_random_numbers
-from .python_state import Change, effects_on
+from .python_state import Change, Effect, effects_on
 from .reach import Reached, Slot, reach
 from .torch_settings import SettingChange, settings_of_torch
 
@@ -116,7 +117,9 @@ class CallSite:
         paths: of the user leaves.
         states: the module slots behind the rest of ``flat``; ``names``: then the names of the function that hold tensors.
         roots: the module trees they belong to.
-        unfinished: what the function did to Python state before it raised an exception.
+        given: ``(args, kwargs)``, whose containers the function may change.
+        unfinished: what the function did to Python state before it raised an exception; ``unfinished_items``: to containers
+            among the arguments.
         containers_differ: no list or dict is two arguments.
         assigned_to: ids of what it assigned to.
         handed: the copies of containers that it was given.
@@ -130,7 +133,9 @@ class CallSite:
     roots: tuple[Root, ...]
     names: tuple[Slot, ...]
     reached: Reached
+    given: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
     unfinished: list[Sequence[Change | Stored | SettingChange]] = field(default_factory=list)
+    unfinished_items: list[tuple[ContainerChange, list[Any]]] = field(default_factory=list)
     containers_differ: bool = True
     assigned_to: set[int] = field(default_factory=set)
     handed: list[Any] = field(default_factory=list)
@@ -160,7 +165,7 @@ class CallSite:
         flat = [*leaves, *[s.read() for s in states], *[n.read() for n in names]]
         apart = each_is_one(args, kwargs)
         slots = tuple(states), tuple(found), tuple(names)
-        return CallSite(flat, tree, len(leaves), *slots, reached, containers_differ=apart)
+        return CallSite(flat, tree, len(leaves), *slots, reached, (args, kwargs), containers_differ=apart)
 
     def layout(self) -> Layout:
         """How the generated entry finds the flat arguments."""
@@ -254,6 +259,17 @@ class CallSite:
             value = _torch.value_in_trace(row.value)
             if value is not None or row.value is None:
                 row.plan(0).deliver((), [value])
+        for change, new in self.unfinished_items if self.containers_differ else ():
+            change_containers([change], *self.given, new)
+
+    def _real(self, handed: Sequence[Any], value: Any) -> Any:
+        """The caller's value for one of the trace; `ABSENT` for what the trace computes."""
+        if isinstance(value, _torch.SYM_TYPES):
+            known = _torch.value_in_trace(value)
+            return ABSENT if known is None else known
+        return next(
+            (real for real, traced in zip(self.flat, handed, strict=True) if traced is value), _of_python(value)
+        )
 
     def _check_containers(self, args: Any, kwargs: Any, handed: Sequence[Any]) -> None:
         """The function got copies of the containers among its arguments: a change of them would be lost."""
@@ -323,6 +339,7 @@ class CallSite:
             self.handed[:] = [copy for _, copy, _ in containers.rows]
             states = handed[self.user_count : self.user_count + len(self.states)]
             self.unfinished.clear()
+            self.unfinished_items.clear()
             arrays = [(self.path(k), v, v.copy()) for k, v in enumerate(self.flat[: self.user_count]) if _is_array(v)]
             with (
                 no_managed_modules(self.roots),
@@ -340,9 +357,11 @@ class CallSite:
                     result = function(*args, **kwargs)
                 except Exception:
                     self.unfinished.extend((effects, stored, settings))
+                    self.unfinished_items[:] = containers.unfinished(functools.partial(self._real, handed))
                     raise
             _check_arrays(arrays)
-            result, returned = containers.marked(result, lambda: named_containers(self.reached))
+            made_here = made_containers((e.value, e.read) for e in effects if isinstance(e, Effect) and e.anew)
+            result, returned = containers.marked(result, lambda: named_containers(self.reached) | made_here)
             changes, new, places = containers.changes()
             if changes and not self.containers_differ:
                 raise shared_containers()
@@ -394,6 +413,11 @@ def _refuse_times(times: Clocks, results: Sequence[Any], rows: Sequence[Any], pl
     for row, plan in zip(rows, plans, strict=True):
         if times.is_time(row.value):
             raise times.refusal("stores the time", getattr(plan, "name", None) or type(plan.owner).__qualname__)
+
+
+def _of_python(value: Any) -> Any:
+    """A value without tensors is itself."""
+    return ABSENT if holds_traced(value) else value
 
 
 def _is_array(value: Any) -> bool:

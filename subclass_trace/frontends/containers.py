@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import UnsupportedError
@@ -13,6 +13,7 @@ from ..plan import ContainerChange, ReturnedContainer
 from ..plan import ContainerItem as Item
 from ..runtime.containers import CHANGEABLE, containers_in, map_containers
 from ..runtime.guards import OF_EVERY_MODULE
+from ..runtime.held import ABSENT
 from ..subclass.paths import Path
 from .reach import Reached
 
@@ -58,6 +59,18 @@ class HandedContainers:
             container.clear()
             container.update(was) if isinstance(container, dict) else container.extend(was)
         return changes, new, paths
+
+    def unfinished(self, real: Callable[[Any], Any]) -> list[tuple[ContainerChange, list[Any]]]:
+        """What was done to them before the function raised an exception, each change with the new values of the call.
+
+        ``real``: the caller's value for one of the trace, `ABSENT` where there is none; then nothing is told.
+        """
+        try:
+            changes, new, _ = self.changes()
+        except UnsupportedError:
+            return []
+        values = [real(v) for v in new]
+        return [] if any(v is ABSENT for v in values) else [(change, values) for change in changes]
 
     def marked(self, result: Any, others: Callable[[], Mapping[int, ReturnedContainer]]) -> tuple[Any, list[Any]]:
         """The result, and what stands in it for containers that the function did not make.
@@ -132,8 +145,17 @@ def named_containers(reached: Reached) -> dict[int, ReturnedContainer]:
         for module in root.modules():
             names = vars(module).keys() - OF_EVERY_MODULE
             starts += [(vars(module)[name], functools.partial(getattr, module, name)) for name in sorted(names)]
+    return _containers_behind((value, ReturnedContainer((), read)) for value, read in starts)
+
+
+def made_containers(rows: Iterable[tuple[Any, Callable[[], Any]]]) -> dict[int, ReturnedContainer]:
+    """The same for containers that the function has made and bound to a name: what they were, and what reads them."""
+    return _containers_behind((value, ReturnedContainer((), read, after=True)) for value, read in rows)
+
+
+def _containers_behind(starts: Iterable[tuple[Any, ReturnedContainer]]) -> dict[int, ReturnedContainer]:
     found: dict[int, ReturnedContainer] = {}
-    todo = deque((value, ReturnedContainer((), read)) for value, read in starts)
+    todo = deque(starts)
     left = _MOST_ITEMS
     while todo:  # the shortest way to each
         value, row = todo.popleft()
@@ -143,5 +165,5 @@ def named_containers(reached: Reached) -> dict[int, ReturnedContainer]:
             continue
         left -= len(value)
         if left >= 0 and len(row.keys) < _DEEPEST:
-            todo.extend((v, ReturnedContainer((*row.keys, k), row.read)) for k, v in _pairs(value))
+            todo.extend((v, replace(row, keys=(*row.keys, k))) for k, v in _pairs(value))
     return found

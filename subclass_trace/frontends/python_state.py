@@ -14,7 +14,7 @@ import gc
 import operator
 import types
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -22,6 +22,7 @@ import torch
 
 from ..capture.dispatch_state import assigned
 from ..capture.facts import holds_traced
+from ..capture.python_numbers import needs_number
 from ..capture.user_code import is_foreign
 from ..errors import UnsupportedError
 from ..plan import AppendPlan, AssignmentPlan, RemovalPlan
@@ -49,6 +50,10 @@ class Effect:
         """The same with the value of a call, which is number ``result``."""
         return AssignmentPlan(self.holder, None, self.key, result, self.anew)
 
+    def read(self) -> Any:
+        """What stands there after a call."""
+        return self.holder.cell_contents if self.key is None else self.holder[self.key]
+
 
 @dataclass(frozen=True, eq=False)
 class Removal:
@@ -65,14 +70,15 @@ class Removal:
 
 @dataclass(frozen=True, eq=False)
 class Append:
-    """``holder.append(value)``, to a list, a deque or a set."""
+    """``holder.append(value)``, to a list, a deque or a set. ``anew``: see `AssignmentPlan`."""
 
     holder: Any
     value: Any
+    anew: bool = False
 
     def plan(self, result: int) -> AppendPlan:
         """The same with the value of a call, which is number ``result``."""
-        return AppendPlan(self.holder, result)
+        return AppendPlan(self.holder, result, self.anew)
 
 
 Change: TypeAlias = Effect | Removal | Count | Append
@@ -95,6 +101,7 @@ def effects_on(reached: Reached) -> Iterator[list[Change]]:
     slots = [(row, row.read()) for row in writable(reached) if (id(row.holder), row.name) not in skip]
     effects: list[Change] = []
     found: list[Path] = []
+    left: list[Any] = []
     tables = [(held.owner, held.value) for held, _ in rows if held.attributes]
     counters = counters_of(reached, tables, skip)
     tallies = tallies_of(reached, tables)
@@ -109,7 +116,7 @@ def effects_on(reached: Reached) -> Iterator[list[Change]]:
         for row, was in slots:
             now = row.read()
             of_python = not isinstance(row.holder, Asked)
-            if _is_effect(was, now) or (of_python and _is_first(was, now)):
+            if _is_effect(was, now) or (of_python and (_is_first(was, now) or _is_replaced(was, now, known))):
                 effects.append(Effect(row.holder, row.key, now, _is_made(now, known)))
                 _bind(row.holder, row.key, was)
             elif now is ABSENT and was is not ABSENT and row.key is not None and of_python:
@@ -117,6 +124,7 @@ def effects_on(reached: Reached) -> Iterator[list[Change]]:
                 _bind(row.holder, row.key, was)
             elif now is not was and holds_traced(now):
                 found.append(row.path)
+                left.append(now)
                 _bind(row.holder, row.key, was)
         for held, was in rows:
             if held.attributes or isinstance(held.value, dict):
@@ -125,12 +133,17 @@ def effects_on(reached: Reached) -> Iterator[list[Change]]:
                 effects += _take_back(held.value, was, id(held.value) in tallies, others, first, known)
             elif isinstance(held.value, (list, deque, set)):
                 effects += _items_back(held.value, was)
-                effects += _shorten(held.value, was, id(held.value) in emptied)
-            if any(holds_traced(v) for v in held.added(was)):
+                effects += _shorten(held.value, was, id(held.value) in emptied, known)
+            traced = [v for v in held.added(was) if holds_traced(v)]
+            if traced:
                 held.restore(was)
+                left += traced
                 if held.path is not None:
                     found.append(held.path)
+    _refuse_one_at_two_places(effects)
     if found:
+        for n in filter(lambda v: isinstance(v, _SYMBOLS), _inside(left)):
+            needs_number(n, f"a number to keep in {found[0]}")
         raise UnsupportedError(
             "a traced tensor escapes from the region through Python state",
             path=found[0],
@@ -138,6 +151,37 @@ def effects_on(reached: Reached) -> Iterator[list[Change]]:
             got=f"a traced tensor, or a size of one, in {found[0]}, which the function reads or writes",
             fix="return it and store it outside of the region, or keep a tensor in a buffer of a module",
         )
+
+
+def _refuse_one_at_two_places(effects: Sequence[Change]) -> None:
+    """Each call would put another container at each of the places."""
+    new = [e.value for e in effects if isinstance(e, (Effect, Append)) and e.anew]
+    kept = [v for value in new for v in _containers(value)]
+    if len({id(v) for v in kept}) < len(kept):
+        raise UnsupportedError(
+            "the region keeps one container that it made at two places",
+            expected="a container of its own at each place of Python state",
+            got=", ".join(map(repr, new))[:200],
+            fix="put a copy at one of them, or make the container outside of the region",
+        )
+
+
+def _containers(value: Any) -> Iterator[Any]:
+    """A container, and those in it; it holds nothing but numbers and strings besides."""
+    if type(value) in (*_MUTABLE, tuple):
+        if type(value) is not tuple:
+            yield value
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _containers(item)
+
+
+def _inside(value: Any, depth: int = 4) -> Iterator[Any]:
+    """What lies in a list, and in containers there."""
+    if type(value) not in (*_MUTABLE, tuple) or not depth:
+        yield value
+        return
+    for item in list(value.values() if isinstance(value, dict) else value):
+        yield from _inside(item, depth - 1)
 
 
 def writable(reached: Reached) -> Iterator[Slot]:
@@ -186,6 +230,11 @@ def _is_made(value: Any, known: Collection[int]) -> bool:
     return type(value) in _MUTABLE and id(value) not in known
 
 
+def _is_replaced(was: Any, now: Any, known: Collection[int]) -> bool:
+    """Was a container replaced by one that the function made, of numbers and strings?"""
+    return now is not was and _is_made(now, known) and type(was) in (*_MUTABLE, tuple) and _is_plain(now)
+
+
 def _is_plain(value: Any) -> bool:
     """Does a container hold nothing but numbers, strings, and such containers?"""
     if type(value) not in (*_MUTABLE, tuple):
@@ -217,6 +266,7 @@ def _take_back(
     for key in list(table):
         before, now = was.get(key, ABSENT), table[key]
         first = _is_first(before, now) and (known is not None or (_is_made(now, old) and _is_plain(now)))
+        first = first or _is_replaced(before, now, old)
         if key is None or key in skip or not (first or _is_effect(before, now)):
             continue
         if counted and before is ABSENT and isinstance(now, (int, float, *_SYMBOLS)):  # of a defaultdict
@@ -249,20 +299,22 @@ def _items_back(container: Any, was: Any) -> Iterator[Change]:
             container.append(item)
 
 
-def _shorten(container: Any, was: Any, emptied: bool) -> Iterator[Change]:
-    """What was appended to a list or a deque, or added to a set, if it is nothing but numbers and strings.
+def _shorten(container: Any, was: Any, emptied: bool, known: Collection[int]) -> Iterator[Change]:
+    """What was appended to a list or a deque, or added to a set, if it is nothing but numbers, strings, and containers of
+    such that the function made.
 
     ``emptied``: it was empty when the function began.
     """
     now, old = list(container), list(was)
     new = now if emptied else _added(now, old, container)
-    simple = all(isinstance(v, _SYMBOLS) or is_simple(v) for v in new)
+    made = [_is_made(v, known) and _is_plain(v) for v in new]
+    simple = all(anew or isinstance(v, _SYMBOLS) or is_simple(v) for v, anew in zip(new, made, strict=True))
     if emptied or (new and simple):
         container.clear()
         extend = container.update if isinstance(container, set) else container.extend
         extend(old if simple else [*old, *new])
     if simple:
-        yield from (Append(container, value) for value in new)
+        yield from (Append(container, value, anew) for value, anew in zip(new, made, strict=True))
 
 
 def _added(now: list[Any], old: list[Any], container: Any) -> list[Any]:

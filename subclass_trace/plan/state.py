@@ -141,14 +141,16 @@ class CountPlan:
 
 @dataclass(frozen=True, eq=False)
 class AppendPlan:
-    """What the region adds to a list, a deque or a set: ``owner.append(results[result])``."""
+    """What the region adds to a list, a deque or a set: ``owner.append(results[result])``. ``anew``: see `AssignmentPlan`."""
 
     owner: Any
     result: int
+    anew: bool = False
 
     def deliver(self, inputs: Sequence[torch.Tensor], results: Sequence[Any]) -> None:
         """Add the value of a call."""
-        (self.owner.add if isinstance(self.owner, set) else self.owner.append)(results[self.result])
+        value = _anew(results[self.result]) if self.anew else results[self.result]
+        (self.owner.add if isinstance(self.owner, set) else self.owner.append)(value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,10 +220,13 @@ class ContainerItem:
 @dataclass(frozen=True, eq=False)
 class ReturnedContainer:
     """Stands in the result for a list or dict that the region did not make: the one at ``keys`` of ``(args, kwargs)``, or
-    of what ``read()`` finds. Either is looked up before the region does anything: it may put another one there."""
+    of what ``read()`` finds. Either is looked up before the region does anything: it may put another one there.
+
+    With ``after`` it is one that the region has put there, and is looked up when that is done."""
 
     keys: tuple[Hashable, ...] = ()
     read: Callable[[], Any] | None = None
+    after: bool = False
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def taken(
     """
     if not containers_differ and any(isinstance(row, ContainerChange) for row in rows):
         raise shared_containers()
-    returned = [row for row in rows if isinstance(row, ReturnedContainer)]
+    returned = [row for row in rows if isinstance(row, ReturnedContainer) and not row.after]
     return {row: _at((args, kwargs) if row.read is None else row.read(), row.keys) for row in returned}
 
 
@@ -70,16 +70,25 @@ def delivered(
     ``held``: what was `taken` before it ran.
     """
     result, new = results
+    changes = [row for row in rows if isinstance(row, ContainerChange)]
+    change_containers(changes, args, kwargs, new)
+    if len(changes) == len(rows):
+        return result
+    known = dict(held)
+    for row in rows:
+        if isinstance(row, ReturnedContainer) and row.after and row.read is not None:
+            known[row] = _at(row.read(), row.keys)
+    return map_containers(result, lambda v: known[v] if type(v) is ReturnedContainer else v)
+
+
+def change_containers(rows: Sequence[ContainerChange], args: Any, kwargs: Any, new: Sequence[Any]) -> None:
+    """Make these changes in the containers of a call; ``new``: its new values."""
     found = []
     for row in rows:
-        if isinstance(row, ContainerChange):
-            container = _at((args, kwargs), row.keys)
-            found.append((row, container, dict(container) if isinstance(container, dict) else list(container)))
+        container = _at((args, kwargs), row.keys)
+        found.append((row, container, dict(container) if isinstance(container, dict) else list(container)))
     for change, container, old in found:
         change.deliver(container, old, new)
-    if len(found) == len(rows):
-        return result
-    return map_containers(result, lambda v: held[v] if type(v) is ReturnedContainer else v)
 
 
 def _at(values: Any, keys: Sequence[Hashable]) -> Any:

@@ -141,6 +141,46 @@ def test_nothing_is_changed_when_the_function_raises() -> None:
     assert len(xs) == 1
 
 
+def test_numbers_and_arguments_that_were_put_there_before_an_exception_stay() -> None:
+    def f(x: Tensor, xs: list[Any], rows: dict[str, Any], k: int) -> Tensor:
+        xs.append(k)
+        rows["x"] = x
+        rows["k"] = k * 2
+        if k > 2:
+            raise KeyError(k)
+        return x * k
+
+    region = st.compile(f)
+    for k in (1, 2, 3, 1, 4, 2):
+        x, xs, rows = torch.ones(2), list[Any](), dict[str, Any](k=0)
+        if k > 2:
+            with pytest.raises(KeyError):
+                region(x, xs, rows, k)
+        else:
+            assert torch.equal(region(x, xs, rows, k), x * k)
+        assert xs == [k] and list(rows) == ["k", "x"] and rows["k"] == 2 * k and rows["x"] is x and type(xs[0]) is int
+
+
+STEPS: Any = [0.5]
+
+
+def _replaces_a_list(x: Tensor, k: float) -> Any:
+    global STEPS
+    old, STEPS = STEPS, [k]
+    return x * k, old, STEPS
+
+
+def test_a_list_that_is_replaced_is_returned_itself() -> None:
+    """The new one is another in each call, and the one that is returned."""
+    global STEPS
+    STEPS = [0.5]
+    region = st.compile(_replaces_a_list)
+    for k in (1.0, 1.0, 2.0, 3.0, 3.0, 3.0):
+        before, known = STEPS, list(STEPS)
+        _, old, new = region(torch.ones(2), k)
+        assert old is before and old == known and new is STEPS and new == [k]
+
+
 def test_one_container_as_two_arguments() -> None:
     def f(a: list[Tensor], b: list[Tensor]) -> None:
         a.append(b[0] * 2)

@@ -221,10 +221,31 @@ def test_sizes_in_a_list() -> None:
     for k in (3, 4):
         region(torch.ones(k, 2))
     assert log == [3, 4] and type(log[0]) is int and len(region.specializations) == 1
-    rows = list[Any]()
-    with pytest.raises(st.UnsupportedError, match="size"):
-        st.compile(lambda x: (rows.append((x.shape[0], 1)), x)[1], dynamic=True)(torch.ones(3, 2))
-    assert rows == []
+    rows, lists = list[Any](), list[Any]()
+
+    def g(x: Tensor) -> Tensor:
+        rows.append((x.shape[0], 1))
+        lists.append([x.shape[0]])
+        return x + 1
+
+    region = st.compile(g, dynamic=True)
+    for k in (3, 3, 4, 4):
+        region(torch.ones(k, 2))
+    assert rows == [(3, 1), (3, 1), (4, 1), (4, 1)] and lists == [[3], [3], [4], [4]]
+    assert len({id(v) for v in lists}) == 4
+
+
+def test_one_container_at_two_places() -> None:
+    state: dict[str, Any] = {"all": [[0]], "last": [0]}
+
+    def f(x: Tensor) -> Tensor:
+        state["last"] = new = [1]
+        state["all"].append(new)
+        return x + 1
+
+    with pytest.raises(st.UnsupportedError, match="one container that it made at two places"):
+        st.compile(f)(torch.ones(2))
+    assert state == {"all": [[0]], "last": [0]}
 
 
 def test_a_container_that_comes_to_be_in_a_dict() -> None:

@@ -23,6 +23,17 @@ PROXY_MODE_KEY = torch._C._TorchDispatchModeKey.PROXY
 
 
 @contextlib.contextmanager
+def dispatched_as_called() -> Iterator[None]:
+    """Inside of ``__torch_dispatch__``: operations go through what the one that is dispatched could have gone through.
+
+    An operation that is taken apart there makes views, and moves version counters, as in eager mode; without this it
+    does so below the part of torch that keeps these books.
+    """
+    with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
+        yield
+
+
+@contextlib.contextmanager
 def compiling_flag() -> Iterator[None]:
     """``torch.compiler.is_compiling()`` is true inside, so that libraries take their traceable paths."""
     before = torch.compiler._is_compiling_flag

@@ -457,7 +457,8 @@ class _EntryEmitter:
 
     def _is_simple(self, o: Any) -> bool:
         special = isinstance(o, SameOutput) or getattr(o, "starts_grad", False) or getattr(o, "dangling", False)
-        return not special and not getattr(o, "early", False) and not getattr(o, "attributes", ())
+        special = special or getattr(o, "early", False) or getattr(o, "layouts", None) is not None
+        return not special and not getattr(o, "attributes", ())
 
     def _primal(self, primal: Any, leaves: Sequence[str], symbols: dict[Any, str]) -> str:
         if isinstance(primal, LeafPrimal):

@@ -223,7 +223,8 @@ def _freeze_mutation(m: MutationPlan) -> MutationPlan:
 
 def _freeze_output(o: OutputPlan, has_read_numbers: bool) -> OutputPlan:
     if isinstance(o, ViewOutput):
-        return replace(o, spec=freeze(o.spec), replay=_freeze_replay(o.replay, has_read_numbers))
+        layouts = None if o.layouts is None else (freeze(o.layouts[0]), freeze(o.layouts[1]))
+        return replace(o, spec=freeze(o.spec), replay=_freeze_replay(o.replay, has_read_numbers), layouts=layouts)
     if isinstance(o, RaggedOutput):
         return RaggedOutput(to_expr(o.size))
     return replace(o, spec=freeze(o.spec)) if isinstance(o, ValueOutput) else o

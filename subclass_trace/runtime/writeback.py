@@ -6,7 +6,7 @@ Nothing here issues an operation on a wrapper: data goes leaf by leaf, shapes ar
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -95,13 +95,49 @@ def set_version(x: Tensor, version: int) -> None:
 
 def _write_metadata(x: Tensor, inp: InputPlan, plan: MutationPlan, old: Sequence[Tensor], env: Env) -> None:
     assert plan.metadata is not None
-    before, after = concrete(inp.spec, env), concrete(plan.metadata, env)
-    for k, (leaf, a, b) in enumerate(zip(old, spec_leaves(before), spec_leaves(after), strict=True)):
-        if k not in plan.replaced and _layout(a) != _layout(b):
+    _lay_out(x, old, concrete(inp.spec, env), concrete(plan.metadata, env), plan.replaced)
+
+
+def _lay_out(x: Tensor, leaves: Sequence[Tensor], before: Spec, after: Spec, skip: Collection[int] = ()) -> None:
+    for k, (leaf, a, b) in enumerate(zip(leaves, spec_leaves(before), spec_leaves(after), strict=True)):
+        if k not in skip and _layout(a) != _layout(b):
             with torch.no_grad():
                 _make_room(leaf, leaf.storage_offset() + b.storage_offset - a.storage_offset, b)
                 leaf.as_strided_(b.size, b.stride, leaf.storage_offset() + b.storage_offset - a.storage_offset)
     _write_outer(x, after)
+
+
+@contextlib.contextmanager
+def laid_out(x: Tensor, layouts: tuple[Spec, Spec], env: Env) -> Iterator[None]:
+    """Inside, ``x`` is laid out as the first says, instead of as the second says.
+
+    Version counters show none of it, but that a view which is made inside is older than the change of the layout: then
+    autograd does with its history what it does in eager.
+    """
+    then, now = (concrete(spec, env) for spec in layouts)
+    leaves, counts = leaves_of(x), not x.is_inference()
+    with _same_versions((x, *leaves)):
+        _lay_out(x, leaves, now, then)
+    if counts:
+        _torch.set_version(x, x._version - 1)
+    try:
+        yield
+    finally:
+        if counts:
+            _torch.set_version(x, x._version + 1)
+        with _same_versions((x, *leaves)):
+            _lay_out(x, leaves, then, now)
+
+
+@contextlib.contextmanager
+def _same_versions(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """What is done inside does not move the version counters of these."""
+    known = [(t, t._version) for t in tensors if not t.is_inference()]
+    try:
+        yield
+    finally:
+        for t, version in known:
+            _torch.set_version(t, version)
 
 
 def _make_room(leaf: Tensor, offset: int, after: LeafSpec) -> None:

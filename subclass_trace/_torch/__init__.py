@@ -91,11 +91,11 @@ from .modes import DispatchLog as DispatchLog
 from .modes import DispatchMode as DispatchMode
 from .modes import any_autocast as any_autocast
 from .modes import autocast_state as autocast_state
+from .modes import books_kept as books_kept
 from .modes import compiling_flag as compiling_flag
 from .modes import default_device as default_device
 from .modes import default_devices as default_devices
 from .modes import disable_autocast as disable_autocast
-from .modes import dispatched_as_called as dispatched_as_called
 from .modes import dispatch_modes_active as dispatch_modes_active
 from .modes import dispatch_stack_length as dispatch_stack_length
 from .modes import exclude_functionalize as exclude_functionalize

@@ -22,15 +22,15 @@ def no_modes() -> Iterator[None]:
 PROXY_MODE_KEY = torch._C._TorchDispatchModeKey.PROXY
 
 
-@contextlib.contextmanager
-def dispatched_as_called() -> Iterator[None]:
-    """Inside of ``__torch_dispatch__``: operations go through what the one that is dispatched could have gone through.
+def books_kept(op: Any) -> Any:
+    """Around taking ``op`` apart inside of ``__torch_dispatch__``: views and version counters come out as in eager mode.
 
-    An operation that is taken apart there makes views, and moves version counters, as in eager mode; without this it
-    does so below the part of torch that keeps these books.
+    The part of torch that keeps these books is over when a mode sees an operation. Where it has passed this one by, it
+    sees the parts instead.
     """
-    with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
-        yield
+    if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "ADInplaceOrView"):
+        return contextlib.nullcontext()
+    return torch._C._RestorePythonTLSSnapshot()  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager

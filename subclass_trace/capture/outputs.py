@@ -35,7 +35,7 @@ from ..subclass.protocol import Kind, is_traceable, kind_of, refuse
 from ..subclass.spec import Spec, WrapperSpec, is_ragged, spec_leaves
 from ..subclass.visit import rebuild
 from .aliasing import family
-from .counters import detached_from
+from .counters import detached_from, same_place
 from .facts import SIMPLE, holds_traced
 from .inputs import TracedInputs
 from .mutation import Before, same_contexts
@@ -168,15 +168,29 @@ class OutputClassifier:
     def _detach(self, root: Tensor) -> bool:
         """Make a row of the plan for it; False where that cannot be."""
         if id(root) not in self._rows:
-            source = self._detached[id(root)]
-            base = family(source)
-            number = self._input_of.get(id(base))
+            for source in self._detached[id(root)]:
+                base = family(source)
+                number = self._input_of.get(id(base))
+                if number in self._reshaped:
+                    continue
+                found, replay = self._until_detached(root, source, base, number)
+                if found:
+                    place = self._emit_once(base) if number is None else number
+                    self._rows[id(root)] = Detached(place, number is not None, replay)
+                    break
+        return id(root) in self._rows
+
+    def _until_detached(
+        self, root: Tensor, source: Tensor, base: Tensor, number: int | None
+    ) -> tuple[bool, Replay | None]:
+        """Whether it is known how ``root`` is made of ``base`` (but for a last ``detach()``), and the way."""
+        if same_place(source, root):
             replay = None if source is base else self._plain_replay(source, base, number)
-            if number in self._reshaped or (source is not base and replay is None):
-                return False
-            place = self._emit_once(base) if number is None else number
-            self._rows[id(root)] = Detached(place, number is not None, replay)
-        return True
+            return source is base or replay is not None, replay
+        steps = self.recorder.views.steps(root, base)
+        if steps is None or steps.version_bumps or not self._gives(steps, _fresh(base, self.recorder), flatten(root)[1]):
+            return False, None
+        return True, steps
 
     def _plain_replay(self, view: Tensor, base: Tensor, number: int | None) -> Replay | None:
         """The replay of a view if it neither depends on when it is made nor moves a version."""

@@ -376,7 +376,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             if out is not NotImplemented:
                 return out
         if self.results.is_composite(func, args, kwargs):
-            with self, _torch.dispatched_as_called():
+            with self, _torch.books_kept(func):
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out

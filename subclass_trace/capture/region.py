@@ -74,7 +74,8 @@ class Captured:
         size_primals: graph-input number -> SymInt, for inputs that are sizes.
         groups: overlapping leaves of which one is written.
         values: specs of the live tensors that the forward graph returns.
-        mutations, outputs, aliases, fresh_leaves, inference, dangling, detached, versions, independent, unbacked: see `plan`.
+        mutations, outputs, aliases, fresh_leaves, inference, dangling, detached, versions, leaf_versions, independent, unbacked:
+            see `plan`.
         views: numbers of the values that are views when the region runs eagerly.
         differentiable: numbers of the values that get tangents.
         differentiated: numbers of the inputs (closed-over ones counted after the arguments) that get gradients.
@@ -105,6 +106,7 @@ class Captured:
     dangling: tuple[int, ...]
     detached: tuple[Detached, ...]
     versions: tuple[tuple[int, int], ...]
+    leaf_versions: tuple[tuple[int, int], ...]
     independent: tuple[tuple[int, ...], ...]
     views: frozenset[int]
     result: Any
@@ -245,6 +247,7 @@ class _Capture:
             rows = self._edges(inputs, mutations)
             leaves = self._fresh_leaves(contents, results)
             aliases, moved = self._versions(outputs, detached, aliases, sharing)
+            written_leaves = list(self._leaf_versions(flat, aliases, contents - _results(outputs), sharing))
         return self._finish(
             mine,
             closed.rows,
@@ -260,6 +263,7 @@ class _Capture:
             leaves,
             detached,
             moved,
+            written_leaves,
             run,
             after if after != grad_mode else None,
         )
@@ -345,6 +349,23 @@ class _Capture:
         rest = [replace(row, version=row.version - replayed[row.value]) for row in aliases]
         return rest, [(k, version) for k, version in found if version or self._is_filled(self.values[k])]
 
+    def _leaf_versions(
+        self,
+        flat: Sequence[tuple[list[Tensor], Spec]],
+        aliases: Sequence[ValueAlias],
+        skip: Collection[int],
+        sharing: Sharing,
+    ) -> Iterator[tuple[int, int]]:
+        """(place among the forward outputs, version) of leaves of wrappers that were written by themselves."""
+        shared = {(row.value, k) for row in aliases for k, a in enumerate(row.leaves) if a is not None}
+        place = 0
+        for number, (leaves, spec) in enumerate(flat):
+            for k, t in enumerate(leaves):
+                own = isinstance(spec, WrapperSpec) and number not in skip and (number, k) not in shared
+                if own and not t.is_inference() and (t._version or self._is_filled(t)) and not sharing.touches_input(t):
+                    yield place, t._version
+                place += 1
+
     def _is_filled(self, t: Tensor) -> bool:
         """Does a factory make it that fills it in place, which torch's Python function hides and its operation counts?"""
         node = self.recorder.node_of(t) if _torch.is_fake(t) else None
@@ -377,6 +398,7 @@ class _Capture:
         fresh_leaves: Sequence[int],
         detached: Sequence[Detached],
         moved: Sequence[tuple[int, int]],
+        written_leaves: Sequence[tuple[int, int]],
         run: Run,
         grad_mode_after: bool | None,
     ) -> Captured:
@@ -434,6 +456,7 @@ class _Capture:
             dangling=() if tape else tuple(differentiable),
             detached=tuple(detached),
             versions=tuple(moved),
+            leaf_versions=tuple(written_leaves),
             independent=groups,
             result=run.tree,
             assignments=run.assignments,

@@ -84,7 +84,7 @@ class ViewLog:
         return tuple(reversed(self._layouts.get(id(t), (t, []))[1]))
 
     def _note_view(self, func: Any, args: Any, kwargs: Mapping[str, Any], out: Tensor, item: int | None) -> None:
-        if id(out) in self._made or not Tensor._is_view(out):
+        if id(out) in self._made or not (Tensor._is_view(out) or getattr(func, "__name__", "") in _SHARING):
             return
         rest = tuple(args[1:])
         if getattr(func, "__name__", "") in _LIKE and isinstance(args[1], Tensor):
@@ -174,6 +174,8 @@ _CHANGES: tuple[str, ...] = (
 _CHANGES += ("as_strided_", "resize_", "set_", "resize_as_", "__set__")
 #: operations that change the shape of a tensor in place
 RESHAPES = ("t_", "transpose_", "unsqueeze_", "squeeze_", "swapaxes_", "swapdims_", "as_strided_")
+#: calls whose result may share memory and version counter with its source without being a view: of another dtype, here
+_SHARING = ("detach", "view")
 #: calls that take a shape from a tensor, as calls that take the shape
 _LIKE = {"view_as": Tensor.view, "expand_as": Tensor.expand, "reshape_as": Tensor.reshape}
 

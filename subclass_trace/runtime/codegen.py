@@ -491,11 +491,13 @@ class _EntryEmitter:
         for k in plan.detach_values:
             s.line(f"d{k} = o[{k}].detach()")
             flat[k] = f"d{k}"
+        if plan.versions or plan.leaf_versions:
+            s.bind("set_version", _torch.set_version)
+        for k, version in plan.leaf_versions:
+            s.line(f"set_version({flat[k]}, {version})")
         parts = iter(flat[: plan.forward_leaves])
         wrapper = Wrapper(s, self.examples, symbols)
         values = [wrapper.wrap(spec, parts) for spec in plan.values]
-        if plan.versions:
-            s.bind("set_version", _torch.set_version)
         for k, version in plan.versions:
             s.line(f"set_version({values[k]}, {version})")
         if guarded:

@@ -200,8 +200,10 @@ class FunctionEmitter:
             s.line(f"d{k} = o[{k}].detach()")
             flat[k] = f"d{k}"
         starts = [0, *accumulate(map(leaf_count, plan.values))]
-        if plan.versions:
+        if plan.versions or plan.leaf_versions:
             s.bind("set_version", _torch.set_version)
+        for k, version in plan.leaf_versions:
+            s.line(f"set_version({flat[k]}, {version})")
         for k, version in plan.versions:
             if isinstance(plan.values[k], LeafSpec):  # before its version is noted for the backward
                 s.line(f"set_version({flat[starts[k]]}, {version})")

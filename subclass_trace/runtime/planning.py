@@ -80,6 +80,7 @@ def make_plan(
         dangling=captured.dangling,
         detached=tuple(_freeze_detached(row, captured.session.recorder.has_read_numbers) for row in captured.detached),
         versions=captured.versions,
+        leaf_versions=captured.leaf_versions,
         independent=captured.independent,
         watched_inputs=_watched(captured, inputs, saved),
         unread=captured.session.reads.left_out(),

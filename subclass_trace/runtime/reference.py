@@ -104,6 +104,8 @@ class Program:
         count = plan.forward_leaves
         if plan.unbacked:
             call.env = {**call.env, **{symbol: flat[count + k] for symbol, k in plan.unbacked}}
+        for k, version in plan.leaf_versions:
+            _torch.set_version(flat[k], version)
         parts, sizes = iter(flat[:count]), evaluator(call.env)
         values = [rebuild(spec, parts, sizes) for spec in plan.values]
         for k, version in plan.versions:

@@ -49,7 +49,8 @@ def deliver(plan: MutationPlan, inp: InputPlan, x: Tensor, new: Tensor | None, o
     if plan.differentiable and _torch.creation_forbids_inplace(x):
         raise multi_view_error(inp.path)
     if plan.metadata is not None:
-        _write_metadata(x, inp, plan, old, env)
+        with _same_versions(() if plan.leaf_bumps is None else old):
+            _write_metadata(x, inp, plan, old, env)
     fresh = [] if new is None else leaves_of(new)
     if plan.differentiable and not plan.replaced and new is not None:
         _torch.apply_function(WriteBack, x, new, plan)
@@ -73,9 +74,16 @@ def _copy_leaves(plan: MutationPlan, x: Tensor, old: Sequence[Tensor], fresh: Se
     for k in plan.leaves:
         if k in plan.in_program and (torch.is_inference_mode_enabled() or not old[k].is_inference()):
             continue  # see `delivered.for_inference_too`
-        below = k in plan.below and old[k].is_inference() and not x.is_inference()
+        inference = old[k].is_inference()
+        version = None if plan.leaf_bumps is None or inference else old[k]._version
+        below = k in plan.below and inference and not x.is_inference()
         with torch.inference_mode() if below else contextlib.nullcontext():
             old[k].copy_(fresh[k])
+        if version is not None:
+            _torch.set_version(old[k], version)
+    for k, bumps in (plan.leaf_bumps or {}).items():
+        if bumps and not old[k].is_inference():
+            _torch.set_version(old[k], old[k]._version + bumps)
 
 
 def write_memory(leaf: Tensor, now: Tensor) -> None:

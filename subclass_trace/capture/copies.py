@@ -87,7 +87,7 @@ def shallow_copy(t: Tensor) -> Tensor:
         return torch.nn.Parameter(t.data, t.requires_grad)
     if torch.is_inference_mode_enabled() and _sets_memory(t):
         with torch.no_grad():
-            made = torch.empty(0, dtype=t.dtype, device=t.device).set_(t)  # type: ignore[call-overload]
+            made: Tensor = torch.empty(0, dtype=t.dtype, device=t.device).set_(t)  # type: ignore[call-overload]
     else:
         made = t.data
     if _sets_memory(t) and not made.is_inference():

@@ -188,7 +188,11 @@ class OutputClassifier:
             replay = None if source is base else self._plain_replay(source, base, number)
             return source is base or replay is not None, replay
         steps = self.recorder.views.steps(root, base)
-        if steps is None or steps.version_bumps or not self._gives(steps, _fresh(base, self.recorder), flatten(root)[1]):
+        if (
+            steps is None
+            or steps.version_bumps
+            or not self._gives(steps, _fresh(base, self.recorder), flatten(root)[1])
+        ):
             return False, None
         return True, steps
 

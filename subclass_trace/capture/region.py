@@ -6,7 +6,6 @@ autograd graph as a `Tape`, from which the joint graph is traced. See docs/archi
 
 from __future__ import annotations
 
-import collections
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -55,6 +54,7 @@ from .session import Session
 from .sharing import Sharing
 from .tape import Tape, connected, independent, leaves_behind, saved_by_autograd, saves_out_of_sight
 from .typed_errors import typed_errors
+from .versions import leaf_versions_of, versions_of
 
 Tensor = torch.Tensor
 
@@ -74,8 +74,8 @@ class Captured:
         size_primals: graph-input number -> SymInt, for inputs that are sizes.
         groups: overlapping leaves of which one is written.
         values: specs of the live tensors that the forward graph returns.
-        mutations, outputs, aliases, fresh_leaves, inference, dangling, detached, versions, leaf_versions, independent, unbacked:
-            see `plan`.
+        mutations, outputs, aliases, fresh_leaves, inference, dangling, detached, versions, leaf_versions, independent,
+            unbacked: see `plan`.
         views: numbers of the values that are views when the region runs eagerly.
         differentiable: numbers of the values that get tangents.
         differentiated: numbers of the inputs (closed-over ones counted after the arguments) that get gradients.
@@ -246,8 +246,8 @@ class _Capture:
             boundary = next(iter(reversed(recorder.graph.nodes)), None)
             rows = self._edges(inputs, mutations)
             leaves = self._fresh_leaves(contents, results)
-            aliases, moved = self._versions(outputs, detached, aliases, sharing)
-            written_leaves = list(self._leaf_versions(flat, aliases, contents - _results(outputs), sharing))
+            aliases, moved = versions_of(self.values, outputs, detached, aliases, sharing, recorder)
+            written_leaves = list(leaf_versions_of(flat, aliases, contents - _results(outputs), sharing, recorder))
         return self._finish(
             mine,
             closed.rows,
@@ -325,51 +325,6 @@ class _Capture:
             if id(getattr(node, "variable", None)) in leaves:
                 raise leaf_inside(node.variable)
         return numbers
-
-    def _versions(
-        self,
-        outputs: Sequence[OutputPlan],
-        detached: Sequence[Detached],
-        aliases: Sequence[ValueAlias],
-        sharing: Sharing,
-    ) -> tuple[list[ValueAlias], list[tuple[int, int]]]:
-        """(value, version) for results, and bases of results, that the region made and then wrote to in place.
-
-        What replaying views will count is left to that; of ``aliases`` as well, which have versions of their own.
-        """
-        replayed: collections.Counter[int] = collections.Counter()
-        for o in outputs:
-            if isinstance(o, ViewOutput) and not o.of_input:
-                replayed[o.base] += o.version_bumps
-        theirs = {row.value for row in aliases}
-        replayed.update({row.base: 0 for row in detached if not row.of_input})
-        numbers = sorted(k for k in (_results(outputs) | replayed.keys()) - theirs if k < len(self.values))
-        rows = [(k, self.values[k]) for k in numbers if not self.values[k].is_inference()]
-        found = [(k, t._version - replayed[k]) for k, t in rows if not sharing.touches_input(t)]
-        rest = [replace(row, version=row.version - replayed[row.value]) for row in aliases]
-        return rest, [(k, version) for k, version in found if version or self._is_filled(self.values[k])]
-
-    def _leaf_versions(
-        self,
-        flat: Sequence[tuple[list[Tensor], Spec]],
-        aliases: Sequence[ValueAlias],
-        skip: Collection[int],
-        sharing: Sharing,
-    ) -> Iterator[tuple[int, int]]:
-        """(place among the forward outputs, version) of leaves of wrappers that were written by themselves."""
-        shared = {(row.value, k) for row in aliases for k, a in enumerate(row.leaves) if a is not None}
-        place = 0
-        for number, (leaves, spec) in enumerate(flat):
-            for k, t in enumerate(leaves):
-                own = isinstance(spec, WrapperSpec) and number not in skip and (number, k) not in shared
-                if own and not t.is_inference() and (t._version or self._is_filled(t)) and not sharing.touches_input(t):
-                    yield place, t._version
-                place += 1
-
-    def _is_filled(self, t: Tensor) -> bool:
-        """Does a factory make it that fills it in place, which torch's Python function hides and its operation counts?"""
-        node = self.recorder.node_of(t) if _torch.is_fake(t) else None
-        return isinstance(node, fx.Node) and getattr(node.target, "overloadpacket", None) in _FILLED
 
     def _edges(self, inputs: TracedInputs, mutations: Sequence[MutationPlan]) -> list[tuple[int, Any]]:
         """(input number, gradient edge) for each input that requires grad."""
@@ -491,10 +446,6 @@ class _Capture:
         sizes = {count + k: s for k, s in enumerate(inputs.sizes)}
         closed = [c.primal for c in self.recorder.closed_over if c.primal is not None]
         return [*range(count), *closed], sizes
-
-
-#: factories whose operations count how they fill their result
-_FILLED = tuple(getattr(torch.ops.aten, name) for name in ("arange", "randint", "randperm", "range"))
 
 
 def is_own_leaf(t: Tensor) -> bool:

@@ -43,6 +43,7 @@ from .emit import (
     held_checks,
     name_code,
     other_hooks_code,
+    set_versions,
     size_code,
     symbol_lines,
     tensor_checks,
@@ -491,15 +492,11 @@ class _EntryEmitter:
         for k in plan.detach_values:
             s.line(f"d{k} = o[{k}].detach()")
             flat[k] = f"d{k}"
-        if plan.versions or plan.leaf_versions:
-            s.bind("set_version", _torch.set_version)
-        for k, version in plan.leaf_versions:
-            s.line(f"set_version({flat[k]}, {version})")
+        set_versions(s, plan.leaf_versions, flat)
         parts = iter(flat[: plan.forward_leaves])
         wrapper = Wrapper(s, self.examples, symbols)
         values = [wrapper.wrap(spec, parts) for spec in plan.values]
-        for k, version in plan.versions:
-            s.line(f"set_version({values[k]}, {version})")
+        set_versions(s, plan.versions, values)
         if guarded:
             s.line("pass")
             s.depth -= 1

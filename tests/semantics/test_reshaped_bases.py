@@ -230,7 +230,9 @@ def _relations(call: Callable[[Tensor], tuple[Tensor, ...]], kind: type, grad: b
         seen.append((tuple(t.shape), t.stride(), t._is_view(), bases, t._version, [u.tolist() for u in rows]))
     if grad:
         try:
-            total = sum((t * (k + 1) * torch.arange(float(t.numel())).view(t.shape)).sum() for k, t in enumerate(results))
+            total = sum(
+                (t * (k + 1) * torch.arange(float(t.numel())).view(t.shape)).sum() for k, t in enumerate(results)
+            )
             total.backward(torch.ones_like(total))
             seen.append(str(root.grad))
         except RuntimeError as error:  # a wrapper's views have no history that fits, in eager neither

@@ -94,6 +94,7 @@ from .modes import DispatchLog as DispatchLog
 from .modes import DispatchMode as DispatchMode
 from .modes import any_autocast as any_autocast
 from .modes import autocast_state as autocast_state
+from .modes import books_kept as books_kept
 from .modes import compiling_flag as compiling_flag
 from .modes import default_device as default_device
 from .modes import default_devices as default_devices

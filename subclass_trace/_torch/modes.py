@@ -23,6 +23,17 @@ def no_modes() -> Iterator[None]:
 PROXY_MODE_KEY = torch._C._TorchDispatchModeKey.PROXY
 
 
+def books_kept(op: Any) -> Any:
+    """Around taking ``op`` apart inside of ``__torch_dispatch__``: views and version counters come out as in eager mode.
+
+    The part of torch that keeps these books is over when a mode sees an operation. Where it has passed this one by, it
+    sees the parts instead.
+    """
+    if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "ADInplaceOrView"):
+        return contextlib.nullcontext()
+    return torch._C._RestorePythonTLSSnapshot()  # type: ignore[attr-defined]
+
+
 @contextlib.contextmanager
 def compiling_flag() -> Iterator[None]:
     """``torch.compiler.is_compiling()`` is true inside, so that libraries take their traceable paths."""

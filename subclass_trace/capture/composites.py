@@ -1,4 +1,4 @@
-"""Composite operations of torch that read values in Python or C++, as operations that a graph can hold.
+"""Composite operations of torch that read values, as operations that a graph can hold; and with what eager shows of them.
 
 A function of the table is called in the place of the one with its name, with the recorder, that function and the arguments.
 """
@@ -25,7 +25,30 @@ Tensor = torch.Tensor
 
 def _one_hot(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """With eager's checks of the values: torch leaves them out for tensors without data."""
-    return _checked_one_hot(*args, **kwargs) if _torch.is_fake((*args, *kwargs.values())[0]) else func(*args, **kwargs)
+    if not _torch.is_fake((*args, *kwargs.values())[0]):
+        return func(*args, **kwargs)
+    out = _checked_one_hot(*args, **kwargs)
+    return out if out.numel() == 0 else _written(out, 2)  # eager fills zeros, and writes the ones into them
+
+
+def _written(t: Tensor, times: int) -> Tensor:
+    """A result that eager writes to in place so often before it hands it out. C++ takes other ways for traced tensors."""
+    if _torch.is_fake(t) and not t.is_inference():
+        _torch.set_version(t, times)
+    return t
+
+
+def _matrix_rank(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    out = func(*args, **kwargs)
+    return out if kwargs.get("out") is not None else _written(out, 1)
+
+
+def _max_pool1d(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Where no gradient is wanted, eager has a kernel for one dimension on the CPU; else a view of a result of two."""
+    out = func(*args, **kwargs)
+    if not _torch.is_fake(out) or out.requires_grad or out.device.type != "cpu":
+        return out
+    return _written(out.detach(), int(out.dim() == 2))
 
 
 def _checked_one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
@@ -76,6 +99,9 @@ def _tensor_split(recorder: Recorder, func: Callable[..., Any], args: Any, kwarg
 COMPOSITES: Mapping[str, Callable[..., Any]] = {
     **PACKED,
     "one_hot": _one_hot,
+    "matrix_rank": _matrix_rank,
+    "linalg_matrix_rank": _matrix_rank,
+    "max_pool1d": _max_pool1d,
     "tensor_split": _tensor_split,
     "allclose": allclose,
     "equal": equal,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import UnsupportedError
+from ..subclass.flatten import leaves_of
 from ..subclass.protocol import is_traceable
 
 Tensor = torch.Tensor
@@ -35,8 +36,9 @@ def deep_copy(t: Tensor, memo: dict[int, Any], line: Callable[[], str | None]) -
             )
         with torch.no_grad():
             made = t.clone() if is_traceable(t) else _own_memory(t, line)
-        if _sets_memory(t) and not (t.is_conj() or t.is_neg() or t.is_quantized or made.is_inference()):
-            torch.autograd.graph.increment_version(made)
+        for old, new in zip(*map(leaves_of, (t, made)), strict=True):  # a wrapper's inner tensors are deep copies, too
+            if _sets_memory(old) and not (old.is_conj() or old.is_neg() or old.is_quantized or new.is_inference()):
+                torch.autograd.graph.increment_version(new)
         if type(made) is not type(t) and is_traceable(t):
             raise RuntimeError("deepcopy of a wrapper whose clone() gives another class")
         if t.grad is not None:
@@ -83,7 +85,11 @@ def shallow_copy(t: Tensor) -> Tensor:
     """``copy.copy(t)``: another tensor over the same memory, without a history."""
     if isinstance(t, torch.nn.Parameter):
         return torch.nn.Parameter(t.data, t.requires_grad)
-    made = t.data
+    if torch.is_inference_mode_enabled() and _sets_memory(t):
+        with torch.no_grad():
+            made: Tensor = torch.empty(0, dtype=t.dtype, device=t.device).set_(t)  # type: ignore[call-overload]
+    else:
+        made = t.data
     if _sets_memory(t) and not made.is_inference():
         torch.autograd.graph.increment_version(made)
     return made.requires_grad_() if t.requires_grad else made

@@ -61,8 +61,10 @@ def _moved_by(tensors: Sequence[Tensor], k: int, others: Sequence[int]) -> list[
         _torch.set_version(tensors[k], version)
 
 
-def detached_from(arguments: Sequence[Tensor], results: Sequence[Tensor]) -> dict[int, Tensor]:
-    """id of a traced tensor -> the one whose ``detach()`` it is, as far as their counters and places in memory tell.
+def detached_from(arguments: Sequence[Tensor], results: Sequence[Tensor]) -> dict[int, list[Tensor]]:
+    """id of a traced tensor -> those with which it shares its counter, though it is no view of them.
+
+    Those come first whose ``detach()`` it is, as far as their places in memory tell.
 
     Args:
         arguments: what the user function got.
@@ -83,19 +85,18 @@ def detached_from(arguments: Sequence[Tensor], results: Sequence[Tensor]) -> dic
             if k not in first and others:
                 first |= dict.fromkeys(_moved_by(roots, k, others), k)
     mine = {id(t) for t in arguments}
-    found: dict[int, Tensor] = {}
+    found: dict[int, list[Tensor]] = {}
     for n, k in first.items():
         root = roots[n]
         if id(root) in mine or root.grad_fn is not None:
             continue
         group = {id(roots[m]) for m in (k, *(m for m in range(n) if first.get(m) == k))}
-        sources = [t for t in known.values() if id(family(t)) in group and _same_place(t, root)]
-        if sources:
-            found[id(root)] = sources[0]
+        sources = [t for t in (*known.values(), *roots) if id(family(t)) in group and t is not root]
+        found[id(root)] = sorted(sources, key=lambda t: not same_place(t, root))
     return found
 
 
-def _same_place(first: Tensor, second: Tensor) -> bool:
+def same_place(first: Tensor, second: Tensor) -> bool:
     """Are both of one class and laid out alike, in the same memory? No size becomes a fact of the trace by that."""
     if type(first) is not type(second):
         return False

@@ -97,6 +97,7 @@ class CapturedFunctions(_torch.TorchFunctionMode):
             args, kwargs = tuple(map(_tensor_of, args)), {k: _tensor_of(v) for k, v in kwargs.items()}
         if name in RESHAPES and args:
             self._refuse_view_of_leaf(args[0])
+            self.views.before_change(args[0])
         if self.views.reshaped and name != "__get__":
             self.check_histories((*args, *kwargs.values()))
         self.recorder.asks_for_numbers = name in _NUMBERS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -126,7 +126,27 @@ def read_mutations(
                 below=_written_below(was, change),
             )
         )
-    return plans
+    return _with_counts(plans, inputs, before)
+
+
+def _with_counts(
+    plans: Sequence[MutationPlan], inputs: TracedInputs, before: Sequence[Before | None]
+) -> list[MutationPlan]:
+    """The same, with the version counters of the leaves of wrappers. One that is an input of its own counts there."""
+    seen = {row.leaves[0] for m in plans if not isinstance((row := inputs.inputs[m.input]).spec, WrapperSpec)}
+    found = []
+    for m in plans:
+        row, was = inputs.inputs[m.input], before[m.input]
+        if isinstance(row.spec, WrapperSpec) and was is not None:
+            counts = {}
+            for k, place in enumerate(row.leaves):
+                now, then = _version(was.leaves[k]), was.versions[k]
+                if now is not None and then is not None and place not in seen and (now != then or k in m.leaves):
+                    counts[k] = now - then
+                    seen.add(place)
+            m = replace(m, leaf_bumps=counts)
+        found.append(m)
+    return found
 
 
 def _written_below(was: Before, change: _Change) -> tuple[int, ...]:

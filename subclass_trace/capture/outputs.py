@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,7 +23,6 @@ from ..plan import (
     Replay,
     SameOutput,
     SizeOutput,
-    StridedView,
     SymbolicView,
     ValueOutput,
     ViewOutput,
@@ -37,12 +36,13 @@ from ..subclass.protocol import Kind, is_traceable, kind_of, refuse
 from ..subclass.spec import Spec, WrapperSpec, is_ragged, spec_leaves
 from ..subclass.visit import rebuild
 from .aliasing import family
-from .counters import detached_from
+from .counters import detached_from, same_place
 from .facts import SIMPLE, holds_traced
 from .inputs import TracedInputs
-from .mutation import Before
+from .mutation import Before, same_contexts
 from .recorder import Recorder
 from .sharing import Sharing
+from .views import place_in
 
 Tensor = torch.Tensor
 
@@ -55,6 +55,14 @@ def leaf_inside(t: Tensor) -> UnsupportedError:
         got=f"requires_grad_() on a tensor of shape {tuple(t.shape)}",
         fix="make the leaf outside of the region and pass it as an argument",
     )
+
+
+class _Way(NamedTuple):
+    """How a view is made, and of what: see `ViewOutput`."""
+
+    replay: Replay
+    early: bool = False
+    layouts: tuple[Spec, Spec] | None = None
 
 
 class OutputClassifier:
@@ -126,6 +134,10 @@ class OutputClassifier:
         if (plan := self._detached_view(o, leaves, spec)) is not None:
             return plan
         base = o._base
+        if base is not None and (replay := self.recorder.views.by_place(o)) is not None:
+            number = self._input_of.get(id(base))
+            place = self._emit_once(base) if number is None else number
+            return ViewOutput(place, number is not None, replay, True, spec, self._attributes(o, leaves, spec))
         if base is not None and not _torch.is_custom_function_output(o) and not self._needs_siblings(o):
             number = self._input_of.get(id(base))
             of_view = o.grad_fn is not None and not base.requires_grad  # a view of it became a leaf
@@ -133,7 +145,7 @@ class OutputClassifier:
                 raise leaf_inside(o)
             found = self._replay(o, base, number, spec)
             if found is not None:
-                return self._view(o, number, leaves, spec, *found, dangling=of_view)
+                return self._view(o, number, leaves, spec, found, dangling=of_view)
         return self._value(o, leaves, spec)
 
     def need(self, sizes: Iterable[Any]) -> None:
@@ -160,22 +172,40 @@ class OutputClassifier:
     def _detach(self, root: Tensor) -> bool:
         """Make a row of the plan for it; False where that cannot be."""
         if id(root) not in self._rows:
-            source = self._detached[id(root)]
-            base = family(source)
-            number = self._input_of.get(id(base))
+            for source in self._detached[id(root)]:
+                base = family(source)
+                number = self._input_of.get(id(base))
+                if number in self._reshaped:
+                    continue
+                found, replay = self._until_detached(root, source, base, number)
+                if found:
+                    place = self._emit_once(base) if number is None else number
+                    self._rows[id(root)] = Detached(place, number is not None, replay)
+                    break
+        return id(root) in self._rows
+
+    def _until_detached(
+        self, root: Tensor, source: Tensor, base: Tensor, number: int | None
+    ) -> tuple[bool, Replay | None]:
+        """Whether it is known how ``root`` is made of ``base`` (but for a last ``detach()``), and the way."""
+        if same_place(source, root):
             replay = None if source is base else self._plain_replay(source, base, number)
-            if number in self._reshaped or (source is not base and replay is None):
-                return False
-            place = self._emit_once(base) if number is None else number
-            self._rows[id(root)] = Detached(place, number is not None, replay)
-        return True
+            return source is base or replay is not None, replay
+        steps = self.recorder.views.steps(root, base)
+        if (
+            steps is None
+            or steps.version_bumps
+            or not self._gives(steps, _fresh(base, self.recorder), flatten(root)[1])
+        ):
+            return False, None
+        return True, steps
 
     def _plain_replay(self, view: Tensor, base: Tensor, number: int | None) -> Replay | None:
         """The replay of a view if it neither depends on when it is made nor moves a version."""
         found = self._replay(view, base, number, flatten(view)[1])
-        if found is None or found[1] or (isinstance(found[0], ViewSteps) and found[0].version_bumps):
+        if found is None or found.early or found.layouts is not None:
             return None
-        return found[0]
+        return None if isinstance(found.replay, ViewSteps) and found.replay.version_bumps else found.replay
 
     def numbered(self, outputs: Sequence[OutputPlan], values: int) -> tuple[list[OutputPlan], list[Detached]]:
         """The outputs, with the places of detached tensors after those of all ``values`` forward values; and these."""
@@ -189,15 +219,15 @@ class OutputClassifier:
         """Does the caller reach a value of the region by other ways than as the base of one result?"""
         return self._base_users[id(base)] > 1 or id(base) in self._output_ids or self.sharing.is_inside_input(base)
 
-    def _replay(self, o: Tensor, base: Tensor, number: int | None, spec: Spec) -> tuple[Replay, bool] | None:
-        """How ``o`` is made of ``base``, and whether that is done before the new shape of an input is delivered."""
+    def _replay(self, o: Tensor, base: Tensor, number: int | None, spec: Spec) -> _Way | None:
+        """How ``o`` is made of ``base``."""
         if o.is_nested and not base.is_nested:  # autograd's function of such a view holds the traced offsets
             return None
         by_autograd = _torch.view_function(o)
         connected = self._leads_to(o, base, number)
         reshaped = number in self._reshaped
         if connected and not reshaped and not self.recorder.views.reshaped:
-            return self._with_numbers(by_autograd, base), False
+            return _Way(self._with_numbers(by_autograd, base))
         steps = self.recorder.views.steps(o, base)
         # Autograd's function of a member of a split takes it unseen, though there may be fewer members now.
         several = _torch.is_multi_output_view(o) if steps is None else any(s.item is not None for s in steps.steps)
@@ -211,14 +241,19 @@ class OutputClassifier:
         for fresh, early in bases:
             for way in ways:
                 if self._gives(way, fresh, spec):
-                    return way, early
+                    return _Way(way, early)
+        for then, fresh in self._as_it_was(base):
+            for way in ways:
+                if self._gives(way, fresh, spec):
+                    return _Way(way, layouts=(then, flatten(base)[1]))
         if not connected:
             raise UnsupportedError(
                 "a result is a view of a view that was made under no_grad, and how it was made is not known",
                 got=f"a view of shape {tuple(o.shape)}",
                 fix="make both views in the same grad mode",
             )
-        return _by_place(o, base)
+        place = place_in(base, o)
+        return None if place is None else _Way(place)
 
     def _with_numbers(self, way: Callable[..., Tensor], base: Tensor) -> Replay:
         """Autograd's function of a view, with the numbers of the call for what depends on values inside tensors."""
@@ -262,6 +297,23 @@ class OutputClassifier:
         before = self.before[number]
         with _torch.without_tracing(), torch.no_grad():
             return rebuild(self.inputs.inputs[number].spec if before is None else before.spec, iter(leaves))  # type: ignore[no-any-return]
+
+    def _as_it_was(self, base: Tensor) -> Iterator[tuple[Spec, Tensor]]:
+        """The earlier layouts of a wrapper, and the wrapper in each."""
+        leaves, now = flatten(base)
+        for then in self.recorder.views.layouts(base):
+            rows = list(spec_leaves(then))
+            if len(rows) != len(leaves) or not same_contexts(then, now):
+                continue
+            if any(t.layout is not torch.strided or t.dtype != row.dtype for t, row in zip(leaves, rows, strict=True)):
+                continue
+            with _torch.without_tracing(), torch.no_grad():
+                parts = (
+                    self.recorder.bare(t).as_strided(row.size, row.stride, row.storage_offset)
+                    for t, row in zip(leaves, rows, strict=True)
+                )
+                again = rebuild(then, parts)
+            yield then, again
 
     def _gives(self, way: Replay, base: Tensor, spec: Spec) -> bool:
         """Is the view of ``base`` laid out as ``spec`` says?"""
@@ -312,17 +364,17 @@ class OutputClassifier:
         number: int | None,
         leaves: list[Tensor],
         spec: Spec,
-        replay: Replay,
-        early: bool,
+        way: _Way,
         dangling: bool,
     ) -> ViewOutput:
         base: Any = o._base
         starts_grad = o.requires_grad and o.grad_fn is None and not base.requires_grad
         place = self._emit_once(base) if number is None else number
         several = _torch.is_multi_output_view(o)
-        rest = (self._attributes(o, leaves, spec), several, starts_grad, early)
+        rest = (self._attributes(o, leaves, spec), several, starts_grad, way.early)
         history = o.grad_fn is not None and not dangling
-        return ViewOutput(place, number is not None, replay, history, spec, *rest, dangling=dangling)
+        made = ViewOutput(place, number is not None, way.replay, history, spec, *rest, dangling=dangling)
+        return replace(made, layouts=way.layouts)
 
     def _attributes(self, o: Tensor, leaves: list[Tensor], spec: Spec) -> dict[str, Any]:
         """Python attributes that a freshly rebuilt value would not have: the region set them."""
@@ -396,13 +448,3 @@ def _places(spec: Spec) -> list[Any]:
     """Shapes and places in memory, of the value and of its leaves."""
     rows: list[Any] = [(s.size, s.stride, s.storage_offset) for s in spec_leaves(spec)]
     return [*rows, spec.size, spec.stride]  # type: ignore[union-attr]
-
-
-def _by_place(o: Tensor, base: Tensor) -> tuple[Replay, bool] | None:
-    """What eager autograd falls back to for dense views: their place in the memory of the base."""
-    if is_traceable(o) or is_traceable(base) or o.dtype != base.dtype:
-        return None
-    delta: Any = o.storage_offset() - base.storage_offset()
-    if not all(type(n) is int for n in (*o.shape, *o.stride(), delta)):
-        return None
-    return StridedView(tuple(o.shape), tuple(o.stride()), delta), False

@@ -376,7 +376,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             if out is not NotImplemented:
                 return out
         if self.results.is_composite(func, args, kwargs):
-            with self:
+            with self, _torch.books_kept(func):
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out

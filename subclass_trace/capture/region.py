@@ -6,7 +6,6 @@ autograd graph as a `Tape`, from which the joint graph is traced. See docs/archi
 
 from __future__ import annotations
 
-import collections
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -55,6 +54,7 @@ from .session import Session
 from .sharing import Sharing
 from .tape import Tape, connected, independent, leaves_behind, saved_by_autograd, saves_out_of_sight
 from .typed_errors import typed_errors
+from .versions import leaf_versions_of, versions_of
 
 Tensor = torch.Tensor
 
@@ -74,7 +74,8 @@ class Captured:
         size_primals: graph-input number -> SymInt, for inputs that are sizes.
         groups: overlapping leaves of which one is written.
         values: specs of the live tensors that the forward graph returns.
-        mutations, outputs, aliases, fresh_leaves, inference, dangling, detached, versions, independent, unbacked: see `plan`.
+        mutations, outputs, aliases, fresh_leaves, inference, dangling, detached, versions, leaf_versions, independent,
+            unbacked: see `plan`.
         views: numbers of the values that are views when the region runs eagerly.
         differentiable: numbers of the values that get tangents.
         differentiated: numbers of the inputs (closed-over ones counted after the arguments) that get gradients.
@@ -105,6 +106,7 @@ class Captured:
     dangling: tuple[int, ...]
     detached: tuple[Detached, ...]
     versions: tuple[tuple[int, int], ...]
+    leaf_versions: tuple[tuple[int, int], ...]
     independent: tuple[tuple[int, ...], ...]
     views: frozenset[int]
     result: Any
@@ -244,7 +246,8 @@ class _Capture:
             boundary = next(iter(reversed(recorder.graph.nodes)), None)
             rows = self._edges(inputs, mutations)
             leaves = self._fresh_leaves(contents, results)
-            aliases, moved = self._versions(outputs, detached, aliases, sharing)
+            aliases, moved = versions_of(self.values, outputs, detached, aliases, sharing, recorder)
+            written_leaves = list(leaf_versions_of(flat, aliases, contents - _results(outputs), sharing, recorder))
         return self._finish(
             mine,
             closed.rows,
@@ -260,6 +263,7 @@ class _Capture:
             leaves,
             detached,
             moved,
+            written_leaves,
             run,
             after if after != grad_mode else None,
         )
@@ -290,7 +294,9 @@ class _Capture:
                 own.watching(),
             ):
                 run = call([i.traced for i in inputs.inputs], functions.stand_ins.adopt, self.session.arguments)
-            functions.check_histories(run.results if recorder.views.reshaped else (), "the results")
+            if recorder.views.reshaped:  # of a result alone, eager's own way may be left to the call
+                stale = (o for o in run.results if not isinstance(o, Tensor) or recorder.views.by_place(o) is None)
+                functions.check_histories(stale, "the results")
             return run
         finally:
             self.recorder.start_at(None)  # a frame holds everything that its callers hold
@@ -321,34 +327,6 @@ class _Capture:
                 raise leaf_inside(node.variable)
         return numbers
 
-    def _versions(
-        self,
-        outputs: Sequence[OutputPlan],
-        detached: Sequence[Detached],
-        aliases: Sequence[ValueAlias],
-        sharing: Sharing,
-    ) -> tuple[list[ValueAlias], list[tuple[int, int]]]:
-        """(value, version) for results, and bases of results, that the region made and then wrote to in place.
-
-        What replaying views will count is left to that; of ``aliases`` as well, which have versions of their own.
-        """
-        replayed: collections.Counter[int] = collections.Counter()
-        for o in outputs:
-            if isinstance(o, ViewOutput) and not o.of_input:
-                replayed[o.base] += o.version_bumps
-        theirs = {row.value for row in aliases}
-        replayed.update({row.base: 0 for row in detached if not row.of_input})
-        numbers = sorted(k for k in (_results(outputs) | replayed.keys()) - theirs if k < len(self.values))
-        rows = [(k, self.values[k]) for k in numbers if not self.values[k].is_inference()]
-        found = [(k, t._version - replayed[k]) for k, t in rows if not sharing.touches_input(t)]
-        rest = [replace(row, version=row.version - replayed[row.value]) for row in aliases]
-        return rest, [(k, version) for k, version in found if version or self._is_filled(self.values[k])]
-
-    def _is_filled(self, t: Tensor) -> bool:
-        """Does a factory make it that fills it in place, which torch's Python function hides and its operation counts?"""
-        node = self.recorder.node_of(t) if _torch.is_fake(t) else None
-        return isinstance(node, fx.Node) and getattr(node.target, "overloadpacket", None) in _FILLED
-
     def _edges(self, inputs: TracedInputs, mutations: Sequence[MutationPlan]) -> list[tuple[int, Any]]:
         """(input number, gradient edge) for each input that requires grad."""
         starts = {m.input for m in mutations if m.starts_grad}
@@ -376,6 +354,7 @@ class _Capture:
         fresh_leaves: Sequence[int],
         detached: Sequence[Detached],
         moved: Sequence[tuple[int, int]],
+        written_leaves: Sequence[tuple[int, int]],
         run: Run,
         grad_mode_after: bool | None,
     ) -> Captured:
@@ -433,6 +412,7 @@ class _Capture:
             dangling=() if tape else tuple(differentiable),
             detached=tuple(detached),
             versions=tuple(moved),
+            leaf_versions=tuple(written_leaves),
             independent=groups,
             result=run.tree,
             assignments=run.assignments,
@@ -469,14 +449,10 @@ class _Capture:
         return [*range(count), *closed], sizes
 
 
-#: factories whose operations count how they fill their result
-_FILLED = tuple(getattr(torch.ops.aten, name) for name in ("arange", "randint", "randperm", "range"))
-
-
 def is_own_leaf(t: Tensor) -> bool:
     """Is it an autograd leaf that requires grad by itself, not through the base that it is a view of?"""
     base = t._base
-    return t.requires_grad and t.grad_fn is None and (base is None or not base.requires_grad)
+    return t.requires_grad and (base is None or not base.requires_grad) and t.grad_fn is None
 
 
 def _views_input(o: OutputPlan) -> bool:

@@ -6,7 +6,7 @@ in place, or where a part of the way was made without gradients; then the calls 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,7 +14,13 @@ import torch
 
 from .. import _torch
 from ..errors import UnsupportedError
-from ..plan import ViewStep, ViewSteps
+from ..plan import StridedView, ViewStep, ViewSteps
+from ..subclass.context import snapshot
+from ..subclass.flatten import flatten
+from ..subclass.protocol import is_traceable
+from ..subclass.spec import Spec
+from ..subclass.visit import map_spec
+from .noting import unnoted
 
 Tensor = torch.Tensor
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.memory_format, type(Ellipsis))
@@ -45,6 +51,7 @@ class ViewLog:
     def __init__(self) -> None:
         self._made: dict[int, _Made] = {}
         self._changes: dict[int, list[_Change]] = {}
+        self._layouts: dict[int, tuple[Tensor, list[Spec]]] = {}
         self._time = 0
 
     @property
@@ -65,8 +72,19 @@ class ViewLog:
                 if isinstance(value, Tensor):
                     self._note_view(func, args, kwargs, value, k)
 
+    def before_change(self, t: Tensor) -> None:
+        """The shape of ``t`` is about to be changed in place."""
+        if is_traceable(t):
+            with unnoted():
+                spec = map_spec(flatten(t)[1], lambda sizes: sizes, snapshot)
+            self._layouts.setdefault(id(t), (t, []))[1].append(spec)
+
+    def layouts(self, t: Tensor) -> Sequence[Spec]:
+        """The layouts that a wrapper had before each change of its shape, the last one first."""
+        return tuple(reversed(self._layouts.get(id(t), (t, []))[1]))
+
     def _note_view(self, func: Any, args: Any, kwargs: Mapping[str, Any], out: Tensor, item: int | None) -> None:
-        if id(out) in self._made or not Tensor._is_view(out):
+        if id(out) in self._made or not (Tensor._is_view(out) or getattr(func, "__name__", "") in _SHARING):
             return
         rest = tuple(args[1:])
         if getattr(func, "__name__", "") in _LIKE and isinstance(args[1], Tensor):
@@ -128,6 +146,16 @@ class ViewLog:
             at, until, first = made.source, made.time, made.time
         return any(c.time > first for c in self._reshapes(base))
 
+    def by_place(self, view: Tensor) -> StridedView | None:
+        """How eager makes the history of a dense view anew, where the trace cannot; None where eager would refuse that."""
+        base = view._base if view._is_view() else None
+        if base is None or not view.requires_grad or not torch.is_grad_enabled() or not self.loses_history(view):
+            return None
+        found = self._steps(view, base, self._time + 1)
+        if found is None or not all(s.grad and s.item is None for s in found):
+            return None
+        return place_in(base, view)
+
     def _reshapes(self, t: Tensor) -> list[_Change]:
         return [c for c in self._changes.get(id(t), ()) if c.step.function.__name__ in RESHAPES]
 
@@ -146,8 +174,20 @@ _CHANGES: tuple[str, ...] = (
 _CHANGES += ("as_strided_", "resize_", "set_", "resize_as_", "__set__")
 #: operations that change the shape of a tensor in place
 RESHAPES = ("t_", "transpose_", "unsqueeze_", "squeeze_", "swapaxes_", "swapdims_", "as_strided_")
+#: calls whose result may share memory and version counter with its source without being a view: of another dtype, here
+_SHARING = ("detach", "view")
 #: calls that take a shape from a tensor, as calls that take the shape
 _LIKE = {"view_as": Tensor.view, "expand_as": Tensor.expand, "reshape_as": Tensor.reshape}
+
+
+def place_in(base: Tensor, view: Tensor) -> StridedView | None:
+    """What eager autograd falls back to for dense views: their place in the memory of the base."""
+    if is_traceable(view) or is_traceable(base) or view.dtype != base.dtype:
+        return None
+    delta: Any = view.storage_offset() - base.storage_offset()
+    if not all(type(n) is int for n in (*view.shape, *view.stride(), delta)):
+        return None
+    return StridedView(tuple(view.shape), tuple(view.stride()), delta)
 
 
 def lost_history(view: Tensor, line: str | None) -> UnsupportedError:

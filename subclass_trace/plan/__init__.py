@@ -164,6 +164,9 @@ class Plan:
     dangling: tuple[int, ...] = ()  # values that require grad, but whose history leads to no input
     detached: tuple[Detached, ...] = ()
     versions: tuple[tuple[int, int], ...] = ()  # values that the region wrote to in place -> their version
+    leaf_versions: tuple[
+        tuple[int, int], ...
+    ] = ()  # leaves of wrappers, as forward outputs, that code has written -> theirs
     watched_inputs: tuple[int, ...] = ()  # wrappers whose version counter stands for a saved leaf's
     independent: tuple[tuple[int, ...], ...] = ()  # groups of differentiable values: see `capture.tape.independent`
     containers: tuple[

@@ -135,6 +135,8 @@ class ViewOutput:
     ``early``: made of an input as it comes in, before the region's change of its shape is delivered.
     ``ahead``: made of an input before the region's autograd node: see `capture.gradient_order`.
     ``dangling``: its history leads to no input, but to a leaf of the region's own, which nobody sees.
+    ``layouts``: the base is a wrapper whose shape the region changes after this view was made of it: its layout then, and
+    its layout afterwards. It is laid out so again while the view is made.
     ``base`` counts inputs, or forward values and after these the rows of ``Plan.detached``; ``replay`` None: that itself.
     """
 
@@ -149,6 +151,7 @@ class ViewOutput:
     early: bool = False
     ahead: bool = False
     dangling: bool = False
+    layouts: tuple[Spec, Spec] | None = None
 
     @property
     def version_bumps(self) -> int:

@@ -45,6 +45,7 @@ from .emit import (
     held_checks,
     name_code,
     other_hooks_code,
+    set_versions,
     size_code,
     symbol_lines,
     tensor_checks,
@@ -466,7 +467,8 @@ class _EntryEmitter:
 
     def _is_simple(self, o: Any) -> bool:
         special = isinstance(o, SameOutput) or getattr(o, "starts_grad", False) or getattr(o, "dangling", False)
-        return not special and not getattr(o, "early", False) and not getattr(o, "attributes", ())
+        special = special or getattr(o, "early", False) or getattr(o, "layouts", None) is not None
+        return not special and not getattr(o, "attributes", ())
 
     def _primal(self, primal: Any, leaves: Sequence[str], symbols: dict[Any, str]) -> str:
         if isinstance(primal, LeafPrimal):
@@ -499,13 +501,11 @@ class _EntryEmitter:
         for k in plan.detach_values:
             s.line(f"d{k} = o[{k}].detach()")
             flat[k] = f"d{k}"
+        set_versions(s, plan.leaf_versions, flat)
         parts = iter(flat[: plan.forward_leaves])
         wrapper = Wrapper(s, self.examples, symbols)
         values = [wrapper.wrap(spec, parts) for spec in plan.values]
-        if plan.versions:
-            s.bind("set_version", _torch.set_version)
-        for k, version in plan.versions:
-            s.line(f"set_version({values[k]}, {version})")
+        set_versions(s, plan.versions, values)
         if guarded:
             s.line("pass")
             s.depth -= 1

@@ -63,7 +63,10 @@ def delivered_by_program(plan: Plan, delivered: Mapping[int, int]) -> tuple[Muta
         row = plan.inputs[m.input]
         done = tuple(k for k in m.leaves if row.leaves[k] in writes)
         moved = writes[row.leaves[0]] if done and isinstance(row.spec, LeafSpec) else 0
-        rows.append(replace(m, in_program=done, moved=moved) if done else m)
+        bumps = m.leaf_bumps
+        if done and bumps is not None:
+            bumps = {k: n - writes[row.leaves[k]] if k in done else n for k, n in bumps.items()}
+        rows.append(replace(m, in_program=done, moved=moved, leaf_bumps=bumps) if done else m)
     return tuple(rows)
 
 

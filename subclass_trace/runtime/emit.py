@@ -373,3 +373,10 @@ def write_copies(source: Source, plan: Plan, inputs: Sequence[str], values: Sequ
         if m.version_bumps != moved:
             source.bind("set_version", _torch.set_version)
             source.line(f"set_version({x}, {x}._version + {m.version_bumps - moved})")
+
+
+def set_versions(source: Source, versions: Sequence[tuple[int, int]], names: Sequence[str]) -> None:
+    """Emit that the version counters of some of these tensors stand at a number."""
+    for k, version in versions:
+        source.bind("set_version", _torch.set_version)
+        source.line(f"set_version({names[k]}, {version})")

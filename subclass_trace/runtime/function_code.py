@@ -20,7 +20,7 @@ from ..subclass.flatten import flatten, leaves_of
 from ..subclass.spec import LeafSpec, SizeExpr, Spec, WrapperSpec, leaf_count, same_spec, spec_leaves
 from ..subclass.template import Examples
 from .backward import CompiledBackward
-from .emit import NotGenerated, Unwrapper, Wrapper
+from .emit import NotGenerated, Unwrapper, Wrapper, set_versions
 from .function import changed_since_forward, run_backward
 from .guards import Ambient
 from .inlined import make_inlinable
@@ -200,11 +200,9 @@ class FunctionEmitter:
             s.line(f"d{k} = o[{k}].detach()")
             flat[k] = f"d{k}"
         starts = [0, *accumulate(map(leaf_count, plan.values))]
-        if plan.versions:
-            s.bind("set_version", _torch.set_version)
-        for k, version in plan.versions:
-            if isinstance(plan.values[k], LeafSpec):  # before its version is noted for the backward
-                s.line(f"set_version({flat[starts[k]]}, {version})")
+        set_versions(s, plan.leaf_versions, flat)
+        dense = [(starts[k], version) for k, version in plan.versions if isinstance(plan.values[k], LeafSpec)]
+        set_versions(s, dense, flat)  # before they are noted for the backward
         self._save(s, count + plan.size_outputs)
         if plan.size_outputs:
             s.line(f"extra[2] = o[{count}:{count + plan.size_outputs}]")
@@ -217,9 +215,8 @@ class FunctionEmitter:
         for k, value in enumerate(values):
             if value != f"v{k}":
                 s.line(f"v{k} = {value}")
-        for k, version in plan.versions:
-            if not isinstance(plan.values[k], LeafSpec):
-                s.line(f"set_version(v{k}, {version})")
+        wrappers = [(k, version) for k, version in plan.versions if not isinstance(plan.values[k], LeafSpec)]
+        set_versions(s, wrappers, [f"v{k}" for k in range(len(values))])
         s.line("ctx.set_materialize_grads(False)")
         if fixed:
             s.line(f"ctx.mark_non_differentiable({', '.join(fixed)})")

@@ -81,6 +81,7 @@ def make_plan(
         dangling=captured.dangling,
         detached=tuple(_freeze_detached(row, captured.session) for row in captured.detached),
         versions=captured.versions,
+        leaf_versions=captured.leaf_versions,
         independent=captured.independent,
         watched_inputs=_watched(captured, inputs, saved),
         unread=captured.session.reads.left_out(),
@@ -230,7 +231,8 @@ def _freeze_mutation(m: MutationPlan) -> MutationPlan:
 
 def _freeze_output(o: OutputPlan, session: Session) -> OutputPlan:
     if isinstance(o, ViewOutput):
-        return replace(o, spec=freeze(o.spec), replay=_freeze_replay(o.replay, session))
+        layouts = None if o.layouts is None else (freeze(o.layouts[0]), freeze(o.layouts[1]))
+        return replace(o, spec=freeze(o.spec), replay=_freeze_replay(o.replay, session), layouts=layouts)
     if isinstance(o, RaggedOutput):
         return RaggedOutput(to_expr(o.size))
     return replace(o, spec=freeze(o.spec)) if isinstance(o, ValueOutput) else o

@@ -72,7 +72,10 @@ def view_like(source: Tensor, spec: LeafSpec, delta: int) -> Tensor:
     start = source.storage_offset() * source.element_size() + delta
     flat = torch.empty(0, dtype=spec.dtype, device=source.device)
     with torch.no_grad():
-        return flat.set_(source.untyped_storage(), start // spec.dtype.itemsize, spec.size, spec.stride)
+        made = flat.set_(source.untyped_storage(), start // spec.dtype.itemsize, spec.size, spec.stride)
+    if not made.is_inference():
+        _torch.set_version(made, 0)
+    return made
 
 
 def of_inference(value: Tensor, flags: Sequence[bool], known: Sequence[Tensor]) -> Tensor:

@@ -5,6 +5,7 @@ It is the oracle for the generated code (`codegen`), and what runs when a plan u
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,7 +35,7 @@ from .backward import Backwards
 from .function import Dangling, RegionFunction
 from .rebuild import detached, of_inference, replay_view, share
 from .sizes import bind, evaluate, evaluator, read_unread
-from .writeback import deliver, set_version, write_memory
+from .writeback import deliver, laid_out, set_version, write_memory
 
 Tensor = torch.Tensor
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -104,6 +105,8 @@ class Program:
         count = plan.forward_leaves
         if plan.unbacked:
             call.env = {**call.env, **{symbol: flat[count + k] for symbol, k in plan.unbacked}}
+        for k, version in plan.leaf_versions:
+            _torch.set_version(flat[k], version)
         parts, sizes = iter(flat[:count]), evaluator(call.env)
         values = [rebuild(spec, parts, sizes) for spec in plan.values]
         for k, version in plan.versions:
@@ -211,7 +214,8 @@ def make_output(
     assert not isinstance(o, SameOutput)
     if isinstance(o, ViewOutput):
         base = call.inputs[o.base] if o.of_input else values[o.base]
-        value = replay_view(o, base, call.env) if early is None else early
+        with contextlib.nullcontext() if o.layouts is None else laid_out(base, o.layouts, call.env):
+            value = replay_view(o, base, call.env) if early is None else early
     else:
         value = values[o.value]
     if isinstance(o, ViewOutput) and o.starts_grad:

@@ -233,8 +233,8 @@ def write_back_in_graph(captured: Captured, forward: fx.GraphModule) -> tuple[Mu
             copy.meta.update(inputs[name].meta)
             outputs[place] = copy
         # copy_ moves the version counter of a dense input by one itself; of a wrapper it sees the leaves only.
-        dense = not isinstance(captured.all_inputs[m.input].spec, WrapperSpec)
-        rows.append(replace(m, leaves=(), version_bumps=m.version_bumps - dense))
+        bumps = None if m.leaf_bumps is None else {k: n - 1 for k, n in m.leaf_bumps.items()}
+        rows.append(replace(m, leaves=(), version_bumps=m.version_bumps - (bumps is None), leaf_bumps=bumps))
     end.args = (outputs,)
     forward.recompile()
     return tuple(rows)

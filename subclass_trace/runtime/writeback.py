@@ -6,7 +6,7 @@ Nothing here issues an operation on a wrapper: data goes leaf by leaf, shapes ar
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -49,7 +49,8 @@ def deliver(plan: MutationPlan, inp: InputPlan, x: Tensor, new: Tensor | None, o
     if plan.differentiable and _torch.creation_forbids_inplace(x):
         raise multi_view_error(inp.path)
     if plan.metadata is not None:
-        _write_metadata(x, inp, plan, old, env)
+        with _same_versions(() if plan.leaf_bumps is None else old):
+            _write_metadata(x, inp, plan, old, env)
     fresh = [] if new is None else leaves_of(new)
     if plan.differentiable and not plan.replaced and new is not None:
         _torch.apply_function(WriteBack, x, new, plan)
@@ -73,9 +74,16 @@ def _copy_leaves(plan: MutationPlan, x: Tensor, old: Sequence[Tensor], fresh: Se
     for k in plan.leaves:
         if k in plan.in_program and (torch.is_inference_mode_enabled() or not old[k].is_inference()):
             continue  # see `delivered.for_inference_too`
-        below = k in plan.below and old[k].is_inference() and not x.is_inference()
+        inference = old[k].is_inference()
+        version = None if plan.leaf_bumps is None or inference else old[k]._version
+        below = k in plan.below and inference and not x.is_inference()
         with torch.inference_mode() if below else contextlib.nullcontext():
             old[k].copy_(fresh[k])
+        if version is not None:
+            _torch.set_version(old[k], version)
+    for k, bumps in (plan.leaf_bumps or {}).items():
+        if bumps and not old[k].is_inference():
+            _torch.set_version(old[k], old[k]._version + bumps)
 
 
 def write_memory(leaf: Tensor, now: Tensor) -> None:
@@ -95,13 +103,49 @@ def set_version(x: Tensor, version: int) -> None:
 
 def _write_metadata(x: Tensor, inp: InputPlan, plan: MutationPlan, old: Sequence[Tensor], env: Env) -> None:
     assert plan.metadata is not None
-    before, after = concrete(inp.spec, env), concrete(plan.metadata, env)
-    for k, (leaf, a, b) in enumerate(zip(old, spec_leaves(before), spec_leaves(after), strict=True)):
-        if k not in plan.replaced and _layout(a) != _layout(b):
+    _lay_out(x, old, concrete(inp.spec, env), concrete(plan.metadata, env), plan.replaced)
+
+
+def _lay_out(x: Tensor, leaves: Sequence[Tensor], before: Spec, after: Spec, skip: Collection[int] = ()) -> None:
+    for k, (leaf, a, b) in enumerate(zip(leaves, spec_leaves(before), spec_leaves(after), strict=True)):
+        if k not in skip and _layout(a) != _layout(b):
             with torch.no_grad():
                 _make_room(leaf, leaf.storage_offset() + b.storage_offset - a.storage_offset, b)
                 leaf.as_strided_(b.size, b.stride, leaf.storage_offset() + b.storage_offset - a.storage_offset)
     _write_outer(x, after)
+
+
+@contextlib.contextmanager
+def laid_out(x: Tensor, layouts: tuple[Spec, Spec], env: Env) -> Iterator[None]:
+    """Inside, ``x`` is laid out as the first says, instead of as the second says.
+
+    Version counters show none of it, but that a view which is made inside is older than the change of the layout: then
+    autograd does with its history what it does in eager.
+    """
+    then, now = (concrete(spec, env) for spec in layouts)
+    leaves, counts = leaves_of(x), not x.is_inference()
+    with _same_versions((x, *leaves)):
+        _lay_out(x, leaves, now, then)
+    if counts:
+        _torch.set_version(x, x._version - 1)
+    try:
+        yield
+    finally:
+        if counts:
+            _torch.set_version(x, x._version + 1)
+        with _same_versions((x, *leaves)):
+            _lay_out(x, leaves, then, now)
+
+
+@contextlib.contextmanager
+def _same_versions(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """What is done inside does not move the version counters of these."""
+    known = [(t, t._version) for t in tensors if not t.is_inference()]
+    try:
+        yield
+    finally:
+        for t, version in known:
+            _torch.set_version(t, version)
 
 
 def _make_room(leaf: Tensor, offset: int, after: LeafSpec) -> None:

@@ -6,6 +6,7 @@ that a ``uint8`` view and a ``float32`` view of one storage compare.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -54,6 +55,61 @@ def partly_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     if mine == theirs:
         return a.stride() != b.stride()
     return mine.overlaps(theirs)
+
+
+def same_place(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Do two tensors show the very same elements in the same order, as elements of one type?"""
+    if a is b:
+        return True
+    if a.dtype != b.dtype or a.dim() != b.dim() or not one_storage(a, b):
+        return False
+    rows = zip((*a.shape, *a.stride(), a.storage_offset()), (*b.shape, *b.stride(), b.storage_offset()), strict=True)
+    return all(_torch.surely(m == n) for m, n in rows)
+
+
+def one_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Have two strided tensors one storage?"""
+    strided = a.layout is torch.strided and b.layout is torch.strided
+    return strided and _torch.storage_ref(a) == _torch.storage_ref(b)
+
+
+def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """May an element of one lie in an element of the other?"""
+    if not one_storage(a, b) or not byte_range(a).overlaps(byte_range(b)):
+        return False
+    return a.dtype != b.dtype or not _boxes_apart(a, b)
+
+
+def _boxes_apart(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Are two tensors boxes without a common element, in a grid of their storage that both lie in?
+
+    As ``cache[:, 4]`` and ``cache[:, 5]``; False where it is hard to say.
+    """
+    if not all(type(n) is int for t in (a, b) for n in (*t.shape, *t.stride(), t.storage_offset())):
+        return False
+    rows = [{s: n for n, s in zip(t.shape, t.stride(), strict=True) if n > 1} for t in (a, b)]
+    if any(len(row) != sum(n > 1 for n in t.shape) for row, t in zip(rows, (a, b), strict=True)):
+        return False  # two dimensions of one stride
+    grid = sorted({1, *rows[0], *rows[1]}, reverse=True)
+    if grid[-1] != 1 or any(large % small for large, small in itertools.pairwise(grid)):
+        return False
+    left, apart = [a.storage_offset(), b.storage_offset()], False
+    for k, stride in enumerate(grid):
+        starts = [n // stride for n in left]
+        stops = [start + row.get(stride, 1) for start, row in zip(starts, rows, strict=True)]
+        if k and max(stops) * stride > grid[k - 1]:
+            return False  # a box goes across the end of the grid
+        apart |= stops[0] <= starts[1] or stops[1] <= starts[0]
+        left = [n % stride for n in left]
+    return apart
+
+
+def repeats(t: torch.Tensor) -> bool:
+    """Has a tensor a dimension along which its elements are the same again? Kernels look for no other overlap in one."""
+    if t.layout is not torch.strided or _torch.surely(t.numel() == 0):
+        return False
+    rows = zip(t.shape, t.stride(), strict=True)
+    return any(_torch.surely(stride == 0) and _torch.maybe(size > 1) for size, stride in rows)
 
 
 def storage_key(t: torch.Tensor) -> int:

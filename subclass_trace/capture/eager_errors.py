@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ _FINE: set[Any] = set()
 _SYMBOLIC: dict[type, Any] = {torch.SymFloat: 1.5, torch.SymBool: True}
 
 
-class _Unknown(Exception):
+class Unknown(Exception):
     """No tensor of zeros can stand for an argument."""
 
 
@@ -54,8 +54,8 @@ def refuse_as_eager(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> N
     if kind in _FINE:
         return
     try:
-        found = _ask(func, _distinct_steps(func, args), kwargs, _ranks((*args, *kwargs.values())))
-    except _Unknown:
+        found = _ask(func, _distinct_steps(func, args), kwargs, smaller_sizes((*args, *kwargs.values())))
+    except Unknown:
         return
     if found is not None and not any(text in str(found) for text in _OF_VALUES):
         raise error_of_eager(func, args, kwargs, found, None) from None
@@ -75,7 +75,7 @@ def error_of_eager(
         return error
     try:
         found = _ask(func, args, kwargs, None)
-    except _Unknown:
+    except Unknown:
         return error
     if found is not None:
         return found
@@ -100,7 +100,7 @@ def _plain_kind(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     Most calls are such, and all calls of a kind are refused or accepted alike.
     """
     values = (*args, *kwargs.values())
-    kinds = {(t.dtype, t.device) for t in _tensors(values)}
+    kinds = {(t.dtype, t.device) for t in tensors_in(values)}
     if len(kinds) != 1 or not all(dtype.is_floating_point for dtype, _ in kinds):
         return None
     lists = [a for a in values if isinstance(a, (list, tuple)) and a and isinstance(a[0], Tensor)]
@@ -120,7 +120,8 @@ def _items(a: Any) -> Sequence[Any]:
     return a if isinstance(a, (list, tuple)) else (a,)
 
 
-def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
+def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among the arguments of an operation, and in lists of these."""
     for value in values:
         for t in _items(value):
             if isinstance(t, Tensor):
@@ -136,22 +137,23 @@ def _distinct_steps(func: Any, args: Sequence[Any]) -> Sequence[Any]:
     kinds: dict[Any, int] = {}
     for k in range(count):
         step = [row[k] for row in rows]
-        key = tuple((a.dtype, tuple(map(_number, a.shape))) if isinstance(a, Tensor) else type(a) for a in step)
+        key = tuple((a.dtype, tuple(map(number, a.shape))) if isinstance(a, Tensor) else type(a) for a in step)
         kinds.setdefault(key, k)
     return [[a[k] for k in kinds.values()] if any(a is row for row in rows) else a for a in args]
 
 
-def _ranks(values: Sequence[Any]) -> Callable[[int], int]:
+def smaller_sizes(values: Iterable[Any]) -> Callable[[int], int]:
     """Smaller sizes in the same order, of which the same are equal."""
-    sizes = sorted({n for t in _tensors(values) for n in map(_number, t.shape) if n > _SMALL})
+    sizes = sorted({n for t in tensors_in(values) for n in map(number, t.shape) if n > _SMALL})
     ranks = {n: _SMALL + 1 + k for k, n in enumerate(sizes)}
     return lambda n: ranks.get(n, n)
 
 
-def _number(n: Any) -> int:
+def number(n: Any) -> int:
+    """The value of a size in the traced call."""
     if isinstance(n, torch.SymInt):
         if _torch.is_nested(n) or _torch.is_data_dependent(n):
-            raise _Unknown
+            raise Unknown
         return int(n.node.hint)
     return int(n)
 
@@ -161,22 +163,40 @@ def _ask(
 ) -> Exception | None:
     """What the real kernel raises on zeros; their sizes and strides are those of the arguments, or ``smaller``."""
     if depends_on_mask(func, args):
-        raise _Unknown
+        raise Unknown
     made: dict[int, Tensor] = {}
 
-    def zeros(a: Any) -> Any:
+    def zeros(t: Tensor) -> Tensor:
+        if id(t) not in made:
+            made[id(t)] = _zeros(t, smaller)
+        return made[id(t)]
+
+    return rehearse(func, args, kwargs, zeros)
+
+
+def rehearse(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], stand_in: Callable[[Tensor], Tensor]
+) -> Exception | None:
+    """Run the real kernel; returns what it raises.
+
+    Args:
+        stand_in: makes a real tensor for a traced one; called for each place among the arguments, in order.
+
+    Raises:
+        Unknown: there is no such tensor.
+    """
+
+    def real(a: Any) -> Any:
         if isinstance(a, Tensor):
-            if id(a) not in made:
-                made[id(a)] = _zeros(a, smaller)
-            return made[id(a)]
+            return stand_in(a)
         if isinstance(a, (list, tuple)):
-            return [zeros(b) for b in a]
-        return _number(a) if isinstance(a, torch.SymInt) else _SYMBOLIC.get(type(a), a)
+            return [real(b) for b in a]
+        return number(a) if isinstance(a, torch.SymInt) else _SYMBOLIC.get(type(a), a)
 
     with _torch.no_modes(), torch.no_grad():
-        values, named = [zeros(a) for a in args], {k: zeros(v) for k, v in kwargs.items()}
+        values, named = [real(a) for a in args], {k: real(v) for k, v in kwargs.items()}
         if torch.Tag.nondeterministic_seeded in func.tags:  # nobody's random numbers are used up
-            device = next((t.device for t in _tensors(args)), torch.device("cpu"))
+            device = next((t.device for t in tensors_in(args)), torch.device("cpu"))
             named["generator"] = torch.Generator(device)
         try:
             with _said_once(func):
@@ -204,15 +224,15 @@ def has_out(func: Any) -> bool:
 
 def _zeros(t: Tensor, smaller: Callable[[int], int] | None) -> Tensor:
     if t.layout is not torch.strided or t.is_quantized or t.is_nested:
-        raise _Unknown
-    size = [_number(n) for n in t.shape]
+        raise Unknown
+    size = [number(n) for n in t.shape]
     try:
         if smaller is not None:
             return torch.zeros(list(map(smaller, size)), dtype=t.dtype, device=t.device)
-        stride = [_number(n) for n in t.stride()]
+        stride = [number(n) for n in t.stride()]
         reach = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if 0 not in size else 0
         if reach * t.element_size() > _MOST:
-            raise _Unknown
+            raise Unknown
         return torch.zeros(reach, dtype=t.dtype, device=t.device).as_strided(size, stride)
     except RuntimeError as error:  # no such device here, or no such numbers
-        raise _Unknown from error
+        raise Unknown from error

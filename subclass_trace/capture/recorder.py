@@ -36,6 +36,7 @@ from .foreach import steps
 from .late_code import LateState
 from .noting import unnoted
 from .otherwise import OTHERWISE
+from .overlaps import refuse_overlap
 from .random_state import RandomState
 from .results import Results
 from .symbols import Symbols
@@ -47,7 +48,6 @@ from .writes import (
     late_write,
     refuse_closed_over_write,
     refuse_inference,
-    refuse_overlap,
     written_arguments,
 )
 
@@ -455,6 +455,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             if ordered is not None:
                 return self._step_by_step(func, ordered, kwargs)
             refuse_as_eager(func, args, kwargs)
+            refuse_overlap(func, args, kwargs, self.user_line)
             self._note_writes(func, args, kwargs)
         if self.random_state is not None and torch.Tag.nondeterministic_seeded in func.tags:
             for a in (*args, *kwargs.values()):
@@ -492,8 +493,6 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _step_by_step(self, func: Any, ordered: Sequence[tuple[Any, ...]], kwargs: Any) -> None:
         """Run a list operation in place one step after the other."""
         for step in ordered:
-            for a in step[1:]:
-                refuse_overlap(step[0][0], a if isinstance(a, list) else [a], self.user_line)
             with self:
                 func(*step, **kwargs)
 
@@ -541,8 +540,6 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise late_write(func, t, self.user_line())
             if self.of_arrays and self.writes[-1][0] in self.of_arrays:
                 raise array_write(func, t, self.user_line())
-            if func is aten.copy_.default or torch.Tag.pointwise in func.tags:
-                refuse_overlap(t, (*args, *kwargs.values()), self.user_line)
 
     def _part_aliases(self, changed: Sequence[Tensor]) -> None:
         """The shape of these changes in place: values that were the same node (``detach``) get a node of their own."""

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from ..errors import AliasingError, UnsupportedError
+from ..errors import UnsupportedError
 from ..subclass.protocol import is_traceable
-from .aliasing import partly_overlap
 
 Tensor = torch.Tensor
 
@@ -24,23 +23,6 @@ def written_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) ->
         for t in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(t, Tensor):
                 yield t
-
-
-def refuse_overlap(written: Tensor, args: Sequence[Any], line: Callable[[], str | None]) -> None:
-    """Fake kernels do not look whether a tensor is computed from a part of itself; the real ones refuse it.
-
-    Raises:
-        AliasingError: one of ``args`` shares memory with ``written`` without being laid out alike.
-    """
-    for t in args:
-        if isinstance(t, Tensor) and t is not written and partly_overlap(written, t):
-            raise AliasingError(
-                "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
-                "memory location; eager refuses it too",
-                path=line(),
-                got=f"shape {tuple(t.shape)} written to shape {tuple(written.shape)} of the same memory",
-                fix="clone the tensor before the operation",
-            )
 
 
 def refuse_inference(written: Tensor) -> None:

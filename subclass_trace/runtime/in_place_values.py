@@ -138,6 +138,8 @@ class Values:
         """Has a view as many elements as what it is a view of?"""
         if node is root:
             return True
+        if not isinstance(root.meta["val"], torch.Tensor):  # one of several results of an operation
+            return False
         a, b = node.meta["val"].shape, root.meta["val"].shape
         if all(type(n) is int for n in (*a, *b)):
             return bool(math.prod(a) == math.prod(b))

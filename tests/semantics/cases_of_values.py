@@ -138,6 +138,21 @@ same(
 )
 same(
     M,
+    "a source that overlaps what is written (`x.index_copy_(0, i, x[1:])`, `x.mul_(x.t())`): eager refuses too",
+    lambda x: x.mul_(x.t()),
+    plain(dense),
+    torch="not in the survey",
+)
+same(
+    M,
+    "a result that depends on the order of reads and writes (`x.addmm_(x, x)`, `torch.mm(x, x, out=x)`)",
+    lambda x: x.addmm_(x, x),
+    plain(dense),
+    torch="not in the survey",
+    refused="AliasingError",
+)
+same(
+    M,
     "in-place operation without a functional form in torch (`polygamma_`)",
     lambda x: x.clone().abs_().polygamma_(1),
     plain(dense),

@@ -17,11 +17,10 @@ import torch
 from .. import _torch
 from .argument_checks import take
 from .clocks import Reading, reading
-from .python_numbers import covering, is_unknown, number_of
+from .python_numbers import as_number, covering, is_symbol, is_unknown, number_of
 
 Tensor = torch.Tensor
 # torch has no annotations for symbols here
-_ITE: Any = torch.sym_ite
 _AS_FLOAT: Any = torch.sym_float
 _SCALAR: Any = torch.scalar_tensor
 _TOO_LARGE = "cannot convert a float that is NaN, infinite, or beyond 2**63 to an integer"
@@ -55,7 +54,7 @@ def _int(value: Any, *rest: Any, **named: Any) -> Any:
         if watch.session.takes_steps:
             return watch.session.step(math.trunc, (value,), int)
         return _whole(recorder, _SCALAR(value, dtype=torch.float64))
-    return _ITE(value, 1, 0) if isinstance(value, torch.SymBool) else value
+    return as_number(value)
 
 
 def _float(value: Any = 0.0) -> Any:
@@ -63,8 +62,7 @@ def _float(value: Any = 0.0) -> Any:
         n = float(value)
         return reading(n) if isinstance(value, Reading) else n
     n = number_of(value) if isinstance(value, Tensor) else value
-    if isinstance(n, torch.SymBool):
-        n = _ITE(n, 1, 0)
+    n = as_number(n)
     return _AS_FLOAT(n) if is_unknown(n) else float(n)
 
 
@@ -163,6 +161,7 @@ def _rounding(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(plain)
     def call(value: Any) -> Any:
+        value = as_number(value)
         watch = covering(value)
         if watch is None:
             return plain(value)
@@ -200,7 +199,7 @@ def tensor(recorder: Any, func: Callable[..., Any], args: Any, kwargs: Any) -> A
     tensor of them."""
     like = args[0] if func is Tensor.new_tensor else None
     data = args[0 if like is None else 1] if len(args) > (like is not None) else kwargs.get("data")
-    known = not _holds_unknown(data) if isinstance(data, (list, tuple)) else not is_unknown(data)
+    known = not _holds_unknown(data) if isinstance(data, (list, tuple)) else not is_symbol(data)
     if func not in _MAKE_TENSORS or known:
         return func(*args, **kwargs)
     named = {k: v for k, v in kwargs.items() if k != "data"}
@@ -227,7 +226,7 @@ def _are_dense(recorder: Any, values: Any) -> bool:
 def _holds_unknown(data: Any) -> bool:
     if isinstance(data, (list, tuple)):
         return any(map(_holds_unknown, data))
-    return _torch.is_fake(data) or is_unknown(data)
+    return _torch.is_fake(data) or is_symbol(data)
 
 
 def _items(data: Any) -> tuple[list[Any], list[int]]:
@@ -262,7 +261,8 @@ def _dtype_of(value: Any) -> torch.dtype:
 def _one(value: Any, dtype: torch.dtype, device: Any) -> Tensor:
     if not isinstance(value, Tensor):
         if dtype.is_floating_point:  # a number that is too large for it becomes infinite
-            return torch.scalar_tensor(value, dtype=torch.float64, device=device).to(dtype)
+            made: Tensor = _SCALAR(_AS_FLOAT(as_number(value)), dtype=torch.float64, device=device)
+            return made.to(dtype)
         return torch.scalar_tensor(value, dtype=dtype, device=device)
     if value.numel() != 1:
         raise ValueError("only one element tensors can be converted to Python scalars")

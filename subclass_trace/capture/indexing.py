@@ -15,6 +15,12 @@ from .. import _torch
 from .recorder import Recorder
 
 Tensor = torch.Tensor
+aten = torch.ops.aten
+# torch has no annotations for these
+_LEAST: Any = torch.sym_min
+_MOST: Any = torch.sym_max
+#: beyond all sizes; Python's whole numbers have no end
+_FAR = 2**62
 _NARROW = (torch.narrow, Tensor.narrow)
 
 
@@ -98,6 +104,8 @@ class Indexing:
     def _tensor(self, value: Any) -> Tensor:
         if isinstance(value, Tensor):
             return self.traced(value).reshape(()).to(torch.int64)
+        if isinstance(value, torch.SymInt) and not _is_read(self.recorder.node_of(value)):
+            value = _LEAST(_MOST(value, -_FAR), _FAR)
         return torch.scalar_tensor(value, dtype=torch.int64)
 
     def _number(self, value: Any) -> Any:
@@ -135,6 +143,11 @@ class IndexingInside(_torch.TorchFunctionMode):
 def depends_on_data(error: BaseException) -> bool:
     """Does torch say that a trace would have to know a value? DTensor raises another error from that one."""
     return isinstance(error, _torch.DATA_DEPENDENT_ERRORS) or isinstance(error.__cause__, _torch.DATA_DEPENDENT_ERRORS)
+
+
+def _is_read(node: Any) -> bool:
+    """Is the number read from a tensor as it is?"""
+    return getattr(node, "target", None) is aten._local_scalar_dense.default
 
 
 def _holds_a_number(item: Any) -> bool:

@@ -30,7 +30,6 @@ from .session import Session
 
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 _AS_FLOAT: Any = torch.sym_float  # torch has no annotations for it
-_AS_INT: Any = torch.sym_ite
 _FLOATS = (float, torch.SymFloat)
 _ARITHMETIC: Mapping[str, Callable[..., Any]] = {
     "add": operator.add,
@@ -104,7 +103,7 @@ class Steps:
     def hooks(self, cls: Any) -> dict[str, Callable[..., Any]]:
         """Methods for a class of symbols, by their names."""
         if cls is torch.SymBool:
-            return _as_numbers()
+            return self._as_numbers()
         of_floats = cls is torch.SymFloat
         hooks: dict[str, Callable[..., Any]] = {}
         for name, function in _ARITHMETIC.items():
@@ -150,7 +149,7 @@ class Steps:
     def _whole(self, n: Any) -> Any:
         """Truths are 1 and 0, which torch's methods do not know."""
         if isinstance(n, torch.SymBool) and self.covers(n):
-            return _AS_INT(n, 1, 0)
+            return self.session.whole(n)
         return int(n) if type(n) is bool else n
 
     def _unary(self, function: Callable[..., Any], kind: type, plain: Any) -> Callable[..., Any]:
@@ -177,6 +176,35 @@ class Steps:
 
         return convert
 
+    def _as_numbers(self) -> dict[str, Callable[..., Any]]:
+        """Methods of truths, which are 1 and 0 where Python computes with them."""
+
+        def method(function: Callable[..., Any], swapped: bool) -> Callable[..., Any]:
+            def compute(n: Any, other: Any) -> Any:
+                if not isinstance(other, (*_NUMBERS, torch.SymBool)):
+                    return NotImplemented
+                number = self._whole(n)
+                return function(other, number) if swapped else function(number, other)
+
+            return compute
+
+        def unary(function: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda n: function(self._whole(n))
+
+        def equal(function: Callable[..., Any], plain: Any) -> Callable[..., Any]:
+            def compute(n: Any, other: Any) -> Any:
+                number = isinstance(other, _NUMBERS) and not isinstance(other, bool)
+                return function(self._whole(n), other) if number else plain(n, other)
+
+            return compute
+
+        order = {name: function for name, function in _COMPARISONS.items() if name not in ("eq", "ne")}
+        hooks = {f"__{name}__": method(function, False) for name, function in {**_ARITHMETIC, **order}.items()}
+        hooks |= {f"__r{name}__": method(function, True) for name, function in _ARITHMETIC.items()}
+        hooks |= {"__divmod__": method(_divmod, False), "__rdivmod__": method(_divmod, True)}
+        hooks |= {name: equal(_COMPARISONS[name[2:4]], getattr(torch.SymBool, name)) for name in ("__eq__", "__ne__")}
+        return hooks | {"__neg__": unary(operator.neg), "__abs__": unary(operator.abs), "__pos__": unary(operator.pos)}
+
     # ---------------------------------------------------------------- a step
     def computed(
         self,
@@ -187,7 +215,7 @@ class Steps:
     ) -> Any:
         """``function(*operands)``: a step, or what torch makes of it (``plain``). ``kind``: the class of the result."""
         session = self.session
-        own = [n for n in operands if isinstance(n, _torch.SYM_TYPES) and self.covers(n)]
+        own = list(filter(self._is_symbol, operands))
         if not own:
             return plain()
         kind = kind or _kind(function, operands)
@@ -198,6 +226,10 @@ class Steps:
         if kind is not float:
             exact = [self.number(n, "a number that is computed of it") if self._is_of_sizes(n) else n for n in operands]
             return plain() if all(a is b for a, b in zip(exact, operands, strict=True)) else function(*exact)
+        if function is operator.pow and session.takes_steps:  # torch asks whether the base is negative
+            if isinstance(operator.pow(*map(_torch.value_in_trace, operands)), complex):
+                return function(*(self.number(n, "a root") if self._is_symbol(n) else n for n in operands))
+            return session.computed(real_power, *operands)
         if any(map(session.is_float_of_call, operands)):
             return session.computed(_FOR_FLOATS.get(function, function), *operands)
         made = plain()
@@ -217,41 +249,15 @@ class Steps:
             return self.session.step(whole_power, operands, int)
         return self.session.step(_FOR_FLOATS.get(function, function), operands, kind)
 
+    def _is_symbol(self, n: Any) -> bool:
+        return isinstance(n, _torch.SYM_TYPES) and self.covers(n)
+
     def _are_known(self, operands: Sequence[Any]) -> bool:
-        return all(_torch.is_known(n) for n in operands if isinstance(n, _torch.SYM_TYPES) and self.covers(n))
+        return all(map(_torch.is_known, filter(self._is_symbol, operands)))
 
     def _is_of_sizes(self, n: Any) -> bool:
         """Is it a float that steps compute of sizes, and of no float of the call?"""
         return isinstance(n, torch.SymFloat) and self.covers(n) and self.session.is_of_sizes(n)
-
-
-def _as_numbers() -> dict[str, Callable[..., Any]]:
-    """Methods of truths, which are 1 and 0 where Python computes with them."""
-
-    def method(function: Callable[..., Any], swapped: bool) -> Callable[..., Any]:
-        def compute(n: Any, other: Any) -> Any:
-            if not isinstance(other, (*_NUMBERS, torch.SymBool)):
-                return NotImplemented
-            number = _AS_INT(n, 1, 0)
-            return function(other, number) if swapped else function(number, other)
-
-        return compute
-
-    def unary(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda n: function(_AS_INT(n, 1, 0))
-
-    def equal(function: Callable[..., Any], plain: Any) -> Callable[..., Any]:
-        def compute(n: Any, other: Any) -> Any:
-            number = isinstance(other, _NUMBERS) and not isinstance(other, bool)
-            return function(_AS_INT(n, 1, 0), other) if number else plain(n, other)
-
-        return compute
-
-    order = {name: function for name, function in _COMPARISONS.items() if name not in ("eq", "ne")}
-    hooks = {f"__{name}__": method(function, False) for name, function in {**_ARITHMETIC, **order}.items()}
-    hooks |= {f"__r{name}__": method(function, True) for name, function in _ARITHMETIC.items()}
-    hooks |= {name: equal(_COMPARISONS[name[2:4]], getattr(torch.SymBool, name)) for name in ("__eq__", "__ne__")}
-    return hooks | {"__neg__": unary(operator.neg), "__abs__": unary(operator.abs), "__pos__": unary(operator.pos)}
 
 
 _FOR_FLOATS: Mapping[Any, Callable[..., Any]] = {operator.pow: real_power}

@@ -160,7 +160,9 @@ class PythonNumbers:
         if places:
             self.needed = NeedsNumbers(places, what, line)
             raise self.needed
-        return int(n) if isinstance(n, torch.SymInt) else float(n)
+        if isinstance(n, torch.SymInt):
+            return int(n)
+        return float(n.node.hint) if self.session.is_fixed(n) else n.node.guard_float("", 0)
 
     def _places(self, symbols: Collection[Any] | None) -> list[Place]:
         """The sizes and strides of inputs with one of these symbols (with any, where None), if they may be numbers."""
@@ -282,6 +284,17 @@ def is_unknown(n: Any) -> bool:
     return type(n) in _CLASSES and any(watch.covers(n) for watch in _ACTIVE) and not _torch.is_known(n)
 
 
+def is_symbol(n: Any) -> bool:
+    """Is it a symbol of a running capture?"""
+    return type(n) in _CLASSES and any(watch.covers(n) for watch in _ACTIVE)
+
+
+def as_number(n: Any) -> Any:
+    """Python's functions take a truth for 1 or 0."""
+    watch = next((w for w in _ACTIVE if w.covers(n)), None) if isinstance(n, torch.SymBool) else None
+    return n if watch is None else watch.session.whole(n)
+
+
 def covering(value: Any) -> PythonNumbers | None:
     """Who answers for a number from inside a tensor, or for the number in a dense tensor; None for all other values."""
     if isinstance(value, Tensor):
@@ -367,16 +380,18 @@ def _math_function(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(plain)
     def call(*args: Any) -> Any:
+        args = tuple(map(as_number, args))
         watch = next((w for n in args if (w := covering(n)) is not None), None)
         if watch is None:
             sizes = next((w for n in args if type(n) in _CLASSES for w in _ACTIVE if w.covers(n)), None)
             if sizes is None or name in _KINDS or not sizes.session.takes_steps:
                 return plain(*args)
             return sizes.session.computed(plain, *args)
-        args = tuple(number_of(n) if isinstance(n, Tensor) and covering(n) is not None else n for n in args)
+        known = (number_of(n) if isinstance(n, Tensor) and covering(n) is not None else n for n in args)
+        args = tuple(map(as_number, known))
         if not any(map(is_unknown, args)):
             return plain(*args)
-        if watch.session.takes_steps and not any(isinstance(n, torch.SymBool) for n in args):
+        if watch.session.takes_steps:
             return watch.session.step(plain, args, _KINDS.get(name, float))
         n = args[0]
         if symbolic is not None and len(args) == 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -194,6 +195,15 @@ class Session:
         self.recorder.number(made, function, operands)
         return made
 
+    def whole(self, truth: torch.SymBool) -> Any:
+        """1 or 0."""
+        if _torch.is_known(truth):
+            return int(bool(truth))
+        if self.takes_steps:  # sympy puts formulas into each other that torch does not know
+            return self.step(operator.pos, (truth,), int)
+        choose: Any = torch.sym_ite
+        return choose(truth, 1, 0)
+
     def read_of(self, number: Any) -> frozenset[Any]:
         """The symbols of sizes, and of numbers of the call, that a number is computed of."""
         own = number.node.expr.free_symbols if isinstance(number, _torch.SYM_TYPES) else ()
@@ -203,6 +213,11 @@ class Session:
         """Is it computed in steps, but of no float that the call brings?"""
         own = number.node.expr.free_symbols
         return not own.isdisjoint(self._read_of) and self.recorder.symbols.floats.isdisjoint(self.read_of(number))
+
+    def is_fixed(self, number: Any) -> bool:
+        """Is a computed float the same in each call that the trace serves: has it taken for constant what it is made of?"""
+        own = number.node.expr.free_symbols
+        return own <= self._read_of.keys() and all(self.shape_env.replace(s).is_number for s in self.read_of(number))
 
     def sizes_behind_branches(self) -> frozenset[Any]:
         """The symbols of sizes of which steps compute floats that something was assumed of."""

@@ -117,7 +117,7 @@ class CallSite:
         paths: of the user leaves.
         states: the module slots behind the rest of ``flat``; ``names``: then the names of the function that hold tensors.
         roots: the module trees they belong to.
-        given: ``(args, kwargs)``, whose containers the function may change.
+        given: ``args`` and ``kwargs``, whose containers the function may change; until the call is compiled.
         unfinished: what the function did to Python state before it raised an exception; ``unfinished_items``: to containers
             among the arguments.
         containers_differ: no list or dict is two arguments.
@@ -133,7 +133,7 @@ class CallSite:
     roots: tuple[Root, ...]
     names: tuple[Slot, ...]
     reached: Reached
-    given: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+    given: list[Any] = field(default_factory=list)
     unfinished: list[Sequence[Change | Stored | SettingChange]] = field(default_factory=list)
     unfinished_items: list[tuple[ContainerChange, list[Any]]] = field(default_factory=list)
     containers_differ: bool = True
@@ -149,7 +149,9 @@ class CallSite:
         objects = [k for k, v in enumerate(leaves) if named[k] or is_plain_object(v) or isinstance(v, Optimizer)]
         paths = argument_paths(tree) if objects else []
         by_value = {id(v) for k, v in enumerate(leaves) if not named[k] and not _is_one_object(v)}
-        return CallSite.of(args, kwargs, reach(function, [(leaves[k], paths[k]) for k in objects], by_value))
+        site = CallSite.of(args, kwargs, reach(function, [(leaves[k], paths[k]) for k in objects], by_value))
+        site.given.extend((args, kwargs))
+        return site
 
     @staticmethod
     def of(args: tuple[Any, ...], kwargs: dict[str, Any], reached: Reached) -> CallSite:
@@ -165,7 +167,7 @@ class CallSite:
         flat = [*leaves, *[s.read() for s in states], *[n.read() for n in names]]
         apart = each_is_one(args, kwargs)
         slots = tuple(states), tuple(found), tuple(names)
-        return CallSite(flat, tree, len(leaves), *slots, reached, (args, kwargs), containers_differ=apart)
+        return CallSite(flat, tree, len(leaves), *slots, reached, containers_differ=apart)
 
     def layout(self) -> Layout:
         """How the generated entry finds the flat arguments."""
@@ -259,8 +261,10 @@ class CallSite:
             value = _torch.value_in_trace(row.value)
             if value is not None or row.value is None:
                 row.plan(0).deliver((), [value])
-        for change, new in self.unfinished_items if self.containers_differ else ():
-            change_containers([change], *self.given, new)
+        if self.containers_differ and self.given:
+            args, kwargs = self.given
+            for change, new in self.unfinished_items:
+                change_containers([change], args, kwargs, new)
 
     def _real(self, handed: Sequence[Any], value: Any) -> Any:
         """The caller's value for one of the trace; `ABSENT` for what the trace computes."""

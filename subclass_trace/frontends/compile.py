@@ -203,6 +203,7 @@ class Region:
                 self._check_arguments(args, kwargs)
                 self._check_count(site, ambient)
                 entry = self._compile(site, ambient)
+                site.given.clear()  # the site lives on
                 self._entries = (*self._entries, entry)
                 if len(self._entries) == _MANY:
                     self._warn(entry.reason)

@@ -65,10 +65,14 @@ def expressions() -> s.SearchStrategy[str]:
 
 def programs() -> s.SearchStrategy[str]:
     """Functions of ``(x, t, u, p, q)``."""
-    uses = s.lists(s.tuples(s.sampled_from(USES), expressions()).map(lambda r: r[0].format(r[1])), min_size=1, max_size=2)
+    uses = s.lists(
+        s.tuples(s.sampled_from(USES), expressions()).map(lambda r: r[0].format(r[1])), min_size=1, max_size=2
+    )
     return uses.map(
-        lambda rows: "def f(x, t, u, p, q):\n    a, b = t.tolist()\n    k, m = u.tolist()\n    n = x.shape[0]\n"
-        f"    return {', '.join(rows)}\n"
+        lambda rows: (
+            "def f(x, t, u, p, q):\n    a, b = t.tolist()\n    k, m = u.tolist()\n    n = x.shape[0]\n"
+            f"    return {', '.join(rows)}\n"
+        )
     )
 
 

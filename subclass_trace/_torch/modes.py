@@ -27,7 +27,7 @@ def books_kept(op: Any) -> Any:
     """Around taking ``op`` apart inside of ``__torch_dispatch__``: views and version counters come out as in eager mode.
 
     The part of torch that keeps these books is over when a mode sees an operation. Where it has passed this one by, it
-    sees the parts instead.
+    sees the parts instead. Not for operations in the code of a wrapper class, which never come from there.
     """
     if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "ADInplaceOrView"):
         return contextlib.nullcontext()

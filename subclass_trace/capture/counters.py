@@ -61,6 +61,13 @@ def _moved_by(tensors: Sequence[Tensor], k: int, others: Sequence[int]) -> list[
         _torch.set_version(tensors[k], version)
 
 
+def share_counter(a: Tensor, b: Tensor) -> bool:
+    """Do two tensors share a version counter?"""
+    if a.is_inference() or b.is_inference() or a._version != b._version:
+        return False
+    return bool(_moved_by((a, b), 0, (1,)))
+
+
 def detached_from(arguments: Sequence[Tensor], results: Sequence[Tensor]) -> dict[int, list[Tensor]]:
     """id of a traced tensor -> those with which it shares its counter, though it is no view of them.
 

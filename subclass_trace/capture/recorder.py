@@ -46,6 +46,7 @@ from .writes import (
     array_write,
     foreach_versions,
     late_write,
+    parts_seen_as,
     refuse_closed_over_write,
     refuse_inference,
     written_arguments,
@@ -376,7 +377,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             if out is not NotImplemented:
                 return out
         if self.results.is_composite(func, args, kwargs):
-            with self, _torch.books_kept(func):
+            with self, parts_seen_as(func):
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out
@@ -437,8 +438,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         def swap(a: Any) -> Any:
             return stand_in(a) if type(a) in _REAL else type(a)(map(swap, a)) if type(a) in (list, tuple) else a
 
-        fake_types = tuple(_torch.FAKE_TYPES[0] if t in _REAL else t for t in types)
-        out = self.__torch_dispatch__(func, fake_types, tuple(map(swap, args)), {k: swap(v) for k, v in kwargs.items()})
+        fakes = tuple(_torch.FAKE_TYPES[0] if t in _REAL else t for t in types)
+        out = self.__torch_dispatch__(func, fakes, tuple(map(swap, args)), {k: swap(v) for k, v in kwargs.items()})
         return back.get(id(out), out)
 
     def _lift_argument(self, t: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from ..subclass.flatten import flatten, leaves_of
 from ..subclass.paths import Path
 from ..subclass.visit import visit
 from .aliasing import byte_range
+from .counters import share_counter
 from .inputs import TracedInputs
 from .recorder import Recorder
 
@@ -32,6 +33,7 @@ class Sharing:
         self.recorder = recorder
         self._same = {id(t): k for k, t in enumerate(inputs.leaf_values)}
         self._starts = [_start(t) for t in inputs.originals]
+        self._leaves = inputs.leaf_values
         self._inside: dict[int, tuple[int, tuple[str, ...]]] = {}
         for n, row in enumerate(inputs.inputs):
             for names, wrapper in _wrappers_inside(row.traced):
@@ -99,7 +101,9 @@ class Sharing:
 
     def _within_input(self, t: Tensor) -> LeafAlias | None:
         k = self._leaf_of.get(_torch.storage_ref(t)) if t.layout is torch.strided else None
-        return None if k is None else LeafAlias(None, k, _start(t) - self._starts[k], False)
+        if k is None:
+            return None
+        return LeafAlias(None, k, _start(t) - self._starts[k], False, share_counter(self._leaves[k], t))
 
     def _among_values(
         self, rows: Sequence[tuple[int, int, Tensor]], emit: Callable[[Tensor], int]
@@ -128,7 +132,8 @@ class Sharing:
         n, k, source = self._source(list(first.values()), emit)
         for value, leaf, t in members:
             if (value, leaf) != (n, k):
-                yield (value, leaf), LeafAlias(n, k, _start(t) - _start(source), t is source)
+                counted = t is not source and share_counter(source, t)
+                yield (value, leaf), LeafAlias(n, k, _start(t) - _start(source), t is source, counted)
 
     def _source(
         self, members: Sequence[tuple[int, int, Tensor]], emit: Callable[[Tensor], int]

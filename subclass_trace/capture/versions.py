@@ -64,7 +64,12 @@ def leaf_versions_of(
     for number, (leaves, spec) in enumerate(flat):
         for k, t in enumerate(leaves):
             own = isinstance(spec, WrapperSpec) and number not in skip and (number, k) not in shared
-            if own and not t.is_inference() and (t._version or _is_filled(t, recorder)) and not sharing.touches_input(t):
+            if (
+                own
+                and not t.is_inference()
+                and (t._version or _is_filled(t, recorder))
+                and not sharing.touches_input(t)
+            ):
                 yield place, t._version
             place += 1
 

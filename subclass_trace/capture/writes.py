@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from .. import _torch
 from ..errors import UnsupportedError
 from ..subclass.protocol import is_traceable
 
@@ -32,18 +34,31 @@ def refuse_inference(written: Tensor) -> None:
     """
     if not written.is_inference() or torch.is_inference_mode_enabled():
         return
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "__torch_dispatch__":
-            cls = frame.f_locals.get(frame.f_code.co_varnames[0])
-            if isinstance(cls, type) and is_traceable(cls):
-                return
-        frame = frame.f_back
+    if in_class_code(sys._getframe(1)):
+        return
     raise RuntimeError(
         "Inplace update to inference tensor outside InferenceMode is not allowed."
         "You can make a clone to get a normal tensor before doing inplace update."
         "See https://github.com/pytorch/rfcs/pull/17 for more details."
     )
+
+
+def in_class_code(frame: Any) -> bool:
+    """Is this frame in what a wrapper class does for an operation?"""
+    while frame is not None:
+        if frame.f_code.co_name == "__torch_dispatch__":
+            cls = frame.f_locals.get(frame.f_code.co_varnames[0])
+            if isinstance(cls, type) and is_traceable(cls):
+                return True
+        frame = frame.f_back
+    return False
+
+
+def parts_seen_as(func: Any) -> Any:
+    """Around taking an operation apart: in inference mode its parts make views, and move version counters, as in eager."""
+    if torch.is_inference_mode_enabled() and not in_class_code(sys._getframe(1)):
+        return _torch.books_kept(func)
+    return contextlib.nullcontext()
 
 
 def late_write(func: Any, written: Tensor, line: str | None) -> UnsupportedError:
@@ -72,6 +87,8 @@ def array_write(func: Any, written: Tensor, line: str | None) -> UnsupportedErro
 def foreach_versions(func: Any, args: Sequence[Any]) -> list[tuple[Tensor, int]]:
     """The tensors that a ``_foreach_`` operation writes, with their versions, which its fake kernel does not move."""
     if not func._schema.is_mutable or not func._schema.name.startswith("aten::_foreach") or not args:
+        return []
+    if in_class_code(sys._getframe(1)):  # nobody counts there
         return []
     return [(t, t._version) for t in args[0] if isinstance(t, Tensor) and not t.is_inference()]
 

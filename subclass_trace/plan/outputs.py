@@ -186,12 +186,14 @@ class LeafAlias:
         leaf: which leaf of that value, or of the inputs.
         delta: bytes from the start of the other tensor to the start of this one.
         same: it is that very tensor.
+        counted: it shares the version counter of the other one.
     """
 
     value: int | None
     leaf: int
     delta: Any
     same: bool
+    counted: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+import torch
 import torch.fx as fx
 
 from .. import verify
@@ -21,7 +22,7 @@ from .graph_code import Listing, compile_listing
 
 def forward_program(backend: Backend, compiler: Compiler, half: Half, plan: Plan) -> tuple[Compiled, Plan]:
     """Our own back end writes to the inputs itself where it can; the plan says what is left to do."""
-    targets = targets_of(plan) if compiler is compile_eager else {}
+    targets = targets_of(plan) if compiler is compile_eager and not _writes_unseen(half) else {}
     if not targets:
         return compile_half(backend, compiler, half), plan
     listing = Listing.of_half(half) if half.is_plain else Listing.of_module(half.module)
@@ -34,6 +35,11 @@ def forward_program(backend: Backend, compiler: Compiler, half: Half, plan: Plan
     if verify.ENABLED:
         verify.verify_plan(plan)
     return call, plan
+
+
+def _writes_unseen(half: Half) -> bool:
+    """In inference mode, a view of another dtype is an inference tensor: a write to it moves no version counter."""
+    return torch.is_inference_mode_enabled() and any(n.target is torch.ops.aten.view.dtype for n in half.body)
 
 
 def compile_half(backend: Backend, compiler: Compiler, half: Half, is_backward: bool = False) -> Compiled:

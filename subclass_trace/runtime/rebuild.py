@@ -60,22 +60,31 @@ def share(
     for k, (alias, leaf) in enumerate(zip(row.leaves, spec_leaves(spec), strict=True)):
         if alias is not None:
             source = leaves[alias.leaf] if alias.value is None else leaves_of(values[alias.value])[alias.leaf]
-            parts[k] = source if alias.same else view_like(source, leaf, evaluate(alias.delta, env))
+            parts[k] = source if alias.same else view_like(source, leaf, evaluate(alias.delta, env), alias.counted)
     made: Tensor = rebuild(spec, iter(parts))
-    if not any(made is t for t in (*leaves, *values)) and not made.is_inference():
+    counted = isinstance(spec, LeafSpec) and row.leaves[0] is not None and row.leaves[0].counted
+    if not counted and not any(made is t for t in (*leaves, *values)) and not made.is_inference():
         _torch.set_version(made, row.version)
     return made
 
 
-def view_like(source: Tensor, spec: LeafSpec, delta: int) -> Tensor:
-    """A tensor laid out as ``spec`` says, ``delta`` bytes after the start of ``source``, without relation to it."""
+def view_like(source: Tensor, spec: LeafSpec, delta: int, counted: bool) -> Tensor:
+    """A tensor laid out as ``spec`` says, ``delta`` bytes after the start of ``source``, without relation to it.
+
+    ``counted``: but for the version counter.
+    """
     start = source.storage_offset() * source.element_size() + delta
     flat = torch.empty(0, dtype=spec.dtype, device=source.device)
     with torch.no_grad():
         made = flat.set_(source.untyped_storage(), start // spec.dtype.itemsize, spec.size, spec.stride)
-    if not made.is_inference():
+    if made.is_inference():
+        return made
+    if not counted or source.is_inference():
         _torch.set_version(made, 0)
-    return made
+        return made
+    shared = source.detach()
+    shared.data = made
+    return shared
 
 
 def of_inference(value: Tensor, flags: Sequence[bool], known: Sequence[Tensor]) -> Tensor:

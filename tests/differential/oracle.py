@@ -122,18 +122,21 @@ def relations(labelled: Sequence[tuple[str, Tensor]]) -> dict[str, list[str]]:
     return {"identity": same, "shared memory": shared, "views": views}
 
 
-def _inside(t: Tensor, given: Sequence[Tensor], wrapped: set[int]) -> bool:
-    """Does it lie inside of a wrapper among the arguments without being a view of one?"""
-    related = any(t is x or t._base is x or (x._base is not None and t._base is x._base) for x in given)
-    return bool(_keys(t) & wrapped) and not (related and is_traceable_wrapper_subclass(t))
-
-
 def family_of(t: Tensor) -> dict[str, Any]:
     """What autograd knows of a result: what it is a view of, and how often that was written."""
     base = t._base
     shown = None if base is None else f"{type(base).__name__} {list(base.shape)} {base.requires_grad} {base.is_leaf}"
-    version = None if t.is_inference() else t._version
-    return {"is view": t._is_view(), "base": shown, "version": version}
+    return {
+        "is view": t._is_view(),
+        "base": shown,
+        "version": version_of(t),
+        "inside": list(map(version_of, leaves(t))),
+    }
+
+
+def version_of(t: Tensor) -> int | None:
+    """An inference tensor has none."""
+    return None if t.is_inference() else t._version
 
 
 # ---------------------------------------------------------------------------------------------- running
@@ -157,7 +160,7 @@ def observe(
     seen: dict[str, Any] = {}
     behaviour = Behaviour(seen)
     given = tensors(inputs.args)
-    versions = [None if t.is_inference() else t._version for t in given]
+    counters = [(t, version) for x in given for t in (x, *leaves(x)) if (version := version_of(t)) is not None]
     torch.manual_seed(seed)
     try:
         out = f(*inputs.args)
@@ -166,14 +169,10 @@ def observe(
         labelled = [(f"input{k}", t) for k, t in enumerate(given)]
         labelled += [(f"result{k}", t) for k, t in enumerate(pytree.tree_leaves(out)) if isinstance(t, Tensor)]
         seen["relations"] = relations(labelled)
-        # A tensor inside another input: eager does not move its counter when the wrapper is written; moving it is safer.
-        alone = [sum(t is u or bool(_keys(t) & _keys(u)) for u in given) == 1 for t in given]
         results = [t for t in pytree.tree_leaves(out) if isinstance(t, Tensor)]
-        wrapped = {key for t in given if is_traceable_wrapper_subclass(t) for key in _keys(t)}
-        seen["family"] = [family_of(t) | ({"version": None} if _inside(t, given, wrapped) else {}) for t in results]
+        seen["family"] = [family_of(t) for t in results]
         seen["inputs after"] = [look(t, strides=strides) for t in given]
-        moved = [None if v is None else t._version > v for t, v in zip(given, versions, strict=True)]
-        seen["version moved"] = [m if a else None for m, a in zip(moved, alone, strict=True)]
+        seen["version moved by"] = [t._version - version for t, version in counters]
         behaviour.stage = "backward"
         if backward is not None:
             backward(tensors(out))

@@ -159,6 +159,7 @@ class Plan:
     detached: tuple[Detached, ...] = ()
     versions: tuple[tuple[int, int], ...] = ()  # values that the region wrote to in place -> their version
     watched_inputs: tuple[int, ...] = ()  # wrappers whose version counter stands for a saved leaf's
+    watched_results: tuple[int, ...] = ()  # values that eager's backward reads, whose version nothing else compares
     independent: tuple[tuple[int, ...], ...] = ()  # groups of differentiable values: see `capture.tape.independent`
     containers: tuple[
         ContainerChange | ReturnedContainer, ...

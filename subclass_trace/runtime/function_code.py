@@ -21,7 +21,7 @@ from ..subclass.spec import LeafSpec, SizeExpr, Spec, WrapperSpec, leaf_count, s
 from ..subclass.template import Examples
 from .backward import CompiledBackward
 from .emit import NotGenerated, Unwrapper, Wrapper
-from .function import changed_since_forward, run_backward
+from .function import changed_since_forward, check_watched, run_backward, watch
 from .guards import Ambient
 from .inlined import make_inlinable
 from .rebuild import fit_strides
@@ -220,6 +220,9 @@ class FunctionEmitter:
         for k, version in plan.versions:
             if not isinstance(plan.values[k], LeafSpec):
                 s.line(f"set_version(v{k}, {version})")
+        if plan.watched_results:
+            s.bind("watch", watch)
+            s.line(f"ctx.watched = watch(({''.join(f'v{k}, ' for k in plan.watched_results)}))")
         s.line("ctx.set_materialize_grads(False)")
         if fixed:
             s.line(f"ctx.mark_non_differentiable({', '.join(fixed)})")
@@ -284,6 +287,9 @@ class FunctionEmitter:
             s.line(f"if ctx.inputs and ({_versions(compared)}) != ctx.versions: {changed.format(_versions(compared))}")
         s.line("ctx.maybe_clear_saved_tensors()")
         s.depth = 1
+        if plan.watched_results:
+            s.bind("check_watched", check_watched)
+            s.line("check_watched(ctx.watched)")
 
     # ---------------------------------------------------------------- backward
     def _backward(self, fast: FastBackward) -> Callable[..., Any]:

@@ -18,12 +18,26 @@ from .. import _torch
 from ..errors import NeedsEager, UnsupportedError
 from .aliasing import byte_range
 from .effects import has_effects
-from .places import strided_views, view_chain, written_nodes
+from .places import strided_views, view_chain, writes_first, written_nodes
 from .session import Session
 from .user_code import frames_text
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
+#: their functional forms lay the result out as the tensor was
+_KEEP_LAYOUT = frozenset(
+    {
+        aten.copy_.default,
+        aten.zero_.default,
+        aten.fill_.Scalar,
+        aten.fill_.Tensor,
+        aten.index_put_.default,
+        aten._index_put_impl_.default,
+        aten.index_fill_.int_Scalar,
+        aten.index_fill_.int_Tensor,
+        aten.put_.default,
+    }
+)
 #: operations with a place in the storage among their arguments, and its number there
 _PLACED = {aten.as_strided_.default: 3, aten.as_strided_copy.default: 3, aten.as_strided_scatter.default: 4}
 _COPIED = ("recompute", "ac_graph_id", "unpack", "packed")
@@ -101,6 +115,17 @@ def _overlaps_itself(t: Tensor) -> bool:
                 return True
             reach += stride * (size - 1)
     return False
+
+
+def _is_contiguous(t: Tensor) -> bool:
+    """Is it surely laid out without gaps, last dimension first?"""
+    wanted = 1
+    for size, stride in zip(reversed(t.shape), reversed(t.stride()), strict=True):
+        if not _torch.surely(size == 1):
+            if not _torch.surely(stride == wanted):
+                return False
+            wanted = wanted * size
+    return True
 
 
 def _in_memory_order(t: Any) -> Any:
@@ -295,9 +320,31 @@ class _Replay:
             if node.target is aten.bernoulli_.float:
                 _in_memory_order(args[0]).bernoulli_(*args[1:], **kwargs)
                 return args[0]
+            if self._loses_layout(node):
+                return self._in_its_layout(node, args, kwargs)
             return node.target(*args, **kwargs)  # type: ignore[operator]
         except (RuntimeError, AssertionError) as error:
             raise _not_functional(node, error) from error
+
+    def _loses_layout(self, node: fx.Node) -> bool:
+        """Is it an operation in place on a transposed tensor, whose functional form gives a contiguous one?"""
+        target: Any = node.target
+        if not (isinstance(target, _torch.OpOverload) and writes_first(target) and target.namespace == "aten"):
+            return False
+        kept = {torch.Tag.pointwise, torch.Tag.nondeterministic_seeded, torch.Tag.inplace_view}
+        written: Any = node.args[0]
+        if target in _KEEP_LAYOUT or not kept.isdisjoint(target.tags) or not isinstance(written, fx.Node):
+            return False
+        t = written.meta["val"]
+        return _torch.is_dense(t) and not _is_contiguous(t)
+
+    def _in_its_layout(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        """The new value is copied to where the old one was, as it is laid out."""
+        old = self._node(node.args[0])
+        new = self._adopt(old, old.meta["val"])
+        node.target(new, *args[1:], **kwargs)  # type: ignore[operator]
+        args[0].copy_(new)
+        return args[0]
 
     def _view_by_place(self, root: fx.Node, view: Tensor) -> Any:
         group = self.group_of.get(str(root.target)) if root.op == "placeholder" else None

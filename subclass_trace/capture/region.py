@@ -121,10 +121,14 @@ class Captured:
     metadata: MetadataReads
     counters: Groups
 
-    def served(self, graph: fx.GraphModule) -> frozenset[str]:
-        """What eager autograd would keep, by its name in a finished graph."""
+    def kept(self, graph: fx.GraphModule) -> frozenset[str]:
+        """What eager autograd would keep, by its name in a finished graph, as far as its nodes tell."""
         names = graph.meta["names"]
-        known = frozenset(names[n] for n in self.saved_by_autograd if n in names)
+        return frozenset(names[n] for n in self.saved_by_autograd if n in names)
+
+    def served(self, graph: fx.GraphModule) -> frozenset[str]:
+        """What eager autograd would keep, and what nodes may keep that do not tell."""
+        known = self.kept(graph)
         return known | read_by_backward(graph.graph) if self.saves_out_of_sight else known
 
     @property

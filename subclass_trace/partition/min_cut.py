@@ -32,6 +32,7 @@ from .rules import (
     Facts,
     absolute_views,
     bans,
+    kept_results,
     never_again,
     recompute_tags,
     storage_weights,
@@ -197,6 +198,9 @@ class MinCut:
         banned = bans(table, tags, BanRules(fusion and not self.aggressive, views, self.aggressive))
         for i in absolute_views(table, facts):
             banned[i] = True
+        if views and facts.kept is not None:
+            for i in kept_results(table, facts):
+                banned[i] |= tags[i] not in AGAIN
         return banned
 
     def hull(self, table: Table, facts: Facts) -> Hull:

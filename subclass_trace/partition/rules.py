@@ -45,8 +45,9 @@ aten = torch.ops.aten
 INF = math.inf
 AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 MUST_SAVE = CheckpointPolicy.MUST_SAVE
-#: what a value costs that is alive anyway; inputs are the better choice, since results may be freed by the caller
-_INPUT, _RESULT = 0.5, 0.75
+#: what a value costs that is alive anyway: results and inputs that eager autograd would keep, and other inputs. The caller may
+#: write to these before the backward, where eager has a number and autograd would raise.
+_RESULT, _INPUT, _OTHER_INPUT = 0.25, 0.5, 0.75
 LAST_RESORT = 1e15
 
 
@@ -295,6 +296,7 @@ def storage_weights(t: Table, facts: Facts) -> list[float]:
     written = written_storages(t, facts)
     given = {t.storage[i] for i in t.primals} - {None}
     results = _kept_results(t, facts)
+    kept = _kept_inputs(t, facts)
     for i in t.rows:
         if t.late[i]:
             continue
@@ -310,7 +312,7 @@ def storage_weights(t: Table, facts: Facts) -> list[float]:
         elif t.view[i] or (t.bits[i] & COLLECTIVE and is_unfinished(t.nodes[i].target)):
             weights[i] = INF
         elif key in given:
-            weights[i] = _INPUT
+            weights[i] = _INPUT if key in kept else _OTHER_INPUT
         elif key in results:
             weights[i] = _RESULT
         else:
@@ -334,6 +336,19 @@ def _kept_results(t: Table, facts: Facts) -> set[int | None]:
     if facts.kept is None:
         return out
     return out & {t.storage[i] for i, n in enumerate(t.nodes) if n.name in facts.kept}
+
+
+def _kept_inputs(t: Table, facts: Facts) -> set[int | None]:
+    """The memory of inputs that eager autograd would keep."""
+    if facts.kept is None:
+        return {t.storage[i] for i in t.primals}
+    return {t.storage[i] for i, n in enumerate(t.nodes) if n.name in facts.kept}
+
+
+def kept_results(t: Table, facts: Facts) -> list[int]:
+    """Results that eager autograd would keep: not computed again, so that autograd sees where the caller writes to them."""
+    memory = _kept_results(t, facts) - {t.storage[i] for i in t.primals}
+    return [i for i in t.rows if t.storage[i] in memory and not t.late[i] and not t.view[i]]
 
 
 def real_bytes(t: Table, weights: Sequence[float], saved: Collection[int]) -> int:

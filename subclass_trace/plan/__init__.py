@@ -168,6 +168,7 @@ class Plan:
         tuple[int, int], ...
     ] = ()  # leaves of wrappers, as forward outputs, that code has written -> theirs
     watched_inputs: tuple[int, ...] = ()  # wrappers whose version counter stands for a saved leaf's
+    watched_results: tuple[int, ...] = ()  # values that eager's backward reads, whose version nothing else compares
     independent: tuple[tuple[int, ...], ...] = ()  # groups of differentiable values: see `capture.tape.independent`
     containers: tuple[
         ContainerChange | ReturnedContainer, ...

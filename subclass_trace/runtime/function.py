@@ -6,6 +6,7 @@ expected ones.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -59,7 +60,29 @@ def changed_since_forward(plan: Plan | None = None, was: Sequence[int] = (), now
         texts += [*[_input_text(plan, k) for k in plan.kept_inputs], *compared]
         rows = zip(texts[len(texts) - len(was) :], was, now, strict=True)
         what = next((text for text, old, new in rows if old != new), what)
-    raise RuntimeError(
+    raise changed(what)
+
+
+def watch(values: Sequence[Tensor]) -> tuple[tuple[Any, int], ...]:
+    """References to results, which keep none of them alive, with their versions."""
+    return tuple([(weakref.ref(t), t._version) for t in values])
+
+
+def check_watched(rows: Sequence[tuple[Any, int]]) -> None:
+    """Raise what autograd raises if a result that eager's backward reads was written since `watch`."""
+    for reference, version in rows:
+        t = reference()
+        if t is not None and t._version != version:
+            raise changed(
+                f"a result of the region, a {t.dtype} {type(t).__qualname__} of shape {[*t.shape]}".replace(
+                    "torch.", ""
+                )
+            )
+
+
+def changed(what: str) -> RuntimeError:
+    """What autograd raises for a tensor that was written between forward and backward."""
+    return RuntimeError(
         "one of the variables needed for gradient computation has been modified by an inplace operation: "
         f"{what}, was written after the forward. Write to a clone of it."
     )
@@ -150,6 +173,7 @@ class RegionFunction(torch.autograd.Function):
         tensors = [s for s, row in zip(saved, plan.saved, strict=True) if row.is_tensor]
         ctx.numbers = [None if row.is_tensor else s for s, row in zip(saved, plan.saved, strict=True)]
         ctx.versions = tuple(inputs[k]._version for k in plan.compared_inputs)
+        ctx.watched = watch([values[k] for k in plan.watched_results])
         ctx.save_for_backward(*tensors, *[call.inputs[i] for i in plan.kept_inputs])
         ctx.mark_non_differentiable(*[v for k, v in enumerate(values) if k not in plan.differentiable])
         return tuple(values)
@@ -163,6 +187,7 @@ class RegionFunction(torch.autograd.Function):
         versions = tuple(ctx.inputs[k]._version for k in plan.compared_inputs) if ctx.inputs else ctx.versions
         if versions != ctx.versions:
             changed_since_forward(plan, ctx.versions, versions)
+        check_watched(ctx.watched)
         ctx.maybe_clear_saved_tensors()  # unless the graph is retained: a saved value is freed after its last use
         names = [row.name for row in plan.saved]
         saved = {n: tensors.pop() if v is None else v for n, v in zip(names, ctx.numbers, strict=True)}

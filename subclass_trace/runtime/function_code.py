@@ -21,7 +21,7 @@ from ..subclass.spec import LeafSpec, SizeExpr, Spec, WrapperSpec, leaf_count, s
 from ..subclass.template import Examples
 from .backward import CompiledBackward
 from .emit import NotGenerated, Unwrapper, Wrapper, set_versions
-from .function import changed_since_forward, run_backward
+from .function import changed_since_forward, check_watched, run_backward, watch
 from .guards import Ambient
 from .inlined import make_inlinable
 from .rebuild import fit_strides
@@ -217,6 +217,9 @@ class FunctionEmitter:
                 s.line(f"v{k} = {value}")
         wrappers = [(k, version) for k, version in plan.versions if not isinstance(plan.values[k], LeafSpec)]
         set_versions(s, wrappers, [f"v{k}" for k in range(len(values))])
+        if plan.watched_results:
+            s.bind("watch", watch)
+            s.line(f"ctx.watched = watch(({''.join(f'v{k}, ' for k in plan.watched_results)}))")
         s.line("ctx.set_materialize_grads(False)")
         if fixed:
             s.line(f"ctx.mark_non_differentiable({', '.join(fixed)})")
@@ -281,6 +284,9 @@ class FunctionEmitter:
             s.line(f"if ctx.inputs and ({_versions(compared)}) != ctx.versions: {changed.format(_versions(compared))}")
         s.line("ctx.maybe_clear_saved_tensors()")
         s.depth = 1
+        if plan.watched_results:
+            s.bind("check_watched", check_watched)
+            s.line("check_watched(ctx.watched)")
 
     # ---------------------------------------------------------------- backward
     def _backward(self, fast: FastBackward) -> Callable[..., Any]:

@@ -36,7 +36,7 @@ from ..subclass.context import SizeValue, map_sizes, same_context, without_outer
 from ..subclass.spec import LeafSpec, SizeExpr, Spec, WrapperSpec, leaf_count, spec_leaves
 from ..subclass.visit import map_spec, rebuild
 from .backward import CompiledBackward
-from .function import RegionFunction, changed_since_forward
+from .function import RegionFunction, changed_since_forward, check_watched
 from .rebuild import fit_strides
 from .reference import Program
 from .source import EXPRESSION_GLOBALS
@@ -103,6 +103,8 @@ def _hand_over(ctx: Any, program: Program, sizes: list[int]) -> None:
     versions = tuple([ctx.inputs[k]._version for k in compared]) if ctx.inputs else ctx.versions
     if versions != ctx.versions:
         changed_since_forward(program.plan, ctx.versions, versions)
+    if program.plan.watched_results:
+        check_watched(ctx.watched)
     if not _torch.keeps_graph():
         ctx.inputs = ()
     ctx.symints, ctx.opaque_objects = sizes, []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -49,8 +49,13 @@ def make_plan(
     through_base: frozenset[int],
     forward: Half,
     saved: tuple[SavedValue, ...],
+    kept: Collection[str] = (),
 ) -> Plan:
-    """The plan; sizes are expressions over the symbols that a call binds."""
+    """The plan; sizes are expressions over the symbols that a call binds.
+
+    Args:
+        kept: names of what eager autograd would keep.
+    """
     inputs = tuple(_inputs(captured, arguments))
     return Plan(
         inputs=inputs,
@@ -84,6 +89,7 @@ def make_plan(
         leaf_versions=captured.leaf_versions,
         independent=captured.independent,
         watched_inputs=_watched(captured, inputs, saved),
+        watched_results=_watched_results(captured, forward, kept, len(saved)),
         unread=captured.session.reads.left_out(),
     )
 
@@ -311,4 +317,29 @@ def _watched(captured: Captured, inputs: Sequence[InputPlan], saved: Sequence[Sa
         names = {f"primals_{captured.leaf_primals[k] + 1}" for k in row.leaves}
         if isinstance(row.spec, WrapperSpec) and number not in mutated and names & kept:
             rows.append(number)
+    return tuple(rows)
+
+
+def _watched_results(captured: Captured, forward: Half, kept: Collection[str], saved: int) -> tuple[int, ...]:
+    """Values that eager's backward reads, and for which no saved activation shares the version counter.
+
+    Those are wrappers, whose leaves have counters of their own, and results that the backward computes again.
+    """
+    if captured.tape is None or not kept:
+        return ()
+    outputs = [n if isinstance(n, fx.Node) else None for n in forward.outputs]
+    alive = [n.meta.get("val") for n in outputs[len(outputs) - saved :] if n is not None]
+    memory = {memory_of(t) for t in alive if isinstance(t, Tensor)}
+    shown = {o.value for o in captured.outputs if isinstance(o, ValueOutput)}
+    bases = [o for o in captured.outputs if isinstance(o, ViewOutput) and not o.of_input]
+    shown |= {o.base for o in bases}
+    moved = {o.base for o in bases if o.version_bumps} | {a.value for a in captured.aliases}
+    moved |= {m.value for m in captured.mutations if m.value is not None}
+    parts, rows = iter(outputs), []
+    for k, spec in enumerate(captured.values):
+        own = [next(parts) for _ in range(leaf_count(spec))]
+        if k not in shown or k in moved or not own or not all(n is not None and n.name in kept for n in own):
+            continue
+        if isinstance(spec, WrapperSpec) or memory_of(own[0].meta["val"]) not in memory:  # type: ignore[union-attr]
+            rows.append(k)
     return tuple(rows)

@@ -120,7 +120,7 @@ def build_program(
         copied=_copied(captured, traced.joint),
     )
     saved = saved_table(parts, _primal_paths(captured), _copied(captured, traced.joint))
-    plan = make_plan(captured, arguments, positions, through_base, parts.first, saved)
+    plan = make_plan(captured, arguments, positions, through_base, parts.first, saved, captured.kept(traced.joint))
     if verify.ENABLED:
         visible = traced.num_forward - traced.draws
         verify.verify_partition(parts, num_forward=visible, tangents=traced.tangents, written=_written(captured))

@@ -28,7 +28,7 @@ from .. import _torch
 from .._torch import tape as _door
 from ..errors import SubclassTraceError
 from ..runtime.backward import Backwards, CompiledBackward
-from ..runtime.function import changed_since_forward
+from ..runtime.function import changed_since_forward, check_watched
 from ..runtime.rebuild import fit_strides
 from ..runtime.reference import Program
 from ..runtime.sizes import Env, concrete, evaluator
@@ -71,7 +71,7 @@ def paste_region(
     if kept is not None:
         step = capture.write("backward", take_kept, (ctx_step,), note="kept_activations")
         saved = [capture.part(step, k) for k in range(len(kept))]
-    elif plan.compared_inputs:
+    elif plan.compared_inputs or plan.watched_results:
         capture.write("backward", check_compared, (ctx_step, tuple(plan.compared_inputs)), note="check_versions")
     leaves = [
         capture.write("op", fit_strides, (t, tuple(spec.stride)), note="fit_strides")
@@ -304,6 +304,7 @@ def take_kept(ctx: Any) -> list[Any]:
         return list(_door.saved_values(ctx))  # raises what a second backward through a freed graph raises
     if tuple([t._version for t in kept]) != ctx.versions:
         changed_since_forward()
+    check_watched(getattr(ctx, "watched", ()))
     if not _torch.keeps_graph():
         ctx.kept, ctx.inputs = None, ()
     return kept
@@ -313,3 +314,4 @@ def check_compared(ctx: Any, places: tuple[int, ...]) -> None:
     """Were inputs whose inner tensors are saved written since the forward?"""
     if ctx.inputs and tuple([ctx.inputs[k]._version for k in places]) != ctx.versions:
         changed_since_forward()
+    check_watched(getattr(ctx, "watched", ()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -118,13 +119,15 @@ keeps_graph_now = torch._C._autograd._get_current_graph_task_keep_graph
 def accumulating_engine(instead: Callable[..., bool]) -> Iterator[None]:
     """Inside, backwards that add to ``.grad`` are offered to ``instead(roots, tangents, retain_graph, create_graph, inputs)``.
 
-    It returns False to leave one to the engine. (`torch.autograd.grad` is none of them.)
+    It returns False to leave one to the engine. (`torch.autograd.grad` is none of them; nor are those of other threads.)
     """
+    thread = threading.get_ident()
     module: Any = torch.autograd
     engine = module._engine_run_backward
 
     def run(*args: Any, **kinds: Any) -> Any:
-        return None if kinds.get("accumulate_grad") and instead(*args) else engine(*args, **kinds)
+        mine = kinds.get("accumulate_grad") and threading.get_ident() == thread
+        return None if mine and instead(*args) else engine(*args, **kinds)
 
     module._engine_run_backward = run
     try:

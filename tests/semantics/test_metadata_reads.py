@@ -1,4 +1,4 @@
-"""What a region asks of its inputs beside their values is answered as in eager, and guarded; gradients are refused."""
+"""What a region asks of its inputs beside their values is answered as in eager, and guarded."""
 
 from __future__ import annotations
 
@@ -195,53 +195,55 @@ def _delete(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("function", [lambda x: x * 2 if x.grad is None else x * 3, _drop, _delete])
 @pytest.mark.parametrize("make", [_leaf, _parameter, _wrapped_leaf, lambda: torch.ones(2)])
-def test_a_gradient_that_a_region_asks_for_is_refused(
-    function: Callable[[Tensor], Tensor], make: Callable[[], Tensor]
-) -> None:
+def test_a_gradient_that_a_region_asks_for(function: Callable[[Tensor], Tensor], make: Callable[[], Tensor]) -> None:
     region = st.compile(function)
-    x = make()
-    for _ in range(2):
-        _same(region(x), function(x))
-    x.grad = gradient = make().detach()
-    for _ in range(2):
-        with pytest.raises(st.UnsupportedError, match=r"\.grad") as caught:
-            region(x)
-    assert "args[0]" in str(caught.value) and x.grad is gradient
-    x.grad = None
-    _same(region(x), function(x))
+    for given in (False, False, True, True, False):
+        seen, outs = [], []
+        for call in (function, region):
+            x = make()
+            x.grad = gradient = make().detach() if given else None
+            outs.append(call(x))
+            seen.append((x.grad is None, x.grad is gradient))
+        _same(*outs)
+        assert seen[0] == seen[1]
+    assert len(region.specializations) == 2
 
 
 @pytest.mark.parametrize("function", [lambda m: nn.utils.clip_grad_norm_(m.parameters(), 1.0), lambda m: m.zero_grad()])
-def test_functions_on_the_gradients_of_a_module_are_refused(function: Callable[[nn.Module], Any]) -> None:
-    module = nn.Linear(2, 2, bias=False)
+def test_functions_on_the_gradients_of_a_module(function: Callable[[nn.Module], Any]) -> None:
     region = st.compile(function)
-    for _ in range(2):
-        region(module)  # there are none yet
-    module.weight.grad = torch.ones(2, 2)
-    with pytest.raises(st.UnsupportedError, match="weight"):
-        region(module)
-    torch.testing.assert_close(module.weight.grad, torch.ones(2, 2))
+    for given in (None, None, torch.ones(2, 2), torch.full((2, 2), 2.0), None):
+        seen = []
+        for call in (function, region):
+            module = nn.Linear(2, 2, bias=False)
+            module.weight.grad = None if given is None else given.clone()
+            out = call(module)
+            gradient = module.weight.grad
+            seen.append((None if out is None else out.item(), None if gradient is None else gradient.tolist()))
+        assert seen[0] == seen[1]
 
 
-def test_a_gradient_of_a_closed_over_tensor_is_refused() -> None:
+def test_a_gradient_of_a_closed_over_tensor() -> None:
     held = _leaf()
     region = st.compile(lambda x: x * 2 if held.grad is None else x * held.grad)
     torch.testing.assert_close(region(torch.ones(2)), torch.full((2,), 2.0))
-    held.grad = torch.full((2,), 5.0)
-    with pytest.raises(st.UnsupportedError, match="held"):
-        region(torch.ones(2))
+    for number in (5.0, 7.0):
+        held.grad = torch.full((2,), number)
+        torch.testing.assert_close(region(torch.ones(2)), torch.full((2,), number))
+    assert len(region.specializations) == 2
 
 
-def test_a_closed_over_tensor_gets_no_traced_gradient() -> None:
+def test_a_closed_over_tensor_gets_the_gradient_of_the_call() -> None:
     held = _leaf()
 
     def function(x: Tensor) -> Tensor:
         held.grad = x * 2
         return x
 
-    with pytest.raises(st.UnsupportedError, match=r"assigns \.grad"):
-        st.compile(function)(torch.ones(2))
-    assert held.grad is None
+    region = st.compile(function)
+    for number in (1.0, 3.0):
+        region(torch.full((2,), number))
+        assert held.grad is not None and held.grad.tolist() == [2 * number] * 2
 
 
 def test_a_gradient_that_is_not_asked_for_does_not_matter() -> None:

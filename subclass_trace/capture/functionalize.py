@@ -184,6 +184,7 @@ class _Replay:
         self.wrapped: dict[int, Any] = {}
         self.by_place: dict[fx.Node, fx.Node] = {}
         self.kernels = _torch.fake_kernels()
+        self.called: dict[fx.Node, str] = {}  # nodes of the forward, by their names in earlier joint graphs
 
     def run(
         self,
@@ -197,7 +198,7 @@ class _Replay:
         inputs = self._place_inputs(graph)
         self.by_place = overlapping_views(graph) | strided_views(graph)
         forward_nodes: list[Any] | None = None
-        names: dict[str, str] = {}
+        kept: dict[str, Any] = {}
         # What is functional only now is decomposed here: the recorder leaves mutable operations alone.
         with replay.active(self.recorder.decompositions) as meta:
             for node in graph.nodes:
@@ -213,16 +214,36 @@ class _Replay:
                     last = next(iter(reversed(replay.graph.nodes)), None)
                     self.env[node] = self._call(node, root)
                     self._copy_frames(node, last)
+                    if self.recorder.names_are_known and node.meta.get("partitioner_tag") == "is_forward":
+                        self._keep_name(node)
                 if node is boundary:
                     forward_nodes = [self._node(x) for x in forward]
-                    names = {n.name: self._node(n).name for n in also}
+                    kept = {n.name: self._node(n) for n in also}
             if forward_nodes is None:
                 forward_nodes = [self._node(x) for x in forward]
-                names = {n.name: self._node(n).name for n in also}
+                kept = {n.name: self._node(n) for n in also}
             nodes = [*forward_nodes, *[self._node(x) for x in backward]]
+        self._rename()
+        names = {name: node.name for name, node in kept.items()}
         module = replay.finish(nodes)
         module.meta["names"] = names
         return module
+
+    def _keep_name(self, node: fx.Node) -> None:
+        """An earlier joint graph was made without a replay: what it calls this node, and has saved by that name."""
+        value = self.env[node]
+        if isinstance(value, Tensor):
+            made = self._node(node)
+            if isinstance(made, fx.Node) and made.target is node.target:
+                self.called.setdefault(made, node.name)
+
+    def _rename(self) -> None:
+        taken = set(self.called.values())
+        for made in self.functional.graph.nodes if self.called else ():
+            if made in self.called:
+                made.name = self.called[made]
+            elif made.op == "call_function" and made.name in taken:
+                made.name = f"{made.name}_late"
 
     # ---------------------------------------------------------------- inputs
     def _place_inputs(self, graph: fx.Graph) -> dict[fx.Node, Any]:

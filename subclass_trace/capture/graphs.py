@@ -64,6 +64,7 @@ def finish_joint(
     else:
         module = _torch.graph_module(recorder.root, _live_copy(recorder.graph, [*forward, *backward], also), "joint")
         module.meta["names"] = {n.name: n.name for n in also}
+        recorder.names_are_known = True
     for node in late:
         del node.meta["late"]
     module.meta["draws"] = _keep_draws(module.graph, len(forward)) if backward else 0

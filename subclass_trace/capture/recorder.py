@@ -110,6 +110,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.inside: Any = None  # a function mode for the code of wrapper classes
         self._class_call: Any = None  # the operation that the code of a class runs for it
         self.mutable = False
+        self.names_are_known = False  # a joint graph was made whose nodes are called as here
         self.has_hooks = False  # on tensors
         self.has_read_numbers = False  # by ``.item()``: there are symbols that no input tells
         self.tag = "is_forward"

@@ -127,6 +127,7 @@ def judge(handed: Sequence[Any], function: Callable[..., Any], more: Sequence[An
     Raises:
         UnsupportedError: it may change one of them.
     """
+    function = _undecorated(function)
     inner = _innermost(function)
     if not isinstance(inner, types.FunctionType):
         inner = vars(type(inner)).get("__call__")  # an object that can be called
@@ -169,6 +170,20 @@ def _check_wrapped(function: Any) -> None:
                     got="such as torch.autograd.graph.register_multi_grad_hook",
                     fix="register it outside of the region",
                 )
+
+
+#: with decorators for backwards: ``once_differentiable``, ``custom_bwd``
+_DECORATORS = frozenset({"torch.autograd.function", "torch.amp.autocast_mode", "torch.cuda.amp.autocast_mode"})
+
+
+def _undecorated(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What the user wrote, in the place of what a decorator of torch has made of it, which keeps nothing for it."""
+    while isinstance(function, types.FunctionType) and function.__globals__.get("__name__") in _DECORATORS:
+        inner = getattr(function, "__wrapped__", None)
+        if inner is None:
+            break
+        function = inner
+    return function
 
 
 def _innermost(function: Any) -> Any:

@@ -7,6 +7,7 @@ a tensor guard made from tangents that really came.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate
 from typing import Any
@@ -21,7 +22,7 @@ from ..subclass.spec import LeafSpec, SizeExpr, Spec, WrapperSpec, leaf_count, s
 from ..subclass.template import Examples
 from .backward import CompiledBackward
 from .emit import NotGenerated, Unwrapper, Wrapper, set_versions
-from .function import changed_since_forward, check_watched, run_backward, watch
+from .function import changed_since_forward, check_watched, run_backward
 from .guards import Ambient
 from .inlined import make_inlinable
 from .rebuild import fit_strides
@@ -218,8 +219,8 @@ class FunctionEmitter:
         wrappers = [(k, version) for k, version in plan.versions if not isinstance(plan.values[k], LeafSpec)]
         set_versions(s, wrappers, [f"v{k}" for k in range(len(values))])
         if plan.watched_results:
-            s.bind("watch", watch)
-            s.line(f"ctx.watched = watch(({''.join(f'v{k}, ' for k in plan.watched_results)}))")
+            s.bind("ref", weakref.ref)  # as `watch` does it
+            s.line(f"ctx.watched = ({''.join(f'(ref(v{k}), v{k}._version), ' for k in plan.watched_results)})")
         s.line("ctx.set_materialize_grads(False)")
         if fixed:
             s.line(f"ctx.mark_non_differentiable({', '.join(fixed)})")
@@ -286,7 +287,9 @@ class FunctionEmitter:
         s.depth = 1
         if plan.watched_results:
             s.bind("check_watched", check_watched)
-            s.line("check_watched(ctx.watched)")
+            s.line("for ref, version in ctx.watched:")
+            s.line("    v = ref()")
+            s.line("    if v is not None and v._version != version: check_watched(ctx.watched)")
 
     # ---------------------------------------------------------------- backward
     def _backward(self, fast: FastBackward) -> Callable[..., Any]:

@@ -471,3 +471,46 @@ def test_a_hook_that_the_region_registers_on_what_it_writes_is_refused() -> None
     x = torch.ones(3, requires_grad=True) * 1
     with pytest.raises(UnsupportedError, match="registers a hook on a tensor from outside"):
         st.compile(f)(x)
+
+
+class Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        DECORATED.append(float(grad.sum()))
+        return grad * 2 * ctx.saved_tensors[0]
+
+
+class Cast(torch.autograd.Function):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu")
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * ctx.saved_tensors[0].cos() * 3
+
+
+DECORATED: list[float] = []
+
+
+@pytest.mark.parametrize("function", [Once, Cast])
+def test_backwards_with_a_decorator_of_torch(function: type[torch.autograd.Function]) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return function.apply(x * 1.5) + x**2
+
+    found = []
+    for call in (f, st.compile(f)):
+        DECORATED.clear()
+        x = torch.tensor([0.5, 2.0]).requires_grad_()
+        grads = [torch.autograd.grad(call(x).sum(), x)[0].tolist() for _ in range(3)]
+        found.append((grads, list(DECORATED)))
+    assert found[0] == found[1] and len(DECORATED) == (3 if function is Once else 0)

@@ -60,6 +60,76 @@ def _strides_of_size_one() -> None:
     assert strides[0] == strides[1]
 
 
+def _written_between(fn: Callable[[Tensor], Tensor], write: Callable[[Tensor, Tensor], object]) -> list[Tensor | str]:
+    """The gradient, eager's and ours, where something is written between forward and backward."""
+    found: list[Tensor | str] = []
+    for call in (fn, st.compile(fn)):
+        x = dense(3, 3, seed=0).abs().requires_grad_()
+        y = call(x)
+        loss = (y * 1).sum()
+        with torch.no_grad():
+            write(x, y)
+        try:
+            loss.backward()
+            assert x.grad is not None
+            found.append(x.grad)
+        except RuntimeError as error:
+            assert "modified by an inplace operation" in str(error)
+            found.append("raises")
+    return found
+
+
+@fact(
+    B, "a result that eager's backward reads, written before the backward: eager refuses too", torch="not in the survey"
+)
+def _written_result() -> None:
+    assert _written_between(torch.exp, lambda x, y: y.mul_(2)) == ["raises", "raises"]
+
+
+@fact(
+    B,
+    "an input that eager's backward does not read, written before the backward",
+    differs='values may be computed of it again, and autograd raises; `partitioner="default"` keeps what eager keeps',
+    torch="differs in the same way",
+)
+def _written_input() -> None:
+    eager, ours = _written_between(lambda x: (x + 1).sin(), lambda x, y: x.mul_(2))
+    assert ours == eager
+
+
+@fact(
+    B,
+    "an input that is written before the backward behind autograd's back (`x.data.zero_()`)",
+    differs='values that are computed of it again see the new contents; `partitioner="default"` keeps what eager keeps',
+    torch="differs in the same way",
+)
+def _written_data() -> None:
+    eager, ours = _written_between(lambda x: (x * 2).sin(), lambda x, y: x.data.zero_())
+    assert isinstance(eager, Tensor) and isinstance(ours, Tensor) and torch.allclose(eager, ours)
+
+
+@fact(
+    B,
+    "an input that the region has written (`x.exp_()`), written again before the backward",
+    differs="the gradient is that of the forward's values; eager refuses",
+    torch="differs in the same way",
+)
+def _written_again() -> None:
+    found = []
+    for call in (torch.exp_, st.compile(torch.exp_)):
+        w = dense(3, seed=0).requires_grad_()
+        x = w * 1
+        loss = (call(x) * 1).sum()
+        with torch.no_grad():
+            x.mul_(2)
+        try:
+            loss.backward()
+            found.append("a number")
+        except RuntimeError:
+            found.append("raises")
+    assert found[0] == found[1]
+
+
 def _trained(compile: Callable[[Any], Any], make: Callable[[], Tensor]) -> Any:
     """A few steps of Adam, each a whole one."""
     weight = torch.nn.Parameter(make())

@@ -112,3 +112,19 @@ def test_after_the_last_one_nothing_is_kept() -> None:
     a.sum().backward()
     b.sum().backward()
     assert node.kept is None and not node.inputs
+
+
+@pytest.mark.parametrize("middle", [torch.nn.SiLU(), torch.nn.LayerNorm(4)], ids=["silu", "layer_norm"])
+def test_gradient_penalty_whose_backward_writes_in_place(middle: torch.nn.Module) -> None:
+    """The first trace has no operation in place, a later one of the same region has: saved values keep their names."""
+    found = []
+    for call in (lambda m: m, st.compile):
+        torch.manual_seed(0)
+        layers = torch.nn.Sequential(torch.nn.Linear(3, 4), middle, torch.nn.Linear(4, 1))
+        x = torch.rand(5, 3).requires_grad_()
+        out = call(layers)(x)
+        (grad,) = torch.autograd.grad(out, x, torch.ones_like(out), create_graph=True)
+        loss = out.mean() + ((grad.norm(2, 1) - 1) ** 2).mean()
+        found.append(torch.autograd.grad(loss, [x, *layers.parameters()]))
+    for eager, ours in zip(*found, strict=True):
+        assert torch.allclose(eager, ours, atol=1e-6)

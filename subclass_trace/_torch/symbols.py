@@ -187,7 +187,7 @@ def _proxy_analysis() -> Any:
         whole = isinstance(exponent, (int, float)) and 0 < abs(exponent) <= 16 and exponent == int(exponent)
         if not whole or not isinstance(base, torch.fx.Proxy):
             return base**exponent
-        product = functools.reduce(operator.mul, [base] * int(abs(exponent)))
+        product: Any = functools.reduce(operator.mul, [base] * int(abs(exponent)))
         return product if exponent > 0 else 1.0 / product
 
     if_then_else = node(torch.sym_ite, 3).__func__

@@ -130,8 +130,9 @@ class Steps:
         ):
             hooks[f"__{name}__"] = self._unary(function, kind, getattr(cls, f"__{name}__", None))
         hooks["is_integer"] = self._unary(is_whole, bool, cls.is_integer)
-        for name in ("__int__", "__bool__", "__float__"):
-            hooks[name] = self._at_once(getattr(cls, name))
+        for of_number in (int, bool, float):
+            name = f"__{of_number.__name__}__"
+            hooks[name] = self._at_once(of_number, getattr(cls, name))
         return hooks
 
     def _binary(self, function: Callable[..., Any], plain: Any, *, swapped: bool = False) -> Callable[..., Any]:
@@ -170,9 +171,9 @@ class Steps:
 
         return rounded
 
-    def _at_once(self, plain: Any) -> Callable[..., Any]:
+    def _at_once(self, of_number: Callable[[Any], Any], plain: Any) -> Callable[..., Any]:
         def convert(n: Any) -> Any:
-            return plain(n) if not self._is_of_sizes(n) else plain(self.number(n, "a number that is computed of it"))
+            return of_number(self.number(n, "a number that is computed of it")) if self._is_of_sizes(n) else plain(n)
 
         return convert
 

@@ -145,6 +145,14 @@ def test_what_would_be_of_another_class_is_refused_in_the_call() -> None:
         region(torch.tensor(4.0), torch.tensor(-3))
 
 
+def test_a_slice_is_returned_with_numbers() -> None:
+    region = st.compile(lambda x, k: (slice(k), slice(1, x.shape[0])))
+    for n, k in ((3, 1), (4, 2), (5, 3)):
+        assert region(torch.ones(n), k) == (slice(k), slice(1, n))
+    with pytest.raises(st.DataDependentError):
+        st.compile(lambda x: slice(int(x.sum())))(torch.ones(2))
+
+
 def of_sizes(n: Any, k: Any) -> Any:
     return (
         n * 0.1 * 3,

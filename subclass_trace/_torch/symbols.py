@@ -182,6 +182,14 @@ def _proxy_analysis() -> Any:
 
         return staticmethod(call)
 
+    def power(base: Any, exponent: Any) -> Any:
+        """Whole powers as products: ``**`` of a symbolic float asks whether the base is negative."""
+        whole = isinstance(exponent, (int, float)) and 0 < abs(exponent) <= 16 and exponent == int(exponent)
+        if not whole or not isinstance(base, torch.fx.Proxy):
+            return base**exponent
+        product: Any = functools.reduce(operator.mul, [base] * int(abs(exponent)))
+        return product if exponent > 0 else 1.0 / product
+
     if_then_else = node(torch.sym_ite, 3).__func__
 
     def choose(otherwise: Any, pair: tuple[Any, Any]) -> Any:
@@ -189,6 +197,8 @@ def _proxy_analysis() -> Any:
         return if_then_else(condition, value, otherwise)
 
     members = {
+        "pow": staticmethod(power),
+        "pow_by_natural": staticmethod(power),
         "int_truediv": staticmethod(operator.truediv),
         "bitwise_and": staticmethod(operator.and_),
         "bitwise_or": staticmethod(operator.or_),

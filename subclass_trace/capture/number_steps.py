@@ -130,8 +130,9 @@ class Steps:
         ):
             hooks[f"__{name}__"] = self._unary(function, kind, getattr(cls, f"__{name}__", None))
         hooks["is_integer"] = self._unary(is_whole, bool, cls.is_integer)
-        for name in ("__int__", "__bool__", "__float__"):
-            hooks[name] = self._at_once(getattr(cls, name))
+        for of_number in (int, bool, float):
+            name = f"__{of_number.__name__}__"
+            hooks[name] = self._at_once(of_number, getattr(cls, name))
         return hooks
 
     def _binary(self, function: Callable[..., Any], plain: Any, *, swapped: bool = False) -> Callable[..., Any]:
@@ -170,9 +171,9 @@ class Steps:
 
         return rounded
 
-    def _at_once(self, plain: Any) -> Callable[..., Any]:
+    def _at_once(self, of_number: Callable[[Any], Any], plain: Any) -> Callable[..., Any]:
         def convert(n: Any) -> Any:
-            return plain(n) if not self._is_of_sizes(n) else plain(self.number(n, "a number that is computed of it"))
+            return of_number(self.number(n, "a number that is computed of it")) if self._is_of_sizes(n) else plain(n)
 
         return convert
 
@@ -203,6 +204,7 @@ class Steps:
         hooks |= {f"__r{name}__": method(function, True) for name, function in _ARITHMETIC.items()}
         hooks |= {"__divmod__": method(_divmod, False), "__rdivmod__": method(_divmod, True)}
         hooks |= {name: equal(_COMPARISONS[name[2:4]], getattr(torch.SymBool, name)) for name in ("__eq__", "__ne__")}
+        hooks["__round__"] = lambda n, digits=None: round(self._whole(n), digits)
         return hooks | {"__neg__": unary(operator.neg), "__abs__": unary(operator.abs), "__pos__": unary(operator.pos)}
 
     # ---------------------------------------------------------------- a step
@@ -230,7 +232,8 @@ class Steps:
             if isinstance(operator.pow(*map(_torch.value_in_trace, operands)), complex):
                 return function(*(self.number(n, "a root") if self._is_symbol(n) else n for n in operands))
             return session.computed(real_power, *operands)
-        if any(map(session.is_float_of_call, operands)):
+        divides = function in _DIVIDES and session.takes_steps  # torch rounds down a quotient, which may be NaN
+        if divides or any(map(session.is_float_of_call, operands)):
             return session.computed(_FOR_FLOATS.get(function, function), *operands)
         made = plain()
         if not session.takes_steps or not isinstance(made, torch.SymFloat) or _torch.is_one_step(made, operands):

@@ -472,6 +472,8 @@ def _check_result(value: Any, path: Path, depth: int = 0) -> None:
         held += [(path.item(k), v) for k, v in enumerate(value)]
     elif isinstance(value, dict):
         held += [(path.item(k), v) for k, v in value.items()]
+    elif isinstance(value, slice):
+        held += [(path.attr(name), getattr(value, name)) for name in ("start", "stop", "step")]
     for where, inner in held:
         _check_result(inner, where, depth + 1)
         if isinstance(inner, _torch.SYM_TYPES):

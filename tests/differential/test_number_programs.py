@@ -114,7 +114,7 @@ def compare(source: str, rows: list[tuple[Any, ...]]) -> None:
             assert got == want, (row, source, got, want)
 
 
-@settings(max_examples=12, derandomize=True, database=None)
+@settings(max_examples=7, derandomize=True, database=None)
 @given(programs(), calls())
 def test_generated(source: str, rows: list[tuple[Any, ...]]) -> None:
     compare(source, rows)

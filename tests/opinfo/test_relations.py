@@ -26,8 +26,6 @@ OTHER_RELATIONS = {
     ("dense", "unsafe_split", "inference"),
     ("two", "nn.functional.dropout", "inference"),
 }
-#: read values in the code of a class, in inference mode: no result to compare
-NOT_COMPARED = {("two", "combinations"), ("two", "nn.functional.ctc_loss")}
 
 
 def _modes(op: Any) -> Iterator[tuple[torch.dtype, bool, str]]:
@@ -110,7 +108,7 @@ def _differences(kind: str, name: str, op: Any, count: int) -> Iterator[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "count"), [("dense", 2), ("two", 1)])
 def test_relations(kind: str, count: int) -> None:
-    ops = {n: op for n, op in database().items() if n not in EAGER_DIES and (kind, n) not in NOT_COMPARED}
+    ops = {n: op for n, op in database().items() if n not in EAGER_DIES}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = [row for name, op in ops.items() for row in _differences(kind, name, op, count)]

@@ -106,7 +106,7 @@ def _differences(kind: str, name: str, op: Any, count: int) -> Iterator[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "count"), [("dense", 2), ("two", 1)])
+@pytest.mark.parametrize(("kind", "count"), [("dense", 1), ("two", 1)])
 def test_relations(kind: str, count: int) -> None:
     ops = {n: op for n, op in database().items() if n not in EAGER_DIES}
     with warnings.catch_warnings():

@@ -25,11 +25,11 @@ Tensor = torch.Tensor
 
 def _one_hot(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """With eager's checks of the values: torch leaves them out for tensors without data."""
-    input = (*args, *kwargs.values())[0]
-    if not _torch.is_fake(input):
+    index = (*args, *kwargs.values())[0]
+    if not _torch.is_fake(index):
         return func(*args, **kwargs)
     out = _checked_one_hot(*args, **kwargs)
-    return out if math.prod(input.shape) == 0 else _written(out, 2)  # eager fills zeros, and writes the ones into them
+    return out if math.prod(index.shape) == 0 else _written(out, 2)  # eager fills zeros, and writes the ones into them
 
 
 def _written(t: Tensor, times: int) -> Tensor:

@@ -6,6 +6,7 @@ trace, so that the graph reads it anew in each call.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -136,8 +137,13 @@ class IndexingInside(_torch.TorchFunctionMode):
         self.indexing = indexing
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if sys._getframe(1).f_code is _DECOMPOSE:  # whose call names the operation, not that it is to be taken apart
+            return func.decompose(*args, **(kwargs or {}))
         args, kwargs = self.indexing.arguments(func, args, kwargs or {})
         return func(*args, **kwargs)
+
+
+_DECOMPOSE = _torch.OpOverload.decompose.__code__
 
 
 def depends_on_data(error: BaseException) -> bool:

@@ -74,17 +74,17 @@ def view_like(source: Tensor, spec: LeafSpec, delta: int, counted: bool) -> Tens
     ``counted``: but for the version counter.
     """
     start = source.storage_offset() * source.element_size() + delta
-    flat = torch.empty(0, dtype=spec.dtype, device=source.device)
-    with torch.no_grad():
-        made = flat.set_(source.untyped_storage(), start // spec.dtype.itemsize, spec.size, spec.stride)
-    if made.is_inference():
-        return made
-    if not counted or source.is_inference():
+    place = (start // spec.dtype.itemsize, spec.size, spec.stride)
+    counted = counted and not source.is_inference()
+    with torch.inference_mode(torch.is_inference_mode_enabled() and not counted), torch.no_grad():
+        made = torch.empty(0, dtype=spec.dtype, device=source.device).set_(source.untyped_storage(), *place)
+        if counted:
+            shared = source.detach()
+            shared.data = made
+            return shared
+    if not made.is_inference():
         _torch.set_version(made, 0)
-        return made
-    shared = source.detach()
-    shared.data = made
-    return shared
+    return made
 
 
 def of_inference(value: Tensor, flags: Sequence[bool], known: Sequence[Tensor]) -> Tensor:

@@ -327,3 +327,9 @@ def test_a_list_of_a_tensor_that_is_closed_over_is_read_in_each_call() -> None:
     for value in (1, 5, 0):
         CLOSED_OVER.fill_(value)
         assert compiled(torch.ones(2)).tolist() == [2.0 * value] * 2
+
+
+def test_a_composite_operation_that_reads_numbers_in_the_code_of_a_class() -> None:
+    """Taken apart once more by every attempt, it would never end."""
+    with torch.inference_mode(), pytest.raises(st.DataDependentError):
+        st.compile(lambda x: torch.combinations(x, r=1))(TwoTensor(torch.randn(1), torch.randn(1)))

@@ -1,0 +1,208 @@
+"""What a caller can ask of a result beside its values: is it a view, of what, and how often was it written."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import subclass_trace as st
+from subclass_trace.zoo import TwoTensor
+
+Tensor = torch.Tensor
+MODES = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}
+
+
+def _written_detached(x: Tensor) -> Tensor:
+    view = x.view(torch.int32)
+    x.detach().mul_(2)
+    return view
+
+
+def _written_as_integers(x: Tensor) -> Tensor:
+    view = x.view(torch.int32)
+    view.add_(1)
+    return view
+
+
+def _beside_its_base(x: Tensor) -> tuple[Tensor, ...]:
+    y = x * 2
+    return y, y.view(torch.int32), y[0], y.t()[1:].detach()
+
+
+OTHER_DTYPES: dict[str, Callable[[Tensor], Any]] = {
+    "integers": lambda x: x.view(torch.int32),
+    "halves": lambda x: x.view(torch.bfloat16),
+    "there and back": lambda x: x.view(torch.int32).view(torch.float32),
+    "of a part": lambda x: x[1:].view(torch.int32),
+    "a part of it": lambda x: (x.view(torch.int32)[1:], x.view(-1)),
+    "detached part": lambda x: x.split(2)[1].detach(),
+    "members": lambda x: [t.view(torch.int32) for t in x.split(2)],
+    "twice": lambda x: (x.detach(), x.view(torch.int32).detach()[0]),
+    "of a value": _beside_its_base,
+    "of a value alone": lambda x: (x * 2).view(torch.int32),
+    "base written": _written_detached,
+    "view written": _written_as_integers,
+    "complex": lambda x: torch.view_as_complex(x.view(-1, 2)),
+}
+
+
+def _written_and_wrapped(x: TwoTensor) -> Tensor:
+    a = x.a.clone()
+    a.add_(1)
+    return TwoTensor(a, x.b * 2)
+
+
+def _inner_written(x: TwoTensor) -> Any:
+    y = x * 2
+    y.a.add_(1)
+    y.a[0].mul_(2)
+    return y, y.a
+
+
+def _input_written(x: TwoTensor) -> Any:
+    x.mul_(2)
+    return x.a, x * 1
+
+
+def _inner_of_input_written(x: TwoTensor) -> Any:
+    x.a.mul_(2)
+    x.a.add_(1)
+    x[0].add_(1)
+    return x * 1
+
+
+def _wrapped_again(x: TwoTensor) -> Any:
+    z = TwoTensor(x.a, x.b)
+    z.mul_(2)
+    return z
+
+
+def _wrapped_detached(x: TwoTensor) -> Any:
+    z = TwoTensor(x.a.detach(), x.b.detach())
+    x.a.add_(1)
+    return z
+
+
+def _list_operation(x: TwoTensor) -> Any:
+    torch._foreach_add_([x], 1.0)
+    return x
+
+
+def _reshaped(x: TwoTensor) -> Any:
+    x.t_()
+    return x * 1
+
+
+def _copied(x: TwoTensor) -> Any:
+    return copy.deepcopy(x.detach())
+
+
+INNER = (
+    _written_and_wrapped,
+    _inner_written,
+    _input_written,
+    _inner_of_input_written,
+    _wrapped_again,
+    _wrapped_detached,
+    _list_operation,
+    _reshaped,
+    _copied,
+)
+
+
+def _version(t: Tensor) -> int | None:
+    return None if t.is_inference() else t._version
+
+
+def _seen(x: Tensor, out: Any) -> list[Any]:
+    results = list(out) if isinstance(out, (tuple, list)) else [out]
+    everything = [x, *results]
+    rows: list[Any] = []
+    for t in everything:
+        bases = [k for k, u in enumerate(everything) if t._base is u]
+        inner = [_version(u) for u in (t.a, t.b)] if isinstance(t, TwoTensor) else []
+        place = (t.dtype, t.stride(), t.storage_offset(), t.requires_grad)
+        rows.append((t._is_view(), t._base is None, bases, _version(t), inner, place))
+    for t in everything:  # who shares a counter with whom
+        if not t.is_inference():
+            with torch.no_grad():
+                t.mul_(1)
+            rows.append([_version(u) for u in everything])
+    return rows
+
+
+def _compare(function: Callable[[Any], Any], make: Callable[[], Tensor], mode: str) -> None:
+    region = st.compile(function)
+    for _ in range(2):
+        found = []
+        for call in (function, region):
+            x = make()
+            with MODES[mode]():
+                out = call(x)
+            found.append(_seen(x, out))
+        assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [
+        *((kind, mode) for kind in ("dense", "wrapper") for mode in MODES),
+        ("requires grad", "grad"),
+        ("view", "no_grad"),
+    ],
+)
+@pytest.mark.parametrize("name", OTHER_DTYPES)
+def test_a_view_of_another_dtype_shares_the_counter(name: str, kind: str, mode: str) -> None:
+    def make() -> Tensor:
+        x = torch.arange(16.0).view(4, 4).clone()
+        if kind == "view":
+            return torch.cat([x, x])[1:5]
+        if kind == "wrapper":
+            return TwoTensor(x, x * 2)
+        return x.requires_grad_() * 1 if kind == "requires grad" else x
+
+    _compare(OTHER_DTYPES[name], make, mode)
+
+
+@pytest.mark.parametrize(("grad", "mode"), [(True, "grad"), *((False, mode) for mode in MODES)])
+@pytest.mark.parametrize("function", INNER)
+def test_counters_of_inner_tensors(function: Callable[[Any], Any], grad: bool, mode: str) -> None:
+    def make() -> Tensor:
+        x = TwoTensor(torch.ones(3, 4), torch.ones(3, 4)).requires_grad_(grad)
+        return x * 1 if grad else x
+
+    _compare(function, make, mode)
+
+
+COMPOSITES: dict[str, tuple[Callable[[Tensor], Any], Callable[[], Tensor]]] = {
+    "one_hot": (lambda x: F.one_hot(x, 5), lambda: torch.arange(4)),
+    "one_hot of nothing": (lambda x: F.one_hot(x, 5), lambda: torch.arange(0)),
+    "one_hot, unknown": (lambda x: F.one_hot(x), lambda: torch.arange(4)),
+    "matrix_rank": (torch.linalg.matrix_rank, lambda: torch.eye(3)),
+    "max_pool1d": (lambda x: F.max_pool1d(x, 2, 1), lambda: torch.randn(2, 3, 8)),
+    "max_pool1d, no batch": (lambda x: F.max_pool1d(x, 2, 1), lambda: torch.randn(3, 8)),
+    "max_pool1d, gradients": (lambda x: F.max_pool1d(x, 2, 1), lambda: torch.randn(2, 3, 8).requires_grad_()),
+    "max_pool1d, indices": (lambda x: F.max_pool1d(x, 2, 1, return_indices=True)[0], lambda: torch.randn(2, 3, 8)),
+    "flatten": (torch.flatten, lambda: torch.randn(2, 3)),
+    "reshape": (lambda x: x.reshape(3, 2), lambda: torch.randn(2, 3)),
+    "chunk": (lambda x: x.chunk(2), lambda: torch.randn(2, 3)),
+    "tensor_split": (lambda x: x.tensor_split(2), lambda: torch.randn(2, 3)),
+    "movedim": (lambda x: x.movedim(0, 1), lambda: torch.randn(2, 3)),
+    "instance_norm": (
+        lambda x: F.instance_norm(x, x[0, :, 0], x[1, :, 0].abs()),
+        lambda: torch.randn(2, 3, 4),
+    ),
+    "deep copy": (copy.deepcopy, lambda: torch.ones(2)),
+    "shallow copy": (copy.copy, lambda: torch.ones(2)),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", COMPOSITES)
+def test_composite_operations(name: str, mode: str) -> None:
+    _compare(*COMPOSITES[name], mode)

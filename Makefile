@@ -36,11 +36,14 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) install -q -c constraints.txt --no-build-isolation -e ".[dev,testing,report]" || $(FAILED)
 	@touch $@
 
+# Files of tests side by side, one process per core. (PARALLEL= for one process, as a debugger needs it.)
+PARALLEL ?= -n auto --maxprocesses 8 --dist loadfile
+
 test: $(STAMP)
-	$(BIN)/python -m pytest -q -m "not slow and not fuzz"
+	$(BIN)/python -m pytest -q $(PARALLEL) -m "not slow and not fuzz"
 
 test-all: $(STAMP)
-	$(BIN)/python -m pytest -q -m "not fuzz"
+	$(BIN)/python -m pytest -q $(PARALLEL) -m "not fuzz"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -23,6 +23,7 @@ from subclass_trace.options import Options
 from subclass_trace.partition.interface import Partitioned, partition, resolve_partitioner
 from subclass_trace.plan import (
     BasePrimal,
+    GradientOutput,
     InputOutput,
     LeafAlias,
     LeafPrimal,
@@ -367,6 +368,13 @@ def test_result_that_is_no_tensor() -> None:
     s = subject(lambda x, n: (x * n, x), two(3).requires_grad_(), 3)
     change_output(s, 1, InputOutput(1))
     with pytest.raises(VerificationError, match="the result is an argument that is no tensor"):
+        s.verify()
+
+
+def test_result_that_is_no_gradient() -> None:
+    s = subject(lambda x, n: (x * n, x), two(3).requires_grad_(), 3)
+    change_output(s, 1, GradientOutput(0))
+    with pytest.raises(VerificationError, match="the result is an input that is no gradient"):
         s.verify()
 
 

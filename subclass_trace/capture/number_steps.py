@@ -19,7 +19,9 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -98,6 +100,7 @@ class Steps:
 
     def __init__(self, session: Session, covers: Callable[[Any], bool], number: Callable[[Any, str], Any]) -> None:
         self.session, self.covers, self.number = session, covers, number
+        self._plans = 0  # code of DTensor computes: see `_plans_shards`
 
     # ---------------------------------------------------------------- the methods
     def hooks(self, cls: Any) -> dict[str, Callable[..., Any]]:
@@ -173,6 +176,8 @@ class Steps:
 
     def _at_once(self, of_number: Callable[[Any], Any], plain: Any) -> Callable[..., Any]:
         def convert(n: Any) -> Any:
+            if self._plans or _plans_shards(sys._getframe(1)):
+                return self._as_torch(functools.partial(plain, n))
             return of_number(self.number(n, "a number that is computed of it")) if self._is_of_sizes(n) else plain(n)
 
         return convert
@@ -218,8 +223,10 @@ class Steps:
         """``function(*operands)``: a step, or what torch makes of it (``plain``). ``kind``: the class of the result."""
         session = self.session
         own = list(filter(self._is_symbol, operands))
-        if not own:
+        if not own or self._plans:
             return plain()
+        if _plans_shards(sys._getframe(2)):
+            return self._as_torch(plain)
         kind = kind or _kind(function, operands)
         if not self._are_known(own):
             return self._unknown(function, operands, plain, kind)
@@ -251,6 +258,14 @@ class Steps:
         if power and kind is int:
             return self.session.step(whole_power, operands, int)
         return self.session.step(_FOR_FLOATS.get(function, function), operands, kind)
+
+    def _as_torch(self, plain: Callable[[], Any]) -> Any:
+        """What torch makes of it, which may take steps of its own."""
+        self._plans += 1
+        try:
+            return plain()
+        finally:
+            self._plans -= 1
 
     def _is_symbol(self, n: Any) -> bool:
         return isinstance(n, _torch.SYM_TYPES) and self.covers(n)
@@ -292,3 +307,9 @@ def _formula_of_power(operands: Sequence[Any]) -> Any:
 
 def _divmod(a: Any, b: Any) -> Any:
     return a // b, a % b
+
+
+def _plans_shards(frame: FrameType) -> bool:
+    """Is it code of DTensor, which weighs what redistributions cost? No value hangs on these numbers, and rounding them
+    would need the sizes."""
+    return str(frame.f_globals.get("__name__", "")).startswith("torch.distributed.tensor")

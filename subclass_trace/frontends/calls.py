@@ -134,7 +134,7 @@ class CallSite:
     names: tuple[Slot, ...]
     reached: Reached
     given: list[Any] = field(default_factory=list)
-    unfinished: list[Sequence[Change | Stored | SettingChange]] = field(default_factory=list)
+    unfinished: list[Sequence[Change | SettingChange]] = field(default_factory=list)
     unfinished_items: list[tuple[ContainerChange, list[Any]]] = field(default_factory=list)
     containers_differ: bool = True
     assigned_to: set[int] = field(default_factory=set)
@@ -360,7 +360,9 @@ class CallSite:
                 try:
                     result = function(*args, **kwargs)
                 except Exception:
-                    self.unfinished.extend((effects, stored, settings))
+                    self.unfinished.extend(
+                        (effects, settings)
+                    )  # no state of optimizers: nothing has moved the parameters
                     self.unfinished_items[:] = containers.unfinished(functools.partial(self._real, handed))
                     raise
             _check_arrays(arrays)

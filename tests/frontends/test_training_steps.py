@@ -305,3 +305,31 @@ def test_the_report_names_what_is_assigned() -> None:
     region = _train(_model, KINDS["SGD with momentum"])
     text = region.specializations[-1].report()
     assert ".grad" in text and "assigned: " in text
+
+
+def test_state_of_an_optimizer_holds_no_traced_tensor_after_an_exception() -> None:
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = optim.Adam([weight])
+
+    def step(x: Tensor) -> None:
+        (weight * x).sum().backward()
+        optimizer.step()
+        raise ValueError("of the function")
+
+    with pytest.raises(ValueError, match="of the function"):
+        st.compile(step)(torch.ones(3))
+    assert not optimizer.state
+    weight.grad = torch.ones(3)
+    optimizer.step()
+    assert weight.tolist() != [1.0] * 3
+
+
+def test_an_argument_that_an_optimizer_holds_too_is_refused() -> None:
+    def step(weight: Tensor, optimizer: optim.Optimizer) -> None:
+        weight.square().sum().backward()
+        optimizer.step()
+
+    weight = nn.Parameter(torch.ones(3))
+    with pytest.raises(UnsupportedError, match="also reaches through a container or an optimizer"):
+        st.compile(step)(weight, optim.SGD([weight], lr=0.1))
+    assert weight.grad is None and weight.tolist() == [1.0] * 3

@@ -33,7 +33,7 @@ from ..subclass.numbers import NumberPlace
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from .assignments import ModuleChange, replaced
-from .containers import HandedContainers, made_containers, named_containers
+from .containers import HandedContainers, found_anew, made_containers, named_containers
 from .counting import left_out, read_late
 from .iterators import no_items_taken
 from .managed_modules import check_flat_parameters, no_managed_modules
@@ -383,6 +383,7 @@ class CallSite:
             plans: list[StatePlan] = [row.plan(len(results) + k) for k, row in enumerate(rows)]
             _refuse_times(times, results, rows, plans)
             self.assigned_to.update(id(plan.owner) for plan in plans)
+            plans = found_anew(plans, self.reached)
             flat = [*results, *[row.value for row in rows]]
             for rebuilt in made.values():
                 plans += _attributes_plans(rebuilt, flat)

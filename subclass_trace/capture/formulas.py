@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import threading
 from collections.abc import Callable, Iterator
 from itertools import chain, pairwise
 from typing import Any
@@ -22,7 +24,7 @@ Adaptive = torch.nn.AdaptiveLogSoftmaxWithLoss
 
 @contextlib.contextmanager
 def formulas() -> Iterator[None]:
-    """Inside, the methods of traced modules are those of this file."""
+    """Inside, the methods of traced modules are those of this file; in this thread."""
     with (
         cumulative_averages(),
         _instead(AveragedModel, "update_parameters", _update_parameters),
@@ -34,8 +36,15 @@ def formulas() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _instead(cls: Any, name: str, method: Callable[..., Any]) -> Iterator[None]:
-    original = getattr(cls, name)
-    setattr(cls, name, lambda self, *args, **kwargs: method(original, self, *args, **kwargs))
+    original, thread = getattr(cls, name), threading.get_ident()
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return original(self, *args, **kwargs)
+        return method(original, self, *args, **kwargs)
+
+    setattr(cls, name, call)
     try:
         yield
     finally:

@@ -95,6 +95,14 @@ class Gradients:
             found = Slot(traced if real is None else real, traced, row.edge, number, row.path, row.is_leaf)
         else:
             real = self.stand_ins.back[id(traced)]
+            if self.metadata.is_input(real):  # two traced tensors for one: each would have a gradient of its own
+                raise UnsupportedError(
+                    "the region needs the .grad of an argument that it also reaches through a container or an optimizer",
+                    path=self.recorder.user_line(),
+                    expected="one way to each tensor whose .grad the region reads or writes",
+                    got=f"a tensor of shape {tuple(real.shape)} that is an argument, and stands elsewhere too",
+                    fix="pass the module that has the parameter, or let the function name the tensor instead of taking it",
+                )
             found = Slot(real, traced, self.stand_ins.of[id(real)].edge, None, None, real.is_leaf)
         self._slots[id(traced)] = found
         return found

@@ -472,9 +472,9 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.writes += [(_torch.storage_ref(t), byte_range(t)) for t in written_arguments(func, args, kwargs)]
         if func is aten.max_unpool2d.default:  # the fake kernel makes it contiguous, the real one does not
             out = _torch.like_format_of(out, args[0])
-        for t, version in versions:  # the fake kernel of a foreach operation does not move it; the real one does
-            if t._version == version:
-                torch.autograd.graph.increment_version(t)
+        # The fake kernel of a foreach operation does not move it; the real one does, once for each of several views.
+        for t in [t for t, version in versions if t._version == version]:
+            torch.autograd.graph.increment_version(t)
         # lift_fresh's result would alias the constant: a region that writes to it must not change the constant.
         target = aten.lift_fresh_copy.default if func is aten.lift_fresh.default else func
         arguments = tuple(map(self._argument, args)), {k: self._argument(v) for k, v in kwargs.items()}

@@ -33,7 +33,7 @@ from ..subclass.numbers import NumberPlace
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from .assignments import ModuleChange, replaced
-from .containers import HandedContainers, made_containers, named_containers
+from .containers import HandedContainers, found_anew, made_containers, named_containers
 from .counting import left_out, read_late
 from .iterators import no_items_taken
 from .managed_modules import check_flat_parameters, no_managed_modules
@@ -134,7 +134,7 @@ class CallSite:
     names: tuple[Slot, ...]
     reached: Reached
     given: list[Any] = field(default_factory=list)
-    unfinished: list[Sequence[Change | Stored | SettingChange]] = field(default_factory=list)
+    unfinished: list[Sequence[Change | SettingChange]] = field(default_factory=list)
     unfinished_items: list[tuple[ContainerChange, list[Any]]] = field(default_factory=list)
     containers_differ: bool = True
     assigned_to: set[int] = field(default_factory=set)
@@ -360,7 +360,9 @@ class CallSite:
                 try:
                     result = function(*args, **kwargs)
                 except Exception:
-                    self.unfinished.extend((effects, stored, settings))
+                    self.unfinished.extend(
+                        (effects, settings)
+                    )  # no state of optimizers: nothing has moved the parameters
                     self.unfinished_items[:] = containers.unfinished(functools.partial(self._real, handed))
                     raise
             _check_arrays(arrays)
@@ -381,6 +383,7 @@ class CallSite:
             plans: list[StatePlan] = [row.plan(len(results) + k) for k, row in enumerate(rows)]
             _refuse_times(times, results, rows, plans)
             self.assigned_to.update(id(plan.owner) for plan in plans)
+            plans = found_anew(plans, self.reached)
             flat = [*results, *[row.value for row in rows]]
             for rebuilt in made.values():
                 plans += _attributes_plans(rebuilt, flat)

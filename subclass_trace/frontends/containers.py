@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import UnsupportedError
-from ..plan import ContainerChange, ReturnedContainer
+from ..plan import ContainerChange, ReturnedContainer, StatePlan
 from ..plan import ContainerItem as Item
 from ..runtime.containers import CHANGEABLE, containers_in, map_containers
 from ..runtime.guards import OF_EVERY_MODULE
@@ -134,6 +134,8 @@ def _path(keys: Any) -> Path:
     return path
 
 
+#: what a function may write to
+_WRITABLE = (*CHANGEABLE, set, Counter)
 #: no deeper than guards look at what a name holds, and no more items
 _DEEPEST, _MOST_ITEMS = 9, 2000
 
@@ -153,15 +155,26 @@ def made_containers(rows: Iterable[tuple[Any, Callable[[], Any]]]) -> dict[int, 
     return _containers_behind((value, ReturnedContainer((), read, after=True)) for value, read in rows)
 
 
+def found_anew(plans: Sequence[StatePlan], reached: Reached) -> list[StatePlan]:
+    """The same changes of containers that names hold: each call finds them there. It may be another one by then, which holds
+    the same items: that is all that is guarded."""
+    if not any(type(plan.owner) in _WRITABLE for plan in plans):
+        return list(plans)
+    ways = named_containers(reached)
+    return [replace(plan, owner=ways.get(id(plan.owner), plan.owner)) for plan in plans]
+
+
 def _containers_behind(starts: Iterable[tuple[Any, ReturnedContainer]]) -> dict[int, ReturnedContainer]:
     found: dict[int, ReturnedContainer] = {}
     todo = deque(starts)
     left = _MOST_ITEMS
     while todo:  # the shortest way to each
         value, row = todo.popleft()
-        if type(value) in CHANGEABLE and id(value) not in found:
+        if type(value) in _WRITABLE and id(value) not in found:
             found[id(value)] = row
         elif not isinstance(value, tuple):
+            continue
+        if isinstance(value, set):  # what can be hashed holds no container
             continue
         left -= len(value)
         if left >= 0 and len(row.keys) < _DEEPEST:

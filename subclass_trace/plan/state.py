@@ -225,7 +225,9 @@ class ReturnedContainer:
     """Stands in the result for a list or dict that the region did not make: the one at ``keys`` of ``(args, kwargs)``, or
     of what ``read()`` finds. Either is looked up before the region does anything: it may put another one there.
 
-    With ``after`` it is one that the region has put there, and is looked up when that is done."""
+    With ``after`` it is one that the region has put there, and is looked up when that is done.
+
+    As the ``owner`` of a plan it is the container that a name leads to, which the region changes."""
 
     keys: tuple[Hashable, ...] = ()
     read: Callable[[], Any] | None = None

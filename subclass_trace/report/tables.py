@@ -26,6 +26,7 @@ from ..plan import (
     OutputPlan,
     Plan,
     RaggedOutput,
+    ReturnedContainer,
     SameOutput,
     SavedValue,
     SizeOutput,
@@ -34,6 +35,7 @@ from ..plan import (
     ValueOutput,
     ViewOutput,
 )
+from ..runtime.containers import container_now
 from ..subclass.paths import Path
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, leaf_count
 
@@ -183,6 +185,8 @@ def _assigned_to(plan: Plan, row: StatePlan) -> str:
         owner = plan.inputs[owner].path
     elif isinstance(owner, OfResult):
         owner = f"result {owner.result}"
+    elif isinstance(owner, ReturnedContainer):
+        owner = type(container_now(owner)).__qualname__
     else:
         owner = type(owner).__qualname__
     return f"assigned: {owner}" if name is None else f"assigned: {owner}.{name}"

@@ -8,10 +8,11 @@ from __future__ import annotations
 import operator
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from ..errors import UnsupportedError
-from ..plan import ContainerChange, ReturnedContainer
+from ..plan import ContainerChange, ReturnedContainer, StatePlan
 
 #: containers that a function may change, and pytree nodes of optree's own
 CHANGEABLE = (list, dict, OrderedDict, defaultdict, deque)
@@ -89,6 +90,19 @@ def change_containers(rows: Sequence[ContainerChange], args: Any, kwargs: Any, n
         found.append((row, container, dict(container) if isinstance(container, dict) else list(container)))
     for change, container, old in found:
         change.deliver(container, old, new)
+
+
+def owners_found(plans: Sequence[StatePlan]) -> list[StatePlan]:
+    """What a call does to Python state, with the containers that it does that to. They are looked up before it does any of
+    it, for it may put others there."""
+    rows = [(plan, plan.owner) for plan in plans]
+    return [replace(plan, owner=container_now(o)) if type(o) is ReturnedContainer else plan for plan, o in rows]
+
+
+def container_now(row: ReturnedContainer) -> Any:
+    """The one at the end of a way that begins with ``read()``."""
+    assert row.read is not None
+    return _at(row.read(), row.keys)
 
 
 def _at(values: Any, keys: Sequence[Hashable]) -> Any:

@@ -32,6 +32,7 @@ from ..subclass.flatten import leaves_of
 from ..subclass.paths import owner_of
 from ..subclass.visit import rebuild
 from .backward import Backwards
+from .containers import owners_found
 from .function import Dangling, RegionFunction
 from .rebuild import detached, of_inference, replay_view, share
 from .sizes import bind, evaluate, evaluator, read_unread
@@ -170,7 +171,7 @@ def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]
             results.append(results[o.result])
         else:
             results.append(make_output(o, call, values, flat, early.get(k)))
-    for a in plan.assignments:
+    for a in owners_found(plan.assignments):
         a.deliver(call.inputs, results)
     del results[plan.out_tree.num_leaves :]  # what was only made to be assigned
     if plan.grad_mode_after is not None:

@@ -291,3 +291,45 @@ def test_what_was_done_before_an_exception_is_done_once() -> None:
         with contextlib.suppress(ValueError):
             region(torch.ones(2), n)
     assert seen == [1, 2, 3, 4, 3]
+
+
+def _append(table: dict[str, Any], held: SimpleNamespace) -> int:
+    table["log"].append(1)
+    return len(table["log"])
+
+
+def _append_attribute(table: dict[str, Any], held: SimpleNamespace) -> int:
+    held.log.append(1)
+    return len(held.log)
+
+
+def _count(table: dict[str, Any], held: SimpleNamespace) -> int:
+    table["counts"]["n"] += 1
+    return int(table["counts"]["n"])
+
+
+def _add(table: dict[str, Any], held: SimpleNamespace) -> int:
+    held.kinds.add(2)
+    return len(held.kinds)
+
+
+def _store(table: dict[str, Any], held: SimpleNamespace) -> int:
+    table["rows"][0]["k"] = 3
+    return len(table["rows"])
+
+
+@pytest.mark.parametrize("change", [_append, _append_attribute, _count, _add, _store])
+def test_a_container_that_was_replaced_by_an_equal_one_is_the_one_that_changes(change: Callable[..., int]) -> None:
+    table: dict[str, Any] = {}
+    held = SimpleNamespace()
+
+    def step(x: Tensor) -> Tensor:
+        return x * change(table, held)
+
+    found = []
+    for call in (step, step, st.compile(step)):
+        for _ in range(2):
+            table.update(log=[0], counts={"n": 0}, rows=[{}])
+            held.log, held.kinds = [0], {1}
+            found.append(f"{call(torch.ones(1))} {table} {held}")
+    assert len(set(found)) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import nn, optim
 
 import subclass_trace as st
+from subclass_trace.capture.formulas import no_schedules
 from subclass_trace.errors import UnsupportedError
 from subclass_trace.zoo import TwoTensor
 
@@ -305,3 +307,48 @@ def test_the_report_names_what_is_assigned() -> None:
     region = _train(_model, KINDS["SGD with momentum"])
     text = region.specializations[-1].report()
     assert ".grad" in text and "assigned: " in text
+
+
+def test_state_of_an_optimizer_holds_no_traced_tensor_after_an_exception() -> None:
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = optim.Adam([weight])
+
+    def step(x: Tensor) -> None:
+        (weight * x).sum().backward()
+        optimizer.step()
+        raise ValueError("of the function")
+
+    with pytest.raises(ValueError, match="of the function"):
+        st.compile(step)(torch.ones(3))
+    assert not optimizer.state
+    weight.grad = torch.ones(3)
+    optimizer.step()
+    assert weight.tolist() != [1.0] * 3
+
+
+def test_an_argument_that_an_optimizer_holds_too_is_refused() -> None:
+    def step(weight: Tensor, optimizer: optim.Optimizer) -> None:
+        weight.square().sum().backward()
+        optimizer.step()
+
+    weight = nn.Parameter(torch.ones(3))
+    with pytest.raises(UnsupportedError, match="also reaches through a container or an optimizer"):
+        st.compile(step)(weight, optim.SGD([weight], lr=0.1))
+    assert weight.grad is None and weight.tolist() == [1.0] * 3
+
+
+def test_schedulers_of_other_threads_step_while_a_region_is_traced() -> None:
+    optimizer = optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
+    schedule = optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+    def elsewhere() -> float:
+        optimizer.step()
+        schedule.step()
+        return float(schedule.get_last_lr()[0])
+
+    rates: list[float] = []
+    with no_schedules(), ThreadPoolExecutor(1) as pool:
+        rates.append(pool.submit(elsewhere).result())
+        with pytest.raises(UnsupportedError, match="step\\(\\) of a ExponentialLR"):
+            schedule.step()
+    assert rates == [0.5]

@@ -90,6 +90,7 @@ from .kinds import storage_ref as storage_ref
 from .kinds import tensor_guard as tensor_guard
 from .modes import GLOBAL_MODULE_HOOKS as GLOBAL_MODULE_HOOKS
 from .modes import PROXY_MODE_KEY as PROXY_MODE_KEY
+from .modes import SCALER_START as SCALER_START
 from .modes import DispatchLog as DispatchLog
 from .modes import DispatchMode as DispatchMode
 from .modes import any_autocast as any_autocast

@@ -12,6 +12,9 @@ import torch
 from torch._C import DispatchKey, DispatchKeySet, _ExcludeDispatchKeyGuard
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+#: the method of a gradient scaler that makes its tensors
+SCALER_START = "_lazy_init_scale_growth_tracker"
+
 
 @contextlib.contextmanager
 def no_modes() -> Iterator[None]:

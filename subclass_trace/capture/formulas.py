@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from itertools import chain, pairwise
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.amp import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
@@ -30,6 +32,8 @@ def formulas() -> Iterator[None]:
         _instead(AveragedModel, "update_parameters", _update_parameters),
         _instead(Adaptive, "forward", _adaptive_log_softmax),
         no_schedules(),
+        scaled_losses(),
+        meshes_as_they_are(),
     ):
         yield
 
@@ -58,6 +62,42 @@ def no_schedules() -> Iterator[None]:
         for cls in _with_subclasses(LRScheduler):
             if "step" in vars(cls):
                 stack.enter_context(_instead(cls, "step", _refuse_schedule))
+        yield
+
+
+@contextlib.contextmanager
+def scaled_losses() -> Iterator[None]:
+    """Inside, a gradient scaler makes its tensors for good when it scales its first loss. What depends on whether gradients
+    are finite is refused before it changes anything."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_instead(GradScaler, _torch.SCALER_START, _for_good))
+        for name in ("unscale_", "step", "update"):
+            stack.enter_context(_instead(GradScaler, name, functools.partial(_refuse_scaler, name)))
+        yield
+
+
+def _for_good(original: Callable[..., Any], self: Any, *args: Any) -> Any:
+    with _torch.no_overrides(), _torch.no_modes():
+        return original(self, *args)
+
+
+def _refuse_scaler(name: str, original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    if not self.is_enabled():
+        return original(self, *args, **kwargs)
+    raise UnsupportedError(
+        f"the region calls {name}() of a GradScaler",
+        expected="scale(loss) and .backward() in the region, what looks at gradients outside of it",
+        got="a decision on whether gradients are finite",
+        fix=f"call scaler.{name}(...) after the region",
+    )
+
+
+@contextlib.contextmanager
+def meshes_as_they_are() -> Iterator[None]:
+    """Inside, parts of a device mesh are made as outside: of ranks that are numbers, not traced tensors."""
+    module = sys.modules.get("torch.distributed.device_mesh")
+    mesh = getattr(module, "DeviceMesh", None)
+    with _instead(mesh, "__getitem__", _for_good) if mesh is not None else contextlib.nullcontext():
         yield
 
 

@@ -74,10 +74,12 @@ def read_mutations(
     arguments: Sequence[Argument],
     emit: Callable[[Tensor], int],
     borrowed: Mapping[int, int],
+    leads_to: Callable[[Tensor], bool],
 ) -> list[MutationPlan]:
     """One plan per input that the region changed; where ``before`` is None, nobody looks.
 
-    ``emit`` adds a live tensor to the forward values; ``borrowed``: see `SharedCounters`.
+    ``emit`` adds a live tensor to the forward values; ``borrowed``: see `SharedCounters`;
+    ``leads_to`` tells whether results were computed of a leaf.
 
     Raises:
         RuntimeError: eager would refuse too (a leaf that requires grad is written in place).
@@ -94,7 +96,8 @@ def read_mutations(
         differentiable = _moved_history(row)
         starts = row.edge is None and row.traced.requires_grad and row.traced.grad_fn is None
         stops = row.edge is not None and not row.traced.requires_grad
-        if row.edge is not None and row.traced.requires_grad and row.traced.grad_fn is None:
+        again = row.edge is not None and row.traced.requires_grad and row.traced.grad_fn is None
+        if again and (not row.is_leaf or leads_to(row.traced)):
             raise _started_again(argument)
         bumps = 0 if was.version is None else row.traced._version - was.version - borrowed.get(id(row.traced), 0)
         changed = change.data or change.replaced or change.metadata or change.attributes

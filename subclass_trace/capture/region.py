@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -220,7 +221,10 @@ class _Capture:
             closed = ClosedOverTensors(recorder, self.stand_ins, inputs, self.gradients.facts())
             mine = inputs
             inputs, arguments, states = closed.among(inputs, self.arguments, before)
-            mutations = read_mutations(inputs, states, recorder, arguments, self._emit, self.counters.borrowed)
+            every = [t for t in (*results, *(i.traced for i in inputs.inputs)) if isinstance(t, Tensor)]
+            mutations = read_mutations(
+                inputs, states, recorder, arguments, self._emit, self.counters.borrowed, partial(_leads_to, every)
+            )
             mutations += closed.mutations(versions, self._emit)
             own.settle()
             own.handed_out(results, mine)
@@ -451,6 +455,11 @@ class _Capture:
         sizes = {count + k: s for k, s in enumerate(inputs.sizes)}
         closed = [c.primal for c in self.recorder.closed_over if c.primal is not None]
         return [*range(count), *closed], sizes
+
+
+def _leads_to(values: Sequence[Tensor], leaf: Tensor) -> bool:
+    """Was one of these values computed of a leaf?"""
+    return any(t is leaf for t in leaves_behind(values, []))
 
 
 def is_own_leaf(t: Tensor) -> bool:

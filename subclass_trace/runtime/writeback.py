@@ -15,7 +15,7 @@ from .. import _torch
 from ..capture.mutation import multi_view_error
 from ..errors import UnsupportedError
 from ..plan import InputPlan, MutationPlan
-from ..subclass.flatten import leaves_of
+from ..subclass.flatten import leaves_of, map_leaves
 from ..subclass.paths import owner_of
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
 from .sizes import Env, concrete
@@ -30,13 +30,15 @@ class WriteBack(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, new: Tensor, plan: MutationPlan) -> Tensor:
         """Copy the leaves; autograd moves the version counter."""
         _copy_leaves(plan, x, leaves_of(x), leaves_of(new))
+        ctx.is_view = x._is_view()
         ctx.mark_dirty(x)
         return x
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:
-        """The gradient belongs to the new contents."""
-        return None, grad, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, None]:
+        """The gradient belongs to the new contents. The base of a view gets zeros where it was written: for no gradient at
+        all, autograd (``CopySlices``) would drop that of the rest of the base as well."""
+        return map_leaves(torch.zeros_like, grad) if ctx.is_view else None, grad, None
 
 
 def deliver(plan: MutationPlan, inp: InputPlan, x: Tensor, new: Tensor | None, old: Sequence[Tensor], env: Env) -> None:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from spmd import REPLICATE, ROWS, check, collectives, column, difference, of_local, run_model, seen, values, whole
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Partial, Replicate, Shard, distribute_module
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -214,3 +214,14 @@ def test_updating_parameters_does_not_recompile(mesh) -> None:
         optimizer.step()
         optimizer.zero_grad()
     assert len(region.specializations) == 1, region.explain()
+
+
+def test_parts_of_a_mesh(mesh) -> None:
+    grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    x = DTensor.from_local(torch.ones(2, 4), grid["tp"], [Shard(0)], run_check=False)
+
+    def function(x):
+        local = x.to_local() * grid["dp"].size()
+        return DTensor.from_local(local, grid["tp"], [Shard(0)], run_check=False)
+
+    assert difference(seen(function(x)), seen(st.compile(function)(x))) is None

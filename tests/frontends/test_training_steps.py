@@ -352,3 +352,33 @@ def test_schedulers_of_other_threads_step_while_a_region_is_traced() -> None:
         with pytest.raises(UnsupportedError, match="step\\(\\) of a ExponentialLR"):
             schedule.step()
     assert rates == [0.5]
+
+
+def test_a_scaled_loss() -> None:
+    def run(compile: Callable[[Any], Any]) -> Any:
+        torch.manual_seed(0)
+        model = _model()
+        optimizer = optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+        step = compile(lambda x: scaler.scale(model(x).mean()).backward())
+        for k in range(4):
+            optimizer.zero_grad()
+            step(torch.full((2, 3), float(k)))
+            scaler.step(optimizer)
+            scaler.update()
+        return _state(model, optimizer), scaler.get_scale()
+
+    assert run(st.compile) == run(lambda f: f)
+
+
+def test_what_a_scaler_decides_is_refused() -> None:
+    model = _model()
+    optimizer, scaler = optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
+
+    def step(x: Tensor) -> None:
+        scaler.scale(model(x).mean()).backward()
+        scaler.step(optimizer)
+
+    with pytest.raises(UnsupportedError, match=r"step\(\) of a GradScaler"):
+        st.compile(step)(torch.ones(2, 3))
+    step(torch.ones(2, 3))  # nothing of the trace is left in it

@@ -282,3 +282,54 @@ def test_closed_over_leaves() -> None:
     weights[1].grad = None
     assert [float(g) for g in region(torch.ones(2))] == [20.0, 2.0]
     assert len(region.specializations) == 3
+
+
+@pytest.mark.parametrize("kind", [_dense, _two])
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_the_rest_of_a_base_keeps_its_gradient(kind: Callable[[], Tensor], create_graph: bool) -> None:
+    """A view is written in the region, which does not know its base."""
+
+    def write(v: Tensor) -> Tensor:
+        v.mul_(2)
+        return v + 1
+
+    seen = []
+    for call in (write, st.compile(write)):
+        torch.manual_seed(0)
+        w = kind().requires_grad_()
+        h = w * 1
+        part = h[1:]
+        out = call(part)
+        tangents = [torch.ones_like(h) * 3, torch.ones_like(out)]
+        (gradient,) = torch.autograd.grad([h * 1, out], w, tangents, create_graph=create_graph)
+        seen.append(_parts(gradient.detach()))
+    assert seen[1] == seen[0]
+
+
+def test_leaves_that_are_frozen_for_a_while() -> None:
+    def step(x: Tensor, w: Tensor) -> Tensor:
+        (x * w).sum().backward()
+        w.requires_grad_(False)
+        y = (x.sin() * w).sum()
+        y.backward()
+        w.requires_grad_(True)
+        return y
+
+    seen = []
+    for call in (step, st.compile(step)):
+        x, w = torch.ones(3, requires_grad=True), torch.full((3,), 2.0, requires_grad=True)
+        for _ in range(2):
+            call(x, w)
+        assert x.grad is not None and w.grad is not None
+        seen.append((x.grad.tolist(), w.grad.tolist(), w.requires_grad, w.is_leaf))
+    assert seen[1] == seen[0]
+
+
+def test_results_of_a_leaf_that_was_frozen_are_refused() -> None:
+    def step(w: Tensor) -> Tensor:
+        w.requires_grad_(False)
+        w.requires_grad_(True)
+        return w * 2
+
+    with pytest.raises(UnsupportedError, match="leaf of its own"):
+        st.compile(step)(torch.ones(3, requires_grad=True))

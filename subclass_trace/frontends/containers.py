@@ -160,7 +160,7 @@ def found_anew(plans: Sequence[StatePlan], reached: Reached) -> list[StatePlan]:
     the same items: that is all that is guarded."""
     if not any(type(plan.owner) in _WRITABLE for plan in plans):
         return list(plans)
-    ways = named_containers(reached)
+    ways: Mapping[int, Any] = named_containers(reached)
     return [replace(plan, owner=ways.get(id(plan.owner), plan.owner)) for plan in plans]
 
 

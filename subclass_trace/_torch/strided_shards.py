@@ -34,6 +34,8 @@ def repaired_unflatten(cls: type) -> Callable[..., torch.Tensor] | None:
     make: Any = torch.Tensor._dtensor__new__
 
     def unflatten(inner: dict[str, Any], context: Any, size: Any, stride: Any) -> torch.Tensor:
+        if len(context) == 2:  # torch 2.11: the spec itself, with its flag
+            return original(inner, context, size, stride)  # type: ignore[no-any-return]
         placements, meta, order, requires_grad = context
         if order is None or not any(isinstance(p, _StridedShard) for p in placements):
             return original(inner, context, size, stride)  # type: ignore[no-any-return]

@@ -160,9 +160,8 @@ def found_anew(plans: Sequence[StatePlan], reached: Reached) -> list[StatePlan]:
     the same items: that is all that is guarded."""
     if not any(type(plan.owner) in _WRITABLE for plan in plans):
         return list(plans)
-    ways = named_containers(reached)
-    # A plan whose owner is no container keeps it.
-    return [replace(plan, owner=ways[id(plan.owner)]) if id(plan.owner) in ways else plan for plan in plans]  # type: ignore[arg-type]
+    ways: Mapping[int, Any] = named_containers(reached)
+    return [replace(plan, owner=ways.get(id(plan.owner), plan.owner)) for plan in plans]
 
 
 def _containers_behind(starts: Iterable[tuple[Any, ReturnedContainer]]) -> dict[int, ReturnedContainer]:

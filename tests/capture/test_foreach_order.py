@@ -73,3 +73,14 @@ def test_lists_that_share_nothing_stay_one_operation() -> None:
     found = st.trace(in_place, torch.ones(2), torch.ones(2))
     targets = [str(n.target) for n in found.forward.graph.nodes if n.op == "call_function"]
     assert targets.count("aten._foreach_add.Scalar") == 1
+
+
+def test_several_views_of_one_tensor_move_its_version_once_each() -> None:
+    def f(b: torch.Tensor) -> None:
+        torch._foreach_mul_([b[:2], b[2:]], 2.0)
+
+    expected, got = torch.ones(4), torch.ones(4)
+    f(expected)
+    st.compile(f)(got)
+    assert got._version == expected._version == 2
+    assert torch.equal(got, expected)

@@ -113,11 +113,13 @@ from .modes import functorch_config as functorch_config
 from .modes import grad_enabled as grad_enabled
 from .modes import no_modes as no_modes
 from .modes import no_overrides as no_overrides
+from .modes import no_transforms as no_transforms
 from .modes import optimizers_as_eager as optimizers_as_eager
 from .modes import peek_functorch as peek_functorch
 from .modes import plain_dispatch as plain_dispatch
 from .modes import pytree_namespace as pytree_namespace
 from .modes import set_grad as set_grad
+from .modes import transformed_inputs as transformed_inputs
 from .modes import unrecorded_sharding_propagation as unrecorded_sharding_propagation
 from .modes import without_dispatch as without_dispatch
 from .modes import without_mkldnn as without_mkldnn

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch._functorch.eager_transforms
+import torch._functorch.utils
+import torch._functorch.vmap
 from torch._C import DispatchKey, DispatchKeySet, _ExcludeDispatchKeyGuard
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -77,6 +80,42 @@ def optimizers_as_eager() -> Iterator[None]:
 def foreach_globals() -> dict[str, Any]:
     """The globals of the code that asks whether list operations take these tensors."""
     return vars(torch.utils._foreach_utils)
+
+
+def no_transforms() -> contextlib.AbstractContextManager[Any]:
+    """Inside, no transform of ``torch.func`` is active."""
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        return contextlib.nullcontext()
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    return temporarily_clear_interpreter_stack()
+
+
+@contextlib.contextmanager
+def transformed_inputs(swap: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Inside, the transforms of ``torch.func``, and every ``autograd.Function``, work on ``swap(t)`` instead of a tensor
+    ``t``; in this thread."""
+    thread = threading.get_ident()
+
+    def unwrapped(args: tuple[Any, ...]) -> tuple[Any, ...]:  # a Function calls this first
+        mine = threading.get_ident() == thread
+        return unwrap(tuple(swap(a) if mine and isinstance(a, torch.Tensor) else a for a in args))  # type: ignore[no-any-return]
+
+    def swapped(wrap: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda t, *rest: wrap(swap(t) if threading.get_ident() == thread else t, *rest)
+
+    places = [(torch._functorch.vmap, "_add_batch_dim"), (torch._functorch.eager_transforms, "_wrap_for_grad")]
+    before = [(module, name, getattr(module, name)) for module, name in places]
+    utils: Any = torch._functorch.utils
+    unwrap, utils.unwrap_dead_wrappers = utils.unwrap_dead_wrappers, unwrapped
+    for module, name, wrap in before:
+        setattr(module, name, swapped(wrap))
+    try:
+        yield
+    finally:
+        utils.unwrap_dead_wrappers = unwrap
+        for module, name, wrap in before:
+            setattr(module, name, wrap)
 
 
 @contextlib.contextmanager

@@ -103,6 +103,10 @@ class StandIns:
         """Is it a real tensor, or the stand-in of one that the function names or closes over?"""
         return id(t) in self.back or self._is_real(t)
 
+    def swapped(self, t: Tensor) -> Tensor:
+        """The stand-in for a real tensor; any other tensor itself."""
+        return self.stand_in(t) if self._is_real(t) else t
+
     def _one(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             return self.stand_in(value) if self._is_real(value) else value
@@ -119,7 +123,8 @@ class StandIns:
             return self.named[id(real)][1]
         known = self.of.get(id(real))
         if known is None:
-            known = self.of[id(real)] = self._trace(real)
+            with _torch.no_transforms():
+                known = self.of[id(real)] = self._trace(real)
             self.back[id(known.traced)] = real
         return known.traced
 

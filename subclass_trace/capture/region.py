@@ -296,6 +296,7 @@ class _Capture:
                 hooks,
                 functions,
                 _torch.accumulating_engine(functions.gradients.backward),
+                _torch.transformed_inputs(functions.stand_ins.swapped),
                 self.session.in_their_places(),
                 asked,
                 watching,
@@ -384,8 +385,8 @@ class _Capture:
         groups: tuple[tuple[int, ...], ...] = ()
         saved: frozenset[str] = frozenset()
         out_of_sight = False
+        self._check_leaves(leaves_behind(live, edges), inputs)
         if differentiable and edges:
-            self._check_leaves(leaves_behind(live, edges), inputs)
             with self.session.modes():  # an output that its own node saves is unpacked by `detach`
                 by_node = saved_by_autograd(live, edges, recorder.sets_hooks)
             kept = [t for tensors in by_node.values() for t in tensors]

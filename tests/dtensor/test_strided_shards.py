@@ -10,7 +10,6 @@ from torch.distributed.tensor import DTensor, Shard
 
 import subclass_trace as st
 
-
 VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
 #: eager mode itself refuses such views in torch 2.11, and two of these programs in 2.12
 pytestmark = pytest.mark.skipif(VERSION < (2, 12), reason="torch 2.11 has no such views")

@@ -1,0 +1,88 @@
+"""Transforms of ``torch.func`` on tensors that a region closes over: with their gradients, beside other uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, jvp, stack_module_state, vmap
+
+import subclass_trace as st
+
+Tensor = torch.Tensor
+Weights = dict[str, Tensor]
+
+PROGRAMS: dict[str, Callable[[Weights, Tensor], Any]] = {
+    "vmap": lambda d, x: vmap(torch.sin)(d["w"]),
+    "vmap beside another use": lambda d, x: vmap(torch.sin)(d["w"]) + d["w"] * 2,
+    "vmap over a dict": lambda d, x: vmap(lambda p: p["w"].cos())(d) * x,
+    "closed over by what is mapped": lambda d, x: vmap(lambda row: row * d["w"][0])(x),
+    "grad": lambda d, x: grad(lambda v: (v * v * v).sum())(d["w"]) * x,
+    "grad of a closure": lambda d, x: grad(lambda v: (v * d["w"]).sin().sum())(x),
+    "jvp": lambda d, x: jvp(torch.sin, (d["w"],), (x,))[1],
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_as_eager(name: str) -> None:
+    seen = []
+    for compile in (lambda f: f, st.compile):
+        weights = {"w": torch.arange(6.0).view(3, 2).requires_grad_()}
+        region = compile(lambda x, weights=weights: PROGRAMS[name](weights, x))
+        for k in range(2):
+            x = torch.full((3, 2), 1.0 + k)
+            out = region(x)
+            assert out.requires_grad
+            out.sum().backward()
+        seen.append((out.tolist(), weights["w"].grad.tolist()))  # type: ignore[union-attr]
+    assert seen[0] == seen[1]
+
+
+def test_an_ensemble() -> None:
+    seen = []
+    for compile in (lambda f: f, st.compile):
+        torch.manual_seed(0)
+        models = [nn.Linear(3, 2) for _ in range(3)]
+        parameters, _ = stack_module_state(models)  # type: ignore[arg-type]
+        optimizer = torch.optim.SGD(parameters.values(), 0.1)
+
+        def step(x: Tensor, models: Any = models, parameters: Any = parameters, optimizer: Any = optimizer) -> Tensor:
+            one = models[0]
+            out = vmap(lambda held, x: functional_call(one, held, (x,)), (0, None))(parameters, x)
+            optimizer.zero_grad()
+            loss: Tensor = out.square().sum()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        run = compile(step)
+        losses = [run(torch.ones(4, 3)).item() for _ in range(3)]
+        seen.append((losses, [p.tolist() for p in parameters.values()]))
+    assert seen[0] == seen[1]
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return x * w
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        return grads[0] * w, grads[0] * x
+
+
+def test_a_custom_function_of_a_closed_over_tensor() -> None:
+    seen = []
+    for compile in (lambda f: f, st.compile):
+        held = [torch.arange(3.0).requires_grad_()]
+        run = compile(lambda x, held=held: Scaled.apply(x, held[0]) + held[0])
+        for k in range(2):
+            run(torch.full((3,), 1.0 + k)).sum().backward()
+        assert held[0].grad is not None
+        seen.append(held[0].grad.tolist())
+    assert seen[0] == seen[1]

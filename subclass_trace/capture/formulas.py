@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.amp import GradScaler
+from torch.distributions.utils import lazy_property
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
@@ -34,6 +35,7 @@ def formulas() -> Iterator[None]:
         no_schedules(),
         scaled_losses(),
         meshes_as_they_are(),
+        _instead(lazy_property, "__get__", _not_kept),
     ):
         yield
 
@@ -90,6 +92,15 @@ def _refuse_scaler(name: str, original: Callable[..., Any], self: Any, *args: An
         got="a decision on whether gradients are finite",
         fix=f"call scaler.{name}(...) after the region",
     )
+
+
+def _not_kept(original: Callable[..., Any], self: Any, instance: Any, *rest: Any) -> Any:
+    """A property of a distribution that is computed when it is first asked for: a traced value is not kept in the object,
+    which may be one from outside."""
+    if instance is None:
+        return original(self, instance, *rest)
+    with torch.enable_grad():
+        return self.wrapped(instance)
 
 
 @contextlib.contextmanager

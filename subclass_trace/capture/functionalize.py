@@ -331,6 +331,11 @@ class _Replay:
             read = self.functional.graph.call_function(node.target, (self._node(node.args[0]),))
             read.meta.update(node.meta)
             return self.functional.adopt_number(node.meta["val"], read)
+        if self._is_step(node):
+            target: Any = node.target
+            made = self.functional.graph.call_function(target, fx.node.map_arg(node.args, self._node))
+            made.meta.update(node.meta)
+            return self.functional.adopt_number(node.meta["val"], made)
         args = fx.node.map_arg(node.args, self.env.__getitem__)
         kwargs = fx.node.map_arg(node.kwargs, self.env.__getitem__)
         if node.target in _PLACED:
@@ -346,6 +351,16 @@ class _Replay:
             return node.target(*args, **kwargs)  # type: ignore[operator]
         except (RuntimeError, AssertionError) as error:
             raise _not_functional(node, error) from error
+
+    def _is_step(self, node: fx.Node) -> bool:
+        """Does Python compute it of numbers that are known in the traced call? Called again, ``math.exp`` would fix them."""
+        value = node.meta.get("val")
+        return (
+            isinstance(value, _torch.SYM_TYPES)
+            and not isinstance(node.target, _torch.OpOverload)
+            and not node.kwargs
+            and _torch.is_known(value)
+        )
 
     def _loses_layout(self, node: fx.Node) -> bool:
         """Is it an operation in place on a transposed tensor, whose functional form gives a contiguous one?"""

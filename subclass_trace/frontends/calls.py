@@ -213,19 +213,24 @@ class CallSite:
         states = [(id(s.owner), s.table, s.name) for s in self.states]
         return (*states, *[(id(n.holder), "name", n.key or "") for n in self.names])
 
+    @functools.cached_property
+    def user_paths(self) -> list[Path]:
+        """The paths of the user leaves."""
+        return argument_paths(self.tree)
+
     def path(self, position: int) -> Path:
         """The path of a flat position."""
         if position >= self.user_count:
             k = position - self.user_count - len(self.states)
             return self.names[k].path if k >= 0 else self.states[k].path
-        return argument_paths(self.tree)[position]
+        return self.user_paths[position]
 
     def arguments(self, bases: Sequence[Tensor] = ()) -> tuple[list[Argument], list[int | None]]:
         """The distinct tensors, and for each flat position its argument (None where it is no tensor).
 
         Views of a tensor in ``bases`` are represented by that base.
         """
-        paths = [*argument_paths(self.tree), *[s.path for s in self.states], *[n.path for n in self.names]]
+        paths = [*self.user_paths, *[s.path for s in self.states], *[n.path for n in self.names]]
         named = self.user_count + len(self.states)
         arguments: list[Argument] = []
         positions: list[int | None] = []
@@ -280,7 +285,7 @@ class CallSite:
         leaves, tree = flatten_tree((args, kwargs))
         if tree == self.tree and all(a is b for a, b in zip(leaves, handed, strict=False)):
             return
-        changed = [str(p) for p, a, b in zip(argument_paths(self.tree), leaves, handed, strict=False) if a is not b]
+        changed = [str(p) for p, a, b in zip(self.user_paths, leaves, handed, strict=False) if a is not b]
         raise UnsupportedError(
             "the region changes a container among its arguments",
             path=changed[0] if changed and tree == self.tree else "args",
@@ -304,7 +309,7 @@ class CallSite:
                 place = next(k for k, value in enumerate(self.flat) if value is row.real)
                 raise UnsupportedError(
                     "the region changes the shape, or replaces an inner tensor, of an argument that is a view of another",
-                    path=argument_paths(self.tree)[place] if place < self.user_count else None,
+                    path=self.user_paths[place] if place < self.user_count else None,
                     expected="changes of the values of views whose base is an argument too and requires grad",
                     got=f"a view of shape {tuple(row.real.shape)} whose layout is another one after the call",
                     fix="change the shape out of place: y = x.t() instead of x.t_()",

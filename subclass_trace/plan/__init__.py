@@ -13,6 +13,7 @@ Sizes in specs are ints or `SizeExpr`; `SymbolPlan` says where the symbols' valu
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -174,6 +175,15 @@ class Plan:
         ContainerChange | ReturnedContainer, ...
     ] = ()  # of which ``out_tree`` is ``(result, [new items])``
     unread: tuple[Unread, ...] = ()  # values of contexts that no guard compares, since the trace read none of them
+
+    @functools.cached_property
+    def bumps_by_results(self) -> dict[int, int]:
+        """Input -> by how much making the results moves its version counter (early ones have done so already)."""
+        bumps: dict[int, int] = {}
+        for o in self.outputs:
+            if isinstance(o, ViewOutput) and o.of_input:
+                bumps[o.base] = bumps.get(o.base, 0) + o.version_bumps
+        return bumps
 
     @property
     def compared_inputs(self) -> tuple[int, ...]:

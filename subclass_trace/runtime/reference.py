@@ -20,6 +20,7 @@ from ..plan import (
     GradientOutput,
     InputOutput,
     LeafPrimal,
+    MutationPlan,
     OutputPlan,
     Plan,
     Primal,
@@ -141,7 +142,7 @@ def base_value(primal: BasePrimal, leaves: Sequence[Tensor], numel: int) -> Tens
 def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]) -> list[Any]:
     """Deliver mutations, then make the results: whatever views an input sees its new contents."""
     values = list(values)
-    old = [leaves_of(x) for x in call.inputs] if plan.mutations else []
+    old = {m.input: leaves_of(call.inputs[m.input]) for m in plan.mutations if not _is_done(m, call)}
     share_values(plan, call, values, within=False)
     for k, flags in plan.inference:
         values[k] = of_inference(values[k], flags, call.leaves)
@@ -161,9 +162,10 @@ def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]
         new, x = None if m.value is None else values[m.value], call.inputs[m.input]
         # From where it stands now: an input may share its counter with one that was delivered before (x, x.detach()).
         version = None if x.is_inference() else x._version
-        deliver(m, plan.inputs[m.input], x, new, old[m.input], call.env)
+        if m.input in old:
+            deliver(m, plan.inputs[m.input], x, new, old[m.input], call.env)
         if version is not None:
-            set_version(x, version + m.version_bumps - m.moved - _bumps_by_results(plan, m.input))
+            set_version(x, version + m.version_bumps - m.moved - plan.bumps_by_results.get(m.input, 0))
     values += [detached(row, (call.inputs if row.of_input else values)[row.base], call.env) for row in plan.detached]
     results: list[Any] = []
     for k, o in enumerate(plan.outputs):
@@ -179,17 +181,20 @@ def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]
     return results
 
 
+def _is_done(m: MutationPlan, call: Call) -> bool:
+    """Has the program written all there is, so that only the version is left? Of dense inputs alone."""
+    x = call.inputs[m.input]
+    if not m.in_program or m.copied or m.replaced or m.metadata is not None or m.attributes or m.stops_grad:
+        return False
+    plain = not m.differentiable and not m.memory and type(x) in (Tensor, torch.nn.Parameter)
+    return plain and (torch.is_inference_mode_enabled() or not x.is_inference())
+
+
 def share_values(plan: Plan, call: Call, values: list[Tensor], within: bool) -> None:
     """Put what lies in other memory there: values with a history inside the autograd function, others outside of it."""
     for row in plan.aliases:
         if row.within is within:
             values[row.value] = share(row, values[row.value], values, call.inputs, call.leaves, call.env)
-
-
-def _bumps_by_results(plan: Plan, number: int) -> int:
-    """By how much making the results moves the version counter of an input (early ones have done so already)."""
-    views = (o for o in plan.outputs if isinstance(o, ViewOutput) and o.of_input and o.base == number)
-    return sum(o.version_bumps for o in views)
 
 
 def let_dangle(value: Tensor) -> None:

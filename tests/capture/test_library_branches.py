@@ -163,3 +163,23 @@ def test_a_causal_mask_that_the_region_makes() -> None:
     f = lambda x: model(x, mask=nn.Transformer.generate_square_subsequent_mask(x.shape[1]))
     x = torch.randn(2, 3, 4)
     assert torch.allclose(f(x), st.compile(f)(x), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "ask"),
+    [
+        (lambda: torch.distributions.Categorical(logits=torch.zeros(3)), lambda d, x: d.probs * x + d.entropy()),
+        (lambda: torch.distributions.Bernoulli(probs=torch.full((3,), 0.3)), lambda d, x: d.log_prob((x > 1).float())),
+        (
+            lambda: torch.distributions.MultivariateNormal(torch.zeros(3), torch.eye(3)),
+            lambda d, x: d.precision_matrix @ x,
+        ),
+    ],
+)
+def test_a_distribution_from_outside_keeps_nothing_of_a_trace(make, ask) -> None:
+    mine, theirs = make(), make()
+    region = st.compile(lambda x: ask(mine, x))
+    for k in (1.0, 2.0):
+        x = torch.full((3,), k)
+        assert torch.equal(region(x), ask(theirs, x))
+    assert torch.equal(ask(mine, torch.ones(3)), ask(theirs, torch.ones(3)))  # in eager mode, afterwards

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -189,6 +190,23 @@ def test_a_schedule_costs_one_specialization() -> None:
 
     region = _train(_model, scheduled, between=lambda k, _, o: o.schedule.step(), steps=6)
     assert len(region.specializations) == 2
+
+
+class _Warm:
+    """A learning rate that the step itself computes of its number."""
+
+    def __init__(self, model: Any, optimizer: Any) -> None:
+        self.model, self.optimizer, self.count = model, optimizer, 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.05 * (1 + math.cos(math.pi * self.count / 10)) * math.exp(-self.count / 7)
+        self.count += 1
+        return _whole(self.model, self.optimizer)(x)
+
+
+def test_a_learning_rate_that_the_step_computes() -> None:
+    assert len(_train(_model, KINDS["SGD"], _Warm, steps=6).specializations) <= 3
 
 
 def test_a_schedule_inside_is_refused() -> None:

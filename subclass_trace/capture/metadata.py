@@ -45,7 +45,7 @@ class MetadataReads:
         self._inside = {
             id(t): (n, i, t, prefix)
             for n, i in enumerate(inputs.inputs)
-            for t, prefix in _wrappers_inside(i.traced, i.spec)
+            for t, prefix in wrappers_inside(i.traced, i.spec)
         }
         self._leaves = inputs.leaf_values
         self._asked: set[tuple[int, str]] = set()
@@ -300,13 +300,13 @@ class MetadataReads:
         return None  # a leaf has its gradient anyway
 
 
-def _wrappers_inside(traced: Any, spec: Spec, prefix: str = "") -> Iterator[tuple[Tensor, str]]:
+def wrappers_inside(traced: Any, spec: Spec, prefix: str = "") -> Iterator[tuple[Tensor, str]]:
     """The wrappers inside a wrapper, and what stands before the names of their attributes."""
     for name, inner in zip(getattr(spec, "names", ()), getattr(spec, "inners", ()), strict=True):
         if isinstance(inner, WrapperSpec):
             value = getattr(traced, name)
             yield value, f"{prefix}{name}."
-            yield from _wrappers_inside(value, inner, f"{prefix}{name}.")
+            yield from wrappers_inside(value, inner, f"{prefix}{name}.")
 
 
 def _unanswerable(what: str, where: Any, fix: str = "ask outside of the region") -> UnsupportedError:

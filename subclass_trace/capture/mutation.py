@@ -14,12 +14,13 @@ from ..plan import MutationPlan
 from ..subclass.arguments import attributes_of_wrapper
 from ..subclass.context import same_context, snapshot, without_outer
 from ..subclass.flatten import flatten
-from ..subclass.paths import Path
+from ..subclass.paths import Path, owner_of
 from ..subclass.spec import Spec, WrapperSpec, spec_leaves
 from ..subclass.visit import map_spec
 from .aliasing import family
 from .facts import holds_traced
 from .inputs import Argument, TracedInput, TracedInputs
+from .metadata import wrappers_inside
 from .recorder import Recorder
 
 Tensor = torch.Tensor
@@ -47,6 +48,7 @@ class Before:
     version: int | None
     attributes: dict[str, Any]
     versions: tuple[int | None, ...]  # of the leaves
+    inner: tuple[tuple[str, Tensor, int], ...] = ()  # wrappers inside, by dotted names, with their versions
 
 
 def remember(inputs: TracedInputs) -> list[Before]:
@@ -60,7 +62,16 @@ def state_of(traced: Tensor) -> Before:
     attributes = attributes_of_wrapper(traced, spec)
     spec = map_spec(spec, lambda sizes: sizes, snapshot)
     memory = tuple(_torch.storage_ref(t) if t.layout is torch.strided else None for t in leaves)
-    return Before(spec, tuple(leaves), memory, _version(traced), attributes, tuple(map(_version, leaves)))
+    inside = wrappers_inside(traced, spec)
+    inner = tuple((prefix[:-1], t, t._version) for t, prefix in inside if not t.is_inference())
+    return Before(spec, tuple(leaves), memory, _version(traced), attributes, tuple(map(_version, leaves)), inner)
+
+
+def _inner_bumps(row: TracedInput, was: Before) -> dict[str, int]:
+    """By how much the counters of wrappers inside have moved that are still there."""
+    moved = {name: t._version - version for name, t, version in was.inner if t._version != version}
+    held = {name: t for name, t, _ in was.inner}
+    return {name: n for name, n in moved.items() if getattr(*owner_of(row.traced, name), None) is held[name]}
 
 
 def _version(t: Tensor) -> int | None:
@@ -101,8 +112,9 @@ def read_mutations(
             raise _started_again(argument)
         bumps = 0 if was.version is None else row.traced._version - was.version - borrowed.get(id(row.traced), 0)
         changed = change.data or change.replaced or change.metadata or change.attributes
+        inner = _inner_bumps(row, was)
         if not (
-            changed or differentiable or starts or stops or bumps
+            changed or differentiable or starts or stops or bumps or inner
         ):  # the shape of a view of it may have changed: bumps
             continue
         related = len(families[id(family(argument.value))]) > 1
@@ -127,6 +139,7 @@ def read_mutations(
                 starts,
                 stops,
                 below=_written_below(was, change),
+                inner_bumps=inner,
             )
         )
     return _with_counts(plans, inputs, before)

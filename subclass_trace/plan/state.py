@@ -31,6 +31,7 @@ class MutationPlan:
         starts_grad: the region called ``requires_grad_()`` on it.
         stops_grad: the region detached it in place, or called ``requires_grad_(False)``.
         below: those of ``leaves`` that operations on the wrapper alone have written, which may be inference tensors.
+        inner_bumps: wrappers inside, by dotted names -> by how much their counters move.
         leaf_bumps: of a wrapper: position of a leaf -> by how much its own counter moves, less what the program has
             moved it by. An operation on the wrapper does not move it. A leaf that another plan counts is left out.
         in_program: those of ``leaves`` that the program writes itself (docs/notes/in_place.md).
@@ -50,6 +51,7 @@ class MutationPlan:
     stops_grad: bool = False
     below: tuple[int, ...] = ()
     leaf_bumps: Mapping[int, int] | None = None
+    inner_bumps: Mapping[str, int] = field(default_factory=dict)
     in_program: tuple[int, ...] = ()
     moved: int = 0
 

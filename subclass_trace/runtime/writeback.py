@@ -63,6 +63,10 @@ def deliver(plan: MutationPlan, inp: InputPlan, x: Tensor, new: Tensor | None, o
             # An attribute may be that very tensor of another input.
             new_leaf = fresh[k].detach() if how == "data" or fresh[k].requires_grad else fresh[k]
             _replace(x, inp, k, how, new_leaf, old[k])
+    for name, bumps in plan.inner_bumps.items():
+        inner = getattr(*owner_of(x, name))
+        if not inner.is_inference():
+            _torch.set_version(inner, inner._version + bumps)
     for name, value in plan.attributes.items():
         owner, last = owner_of(x, name)
         setattr(owner, last, value)

@@ -206,3 +206,32 @@ COMPOSITES: dict[str, tuple[Callable[[Tensor], Any], Callable[[], Tensor]]] = {
 @pytest.mark.parametrize("name", COMPOSITES)
 def test_composite_operations(name: str, mode: str) -> None:
     _compare(*COMPOSITES[name], mode)
+
+
+def test_a_write_to_a_wrapper_inside_is_counted_there() -> None:
+    def nested() -> TwoTensor:
+        return TwoTensor(TwoTensor(torch.ones(2), torch.ones(2)), TwoTensor(torch.ones(2), torch.ones(2)))
+
+    def write(x: Tensor) -> None:
+        x.b.mul_(2)  # type: ignore[attr-defined]
+
+    def several(x: Tensor) -> Tensor:
+        x.b.mul_(2)  # type: ignore[attr-defined]
+        x.add_(1)
+        return x.b + 1  # type: ignore[attr-defined]
+
+    for function in (write, several):
+        seen = []
+        for call in (function, st.compile(function)):
+            x = nested()
+            for _ in range(2):
+                call(x)
+            inside = [x.a, x.b, x.a.a, x.b.a, x.b.b]
+            seen.append([x._version, *[t._version for t in inside], x.b.a.tolist()])
+        assert seen[0] == seen[1]
+
+    x, w = nested(), TwoTensor(torch.ones(2), torch.ones(2)).requires_grad_()
+    loss = (x.b * w).sum()
+    st.compile(write)(x)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward(TwoTensor(torch.tensor(1.0), torch.tensor(1.0)))

@@ -52,6 +52,15 @@ def _max_pool1d(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs:
     return _written(out.detach(), int(out.dim() == 2))
 
 
+def _matmul(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Of batches: with symbolic sizes torch decomposes it in Python, where its result is a view, which eager's is not."""
+    out = func(*args, **kwargs)
+    batches = len(args) == 2 and not kwargs and all(isinstance(a, Tensor) and a.dim() > 2 for a in args)
+    if not batches or not _torch.is_fake(out) or not out._is_view() or any(out._base is a for a in args):
+        return out
+    return torch.ops.aten._unsafe_view.default(out._base, out.shape)
+
+
 def _checked_one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
     if input.dtype is not torch.int64:
         raise RuntimeError("one_hot is only applicable to index tensor of type LongTensor.")
@@ -100,6 +109,7 @@ def _tensor_split(recorder: Recorder, func: Callable[..., Any], args: Any, kwarg
 COMPOSITES: Mapping[str, Callable[..., Any]] = {
     **PACKED,
     "one_hot": _one_hot,
+    **dict.fromkeys(("matmul", "__matmul__", "__rmatmul__"), _matmul),
     "matrix_rank": _matrix_rank,
     "linalg_matrix_rank": _matrix_rank,
     "max_pool1d": _max_pool1d,

@@ -235,3 +235,18 @@ def test_a_write_to_a_wrapper_inside_is_counted_there() -> None:
     st.compile(write)(x)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward(TwoTensor(torch.tensor(1.0), torch.tensor(1.0)))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_products_of_batches_are_no_views(dynamic: bool) -> None:
+    for function in (
+        lambda x: x @ x.transpose(-1, -2),
+        lambda x: torch.matmul(x[0].expand_as(x), x.transpose(-1, -2)),
+        lambda x: F.scaled_dot_product_attention(x, x, x),
+    ):
+        for shape in ((3, 4, 5), (2, 3, 4, 5)):
+            region, x = st.compile(function, dynamic=dynamic), torch.randn(shape)
+            with torch.no_grad():
+                mine, theirs = region(x), function(x)
+            assert torch.equal(mine, theirs) and mine._is_view() is theirs._is_view()
+            mine.add_(torch.ones((), requires_grad=True))

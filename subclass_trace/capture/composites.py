@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -56,7 +56,18 @@ def _matmul(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any
     """Of batches: with symbolic sizes torch decomposes it in Python, where its result is a view, which eager's is not."""
     out = func(*args, **kwargs)
     batches = len(args) == 2 and not kwargs and all(isinstance(a, Tensor) and a.dim() > 2 for a in args)
-    if not batches or not _torch.is_fake(out) or not out._is_view() or any(out._base is a for a in args):
+    return _no_view(out, args) if batches else out
+
+
+def _attention(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """The same of queries without heads, which ends in such a product."""
+    out = func(*args, **kwargs)
+    given = (*args, *kwargs.values())
+    return _no_view(out, given) if isinstance(given[0], Tensor) and given[0].dim() == 3 else out
+
+
+def _no_view(out: Any, given: Sequence[Any]) -> Any:
+    if not _torch.is_fake(out) or not out._is_view() or any(out._base is a for a in given):
         return out
     return torch.ops.aten._unsafe_view.default(out._base, out.shape)
 
@@ -109,6 +120,7 @@ def _tensor_split(recorder: Recorder, func: Callable[..., Any], args: Any, kwarg
 COMPOSITES: Mapping[str, Callable[..., Any]] = {
     **PACKED,
     "one_hot": _one_hot,
+    "scaled_dot_product_attention": _attention,
     **dict.fromkeys(("matmul", "__matmul__", "__rmatmul__"), _matmul),
     "matrix_rank": _matrix_rank,
     "linalg_matrix_rank": _matrix_rank,

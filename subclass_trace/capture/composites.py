@@ -21,6 +21,7 @@ from .packed import PACKED
 from .recorder import Recorder
 
 Tensor = torch.Tensor
+aten = torch.ops.aten
 
 
 def _one_hot(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -69,7 +70,7 @@ def _attention(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: 
 def _no_view(out: Any, given: Sequence[Any]) -> Any:
     if not _torch.is_fake(out) or not out._is_view() or any(out._base is a for a in given):
         return out
-    return torch.ops.aten._unsafe_view.default(out._base, out.shape)
+    return aten._unsafe_view.default(out._base, out.shape)
 
 
 def _checked_one_hot(input: Tensor, num_classes: int = -1) -> Tensor:

@@ -64,16 +64,21 @@ def fast_paths_as_eager() -> Iterator[None]:
         yield
     finally:
         torch.overrides.has_torch_function, torch.compiler.is_compiling = asked, compiling
-        _forget(is_compiling)
+        _forget(is_compiling, has_torch_function)
 
 
-def _forget(stand_in: Any) -> None:
-    """What Dynamo knows by function, it looks up once in a process: it may have met the stand-in (under ``torch.cond``)."""
+def _forget(*stand_ins: Any) -> None:
+    """What Dynamo knows by function, it looks up once in a process, each table when it is first asked for: it may have met
+    the stand-ins (under ``torch.cond``, or because something that a capture needs imports it)."""
     tables, rules = map(sys.modules.get, ("torch._dynamo.variables.torch", "torch._dynamo.trace_rules"))
-    if tables is not None and rules is not None and stand_in in tables.tracing_state_functions():
-        tables.tracing_state_functions.cache_clear()
-        tables.TorchInGraphFunctionVariable._get_handlers.cache_clear()
-        rules.get_torch_obj_rule_map.cache_clear()
+    if tables is None or rules is None:
+        return
+    handlers = tables.TorchInGraphFunctionVariable._get_handlers
+    caches = (tables.tracing_state_functions, handlers, rules.get_torch_obj_rule_map)
+    filled = [table for table in caches if table.cache_info().currsize]
+    if any(stand_in in table() for table in filled for stand_in in stand_ins):
+        for table in caches:
+            table.cache_clear()
 
 
 _ENCODER = torch.nn.TransformerEncoder

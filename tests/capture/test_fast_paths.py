@@ -69,3 +69,22 @@ def test_dynamo_is_as_it_was_after_a_branch_was_traced() -> None:
         return x + 1 if torch.compiler.is_compiling() else x
 
     assert torch.compile(f, backend="eager", fullgraph=True)(torch.ones(2)).tolist() == [2, 2]
+
+
+def test_dynamo_meets_no_stand_in() -> None:
+    """Its tables may be filled for the first time while a region is captured."""
+    from torch._dynamo import trace_rules
+    from torch._dynamo.variables import torch as tables
+
+    handlers = tables.TorchInGraphFunctionVariable._get_handlers
+    for table in (trace_rules.get_torch_obj_rule_map, tables.tracing_state_functions, handlers):
+        table.cache_clear()
+
+    def fills(x: torch.Tensor) -> torch.Tensor:
+        trace_rules.get_torch_obj_rule_map()
+        return x * 2
+
+    st.compile(fills)(torch.ones(2))
+    assert torch.compiler.is_compiling in trace_rules.get_torch_obj_rule_map()
+    branch = torch.compile(lambda x: x + 1 if torch.compiler.is_compiling() else x - 1, backend="eager")
+    assert branch(torch.ones(2)).tolist() == [2.0, 2.0]

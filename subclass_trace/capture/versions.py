@@ -11,6 +11,7 @@ import torch.fx as fx
 
 from .. import _torch
 from ..plan import Detached, OutputPlan, ValueAlias, ValueOutput, ViewOutput
+from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec, WrapperSpec
 from .recorder import Recorder
 from .sharing import Sharing
@@ -41,7 +42,8 @@ def versions_of(
     results = {o.value for o in outputs if isinstance(o, ValueOutput)}
     numbers = sorted(k for k in (results | replayed.keys()) - theirs if k < len(values))
     rows = [(k, values[k]) for k in numbers if not values[k].is_inference()]
-    found = [(k, t._version - replayed[k]) for k, t in rows if not sharing.touches_input(t)]
+    # A wrapper counts for itself, whoever else has its inner tensors.
+    found = [(k, t._version - replayed[k]) for k, t in rows if is_traceable(t) or not sharing.touches_input(t)]
     rest = [replace(row, version=row.version - replayed[row.value]) for row in aliases]
     return rest, [(k, version) for k, version in found if version or _is_filled(values[k], recorder)]
 

@@ -11,7 +11,7 @@ tensor([1., 1.])
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -72,6 +72,19 @@ def leaf_paths(value: Any, path: Path = VALUE) -> list[Path]:
         path=path,
     )
     return paths
+
+
+def wrappers_inside(
+    value: Any, spec: Spec, names: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
+    """(attribute names from outside in, wrapper) for each wrapper inside ``value``, whose spec this is; outer ones first."""
+    if not isinstance(spec, WrapperSpec):
+        return
+    for name, inner in zip(spec.names, spec.inners, strict=True):
+        if isinstance(inner, WrapperSpec):
+            wrapper = getattr(value, name)
+            yield (*names, name), wrapper
+            yield from wrappers_inside(wrapper, inner, (*names, name))
 
 
 def unflatten(spec: Spec, leaves: Iterable[torch.Tensor]) -> Any:

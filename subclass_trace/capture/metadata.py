@@ -45,7 +45,7 @@ class MetadataReads:
         self._inside = {
             id(t): (n, i, t, "".join(f"{name}." for name in names))
             for n, i in enumerate(inputs.inputs)
-            for names, t in wrappers_inside(i.traced, i.spec)
+            for names, t in wrappers_inside(i.traced)
         }
         self._leaves = inputs.leaf_values
         self._asked: set[tuple[int, str]] = set()

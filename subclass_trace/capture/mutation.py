@@ -61,7 +61,7 @@ def state_of(traced: Tensor) -> Before:
     attributes = attributes_of_wrapper(traced, spec)
     spec = map_spec(spec, lambda sizes: sizes, snapshot)
     memory = tuple(_torch.storage_ref(t) if t.layout is torch.strided else None for t in leaves)
-    inside = wrappers_inside(traced, spec)
+    inside = wrappers_inside(traced)
     inner = tuple((".".join(names), t, t._version) for names, t in inside if not t.is_inference())
     return Before(spec, tuple(leaves), memory, _version(traced), attributes, tuple(map(_version, leaves)), inner)
 

@@ -34,7 +34,7 @@ class Sharing:
         self._leaves = inputs.leaf_values
         self._inside: dict[int, tuple[int, tuple[str, ...]]] = {}
         for n, row in enumerate(inputs.inputs):
-            for names, wrapper in wrappers_inside(row.traced, row.spec):
+            for names, wrapper in wrappers_inside(row.traced):
                 self._inside.setdefault(id(wrapper), (n, names))
         self._leaf_of: dict[Any, int] = {}
         for k, t in enumerate(inputs.originals):

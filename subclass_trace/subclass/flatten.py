@@ -11,12 +11,13 @@ tensor([1., 1.])
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from .paths import Path
+from .protocol import Kind, kind_of
 from .spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec
 from .visit import VALUE, rebuild, visit
 
@@ -74,17 +75,27 @@ def leaf_paths(value: Any, path: Path = VALUE) -> list[Path]:
     return paths
 
 
-def wrappers_inside(
-    value: Any, spec: Spec, names: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
-    """(attribute names from outside in, wrapper) for each wrapper inside ``value``, whose spec this is; outer ones first."""
-    if not isinstance(spec, WrapperSpec):
-        return
-    for name, inner in zip(spec.names, spec.inners, strict=True):
-        if isinstance(inner, WrapperSpec):
-            wrapper = getattr(value, name)
-            yield (*names, name), wrapper
-            yield from wrappers_inside(wrapper, inner, (*names, name))
+def tensors_inside(value: Any) -> list[tuple[tuple[str, ...], torch.Tensor]]:
+    """(attribute names from outside in, tensor) for each tensor inside ``value``, wrapper or dense; inner ones first."""
+    found: list[tuple[tuple[str, ...], torch.Tensor]] = []
+
+    def note(t: torch.Tensor, path: Path) -> None:
+        if path.steps:
+            found.append((tuple(step[1:] for step in path.steps), t))
+
+    visit(
+        value,
+        leaf=note,
+        wrapper=lambda t, names, inners, context, path: note(t, path),
+        opaque=lambda v, _: None,
+        path=Path("value"),
+    )
+    return found
+
+
+def wrappers_inside(value: Any) -> list[tuple[tuple[str, ...], torch.Tensor]]:
+    """Those of `tensors_inside` that are wrappers."""
+    return [(names, t) for names, t in tensors_inside(value) if kind_of(type(t)) is Kind.WRAPPER]
 
 
 def unflatten(spec: Spec, leaves: Iterable[torch.Tensor]) -> Any:

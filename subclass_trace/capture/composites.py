@@ -117,7 +117,15 @@ def _tensor_split(recorder: Recorder, func: Callable[..., Any], args: Any, kwarg
     return func(args[0], known.tolist(), *args[2:], **rest)
 
 
-_OBSERVED = ("self", "observer_on", "fake_quant_on", "running_min", "running_max", "scale", "zero_point")
+_OBSERVED: tuple[str, ...] = (
+    "self",
+    "observer_on",
+    "fake_quant_on",
+    "running_min",
+    "running_max",
+    "scale",
+    "zero_point",
+)
 _OBSERVED += ("averaging_const", "quant_min", "quant_max", "ch_axis", "per_row_fake_quant")
 
 

@@ -51,3 +51,20 @@ def test_inner_tensors_of_a_view_count_for_themselves(make: Any, step: Callable[
         tensors = (x, *views, x.a, x.b, *(getattr(v, n) for v in views for n in "ab"))
         seen.append([t._version for t in (*tensors, *(getattr(t, "a", t) for t in tensors))])
     assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize(
+    "step", [lambda x: x.t_(), lambda x: x.unsqueeze_(0), lambda x: (x.t_(), x.a.add_(1), x.mul_(2))]
+)
+def test_a_change_of_shape_counts_for_the_outer_wrapper_alone(step: Callable[[Any], Any]) -> None:
+    def f(x: Any) -> Any:
+        step(x)
+        return x.a, x.b.a
+
+    seen = []
+    for call in (f, st.compile(f)):
+        x = nested(3, 3, seed=0)
+        inside = (x.a, x.b, x.a.a, x.b.b)
+        tensors = (x, *inside, *call(x))
+        seen.append([t._version for t in tensors])
+    assert seen[0] == seen[1]

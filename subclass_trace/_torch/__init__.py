@@ -21,10 +21,12 @@ from torch.utils._pytree import tree_map_only as tree_map_only
 from .autograd import CHECKPOINT_GENERATOR as CHECKPOINT_GENERATOR
 from .autograd import accumulating_engine as accumulating_engine
 from .autograd import apply_function as apply_function
+from .autograd import at_the_end_of_the_backward as at_the_end_of_the_backward
 from .autograd import autograd_sequence_number as autograd_sequence_number
 from .autograd import base_apply as base_apply
 from .autograd import call_backward_directly as call_backward_directly
 from .autograd import creation_forbids_inplace as creation_forbids_inplace
+from .autograd import current_graph_task as current_graph_task
 from .autograd import hooks_of_leaf as hooks_of_leaf
 from .autograd import is_custom_function_output as is_custom_function_output
 from .autograd import is_multi_output_view as is_multi_output_view

@@ -112,6 +112,15 @@ def base_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return apply
 
 
+#: the number of the engine's run in this thread; negative outside of one
+current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+
+
+def at_the_end_of_the_backward(callback: Callable[[], None]) -> None:
+    """Inside a backward: let the engine call this when it is done."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
 keeps_graph_now = torch._C._autograd._get_current_graph_task_keep_graph
 
 

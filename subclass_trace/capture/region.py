@@ -53,7 +53,7 @@ from .recorder import Recorder
 from .run import Run, with_attributes
 from .session import Session
 from .sharing import Sharing
-from .tape import Tape, connected, independent, leaves_behind, saved_by_autograd, saves_out_of_sight
+from .tape import Tape, connected, independent, leaves_behind, reaches, saved_by_autograd, saves_out_of_sight
 from .typed_errors import typed_errors
 from .versions import leaf_versions_of, versions_of
 
@@ -109,6 +109,7 @@ class Captured:
     versions: tuple[tuple[int, int], ...]
     leaf_versions: tuple[tuple[int, int], ...]
     independent: tuple[tuple[int, ...], ...]
+    reaches: tuple[tuple[int, ...], ...]
     views: frozenset[int]
     result: Any
     assignments: tuple[StatePlan, ...]
@@ -423,6 +424,7 @@ class _Capture:
             versions=tuple(moved),
             leaf_versions=tuple(written_leaves),
             independent=groups,
+            reaches=reaches(live, edges) if tape else (),
             result=run.tree,
             assignments=run.assignments,
             containers=run.containers,

@@ -7,6 +7,8 @@ are ``[*forward outputs, *leaves of the gradients]``. See docs/notes/tangents.md
 from __future__ import annotations
 
 import contextlib
+import functools
+import operator
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -379,6 +381,26 @@ def independent(
             members, behind = (*group[0], *members), behind | group[1]
         groups.append((members, behind))
     return tuple(members for members, _ in groups) if len(groups) > 1 else ()
+
+
+def reaches(outputs: Sequence[Tensor], edges: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+    """For each output the places of the edges that it depends on; none at all where they depend on the same ones."""
+    if len(outputs) < 2 or len(edges) < 2:
+        return ()
+    behind: dict[Any, int] = {None: 0}  # node -> a bit for each edge
+    for k, e in enumerate(edges):
+        behind[e.node] = behind.get(e.node, 0) | 1 << k
+    todo: list[Any] = [out.grad_fn for out in outputs]
+    while todo:
+        following = () if todo[-1] in behind else todo[-1].next_functions
+        missing = [n for n, _ in following if n not in behind]
+        todo += missing
+        if not missing:
+            node = todo.pop()
+            if node not in behind:
+                behind[node] = functools.reduce(operator.or_, (behind[n] for n, _ in following), 0)
+    found = [behind[out.grad_fn] for out in outputs]
+    return tuple(tuple(k for k in range(len(edges)) if row >> k & 1) for row in found) if len(set(found)) > 1 else ()
 
 
 def leaves_behind(outputs: Sequence[Tensor], edges: Sequence[Any]) -> list[Tensor]:

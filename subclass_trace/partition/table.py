@@ -240,9 +240,9 @@ def make_table(joint: fx.GraphModule, num_forward: int, apart: Collection[str] =
     outs = output_args(joint.graph)
     outputs = [row[o] if isinstance(o, fx.Node) else Constant(o) for o in outs]
     held = {storage[o] for o in outputs if type(o) is int} - {None}
-    candidates = [
-        b & MERGEABLE and k not in held and n.name not in apart for n, b, k in zip(nodes, bits, storage, strict=True)
-    ]
+    kept = {n for n, k in zip(nodes, storage, strict=True) if k in held}
+    kept |= {n.args[0] for n in kept if n.target is operator.getitem}  # one of several results of an operation
+    candidates = [b & MERGEABLE and n not in kept and n.name not in apart for n, b in zip(nodes, bits, strict=True)]
     same, ins = _merge(nodes, row, bits, candidates, hash if as_torch else _itself)
     outputs = [same[o] if type(o) is int else o for o in outputs]
     out_rows = frozenset(o for o in outputs if type(o) is int)

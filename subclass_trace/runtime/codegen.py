@@ -53,6 +53,7 @@ from .emit import (
 )
 from .function_code import FunctionEmitter, needs_extra
 from .guards import HOOK_TABLES, Guards
+from .parted import parted
 from .rebuild import detached, replay_view
 from .reference import Call, Program, base_value, finish
 from .source import Source
@@ -524,6 +525,10 @@ class _EntryEmitter:
             s.line(f"extra = [{env}, ({_tuple([inputs[i] for i in plan.kept_inputs])}), None]")
             args.insert(1, "extra")
         call = f"v = apply({', '.join(args)})"
+        if plan.reaches:
+            s.bind("parted", parted)
+            tracked = [inputs[i] for i in plan.differentiated]
+            call = f"v = parted({s.constant(plan, 'plan')}, ({_tuple(tracked)}), apply({', '.join(args)}))"
         if self.guards.ambient.grad:
             s.line(call)
         else:  # the region enables gradients itself

@@ -35,6 +35,7 @@ from ..subclass.visit import rebuild
 from .backward import Backwards
 from .containers import owners_found
 from .function import Dangling, RegionFunction
+from .parted import parted
 from .rebuild import detached, of_inference, replay_view, share
 from .sizes import bind, evaluate, evaluator, read_unread
 from .writeback import deliver, laid_out, set_version, write_memory
@@ -78,6 +79,7 @@ class Program:
             differentiated = [call.inputs[i] for i in self.plan.differentiated]
             with torch.enable_grad():
                 values = list(_torch.apply_function(RegionFunction, self, call, *differentiated))
+                values = list(parted(self.plan, differentiated, values)) if self.plan.reaches else values
         else:
             with torch.no_grad():
                 values, call.sizes, _ = self.run_forward(call)

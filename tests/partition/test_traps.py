@@ -375,3 +375,14 @@ def test_a_small_input_that_is_overwritten_is_saved_rather_than_what_is_computed
         torch.testing.assert_close(*results)
     extra = [r for r in region.specializations[0].saved if r.reason == "other tangents"]
     assert sum(r.bytes for r in extra) <= 4
+
+
+@pytest.mark.parametrize("part", [lambda r: r[0], lambda r: r[1], lambda r: r[0].view(-1)])
+def test_results_of_equal_operations_with_several_stay_two(part: Callable[[Any], torch.Tensor]) -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return part(x.sort()), part(x.sort()), x.sin()
+
+    x = torch.randn(3, 3, requires_grad=True)
+    a, b, _ = st.compile(f)(x)
+    a.detach().zero_()
+    assert a is not b and torch.equal(b, f(x)[1])

@@ -245,6 +245,39 @@ def _hooks() -> None:
     assert seen == [TwoTensor, True]
 
 
+@fact(
+    B, "hooks, custom Functions and histories before inputs that the backward does not need", torch="not in the survey"
+)
+def _before_other_inputs() -> None:
+    seen = []
+    for call in (lambda f: f, st.compile):
+        x, y = (dense(3, seed=k).requires_grad_() for k in (1, 2))
+        calls: list[Any] = []
+        y.register_hook(calls.append)
+        first, _ = call(lambda x, y: (x.sin(), x * y))(x, y)
+        first.sum().backward()
+        seen.append((x.grad is None, y.grad, calls))
+    assert seen[0] == seen[1] == (False, None, [])
+
+
+@fact(
+    B,
+    "the order in which hooks of several leaves run",
+    differs="all run when the backward of the region is done, in the order of the inputs; eager's run in the midst of it",
+    torch="differs in the same way",
+)
+def _order_of_hooks() -> None:
+    seen = []
+    for call in (lambda f: f, st.compile):
+        leaves = [dense(3, seed=k).requires_grad_() for k in (1, 2, 3)]
+        order: list[int] = []
+        for k, leaf in enumerate(leaves):
+            leaf.register_hook(lambda g, k=k, order=order: order.append(k))
+        call(lambda x, y, z: ((x * y).sin() * z).exp())(*leaves).sum().backward()
+        seen.append(order)
+    assert seen[0] == seen[1]
+
+
 class _Logged(torch.autograd.Function):
     """Its backward keeps the gradient, and multiplies it by a number that anybody may change."""
 

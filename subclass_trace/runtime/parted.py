@@ -1,0 +1,142 @@
+"""Autograd nodes of a region whose results do not all depend on the same inputs.
+
+Note [Nodes of a region]
+~~~~~~~~~~~~~~~~~~~~~~~~
+The engine runs every node that a result leads to, with undefined gradients where nothing arrives: hooks are called with
+None, a custom Function gets zeros, the freed graph of the last step is met again. Mostly one node stands for a region, and
+leads from each result to each input. In eager mode a result leads to those inputs alone that it was computed from. Where
+that makes a difference, the node stands aside, and others are put between the results and the inputs:
+
+    results that depend on the same inputs -> `Results` -> `Inputs`, one for each set of results that depend on them -> inputs
+
+`Results` takes tangents down. The first `Inputs` that runs calls the backward of the region with all of them, once. None
+of these runs before the last `Results`: whatever the region's results were used for has been made later, and the engine
+runs what was made last first. (Where it has a queue for each of several devices it may not. Then the backward runs for the
+tangents that are there, and again for the others: gradients are sums.)
+
+That costs a node for each set, and is left out where nobody can tell: where the inputs in question are leaves without hooks
+at the time of the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .. import _torch
+from .._torch.dynamo import never_compiled
+from ..plan import Plan
+
+Tensor = torch.Tensor
+
+
+def parted(plan: Plan, inputs: Sequence[Tensor], values: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The values of one call, each with a history that leads to the inputs that it depends on.
+
+    Args:
+        inputs: those that are differentiated.
+        values: what the region's Function has given, with a history that leads to all of them.
+    """
+    if all(map(_is_quiet, [inputs[k] for k in plan.partly_needed])):
+        return values
+    tracked = [values[k] for k in plan.differentiable]
+    device = tracked[0].device
+    if any(t._is_view() or t.device != device for t in tracked):
+        return values
+    call = _Call(tracked[0].grad_fn, len(values), len(inputs))
+    tokens = []
+    for numbers, members in reversed(plan.alike_inputs):  # the engine runs what was made last first
+        tokens.append((numbers, _inputs(call, members, device, *[inputs[k] for k in members])))
+    results = list(values)
+    for numbers in plan.alike_results:
+        own = [tracked[n] for n in numbers]
+        versions = [t._version for t in own]
+        with _torch.without_dispatch():
+            for t in own:
+                t.detach_()
+        places = [plan.differentiable[n] for n in numbers]
+        made = _results(call, places, len(own), *own, *[token for theirs, token in tokens if numbers[0] in theirs])
+        for place, t, version in zip(places, made, versions, strict=True):
+            _torch.set_version(t, version)
+            results[place] = t
+    return results
+
+
+def _is_quiet(t: Any) -> bool:
+    """Does nobody see that no gradient arrives? So it is with a leaf without hooks."""
+    return t.is_leaf and not t._backward_hooks and not t._post_accumulate_grad_hooks
+
+
+class _Call:
+    """The tangents and gradients of one call of a region while a backward runs."""
+
+    def __init__(self, node: Any, values: int, inputs: int) -> None:
+        self.node, self.values, self.inputs = node, values, inputs
+        self._task = -1  # what follows belongs to this run of the engine
+        self._tangents: dict[int, Tensor] = {}
+        self._gradients: dict[int, Tensor] = {}
+
+    def put(self, places: Sequence[int], tangents: Sequence[Tensor | None]) -> None:
+        """Take down the tangents of values."""
+        task = _torch.current_graph_task()
+        if task != self._task or (task < 0 and not self._tangents):
+            self._forget()
+            self._task = task
+            _torch.at_the_end_of_the_backward(self._forget)
+        self._tangents |= {k: t for k, t in zip(places, tangents, strict=True) if t is not None}
+
+    def take(self, members: Sequence[int]) -> list[Tensor | None]:
+        """The gradients of inputs."""
+        if self._tangents:
+            tangents, self._tangents = self._tangents, {}
+            found = self.node.apply(*[tangents.get(k) for k in range(self.values)])
+            del tangents
+            self.node.maybe_clear_saved_tensors()  # as the engine does after it has run a node
+            for k, g in enumerate(found[len(found) - self.inputs :]):
+                if g is not None:
+                    self._gradients[k] = self._gradients[k] + g if k in self._gradients else g
+        return [self._gradients.pop(k, None) for k in members]
+
+    def _forget(self) -> None:
+        self._tangents, self._gradients, self._task = {}, {}, -1
+
+
+class Inputs(torch.autograd.Function):
+    """Leads to inputs that the same results depend on, from a token that stands for them."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, members: Sequence[int], device: torch.device, *inputs: Tensor) -> Tensor:
+        """A token."""
+        ctx.call, ctx.members = call, members
+        ctx.set_materialize_grads(False)
+        return torch.empty((), device=device)
+
+    @staticmethod
+    @never_compiled
+    def backward(ctx: Any, grad: None) -> tuple[Any, ...]:
+        """Their gradients."""
+        return None, None, None, *ctx.call.take(ctx.members)
+
+
+class Results(torch.autograd.Function):
+    """Gives values a history that leads to tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, places: Sequence[int], count: int, *args: Tensor) -> tuple[Tensor, ...]:
+        """``args``: the values, which are the results themselves, and the tokens."""
+        ctx.call, ctx.places, ctx.others = call, places, len(args)
+        ctx.set_materialize_grads(False)
+        ctx.mark_dirty(*args[:count])
+        return args[:count]
+
+    @staticmethod
+    @never_compiled
+    def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Any, ...]:
+        """Take the tangents down."""
+        ctx.call.put(ctx.places, tangents)
+        return None, None, None, *[None] * ctx.others
+
+
+_inputs, _results = _torch.base_apply(Inputs), _torch.base_apply(Results)

@@ -36,6 +36,7 @@ from .autograd import node_sequence_number as node_sequence_number
 from .autograd import original_views as original_views
 from .autograd import saved_tensor_hooks_active as saved_tensor_hooks_active
 from .autograd import says_freed as says_freed
+from .autograd import set_lazy_bits as set_lazy_bits
 from .autograd import set_node_sequence_number as set_node_sequence_number
 from .autograd import set_version as set_version
 from .autograd import view_function as view_function

@@ -145,6 +145,7 @@ from .scripts import script_attributes as script_attributes
 from .scripts import script_method as script_method
 from .scripts import script_methods as script_methods
 from .scripts import script_twin as script_twin
+from .scripts import scripted_calls as scripted_calls
 from .strided_shards import numbers_as_split_factors as numbers_as_split_factors
 from .strided_shards import repaired_unflatten as repaired_unflatten
 from .symbols import SYMBOLIC_MATH as SYMBOLIC_MATH

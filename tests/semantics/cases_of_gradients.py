@@ -556,6 +556,20 @@ same(
 )
 
 
+class _Scale(torch.nn.Parameter):
+    def doubled(self) -> torch.Tensor:
+        return self * 2
+
+
+same(
+    N,
+    "a subclass of `nn.Parameter` that overrides nothing: its class, its methods and attributes",
+    lambda p: (p.doubled() if isinstance(p, _Scale) else p, type(p)),
+    lambda call: _Scale(torch.ones(3) * call),
+    torch="not in the survey",
+)
+
+
 @fact(
     N,
     "all Python attributes of an input at once (`vars(x)`)",

@@ -60,6 +60,38 @@ def _strides_of_size_one() -> None:
     assert strides[0] == strides[1]
 
 
+@fact(
+    B,
+    "strides in dimensions of size 1 of a gradient penalty's gradients, where the loss is computed outside of the region",
+    differs="eager adds the parts of a gradient up inside of the layers; a region hands each part over",
+    torch="not in the survey",
+)
+def _strides_of_a_penalty() -> None:
+    strides = []
+    for call in (lambda f: f, st.compile):
+        w, x = dense(1, 8, seed=1).requires_grad_(), dense(4, 8, seed=2).requires_grad_()
+        y = call(lambda x, w: F.linear(x, w).tanh())(x, w)
+        (g,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        strides.append(torch.autograd.grad(y.sum() + g.pow(2).sum(), w)[0].stride())
+    assert strides[0] == strides[1]
+
+
+@fact(
+    B,
+    "the version of a gradient that is a sum (`x.grad._version`)",
+    differs="eager's engine counts each addition; a region's backward hands over the sum",
+    torch="not in the survey",
+)
+def _version_of_a_sum() -> None:
+    versions = []
+    for call in (lambda f: f, st.compile):
+        x = dense(3, seed=1).requires_grad_()
+        call(lambda x: (x * x).sum())(x).backward()
+        assert x.grad is not None
+        versions.append(x.grad._version)
+    assert versions[0] == versions[1]
+
+
 def _written_between(fn: Callable[[Tensor], Tensor], write: Callable[[Tensor, Tensor], object]) -> list[Tensor | str]:
     """The gradient, eager's and ours, where something is written between forward and backward."""
     found: list[Tensor | str] = []
@@ -568,6 +600,19 @@ same(
     lambda call: _Scale(torch.ones(3) * call),
     torch="not in the survey",
 )
+
+
+@fact(
+    N,
+    "`unsafe_split` and `unsafe_chunk` of a normal tensor in inference mode: are the members views?",
+    differs="they share the memory, and are no views, as outside of inference mode",
+    torch="not in the survey",
+)
+def _unsafe_members() -> None:
+    x = dense(4, seed=1)
+    with torch.inference_mode():
+        members = [call(lambda x: x.unsafe_chunk(2))(x) for call in (lambda f: f, st.compile)]
+    assert members[0][0]._is_view() == members[1][0]._is_view()
 
 
 @fact(

@@ -86,9 +86,9 @@ _OF_EVERY_CLASS = frozenset(vars(type("", (torch.nn.Parameter,), {}))) | {"__ini
 
 
 def class_of_leaf(t: torch.Tensor) -> type:
-    """The class of a dense tensor where it matters: `is_plain`; for all others ``torch.Tensor``."""
+    """The class of a dense tensor where it matters: `is_plain`; for all other tensors ``torch.Tensor``."""
     cls = type(t)
-    return cls if cls not in _DENSE else torch.Tensor
+    return cls if cls not in _DENSE and cls in REAL else torch.Tensor
 
 
 def is_traceable(value: object) -> bool:

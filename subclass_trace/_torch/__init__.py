@@ -38,6 +38,7 @@ from .autograd import node_sequence_number as node_sequence_number
 from .autograd import original_views as original_views
 from .autograd import saved_tensor_hooks_active as saved_tensor_hooks_active
 from .autograd import says_freed as says_freed
+from .autograd import set_lazy_bits as set_lazy_bits
 from .autograd import set_node_sequence_number as set_node_sequence_number
 from .autograd import set_version as set_version
 from .autograd import view_function as view_function
@@ -69,6 +70,7 @@ from .fakes import fake_result as fake_result
 from .fakes import fake_views as fake_views
 from .fakes import like_format_of as like_format_of
 from .fakes import missing_attributes as missing_attributes
+from .fakes import parameter_classes as parameter_classes
 from .fakes import quiet_fake_errors as quiet_fake_errors
 from .fakes import replace_cache as replace_cache
 from .fast_paths import fast_paths_as_eager as fast_paths_as_eager
@@ -146,6 +148,7 @@ from .scripts import script_attributes as script_attributes
 from .scripts import script_method as script_method
 from .scripts import script_methods as script_methods
 from .scripts import script_twin as script_twin
+from .scripts import scripted_calls as scripted_calls
 from .strided_shards import numbers_as_split_factors as numbers_as_split_factors
 from .strided_shards import repaired_unflatten as repaired_unflatten
 from .symbols import SYMBOLIC_MATH as SYMBOLIC_MATH

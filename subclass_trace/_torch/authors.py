@@ -26,6 +26,17 @@ def is_composite(op: Any) -> bool:
     return bool(composite) and not own
 
 
+def decomposed(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A composite operation taken apart, in C++ as eager mode does elsewhere: torch's Python forms of some differ.
+
+    A tracer has forms of its own (`composites`).
+    """
+    key = DispatchKey.CompositeImplicitAutograd
+    if torch.compiler.is_compiling() or not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key):
+        return op.decompose(*args, **kwargs)
+    return op._op_dk(key, *args, **kwargs)
+
+
 def below_torch_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a torch function as if no class had a ``__torch_function__``."""
     with torch._C.DisableTorchFunctionSubclass():

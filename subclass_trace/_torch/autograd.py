@@ -65,6 +65,14 @@ def make_nonleaf(t: torch.Tensor) -> None:
     torch._mirror_autograd_meta_to(_GRAD_SOURCE[0], t)  # type: ignore[attr-defined]
 
 
+def set_lazy_bits(t: torch.Tensor, conj: bool, neg: bool) -> None:
+    """Set or clear the bits that say that what is in memory is still to be conjugated, or negated."""
+    if conj != t.is_conj():
+        torch._C._set_conj(t, conj)
+    if neg != t.is_neg():
+        torch._C._set_neg(t, neg)
+
+
 def set_version(t: torch.Tensor, version: int) -> None:
     """Set the version counter of a tensor."""
     torch._C._autograd._unsafe_set_version_counter((t,), (version,))

@@ -22,6 +22,7 @@ def fake_kernels() -> dict[Any, Callable[..., Any]]:
     found: dict[Any, Callable[..., Any]] = {
         _aten.softshrink_backward.default: _elementwise,
         _aten.hardshrink_backward.default: _elementwise,
+        _aten.native_dropout.default: _native_dropout,
         _aten._ctc_loss.default: _ctc_loss,
         _aten._ctc_loss.Tensor: _ctc_loss,
         _aten._ctc_loss_backward.default: _ctc_loss_backward,
@@ -41,6 +42,13 @@ def fake_kernels() -> dict[Any, Callable[..., Any]]:
 def _elementwise(g: Tensor, x: Tensor, lambd: float) -> Tensor:
     """Those of torch do not know symbolic sizes."""
     return g + x
+
+
+def _native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    """That of torch returns its argument where it drops nothing."""
+    if train is False or p == 0:
+        return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
+    return _aten.native_dropout.default(x, p, train)  # type: ignore[no-any-return]
 
 
 def _random(size: Sequence[int], generator: object = None, **options: Any) -> Tensor:

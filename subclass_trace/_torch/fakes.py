@@ -164,6 +164,21 @@ def missing_attributes(classes: Iterable[type], look: Look, delete: Look) -> Ite
         yield
 
 
+@contextlib.contextmanager
+def parameter_classes(cls_of: Callable[[torch.Tensor], type]) -> Iterator[None]:
+    """While inside, a fake tensor is an instance of those subclasses of ``nn.Parameter`` that the class ``cls_of`` says has."""
+    meta: Any = type(torch.nn.Parameter)
+    own = meta.__instancecheck__
+
+    def check(cls: Any, value: Any) -> bool:
+        if type(value) is FakeTensor and cls is not torch.nn.Parameter:
+            return issubclass(cls_of(value), cls)
+        return bool(own(cls, value))
+
+    with _replaced(meta, "__instancecheck__", check):
+        yield
+
+
 def _missing(own: Callable[..., Any] | None, look: Look) -> Callable[..., Any]:
     def missing(self: torch.Tensor, name: str) -> Any:
         return look(self, name)

@@ -1,14 +1,16 @@
 """Modules of TorchScript (``torch.jit.script``, ``torch.jit.trace``): their code reads tensors from C++ objects.
 
-Private: ``_c`` of a scripted module, its methods and their graphs, and the dicts over its members.
+Private: ``_c`` of a scripted module, its methods and their graphs, the dicts over its members, the classes of functions.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -60,3 +62,32 @@ def _names(value: Any) -> tuple[str, ...]:
 def plain_scripts() -> Any:
     """Inside, TorchScript runs operation by operation: nothing is fused or differentiated ahead for the shapes of a trace."""
     return torch.jit.optimized_execution(False)  # type: ignore[attr-defined]
+
+
+#: ``(run, name, args, kwargs) -> result`` of a scripted function; of a method of a scripted module, the name is None
+Call: TypeAlias = Callable[[Callable[..., Any], "str | None", tuple[Any, ...], dict[str, Any]], Any]
+
+
+@contextlib.contextmanager
+def scripted_calls(call: Call) -> Iterator[None]:
+    """Inside, on this thread, ``call`` is told to run what Python calls of TorchScript: no mode sees these calls."""
+    thread = threading.get_ident()
+
+    def told(own: Callable[..., Any]) -> Callable[..., Any]:
+        def run(script: Any, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != thread:
+                return own(script, *args, **kwargs)
+            name: Any = script.name if isinstance(script, torch._C.ScriptFunction) else None
+            return call(functools.partial(own, script), name, args, kwargs)
+
+        return run
+
+    classes: tuple[Any, ...] = (torch._C.ScriptFunction, torch._C.ScriptMethod)
+    before = [(cls, cls.__call__) for cls in classes]
+    for cls, own in before:
+        cls.__call__ = told(own)
+    try:
+        yield
+    finally:
+        for cls, own in before:
+            cls.__call__ = own

@@ -171,7 +171,7 @@ def _unfinished(cls: type[Any], func: Any) -> Run:
 
 def _decomposed(func: Any, default: Run) -> Run:
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        out = func.decompose(*args, **kwargs)
+        out = _authors.decomposed(func, args, kwargs)
         return default(args, kwargs) if out is NotImplemented else out  # torch.export keeps some composites whole
 
     return run

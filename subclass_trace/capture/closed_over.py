@@ -19,7 +19,7 @@ from ..errors import UnsupportedError
 from ..plan import MutationPlan
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.paths import Path
-from ..subclass.protocol import is_traceable
+from ..subclass.protocol import Kind, is_traceable, kind_of
 from ..subclass.spec import Spec
 from ..subclass.visit import rebuild
 from .facts import ASKED_NOTHING, AskedOf
@@ -88,7 +88,7 @@ class StandIns:
             return False
         if id(t) in self.named:
             return True
-        if kind is Tensor or kind is torch.nn.Parameter:
+        if kind_of(kind) is Kind.LEAF:
             return t.layout is torch.strided and not _torch.is_functorch_wrapped(t)
         if not is_traceable(t):
             return False

@@ -120,6 +120,8 @@ def _same_layout(a: Tensor, b: Tensor) -> bool:
     if a.layout is not torch.strided or b.layout is not torch.strided or a.dtype != b.dtype:
         return False
     places = [(*t.shape, *t.stride(), t.storage_offset()) for t in (a, b)]
+    if (a.is_conj(), a.is_neg()) != (b.is_conj(), b.is_neg()):
+        return False
     return a.dim() == b.dim() and [*map(size_key, places[0])] == [*map(size_key, places[1])]
 
 

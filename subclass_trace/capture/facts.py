@@ -19,7 +19,7 @@ from ..subclass.arguments import attributes_inside
 from ..subclass.context import same_context
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import owner_of
-from ..subclass.protocol import Kind, kind_of
+from ..subclass.protocol import Kind, class_of_leaf, kind_of
 
 Tensor = torch.Tensor
 Fact = tuple[str, Any]
@@ -62,8 +62,13 @@ def fact_of(t: Tensor, name: str) -> Any:
 
 def _attribute(owner: Any, name: str) -> Any:
     found = getattr(owner, "__dict__", {}).get(name, ABSENT)
-    in_slot = found is ABSENT and isinstance(getattr(type(owner), name, None), types.MemberDescriptorType)
-    return getattr(owner, name, ABSENT) if in_slot else found
+    if found is not ABSENT:
+        return found
+    kind = type(owner)
+    if isinstance(owner, Tensor) and class_of_leaf(owner) is not Tensor:  # what its class adds to nn.Parameter
+        value = next((vars(cls)[name] for cls in kind.__mro__ if name in vars(cls)), ABSENT)
+        return ABSENT if hasattr(type(value), "__get__") else value
+    return getattr(owner, name, ABSENT) if isinstance(getattr(kind, name, None), types.MemberDescriptorType) else ABSENT
 
 
 def failed_fact(facts: Sequence[Fact], t: Tensor) -> str | None:

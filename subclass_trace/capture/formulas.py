@@ -140,7 +140,10 @@ def _update_parameters(original: Callable[..., Any], self: Any, model: Any) -> N
     original(self, model)
     with torch.no_grad():
         for average, now in zip(mine, theirs, strict=False):
+            with _torch.no_overrides():
+                version = average._version  # eager writes once, this way or that
             average.copy_(torch.where(first.to(average.device), now.to(average.device), average))
+            _torch.set_version(average, version)
 
 
 def _adaptive_log_softmax(original: Callable[..., Any], self: Any, input_: Tensor, target_: Tensor) -> Any:

@@ -8,13 +8,13 @@ notes how views are made (`views`), and hands traced stand-ins to calls on close
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from .. import _torch
-from ..errors import AliasingError
+from ..errors import AliasingError, UnsupportedError
 from ..subclass.flatten import leaves_of
 from ..subclass.protocol import is_traceable
 from .clocks import ACTIVE as CLOCKS
@@ -192,6 +192,17 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         finally:
             self.recorder.inside = None
 
+    def scripted(self, run: Callable[..., Any], name: str | None, args: Any, kwargs: Any) -> Any:
+        """A call of a scripted function, or (``name`` is None) of a method of a scripted module."""
+        args, kwargs = _torch.tree_map_only(Tensor, self.stand_ins.swapped, (args, kwargs))
+        try:
+            out = run(*args, **kwargs)
+        except RuntimeError as error:  # whatever was raised inside, the interpreter made it that
+            if name is None:
+                raise  # to who knows the module
+            raise cannot_be_traced(f"the scripted function {name!r}", self.recorder.user_line(), error) from error
+        return _torch.tree_map_only(Tensor, lambda t: self.stand_ins.back.get(id(t), t), out)
+
     def _traced(self, t: Tensor) -> Tensor:
         """The traced tensor for one that may be closed over."""
         (found,), _ = self.stand_ins.swap(None, (t,), {})
@@ -208,6 +219,17 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         self.views.forget(x)
         recorder.alias(x, value)
         return None
+
+
+def cannot_be_traced(what: str, where: Any, error: RuntimeError) -> UnsupportedError:
+    """What to say of TorchScript that fails in a trace."""
+    return UnsupportedError(
+        f"{what} cannot be traced",
+        path=where,
+        expected="TorchScript whose tensors are arguments, parameters and buffers, without control flow on their values",
+        got=" ".join(str(error).split())[-300:],
+        fix="compile the original instead of the scripted one, or call the scripted one outside of the region",
+    )
 
 
 def _has_symbols(value: Any) -> bool:

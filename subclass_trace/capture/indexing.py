@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from .. import _torch
+from ..subclass.protocol import Kind, kind_of
 from .recorder import Recorder
 
 Tensor = torch.Tensor
@@ -168,7 +169,7 @@ def _is_unknown(value: Any) -> bool:
     """A tensor that torch takes for a number, or a number that came out of one."""
     if isinstance(value, torch.SymInt):
         return _torch.is_data_dependent(value)
-    if not isinstance(value, Tensor) or type(value) not in (Tensor, torch.nn.Parameter, *_torch.FAKE_TYPES):
+    if not isinstance(value, Tensor) or kind_of(type(value)) is not Kind.LEAF:
         return False
     whole = not value.dtype.is_floating_point and not value.dtype.is_complex and value.dtype is not torch.bool
     return whole and all(type(n) is int and n == 1 for n in value.shape)

@@ -23,6 +23,7 @@ from ..subclass.context import has_sizes, map_sizes, same_context, snapshot
 from ..subclass.flatten import flatten, leaf_paths
 from ..subclass.numbers import NumberPlace
 from ..subclass.paths import Path
+from ..subclass.protocol import class_of_leaf, refuse
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, is_ragged, spec_leaves
 from ..subclass.visit import rebuild
 from .aliasing import storage_key
@@ -156,6 +157,8 @@ def has_gradient(x: Tensor) -> bool:
 
 
 def _check_leaf(leaf: Tensor, path: Path, argument: Argument) -> None:
+    if leaf is not argument.value and class_of_leaf(leaf) is not Tensor:
+        raise refuse(leaf, path)  # nobody answers for its class
     if leaf is not argument.value and leaf.requires_grad and not argument.value.requires_grad:
         raise ProtocolError(
             "an inner tensor of a wrapper requires grad but the wrapper does not; autograd runs on the wrapper, "
@@ -232,7 +235,7 @@ class _Symbols:
             strided = fake.layout is torch.strided
             stride, offset = (tuple(fake.stride()), fake.storage_offset()) if strided else ((), 0)
             meta = (tuple(fake.shape), stride, offset, spec.dtype, spec.device, spec.layout, spec.requires_grad)
-            return LeafSpec(*meta)
+            return LeafSpec(*meta, spec.cls)
         inners = tuple(
             self.spec(getattr(value, n), s, path.attr(n), fakes) for n, s in zip(spec.names, spec.inners, strict=True)
         )

@@ -19,6 +19,7 @@ from .. import _torch
 from ..errors import UnsupportedError
 from ..subclass.flatten import wrappers_inside
 from ..subclass.paths import Path
+from ..subclass.spec import LeafSpec, Spec
 from .facts import ABSENT, NAMES, SIMPLE, AskedOf, fact_of
 from .history import ShownNodes, accumulate_grad
 from .inputs import TracedInput, TracedInputs
@@ -75,12 +76,17 @@ class MetadataReads:
             with (
                 _torch.missing_attributes(wrappers, self._attribute, self._deleted),
                 _torch.addresses_of_storages(_refuse_address),
+                _torch.parameter_classes(self._class_of),
             ):
                 yield
         finally:
             for state in marked:
                 state.pop("_is_param", None)
             self._rows, self._inside, self._leaves = {}, {}, ()
+
+    def _class_of(self, stand_in: Tensor) -> type:
+        row = self.row_of(stand_in)
+        return Tensor if row is None else row.spec.cls  # type: ignore[union-attr]
 
     def row_of(self, t: Tensor | None) -> TracedInput | None:
         """The input that this tensor stands for, if it is one."""
@@ -253,6 +259,8 @@ class MetadataReads:
         # What isinstance(x, nn.Buffer) looks at, it looks at in torch's code.
         asked = name == "_is_buffer" or is_user_code(code)
         value = self._fact(number, f".{prefix}{name}", row) if row is not None and asked else ASIDE
+        if row is not None and value is ABSENT and (own := class_member(row.spec, name)) is not ABSENT:
+            return own.__get__(stand_in, row.spec.cls)  # type: ignore[union-attr]
         if row is None or value is ABSENT or value is ASIDE:
             raise AttributeError(f"{type(stand_in).__name__!r} object has no attribute {name!r}")
         if type(value) in SIMPLE:
@@ -298,6 +306,13 @@ class MetadataReads:
             )
         self.note(number, "is_leaf")
         return None  # a leaf has its gradient anyway
+
+
+def class_member(spec: Spec, name: str) -> Any:
+    """A method or a property that the class of a dense input adds to ``nn.Parameter``; `ABSENT` where there is none."""
+    mro = spec.cls.__mro__ if isinstance(spec, LeafSpec) else ()
+    found = next((vars(cls)[name] for cls in mro if name in vars(cls)), ABSENT)
+    return found if hasattr(type(found), "__get__") else ABSENT
 
 
 def _unanswerable(what: str, where: Any, fix: str = "ask outside of the region") -> UnsupportedError:

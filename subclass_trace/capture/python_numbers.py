@@ -31,6 +31,7 @@ import torch
 from .. import _torch
 from ..errors import DataDependentError, UnsupportedError
 from ..subclass.paths import Path
+from ..subclass.protocol import Kind, kind_of
 from ..subclass.spec import Spec, WrapperSpec, is_ragged
 from ..subclass.visit import visit
 from .inputs import TracedInputs
@@ -97,6 +98,13 @@ class PythonNumbers:
         self.steps = Steps(session, self.covers, lambda n, what: self.number(n, what, self._line(n)))
         self._types = contextlib.ExitStack()
         self._before: list[tuple[Any, str, Any]] = []
+
+    def class_of(self, traced: Tensor) -> type:
+        """The class that the caller's tensor has, or a dense one that the region makes."""
+        row = next((i for i in self.inputs.inputs if i.traced is traced), None) if self.inputs else None
+        if row is not None and row.spec.cls is not Tensor:  # type: ignore[union-attr]
+            return row.spec.cls  # type: ignore[union-attr]
+        return torch.nn.Parameter if isinstance(traced, torch.nn.Parameter) else Tensor
 
     def __enter__(self) -> PythonNumbers:
         _ACTIVE.append(self)
@@ -298,7 +306,7 @@ def as_number(n: Any) -> Any:
 def covering(value: Any) -> PythonNumbers | None:
     """Who answers for a number from inside a tensor, or for the number in a dense tensor; None for all other values."""
     if isinstance(value, Tensor):
-        plain = type(value) in (Tensor, torch.nn.Parameter, *_torch.FAKE_TYPES) and value.layout is torch.strided
+        plain = kind_of(type(value)) is Kind.LEAF and value.layout is torch.strided
         one = plain and all(type(n) is int and n == 1 for n in value.shape) and not value.dtype.is_complex
         return _ACTIVE[-1] if one and _ACTIVE else None
     return next((watch for watch in _ACTIVE if watch.covers(value)), None) if is_unknown(value) else None
@@ -318,7 +326,7 @@ class _AskedForTypes(type):
             return super().__call__(*args, **kwargs)
         found = type(*args, **kwargs)
         if found in _torch.FAKE_TYPES and _ACTIVE:
-            return torch.nn.Parameter if isinstance(args[0], torch.nn.Parameter) else Tensor
+            return _ACTIVE[-1].class_of(args[0])
         if len(args) != 1 or found not in _CLASSES or not any(watch.covers(args[0]) for watch in _ACTIVE):
             return cls if found is type else found
         return _CLASSES[found]

@@ -28,7 +28,7 @@ from .. import _torch
 from ..errors import UnsupportedError
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
-from ..subclass.protocol import is_traceable
+from ..subclass.protocol import REAL, is_traceable
 from .aliasing import ByteRange, byte_range
 from .default_dtype import check_default_dtype, is_factory
 from .eager_errors import REFUSALS, error_of_eager, has_out, refuse_as_eager
@@ -55,7 +55,6 @@ from .writes import (
 aten = torch.ops.aten
 Tensor = torch.Tensor
 _DENSE = (*_torch.FAKE_TYPES, Tensor, torch.nn.Parameter)
-_REAL = (Tensor, torch.nn.Parameter)
 _VALUES = (Tensor, *_torch.SYM_TYPES)
 _DEVICE = torch.ops.prim.device.default
 _LAYOUT = (aten.size.default, aten.stride.default, aten.storage_offset.default)
@@ -311,7 +310,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
                     leaves = leaves_of(a)
                 if any(not _torch.is_fake(t) and not self._made_here(t) for t in leaves):
                     for t in leaves:
-                        if type(t) in _REAL:
+                        if type(t) in REAL:
                             self.lift(t)
                     self.close_over_wrapper(a)
 
@@ -409,7 +408,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         """``t.item()``."""
         from .known import number_inside
 
-        real = type(t) in _REAL
+        real = type(t) in REAL
         return number_inside(self, self._lift_argument(t) if real else t, self._number_in)
 
     def _number_in(self, t: Tensor) -> Any:
@@ -419,10 +418,10 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _real_arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
         found = []
         for a in (*args, *kwargs.values()):
-            if type(a) in _REAL:
+            if type(a) in REAL:
                 found.append(a)
             elif type(a) in (list, tuple):
-                found += [b for b in a if type(b) in _REAL]
+                found += [b for b in a if type(b) in REAL]
         return found
 
     def _with_lifted(self, func: Any, types: Any, args: Any, kwargs: Any, real: list[Tensor]) -> Any:
@@ -437,9 +436,9 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             back[id(stand_in(t))] = t
 
         def swap(a: Any) -> Any:
-            return stand_in(a) if type(a) in _REAL else type(a)(map(swap, a)) if type(a) in (list, tuple) else a
+            return stand_in(a) if type(a) in REAL else type(a)(map(swap, a)) if type(a) in (list, tuple) else a
 
-        fakes = tuple(_torch.FAKE_TYPES[0] if t in _REAL else t for t in types)
+        fakes = tuple(_torch.FAKE_TYPES[0] if t in REAL else t for t in types)
         out = self.__torch_dispatch__(func, fakes, tuple(map(swap, args)), {k: swap(v) for k, v in kwargs.items()})
         return back.get(id(out), out)
 

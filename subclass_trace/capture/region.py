@@ -298,6 +298,7 @@ class _Capture:
                 functions,
                 _torch.accumulating_engine(functions.gradients.backward),
                 _torch.transformed_inputs(functions.stand_ins.swapped),
+                _torch.scripted_calls(functions.scripted),
                 self.session.in_their_places(),
                 asked,
                 watching,

@@ -101,7 +101,8 @@ class Sharing:
         k = self._leaf_of.get(_torch.storage_ref(t)) if t.layout is torch.strided else None
         if k is None:
             return None
-        return LeafAlias(None, k, _start(t) - self._starts[k], False, share_counter(self._leaves[k], t))
+        counted = share_counter(self._leaves[k], t)
+        return LeafAlias(None, k, _start(t) - self._starts[k], False, counted, (t.is_conj(), t.is_neg()))
 
     def _among_values(
         self, rows: Sequence[tuple[int, int, Tensor]], emit: Callable[[Tensor], int]
@@ -131,7 +132,8 @@ class Sharing:
         for value, leaf, t in members:
             if (value, leaf) != (n, k):
                 counted = t is not source and share_counter(source, t)
-                yield (value, leaf), LeafAlias(n, k, _start(t) - _start(source), t is source, counted)
+                delta, lazy = _start(t) - _start(source), (t.is_conj(), t.is_neg())
+                yield (value, leaf), LeafAlias(n, k, delta, t is source, counted, lazy)
 
     def _source(
         self, members: Sequence[tuple[int, int, Tensor]], emit: Callable[[Tensor], int]

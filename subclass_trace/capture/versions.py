@@ -20,7 +20,9 @@ from .sharing import Sharing
 
 Tensor = torch.Tensor
 #: factories whose operations count how they fill their result
-_FILLED = tuple(getattr(torch.ops.aten, name) for name in ("arange", "randint", "randperm", "range"))
+_FILLED = tuple(getattr(torch.ops.aten, name) for name in ("arange", "randint", "randperm", "range", "normal"))
+#: those that are handed a generator
+_FILLED_BY = (torch.ops.aten.rand.generator, torch.ops.aten.randn.generator)
 
 
 def versions_of(
@@ -95,4 +97,6 @@ def inner_versions(view: Tensor, base: Tensor) -> tuple[tuple[str, int], ...]:
 def _is_filled(t: Tensor, recorder: Recorder) -> bool:
     """Does a factory make it that fills it in place, which torch's Python function hides and its operation counts?"""
     node = recorder.node_of(t) if _torch.is_fake(t) else None
-    return isinstance(node, fx.Node) and getattr(node.target, "overloadpacket", None) in _FILLED
+    if not isinstance(node, fx.Node):
+        return False
+    return node.target in _FILLED_BY or getattr(node.target, "overloadpacket", None) in _FILLED

@@ -184,6 +184,8 @@ def place_in(base: Tensor, view: Tensor) -> StridedView | None:
     """What eager autograd falls back to for dense views: their place in the memory of the base."""
     if is_traceable(view) or is_traceable(base) or view.dtype != base.dtype:
         return None
+    if (view.is_conj(), view.is_neg()) != (base.is_conj(), base.is_neg()):
+        return None
     delta: Any = view.storage_offset() - base.storage_offset()
     if not all(type(n) is int for n in (*view.shape, *view.stride(), delta)):
         return None

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
+from .. import _torch
 from ..runtime.guards import NameGuard
 from ..runtime.held import ABSENT, LOGS, Same, Slotted, as_held, is_fixed
 from ..subclass.paths import Path
-from ..subclass.protocol import is_traceable
+from ..subclass.protocol import Kind, kind_of
 from .members import is_users_module
 from .reach import Reached, Slot
 
@@ -139,5 +140,4 @@ def is_input(value: Any) -> bool:
     """Is it a tensor that may be an input: dense, or a traceable wrapper?"""
     if not isinstance(value, torch.Tensor) or value.layout not in (torch.strided, torch.jagged):
         return False
-    dense = type(value) in (torch.Tensor, torch.nn.Parameter)
-    return dense or is_traceable(value)
+    return kind_of(type(value)) is not Kind.REFUSED and not _torch.is_fake(value)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from .. import _torch
+from ..capture.functions import cannot_be_traced
 from ..errors import UnsupportedError
 from ..subclass.paths import Path
 
@@ -74,10 +75,4 @@ def _run(
     try:
         return run(*args, **kwargs)
     except RuntimeError as error:
-        raise UnsupportedError(
-            f"the method {method!r} of a scripted module cannot be traced",
-            path=path,
-            expected="TorchScript whose tensors are arguments, parameters and buffers, without control flow on their values",
-            got=" ".join(str(error).split())[-300:],
-            fix="compile the original module instead of the scripted one, or call the scripted one outside of the region",
-        ) from error
+        raise cannot_be_traced(f"the method {method!r} of a scripted module", path, error) from error

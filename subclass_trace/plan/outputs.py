@@ -189,6 +189,7 @@ class LeafAlias:
         delta: bytes from the start of the other tensor to the start of this one.
         same: it is that very tensor.
         counted: it shares the version counter of the other one.
+        lazy: are its conjugate bit and its negative bit set?
     """
 
     value: int | None
@@ -196,6 +197,7 @@ class LeafAlias:
     delta: Any
     same: bool
     counted: bool = False
+    lazy: tuple[bool, bool] = (False, False)
 
 
 @dataclass(frozen=True, eq=False)

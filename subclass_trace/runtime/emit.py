@@ -242,9 +242,8 @@ def _dynamic_checks(name: str, spec: Spec, symbols: dict[Any, str]) -> list[str]
 def _python_checks(source: Source, name: str, spec: Spec) -> list[str]:
     """The checks of the C++ guard in Python: the tested fallback."""
     assert not isinstance(spec, OpaqueSpec)
-    types = (Tensor, torch.nn.Parameter)
-    kind = f"type({name}) in {source.constant(types, 'dense')}"
-    if isinstance(spec, WrapperSpec):
+    kind = f"type({name}) in {source.constant((Tensor, torch.nn.Parameter), 'dense')}"
+    if spec.cls is not Tensor:
         kind = f"type({name}) is {source.constant(spec.cls, 'cls')}"
     out = [kind]
     for attribute in ("dtype", "device", "layout"):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from .. import _torch
-from ..plan import Detached, SymbolicView, ValueAlias, ViewOutput
+from ..plan import Detached, LeafAlias, SymbolicView, ValueAlias, ViewOutput
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.paths import owner_of
 from ..subclass.spec import LeafSpec, spec_leaves
@@ -35,7 +35,7 @@ def replay_view(plan: ViewOutput, base: Tensor, env: Env | None = None) -> Tenso
     enabled = torch.is_grad_enabled()
     with torch.set_grad_enabled(enabled and (plan.requires_grad or not base.requires_grad)):
         view = replay(base)
-    if plan.one_of_several:
+    if plan.one_of_several and view._is_view():  # of a tensor of inference mode there are none
         _torch.mark_multi_output_view(view)
     for name, version in plan.inner_versions:
         _torch.set_version(getattr(*owner_of(view, name)), version)
@@ -63,7 +63,7 @@ def share(
     for k, (alias, leaf) in enumerate(zip(row.leaves, spec_leaves(spec), strict=True)):
         if alias is not None:
             source = leaves[alias.leaf] if alias.value is None else leaves_of(values[alias.value])[alias.leaf]
-            parts[k] = source if alias.same else view_like(source, leaf, evaluate(alias.delta, env), alias.counted)
+            parts[k] = source if alias.same else view_like(source, leaf, alias, env)
     made: Tensor = rebuild(spec, iter(parts))
     counted = isinstance(spec, LeafSpec) and row.leaves[0] is not None and row.leaves[0].counted
     if not counted and not any(made is t for t in (*leaves, *values)) and not made.is_inference():
@@ -71,16 +71,17 @@ def share(
     return made
 
 
-def view_like(source: Tensor, spec: LeafSpec, delta: int, counted: bool) -> Tensor:
-    """A tensor laid out as ``spec`` says, ``delta`` bytes after the start of ``source``, without relation to it.
+def view_like(source: Tensor, spec: LeafSpec, alias: LeafAlias, env: Env) -> Tensor:
+    """A tensor laid out as ``spec`` says, in the memory of ``source`` where ``alias`` says, without relation to it.
 
-    ``counted``: but for the version counter.
+    Where ``alias.counted``: but for the version counter.
     """
-    start = source.storage_offset() * source.element_size() + delta
+    start = source.storage_offset() * source.element_size() + evaluate(alias.delta, env)
     place = (start // spec.dtype.itemsize, spec.size, spec.stride)
-    counted = counted and not source.is_inference()
+    counted = alias.counted and not source.is_inference()
     with torch.inference_mode(torch.is_inference_mode_enabled() and not counted), torch.no_grad():
         made = torch.empty(0, dtype=spec.dtype, device=source.device).set_(source.untyped_storage(), *place)
+        _torch.set_lazy_bits(made, *alias.lazy)
         if counted:
             shared = source.detach()
             shared.data = made
@@ -111,6 +112,7 @@ def _remade(leaf: Tensor, inference: bool) -> Tensor:
     with torch.inference_mode(inference), torch.no_grad():
         made = torch.empty(0, dtype=leaf.dtype, device=leaf.device)
         made.set_(leaf.untyped_storage(), leaf.storage_offset(), leaf.size(), leaf.stride())
+        _torch.set_lazy_bits(made, leaf.is_conj(), leaf.is_neg())
     if not inference:
         _torch.set_version(made, 0)
     return made

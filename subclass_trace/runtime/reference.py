@@ -31,6 +31,7 @@ from ..plan import (
 )
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import owner_of
+from ..subclass.protocol import REAL
 from ..subclass.visit import rebuild
 from .backward import Backwards
 from .containers import owners_found
@@ -188,7 +189,7 @@ def _is_done(m: MutationPlan, call: Call) -> bool:
     x = call.inputs[m.input]
     if not m.in_program or m.copied or m.replaced or m.metadata is not None or m.attributes or m.stops_grad:
         return False
-    plain = not m.differentiable and not m.memory and type(x) in (Tensor, torch.nn.Parameter)
+    plain = not m.differentiable and not m.memory and type(x) in REAL
     return plain and (torch.is_inference_mode_enabled() or not x.is_inference())
 
 

@@ -17,6 +17,7 @@ from ..capture.aliasing import alias_pattern
 from ..capture.graphs import is_drawn, output_args, placeholders
 from ..capture.inputs import Argument
 from ..capture.region import Captured
+from ..capture.tape import Tape
 from ..errors import NeedsEager
 from ..partition.half import Half
 from ..partition.interface import Partitioned, Partitioner, partition, save_all
@@ -29,7 +30,7 @@ from ..plan import (
     ValueOutput,
 )
 from ..subclass.flatten import leaves_of
-from ..subclass.spec import WrapperSpec, leaf_count
+from ..subclass.spec import Spec, WrapperSpec, leaf_count
 from .backward import Backwards, CompiledBackward
 from .compiling import backward_compiler, compile_half, forward_program
 from .planning import conditions_of, make_plan, memory_of, number_symbols
@@ -92,12 +93,15 @@ def build_program(
         call, plan = forward_program(backend, backend.inference, half, plan)
         plan = replace(plan, conditions=tuple(conditions_of(captured)))  # compiling may have added some
         return Program(plan, call, None), Graphs(None, half, None)
+    guess: list[Spec] = []
     try:
         guess = captured.tape.guess()
         traced = captured.tape.trace(guess)
     except NeedsEager:
         raise
     except Exception as error:  # whatever it is, eager would raise it in the backward, if there ever is one
+        if captured.session.dynamic:
+            _look_at_each(captured.tape, guess)
         program, graphs = _without_backward(captured, arguments, positions, through_base, backend)
         assert program.backwards is not None
         program.backwards.is_freed = _torch.says_freed(error)
@@ -137,6 +141,19 @@ def build_program(
     backwards = Backwards(captured.tape, names, compile_backward, _output_paths(plan), known, parts.twins)
     backwards.add(first)
     return Program(plan, call, backwards), Graphs(kept, parts.first, parts.second)
+
+
+def _look_at_each(tape: Tape, guess: Sequence[Spec]) -> None:
+    """Where the backward of all results cannot be traced: what does that of each one assume of sizes?
+
+    That is a condition of the specialization then. A call for which it does not hold would find out in its backward alone.
+    """
+    for number, spec in enumerate(guess if len(guess) > 1 else ()):
+        assumed = _torch.assumptions_of(tape.session.shape_env)
+        try:
+            tape.trace([spec if k == number else None for k in range(len(guess))])
+        except Exception:  # this one cannot be traced either
+            _torch.restore_assumptions(tape.session.shape_env, assumed)
 
 
 def suited(partitioner: Partitioner, backend: Backend) -> Partitioner:

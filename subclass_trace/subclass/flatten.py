@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 from .paths import Path
-from .protocol import Kind, kind_of
+from .protocol import Kind, class_of_leaf, kind_of
 from .spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec
 from .visit import VALUE, rebuild, visit
 
 
-def _outer(t: torch.Tensor) -> tuple[Any, ...]:
+def _outer(t: torch.Tensor) -> tuple[Any, Any, Any, torch.dtype, torch.device, torch.layout, bool]:
     strided = t.layout is torch.strided or t.layout is torch.jagged
     stride = tuple(t.stride()) if strided else ()
     offset = t.storage_offset() if strided else 0
@@ -41,7 +41,7 @@ def flatten(value: Any, path: Path = VALUE) -> tuple[list[torch.Tensor], Spec]:
 
     def leaf(t: torch.Tensor, _: Path) -> Spec:
         leaves.append(t)
-        return LeafSpec(*_outer(t))
+        return LeafSpec(*_outer(t), class_of_leaf(t))
 
     def wrapper(t: torch.Tensor, names: tuple[str, ...], inners: list[Spec], context: Any, _: Path) -> Spec:
         return WrapperSpec(type(t), names, tuple(inners), context, *_outer(t))

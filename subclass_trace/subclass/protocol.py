@@ -44,16 +44,51 @@ class Problem:
         return f"{self.cls.__qualname__} {self.what}"
 
 
-_DENSE = {torch.Tensor, torch.nn.Parameter, *_torch.FAKE_TYPES}
+#: the classes of real dense tensors: these, and each class that `is_plain` and was met
+REAL: set[type] = {torch.Tensor, torch.nn.Parameter}
+_DENSE = {*REAL, *_torch.FAKE_TYPES}
 _KINDS: dict[type, Kind] = dict.fromkeys(_DENSE, Kind.LEAF)
 
 
 def kind_of(cls: type) -> Kind:
     """Leaf (a dense tensor), wrapper, or refused; decided once per class."""
     kind = _KINDS.get(cls)
+    if kind is None and is_plain(cls):
+        REAL.add(cls)
+        kind = _KINDS[cls] = Kind.LEAF
     if kind is None:
         kind = _KINDS[cls] = Kind.REFUSED if problems(cls) else Kind.WRAPPER
     return kind
+
+
+def is_plain(cls: type) -> bool:
+    """Is it a subclass of ``nn.Parameter`` that overrides nothing? Operations on such a tensor are those on a parameter, and
+    their results are of class ``torch.Tensor``.
+
+    >>> class Scale(torch.nn.Parameter):
+    ...     def doubled(self):
+    ...         return self * 2
+    >>> is_plain(Scale), is_plain(torch.nn.UninitializedParameter)
+    (True, False)
+    """
+    if (
+        not issubclass(cls, torch.nn.Parameter)
+        or cls is torch.nn.Parameter
+        or type(cls) is not type(torch.nn.Parameter)
+    ):
+        return False
+    own = (name for k in cls.__mro__ if k not in torch.nn.Parameter.__mro__ for name in vars(k))
+    return not any(hasattr(torch.nn.Parameter, name) and name not in _OF_EVERY_CLASS for name in own)
+
+
+#: what a class may have of its own beside what it adds
+_OF_EVERY_CLASS = frozenset(vars(type("", (torch.nn.Parameter,), {}))) | {"__init__", "__new__", "__annotations__"}
+
+
+def class_of_leaf(t: torch.Tensor) -> type:
+    """The class of a dense tensor where it matters: `is_plain`; for all other tensors ``torch.Tensor``."""
+    cls = type(t)
+    return cls if cls not in _DENSE and cls in REAL else torch.Tensor
 
 
 def is_traceable(value: object) -> bool:

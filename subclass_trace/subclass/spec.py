@@ -80,6 +80,7 @@ class LeafSpec:
     device: torch.device
     layout: torch.layout
     requires_grad: bool
+    cls: type = torch.Tensor  # or a subclass of nn.Parameter: see `protocol.is_plain`
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -142,6 +142,7 @@ def test_averaged_models(name: str) -> None:
                 for p in model.parameters():
                     p.add_(0.1 * k)
             rows += [step(torch.eye(2)).detach(), *[t.detach().clone() for t in average.state_dict().values()]]
+            rows.append(torch.tensor([t._version for t in average.state_dict(keep_vars=True).values()]))
         found.append(rows)
     for want, got in zip(*found, strict=True):
         torch.testing.assert_close(got, want)

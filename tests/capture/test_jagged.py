@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -286,3 +287,23 @@ def test_a_differentiated_backward_for_the_rows_of_another_call_is_refused() -> 
     twice(2, 3)  # has a specialization of its own now
     twice(2, 3, 1)
     assert len(region.specializations) == 2
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("beside", [torch.sgn, lambda h: h.sum(-1), lambda h: h.sum(1)])
+def test_beside_a_result_whose_backward_cannot_be_traced(beside: Callable[[Tensor], Tensor], dynamic: bool) -> None:
+    """The backward of a product with a weight has an operation for each row, also where no guess tells."""
+    w = dense(4, 3)
+    f = lambda x: (lambda h: (h.values().pow(2).sum(), beside(h)))(x @ w)
+    region = st.compile(f, dynamic=dynamic)
+    many: list[Lengths] = [(2, 3), (3, 1, 2), (4,), (1, 2, 3, 4), (5, 2), (3, 1, 2)]
+    for one, other in itertools.pairwise(many):
+        found = []
+        for call in (f, region):
+            x, y = jagged(one), jagged(other, 1)
+            losses = [call(x)[0], call(y)[0]]  # both forwards, before there is any backward
+            for loss in losses:
+                loss.backward()
+            found.append([x.grad.values(), y.grad.values(), w.grad])  # type: ignore[union-attr]
+            w.grad = None
+        torch.testing.assert_close(*found)

@@ -128,3 +128,96 @@ def test_what_is_no_tensor_and_what_depends_on_values_is_refused() -> None:
         st.compile(nn.Sequential(branches))(torch.ones(2))
     assert "self[0]" in str(caught.value)
     assert branches(torch.ones(2)).tolist() == [2.0, 2.0]
+
+
+class Reads:
+    def __init__(self) -> None:
+        self.w = torch.randn(3, 3, requires_grad=True)
+
+
+W, READS, RUNNING = torch.randn(3, 3, requires_grad=True), Reads(), torch.ones(3)
+LAYER = nn.Parameter(torch.randn(3, 3))
+
+
+def _product(x: Tensor, w: Tensor, k: float = 2.0) -> Tensor:
+    return torch.mm(x, w).relu() * k
+
+
+def _products(x: Tensor, ws: list[Tensor]) -> Tensor:
+    for w in ws:
+        x = torch.mm(x, w).relu()
+    return x
+
+
+def _second(x: Tensor, w: Tensor) -> Tensor:
+    return w
+
+
+def _count(x: Tensor, v: Tensor) -> Tensor:
+    v.add_(1)
+    return x * v
+
+
+def _branch(x: Tensor, w: Tensor) -> Tensor:
+    if bool(x.sum() > 0):
+        return torch.mm(x, w)
+    return x
+
+
+class Takes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, w: Tensor) -> Tensor:
+        return torch.mm(self.layer(x), w)
+
+
+def _without_grad(s: Any) -> Callable[[Tensor], Any]:
+    def run(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return s(x, W)
+
+    return run
+
+
+SCRIPTED: dict[str, tuple[Any, Callable[[Any], Callable[[Tensor], Any]]]] = {
+    "a global": (_product, lambda s: lambda x: s(x, W)),
+    "a parameter": (_product, lambda s: lambda x: s(x, LAYER, 3.0)),
+    "an attribute": (_product, lambda s: lambda x: s(x, READS.w)),
+    "by keyword": (_product, lambda s: lambda x: s(x=x, w=W)),
+    "in a list": (_products, lambda s: lambda x: s(x, [W, LAYER])),
+    "without gradients": (_product, _without_grad),
+    "returned": (_second, lambda s: lambda x: s(x, W)),
+    "written": (_count, lambda s: lambda x: s(x, RUNNING)),
+    "differentiated inside": (_product, lambda s: lambda x: torch.autograd.grad(s(x, W).sum(), W)[0]),
+    "by a module": (Takes, lambda s: lambda x: s(x, W)),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTED)
+def test_scripted_code_is_handed_a_tensor_that_is_closed_over(name: str) -> None:
+    made, use = SCRIPTED[name]
+    torch.manual_seed(0)
+    f = use(torch.jit.script(made() if made is Takes else made))
+    region = st.compile(f)
+    for _ in range(3):
+        x, found = torch.randn(2, 3), []
+        for call in (f, region):
+            RUNNING.fill_(1.0)
+            before, out = RUNNING._version, call(x)
+            leaves = (W, LAYER, READS.w)
+            grads = torch.autograd.grad(out.sum(), leaves, allow_unused=True) if out.grad_fn is not None else ()
+            row: list[Any] = [None if g is None else g.tolist() for g in grads]
+            row += [out.tolist(), out is W, out.requires_grad, RUNNING.tolist(), RUNNING._version - before]
+            found.append(row)
+        assert found[0] == found[1]
+    assert len(region.specializations) == 1
+
+
+def test_a_scripted_function_that_branches_on_values_is_refused() -> None:
+    branch = torch.jit.script(_branch)
+    with pytest.raises(st.UnsupportedError, match="scripted function '_branch' cannot be traced") as caught:
+        st.compile(lambda x: branch(x, W) + 1)(torch.ones(2, 3))
+    assert "test_scripted_modules.py" in str(caught.value)
+    assert branch(-torch.ones(2, 3), W).tolist() == [[-1.0] * 3] * 2

@@ -59,6 +59,38 @@ def _strides_of_size_one() -> None:
     assert strides[0] == strides[1]
 
 
+@fact(
+    B,
+    "strides in dimensions of size 1 of a gradient penalty's gradients, where the loss is computed outside of the region",
+    differs="eager adds the parts of a gradient up inside of the layers; a region hands each part over",
+    torch="not in the survey",
+)
+def _strides_of_a_penalty() -> None:
+    strides = []
+    for call in (lambda f: f, st.compile):
+        w, x = dense(1, 8, seed=1).requires_grad_(), dense(4, 8, seed=2).requires_grad_()
+        y = call(lambda x, w: F.linear(x, w).tanh())(x, w)
+        (g,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        strides.append(torch.autograd.grad(y.sum() + g.pow(2).sum(), w)[0].stride())
+    assert strides[0] == strides[1]
+
+
+@fact(
+    B,
+    "the version of a gradient that is a sum (`x.grad._version`)",
+    differs="eager's engine counts each addition; a region's backward hands over the sum",
+    torch="not in the survey",
+)
+def _version_of_a_sum() -> None:
+    versions = []
+    for call in (lambda f: f, st.compile):
+        x = dense(3, seed=1).requires_grad_()
+        call(lambda x: (x * x).sum())(x).backward()
+        assert x.grad is not None
+        versions.append(x.grad._version)
+    assert versions[0] == versions[1]
+
+
 @fact(B, "with `create_graph`, gradients of tangents alone require grad where the tangents do")
 def _gradients_of_tangents_alone() -> None:
     region = st.compile(lambda x, w: x * 2 + w)
@@ -462,6 +494,33 @@ same(
     lambda x: (x * 2 if type(x) is torch.Tensor else x, type(x)),
     plain(dense),
 )
+
+
+class _Scale(torch.nn.Parameter):
+    def doubled(self) -> torch.Tensor:
+        return self * 2
+
+
+same(
+    N,
+    "a subclass of `nn.Parameter` that overrides nothing: its class, its methods and attributes",
+    lambda p: (p.doubled() if isinstance(p, _Scale) else p, type(p)),
+    lambda call: _Scale(torch.ones(3) * call),
+    torch="not in the survey",
+)
+
+
+@fact(
+    N,
+    "`unsafe_split` and `unsafe_chunk` of a normal tensor in inference mode: are the members views?",
+    differs="they share the memory, and are no views, as outside of inference mode",
+    torch="not in the survey",
+)
+def _unsafe_members() -> None:
+    x = dense(4, seed=1)
+    with torch.inference_mode():
+        members = [call(lambda x: x.unsafe_chunk(2))(x) for call in (lambda f: f, st.compile)]
+    assert members[0][0]._is_view() == members[1][0]._is_view()
 
 
 @fact(

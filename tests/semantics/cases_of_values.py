@@ -395,6 +395,22 @@ same(P, "wrapper without inner tensors", lambda x: x + 1, lambda c: Constant(2.0
 same(P, "wrapper of wrappers", lambda x: (x @ x.t()).relu(), root(nested), back=(0,))
 
 
+@fact(
+    P,
+    "inner tensors of a result that are views of those of an input (`TwoTensor(x.a.t(), x.b.t())`): are they views?",
+    differs="they share memory and version counters, but `_is_view()` is False and they have no base",
+    torch="not in the survey",
+)
+def _views_inside() -> None:
+    seen = []
+    for call in (lambda f: f, st.compile):
+        x = two(3, seed=0)
+        y = call(lambda x: TwoTensor(x.a.t(), x.b.t()))(x)
+        assert y.a.untyped_storage().data_ptr() == x.a.untyped_storage().data_ptr()
+        seen.append(y.a._is_view())
+    assert seen[0] == seen[1]
+
+
 @fact(P, "an unregistered container with tensors", torch="graph break", refused="UnsupportedError")
 def _container() -> None:
     class Box:

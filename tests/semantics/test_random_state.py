@@ -143,3 +143,22 @@ def test_another_thread_may_draw_meanwhile() -> None:
         with pytest.raises(st.UnsupportedError, match="state of a random generator"):
             st.compile(_default_seeded)(X)
         assert torch.get_rng_state().equal(before)
+
+
+DRAWS = {
+    "rand": lambda: torch.rand(3, generator=G),
+    "randn": lambda: torch.randn(3, generator=G),
+    "randint": lambda: torch.randint(5, (3,), generator=G),
+    "randperm": lambda: torch.randperm(3, generator=G),
+    "normal": lambda: torch.normal(0.0, 1.0, (3,), generator=G),
+    "normal, default": lambda: torch.normal(0.0, 1.0, (3,)),
+    "written": lambda: torch.rand(3, generator=G).add_(1),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_how_often_a_drawn_tensor_was_written(name: str) -> None:
+    draw = DRAWS[name]
+    for call in (st.compile(lambda x: (draw(), x * 1)), st.compile(lambda x: (draw(), x * 1), dynamic=True)):
+        for _ in range(2):
+            assert call(X)[0]._version == draw()._version

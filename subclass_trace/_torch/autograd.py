@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+
+from .this_thread import replaced_here
 
 
 def apply_function(function: type[torch.autograd.Function], *args: Any) -> Any:
@@ -121,19 +122,14 @@ def accumulating_engine(instead: Callable[..., bool]) -> Iterator[None]:
 
     It returns False to leave one to the engine. (`torch.autograd.grad` is none of them; nor are those of other threads.)
     """
-    thread = threading.get_ident()
     module: Any = torch.autograd
     engine = module._engine_run_backward
 
     def run(*args: Any, **kinds: Any) -> Any:
-        mine = kinds.get("accumulate_grad") and threading.get_ident() == thread
-        return None if mine and instead(*args) else engine(*args, **kinds)
+        return None if kinds.get("accumulate_grad") and instead(*args) else engine(*args, **kinds)
 
-    module._engine_run_backward = run
-    try:
+    with replaced_here(module, "_engine_run_backward", run):
         yield
-    finally:
-        module._engine_run_backward = engine
 
 
 def says_freed(error: BaseException) -> bool:

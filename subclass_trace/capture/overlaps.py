@@ -8,7 +8,8 @@ call, which is rare, is rehearsed on real memory that is laid out like that of t
     it gives other numbers than with copied sources   an `AliasingError`
     it gives the same numbers                         the call is recorded as any other
 
-Views of one tensor that share no element (``cache[:, 5].copy_(cache[:, 4])``) are told apart without that.
+Views of one tensor that share no element (``cache[:, 5].copy_(cache[:, 4])``) are told apart without that. Where their
+places depend on numbers from inside tensors (``k = int(t)``), each call looks.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 
 from .. import _torch
 from ..errors import AliasingError
-from .aliasing import may_overlap, one_storage, partly_overlap, repeats, same_place
+from .aliasing import Place, boxes_apart, may_overlap, one_storage, partly_overlap, repeats, same_place
 from .eager_errors import Unknown, number, rehearse, smaller_sizes, tensors_in
 
 Tensor = torch.Tensor
@@ -29,14 +30,18 @@ aten = torch.ops.aten
 #: bytes of one storage that a rehearsal may take
 _MOST = 1 << 26
 _SEED = 0
+_REFUSED_BY_EAGER = (
+    "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory location. "
+    "Please clone() the tensor before performing the operation."
+)
 
 
-def refuse_overlap(func: Any, args: Sequence[Any], kwargs: dict[str, Any], line: Callable[[], str | None]) -> None:
+def refuse_overlap(func: Any, args: Sequence[Any], kwargs: dict[str, Any], recorder: Any) -> None:
     """Raise what eager raises for an operation that writes to memory which its other arguments show.
 
     Args:
         args, kwargs: traced tensors and other arguments.
-        line: tells where in the user's code it is.
+        recorder: of the capture. It knows where in the user's code this is, and records what each call has to look at.
 
     Raises:
         AliasingError: the real kernel runs, and reads what it has already written.
@@ -56,17 +61,69 @@ def refuse_overlap(func: Any, args: Sequence[Any], kwargs: dict[str, Any], line:
     try:
         wrong = _rehearsal(func, args, kwargs, partly)
     except Unknown:
-        rows = ((w, t) for written, others in _steps(func, args, kwargs) for w in written for t in others)
+        rows = [(w, t) for written, others in _steps(func, args, kwargs) for w in written for t in others]
         wrong = any(partly_overlap(w, t) for w, t in rows)
+        wrong = wrong or not all(_may_be_settled(func, w, t, elementwise, recorder) for w, t in rows)
     if wrong:
-        raise AliasingError(
-            f"{_torch.op_name(func)} writes to memory that it reads through another argument: the result depends on the "
-            "order of reads and writes",
-            path=line(),
-            expected="arguments that share no memory with the tensor that is written",
-            got="in one memory: shapes " + ", ".join(str([*t.shape]) for t in tensors_in((*args, *kwargs.values()))),
-            fix="clone the other argument before the operation",
-        )
+        shapes = [t.shape for t in tensors_in((*args, *kwargs.values()))]
+        raise _depends_on_order(_torch.op_name(func), recorder.user_line(), shapes)
+
+
+def _may_be_settled(func: Any, written: Tensor, other: Tensor, elementwise: bool, recorder: Any) -> bool:
+    """Each call looks, where it depends on numbers from inside tensors whether two arguments share memory; False where it
+    cannot."""
+    if not may_overlap(written, other) or (elementwise and same_place(written, other)):
+        return True
+    numbers = [[*t.shape, *t.stride(), t.storage_offset()] for t in (written, other)]
+    if not any(isinstance(n, torch.SymInt) and _torch.is_data_dependent(n) for row in numbers for n in row):
+        return True
+    if recorder.late.copies:  # it is not our own back end that runs the graph
+        return False
+    row = (_torch.op_name(func), recorder.user_line(), elementwise and written.dtype == other.dtype, written.dim())
+    settled = _torch.unknown_number(recorder.mode.shape_env, bool)
+    widths = (written.element_size(), other.element_size())
+    recorder.number(settled, share_nothing, (*row, *widths, *numbers[0], *numbers[1]))
+    check = recorder.graph.call_function(aten._assert_scalar.default, (recorder.node_of(settled), "they share memory"))
+    check.meta["val"] = None
+    recorder.annotate(check)
+    return True
+
+
+def share_nothing(
+    name: str, line: str | None, elementwise: bool, dims: int, width: int, other_width: int, *numbers: int
+) -> bool:
+    """A step of a graph: an operation may write to a tensor of ``dims`` dimensions, and read another of the same storage.
+
+    Args:
+        numbers: sizes, strides and offset of the one, and of the other.
+
+    Raises:
+        RuntimeError: eager refuses it.
+        AliasingError: the real kernel would read what it has already written.
+    """
+    row, rest = numbers[: 2 * dims + 1], numbers[2 * dims + 1 :]
+    more = len(rest) // 2
+    written = Place(row[:dims], row[dims:-1], row[-1])
+    other = Place(rest[:more], rest[more:-1], rest[-1])
+    apart = written.stop * width <= other.offset * other_width or other.stop * other_width <= written.offset * width
+    if apart or 0 in (*written.shape, *other.shape) or (elementwise and written == other):
+        return True
+    if width == other_width and boxes_apart(written, other):
+        return True
+    if elementwise and written.is_dense and other.is_dense:
+        raise RuntimeError(_REFUSED_BY_EAGER)
+    raise _depends_on_order(name, line, [written.shape, other.shape])
+
+
+def _depends_on_order(name: str, line: str | None, shapes: Sequence[Any]) -> AliasingError:
+    return AliasingError(
+        f"{name} writes to memory that it reads through another argument: the result depends on the order of reads and "
+        "writes",
+        path=line,
+        expected="arguments that share no memory with the tensor that is written",
+        got="in one memory: shapes " + ", ".join(str([*shape]) for shape in shapes),
+        fix="clone the other argument before the operation",
+    )
 
 
 def _steps(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[list[Tensor], list[Tensor]]]:

@@ -36,9 +36,11 @@ from .autograd import node_sequence_number as node_sequence_number
 from .autograd import original_views as original_views
 from .autograd import saved_tensor_hooks_active as saved_tensor_hooks_active
 from .autograd import says_freed as says_freed
+from .autograd import says_no_derivative as says_no_derivative
 from .autograd import set_node_sequence_number as set_node_sequence_number
 from .autograd import set_version as set_version
 from .autograd import view_function as view_function
+from .autograd import writes_told as writes_told
 from .branches import Branch as Branch
 from .branches import branch_of_torch as branch_of_torch
 from .collectives import Group as Group

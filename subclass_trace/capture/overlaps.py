@@ -24,6 +24,7 @@ from .. import _torch
 from ..errors import AliasingError
 from .aliasing import Place, boxes_apart, may_overlap, one_storage, partly_overlap, repeats, same_place
 from .eager_errors import Unknown, number, rehearse, smaller_sizes, tensors_in
+from .looks import is_from_inside, look_in_each_call
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -74,19 +75,12 @@ def _may_be_settled(func: Any, written: Tensor, other: Tensor, elementwise: bool
     cannot."""
     if not may_overlap(written, other) or (elementwise and same_place(written, other)):
         return True
-    numbers = [[*t.shape, *t.stride(), t.storage_offset()] for t in (written, other)]
-    if not any(isinstance(n, torch.SymInt) and _torch.is_data_dependent(n) for row in numbers for n in row):
+    numbers = [n for t in (written, other) for n in (*t.shape, *t.stride(), t.storage_offset())]
+    if not any(map(is_from_inside, numbers)):
         return True
-    if recorder.late.copies:  # it is not our own back end that runs the graph
-        return False
     row = (_torch.op_name(func), recorder.user_line(), elementwise and written.dtype == other.dtype, written.dim())
-    settled = _torch.unknown_number(recorder.mode.shape_env, bool)
     widths = (written.element_size(), other.element_size())
-    recorder.number(settled, share_nothing, (*row, *widths, *numbers[0], *numbers[1]))
-    check = recorder.graph.call_function(aten._assert_scalar.default, (recorder.node_of(settled), "they share memory"))
-    check.meta["val"] = None
-    recorder.annotate(check)
-    return True
+    return look_in_each_call(recorder, share_nothing, (*row, *widths, *numbers))
 
 
 def share_nothing(

@@ -242,8 +242,8 @@ class ClosedOverTensors:
             known = self.stand_ins.of.get(id(c.value))
             fake = self.recorder.lifted_fake(c.value)
             traced = known.traced if known is not None else c.value if fake is None else fake
-            known_as = TracedInput(c.path, c.spec, c.leaves, c.value.is_leaf, traced, c.edge)
-            rows.append(replace(known_as, gradient_of=c.gradient_of))
+            is_leaf = c.value.is_leaf
+            rows.append(TracedInput(c.path, c.spec, c.leaves, is_leaf, traced, c.edge, gradient_of=c.gradient_of))
             everyone.append(Argument(c.value, c.path, None))
             states.append(None if known is None else known.before)
         together = replace(

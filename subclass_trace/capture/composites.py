@@ -117,6 +117,31 @@ def _tensor_split(recorder: Recorder, func: Callable[..., Any], args: Any, kwarg
     return func(args[0], known.tolist(), *args[2:], **rest)
 
 
+_OBSERVED: tuple[str, ...] = (
+    "self",
+    "observer_on",
+    "fake_quant_on",
+    "running_min",
+    "running_max",
+    "scale",
+    "zero_point",
+)
+_OBSERVED += ("averaging_const", "quant_min", "quant_max", "ch_axis", "per_row_fake_quant")
+
+
+def _observed(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """The kernel of an observer gives its empty statistics a size, at the first batch; the functional form does not."""
+    named = dict(zip(_OBSERVED, args, strict=False)) | kwargs
+    low = named.get("running_min")
+    if named.get("per_row_fake_quant", False) and isinstance(low, Tensor) and low.numel() == 0:
+        for name, start in (("running_min", math.inf), ("running_max", -math.inf), ("scale", 1), ("zero_point", 0)):
+            t = named[name]
+            version = t._version  # what a kernel writes by itself does not count
+            t.resize_(named["self"].shape[named["ch_axis"]]).fill_(start)
+            _torch.set_version(t, version)
+    return func(*args, **kwargs)
+
+
 #: name of a function -> what is called in its place
 COMPOSITES: Mapping[str, Callable[..., Any]] = {
     **PACKED,
@@ -127,6 +152,7 @@ COMPOSITES: Mapping[str, Callable[..., Any]] = {
     "linalg_matrix_rank": _matrix_rank,
     "max_pool1d": _max_pool1d,
     "tensor_split": _tensor_split,
+    "fused_moving_avg_obs_fake_quant": _observed,
     "allclose": allclose,
     "equal": equal,
     "is_nonzero": is_nonzero,

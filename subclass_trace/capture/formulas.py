@@ -19,6 +19,7 @@ from torch.optim.swa_utils import AveragedModel
 from .. import _torch
 from ..errors import UnsupportedError
 from .composites import cumulative_averages
+from .facts import holds_traced
 
 Tensor = torch.Tensor
 Adaptive = torch.nn.AdaptiveLogSoftmaxWithLoss
@@ -83,9 +84,9 @@ def _refuse_scaler(name: str, original: Callable[..., Any], self: Any, *args: An
 
 
 def _not_kept(original: Callable[..., Any], self: Any, instance: Any, *rest: Any) -> Any:
-    """A property of a distribution that is computed when it is first asked for: a traced value is not kept in the object,
-    which may be one from outside."""
-    if instance is None:
+    """A property of a distribution that is computed when it is first asked for: a traced value is not kept in an object from
+    outside. One that the region has made of traced tensors keeps it, like eager's."""
+    if instance is None or any(holds_traced(value, 1) for value in vars(instance).values()):
         return original(self, instance, *rest)
     with torch.enable_grad():
         return self.wrapped(instance)

@@ -17,8 +17,8 @@ import torch
 
 from .. import _torch
 from ..errors import UnsupportedError
+from ..subclass.flatten import wrappers_inside
 from ..subclass.paths import Path
-from ..subclass.spec import Spec, WrapperSpec
 from .facts import ABSENT, NAMES, SIMPLE, AskedOf, fact_of
 from .history import ShownNodes, accumulate_grad
 from .inputs import TracedInput, TracedInputs
@@ -43,9 +43,9 @@ class MetadataReads:
         self._rows: dict[int, tuple[int, TracedInput]] = {id(i.traced): (n, i) for n, i in enumerate(inputs.inputs)}
         self._nodes = ShownNodes(self._node_of_input)
         self._inside = {
-            id(t): (n, i, t, prefix)
+            id(t): (n, i, t, "".join(f"{name}." for name in names))
             for n, i in enumerate(inputs.inputs)
-            for t, prefix in wrappers_inside(i.traced, i.spec)
+            for names, t in wrappers_inside(i.traced)
         }
         self._leaves = inputs.leaf_values
         self._asked: set[tuple[int, str]] = set()
@@ -298,15 +298,6 @@ class MetadataReads:
             )
         self.note(number, "is_leaf")
         return None  # a leaf has its gradient anyway
-
-
-def wrappers_inside(traced: Any, spec: Spec, prefix: str = "") -> Iterator[tuple[Tensor, str]]:
-    """The wrappers inside a wrapper, and what stands before the names of their attributes."""
-    for name, inner in zip(getattr(spec, "names", ()), getattr(spec, "inners", ()), strict=True):
-        if isinstance(inner, WrapperSpec):
-            value = getattr(traced, name)
-            yield value, f"{prefix}{name}."
-            yield from wrappers_inside(value, inner, f"{prefix}{name}.")
 
 
 def _unanswerable(what: str, where: Any, fix: str = "ask outside of the region") -> UnsupportedError:

@@ -13,14 +13,13 @@ from ..errors import AliasingError, UnsupportedError
 from ..plan import MutationPlan
 from ..subclass.arguments import attributes_of_wrapper
 from ..subclass.context import same_context, snapshot, without_outer
-from ..subclass.flatten import flatten
+from ..subclass.flatten import flatten, wrappers_inside
 from ..subclass.paths import Path, owner_of
 from ..subclass.spec import Spec, WrapperSpec, spec_leaves
 from ..subclass.visit import map_spec
 from .aliasing import family
 from .facts import holds_traced
 from .inputs import Argument, TracedInput, TracedInputs
-from .metadata import wrappers_inside
 from .recorder import Recorder
 
 Tensor = torch.Tensor
@@ -62,8 +61,8 @@ def state_of(traced: Tensor) -> Before:
     attributes = attributes_of_wrapper(traced, spec)
     spec = map_spec(spec, lambda sizes: sizes, snapshot)
     memory = tuple(_torch.storage_ref(t) if t.layout is torch.strided else None for t in leaves)
-    inside = wrappers_inside(traced, spec)
-    inner = tuple((prefix[:-1], t, t._version) for t, prefix in inside if not t.is_inference())
+    inside = wrappers_inside(traced)
+    inner = tuple((".".join(names), t, t._version) for names, t in inside if not t.is_inference())
     return Before(spec, tuple(leaves), memory, _version(traced), attributes, tuple(map(_version, leaves)), inner)
 
 

@@ -42,6 +42,7 @@ from .inputs import TracedInputs
 from .mutation import Before, same_contexts
 from .recorder import Recorder
 from .sharing import Sharing
+from .versions import inner_versions
 from .views import place_in
 
 Tensor = torch.Tensor
@@ -374,7 +375,7 @@ class OutputClassifier:
         rest = (self._attributes(o, leaves, spec), several, starts_grad, way.early)
         history = o.grad_fn is not None and not dangling
         made = ViewOutput(place, number is not None, way.replay, history, spec, *rest, dangling=dangling)
-        return replace(made, layouts=way.layouts)
+        return replace(made, layouts=way.layouts, inner_versions=inner_versions(o, base))
 
     def _attributes(self, o: Tensor, leaves: list[Tensor], spec: Spec) -> dict[str, Any]:
         """Python attributes that a freshly rebuilt value would not have: the region set them."""

@@ -15,9 +15,7 @@ import torch
 
 from .. import _torch
 from ..plan import LeafAlias, ValueAlias
-from ..subclass.flatten import flatten, leaves_of
-from ..subclass.paths import Path
-from ..subclass.visit import visit
+from ..subclass.flatten import flatten, leaves_of, wrappers_inside
 from .aliasing import byte_range
 from .counters import share_counter
 from .inputs import TracedInputs
@@ -36,7 +34,7 @@ class Sharing:
         self._leaves = inputs.leaf_values
         self._inside: dict[int, tuple[int, tuple[str, ...]]] = {}
         for n, row in enumerate(inputs.inputs):
-            for names, wrapper in _wrappers_inside(row.traced):
+            for names, wrapper in wrappers_inside(row.traced):
                 self._inside.setdefault(id(wrapper), (n, names))
         self._leaf_of: dict[Any, int] = {}
         for k, t in enumerate(inputs.originals):
@@ -150,15 +148,3 @@ class Sharing:
 
 def _start(t: Tensor) -> Any:
     return t.storage_offset() * t.element_size() if t.layout is torch.strided else 0
-
-
-def _wrappers_inside(value: Tensor) -> list[tuple[tuple[str, ...], Tensor]]:
-    """(attribute names, wrapper) for each wrapper inside ``value``, at any depth."""
-    found: list[tuple[tuple[str, ...], Tensor]] = []
-
-    def wrapper(t: Tensor, names: tuple[str, ...], inners: list[None], context: Any, path: Path) -> None:
-        if path.steps:
-            found.append((tuple(step[1:] for step in path.steps), t))
-
-    visit(value, leaf=lambda t, _: None, wrapper=wrapper, opaque=lambda v, _: None, path=Path("input"))
-    return found

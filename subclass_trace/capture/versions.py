@@ -11,8 +11,10 @@ import torch.fx as fx
 
 from .. import _torch
 from ..plan import Detached, OutputPlan, ValueAlias, ValueOutput, ViewOutput
+from ..subclass.flatten import tensors_inside
 from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec, WrapperSpec
+from .counters import share_counter
 from .recorder import Recorder
 from .sharing import Sharing
 
@@ -74,6 +76,20 @@ def leaf_versions_of(
             ):
                 yield place, t._version
             place += 1
+
+
+def inner_versions(view: Tensor, base: Tensor) -> tuple[tuple[str, int], ...]:
+    """(attribute names with dots, version) of tensors inside of a view that were written by themselves.
+
+    Operators run below autograd, so that what they make of the inner tensors of ``base`` counts for itself.
+    """
+    if not is_traceable(view):
+        return ()
+    theirs = [t for _, t in tensors_inside(base)]
+    written = [(names, t) for names, t in tensors_inside(view) if not t.is_inference() and t._version]
+    return tuple(
+        (".".join(n), t._version) for n, t in written if not any(t is o or share_counter(t, o) for o in theirs)
+    )
 
 
 def _is_filled(t: Tensor, recorder: Recorder) -> bool:

@@ -25,7 +25,7 @@ from typing import Any, TypeVar, overload
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from .. import _torch, verify
+from .. import verify
 from .._torch.dynamo import never_compiled
 from ..backends import resolve_backend
 from ..backends.eager import compile_eager
@@ -110,12 +110,22 @@ class Region:
     """A compiled function. Call it like the function; it keeps one `Specialization` per kind of call."""
 
     def __init__(self, function: Callable[..., Any], options: Options, *, keep_joint: bool = False) -> None:
-        self.function, self.options, self._keep_joint = function, options, keep_joint
+        self._function, self._options, self._keep_joint = function, options, keep_joint
         self._entries: tuple[Specialization, ...] = ()
         self._fast: tuple[Callable[..., Any], ...] = ()  # their generated entries
         self._eagerly = EagerCalls()
         self._history = SizeHistory()
         functools.update_wrapper(self, function, updated=())
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The function that it compiles."""
+        return self._function
+
+    @property
+    def options(self) -> Options:
+        """How it compiles."""
+        return self._options
 
     @never_compiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -124,7 +134,7 @@ class Region:
         Inside ``torch.compile`` it is a part of that graph, as a ``torch.compile`` inside another one is.
         """
         if is_dynamo_compiling():
-            return self.function(*args, **kwargs)
+            return self._function(*args, **kwargs)
         fast = self._fast
         for serve in fast:
             result = serve(args, kwargs)
@@ -147,8 +157,8 @@ class Region:
     def _slow_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         reason = eager_reason() or self._eagerly.reason(args, kwargs)
         if reason is not None:
-            return self._eagerly.run(reason, self.function, args, kwargs)
-        site = CallSite.of_function(self.function, args, kwargs)
+            return self._eagerly.run(reason, self._function, args, kwargs)
+        site = CallSite.of_function(self._function, args, kwargs)
         ambient = Ambient.now()
         entry = self._find(site, ambient)
         if entry is not None:
@@ -156,7 +166,7 @@ class Region:
         try:
             entry, site = self._specialize(args, kwargs)
         except NeedsEager as refused:
-            return self._eagerly.run(self._eagerly.refused(refused, args, kwargs), self.function, args, kwargs)
+            return self._eagerly.run(self._eagerly.refused(refused, args, kwargs), self._function, args, kwargs)
         # As later calls: the engine shall meet one kind of backward from the first step on.
         result = MISS if entry.entry is None else entry.entry.call(args, kwargs)
         result = self._interpret(entry, site, args, kwargs) if result is MISS else result
@@ -196,7 +206,7 @@ class Region:
     def _specialize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Specialization, CallSite]:
         with TRACE_LOCK, _no_garbage_collection():
             # Another thread may have compiled it meanwhile; and while it did, module slots held its traced tensors.
-            site = CallSite.of_function(self.function, args, kwargs)
+            site = CallSite.of_function(self._function, args, kwargs)
             ambient = Ambient.now()
             entry = self._find(site, ambient)
             if entry is None:
@@ -212,17 +222,17 @@ class Region:
             return entry, site
 
     def _warn(self, reason: str) -> None:
-        name = getattr(self.function, "__qualname__", None) or type(self.function).__qualname__
+        name = getattr(self._function, "__qualname__", None) or type(self._function).__qualname__
         newest = reason.split("; ")[-1]
         warnings.warn(
-            f"the region {name} has {_MANY} specializations; each costs a compilation, and {self.options.max_specializations} "
+            f"the region {name} has {_MANY} specializations; each costs a compilation, and {self._options.max_specializations} "
             f"are the limit. The last one was made because of {newest}. See region.explain()",
             stacklevel=2,
         )
 
     def _compile(self, site: CallSite, ambient: Ambient) -> Specialization:
         """With the numbers as symbols that differ between calls; as they are, where some of it needs them so."""
-        numbers = self._history.of_call(numbers_of(site), self.options)
+        numbers = self._history.of_call(numbers_of(site), self._options)
         *tries, last = choices(numbers)
         for chosen in tries:
             with contextlib.suppress(Exception):  # an error of the function itself comes again
@@ -246,7 +256,7 @@ class Region:
             raise
 
     def _compile_with(self, site: CallSite, ambient: Ambient, numbers: Numbers) -> Specialization:
-        options = self.options
+        options = self._options
         backend = resolve_backend(options.backend, fw_compiler=options.fw_compiler, bw_compiler=options.bw_compiler)
         partitioner = resolve_partitioner(options.partitioner, options.activation_memory_budget)
         table = options.table(backend)
@@ -278,7 +288,7 @@ class Region:
         if program.backwards is not None:
             first = FirstRun.of(captured, table)
             if first is not None:
-                program.backwards.again = second_run(first, self.function, site, arguments, positions, guards)
+                program.backwards.again = second_run(first, self._function, site, arguments, positions, guards)
             program.backwards.narrow = functools.partial(self._narrow, program)
             if not options.retain_trace:
                 program.backwards.release()
@@ -305,11 +315,11 @@ class Region:
         bases: list[torch.Tensor] = []
         while True:
             arguments, positions = site.arguments(bases)
-            if self.options.automatic_dynamic:
+            if self._options.automatic_dynamic:
                 self._history.add(sizes_of(arguments))
             choice = self._history.differing(numbers)
-            dynamic, any_dynamic = choose(arguments, self._history, self.options.dynamic, choice)
-            run = site.runner(self.function, arguments, positions)
+            dynamic, any_dynamic = choose(arguments, self._history, self._options.dynamic, choice)
+            run = site.runner(self._function, arguments, positions)
             try:
                 found = capture(
                     run,
@@ -331,7 +341,7 @@ class Region:
                 self._history.fixed_strides = True
 
     def _check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        function = self.function.forward if isinstance(self.function, torch.nn.Module) else self.function
+        function = self._function.forward if isinstance(self._function, torch.nn.Module) else self._function
         try:
             signature = inspect.signature(function)
         except (TypeError, ValueError):
@@ -347,10 +357,10 @@ class Region:
             ) from None
 
     def _check_count(self, site: CallSite, ambient: Ambient) -> None:
-        if len(self._entries) >= self.options.max_specializations:
+        if len(self._entries) >= self._options.max_specializations:
             raise GuardError(
                 f"the region has {len(self._entries)} specializations already; each call seems to need another",
-                expected=f"at most max_specializations={self.options.max_specializations}",
+                expected=f"at most max_specializations={self._options.max_specializations}",
                 got=self._last_reasons(site, ambient),
                 fix="make what changes a tensor instead of a Python value, mark its size dynamic, or raise the limit",
             )
@@ -386,22 +396,22 @@ class Region:
 
     def __getattr__(self, name: str) -> Any:
         """Everything else is the function's own: ``parameters()``, ``train()``, ``state_dict()`` of a module."""
-        if name == "function" or (name.startswith("__") and name.endswith("__")):
+        if name == "_function" or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(name)
-        return getattr(self.function, name)
+        return getattr(self._function, name)
 
     def __repr__(self) -> str:
         """The function and how many specializations there are."""
-        name = getattr(self.function, "__qualname__", None) or type(self.function).__qualname__
+        name = getattr(self._function, "__qualname__", None) or type(self._function).__qualname__
         return f"<region {name}, {len(self._entries)} specializations>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as the function and the options; specializations are made anew."""
-        return type(self), (self.function, self.options)
+        return type(self), (self._function, self._options)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Region:
         """A region for a copy of the function, without specializations."""
-        return type(self)(copy.deepcopy(self.function, memo), self.options)
+        return type(self)(copy.deepcopy(self._function, memo), self._options)
 
     def reset(self) -> None:
         """Forget all specializations."""
@@ -469,10 +479,9 @@ def region_of(function: Callable[..., Any], options: Options, *, keep_joint: boo
     """The region of a function; of a module one that is a module (`ModuleRegion`)."""
     if not isinstance(function, torch.nn.Module):
         return Region(function, options, keep_joint=keep_joint)
-    from .module_region import DataParallelRegion, ModuleRegion
+    from .module_region import class_of_region
 
-    cls = DataParallelRegion if _torch.is_data_parallel(function) else ModuleRegion
-    return cls(function, options, keep_joint=keep_joint)
+    return class_of_region(function)(function, options, keep_joint=keep_joint)
 
 
 _ELSEWHERE = {

@@ -97,7 +97,7 @@ def frontier_with(cut: MinCut, function: Callable[..., Any], /, *args: Any, **kw
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     region = region_of(function, Options())
     with TRACE_LOCK:
-        captured, arguments, _ = region._capture(CallSite.of_function(region.function, args, kwargs), {})
+        captured, arguments, _ = region._capture(CallSite.of_function(function, args, kwargs), {})
         traced = None if captured.tape is None else captured.tape.trace(captured.tape.guess())
     if traced is None:
         raise UnsupportedError(

@@ -9,6 +9,9 @@ delivers gradients like eager's.
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
+import weakref
 from types import FunctionType
 from typing import Any
 
@@ -18,17 +21,58 @@ from torch.compiler import is_dynamo_compiling
 from .. import _torch
 from .._torch.dynamo import never_compiled
 from ..options import Options
-from .compile import Region
+from .compile import Region, region_of
 
 
 class _Forwarded:
-    """A method of ``nn.Module`` that is the original module's, whose class may have one of its own."""
+    """A method that is the original module's, whose class may have one of its own."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def __get__(self, region: Any, owner: Any = None) -> Any:
-        return getattr(torch.nn.Module if region is None else region.shown, self.name)
+        return getattr(torch.nn.Module if region is None else region._shown, self.name)
+
+
+class _Chained(_Forwarded):
+    """One that may return the module, for which the region then stands: ``region.eval()``, ``region += more``."""
+
+    def __get__(self, region: Any, owner: Any = None) -> Any:
+        method = super().__get__(region, owner)
+        if region is None:
+            return method
+
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = method(*args, **kwargs)
+            return region if result is region._shown else result
+
+        return call
+
+
+class _Public:
+    """A public member of `Region`, where the module has none of that name. (``Region.reset(region)`` is always ours.)"""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.own = name, inspect.getattr_static(Region, name)
+
+    def __get__(self, region: Any, owner: Any = None) -> Any:
+        if region is None:
+            return self.own
+        shown = region._shown
+        return getattr(shown, self.name) if _has(shown, self.name) else self.own.__get__(region, owner)
+
+
+def _has(module: torch.nn.Module, name: str) -> bool:
+    """Does a module have a member of that name, other than by being a region?"""
+    state = vars(module)
+    tables = (state, state.get("_parameters", ()), state.get("_buffers", ()), state.get("_modules", ()))
+    return any(name in table for table in tables) or any(name in vars(cls) for cls in _users_classes(type(module)))
+
+
+def _users_classes(cls: type) -> list[type]:
+    """What a class of modules is derived from, itself among them, that is not in each `ModuleRegion`."""
+    return [c for c in cls.__mro__ if c not in ModuleRegion.__mro__ and not issubclass(c, ModuleRegion)]
 
 
 class ModuleRegion(Region, torch.nn.Module):
@@ -36,7 +80,9 @@ class ModuleRegion(Region, torch.nn.Module):
 
     It has no parameters, buffers, children or hooks of its own: it reads and changes those of the module that it
     compiles. As a child of another module it appears in that one's ``parameters()``, ``state_dict()`` (under the names
-    that the original would have), ``train()``, ``to()`` and so on. Attributes that are set on it are set on the original.
+    that the original would have), ``train()``, ``to()`` and so on. Attributes that are set on it are set on the original,
+    whose operators it has (``region[0]``, ``len(region)``), and whose members come first: where a module has a method
+    ``reset``, that is ``region.reset()``, and ``st.Region.reset(region)`` forgets the specializations.
 
     >>> import torch, subclass_trace as st
     >>> model = torch.nn.Sequential(st.compile(torch.nn.Linear(2, 2)), torch.nn.ReLU())
@@ -49,36 +95,36 @@ class ModuleRegion(Region, torch.nn.Module):
         Region.__init__(self, function, options, keep_joint=keep_joint)
 
     @property
-    def shown(self) -> torch.nn.Module:
+    def _shown(self) -> torch.nn.Module:
         """The module that it appears as."""
-        return self.function  # type: ignore[return-value]
+        return self._function  # type: ignore[return-value]
 
     def __getattr__(self, name: str) -> Any:
         """Everything else is the module's own."""
         if name in _OWN or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(name)
-        return getattr(self.shown, name)
+        return getattr(self._shown, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _OWN or (name.startswith("__") and name.endswith("__")):
             object.__setattr__(self, name, value)
         else:
-            setattr(self.shown, name, value)
+            setattr(self._shown, name, value)
 
     def __delattr__(self, name: str) -> None:
-        delattr(self.shown, name)
+        delattr(self._shown, name)
 
     def __dir__(self) -> list[str]:
         """What it has and what the module has."""
-        return sorted({*object.__dir__(self), *dir(self.shown)})
+        return sorted({*object.__dir__(self), *dir(self._shown)})
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as the module and the options; specializations are made anew."""
-        return type(self), (self.shown, self.options)
+        return region_of, (self._shown, self._options)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Region:
         """A region for a copy of the module, without specializations."""
-        return type(self)(copy.deepcopy(self.shown, memo), self.options)
+        return region_of(copy.deepcopy(self._shown, memo), self._options)
 
 
 class DataParallelRegion(ModuleRegion):
@@ -88,25 +134,51 @@ class DataParallelRegion(ModuleRegion):
 
     def __init__(self, parallel: Any, options: Options, *, keep_joint: bool = False) -> None:
         super().__init__(parallel.module, options, keep_joint=keep_joint)
-        self.parallel = parallel
+        self._parallel = parallel
 
     @property
-    def shown(self) -> torch.nn.Module:
+    def _shown(self) -> torch.nn.Module:
         """The `DistributedDataParallel`."""
-        return self.parallel  # type: ignore[no-any-return]
+        return self._parallel  # type: ignore[no-any-return]
 
     @never_compiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the `DistributedDataParallel`, with the region in the place of its module."""
         if is_dynamo_compiling():
-            return self.parallel(*args, **kwargs)
-        with _torch.module_inside_replaced(self.parallel, super().__call__):
-            return self.parallel(*args, **kwargs)
+            return self._parallel(*args, **kwargs)
+        with _torch.module_inside_replaced(self._parallel, super().__call__):
+            return self._parallel(*args, **kwargs)
 
 
 #: what a region keeps for itself
-_OWN = frozenset(["function", "options", "_keep_joint", "_entries", "_fast", "_eagerly", "_history", "parallel"])
+_OWN = frozenset(["_function", "_options", "_keep_joint", "_entries", "_fast", "_eagerly", "_history", "_parallel"])
+_RETURN_THE_MODULE = frozenset(
+    [
+        *("apply", "to", "to_empty", "type", "float", "double", "half", "bfloat16"),
+        *("cpu", "cuda", "ipu", "mtia", "xpu", "train", "eval", "requires_grad_", "share_memory"),
+    ]
+)
 
 for _name, _value in vars(torch.nn.Module).items():
     if isinstance(_value, FunctionType) and not (_name.startswith("__") and _name.endswith("__")):
-        setattr(ModuleRegion, _name, _Forwarded(_name))
+        setattr(ModuleRegion, _name, (_Chained if _name in _RETURN_THE_MODULE else _Forwarded)(_name))
+for _name in vars(Region):
+    if not _name.startswith("_"):
+        setattr(ModuleRegion, _name, _Public(_name))
+
+_classes: weakref.WeakKeyDictionary[type, type[ModuleRegion]] = weakref.WeakKeyDictionary()
+
+
+def class_of_region(module: torch.nn.Module) -> type[ModuleRegion]:
+    """The class for regions of such a module. Python looks for operators (``region[0]``) on the class alone."""
+    base = DataParallelRegion if _torch.is_data_parallel(module) else ModuleRegion
+    cls = type(module)
+    if cls not in _classes:
+        operators = {
+            name: _Chained(name)
+            for c in _users_classes(cls)
+            for name, value in vars(c).items()
+            if name.startswith("__") and isinstance(value, FunctionType) and not hasattr(base, name)
+        }
+        _classes[cls] = type(base.__name__, (base,), {"__module__": __name__, **operators}) if operators else base
+    return _classes[cls]

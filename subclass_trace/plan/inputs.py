@@ -48,7 +48,7 @@ class InputPlan:
         """The input tensor of a call with these flat arguments. (None for a gradient that is not there.)"""
         value: Any = self.constant if self.position is None else flat[self.position]
         if self.of_gradient:
-            return gradient_of(value)  # type: ignore[return-value]
+            value = gradient_of(value)
         base = value._base if self.take_base else None
         found: torch.Tensor = value if base is None else base
         return found

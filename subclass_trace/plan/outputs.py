@@ -137,6 +137,7 @@ class ViewOutput:
     ``dangling``: its history leads to no input, but to a leaf of the region's own, which nobody sees.
     ``layouts``: the base is a wrapper whose shape the region changes after this view was made of it: its layout then, and
     its layout afterwards. It is laid out so again while the view is made.
+    ``inner_versions``: (attribute names with dots, version) of tensors inside that were written by themselves.
     ``base`` counts inputs, or forward values and after these the rows of ``Plan.detached``; ``replay`` None: that itself.
     """
 
@@ -152,6 +153,7 @@ class ViewOutput:
     ahead: bool = False
     dangling: bool = False
     layouts: tuple[Spec, Spec] | None = None
+    inner_versions: tuple[tuple[str, int], ...] = ()
 
     @property
     def version_bumps(self) -> int:

@@ -10,6 +10,7 @@ import torch
 from .. import _torch
 from ..plan import Detached, SymbolicView, ValueAlias, ViewOutput
 from ..subclass.flatten import flatten, leaves_of
+from ..subclass.paths import owner_of
 from ..subclass.spec import LeafSpec, spec_leaves
 from ..subclass.visit import rebuild
 from .sizes import Env, concrete, evaluate
@@ -36,6 +37,8 @@ def replay_view(plan: ViewOutput, base: Tensor, env: Env | None = None) -> Tenso
         view = replay(base)
     if plan.one_of_several:
         _torch.mark_multi_output_view(view)
+    for name, version in plan.inner_versions:
+        _torch.set_version(getattr(*owner_of(view, name)), version)
     return view
 
 

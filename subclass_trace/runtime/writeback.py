@@ -15,7 +15,7 @@ from .. import _torch
 from ..capture.mutation import multi_view_error
 from ..errors import UnsupportedError
 from ..plan import InputPlan, MutationPlan
-from ..subclass.flatten import leaves_of, map_leaves
+from ..subclass.flatten import leaves_of, map_leaves, tensors_inside
 from ..subclass.paths import owner_of
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
 from .sizes import Env, concrete
@@ -32,13 +32,14 @@ class WriteBack(torch.autograd.Function):
         _copy_leaves(plan, x, leaves_of(x), leaves_of(new))
         ctx.is_view = x._is_view()
         ctx.mark_dirty(x)
+        ctx.set_materialize_grads(False)  # zeros would run the backward of what no gradient comes from
         return x
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
         """The gradient belongs to the new contents. The base of a view gets zeros where it was written: for no gradient at
         all, autograd (``CopySlices``) would drop that of the rest of the base as well."""
-        return map_leaves(torch.zeros_like, grad) if ctx.is_view else None, grad, None
+        return map_leaves(torch.zeros_like, grad) if ctx.is_view and grad is not None else None, grad, None
 
 
 def deliver(plan: MutationPlan, inp: InputPlan, x: Tensor, new: Tensor | None, old: Sequence[Tensor], env: Env) -> None:
@@ -51,7 +52,8 @@ def deliver(plan: MutationPlan, inp: InputPlan, x: Tensor, new: Tensor | None, o
     if plan.differentiable and _torch.creation_forbids_inplace(x):
         raise multi_view_error(inp.path)
     if plan.metadata is not None:
-        with _same_versions(() if plan.leaf_bumps is None else old):
+        inside = () if plan.leaf_bumps is None else (*old, *(t for _, t in tensors_inside(x)))
+        with _same_versions(inside):
             _write_metadata(x, inp, plan, old, env)
     fresh = [] if new is None else leaves_of(new)
     if plan.differentiable and not plan.replaced and new is not None:
@@ -130,7 +132,8 @@ def laid_out(x: Tensor, layouts: tuple[Spec, Spec], env: Env) -> Iterator[None]:
     """
     then, now = (concrete(spec, env) for spec in layouts)
     leaves, counts = leaves_of(x), not x.is_inference()
-    with _same_versions((x, *leaves)):
+    everything = (x, *(t for _, t in tensors_inside(x)))
+    with _same_versions(everything):
         _lay_out(x, leaves, now, then)
     if counts:
         _torch.set_version(x, x._version - 1)
@@ -139,7 +142,7 @@ def laid_out(x: Tensor, layouts: tuple[Spec, Spec], env: Env) -> Iterator[None]:
     finally:
         if counts:
             _torch.set_version(x, x._version + 1)
-        with _same_versions((x, *leaves)):
+        with _same_versions(everything):
             _lay_out(x, leaves, then, now)
 
 

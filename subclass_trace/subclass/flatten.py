@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from .paths import Path
+from .protocol import Kind, kind_of
 from .spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec
 from .visit import VALUE, rebuild, visit
 
@@ -72,6 +73,29 @@ def leaf_paths(value: Any, path: Path = VALUE) -> list[Path]:
         path=path,
     )
     return paths
+
+
+def tensors_inside(value: Any) -> list[tuple[tuple[str, ...], torch.Tensor]]:
+    """(attribute names from outside in, tensor) for each tensor inside ``value``, wrapper or dense; inner ones first."""
+    found: list[tuple[tuple[str, ...], torch.Tensor]] = []
+
+    def note(t: torch.Tensor, path: Path) -> None:
+        if path.steps:
+            found.append((tuple(step[1:] for step in path.steps), t))
+
+    visit(
+        value,
+        leaf=note,
+        wrapper=lambda t, names, inners, context, path: note(t, path),
+        opaque=lambda v, _: None,
+        path=Path("value"),
+    )
+    return found
+
+
+def wrappers_inside(value: Any) -> list[tuple[tuple[str, ...], torch.Tensor]]:
+    """Those of `tensors_inside` that are wrappers."""
+    return [(names, t) for names, t in tensors_inside(value) if kind_of(type(t)) is Kind.WRAPPER]
 
 
 def unflatten(spec: Spec, leaves: Iterable[torch.Tensor]) -> Any:

@@ -183,3 +183,20 @@ def test_a_distribution_from_outside_keeps_nothing_of_a_trace(make, ask) -> None
         x = torch.full((3,), k)
         assert torch.equal(region(x), ask(theirs, x))
     assert torch.equal(ask(mine, torch.ones(3)), ask(theirs, torch.ones(3)))  # in eager mode, afterwards
+
+
+def test_a_distribution_that_the_region_makes_keeps_what_it_computes() -> None:
+    def gradient_of_logits(p: torch.Tensor) -> Any:
+        d = dist.Categorical(probs=p)
+        loss = d.log_prob(torch.tensor([0, 1])).sum()
+        return torch.autograd.grad(loss, d.logits, retain_graph=True)[0], d.logits is d.logits
+
+    def likelihood(p: torch.Tensor) -> Any:
+        loss = dist.Binomial(5, p[0], validate_args=False).log_prob(torch.tensor([1.0, 2.0]))
+        return torch.autograd.grad(loss.sum(), p)[0], loss
+
+    p = torch.tensor([[0.09, 0.15], [0.21, 0.79]], requires_grad=True)
+    for f in (gradient_of_logits, likelihood):
+        expected, got = f(p), st.compile(f, backend="eager")(p)
+        assert torch.equal(expected[0], got[0])
+        assert torch.equal(expected[1], got[1]) if isinstance(got[1], torch.Tensor) else expected[1] is got[1] is True

@@ -48,15 +48,19 @@ ALLOWED: dict[str, Callable[[Tensor], Any]] = {
     "filled with an element": lambda x: (x.fill_(x[0, 1]), x[0].expand(4, 4).fill_(2)),
     "lower triangle": lambda x: torch.tril(x, out=x),
 }
-#: eager reads what it has already written
+#: eager reads what it has already written, for some sizes and processors at least
 BY_ORDER: dict[str, Callable[[Tensor], Any]] = {
     "masked_scatter_": lambda x: x.masked_scatter_(x > 0.7, x),
     "addmm_": lambda x: x.addmm_(x, x),
+    "addmv_": lambda x: x[0].addmv_(torch.ones(4, 4), x[0]),
     "a product in place": lambda x: torch.mm(x, x, out=x),
+    "matmul": lambda x: torch.matmul(x, x, out=x),
     "columns that move to the right": lambda x: x[:, 1:].copy_(x[:, :-1]),
     "a sum into a row": lambda x: torch.sum(x, 0, out=x[0]),
     "normal": lambda x: torch.normal(x, x.abs(), out=x),
 }
+#: for 16 rows they read what they have written on all processors that were seen, for 4 rows not on all
+PRODUCTS = ("addmm_", "addmv_", "a product in place", "matmul")
 
 
 def start() -> Tensor:
@@ -90,7 +94,7 @@ def test_what_depends_on_the_order_of_reads_and_writes(name: str) -> None:
     with pytest.raises(AliasingError, match="depends on the order of reads and writes") as error:
         st.compile(BY_ORDER[name])(x)
     assert "test_overlaps.py" in str(error.value.path)
-    assert torch.equal(x, copied) and not torch.equal(x, eager)
+    assert torch.equal(x, copied) and (name in PRODUCTS or not torch.equal(x, eager))
 
 
 def test_caught_inside_of_the_region() -> None:

@@ -180,3 +180,64 @@ def test_functional_call() -> None:
     got, expected = (torch.func.functional_call(m, {"weight": weight}, (x,)) for m in (region, region.function))
     torch.testing.assert_close(got, expected)
     torch.testing.assert_close(*(torch.autograd.grad(y.sum(), weight) for y in (got, expected)))
+
+
+class Recurrent(nn.Module):
+    """Has members of its own by the names of a region's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(3, 3)
+        self.options = {"gain": 2.0}
+        self.state: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.state = self.cell(x, torch.zeros_like(x) if self.state is None else self.state)
+        return self.state * self.options["gain"]
+
+    def reset(self) -> None:
+        self.state = None
+
+    @property
+    def specializations(self) -> str:
+        return "of the module"
+
+
+def test_members_of_the_module_come_first() -> None:
+    runs = []
+    for wrap in (lambda m: m, compiled):
+        torch.manual_seed(0)
+        model, x = wrap(Recurrent()), torch.ones(1, 3)
+        first = model(x)
+        model.reset()
+        assert model.state is None and model.specializations == "of the module"
+        again = model(x)
+        model.options = {"gain": 3.0}
+        runs.append((first, again, model(x), model.options))
+    assert torch.equal(runs[1][0], runs[1][1])
+    assert all(map(torch.equal, runs[0][:3], runs[1][:3])) and runs[0][3] == runs[1][3]
+    assert "function" in dir(model) and isinstance(model.function, Recurrent)
+    assert st.Region.explain(model).startswith("3 specializations") or "[0]" in st.Region.explain(model)
+    st.Region.reset(model)
+    assert st.Region.specializations.fget(model) == []
+
+
+def test_operators_of_the_module() -> None:
+    plain = network(lambda m: m)
+    region = compiled(plain)
+    assert len(region) == 3 and region[0] is plain[0] and list(region) == list(plain) and region[-1] is plain[-1]
+    region[2] = nn.Linear(4, 5)
+    assert region(torch.randn(3, 4)).shape == (3, 5) and isinstance(plain[2], nn.Linear)
+    extended = region
+    extended += nn.Sequential(nn.ReLU())
+    assert extended is region and len(plain) == 4
+    with pytest.raises(TypeError):
+        len(compiled(nn.Linear(2, 2)))
+    for other in (copy.deepcopy(region), pickle.loads(pickle.dumps(region))):
+        assert type(other) is type(region) and len(other) == 4 and other[0] is not region[0]
+
+
+def test_what_returns_the_module_returns_the_region() -> None:
+    region = compiled(nn.Linear(2, 2))
+    assert all(getattr(region, name)() is region for name in ("eval", "train", "double", "requires_grad_", "cpu"))
+    assert region.to("cpu") is region and region.apply(lambda m: None) is region

@@ -10,7 +10,12 @@ import importlib
 
 from case_kit import CASES, Case
 
-for part in ("cases_of_values", "cases_of_gradients", "cases_of_state"):  # in the order of the table
+for part in (
+    "cases_of_values",
+    "cases_of_gradients",
+    "cases_of_training",
+    "cases_of_state",
+):  # in the order of the table
     importlib.import_module(part)
 
 __all__ = ["CASES", "Case"]

@@ -128,3 +128,27 @@ def test_gradient_penalty_whose_backward_writes_in_place(middle: torch.nn.Module
         found.append(torch.autograd.grad(loss, [x, *layers.parameters()]))
     for eager, ours in zip(*found, strict=True):
         assert torch.allclose(eager, ours, atol=1e-6)
+
+
+def test_a_statistic_that_keeps_a_graph_does_not_hinder_the_next_steps() -> None:
+    """No gradient comes out of it, so that the backward of the steps before does not run, which could not."""
+
+    class Rounds(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("least", torch.tensor(0.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.least.copy_(torch.minimum(self.least, x.min()))
+            return x * 2 + (x.round() - self.least - x).detach()
+
+    runs = []
+    for wrap in (lambda m: m, st.compile):
+        model = Rounds()
+        call, seen = wrap(model), []
+        for k in range(4):
+            x = torch.randn(3, generator=torch.Generator().manual_seed(k)).requires_grad_()
+            call(x).sum().backward()
+            seen.append((x.grad.tolist(), model.least.item(), model.least.requires_grad))
+        runs.append(seen)
+    assert runs[0] == runs[1]

@@ -1,0 +1,139 @@
+"""Cases: what lies between a forward and its backward, gradients as state, and training steps inside a region."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from case_kit import B, fact
+from wrappers import dense, two
+
+import subclass_trace as st
+from subclass_trace.subclass.flatten import leaves_of
+
+Tensor = torch.Tensor
+
+
+def _written_between(fn: Callable[[Tensor], Tensor], write: Callable[[Tensor, Tensor], object]) -> list[Tensor | str]:
+    """The gradient, eager's and ours, where something is written between forward and backward."""
+    found: list[Tensor | str] = []
+    for call in (fn, st.compile(fn)):
+        x = dense(3, 3, seed=0).abs().requires_grad_()
+        y = call(x)
+        loss = (y * 1).sum()
+        with torch.no_grad():
+            write(x, y)
+        try:
+            loss.backward()
+            assert x.grad is not None
+            found.append(x.grad)
+        except RuntimeError as error:
+            assert "modified by an inplace operation" in str(error)
+            found.append("raises")
+    return found
+
+
+@fact(
+    B, "a result that eager's backward reads, written before the backward: eager refuses too", torch="not in the survey"
+)
+def _written_result() -> None:
+    assert _written_between(torch.exp, lambda x, y: y.mul_(2)) == ["raises", "raises"]
+
+
+@fact(
+    B,
+    "an input that eager's backward does not read, written before the backward",
+    differs='values may be computed of it again, and autograd raises; `partitioner="default"` keeps what eager keeps',
+    torch="differs in the same way",
+)
+def _written_input() -> None:
+    eager, ours = _written_between(lambda x: (x + 1).sin(), lambda x, y: x.mul_(2))
+    assert ours == eager
+
+
+@fact(
+    B,
+    "an input that is written before the backward behind autograd's back (`x.data.zero_()`)",
+    differs='values that are computed of it again see the new contents; `partitioner="default"` keeps what eager keeps',
+    torch="differs in the same way",
+)
+def _written_data() -> None:
+    eager, ours = _written_between(lambda x: (x * 2).sin(), lambda x, y: x.data.zero_())
+    assert isinstance(eager, Tensor) and isinstance(ours, Tensor) and torch.allclose(eager, ours)
+
+
+@fact(
+    B,
+    "an input that the region has written (`x.exp_()`), written again before the backward",
+    differs="the gradient is that of the forward's values; eager refuses",
+    torch="differs in the same way",
+)
+def _written_again() -> None:
+    found = []
+    for call in (torch.exp_, st.compile(torch.exp_)):
+        w = dense(3, seed=0).requires_grad_()
+        x = w * 1
+        loss = (call(x) * 1).sum()
+        with torch.no_grad():
+            x.mul_(2)
+        try:
+            loss.backward()
+            found.append("a number")
+        except RuntimeError:
+            found.append("raises")
+    assert found[0] == found[1]
+
+
+def _trained(compile: Callable[[Any], Any], make: Callable[[], Tensor]) -> Any:
+    """A few steps of Adam, each a whole one."""
+    weight = torch.nn.Parameter(make())
+    optimizer = torch.optim.Adam([weight], lr=0.1)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = (x @ weight).square().sum()
+        loss.backward()
+        optimizer.step()
+        return weight.grad  # type: ignore[return-value]
+
+    run = compile(step)
+    return [*(run(dense(2, 3, seed=k)) for k in range(3)), weight.detach(), *optimizer.state[weight].values()]
+
+
+@fact(B, "`.backward()` and an optimizer's step inside the region, dense and wrapped parameters", torch="graph breaks")
+def _training_steps() -> None:
+    for make in (lambda: dense(3, 3, seed=9), lambda: two(3, 3, seed=9)):
+        eager, ours = _trained(lambda f: f, make), _trained(st.compile, make)
+        for a, b in zip(eager, ours, strict=True):
+            assert type(a) is type(b)
+            assert all(map(torch.equal, leaves_of(a), leaves_of(b)))
+
+
+@fact(B, "`.grad` read, replaced, dropped and changed in place inside the region")
+def _gradients_as_state() -> None:
+    def f(x: Tensor, y: Tensor) -> Any:
+        before, y.grad = x.grad, None
+        assert x.grad is not None
+        x.grad = x.grad * 2
+        x.grad.add_(1)
+        return before, x.grad
+
+    seen = []
+    for call in (f, st.compile(f)):
+        x, y = (dense(3, seed=k).requires_grad_() for k in (1, 2))
+        x.grad, y.grad = dense(3, seed=3), dense(3, seed=4)
+        first = x.grad
+        before, after = call(x, y)
+        seen.append((before is first, after is x.grad, after.tolist(), after._version, y.grad))
+    assert seen[0] == seen[1]
+
+
+@fact(
+    B,
+    "`.backward()` inside the region that leads to a tensor with a history from outside, or to a leaf with hooks",
+    refused="UnsupportedError",
+    torch="graph breaks",
+)
+def _backward_that_leads_out() -> None:
+    st.compile(lambda x: x.square().sum().backward())(dense(3, seed=1).requires_grad_() * 2)

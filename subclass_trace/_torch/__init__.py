@@ -38,10 +38,12 @@ from .autograd import node_sequence_number as node_sequence_number
 from .autograd import original_views as original_views
 from .autograd import saved_tensor_hooks_active as saved_tensor_hooks_active
 from .autograd import says_freed as says_freed
+from .autograd import says_no_derivative as says_no_derivative
 from .autograd import set_lazy_bits as set_lazy_bits
 from .autograd import set_node_sequence_number as set_node_sequence_number
 from .autograd import set_version as set_version
 from .autograd import view_function as view_function
+from .autograd import writes_told as writes_told
 from .branches import Branch as Branch
 from .branches import branch_of_torch as branch_of_torch
 from .collectives import Group as Group
@@ -51,6 +53,7 @@ from .collectives import group_of as group_of
 from .collectives import is_collective_in_place as is_collective_in_place
 from .collectives import reduction_of as reduction_of
 from .compiled_inside import compiled_functions_run_eagerly as compiled_functions_run_eagerly
+from .compiling import compiling_in_this_thread as compiling_in_this_thread
 from .composites import AdaptiveOutput as AdaptiveOutput
 from .composites import BatchNormBase as BatchNormBase
 from .composites import assert_async as assert_async
@@ -100,7 +103,6 @@ from .modes import DispatchMode as DispatchMode
 from .modes import any_autocast as any_autocast
 from .modes import autocast_state as autocast_state
 from .modes import books_kept as books_kept
-from .modes import compiling_flag as compiling_flag
 from .modes import default_device as default_device
 from .modes import default_devices as default_devices
 from .modes import disable_autocast as disable_autocast
@@ -118,7 +120,6 @@ from .modes import grad_enabled as grad_enabled
 from .modes import no_modes as no_modes
 from .modes import no_overrides as no_overrides
 from .modes import no_transforms as no_transforms
-from .modes import optimizers_as_eager as optimizers_as_eager
 from .modes import peek_functorch as peek_functorch
 from .modes import plain_dispatch as plain_dispatch
 from .modes import pytree_namespace as pytree_namespace
@@ -126,7 +127,6 @@ from .modes import set_grad as set_grad
 from .modes import transformed_inputs as transformed_inputs
 from .modes import unrecorded_sharding_propagation as unrecorded_sharding_propagation
 from .modes import without_dispatch as without_dispatch
-from .modes import without_mkldnn as without_mkldnn
 from .modes import without_tracing as without_tracing
 from .operators import BINDING_HOLDERS as BINDING_HOLDERS
 from .operators import StandIn as StandIn
@@ -184,6 +184,7 @@ from .symbols import unbacked_bindings as unbacked_bindings
 from .symbols import unbound_symbols_set_aside as unbound_symbols_set_aside
 from .symbols import unknown_number as unknown_number
 from .symbols import value_in_trace as value_in_trace
+from .this_thread import replaced_here as replaced_here
 from .wrappers import WRAPPER_CONSTRUCTOR as WRAPPER_CONSTRUCTOR
 from .wrappers import build_wrapper as build_wrapper
 from .wrappers import context_shortcut as context_shortcut

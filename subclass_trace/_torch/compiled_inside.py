@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from .this_thread import replaced_here
+
 
 @contextlib.contextmanager
 def compiled_functions_run_eagerly() -> Iterator[None]:
@@ -27,25 +29,23 @@ def compiled_functions_run_eagerly() -> Iterator[None]:
             yield
             return
         before = torch.compile
+        first: list[bool] = []
 
         def compile(*args: Any, **kwargs: Any) -> Any:
-            """The first one in this process."""
-            torch.compile = before
-            importlib.import_module("torch._dynamo.eval_frame")
-            stack.enter_context(_stance_of_this_thread())
+            if not first:  # in this process
+                first.append(True)
+                importlib.import_module("torch._dynamo.eval_frame")
+                stack.enter_context(_stance_of_this_thread())
             return before(*args, **kwargs)
 
-        torch.compile = compile
-        try:
+        with replaced_here(torch, "compile", compile):
             yield
-        finally:
-            torch.compile = before
 
 
 @contextlib.contextmanager
 def _stance_of_this_thread() -> Iterator[None]:
     frames: Any = sys.modules["torch._dynamo.eval_frame"]
-    before, mine, call = frames._stance, _Stance(frames), frames.OptimizedModule.__call__
+    before, mine = frames._stance, _Stance(frames)
     callback_of = frames._callback_from_stance
 
     def callback_from_stance(callback: Any) -> Any:
@@ -56,12 +56,12 @@ def _stance_of_this_thread() -> Iterator[None]:
     # Counting already, as for a compilation inside of another one: that ``fullgraph=True`` compiled nothing is no matter.
     set_count: Callable[[int], int] = getattr(frames, "set_fullgraph_compiled_frame_count", lambda count: count)
     count = set_count(0)
-    frames.OptimizedModule.__call__ = torch.nn.Module.__call__  # but for a warning about hooks: a capture has its own
-    try:
-        yield
+    try:  # the same but for a warning about hooks: a capture has its own
+        with replaced_here(frames.OptimizedModule, "__call__", torch.nn.Module.__call__):
+            yield
     finally:
         set_count(count)
-        frames.OptimizedModule.__call__, frames._callback_from_stance = call, callback_of
+        frames._callback_from_stance = callback_of
         if frames._stance is mine:  # else somebody has set another one meanwhile
             frames._stance = before
 

@@ -14,12 +14,16 @@ apart in Python instead of in C++. These Python forms differ from the C++ kernel
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch._decomp.decompositions as decompositions
+import torch.nn.functional as F
 from torch.nn.modules import adaptive
+
+from .this_thread import replaced_here
 
 Tensor = torch.Tensor
 #: an operation that raises an error with this text in the call where the condition does not hold
@@ -36,13 +40,23 @@ _KEYS = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAu
 def composites_as_eager() -> Iterator[None]:
     """Inside, an operation that torch takes apart in Python computes what it computes in eager mode."""
     before = [(op, key, op.py_kernels[key]) for op in _FORMS for key in _KEYS if key in op.py_kernels]
-    layers, decompositions._rnn_helper = decompositions._rnn_helper, _recurrent_layers
-    _set_forms([(op, key, _FORMS[op]) for op, key, _ in before])
-    try:
-        yield
-    finally:
-        decompositions._rnn_helper = layers
-        _set_forms(before)
+    with (
+        replaced_here(decompositions, "_rnn_helper", _recurrent_layers),
+        replaced_here(decompositions, "select_one_layer_lstm_function", _lstm_layer_for),
+    ):
+        _set_forms([(op, key, _of_this_thread(_FORMS[op], kernel)) for op, key, kernel in before])
+        try:
+            yield
+        finally:
+            _set_forms(before)
+
+
+def _of_this_thread(form: Callable[..., Any] | None, kernel: Callable[..., Any]) -> Callable[..., Any] | None:
+    """What another thread traces meanwhile is computed with ``kernel``."""
+    if form is None:
+        return None
+    thread = threading.get_ident()
+    return lambda *args, **kwargs: (form if threading.get_ident() == thread else kernel)(*args, **kwargs)
 
 
 def _set_forms(rows: Sequence[tuple[Any, Any, Callable[..., Any] | None]]) -> None:
@@ -142,6 +156,28 @@ def _without_time(state: Any, like: Any) -> Any:
     if isinstance(state, (tuple, list)):
         return tuple(_without_time(s, t) for s, t in zip(state, like, strict=True))
     return state.squeeze(0) if state.dim() > like.dim() else state
+
+
+def _lstm_layer(
+    input: Tensor, hidden: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool, reverse: bool = False
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """One direction of one layer, as C++ computes it without oneDNN, whose layer keeps a workspace only while gradients are
+    on: a graph's kernels never see them."""
+    biases = params[2:4] if has_biases else (None, None)
+    projection = params[4 if has_biases else 2 :]
+    h, c = hidden
+    steps, outputs = F.linear(input, params[0], biases[0]).unbind(0), []
+    for step in reversed(steps) if reverse else steps:
+        gates = (F.linear(h, params[1], biases[1]) + step).unsafe_chunk(4, 1)
+        c = gates[1].sigmoid() * c + gates[0].sigmoid() * gates[2].tanh()
+        h = gates[3].sigmoid() * c.tanh()
+        h = F.linear(h, projection[0]) if projection else h
+        outputs.append(h)
+    return torch.stack(outputs[::-1] if reverse else outputs), (h, c)
+
+
+def _lstm_layer_for(input: Tensor, hx: Any, params: Any) -> Callable[..., Any]:
+    return _lstm_layer
 
 
 def _recurrent_layers(

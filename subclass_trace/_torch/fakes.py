@@ -21,6 +21,8 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
+from .this_thread import replaced_here
+
 
 @functools.cache
 def _keep_device_guard() -> None:
@@ -74,12 +76,16 @@ def replace_cache(mode: FakeTensorMode, remember: Remember) -> None:
 @contextlib.contextmanager
 def quiet_fake_errors() -> Iterator[None]:
     """Fake kernels that refuse inside are not logged: the caller tries something that may fail."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before, logger.disabled = logger.disabled, True
+    logger, thread = logging.getLogger("torch._subclasses.fake_tensor"), threading.get_ident()
+
+    def of_others(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    logger.addFilter(of_others)
     try:
         yield
     finally:
-        logger.disabled = before
+        logger.removeFilter(of_others)
 
 
 def like_format_of(fake: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -159,8 +165,9 @@ def missing_attributes(classes: Iterable[type], look: Look, delete: Look) -> Ite
     with contextlib.ExitStack() as stack:
         for cls in (FakeTensor, *classes):
             own = getattr(cls, "__getattr__", None)
-            stack.enter_context(_replaced(cls, "__getattr__", _missing(own, look)))
-            stack.enter_context(_replaced(cls, "__delattr__", _deleting(cls.__delattr__, delete)))
+            missing = _missing(own, look)
+            stack.enter_context(replaced_here(cls, "__getattr__", missing, absent=object.__getattribute__))
+            stack.enter_context(replaced_here(cls, "__delattr__", _deleting(cls.__delattr__, delete)))
         yield
 
 
@@ -212,21 +219,8 @@ def addresses_of_storages(asked: Callable[[], None]) -> Iterator[None]:
             asked()
         return own(self)
 
-    with _replaced(torch.UntypedStorage, "data_ptr", data_ptr):
+    with replaced_here(torch.UntypedStorage, "data_ptr", data_ptr):
         yield
-
-
-@contextlib.contextmanager
-def _replaced(cls: type, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    before = vars(cls).get(name)
-    setattr(cls, name, function)
-    try:
-        yield
-    finally:
-        if before is None:
-            delattr(cls, name)
-        else:
-            setattr(cls, name, before)
 
 
 NO_FAKE_KERNEL = UnsupportedOperatorException

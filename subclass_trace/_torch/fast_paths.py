@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any
@@ -17,7 +16,8 @@ from typing import Any
 import torch
 import torch.nn.modules.activation
 import torch.nn.modules.transformer
-from torch.compiler import is_dynamo_compiling
+
+from .this_thread import replaced_here
 
 #: the kernel that a module would call
 _KERNELS: dict[type, str] = {
@@ -30,53 +30,34 @@ _DISABLED = torch._C._disabled_torch_function_impl
 
 @contextlib.contextmanager
 def fast_paths_as_eager() -> Iterator[None]:
-    """Inside, these modules see in this thread whether the classes of the tensors override functions, not the mode.
-
-    `nn.TransformerEncoder` goes on to look at its padding mask, as in eager mode, where it would not while compiling.
-    Dynamo, which control flow operators start for their branches, sees torch's own functions.
-    """
-    thread, asked, compiling = (
-        threading.get_ident(),
-        torch.overrides.has_torch_function,
-        torch.compiler.is_compiling,
-    )
+    """Inside, these modules see in this thread whether the classes of the tensors override functions, not the mode."""
+    asked = torch.overrides.has_torch_function
 
     def has_torch_function(args: Iterable[Any]) -> bool:
-        if (
-            not is_dynamo_compiling()
-            and threading.get_ident() == thread
-            and _can_be_traced(_module_that_asks(sys._getframe(1)))
-        ):
-            return any(map(_overrides, args))
-        return asked(args)
+        return any(map(_overrides, args)) if _can_be_traced(_module_that_asks(sys._getframe(2))) else asked(args)
 
-    def is_compiling() -> bool:
-        if (
-            not is_dynamo_compiling()
-            and threading.get_ident() == thread
-            and isinstance(_module_that_asks(sys._getframe(1)), _ENCODER)
-        ):
-            return False
-        return compiling()
-
-    torch.overrides.has_torch_function, torch.compiler.is_compiling = has_torch_function, is_compiling
-    try:
-        yield
-    finally:
-        torch.overrides.has_torch_function, torch.compiler.is_compiling = asked, compiling
-        _forget(is_compiling, has_torch_function)
+    with replaced_here(torch.overrides, "has_torch_function", has_torch_function) as stand_in:
+        try:
+            yield
+        finally:
+            _forget(stand_in)
 
 
-def _forget(*stand_ins: Any) -> None:
+def takes_fast_path(frame: FrameType) -> bool:
+    """Is this the code of `nn.TransformerEncoder`? It goes on to look at its padding mask, where it is not compiling."""
+    return isinstance(_module_that_asks(frame), _ENCODER)
+
+
+def _forget(stand_in: Any) -> None:
     """What Dynamo knows by function, it looks up once in a process, each table when it is first asked for: it may have met
-    the stand-ins (under ``torch.cond``, or because something that a capture needs imports it)."""
+    the stand-in (under ``torch.cond``, or because something that a capture needs imports it)."""
     tables, rules = map(sys.modules.get, ("torch._dynamo.variables.torch", "torch._dynamo.trace_rules"))
     if tables is None or rules is None:
         return
     handlers = tables.TorchInGraphFunctionVariable._get_handlers
     caches = (tables.tracing_state_functions, handlers, rules.get_torch_obj_rule_map)
     filled = [table for table in caches if table.cache_info().currsize]
-    if any(stand_in in table() for table in filled for stand_in in stand_ins):
+    if any(stand_in in table() for table in filled):
         for table in caches:
             table.cache_clear()
 

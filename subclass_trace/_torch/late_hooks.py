@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 
+from .this_thread import replaced_here
+
 _Module: Any = torch.nn.Module
 
 
 @contextlib.contextmanager
 def module_hooks_replaced(wrap: Callable[[Any], Any]) -> Iterator[None]:
-    """While inside, modules that are called register ``wrap(hook)`` in the place of each of their backward hooks."""
+    """While inside, modules that this thread calls register ``wrap(hook)`` in the place of each of their backward hooks."""
     hooks, pre_hooks = _Module._get_backward_hooks, _Module._get_backward_pre_hooks
 
     def get_hooks(self: Any) -> tuple[list[Any], list[Any]]:
@@ -23,11 +25,11 @@ def module_hooks_replaced(wrap: Callable[[Any], Any]) -> Iterator[None]:
     def get_pre_hooks(self: Any) -> list[Any]:
         return list(map(wrap, pre_hooks(self)))
 
-    _Module._get_backward_hooks, _Module._get_backward_pre_hooks = get_hooks, get_pre_hooks
-    try:
+    with (
+        replaced_here(_Module, "_get_backward_hooks", get_hooks),
+        replaced_here(_Module, "_get_backward_pre_hooks", get_pre_hooks),
+    ):
         yield
-    finally:
-        _Module._get_backward_hooks, _Module._get_backward_pre_hooks = hooks, pre_hooks
 
 
 def custom_backward(node: Any) -> Callable[..., Any] | None:

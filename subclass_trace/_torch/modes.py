@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +13,8 @@ import torch._functorch.utils
 import torch._functorch.vmap
 from torch._C import DispatchKey, DispatchKeySet, _ExcludeDispatchKeyGuard
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from .this_thread import replaced_here
 
 #: the method of a gradient scaler that makes its tensors
 SCALER_START = "_lazy_init_scale_growth_tracker"
@@ -40,43 +41,6 @@ def books_kept(op: Any) -> Any:
     return torch._C._RestorePythonTLSSnapshot()  # type: ignore[attr-defined]
 
 
-@contextlib.contextmanager
-def compiling_flag() -> Iterator[None]:
-    """``torch.compiler.is_compiling()`` is true inside, so that libraries take their traceable paths."""
-    before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
-    try:
-        yield
-    finally:
-        torch.compiler._is_compiling_flag = before
-
-
-@contextlib.contextmanager
-def optimizers_as_eager() -> Iterator[None]:
-    """``torch.compiler.is_compiling()`` is false in the steps of optimizers, which compute with other numbers where it is
-    true: bias corrections in the precision of a tensor instead of Python's. Those that are asked to do so (``capturable``)
-    may, on all devices. (Optimizers that other threads step meanwhile are left alone.)"""
-    from torch.optim import optimizer
-
-    thread = threading.get_ident()
-
-    def begin(stepping: optimizer.Optimizer, *_: Any) -> None:
-        if threading.get_ident() == thread:
-            torch.compiler._is_compiling_flag = any(group.get("capturable") for group in stepping.param_groups)
-
-    def end(*_: Any) -> None:
-        if threading.get_ident() == thread:
-            torch.compiler._is_compiling_flag = True
-
-    before = optimizer.register_optimizer_step_pre_hook(begin)
-    after = optimizer.register_optimizer_step_post_hook(end)
-    try:
-        yield
-    finally:
-        before.remove()
-        after.remove()
-
-
 def foreach_globals() -> dict[str, Any]:
     """The globals of the code that asks whether list operations take these tensors."""
     return vars(torch.utils._foreach_utils)
@@ -95,38 +59,21 @@ def no_transforms() -> contextlib.AbstractContextManager[Any]:
 def transformed_inputs(swap: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
     """Inside, the transforms of ``torch.func``, and every ``autograd.Function``, work on ``swap(t)`` instead of a tensor
     ``t``; in this thread."""
-    thread = threading.get_ident()
+    utils: Any = torch._functorch.utils
+    unwrap = utils.unwrap_dead_wrappers
 
     def unwrapped(args: tuple[Any, ...]) -> tuple[Any, ...]:  # a Function calls this first
-        mine = threading.get_ident() == thread
-        return unwrap(tuple(swap(a) if mine and isinstance(a, torch.Tensor) else a for a in args))  # type: ignore[no-any-return]
+        return unwrap(tuple(swap(a) if isinstance(a, torch.Tensor) else a for a in args))  # type: ignore[no-any-return]
 
     def swapped(wrap: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda t, *rest: wrap(swap(t) if threading.get_ident() == thread else t, *rest)
+        return lambda t, *rest: wrap(swap(t), *rest)
 
     places = [(torch._functorch.vmap, "_add_batch_dim"), (torch._functorch.eager_transforms, "_wrap_for_grad")]
-    before = [(module, name, getattr(module, name)) for module, name in places]
-    utils: Any = torch._functorch.utils
-    unwrap, utils.unwrap_dead_wrappers = utils.unwrap_dead_wrappers, unwrapped
-    for module, name, wrap in before:
-        setattr(module, name, swapped(wrap))
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced_here(utils, "unwrap_dead_wrappers", unwrapped))
+        for module, name in places:
+            stack.enter_context(replaced_here(module, name, swapped(getattr(module, name))))
         yield
-    finally:
-        utils.unwrap_dead_wrappers = unwrap
-        for module, name, wrap in before:
-            setattr(module, name, wrap)
-
-
-@contextlib.contextmanager
-def without_mkldnn() -> Iterator[None]:
-    """Composite operations do not choose oneDNN's fused ones. (The public context manager warns about TF32.)"""
-    before = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(before)
 
 
 @contextlib.contextmanager
@@ -155,11 +102,8 @@ def unrecorded_sharding_propagation() -> Iterator[None]:
         with without_tracing():
             return original(self, op_schema)
 
-    setattr(module.ShardingPropagator, name, unrecorded)
-    try:
+    with replaced_here(module.ShardingPropagator, name, unrecorded):
         yield
-    finally:
-        setattr(module.ShardingPropagator, name, original)
 
 
 @contextlib.contextmanager

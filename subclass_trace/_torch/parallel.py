@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +11,8 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from .this_thread import replaced_here
 
 #: the method of `DistributedDataParallel` that calls the module inside, between what it does before and after
 _INNER_CALL = "_run_ddp_forward"
@@ -49,10 +50,8 @@ def calls_of_managed_modules(meet: Callable[[str, torch.nn.Module], None]) -> It
                 meet(name, module)
 
     def watched(original: Any, name: str) -> Any:
-        @functools.wraps(original)
         def begin(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() == thread:
-                meet(name, self)
+            meet(name, self)
             return original(self, *args, **kwargs)
 
         return begin
@@ -61,9 +60,7 @@ def calls_of_managed_modules(meet: Callable[[str, torch.nn.Module], None]) -> It
         if hooked:
             stack.callback(register_module_forward_pre_hook(called).remove)
         for cls, method in _BEGINS:
-            original = getattr(cls, method)
-            stack.callback(setattr, cls, method, original)
-            setattr(cls, method, watched(original, cls.__name__))
+            stack.enter_context(replaced_here(cls, method, watched(getattr(cls, method), cls.__name__)))
         yield
 
 

@@ -9,24 +9,22 @@ from typing import Any
 import torch
 
 from . import pytree
+from .this_thread import replaced_here
 
 Hook = Callable[[Any], Any]
 
 
 @contextlib.contextmanager
 def unpack_hooks_replaced(change: Callable[[Hook], Hook]) -> Iterator[None]:
-    """Default saved-tensor hooks that are set inside, on any thread, have ``change(unpack)`` for their unpack hook."""
+    """Default saved-tensor hooks that this thread sets inside have ``change(unpack)`` for their unpack hook."""
     module = torch._C._autograd
     original = module._push_saved_tensors_default_hooks
 
     def push(pack: Hook, unpack: Hook) -> None:
         original(pack, change(unpack))
 
-    module._push_saved_tensors_default_hooks = push  # type: ignore[assignment]
-    try:
+    with replaced_here(module, "_push_saved_tensors_default_hooks", push):
         yield
-    finally:
-        module._push_saved_tensors_default_hooks = original
 
 
 def packed_tensors(node: Any, name: str) -> list[torch.Tensor] | None:

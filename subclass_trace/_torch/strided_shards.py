@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from .this_thread import replaced_here
 from .wrappers import is_dtensor
 
 
@@ -76,8 +77,5 @@ def numbers_as_split_factors() -> Iterator[None]:
         numeric = isinstance(given, torch.SymInt) and given.node.has_hint()
         create(self, dim, split_factor=int(given) if numeric else given)
 
-    views._explicit_unbacked_hint, cls.__init__ = hint, with_number
-    try:
+    with replaced_here(views, "_explicit_unbacked_hint", hint), replaced_here(cls, "__init__", with_number):
         yield
-    finally:
-        views._explicit_unbacked_hint, cls.__init__ = known, create

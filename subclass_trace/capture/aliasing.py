@@ -77,23 +77,46 @@ def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     """May an element of one lie in an element of the other?"""
     if not one_storage(a, b) or not byte_range(a).overlaps(byte_range(b)):
         return False
-    return a.dtype != b.dtype or not _boxes_apart(a, b)
+    places = [Place(tuple(t.shape), t.stride(), t.storage_offset()) for t in (a, b)]
+    known = all(type(n) is int for p in places for n in (*p.shape, *p.stride, p.offset))
+    return a.dtype != b.dtype or not known or not boxes_apart(*places)
 
 
-def _boxes_apart(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Are two tensors boxes without a common element, in a grid of their storage that both lie in?
+class Place(NamedTuple):
+    """Where in its storage a tensor lies."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: Any
+
+    @property
+    def is_dense(self) -> bool:
+        """Does each element of its range stand once?"""
+        reach = 1
+        for stride, size in sorted((s, n) for n, s in zip(self.shape, self.stride, strict=True) if n != 1):
+            if stride != reach:
+                return False
+            reach *= size
+        return True
+
+    @property
+    def stop(self) -> Any:
+        """The element after the last."""
+        return self.offset + 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
+
+
+def boxes_apart(a: Place, b: Place) -> bool:
+    """Are two tensors of one dtype boxes without a common element, in a grid of their storage that both lie in?
 
     As ``cache[:, 4]`` and ``cache[:, 5]``; False where it is hard to say.
     """
-    if not all(type(n) is int for t in (a, b) for n in (*t.shape, *t.stride(), t.storage_offset())):
-        return False
-    rows = [{s: n for n, s in zip(t.shape, t.stride(), strict=True) if n > 1} for t in (a, b)]
-    if any(len(row) != sum(n > 1 for n in t.shape) for row, t in zip(rows, (a, b), strict=True)):
+    rows = [{s: n for n, s in zip(p.shape, p.stride, strict=True) if n > 1} for p in (a, b)]
+    if any(len(row) != sum(n > 1 for n in p.shape) for row, p in zip(rows, (a, b), strict=True)):
         return False  # two dimensions of one stride
     grid = sorted({1, *rows[0], *rows[1]}, reverse=True)
     if grid[-1] != 1 or any(large % small for large, small in itertools.pairwise(grid)):
         return False
-    left, apart = [a.storage_offset(), b.storage_offset()], False
+    left, apart = [a.offset, b.offset], False
     for k, stride in enumerate(grid):
         starts = [n // stride for n in left]
         stops = [start + row.get(stride, 1) for start, row in zip(starts, rows, strict=True)]

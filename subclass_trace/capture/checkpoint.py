@@ -23,15 +23,11 @@ from .recorder import CheckpointTag, Recorder
 @contextlib.contextmanager
 def checkpoint_as_tags(recorder: Recorder) -> Iterator[None]:
     """While inside, on this thread, checkpoint tags nodes of ``recorder``. Captures are serialised."""
-    original = getattr(checkpoint, _torch.CHECKPOINT_GENERATOR)
     thread, numbers = threading.get_ident(), itertools.count()
 
     def tagging(
         fn: Any, preserve_rng_state: bool = True, context_fn: Any = checkpoint.noop_context_fn, *a: Any, **k: Any
     ) -> Any:
-        if threading.get_ident() != thread:
-            yield from original(fn, preserve_rng_state, context_fn, *a, **k)
-            return
         before = recorder.checkpoint
         recorder.checkpoint = CheckpointTag(_policy(context_fn), next(numbers))
         try:
@@ -57,13 +53,12 @@ def checkpoint_as_tags(recorder: Recorder) -> Iterator[None]:
             finally:
                 steps.close()
 
-    setattr(checkpoint, _torch.CHECKPOINT_GENERATOR, tagging)
-    checkpoint.CheckpointFunction = Tagging  # type: ignore[misc]
-    try:
-        yield
-    finally:
-        setattr(checkpoint, _torch.CHECKPOINT_GENERATOR, original)
-        checkpoint.CheckpointFunction = reentrant  # type: ignore[misc]
+    with _torch.replaced_here(checkpoint, _torch.CHECKPOINT_GENERATOR, tagging):
+        checkpoint.CheckpointFunction = Tagging  # type: ignore[misc]
+        try:
+            yield
+        finally:
+            checkpoint.CheckpointFunction = reentrant  # type: ignore[misc]
 
 
 def _policy(context_fn: Any) -> Any:

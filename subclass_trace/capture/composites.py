@@ -185,8 +185,5 @@ def cumulative_averages() -> Iterator[None]:
             var.copy_(now[1].double() * share + (var * (1 - share)).double())
         return out
 
-    _torch.BatchNormBase.forward = forward  # type: ignore[method-assign]
-    try:
+    with _torch.replaced_here(_torch.BatchNormBase, "forward", forward):
         yield
-    finally:
-        _torch.BatchNormBase.forward = original  # type: ignore[method-assign]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from itertools import chain, pairwise
 from typing import Any
@@ -43,19 +42,8 @@ def formulas() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _instead(cls: Any, name: str, method: Callable[..., Any]) -> Iterator[None]:
-    original, thread = getattr(cls, name), threading.get_ident()
-
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != thread:
-            return original(self, *args, **kwargs)
-        return method(original, self, *args, **kwargs)
-
-    setattr(cls, name, call)
-    try:
+    with _torch.replaced_here(cls, name, functools.partial(method, getattr(cls, name))):
         yield
-    finally:
-        setattr(cls, name, original)
 
 
 @contextlib.contextmanager

@@ -40,6 +40,8 @@ _KEEP_LAYOUT = frozenset(
 )
 #: operations with a place in the storage among their arguments, and its number there
 _PLACED = {aten.as_strided_.default: 3, aten.as_strided_copy.default: 3, aten.as_strided_scatter.default: 4}
+#: where functions stand that take symbols of which nothing is known
+_TAKE_SYMBOLS = ("_operator", "torch")
 _COPIED = ("recompute", "ac_graph_id", "unpack", "packed")
 
 
@@ -353,14 +355,14 @@ class _Replay:
             raise _not_functional(node, error) from error
 
     def _is_step(self, node: fx.Node) -> bool:
-        """Does Python compute it of numbers that are known in the traced call? Called again, ``math.exp`` would fix them."""
+        """Does Python compute it of numbers that are known in the traced call, or that its own code looks at?
+
+        Called again, ``math.exp`` would fix them, or ask for those that are not known.
+        """
         value = node.meta.get("val")
-        return (
-            isinstance(value, _torch.SYM_TYPES)
-            and not isinstance(node.target, _torch.OpOverload)
-            and not node.kwargs
-            and _torch.is_known(value)
-        )
+        if not isinstance(value, _torch.SYM_TYPES) or isinstance(node.target, _torch.OpOverload) or node.kwargs:
+            return False
+        return _torch.is_known(value) or str(node.target.__module__).partition(".")[0] not in _TAKE_SYMBOLS
 
     def _loses_layout(self, node: fx.Node) -> bool:
         """Is it an operation in place on a transposed tensor, whose functional form gives a contiguous one?"""

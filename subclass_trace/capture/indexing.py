@@ -14,6 +14,7 @@ import torch
 
 from .. import _torch
 from ..subclass.protocol import Kind, kind_of
+from .looks import fits, is_from_inside, look_in_each_call
 from .recorder import Recorder
 
 Tensor = torch.Tensor
@@ -23,6 +24,8 @@ _LEAST: Any = torch.sym_min
 _MOST: Any = torch.sym_max
 #: beyond all sizes; Python's whole numbers have no end
 _FAR = 2**62
+#: these see the elements of a tensor in another shape
+_SHAPES = (torch.reshape, Tensor.reshape, Tensor.view)
 _NARROW = (torch.narrow, Tensor.narrow)
 
 
@@ -45,7 +48,16 @@ class Indexing:
                 return (source, rest, *args[2:]), kwargs
         if func in _NARROW:
             return self._narrow(args, kwargs)
+        if func in _SHAPES:
+            self._look_at_shape(args, kwargs)
         return args, kwargs
+
+    def _look_at_shape(self, args: Any, kwargs: Any) -> None:
+        """Torch's code divides by a size that it takes to be positive."""
+        given = [*args[1:], *kwargs.values()]
+        wanted = given[0] if given and isinstance(given[0], (tuple, list)) else given
+        if any(map(is_from_inside, wanted)):
+            look_in_each_call(self.recorder, fits, (args[0].dim(), *args[0].shape, *wanted))
 
     def _taken(self, x: Tensor, items: list[Any]) -> tuple[Tensor, Any]:
         """Numbers that the trace does not know as ``select`` and ``narrow``; returns also what is left of the index.

@@ -15,7 +15,6 @@ docs/notes/late_code.md.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -323,12 +322,7 @@ class LateHook:
 @contextlib.contextmanager
 def late_module_hooks(recorder: Recorder) -> Iterator[None]:
     """While inside, on this thread, modules that are called register `LateHook` in the place of their backward hooks."""
-    thread = threading.get_ident()
-
-    def wrap(hook: Any) -> Any:
-        return LateHook(recorder, hook, True) if threading.get_ident() == thread else hook
-
-    with _door.module_hooks_replaced(wrap):
+    with _door.module_hooks_replaced(lambda hook: LateHook(recorder, hook, True)):
         yield
 
 

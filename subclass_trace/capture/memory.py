@@ -94,11 +94,7 @@ def no_capsules(recorder: Any) -> Iterator[None]:
         refuse_memory("to_dlpack", (t,), recorder.user_line)
         return real(t)
 
-    before = [h.to_dlpack for h in holders]
-    for h in holders:
-        h.to_dlpack = to_dlpack
-    try:
+    with contextlib.ExitStack() as stack:
+        for h in holders:
+            stack.enter_context(_torch.replaced_here(h, "to_dlpack", to_dlpack))
         yield
-    finally:
-        for h, function in zip(holders, before, strict=True):
-            h.to_dlpack = function

@@ -255,7 +255,7 @@ class MetadataReads:
         prefix = ""
         if row is None and id(stand_in) in self._inside:
             number, row, _, prefix = self._inside[id(stand_in)]
-        code = sys._getframe(2).f_code
+        code = sys._getframe(3).f_code
         # What isinstance(x, nn.Buffer) looks at, it looks at in torch's code.
         asked = name == "_is_buffer" or is_user_code(code)
         value = self._fact(number, f".{prefix}{name}", row) if row is not None and asked else ASIDE
@@ -327,7 +327,7 @@ def _unanswerable(what: str, where: Any, fix: str = "ask outside of the region")
 
 def _refuse_address() -> None:
     """The address of a traced tensor's storage: torch's own code may have it."""
-    frame: Any = sys._getframe(2)
+    frame: Any = sys._getframe(3)
     while frame.f_globals.get("__name__") == "torch.storage":  # TypedStorage asks its untyped one
         frame = frame.f_back
     if is_user_code(frame.f_code):

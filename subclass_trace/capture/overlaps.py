@@ -8,7 +8,8 @@ call, which is rare, is rehearsed on real memory that is laid out like that of t
     it gives other numbers than with copied sources   an `AliasingError`
     it gives the same numbers                         the call is recorded as any other, unless it is a matrix product
 
-Views of one tensor that share no element (``cache[:, 5].copy_(cache[:, 4])``) are told apart without that.
+Views of one tensor that share no element (``cache[:, 5].copy_(cache[:, 4])``) are told apart without that. Where their
+places depend on numbers from inside tensors (``k = int(t)``), each call looks.
 """
 
 from __future__ import annotations
@@ -21,25 +22,30 @@ import torch
 
 from .. import _torch
 from ..errors import AliasingError
-from .aliasing import may_overlap, one_storage, partly_overlap, repeats, same_place
+from .aliasing import Place, boxes_apart, may_overlap, one_storage, partly_overlap, repeats, same_place
 from .eager_errors import Unknown, number, rehearse, smaller_sizes, tensors_in
+from .looks import is_from_inside, look_in_each_call
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
 #: bytes of one storage that a rehearsal may take
 _MOST = 1 << 26
 _SEED = 0
+_REFUSED_BY_EAGER = (
+    "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory location. "
+    "Please clone() the tensor before performing the operation."
+)
 #: Sums of products, whose kernels (of other libraries) are chosen by size and processor. Where the result is an argument,
 #: one of them gives the numbers of a copy for 8 rows and others for 16, so no rehearsal speaks for the next call.
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "matmul", "linalg_matmul"}
 
 
-def refuse_overlap(func: Any, args: Sequence[Any], kwargs: dict[str, Any], line: Callable[[], str | None]) -> None:
+def refuse_overlap(func: Any, args: Sequence[Any], kwargs: dict[str, Any], recorder: Any) -> None:
     """Raise what eager raises for an operation that writes to memory which its other arguments show.
 
     Args:
         args, kwargs: traced tensors and other arguments.
-        line: tells where in the user's code it is.
+        recorder: of the capture. It knows where in the user's code this is, and records what each call has to look at.
 
     Raises:
         AliasingError: the real kernel runs, and reads what it has already written.
@@ -59,17 +65,62 @@ def refuse_overlap(func: Any, args: Sequence[Any], kwargs: dict[str, Any], line:
     try:
         wrong = _rehearsal(func, args, kwargs, partly)
     except Unknown:
-        rows = ((w, t) for written, others in _steps(func, args, kwargs) for w in written for t in others)
+        rows = [(w, t) for written, others in _steps(func, args, kwargs) for w in written for t in others]
         wrong = any(partly_overlap(w, t) for w, t in rows)
+        wrong = wrong or not all(_may_be_settled(func, w, t, elementwise, recorder) for w, t in rows)
     if wrong:
-        raise AliasingError(
-            f"{_torch.op_name(func)} writes to memory that it reads through another argument: the result depends on the "
-            "order of reads and writes",
-            path=line(),
-            expected="arguments that share no memory with the tensor that is written",
-            got="in one memory: shapes " + ", ".join(str([*t.shape]) for t in tensors_in((*args, *kwargs.values()))),
-            fix="clone the other argument before the operation",
-        )
+        shapes = [t.shape for t in tensors_in((*args, *kwargs.values()))]
+        raise _depends_on_order(_torch.op_name(func), recorder.user_line(), shapes)
+
+
+def _may_be_settled(func: Any, written: Tensor, other: Tensor, elementwise: bool, recorder: Any) -> bool:
+    """Each call looks, where it depends on numbers from inside tensors whether two arguments share memory; False where it
+    cannot."""
+    if not may_overlap(written, other) or (elementwise and same_place(written, other)):
+        return True
+    numbers = [n for t in (written, other) for n in (*t.shape, *t.stride(), t.storage_offset())]
+    if not any(map(is_from_inside, numbers)):
+        return True
+    row = (_torch.op_name(func), recorder.user_line(), elementwise and written.dtype == other.dtype, written.dim())
+    widths = (written.element_size(), other.element_size())
+    return look_in_each_call(recorder, share_nothing, (*row, *widths, *numbers))
+
+
+def share_nothing(
+    name: str, line: str | None, elementwise: bool, dims: int, width: int, other_width: int, *numbers: int
+) -> bool:
+    """A step of a graph: an operation may write to a tensor of ``dims`` dimensions, and read another of the same storage.
+
+    Args:
+        numbers: sizes, strides and offset of the one, and of the other.
+
+    Raises:
+        RuntimeError: eager refuses it.
+        AliasingError: the real kernel would read what it has already written.
+    """
+    row, rest = numbers[: 2 * dims + 1], numbers[2 * dims + 1 :]
+    more = len(rest) // 2
+    written = Place(row[:dims], row[dims:-1], row[-1])
+    other = Place(rest[:more], rest[more:-1], rest[-1])
+    apart = written.stop * width <= other.offset * other_width or other.stop * other_width <= written.offset * width
+    if apart or 0 in (*written.shape, *other.shape) or (elementwise and written == other):
+        return True
+    if width == other_width and boxes_apart(written, other):
+        return True
+    if elementwise and written.is_dense and other.is_dense:
+        raise RuntimeError(_REFUSED_BY_EAGER)
+    raise _depends_on_order(name, line, [written.shape, other.shape])
+
+
+def _depends_on_order(name: str, line: str | None, shapes: Sequence[Any]) -> AliasingError:
+    return AliasingError(
+        f"{name} writes to memory that it reads through another argument: the result depends on the order of reads and "
+        "writes",
+        path=line,
+        expected="arguments that share no memory with the tensor that is written",
+        got="in one memory: shapes " + ", ".join(str([*shape]) for shape in shapes),
+        fix="clone the other argument before the operation",
+    )
 
 
 def _steps(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[list[Tensor], list[Tensor]]]:

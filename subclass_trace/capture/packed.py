@@ -7,6 +7,7 @@ layer is handed the real batch sizes.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,7 +29,9 @@ _SIZED = frozenset(
 def _layer(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """A recurrent layer; on a packed sequence it takes the batch sizes, too."""
     if not (len(args) > 3 and isinstance(args[3], (list, tuple))):
-        return func(*args, **kwargs)
+        # In C++ an LSTM is one of oneDNN's layers, which a graph does not call: see `_torch.composites`.
+        with _torch.enable_python_dispatcher() if func.__name__ == "lstm" else contextlib.nullcontext():
+            return func(*args, **kwargs)
     sizes = _known(recorder, args[1])
     with _torch.no_python_dispatcher():  # its decomposition would read them one by one
         return func(args[0], sizes, *args[2:], **kwargs)

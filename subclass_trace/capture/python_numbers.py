@@ -22,6 +22,7 @@ import functools
 import math
 import re
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
@@ -107,7 +108,7 @@ class PythonNumbers:
         return torch.nn.Parameter if isinstance(traced, torch.nn.Parameter) else Tensor
 
     def __enter__(self) -> PythonNumbers:
-        _ACTIVE.append(self)
+        _active.watches.append(self)
         self._types.enter_context(types_as_eager(self._tables()))
         for cls in _CLASSES:
             for name, hook in self._hooks(cls).items():
@@ -121,7 +122,7 @@ class PythonNumbers:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: TracebackType | None) -> None:
-        _ACTIVE.remove(self)
+        _active.watches.remove(self)
         self._types.close()
         while self._before:
             holder, name, before = self._before.pop()
@@ -284,22 +285,29 @@ class PythonNumbers:
         return hooks
 
 
-_ACTIVE: list[PythonNumbers] = []
+class _Active(threading.local):
+    """The captures that are running in this thread: what stands in for Python's functions does nothing in others."""
+
+    def __init__(self) -> None:
+        self.watches: list[PythonNumbers] = []
+
+
+_active = _Active()
 
 
 def is_unknown(n: Any) -> bool:
     """Is it a symbol of a running capture, for a number that depends on values inside tensors?"""
-    return type(n) in _CLASSES and any(watch.covers(n) for watch in _ACTIVE) and not _torch.is_known(n)
+    return type(n) in _CLASSES and any(watch.covers(n) for watch in _active.watches) and not _torch.is_known(n)
 
 
 def is_symbol(n: Any) -> bool:
     """Is it a symbol of a running capture?"""
-    return type(n) in _CLASSES and any(watch.covers(n) for watch in _ACTIVE)
+    return type(n) in _CLASSES and any(watch.covers(n) for watch in _active.watches)
 
 
 def as_number(n: Any) -> Any:
     """Python's functions take a truth for 1 or 0."""
-    watch = next((w for w in _ACTIVE if w.covers(n)), None) if isinstance(n, torch.SymBool) else None
+    watch = next((w for w in _active.watches if w.covers(n)), None) if isinstance(n, torch.SymBool) else None
     return n if watch is None else watch.session.whole(n)
 
 
@@ -308,8 +316,8 @@ def covering(value: Any) -> PythonNumbers | None:
     if isinstance(value, Tensor):
         plain = kind_of(type(value)) is Kind.LEAF and value.layout is torch.strided
         one = plain and all(type(n) is int and n == 1 for n in value.shape) and not value.dtype.is_complex
-        return _ACTIVE[-1] if one and _ACTIVE else None
-    return next((watch for watch in _ACTIVE if watch.covers(value)), None) if is_unknown(value) else None
+        return _active.watches[-1] if one and _active.watches else None
+    return next((watch for watch in _active.watches if watch.covers(value)), None) if is_unknown(value) else None
 
 
 def number_of(t: Tensor) -> Any:
@@ -325,9 +333,9 @@ class _AskedForTypes(type):
         if cls is not _TYPE:  # a metaclass that was made of it
             return super().__call__(*args, **kwargs)
         found = type(*args, **kwargs)
-        if found in _torch.FAKE_TYPES and _ACTIVE:
-            return _ACTIVE[-1].class_of(args[0])
-        if len(args) != 1 or found not in _CLASSES or not any(watch.covers(args[0]) for watch in _ACTIVE):
+        if found in _torch.FAKE_TYPES and _active.watches:
+            return _active.watches[-1].class_of(args[0])
+        if len(args) != 1 or found not in _CLASSES or not any(watch.covers(args[0]) for watch in _active.watches):
             return cls if found is type else found
         return _CLASSES[found]
 
@@ -358,7 +366,7 @@ def types_as_eager(tables: Iterable[dict[str, Any]]) -> Iterator[None]:
 
 def needs_number(n: Any, what: str) -> None:
     """A symbol of the running capture stands where only a number can: see `PythonNumbers.number`."""
-    for watch in _ACTIVE:
+    for watch in _active.watches:
         if watch.covers(n):
             watch.number(n, what, None)
 
@@ -391,7 +399,7 @@ def _math_function(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         args = tuple(map(as_number, args))
         watch = next((w for n in args if (w := covering(n)) is not None), None)
         if watch is None:
-            sizes = next((w for n in args if type(n) in _CLASSES for w in _ACTIVE if w.covers(n)), None)
+            sizes = next((w for n in args if type(n) in _CLASSES for w in _active.watches if w.covers(n)), None)
             if sizes is None or name in _KINDS or not sizes.session.takes_steps:
                 return plain(*args)
             return sizes.session.computed(plain, *args)
@@ -416,7 +424,7 @@ def _texts() -> dict[str, Callable[..., str]]:
 
     def made(plain: Callable[..., str]) -> Callable[..., str]:
         def text(t: Tensor, *rest: Any) -> str:
-            asks = asking_frame(sys._getframe(1))
+            asks = asking_frame(sys._getframe(1)) if _active.watches else None
             if asks is not None:
                 raise refuse_text(t, f"{asks.f_code.co_filename}:{asks.f_lineno}")
             return plain(t, *rest)

@@ -456,7 +456,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             if ordered is not None:
                 return self._step_by_step(func, ordered, kwargs)
             refuse_as_eager(func, args, kwargs)
-            refuse_overlap(func, args, kwargs, self.user_line)
+            refuse_overlap(func, args, kwargs, self)
             self._note_writes(func, args, kwargs)
         if self.random_state is not None and torch.Tag.nondeterministic_seeded in func.tags:
             for a in (*args, *kwargs.values()):

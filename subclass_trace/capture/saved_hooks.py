@@ -8,7 +8,6 @@ asked, neither its input nor what unpack makes of it. The recorder marks the nod
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,11 +22,8 @@ from .recorder import Recorder
 @contextlib.contextmanager
 def hooks_as_code(recorder: Recorder) -> Iterator[None]:
     """While inside, on this thread, the unpack hooks that are set tell the recorder when they run."""
-    thread = threading.get_ident()
 
     def wrapped(unpack: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        if threading.get_ident() != thread:
-            return unpack
         recorder.sets_hooks = True
         return _traced_unpack(recorder, unpack)
 

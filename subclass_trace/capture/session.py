@@ -87,20 +87,20 @@ class Session:
             enter(_torch.quiet_fake_errors())  # what a fake kernel refuses is raised, and told once
             if self.dynamic:  # composite kernels with symbolic sizes are written in Python
                 enter(_torch.enable_python_dispatcher())
+                enter(_torch.writes_told())
             enter(_torch.composites_as_eager())
             enter(_torch.fast_paths_as_eager())
             enter(_torch.compiled_functions_run_eagerly())
             enter(_torch.disable_autocast_cache())
             enter(_torch.original_views())
-            enter(_torch.compiling_flag())
-            enter(_torch.optimizers_as_eager())
-            # Anomaly mode (PyTorch PR 101047) keeps its forward stacks; its NaN check would read values.
-            enter(torch.autograd.set_detect_anomaly(torch.is_anomaly_enabled(), False))
+            enter(_torch.compiling_in_this_thread())
+            if (
+                torch.is_anomaly_enabled()
+            ):  # it keeps its forward stacks (PyTorch PR 101047); its NaN check would read values
+                enter(torch.autograd.set_detect_anomaly(True, False))
             # On the devices' own threads, a backward on fakes would wait behind one that waits for the lock of traces.
             enter(torch.autograd.set_multithreading_enabled(False))
             enter(_door.backwards_are_traced())  # a compiled autograd that is on would make a tape of each
-            # Its fused LSTM keeps a workspace only while gradients are on, which a graph's kernels never see.
-            enter(_torch.without_mkldnn())
             if _torch.saved_tensor_hooks_active():  # the caller's hooks see what is saved at run time instead
                 enter(torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is))
             enter(_torch.unrecorded_sharding_propagation())

@@ -255,6 +255,8 @@ class Tape:
                 fix="move this part out of the region",
             ) from error
         except NotImplementedError as error:
+            if _torch.says_no_derivative(error):  # so does eager
+                raise
             raise UnsupportedError(
                 f"the backward uses an operation that a wrapper does not implement: {error}"
             ) from error

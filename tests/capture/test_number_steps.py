@@ -199,3 +199,18 @@ def test_another_back_end_computes_formulas() -> None:
     region = st.compile(f, backend="inductor")
     for v in (1.5, -2.0):
         torch.testing.assert_close(region(torch.full((2,), v)), f(torch.full((2,), v)))
+
+
+def test_steps_of_numbers_from_inside_tensors_beside_a_write() -> None:
+    """The graph is replayed to make it functional: the steps are not taken again."""
+
+    def f(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        n = t.item()
+        return x.add_(math.exp(n)) * (2 ** int(n))
+
+    region = st.compile(f, backend="eager")
+    for n in (0.5, 2.0, 3.25):
+        x, y = torch.ones(2), torch.ones(2)
+        torch.testing.assert_close(region(x, torch.tensor(n)), f(y, torch.tensor(n)), rtol=0, atol=0)
+        torch.testing.assert_close(x, y, rtol=0, atol=0)
+    assert len(region.specializations) == 1

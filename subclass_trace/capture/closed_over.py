@@ -74,6 +74,8 @@ class StandIns:
         if not self._any_real(args) and not (kwargs and self._any_real(kwargs.values())):
             return args, kwargs
         name = getattr(func, "__name__", "")
+        if name == "__get__" and func.__self__.__name__ == "shape":
+            return (self._sized(args[0]), *args[1:]), kwargs
         if name in _OWN or (name in ("__get__", "__delete__") and func.__self__.__name__ not in _VIEWS):
             return args, kwargs
         if name == "__set__" and func.__self__.__name__ not in ("data", "requires_grad"):
@@ -110,6 +112,13 @@ class StandIns:
     def swapped(self, t: Tensor) -> Tensor:
         """The stand-in for a real tensor; any other tensor itself."""
         return self.stand_in(t) if self._is_real(t) else t
+
+    def _sized(self, real: Tensor) -> Tensor:
+        """Whose sizes a tensor has: those of an input that the function names may be symbols."""
+        if id(real) in self.named:
+            return self.named[id(real)][1]
+        fake = self.recorder.lifted_fake(real)
+        return real if fake is None else fake
 
     def _one(self, value: Any) -> Any:
         if isinstance(value, Tensor):

@@ -359,7 +359,6 @@ class CallSite:
 
     def _adopt(self, adopt: Callable[..., None], handed: Sequence[Any]) -> None:
         """Say which traced tensor each real one is, wherever the function comes upon it."""
-        self.met.clear()
         for real, value in zip(self.flat[: self.user_count], handed, strict=False):
             if isinstance(real, Tensor):
                 adopt(real, value, self.met.append)
@@ -401,6 +400,7 @@ class CallSite:
                 lent = {id(c) for c in self.containers.lent.values()}
                 self.handed[:] = [c for _, c, _ in containers.rows if id(c) not in lent]
                 before = flatten_tree((args, kwargs))[0]
+                self.met.clear()  # from here on it is the function that comes upon them
                 try:
                     result = function(*args, **kwargs)
                     changes, new, places = containers.changes()

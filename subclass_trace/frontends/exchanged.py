@@ -7,8 +7,11 @@ well, so that the function finds one object wherever eager finds one.
 from __future__ import annotations
 
 import contextlib
+import functools
+import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +22,7 @@ from ..subclass.flatten import leaves_of
 from ..subclass.protocol import is_traceable
 from .members import attributes_of, is_plain_object
 from .optimizers import slots_of
-from .python_state import put_back, writable
+from .python_state import ClassTable, put_back, writable
 from .reached import Reached
 
 _CONTAINERS = (list, dict, OrderedDict, defaultdict, deque, set)
@@ -34,7 +37,7 @@ def exchanged(reached: Reached, pairs: Sequence[tuple[Any, Any]]) -> Iterator[li
     tensors = [(real, traced) for real, traced in pairs if isinstance(real, torch.Tensor)]
     there = _Exchange((*_inside(tensors), *tensors))
     sets = [real for real, _ in pairs if type(real) is set]
-    places = [*sets, *_tables(reached), *[_Binding(row) for row in writable(reached)]] if there.pairs else []
+    places = [*sets, *_tables(reached), *_bindings(reached)] if there.pairs else []
     touched = [place for place in places if there.at(place)]
     back = there.inverse()
     try:
@@ -68,7 +71,7 @@ class _Exchange:
         """Exchange what stands at a place; was there anything?"""
         if isinstance(place, _Binding):
             return place.exchange(self.of)
-        if isinstance(place, (dict, Slotted)):
+        if isinstance(place, (dict, Slotted, ClassTable)):
             return self._in_dict(place)
         items = list(place)
         made = [*map(self.of, items)]
@@ -105,18 +108,29 @@ class _Exchange:
         return made
 
 
+@dataclass(frozen=True, eq=False)
 class _Binding:
-    """A name that code may bind."""
+    """A name that code may bind, or the defaults of a function."""
 
-    def __init__(self, row: Any) -> None:
-        self.row = row
+    read: Callable[[], Any]
+    write: Callable[[Any], None]
 
     def exchange(self, of: Callable[[Any], Any]) -> bool:
-        was = self.row.read()
+        was = self.read()
         if not isinstance(was, (torch.Tensor, tuple)) or (now := of(was)) is was:
             return False
-        put_back(self.row, now)
+        self.write(now)
         return True
+
+
+def _bindings(reached: Reached) -> Iterator[_Binding]:
+    for row in writable(reached):
+        yield _Binding(row.read, functools.partial(put_back, row))
+    for value, _ in reached.held:
+        if isinstance(value, types.FunctionType) and value.__defaults__:
+            yield _Binding(
+                functools.partial(getattr, value, "__defaults__"), functools.partial(setattr, value, "__defaults__")
+            )
 
 
 def _tables(reached: Reached) -> Iterator[Any]:
@@ -131,5 +145,7 @@ def _tables(reached: Reached) -> Iterator[Any]:
             continue
         if type(value) in _CONTAINERS:
             yield value
+        elif isinstance(value, type):
+            yield ClassTable(value)
         elif is_plain_object(value) and isinstance(held := attributes_of(value), (Mapping, Slotted)):
             yield held

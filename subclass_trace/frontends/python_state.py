@@ -371,7 +371,7 @@ class _Held:
             value.update(was) if isinstance(was, set) else value.extend(was)
 
 
-class _Class:
+class ClassTable:
     """The attributes of a class, as a dict."""
 
     def __init__(self, cls: type) -> None:
@@ -435,7 +435,7 @@ def held_by(reached: Reached) -> Iterator[_Held]:
         if isinstance(value, _MUTABLE):
             yield _Held(value, path)
         elif isinstance(value, type):
-            yield _Held(_Class(value), path, attributes=True, owner=value)
+            yield _Held(ClassTable(value), path, attributes=True, owner=value)
         elif isinstance(value, types.ModuleType):  # other threads may be at work there
             yield _Held(_Stored(vars(value), reached.stored), path, attributes=True, owner=value)
         elif isinstance(value, functools._lru_cache_wrapper):

@@ -330,6 +330,29 @@ def test_nothing_is_asked_where_no_two_containers_are() -> None:
     assert "id(" not in (region.specializations[0].source or "")
 
 
+@pytest.mark.parametrize(
+    "name", ["in one argument", "two of three", "inner of a name", "inside of objects", "one of many"]
+)
+def test_generated_entries_serve_what_was_compiled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, calls = CONTAINERS[name][0]()
+    region = st.compile(function)
+    for call in calls:
+        region(*call())
+    monkeypatch.setattr(region, "_slow_call", None)
+    for call in calls:
+        args, same = call(), call()
+        assert seen((region(*args), args), {}) == seen((function(*same), same), {})
+
+
+def test_numbers_in_a_list_that_is_two_arguments() -> None:
+    region = st.compile(lambda a, b, x: x * a[0] + b[0])
+    for n in (2.0, 3.0, 4.0, 5.0):
+        items = [n]
+        assert region(items, items, one()).tolist() == [2 * n] * 2
+        assert region([n], [n + 1], one()).tolist() == [2 * n + 1] * 2
+    assert len(region.specializations) <= 4
+
+
 def test_the_reason_says_that_containers_are_one() -> None:
     region, items = st.compile(lambda a, b, x: x * len(a)), [1.0]
     region(items, items, one())
@@ -383,6 +406,12 @@ def tensor_functions(t: Tensor) -> dict[str, Callable[..., Any]]:
         y = x.mul_(2)
         return listed[0] * 1, y is x, y is listed[0]
 
+    def by_default(x: Tensor, other: Any = (t, 1)) -> Any:
+        return x * 2 if other[0] is x else x * 3
+
+    def by_keyword(x: Tensor, *, other: Any = t) -> Any:
+        return x * 2 if other is x else x * 3
+
     def attribute(x: Tensor) -> Any:
         x.tag = 5  # type: ignore[attr-defined]
         return x * listed[0].tag if listed[0] is x else x * 3  # type: ignore[attr-defined]
@@ -398,7 +427,9 @@ def tensor_functions(t: Tensor) -> dict[str, Callable[..., Any]]:
         "set": lambda x: x * 2 if x in in_set else x * 3,
         "key": lambda x: x * key.get(x, 5.0),
         "attribute": lambda x: x * 2 if holder.held is x else x * 3,
-        "attribute of a class": lambda x: x + of_class.t * 2,  # type: ignore[attr-defined]
+        "attribute of a class": lambda x: (x + of_class.t * 2, of_class.t is x),  # type: ignore[attr-defined]
+        "default": by_default,
+        "default by keyword": by_keyword,
         "in place": in_place,
         "attribute that is set": attribute,
         "gradient": gradient,

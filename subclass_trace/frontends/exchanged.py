@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ..capture.noting import unnoted
+from ..capture.user_code import is_library
 from ..runtime.held import Slotted
 from ..subclass.flatten import leaves_of
 from ..subclass.protocol import is_traceable
@@ -83,6 +84,8 @@ class _Exchange:
 
     def _in_dict(self, table: Any) -> bool:
         rows = [(key, table[key]) for key in list(table)]
+        if not any(id(v) in self.pairs or isinstance(v, tuple) or not isinstance(k, str) for k, v in rows):
+            return False
         made = [(self.of(key) if isinstance(key, (torch.Tensor, tuple)) else key, self.of(v)) for key, v in rows]
         if all(a is c and b is d for (a, b), (c, d) in zip(rows, made, strict=True)):
             return False
@@ -146,6 +149,7 @@ def _tables(reached: Reached) -> Iterator[Any]:
         if type(value) in _CONTAINERS:
             yield value
         elif isinstance(value, type):
-            yield ClassTable(value)
+            if not is_library(value):
+                yield ClassTable(value)
         elif is_plain_object(value) and isinstance(held := attributes_of(value), (Mapping, Slotted)):
             yield held

@@ -182,7 +182,7 @@ def parameter_classes(cls_of: Callable[[torch.Tensor], type]) -> Iterator[None]:
             return issubclass(cls_of(value), cls)
         return bool(own(cls, value))
 
-    with _replaced(meta, "__instancecheck__", check):
+    with replaced_here(meta, "__instancecheck__", check):
         yield
 
 

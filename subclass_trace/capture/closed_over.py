@@ -8,6 +8,7 @@ real tensor: they are inputs like arguments, and may be written like arguments. 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -63,6 +64,9 @@ class StandIns:
     back: dict[int, Tensor] = field(default_factory=dict)  # id of a traced tensor -> the real one
     gradient_of: dict[int, Tensor] = field(default_factory=dict)  # id of a real gradient -> whose it is
     named: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # inputs: id of the real one -> both
+    given: dict[int, tuple[Callable[[], Any], Tensor, Callable[[Tensor], None]]] = field(
+        default_factory=dict
+    )  # arguments
     _traced: dict[int, Tensor] = field(default_factory=dict)  # wrappers that were looked at, and are traced
 
     def swap(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -70,6 +74,8 @@ class StandIns:
         if not self._any_real(args) and not (kwargs and self._any_real(kwargs.values())):
             return args, kwargs
         name = getattr(func, "__name__", "")
+        if name == "__get__" and func.__self__.__name__ == "shape":
+            return (self._sized(args[0]), *args[1:]), kwargs
         if name in _OWN or (name in ("__get__", "__delete__") and func.__self__.__name__ not in _VIEWS):
             return args, kwargs
         if name == "__set__" and func.__self__.__name__ not in ("data", "requires_grad"):
@@ -107,20 +113,34 @@ class StandIns:
         """The stand-in for a real tensor; any other tensor itself."""
         return self.stand_in(t) if self._is_real(t) else t
 
+    def _sized(self, real: Tensor) -> Tensor:
+        """Whose sizes a tensor has: those of an input that the function names may be symbols."""
+        if id(real) in self.named:
+            return self.named[id(real)][1]
+        fake = self.recorder.lifted_fake(real)
+        return real if fake is None else fake
+
     def _one(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             return self.stand_in(value) if self._is_real(value) else value
         return type(value)(map(self._one, value)) if type(value) in (list, tuple) else value
 
     def known(self, value: Any) -> Any:
-        """The traced tensor for an input that the function names, or the value itself."""
+        """The traced tensor for a real one that is an input, or the value itself."""
         pair = self.named.get(id(value))
-        return value if pair is None else pair[1]
+        if pair is not None:
+            return pair[1]
+        alive, traced, tell = self.given.get(id(value), (None, value, None))
+        if alive is None or tell is None or alive() is not value:
+            return value
+        tell(value)
+        return traced
 
     def stand_in(self, real: Tensor) -> Tensor:
         """The traced tensor for a real one."""
-        if id(real) in self.named:
-            return self.named[id(real)][1]
+        traced: Tensor = self.known(real)
+        if traced is not real:
+            return traced
         known = self.of.get(id(real))
         if known is None:
             with _torch.no_transforms():
@@ -128,10 +148,15 @@ class StandIns:
             self.back[id(known.traced)] = real
         return known.traced
 
-    def adopt(self, real: Tensor, traced: Tensor) -> None:
-        """``real``, which the function has a name for, is an input: ``traced``."""
+    def adopt(self, real: Tensor, traced: Tensor, tell: Callable[[Tensor], None] | None = None) -> None:
+        """``real`` is an input: ``traced``. The function has a name for it, or it is an argument; ``tell`` is told of an
+        argument that is met otherwise."""
+        if tell is not None:
+            self.given[id(real)] = weakref.ref(real), traced, tell
+            return
         self.named[id(real)] = real, traced
-        self.back[id(traced)] = real
+        if id(real) not in self.given:
+            self.back[id(traced)] = real
         with unnoted():
             fakes = leaves_of(traced)
         for leaf, fake in zip(leaves_of(real), fakes, strict=True):
@@ -139,8 +164,8 @@ class StandIns:
 
     def result(self, value: Any) -> Any:
         """What a result is: of an input, or a gradient, the traced tensor, of another closed-over tensor the real one."""
-        if id(value) in self.named:
-            return self.named[id(value)][1]
+        if (traced := self.known(value)) is not value:
+            return traced
         real = self.back.get(id(value), value)
         if id(real) in self.gradient_of:
             return self.of[id(real)].traced

@@ -60,9 +60,9 @@ from .versions import leaf_versions_of, versions_of
 Tensor = torch.Tensor
 
 
-#: runs the function on the traced inputs; its second argument is told which traced tensor a named real one is, the third
-#: has the numbers that stand in their places meanwhile
-RunFunction = Callable[[Sequence[Tensor], Callable[[Tensor, Tensor], None], Mapping[NumberPlace, Any]], Run]
+#: runs the function on the traced inputs; its second argument is `StandIns.adopt`, the third has the numbers that stand in
+#: their places meanwhile
+RunFunction = Callable[[Sequence[Tensor], Callable[..., None], Mapping[NumberPlace, Any]], Run]
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,15 +18,16 @@ from ..capture.clocks import Clocks, clocks
 from ..capture.conversions import CONVERSIONS, conversions
 from ..capture.facts import holds_traced
 from ..capture.inputs import Argument
-from ..capture.python_numbers import needs_number, types_as_eager
+from ..capture.python_numbers import types_as_eager
 from ..capture.region import RunFunction
 from ..capture.run import Run
 from ..errors import UnsupportedError
-from ..plan import AssignmentPlan, ContainerChange, OfResult, ReturnedContainer, StatePlan
+from ..plan import AssignmentPlan, ContainerChange, OfResult, StatePlan
 from ..runtime.codegen import Layout, StateSlot
-from ..runtime.containers import change_containers, each_is_one, shared_containers
+from ..runtime.containers import change_containers
 from ..runtime.guards import ModuleGuard, ModuleView, NameGuard
 from ..runtime.held import ABSENT
+from ..runtime.one_object import OneObject
 from ..runtime.trees import unflatten_tree
 from ..subclass.arguments import AttributesOf, ObjectIdentity, ObjectState, argument_snapshot, has_own_equality
 from ..subclass.flatten import leaves_of
@@ -33,16 +35,18 @@ from ..subclass.numbers import NumberPlace
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from .assignments import ModuleChange, replaced
-from .containers import HandedContainers, found_anew, made_containers, named_containers
+from .containers import GivenContainers, HandedContainers, found_anew, made_containers, named_containers
 from .counting import left_out, read_late
+from .exchanged import exchanged
 from .iterators import no_items_taken
 from .managed_modules import check_flat_parameters, no_managed_modules
 from .members import callable_code, is_plain_object
-from .modules import Root, State, named_tensors, names_of, original, roots_of, states_of, submodules
+from .modules import Root, State, containers_of, named_tensors, names_of, original, roots_of, states_of, submodules
 from .optimizers import Stored, stored_by
 from .python_random import no_random_numbers
 from .python_state import Change, Effect, effects_on
 from .reach import Reached, Slot, reach
+from .refused_results import check_arrays, check_result, is_array
 from .torch_settings import SettingChange, settings_of_torch
 
 Tensor = torch.Tensor
@@ -120,9 +124,11 @@ class CallSite:
         given: ``args`` and ``kwargs``, whose containers the function may change; until the call is compiled.
         unfinished: what the function did to Python state before it raised an exception; ``unfinished_items``: to containers
             among the arguments.
-        containers_differ: no list or dict is two arguments.
+        containers: the lists and dicts that are two arguments, or that the function reaches otherwise too.
         assigned_to: ids of what it assigned to.
         handed: the copies of containers that it was given.
+        elsewhere: what else held an argument when the function ran, and had the traced tensor in its place.
+        met: arguments that the function has come upon in other ways.
         rebuilt: the positions of views that are represented by their bases, and which attributes these have.
     """
 
@@ -136,9 +142,11 @@ class CallSite:
     given: list[Any] = field(default_factory=list)
     unfinished: list[Sequence[Change | SettingChange]] = field(default_factory=list)
     unfinished_items: list[tuple[ContainerChange, list[Any]]] = field(default_factory=list)
-    containers_differ: bool = True
+    containers: GivenContainers = field(default_factory=lambda: GivenContainers({}, {}))
     assigned_to: set[int] = field(default_factory=set)
     handed: list[Any] = field(default_factory=list)
+    elsewhere: list[Any] = field(default_factory=list)
+    met: list[Tensor] = field(default_factory=list)
     rebuilt: dict[int, AttributesOf] = field(default_factory=dict)
 
     @staticmethod
@@ -165,9 +173,8 @@ class CallSite:
         check_flat_parameters(found)
         states = states_of(found) if found else []
         flat = [*leaves, *[s.read() for s in states], *[n.read() for n in names]]
-        apart = each_is_one(args, kwargs)
         slots = tuple(states), tuple(found), tuple(names)
-        return CallSite(flat, tree, len(leaves), *slots, reached, containers_differ=apart)
+        return CallSite(flat, tree, len(leaves), *slots, reached, containers=GivenContainers.of(args, kwargs, reached))
 
     def layout(self) -> Layout:
         """How the generated entry finds the flat arguments."""
@@ -266,7 +273,7 @@ class CallSite:
             value = _torch.value_in_trace(row.value)
             if value is not None or row.value is None:
                 row.plan(0).deliver((), [value])
-        if self.containers_differ and self.given:
+        if self.given:
             args, kwargs = self.given
             for change, new in self.unfinished_items:
                 change_containers([change], args, kwargs, new)
@@ -280,12 +287,22 @@ class CallSite:
             (real for real, traced in zip(self.flat, handed, strict=True) if traced is value), _of_python(value)
         )
 
-    def _check_containers(self, args: Any, kwargs: Any, handed: Sequence[Any]) -> None:
+    def _readable(self) -> set[int]:
+        """The ids of the containers that the function reaches, and reads as arguments."""
+        leaves = [v for v in self.flat[: self.user_count] if isinstance(v, (list, dict, set, deque))]
+        return {id(v) for v in (*self.containers.lent.values(), *leaves)}
+
+    def one_object(self) -> OneObject:
+        """Which of the containers of the call are one object."""
+        args, kwargs = self.given or ((), {})
+        return OneObject.of(args, kwargs, containers_of(self.reached, [m for m, _ in self.modules()]))
+
+    def _check_containers(self, args: Any, kwargs: Any, before: Sequence[Any]) -> None:
         """The function got copies of the containers among its arguments: a change of them would be lost."""
         leaves, tree = flatten_tree((args, kwargs))
-        if tree == self.tree and all(a is b for a, b in zip(leaves, handed, strict=False)):
+        if tree == self.tree and all(a is b for a, b in zip(leaves, before, strict=False)):
             return
-        changed = [str(p) for p, a, b in zip(self.user_paths, leaves, handed, strict=False) if a is not b]
+        changed = [str(p) for p, a, b in zip(self.user_paths, leaves, before, strict=False) if a is not b]
         raise UnsupportedError(
             "the region changes a container among its arguments",
             path=changed[0] if changed and tree == self.tree else "args",
@@ -315,75 +332,95 @@ class CallSite:
                     fix="change the shape out of place: y = x.t() instead of x.t_()",
                 )
 
+    def _handed(
+        self,
+        traced: Sequence[Tensor],
+        arguments: Sequence[Argument],
+        positions: Sequence[int | None],
+        numbers: Mapping[NumberPlace, Any],
+    ) -> tuple[list[Any], dict[int, _Rebuilt]]:
+        """What the function is given for each flat argument, and the views that are made anew, by the ids of the real ones."""
+        given = {place.position: n for place, n in numbers.items()}
+        made: dict[int, _Rebuilt] = {}
+        self.rebuilt.clear()
+        handed: list[Any] = []
+        for k, (value, number) in enumerate(zip(self.flat, positions, strict=True)):
+            if number is None:
+                handed.append(given.get(k, value))
+            elif arguments[number].value is value:
+                handed.append(traced[number])
+            else:  # a view of an argument that stands for its whole family
+                if id(value) not in made:
+                    made[id(value)] = _Rebuilt.of(value, _torch.view_function(value)(traced[number]))
+                if k < self.user_count:
+                    self.rebuilt[k] = made[id(value)].known
+                handed.append(made[id(value)].view)
+        return handed, made
+
+    def _adopt(self, adopt: Callable[..., None], handed: Sequence[Any]) -> None:
+        """Say which traced tensor each real one is, wherever the function comes upon it."""
+        for real, value in zip(self.flat[: self.user_count], handed, strict=False):
+            if isinstance(real, Tensor):
+                adopt(real, value, self.met.append)
+        adopted = set()  # a tied parameter has several slots
+        for real, value in zip(self.flat[self.user_count :], handed[self.user_count :], strict=True):
+            if id(real) not in adopted:
+                adopted.add(id(real))
+                adopt(real, value)
+
     def runner(
         self, function: Callable[..., Any], arguments: Sequence[Argument], positions: Sequence[int | None]
     ) -> RunFunction:
         """Runs ``function`` once on traced tensors (one per argument); see `capture.region.capture`."""
 
-        def run(
-            traced: Sequence[Tensor], adopt: Callable[[Tensor, Tensor], None], numbers: Mapping[NumberPlace, Any]
-        ) -> Run:
-            given = {place.position: n for place, n in numbers.items()}
-            made: dict[int, _Rebuilt] = {}
-            self.rebuilt.clear()
-            handed: list[Any] = []
-            for k, (value, number) in enumerate(zip(self.flat, positions, strict=True)):
-                if number is None:
-                    handed.append(given.get(k, value))
-                elif arguments[number].value is value:
-                    handed.append(traced[number])
-                else:  # a view of an argument that stands for its whole family
-                    if id(value) not in made:
-                        made[id(value)] = _Rebuilt.of(value, _torch.view_function(value)(traced[number]))
-                    if k < self.user_count:
-                        self.rebuilt[k] = made[id(value)].known
-                    handed.append(made[id(value)].view)
-            adopted = set()  # a tied parameter has several slots
-            for real, value in zip(self.flat[self.user_count :], handed[self.user_count :], strict=True):
-                if id(real) not in adopted:
-                    adopted.add(id(real))
-                    adopt(real, value)
-            args, kwargs = unflatten_tree(self.tree, handed[: self.user_count])
-            containers = HandedContainers.of(args, kwargs)
-            self.handed[:] = [copy for _, copy, _ in containers.rows]
+        def run(traced: Sequence[Tensor], adopt: Callable[..., None], numbers: Mapping[NumberPlace, Any]) -> Run:
+            handed, made = self._handed(traced, arguments, positions, numbers)
+            self._adopt(adopt, handed)
+            args, kwargs = self.containers.placed(*unflatten_tree(self.tree, handed[: self.user_count]))
             states = handed[self.user_count : self.user_count + len(self.states)]
             self.unfinished.clear()
             self.unfinished_items.clear()
-            arrays = [(self.path(k), v, v.copy()) for k, v in enumerate(self.flat[: self.user_count]) if _is_array(v)]
+            arrays = [(self.path(k), v, v.copy()) for k, v in enumerate(self.flat[: self.user_count]) if is_array(v)]
+            pairs = list(zip(self.flat, handed, strict=True))[: self.user_count]
             with (
+                exchanged(self.reached, pairs) as elsewhere,
                 no_managed_modules(self.roots),
                 no_random_numbers(self.reached),
                 clocks((row.holder, row.key) for row in self.reached.slots if type(row.holder) is dict) as times,
                 no_items_taken(self.reached),
                 settings_of_torch() as settings,
-                effects_on(self.reached) as effects,
+                effects_on(self.reached, self._readable()) as effects,
                 stored_by(self.reached) as stored,
                 types_as_eager(_tables_without_type(self.reached)),
                 conversions(_called_conversions(self.reached)),
                 replaced(self.roots, self.states, states) as assigned,
             ):
+                self.elsewhere[:] = elsewhere
+                containers = HandedContainers.of(args, kwargs)
+                lent = {id(c) for c in self.containers.lent.values()}
+                self.handed[:] = [c for _, c, _ in containers.rows if id(c) not in lent]
+                before = flatten_tree((args, kwargs))[0]
+                self.met.clear()  # from here on it is the function that comes upon them
                 try:
                     result = function(*args, **kwargs)
+                    changes, new, places = containers.changes()
+                    self._check_containers(args, kwargs, before)
                 except Exception:
                     self.unfinished.extend(
                         (effects, settings)
                     )  # no state of optimizers: nothing has moved the parameters
                     self.unfinished_items[:] = containers.unfinished(functools.partial(self._real, handed))
                     raise
-            _check_arrays(arrays)
+            check_arrays(arrays)
             made_here = made_containers((e.value, e.read) for e in effects if isinstance(e, Effect) and e.anew)
             result, returned = containers.marked(result, lambda: named_containers(self.reached) | made_here)
-            changes, new, places = containers.changes()
-            if changes and not self.containers_differ:
-                raise shared_containers()
             for added, path in zip(new, places, strict=True):
                 for value in flatten_results(added)[0]:
-                    _check_result(value, path)
-            self._check_containers(args, kwargs, handed)
+                    check_result(value, path)
             self._check_rebuilt(made)
             results, tree = flatten_results((result, new) if changes or returned else result)
             for k, value in enumerate(results):
-                _check_result(value, Path("result").item(k))
+                check_result(value, Path("result").item(k))
             rows: list[ModuleChange | Change | Stored | SettingChange] = [*assigned, *effects, *stored, *settings]
             plans: list[StatePlan] = [row.plan(len(results) + k) for k, row in enumerate(rows)]
             _refuse_times(times, results, rows, plans)
@@ -432,25 +469,6 @@ def _of_python(value: Any) -> Any:
     return ABSENT if holds_traced(value) else value
 
 
-def _is_array(value: Any) -> bool:
-    return type(value).__module__ == "numpy" and type(value).__qualname__ == "ndarray"
-
-
-def _check_arrays(rows: Sequence[tuple[Path, Any, Any]]) -> None:
-    """``rows``: path, array among the arguments, and a copy of before the function ran."""
-    changed = [(path, array, was) for path, array, was in rows if array.tobytes() != was.tobytes()]
-    for _, array, was in changed:
-        array[...] = was
-    if changed:
-        raise UnsupportedError(
-            "the region writes to a numpy array among its arguments",
-            path=changed[0][0],
-            expected="arrays that are only read",
-            got=f"an array of shape {changed[0][1].shape} with other contents",
-            fix="pass torch.from_numpy(array), or write to a copy",
-        )
-
-
 def _is_one_object(value: Any) -> bool:
     """Is it an object that is equal to itself alone? What the function reads of it is among what it reaches."""
     return is_plain_object(value) and not has_own_equality(type(value))
@@ -460,37 +478,3 @@ def _modules_among(leaves: Sequence[Any], tree: Any) -> list[tuple[torch.nn.Modu
     if not any(isinstance(v, torch.nn.Module) for v in leaves):
         return []
     return [(v, p) for v, p in zip(leaves, argument_paths(tree), strict=True) if isinstance(v, torch.nn.Module)]
-
-
-def _check_result(value: Any, path: Path, depth: int = 0) -> None:
-    """An object that is no pytree node but holds traced tensors would hand fake tensors to the caller."""
-    lazy = isinstance(value, (Iterator, types.CoroutineType, types.FunctionType, functools.partial, types.MethodType))
-    if lazy and not isinstance(value, Tensor):
-        raise UnsupportedError(
-            f"the region returns a {type(value).__qualname__}, which would compute outside of the region",
-            path=path,
-            expected="tensors, and containers of them",
-            got=type(value).__qualname__,
-            fix="return a list or tuple, and make functions outside of the region",
-        )
-    if isinstance(value, (Tensor, torch.nn.Module, type, ReturnedContainer)) or depth > 3:
-        return
-    held = [(path.attr(k), v) for k, v in getattr(value, "__dict__", {}).items()]
-    if isinstance(value, (list, tuple, set)):
-        held += [(path.item(k), v) for k, v in enumerate(value)]
-    elif isinstance(value, dict):
-        held += [(path.item(k), v) for k, v in value.items()]
-    elif isinstance(value, slice):
-        held += [(path.attr(name), getattr(value, name)) for name in ("start", "stop", "step")]
-    for where, inner in held:
-        _check_result(inner, where, depth + 1)
-        if isinstance(inner, _torch.SYM_TYPES):
-            needs_number(inner, f"{where}, inside of a {type(value).__qualname__} that is no registered pytree node")
-        if isinstance(inner, Tensor) and any(map(_torch.is_fake, leaves_of(inner))):
-            raise UnsupportedError(
-                f"the region returns a {type(value).__qualname__} that holds tensors and is no registered pytree node",
-                path=where,
-                expected="tensors, containers, or a class registered with optree or torch.utils._pytree",
-                got=f"{type(value).__module__}.{type(value).__qualname__}",
-                fix="register the class with optree.register_pytree_node, or return its tensors",
-            )

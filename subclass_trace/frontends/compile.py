@@ -41,6 +41,7 @@ from ..runtime.backward import TRACE_LOCK
 from ..runtime.codegen import MISS, Entry, generate
 from ..runtime.containers import delivered, taken
 from ..runtime.guards import Ambient, Guards, eager_reason, failed_guard
+from ..runtime.one_object import KnownTensors
 from ..runtime.reference import Program
 from ..runtime.sizes import hint_of
 from ..runtime.specialize import Graphs, alias_guard, build_program
@@ -88,7 +89,7 @@ class Specialization:
         """Drop the fake autograd graph that backwards for other tangents are traced from, as ``retain_trace=False`` does.
 
         Returns False where it stays, because a second run of the function could not replace it: a view that its base
-        stands for, sizes that depend on data, jagged tensors.
+        stands for, an argument that is a global as well, sizes that depend on data, jagged tensors.
         """
         backwards = self.program.backwards
         return True if backwards is None else backwards.release()
@@ -176,7 +177,7 @@ class Region:
 
     def _interpret(self, entry: Specialization, site: CallSite, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         changes = entry.plan.containers
-        held = taken(changes, args, kwargs, site.containers_differ)
+        held = taken(changes, args, kwargs)
         results = unflatten_tree(entry.plan.out_tree, entry.program(site.flat))
         return delivered(changes, args, kwargs, results, held) if changes else results
 
@@ -187,7 +188,7 @@ class Region:
     def _find(self, site: CallSite, ambient: Ambient) -> Specialization | None:
         modules = site.module_view()
         for entry in self._entries:
-            if failed_guard(entry.plan, entry.guards, site.tree, site.flat, ambient, modules) is None:
+            if failed_guard(entry.plan, entry.guards, site.tree, site.flat, ambient, modules, site.given) is None:
                 return entry
         return None
 
@@ -274,7 +275,7 @@ class Region:
         captured.session.no_branch_on_floats()
         places = [row.place for row in program.plan.symbols if row.place is not None]
         inputs = [a.value for a in arguments] + [c.value for c in captured.closed_over]
-        view = site.module_view()
+        view, one_object = site.module_view(), site.one_object()
         guards = Guards(
             replace(ambient, dtensor=captured.session.dtensor_modes()),
             site.tree,
@@ -284,6 +285,8 @@ class Region:
             view.states,
             names_without(site.name_guards(), places),
             view.hooks,
+            one_object,
+            KnownTensors.of(program.plan, site.flat, [*one_object.tensors, *site.met]),
         )
         if program.backwards is not None:
             first = FirstRun.of(captured, table)
@@ -369,7 +372,9 @@ class Region:
         if not self._entries:
             return "first call"
         modules = site.module_view()
-        rows = [failed_guard(e.plan, e.guards, site.tree, site.flat, ambient, modules) for e in self._entries]
+        rows = [
+            failed_guard(e.plan, e.guards, site.tree, site.flat, ambient, modules, site.given) for e in self._entries
+        ]
         return "; ".join(f"[{k}] {row}" for k, row in enumerate(rows))
 
     def _last_reasons(self, site: CallSite, ambient: Ambient) -> str:
@@ -377,7 +382,7 @@ class Region:
         modules = site.module_view()
         first = max(len(self._entries) - 3, 0)
         rows = [
-            f"[{k}] {failed_guard(e.plan, e.guards, site.tree, site.flat, ambient, modules)}"
+            f"[{k}] {failed_guard(e.plan, e.guards, site.tree, site.flat, ambient, modules, site.given)}"
             for k, e in enumerate(self._entries[first:], first)
         ]
         return "; ".join(rows) + (f"; and {first} more before these" if first else "")

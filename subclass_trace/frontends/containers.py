@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,16 +20,73 @@ from .reach import Reached
 
 
 @dataclass(frozen=True, eq=False)
+class GivenContainers:
+    """The containers among the arguments of a call that stand elsewhere too.
+
+    Attributes:
+        twins: the way to one -> the first way to the same container.
+        lent: the way to one that the function reaches by name as well -> that itself. It is given no copy.
+    """
+
+    twins: Mapping[tuple[Any, ...], tuple[Any, ...]]
+    lent: Mapping[tuple[Any, ...], Any]
+
+    @staticmethod
+    def of(args: Any, kwargs: Any, reached: Reached) -> GivenContainers:
+        """Those of a call."""
+        first: dict[int, tuple[Any, ...]] = {}
+        twins, lent = {}, {}
+        named = {id(value) for value, _ in reached.held if type(value) in CHANGEABLE}
+        for keys, container in containers_in((args, kwargs)):
+            if id(container) in named:
+                lent[keys] = container
+            elif first.setdefault(id(container), keys) != keys:
+                twins[keys] = first[id(container)]
+        return GivenContainers(twins, lent)
+
+    def positions(self, tree: Any) -> set[int]:
+        """The flat positions of what lies in those that are lent. ``tree``: the structure of the arguments."""
+        ways = tree.paths() if self.lent else ()
+        return {k for k, way in enumerate(ways) if any(way[: len(keys)] == keys for keys in self.lent)}
+
+    def placed(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Copies of args and kwargs, with one container wherever the caller has one."""
+        made: dict[tuple[Any, ...], Any] = {}
+
+        def put(value: Any, keys: tuple[Any, ...]) -> Any:
+            if keys in self.lent:
+                return self.lent[keys]
+            if keys in self.twins:
+                return made[self.twins[keys]]
+            if isinstance(value, tuple):
+                items = [put(v, (*keys, k)) for k, v in enumerate(value)]
+                if not any(map(operator.is_not, items, value)):
+                    return value
+                return tuple(items) if type(value) is tuple else type(value)(*items)
+            if type(value) in CHANGEABLE:
+                made[keys] = value
+                for k, v in _pairs(value):
+                    if (now := put(v, (*keys, k))) is not v:
+                        value[k] = now
+            return value
+
+        return put((args, kwargs), ()) if self.twins or self.lent else (args, kwargs)
+
+
+@dataclass(frozen=True, eq=False)
 class HandedContainers:
-    """The copies of the caller's containers that a traced function gets, and what they held before it ran."""
+    """The containers that a traced function gets for the caller's, and what they held before it ran."""
 
     rows: tuple[tuple[tuple[Any, ...], Any, Any], ...]  # (way to it, container, copy of it)
 
     @staticmethod
     def of(args: Any, kwargs: Any) -> HandedContainers:
-        """Those of one run. The tuple of arguments and the dict of keywords are not the caller's."""
-        found = [(keys, c) for keys, c in containers_in((args, kwargs)) if len(keys) > 1]
-        return HandedContainers(tuple((keys, c, c.copy()) for keys, c in found))
+        """Those of one run, each once. The tuple of arguments and the dict of keywords are not the caller's."""
+        found: dict[int, tuple[tuple[Any, ...], Any]] = {}
+        for keys, c in containers_in((args, kwargs)):
+            if len(keys) > 1:
+                found.setdefault(id(c), (keys, c))
+        return HandedContainers(tuple((keys, c, c.copy()) for keys, c in found.values()))
 
     def changes(self) -> tuple[list[ContainerChange], list[Any], list[Path]]:
         """What was done to them, the new values, and the path of each; they hold what they held before again.

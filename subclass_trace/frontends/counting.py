@@ -106,15 +106,19 @@ class Place:
 
 
 def counters_of(
-    reached: Reached, tables: Sequence[tuple[Any, Any]], skip: Collection[tuple[int, str]] = ()
+    reached: Reached,
+    tables: Sequence[tuple[Any, Any]],
+    skip: Collection[tuple[int, str]] = (),
+    readable: Collection[int] = (),
 ) -> list[Place]:
     """The numbers that the code of a function only moves on, or only assigns; from now on they note what is added.
 
-    ``tables``: (object, module or class, its attributes as a dict); ``skip``: (id of an owner, name) of others.
+    ``tables``: (object, module or class, its attributes as a dict); ``skip``: (id of an owner, name) of others;
+    ``readable``: ids of containers whose numbers are read.
     """
     found = [*_places(reached, tables)] if reached.counters else []
     found += [Place(owner, table, n, False, table[n]) for owner, table in tables for n in left_out(owner, reached)]
-    places = [p for p in found if (id(p.owner), p.name) not in skip]
+    places = [p for p in found if (id(p.owner), p.name) not in skip and id(p.owner) not in readable]
     for place in places:
         start = getattr(type(place.owner), place.name) if place.was is ABSENT else place.was
         place.put(counted(start))

@@ -7,17 +7,19 @@ stand in their places (`assignments`).
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from .. import _torch
-from ..runtime.guards import NameGuard
-from ..runtime.held import ABSENT, LOGS, Same, Slotted, as_held, is_fixed
+from ..runtime.guards import NameGuard, compared_attributes
+from ..runtime.held import ABSENT, LOGS, Same, Slotted, as_held, is_fixed, is_simple
+from ..runtime.one_object import Held
 from ..subclass.paths import Path
 from ..subclass.protocol import Kind, kind_of
+from .asked import Asked
 from .members import is_users_module
 from .reach import Reached, Slot
 
@@ -95,6 +97,20 @@ def names_of(reached: Reached) -> list[NameGuard]:
     """Guards of what the function names and what objects hold for it: everything but tensors, which are inputs, and
     Python modules of libraries."""
     return [NameGuard(r.holder, r.key, _held(r), r.path) for r in reached.slots if _is_guarded(r, reached)]
+
+
+def containers_of(reached: Reached, modules: Iterable[Module]) -> Iterator[Held]:
+    """What names, objects and modules hold, for `OneObject`: of what is only moved on, or appended to, the container alone."""
+    for row in reached.slots:
+        value = row.read()
+        other = value is ABSENT or is_simple(value) or is_input(value) or isinstance(row.holder, Asked)
+        if not other and value is row.read():
+            yield Held(row.holder, row.key, value, alone=not _is_guarded(row, reached))
+    for module in modules:
+        for name in compared_attributes(module):
+            alone = name in reached.counters and isinstance(vars(module)[name], LOGS)
+            if not isinstance(vars(module)[name], torch.Tensor):
+                yield Held(vars(module), name, vars(module)[name], alone)
 
 
 def _held(row: Slot) -> Any:

@@ -40,7 +40,8 @@ def numbers_of(site: CallSite) -> dict[NumberPlace, float]:
     """The numbers that the guards of a call would compare, but for those that it only moves on, and those in a
     container that is found at several places, of which the guards know no more than what it holds."""
     flat = site.flat[: site.user_count]
-    found = {NumberPlace(site.path(k), position=k): n for k, n in enumerate(flat) if _is_number(n)}
+    lent = site.containers.positions(site.tree)
+    found = {NumberPlace(site.path(k), position=k): n for k, n in enumerate(flat) if _is_number(n) and k not in lent}
     starts = [
         NumberPlace(g.path, None, g.holder, g.key)
         for g in site.name_guards()

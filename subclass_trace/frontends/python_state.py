@@ -85,12 +85,14 @@ Change: TypeAlias = Effect | Removal | Count | Append
 
 
 @contextlib.contextmanager
-def effects_on(reached: Reached) -> Iterator[list[Change]]:
+def effects_on(reached: Reached, readable: Collection[int] = ()) -> Iterator[list[Change]]:
     """Inside, the function runs. Afterwards what it reaches is as it was, but for objects that containers got, and for those
     that were moved in lists: these happen at trace time.
 
     Yields a list that is filled on the way out: what was done with numbers, flags and strings. Torch's own modules make
     good what they keep for themselves (an RNN the list of its weights).
+
+    ``readable``: ids of containers that it reads otherwise than by the names with which it counts or appends.
 
     Raises:
         UnsupportedError: traced tensors were left somewhere.
@@ -103,8 +105,8 @@ def effects_on(reached: Reached) -> Iterator[list[Change]]:
     found: list[Path] = []
     left: list[Any] = []
     tables = [(held.owner, held.value) for held, _ in rows if held.attributes]
-    counters = counters_of(reached, tables, skip)
-    tallies = tallies_of(reached, tables)
+    counters = counters_of(reached, tables, skip, readable)
+    tallies = {key: value for key, value in tallies_of(reached, tables).items() if key not in readable}
     emptied = {key for key, value in tallies.items() if isinstance(value, set) or getattr(value, "maxlen", None)}
     for key in emptied:  # else what is in there already, and what drops out, would hide what is added
         tallies[key].clear()
@@ -369,7 +371,7 @@ class _Held:
             value.update(was) if isinstance(was, set) else value.extend(was)
 
 
-class _Class:
+class ClassTable:
     """The attributes of a class, as a dict."""
 
     def __init__(self, cls: type) -> None:
@@ -433,7 +435,7 @@ def held_by(reached: Reached) -> Iterator[_Held]:
         if isinstance(value, _MUTABLE):
             yield _Held(value, path)
         elif isinstance(value, type):
-            yield _Held(_Class(value), path, attributes=True, owner=value)
+            yield _Held(ClassTable(value), path, attributes=True, owner=value)
         elif isinstance(value, types.ModuleType):  # other threads may be at work there
             yield _Held(_Stored(vars(value), reached.stored), path, attributes=True, owner=value)
         elif isinstance(value, functools._lru_cache_wrapper):

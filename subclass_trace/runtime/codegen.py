@@ -34,7 +34,7 @@ from ..subclass.arguments import same_argument
 from ..subclass.context import AnyNumber
 from ..subclass.spec import OpaqueSpec, Spec, spec_leaves
 from ..subclass.template import Examples
-from .containers import delivered, each_is_one, taken
+from .containers import delivered, taken
 from .emit import (
     NotGenerated,
     Unwrapper,
@@ -43,7 +43,9 @@ from .emit import (
     expression_code,
     failed_metadata_code,
     held_checks,
+    known_tensor_checks,
     name_code,
+    one_object_checks,
     other_hooks_code,
     set_versions,
     size_code,
@@ -157,6 +159,7 @@ class _EntryEmitter:
         self._ambient()
         self._names()
         flat += self._modules()
+        one_object_checks(s, self.guards.one_object)
         inputs = self._inputs(flat)
         leaves = self._unwrap(inputs)
         symbols = symbol_lines(
@@ -190,9 +193,6 @@ class _EntryEmitter:
             s.bind("flatten", optree.tree_flatten)
             s.line(f"leaves, tree = flatten((args, kwargs), namespace={self.layout.namespace!r})")
             s.line(f"if tree != {s.constant(tree, 'tree')}: return MISS")
-            if self.plan.containers:
-                s.bind("each_is_one", each_is_one)
-                s.line("if not each_is_one(args, kwargs): return MISS")
             names = [f"x{k}" for k in range(count)]
             if names:
                 s.line(f"{', '.join(names)}, = leaves")
@@ -379,6 +379,7 @@ class _EntryEmitter:
                 )
             for k, offset in offsets.items():
                 s.line(f"if {leaves[k]}.storage_offset() != {size_code(offset, symbols)}: return MISS")
+        known_tensor_checks(s, self.guards.tensors, inputs, leaves)
         if self.guards.alias is not None:
             check = s.bind("alias_check", alias_check(self.guards.alias))
             s.line(f"if not {check}(({_tuple(inputs)}), ({_tuple(leaves)})): return MISS")

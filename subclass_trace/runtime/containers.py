@@ -11,7 +11,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from ..errors import UnsupportedError
 from ..plan import ContainerChange, ReturnedContainer, StatePlan
 
 #: containers that a function may change, and pytree nodes of optree's own
@@ -28,37 +27,12 @@ def containers_in(values: Any, keys: tuple[Hashable, ...] = ()) -> Iterator[tupl
         yield from containers_in(value, (*keys, key))
 
 
-def each_is_one(args: Any, kwargs: Any) -> bool:
-    """Is each container among the arguments another object?"""
-    found = [id(c) for _, c in containers_in((args, kwargs))]
-    return len(set(found)) == len(found)
-
-
-def shared_containers() -> UnsupportedError:
-    """What to say where two arguments are one container."""
-    return UnsupportedError(
-        "the region changes a container among its arguments, where one container is two arguments",
-        path="args",
-        expected="lists and dicts that are different objects",
-        got="the same object at two places",
-        fix="pass it once, or return the new value instead",
-    )
-
-
 #: the containers that a call returns, by what stands for them in its result
 Taken: TypeAlias = Mapping[ReturnedContainer, Any]
 
 
-def taken(
-    rows: Sequence[ContainerChange | ReturnedContainer], args: Any, kwargs: Any, containers_differ: bool = True
-) -> Taken:
-    """The containers that a call returns and does not make, before it runs. ``containers_differ``: see `each_is_one`.
-
-    Raises:
-        UnsupportedError: the region changes a container, and one is two arguments.
-    """
-    if not containers_differ and any(isinstance(row, ContainerChange) for row in rows):
-        raise shared_containers()
+def taken(rows: Sequence[ContainerChange | ReturnedContainer], args: Any, kwargs: Any) -> Taken:
+    """The containers that a call returns and does not make, before it runs."""
     returned = [row for row in rows if isinstance(row, ReturnedContainer) and not row.after]
     return {row: _at((args, kwargs) if row.read is None else row.read(), row.keys) for row in returned}
 

@@ -21,6 +21,7 @@ from ..subclass.spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec
 from ..subclass.template import Examples
 from .guards import NameGuard
 from .held import ABSENT, Same, Slotted, as_held, is_simple, parts_of
+from .one_object import Held, KnownTensors, OneObject
 from .source import EXPRESSION_GLOBALS, Source
 
 Tensor = torch.Tensor
@@ -315,6 +316,48 @@ def held_checks(source: Source, rows: Iterable[tuple[str, Any]]) -> None:
             changed.append(f"not {equal}" if hold is None else f"not ({hold}({now}) or {equal})")
     if changed:
         source.line(f"if {' or '.join(changed)}: return MISS")
+
+
+def one_object_checks(source: Source, known: OneObject) -> None:
+    """Emit that the same containers are one object, and no others."""
+    if not known:
+        return
+    names = ["args", "kwargs"]
+    for (parent, step), suffix in zip(known.steps, known.suffixes, strict=True):
+        names.append(f"c{len(names) - 2}")
+        if isinstance(step, Held):
+            holder = source.constant(step.holder, "holder")
+            now = f"{holder}.cell_contents" if step.key is None else f"{holder}[{step.key!r}]"
+        elif suffix is not None:
+            now = names[parent] + suffix
+        else:
+            now = f"{source.bind(source.name('step'), step.of)}({names[parent]})"
+        source.line(f"{names[-1]} = {now}")
+    failed = [f"{names[b]} is not {names[a]}" for a, b in known.same]
+    failed += [f"{names[k]} is not {source.bind(source.name('fixed'), value)}" for k, value in known.known]
+    if len(known.differ) > 1:
+        failed.append(f"len({{{_ids(names[k] for k in known.differ)}}}) != {len(known.differ)}")
+    fixed = {k for k, _ in known.known}
+    free = [names[k] for k in known.differ if k not in fixed]
+    if known.others and free:
+        failed.append(f"not {source.bind('other_objects', known.others)}.isdisjoint(({_ids(free)},))")
+    if failed:
+        source.line(f"if {' or '.join(failed)}: return MISS")
+
+
+def known_tensor_checks(source: Source, known: KnownTensors, inputs: Sequence[str], leaves: Sequence[str]) -> None:
+    """Emit that the same inputs are tensors that guards hold, and no others."""
+    rows = [(inputs[k], t) for k, t in known.inputs.items()] + [(leaves[n], t) for n, t in known.leaves.items()]
+    failed = [f"{name} is not {source.constant(t, 'tensor')}" for name, t in rows]
+    free = [inputs[k] for k in known.looked_at[0]] + [leaves[n] for n in known.looked_at[1]]
+    if known.others and free:
+        failed.append(f"not {source.bind('other_tensors', known.others)}.isdisjoint(({_ids(free)},))")
+    if failed:
+        source.line(f"if {' or '.join(failed)}: return MISS")
+
+
+def _ids(names: Iterable[str]) -> str:
+    return ", ".join(f"id({name})" for name in names)
 
 
 def symbol_lines(

@@ -26,6 +26,7 @@ from ..subclass.protocol import Kind, class_of_leaf, kind_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec
 from ..subclass.visit import inner_values
 from .held import ABSENT, LOGS, Same, as_held
+from .one_object import KnownTensors, OneObject
 from .sizes import bind, evaluate, holds
 
 Tensor = torch.Tensor
@@ -78,6 +79,12 @@ HOOK_TABLES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_
 OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 
 
+def compared_attributes(module: torch.nn.Module) -> list[str]:
+    """The names of the attributes of a module that guards look at."""
+    library = is_library(type(module))
+    return [k for k in vars(module) if not (k.startswith("_") if library else k in OF_EVERY_MODULE)]
+
+
 @dataclass(frozen=True, eq=False)
 class ModuleGuard:
     """What of a module decides a trace beside its tensors: which object it is, its training flag, its hooks.
@@ -96,7 +103,7 @@ class ModuleGuard:
     def of(module: torch.nn.Module, counters: frozenset[str] = frozenset()) -> ModuleGuard:
         """The guard for a module as it is now; ``counters``: attributes that the region only moves on, or appends to."""
         held = {k: v for k, v in vars(module).items() if k not in counters or not isinstance(v, LOGS)}
-        names = [k for k in held if not (k.startswith("_") if is_library(type(module)) else k in OF_EVERY_MODULE)]
+        names = [k for k in compared_attributes(module) if k in held]
         rows = [(k, as_held(held[k])) for k in names if not isinstance(held[k], Tensor)]
         hooks = [number for table in HOOK_TABLES for number in vars(module)[table]]  # no two hooks have one number
         return ModuleGuard(
@@ -150,6 +157,8 @@ class Guards:
     states: tuple[tuple[int, str, str], ...] = ()
     names: tuple[NameGuard, ...] = ()
     hooks: tuple[int, ...] = ()  # hooks of all modules
+    one_object: OneObject = field(default_factory=OneObject)
+    tensors: KnownTensors = field(default_factory=KnownTensors)
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,9 +184,18 @@ def failed_module_guard(guards: Guards, now: ModuleView) -> str | None:
 
 
 def failed_guard(
-    plan: Plan, guards: Guards, tree: Any, flat: Sequence[Any], ambient: Ambient, modules: ModuleView | None = None
+    plan: Plan,
+    guards: Guards,
+    tree: Any,
+    flat: Sequence[Any],
+    ambient: Ambient,
+    modules: ModuleView | None = None,
+    given: Sequence[Any] = ((), {}),
 ) -> str | None:
-    """The first guard that fails for this call, as a sentence with a path; None when all hold."""
+    """The first guard that fails for this call, as a sentence with a path; None when all hold.
+
+    ``given``: ``args`` and ``kwargs``.
+    """
     if ambient != guards.ambient:
         return f"the thread's state: expected {guards.ambient}, got {ambient}"
     if guards.ambient.dtensor is not None and ambient.dtensor != guards.ambient.dtensor:
@@ -193,6 +211,8 @@ def failed_guard(
     for position, value in guards.constants.items():
         if not same_argument(value, flat[position]):
             return f"flat argument {position}: expected {value!r}, got {flat[position]!r}"
+    if not guards.one_object.holds(*given):
+        return "other containers are one object than when the specialization was made"
     return _failed_tensor_guard(plan, guards, flat)
 
 
@@ -252,6 +272,8 @@ def _failed_leaf_guard(plan: Plan, guards: Guards, inputs: Sequence[Tensor], fla
             return f"{row.path}: {error}"
         if reason is not None:
             return reason
+    if not guards.tensors.holds(inputs, leaves):
+        return "other inputs are tensors that stand in containers too"
     if guards.alias is not None and alias_pattern(inputs, leaves) != guards.alias:
         return "the inputs share memory in another way"
     return None

@@ -37,7 +37,7 @@ class Same:
 
 
 #: the items of longer containers are compared by identity, and those of still longer ones, or that lie deeper, not at all
-_LONG, _VERY_LONG, _DEEPEST = 32, 2000, 9
+LONG, VERY_LONG, DEEPEST = 32, 2000, 9
 
 
 class SameItems:
@@ -62,7 +62,7 @@ class SameItems:
 def as_held(value: Any) -> Any:
     """What an attribute or a name holds, to be compared: numbers and strings by value, lists, tuples, dicts and sets
     item by item, everything else by identity."""
-    return value if is_simple(value) else _as_held(value, 0, [_VERY_LONG])
+    return value if is_simple(value) else _as_held(value, 0, [VERY_LONG])
 
 
 def _as_held(value: Any, depth: int, room: list[int]) -> Any:
@@ -70,20 +70,20 @@ def _as_held(value: Any, depth: int, room: list[int]) -> Any:
     if is_simple(value):
         return value
     kind = type(value)
-    if not isinstance(value, _ITEMWISE):
-        inside = None if depth > _DEEPEST else container_behind(value)
+    if not isinstance(value, ITEMWISE):
+        inside = None if depth > DEEPEST else container_behind(value)
         if inside is not None:
             return (kind, _as_held(inside, depth + 1, room))
-        return (kind, snapshot(value)) if _is_short_buffer(value) else Same(value)
+        return (kind, snapshot(value)) if is_short_buffer(value) else Same(value)
     room[0] -= len(value)
-    if depth > _DEEPEST or room[0] < 0:
+    if depth > DEEPEST or room[0] < 0:
         return Same(value)
     if isinstance(value, (set, frozenset)):
         return (kind, SameItems(sorted(value, key=hash)))
     if not isinstance(value, dict):
-        return (kind, *_held_items(enumerate(value), depth, room)) if len(value) <= _LONG else (kind, SameItems(value))
+        return (kind, *_held_items(enumerate(value), depth, room)) if len(value) <= LONG else (kind, SameItems(value))
     rows = collections.OrderedDict.items(value) if isinstance(value, collections.OrderedDict) else dict.items(value)
-    if len(value) > _LONG:
+    if len(value) > LONG:
         return (kind, SameItems(v for row in rows for v in row))
     return (kind, *_held_items(rows, depth, room))
 
@@ -93,7 +93,7 @@ def _held_items(rows: Iterable[tuple[Any, Any]], depth: int, room: list[int]) ->
         yield key if is_simple(key) else Same(key), _as_held(value, depth + 1, room)
 
 
-_ITEMWISE = (list, tuple, dict, set, frozenset, collections.deque)
+ITEMWISE = (list, tuple, dict, set, frozenset, collections.deque)
 #: containers that keep their items in another one
 _BEHIND: Mapping[type, Callable[[Any], Any]] = {
     collections.UserDict: lambda value: value.data,
@@ -116,13 +116,18 @@ def container_behind(value: Any) -> Any:
 _MOST_BYTES = 4096
 
 
-def _is_short_buffer(value: Any) -> bool:
-    """Is it an array of numbers of at most `_MOST_BYTES` bytes, which can be written in place?"""
+def is_buffer(value: Any) -> bool:
+    """Is it an array of numbers, which can be written in place?"""
+    return type(value) in (bytearray, array.array) or (type(value).__module__ == "numpy" and hasattr(value, "nbytes"))
+
+
+def is_short_buffer(value: Any) -> bool:
+    """Is it one of at most `_MOST_BYTES` bytes?"""
     if type(value) is bytearray:
         return len(value) <= _MOST_BYTES
-    if type(value).__module__ == "numpy" and hasattr(value, "nbytes"):
-        return not value.dtype.hasobject and value.nbytes <= _MOST_BYTES
-    return type(value) is array.array and len(value) * value.itemsize <= _MOST_BYTES
+    if type(value) is array.array:
+        return len(value) * value.itemsize <= _MOST_BYTES
+    return is_buffer(value) and not value.dtype.hasobject and value.nbytes <= _MOST_BYTES
 
 
 class Parts:
@@ -165,10 +170,10 @@ class Parts:
 def parts_of(held: Any) -> Parts | None:
     """The parts of a container that `as_held` saw; None where it is long, or holds what can change in place."""
     kind, *rows = held
-    if issubclass(kind, tuple(_BEHIND)) and not issubclass(kind, _ITEMWISE):
+    if issubclass(kind, tuple(_BEHIND)) and not issubclass(kind, ITEMWISE):
         inside = parts_of(rows[0]) if _is_container(rows[0]) else None
         return None if inside is None else Parts(kind, None, (inside,), True)
-    if not issubclass(kind, _ITEMWISE) or (rows and type(rows[0]) is SameItems) or issubclass(kind, (set, frozenset)):
+    if not issubclass(kind, ITEMWISE) or (rows and type(rows[0]) is SameItems) or issubclass(kind, (set, frozenset)):
         return None
     values = [parts_of(v) if _is_container(v) else v.value if type(v) is Same else v for _, v in rows]
     if any(v is None and _is_container(row[1]) for v, row in zip(values, rows, strict=True)):

@@ -82,3 +82,15 @@ def test_a_gradient_that_would_be_lost_is_refused() -> None:
     assert str(caught.value.path).endswith("weight")
     with torch.no_grad():
         assert torch.equal(st.compile(f)(x), f(x))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("make", [lambda n: torch.ones(n, 2), lambda n: TwoTensor(torch.ones(n, 2), torch.ones(n, 2))])
+def test_the_shape_of_a_tensor_that_a_name_is_bound_to(make, dynamic: bool) -> None:
+    c = make(2)
+    region = st.compile(lambda: (c * c.shape[0], getattr(c, "a", c).shape[0]), dynamic=dynamic)
+    for n in (2, 3, 4, 5):
+        c = make(n)
+        scaled, rows = region()
+        assert rows == n and getattr(scaled, "a", scaled).tolist() == [[float(n)] * 2] * n
+    assert len(region.specializations) <= 2

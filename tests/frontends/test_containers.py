@@ -187,9 +187,8 @@ def test_one_container_as_two_arguments() -> None:
 
     region, xs = st.compile(f), [torch.ones(2)]
     region([torch.ones(2)], [torch.ones(2)])
-    with pytest.raises(UnsupportedError, match="one container is two arguments"):
-        region(xs, xs)
-    assert len(xs) == 1
+    region(xs, xs)
+    assert len(xs) == 2 and xs[1].tolist() == [2, 2]
 
 
 def test_an_argument_inside_of_another() -> None:

@@ -164,7 +164,9 @@ def test_entry_serves_exactly_the_calls_that_the_reference_guards_allow(
     for a, k in calls:
         try:
             site = CallSite.of_function(region.function, a, k)
-            reason = failed_guard(entry.plan, entry.guards, site.tree, site.flat, Ambient.now(), site.module_view())
+            reason = failed_guard(
+                entry.plan, entry.guards, site.tree, site.flat, Ambient.now(), site.module_view(), site.given
+            )
         except st.SubclassTraceError as error:
             reason = str(error)
         result = serve(a, k)

@@ -1,0 +1,120 @@
+"""The code of a training step over many parameters: what a call does for each of them, beside eager's own work."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import subclass_trace as st
+from subclass_trace.zoo import TwoTensor
+
+Tensor = torch.Tensor
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "SGD": lambda ps: torch.optim.SGD(ps, lr=0.1),
+    "SGD with momentum": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9, foreach=True),
+    "Adam": lambda ps: torch.optim.Adam(ps, lr=0.1, foreach=True),
+    "AdamW": lambda ps: torch.optim.AdamW(ps, lr=0.1, foreach=False),
+}
+
+
+def _dense(k: int) -> Tensor:
+    return torch.randn(3, generator=torch.Generator().manual_seed(k))
+
+
+def _two(k: int) -> Tensor:
+    return TwoTensor(_dense(k), _dense(-k))
+
+
+def _step(kind: Callable[[int], Tensor], optimizer: str, *, loss: bool = True) -> tuple[Any, Any]:
+    """A step, and what it leaves: values and versions of parameters, gradients, and the optimizer's state."""
+    parameters = [torch.nn.Parameter(kind(k)) for k in range(3)]
+    made = OPTIMIZERS[optimizer](parameters)
+    x = kind(9)
+
+    def step() -> Any:
+        made.zero_grad()
+        total = sum((p.sin() * x).sum() for p in parameters)  # of p * p, autograd adds up two gradients in place
+        total.backward()  # type: ignore[union-attr]
+        made.step()
+        return total if loss else None
+
+    def left() -> list[Any]:
+        states = [t for p in parameters for t in made.state[p].values() if isinstance(t, Tensor)]
+        tensors = [*parameters, *[p.grad for p in parameters], *states]
+        inner = [i for t in tensors if isinstance(t, TwoTensor) for i in (t.a, t.b)]
+        dense = [t for t in tensors if not isinstance(t, TwoTensor)]
+        return [[t.tolist() for t in (*dense, *inner)], [t._version for t in (*tensors, *inner)]]  # type: ignore[union-attr]
+
+    return step, left
+
+
+def _forward(region: Any) -> str:
+    return inspect.getsource(inspect.unwrap(region.specializations[-1].program.forward))
+
+
+@pytest.mark.parametrize("loss", [True, False])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("kind", [_dense, _two])
+def test_as_eager(kind: Callable[[int], Tensor], optimizer: str, loss: bool) -> None:
+    (plain, wanted), (step, found) = (_step(kind, optimizer, loss=loss) for _ in range(2))
+    region = st.compile(step)
+    for _ in range(4):
+        plain(), region()
+        assert found() == wanted()
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("kind", [_dense, _two])
+def test_a_step_writes_in_place_and_saves_nothing(kind: Callable[[int], Tensor], optimizer: str) -> None:
+    step, _ = _step(kind, optimizer)
+    region = st.compile(step)
+    for _ in range(3):
+        loss = region()
+    entry = region.specializations[-1]
+    assert entry.plan.mutations and not any(m.copied for m in entry.plan.mutations)
+    assert entry.plan.saved == () and "clone(primals" not in _forward(region)
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.sum().backward()
+
+
+def test_what_several_results_have_left() -> None:
+    def step(x: Tensor, w: Tensor, *, free: bool) -> tuple[Tensor, Tensor]:
+        y = x * w
+        loss, other = (y * y).sum(), (y * 2 if free else x * w * x).sum()
+        loss.backward()
+        with torch.no_grad():
+            x.mul_(2)
+        return loss, other
+
+    for free in (True, False):
+        seen = []
+        for function in (step, st.compile(step)):
+            x, w = torch.ones(3, requires_grad=True), torch.full((3,), 2.0)
+            loss, other = function(x, w, free=free)
+            with pytest.raises(RuntimeError, match="second time" if free else "second time|modified by an inplace"):
+                other.backward()
+            seen.append((loss.item(), other.item(), x.tolist(), x._version, x.grad.tolist()))  # type: ignore[union-attr]
+        assert seen[0] == seen[1]
+
+
+def test_a_result_that_can_still_go_back() -> None:
+    def step(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        loss, other = (x * x).sum(), (w * w).sum()
+        loss.backward()
+        with torch.no_grad():
+            x.mul_(2)
+        return loss, other
+
+    seen = []
+    for function in (step, st.compile(step)):
+        x, w = torch.ones(3, requires_grad=True), torch.full((3,), 2.0, requires_grad=True)
+        loss, other = function(x, w)
+        other.backward()
+        with pytest.raises(RuntimeError, match="second time"):
+            loss.backward()
+        seen.append((x.tolist(), x.grad.tolist(), w.grad.tolist()))  # type: ignore[union-attr]
+    assert seen[0] == seen[1]

@@ -32,12 +32,14 @@ from .autograd import keeps_graph as keeps_graph
 from .autograd import keeps_graph_now as keeps_graph_now
 from .autograd import make_nonleaf as make_nonleaf
 from .autograd import mark_multi_output_view as mark_multi_output_view
+from .autograd import move_versions as move_versions
 from .autograd import node_sequence_number as node_sequence_number
 from .autograd import original_views as original_views
 from .autograd import saved_tensor_hooks_active as saved_tensor_hooks_active
 from .autograd import says_freed as says_freed
 from .autograd import set_node_sequence_number as set_node_sequence_number
 from .autograd import set_version as set_version
+from .autograd import set_versions as set_versions
 from .autograd import view_function as view_function
 from .branches import Branch as Branch
 from .branches import branch_of_torch as branch_of_torch

@@ -67,7 +67,17 @@ def make_nonleaf(t: torch.Tensor) -> None:
 
 def set_version(t: torch.Tensor, version: int) -> None:
     """Set the version counter of a tensor."""
-    torch._C._autograd._unsafe_set_version_counter((t,), (version,))
+    set_versions((t,), (version,))
+
+
+#: ``(tensors, versions)``: set the version counters of some tensors
+set_versions: Callable[[tuple[torch.Tensor, ...], tuple[int, ...]], None] = (
+    torch._C._autograd._unsafe_set_version_counter
+)
+
+
+#: move the version counters of some tensors by one, each after the other: two may share one
+move_versions: Callable[[list[torch.Tensor]], None] = torch.autograd.graph.increment_version
 
 
 @contextlib.contextmanager

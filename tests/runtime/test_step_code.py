@@ -81,6 +81,49 @@ def test_a_step_writes_in_place_and_saves_nothing(kind: Callable[[int], Tensor],
         loss.sum().backward()
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("kind", [_dense, _two])
+def test_a_call_delivers_straight_down(kind: Callable[[int], Tensor], optimizer: str) -> None:
+    step, _ = _step(kind, optimizer)
+    region = st.compile(step)
+    for _ in range(3):
+        region()
+    source = region.specializations[-1].source
+    assert "finish(" not in source and ".copy_(" not in source and "make_wrapper" not in source
+    assert source.count(".grad = ") == 3
+    assert source.count("move_versions(") <= (2 if kind is _two else 0)  # a dense tensor's own write moves its counter
+    assert ".detach()" not in _forward(region)
+
+
+WRITES: dict[str, Callable[[list[Tensor]], Any]] = {
+    "foreach on data": lambda ps: torch._foreach_add_([p.data for p in ps], 1.0),
+    "foreach": lambda ps: torch._foreach_add_(ps, 1.0),
+    "twice": lambda ps: [p.add_(1).mul_(2) for p in ps] and None,
+    "by copies": lambda ps: [p.mul_(2).add_(torch.ones(3).double()) for p in ps] and None,  # which promotes
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize("kind", [_dense, _two])
+def test_writes(kind: Callable[[int], Tensor], name: str) -> None:
+    def run(ps: list[Tensor]) -> None:
+        with torch.no_grad():
+            WRITES[name](ps)
+
+    seen, region = [], st.compile(run)
+    for function in (run, region):
+        ps = [torch.nn.Parameter(kind(k)) for k in range(3)]
+        for _ in range(3):
+            function(ps)
+        inner = [i for p in ps if isinstance(p, TwoTensor) for i in (p.a, p.b)]
+        seen.append(([t.tolist() for t in inner or ps], [t._version for t in (*ps, *inner)]))
+    assert seen[0] == seen[1]
+    source = region.specializations[0].source
+    assert "finish(" not in source
+    assert source.count(".copy_(") == (0 if name != "by copies" else 6 if kind is _two else 3)
+    assert source.count("move_versions(") <= 2
+
+
 def test_what_several_results_have_left() -> None:
     def step(x: Tensor, w: Tensor, *, free: bool) -> tuple[Tensor, Tensor]:
         y = x * w

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map_only as tree_map_only
 
 from .autograd import CHECKPOINT_GENERATOR as CHECKPOINT_GENERATOR
 from .autograd import accumulating_engine as accumulating_engine
+from .autograd import any_hooks_code as any_hooks_code
 from .autograd import apply_function as apply_function
 from .autograd import autograd_sequence_number as autograd_sequence_number
 from .autograd import base_apply as base_apply

@@ -156,3 +156,8 @@ def says_freed(error: BaseException) -> bool:
 def hooks_of_leaf(t: torch.Tensor) -> bool:
     """Has somebody registered hooks on the gradient of this leaf?"""
     return bool(t._backward_hooks) or bool(getattr(t, "_post_accumulate_grad_hooks", None))
+
+
+def any_hooks_code(name: str) -> str:
+    """The condition that `hooks_of_leaf` holds for the tensor of this name, as source."""
+    return f"{name}._backward_hooks or {name}._post_accumulate_grad_hooks"

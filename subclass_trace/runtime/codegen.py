@@ -319,7 +319,8 @@ class _EntryEmitter:
             if row.of_gradient:
                 owner = s.constant(row.constant, "owner") if row.position is None else flat[row.position]
                 names.append(f"g{number}")
-                s.line(f"{names[-1]} = {s.bind('gradient_of', gradient_of)}({owner})")
+                others = f"{s.bind('gradient_of', gradient_of)}({owner})"
+                s.line(f"{names[-1]} = {owner}.grad if {owner}.is_leaf else {others}")
                 s.line(f"if {names[-1]} is None: return MISS")
             elif row.position is None:
                 names.append(s.constant(row.constant, "closed_over"))
@@ -383,7 +384,9 @@ class _EntryEmitter:
             for k, offset in offsets.items():
                 s.line(f"if {leaves[k]}.storage_offset() != {size_code(offset, symbols)}: return MISS")
         if self.guards.alias is not None:
-            check = s.bind("alias_check", alias_check(self.guards.alias))
+            specs = [leaf for row in plan.inputs for leaf in spec_leaves(row.spec)]
+            strided = all(leaf.layout is torch.strided for leaf in specs)
+            check = s.bind("alias_check", alias_check(self.guards.alias, strided=strided))
             s.line(f"if not {check}(({_tuple(inputs)}), ({_tuple(leaves)})): return MISS")
 
     # ---------------------------------------------------------------- running

@@ -289,8 +289,11 @@ def failed_metadata_code(source: Source, row: InputPlan, name: str) -> list[str]
         out.append(f"isinstance({name}, {source.constant(torch.nn.Parameter, 'parameter')}) is not {row.is_parameter}")
     if row.no_gradient:
         out.append(f"{source.bind('has_gradient', has_gradient)}({name})")
-    if row.facts:
-        failed, facts = source.bind("failed_fact", failed_fact), source.bind(source.name("facts"), row.facts)
+    no_hooks = ("gradient hooks", False)  # asked of each parameter of an optimizer
+    if no_hooks in row.facts:
+        out.append(_torch.any_hooks_code(name))
+    if asked := tuple(fact for fact in row.facts if fact != no_hooks):
+        failed, facts = source.bind("failed_fact", failed_fact), source.bind(source.name("facts"), asked)
         out.append(f"{failed}({facts}, {name}) is not None")
     return out
 
@@ -331,7 +334,7 @@ def held_checks(source: Source, rows: Iterable[tuple[str, Any]]) -> None:
         if identity:
             changed.append(f"{now} is not {known}")
         elif is_simple(held):
-            changed.append(f"{now} is not {known} and not {same}({known}, {now})")
+            changed.append(f"(h := {now}) is not {known} and not {same}({known}, h)")
         else:
             equal, parts = f"{same}({known}, {source.bind('as_held', as_held)}({now}))", parts_of(held)
             hold = None if parts is None else source.bind(source.name("hold"), parts.hold)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -29,9 +31,9 @@ def _two(k: int) -> Tensor:
     return TwoTensor(_dense(k), _dense(-k))
 
 
-def _step(kind: Callable[[int], Tensor], optimizer: str, *, loss: bool = True) -> tuple[Any, Any]:
+def _step(kind: Callable[[int], Tensor], optimizer: str, *, loss: bool = True, count: int = 3) -> tuple[Any, Any]:
     """A step, and what it leaves: values and versions of parameters, gradients, and the optimizer's state."""
-    parameters = [torch.nn.Parameter(kind(k)) for k in range(3)]
+    parameters = [torch.nn.Parameter(kind(k)) for k in range(count)]
     made = OPTIMIZERS[optimizer](parameters)
     x = kind(9)
 
@@ -93,6 +95,36 @@ def test_a_call_delivers_straight_down(kind: Callable[[int], Tensor], optimizer:
     assert source.count(".grad = ") == 3
     assert source.count("move_versions(") <= (2 if kind is _two else 0)  # a dense tensor's own write moves its counter
     assert ".detach()" not in _forward(region)
+
+
+def _calls(function: Callable[[], Any]) -> int:
+    """How many Python functions run in a call."""
+    seen: list[str] = []
+
+    def note(frame: types.FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            seen.append(frame.f_code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return len(seen)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("kind", [_dense, _two])
+def test_no_python_function_runs_for_each_parameter(kind: Callable[[int], Tensor], optimizer: str) -> None:
+    found = []
+    for count in (2, 4):
+        step, _ = _step(kind, optimizer, count=count)
+        region = st.compile(step)
+        for _ in range(3):
+            region()
+        assert len(region.specializations) == 2  # the first step makes the optimizer's state
+        found.append(_calls(region))
+    assert found[0] == found[1]
 
 
 WRITES: dict[str, Callable[[list[Tensor]], Any]] = {

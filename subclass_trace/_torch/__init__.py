@@ -129,6 +129,7 @@ from .modes import without_mkldnn as without_mkldnn
 from .modes import without_tracing as without_tracing
 from .operators import BINDING_HOLDERS as BINDING_HOLDERS
 from .operators import StandIn as StandIn
+from .operators import copy_all as copy_all
 from .operators import is_effectful as is_effectful
 from .operators import needs_exact_strides as needs_exact_strides
 from .operators import op_name as op_name

@@ -15,7 +15,7 @@ import torch
 from .. import _torch
 from ..plan import AssignmentPlan, MutationPlan, Plan, ReturnedContainer, StatePlan, ViewOutput
 from ..subclass.flatten import leaves_of
-from ..subclass.spec import LeafSpec, spec_leaves
+from ..subclass.spec import LeafSpec, leaf_count, spec_leaves
 from .source import Source
 
 Tensor = torch.Tensor
@@ -66,8 +66,15 @@ class Delivery:
             s.line("set_grad(False)")
             s.line("try:")
             s.depth += 1
-        for m in copies:
-            self._copy(m, values)
+        rows = [(m, *pair) for m in copies for pair in self._pairs(m, values)]
+        own = [(to, new) for m, to, new in rows if self._is_apart(m)]
+        together = own if len(own) > 1 else []
+        for _, to, new in rows:  # those first that may read what others overwrite
+            if (to, new) not in together:
+                s.line(f"{to}.copy_({new})")
+        if together:
+            s.bind("copy_all", _torch.copy_all)
+            s.line(f"copy_all([{', '.join(to for to, _ in together)}], [{', '.join(new for _, new in together)}])")
         if guarded:
             s.depth -= 1
             s.line("finally: set_grad(True)")
@@ -78,15 +85,23 @@ class Delivery:
         spec = self.plan.inputs[m.input].spec
         return m.value in self.plan.differentiable or any(leaf.requires_grad for leaf in spec_leaves(spec))
 
-    def _copy(self, m: MutationPlan, values: Sequence[str]) -> None:
+    def _is_apart(self, m: MutationPlan) -> bool:
+        """Does the program make the new contents in memory of their own? One call may copy such in any order."""
+        assert m.value is not None
+        start = sum(map(leaf_count, self.plan.values[: m.value]))
+        specs = [*spec_leaves(self.plan.values[m.value]), *spec_leaves(self.plan.inputs[m.input].spec)]
+        plain = all(leaf.layout is torch.strided and not leaf.dtype.is_complex for leaf in specs)
+        return plain and self.plan.detach_values.isdisjoint(range(start, start + leaf_count(self.plan.values[m.value])))
+
+    def _pairs(self, m: MutationPlan, values: Sequence[str]) -> list[tuple[str, str]]:
+        """Names of what is to be written, each with the name of its new contents."""
         s, leaves = self.source, self._leaves(m)
         assert m.value is not None
         fresh = [values[m.value]]
         if not isinstance(self.plan.inputs[m.input].spec, LeafSpec):
             fresh = [s.name("n") for _ in leaves]
             s.line(f"{''.join(f'{n}, ' for n in fresh)}= {s.bind('leaves_of', leaves_of)}({values[m.value]})")
-        for k in m.copied:
-            s.line(f"{leaves[k]}.copy_({fresh[k]})")
+        return [(leaves[k], fresh[k]) for k in m.copied]
 
     def _move_versions(self) -> None:
         """By what eager moves them, less what the copies and the program have."""

@@ -55,7 +55,7 @@ from .emit import (
 from .function_code import FunctionEmitter, needs_extra
 from .guards import HOOK_TABLES, Guards
 from .rebuild import detached, replay_view
-from .reference import Call, Program, base_value, finish
+from .reference import Call, Program, base_value, finish, share_values
 from .source import Source
 from .trees import holds_size, unflatten_tree
 
@@ -419,6 +419,13 @@ class _EntryEmitter:
             s.line(f"results = finish({s.constant(plan, 'plan')}, {call}, [{', '.join(values)}], [{', '.join(flat)}])")
             self._return(None)
             return
+        if plan.aliases:
+            s.bind("share_values", share_values)
+            s.bind("Call", Call)
+            s.line(f"w = [{', '.join(values)}]")
+            call = f"Call([{', '.join(inputs)}], [{', '.join(leaves)}], {env if items else '{}'})"
+            s.line(f"share_values({s.constant(plan, 'plan')}, {call}, w, within=False)")
+            values = [f"w[{k}]" for k in range(len(values))]
         delivery = Delivery(s, plan, inputs, leaves)
         delivery.write(values, grad=self.guards.ambient.grad)
         values = [*values, *self._detached(inputs, values, env)]
@@ -484,9 +491,8 @@ class _EntryEmitter:
     def _is_simple(self) -> bool:
         """Is no more to be delivered than is written straight down? The rest is `reference.finish`'s."""
         plan = self.plan
-        others = (
-            plan.aliases or plan.fresh_leaves or plan.inference or plan.dangling or plan.grad_mode_after is not None
-        )
+        others = plan.fresh_leaves or plan.inference or plan.dangling or plan.grad_mode_after is not None
+        others = others or any(row.within for row in plan.aliases)
         plain = not others and is_plain(plan, self.real_inputs, inference=self.guards.ambient.inference)
         return plain and all(map(self._is_simple_output, plan.outputs))
 

@@ -210,3 +210,24 @@ def test_a_result_that_can_still_go_back() -> None:
             loss.backward()
         seen.append((x.tolist(), x.grad.tolist(), w.grad.tolist()))  # type: ignore[union-attr]
     assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("kind", [_dense, _two])
+def test_results_in_the_memory_of_inputs(kind: Callable[[int], Tensor]) -> None:
+    def run(ps: list[Tensor]) -> list[Tensor]:
+        out = [p.data for p in ps]
+        torch._foreach_add_(out, 1.0)
+        return out
+
+    seen, region, calls = [], st.compile(run), []
+    for function in (run, region):
+        ps = [torch.nn.Parameter(kind(k)) for k in range(3)]
+        out = function(function(ps))
+        out[0].mul_(2)
+        seen.append(([[t._version for t in (*ps, *out)]], [getattr(t, "a", t).tolist() for t in (*ps, *out)]))
+    assert seen[0] == seen[1]
+    for count in (20, 40):
+        ps = [torch.nn.Parameter(kind(k)) for k in range(count)]
+        region(ps)
+        calls.append(_calls(lambda ps=ps: region(ps)))  # type: ignore[misc]
+    assert calls[1] < 2 * calls[0]  # for each result what it takes to make it, whatever their number

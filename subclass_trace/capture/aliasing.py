@@ -166,8 +166,8 @@ def alias_pattern(inputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]
     return tuple(pattern)
 
 
-_is_view: Callable[[torch.Tensor], bool] = torch.Tensor._is_view
-_storage: Callable[[torch.Tensor], Any] = torch.Tensor.untyped_storage
+_is_view = operator.methodcaller("_is_view")
+_storage = operator.methodcaller("untyped_storage")
 _number = operator.attrgetter("_cdata")
 
 

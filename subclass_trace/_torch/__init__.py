@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map_only as tree_map_only
 
 from .autograd import CHECKPOINT_GENERATOR as CHECKPOINT_GENERATOR
 from .autograd import accumulating_engine as accumulating_engine
+from .autograd import any_hooks_code as any_hooks_code
 from .autograd import apply_function as apply_function
 from .autograd import at_the_end_of_the_backward as at_the_end_of_the_backward
 from .autograd import autograd_sequence_number as autograd_sequence_number
@@ -34,6 +35,7 @@ from .autograd import keeps_graph as keeps_graph
 from .autograd import keeps_graph_now as keeps_graph_now
 from .autograd import make_nonleaf as make_nonleaf
 from .autograd import mark_multi_output_view as mark_multi_output_view
+from .autograd import move_versions as move_versions
 from .autograd import node_sequence_number as node_sequence_number
 from .autograd import original_views as original_views
 from .autograd import saved_tensor_hooks_active as saved_tensor_hooks_active
@@ -42,6 +44,7 @@ from .autograd import says_no_derivative as says_no_derivative
 from .autograd import set_lazy_bits as set_lazy_bits
 from .autograd import set_node_sequence_number as set_node_sequence_number
 from .autograd import set_version as set_version
+from .autograd import set_versions as set_versions
 from .autograd import view_function as view_function
 from .autograd import writes_told as writes_told
 from .branches import Branch as Branch
@@ -130,6 +133,7 @@ from .modes import without_dispatch as without_dispatch
 from .modes import without_tracing as without_tracing
 from .operators import BINDING_HOLDERS as BINDING_HOLDERS
 from .operators import StandIn as StandIn
+from .operators import copy_all as copy_all
 from .operators import is_effectful as is_effectful
 from .operators import needs_exact_strides as needs_exact_strides
 from .operators import op_name as op_name

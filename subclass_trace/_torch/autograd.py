@@ -76,7 +76,17 @@ def set_lazy_bits(t: torch.Tensor, conj: bool, neg: bool) -> None:
 
 def set_version(t: torch.Tensor, version: int) -> None:
     """Set the version counter of a tensor."""
-    torch._C._autograd._unsafe_set_version_counter((t,), (version,))
+    set_versions((t,), (version,))
+
+
+#: ``(tensors, versions)``: set the version counters of some tensors
+set_versions: Callable[[tuple[torch.Tensor, ...], tuple[int, ...]], None] = (
+    torch._C._autograd._unsafe_set_version_counter
+)
+
+
+#: move the version counters of some tensors by one, each after the other: two may share one
+move_versions: Callable[[list[torch.Tensor]], None] = torch.autograd.graph.increment_version
 
 
 @contextlib.contextmanager
@@ -210,3 +220,8 @@ def says_no_derivative(error: BaseException) -> bool:
 def hooks_of_leaf(t: torch.Tensor) -> bool:
     """Has somebody registered hooks on the gradient of this leaf?"""
     return bool(t._backward_hooks) or bool(getattr(t, "_post_accumulate_grad_hooks", None))
+
+
+def any_hooks_code(name: str) -> str:
+    """The condition that `hooks_of_leaf` holds for the tensor of this name, as source."""
+    return f"{name}._backward_hooks or {name}._post_accumulate_grad_hooks"

@@ -11,6 +11,8 @@ from torch._ops import OperatorBase, OpOverload, OpOverloadPacket
 from .wrappers import disabled_torch_function
 
 scaled_mm: Callable[..., torch.Tensor] = torch._scaled_mm
+#: ``(tensors, sources)``: ``copy_`` of each source
+copy_all: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = torch._foreach_copy_
 
 _core: Any = torch._C
 

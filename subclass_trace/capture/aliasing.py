@@ -7,6 +7,7 @@ that a ``uint8`` view and a ``float32`` view of one storage compare.
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -188,14 +189,24 @@ def alias_pattern(inputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]
     return tuple(pattern)
 
 
-def alias_check(known: tuple[Any, ...]) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], bool]:
-    """A test whether `alias_pattern` of a call equals ``known``, quick for the usual pattern: nothing is related."""
+_is_view = operator.methodcaller("_is_view")
+_storage = operator.methodcaller("untyped_storage")
+_number = operator.attrgetter("_cdata")
+
+
+def alias_check(
+    known: tuple[Any, ...], *, strided: bool = False
+) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], bool]:
+    """A test whether `alias_pattern` of a call equals ``known``, quick for the usual pattern: nothing is related.
+
+    ``strided``: other guards see to it that all leaves are.
+    """
     if known != (tuple(range(len(known[0]))),):
         return lambda inputs, leaves: alias_pattern(inputs, leaves) == known
 
     def unrelated(inputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> bool:
-        strided = all(t.layout is torch.strided for t in leaves) and not any(t._is_view() for t in inputs)
-        if strided and len({t.untyped_storage()._cdata for t in leaves}) == len(leaves):
+        no_views = not any(map(_is_view, inputs)) and (strided or all(t.layout is torch.strided for t in leaves))
+        if no_views and len({*map(_number, map(_storage, leaves))}) == len(leaves):
             return True
         return alias_pattern(inputs, leaves) == known
 

@@ -210,6 +210,12 @@ class Plan:
         """Places in ``differentiated`` of the inputs that some of the results do not depend on."""
         return tuple(k for numbers, row in self.alike_inputs if len(numbers) < len(self.reaches) for k in row)
 
+    @functools.cached_property
+    def spent_values(self) -> frozenset[int]:
+        """Values that are new contents of inputs, and nothing else, which the program has written there itself."""
+        done = (m.value for m in self.mutations if m.in_program and not m.copied and m.value is not None)
+        return frozenset(done)
+
     @property
     def compared_inputs(self) -> tuple[int, ...]:
         """Watched inputs that are differentiated, as places among those: at hand in the backward, so that their version

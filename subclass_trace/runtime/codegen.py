@@ -7,7 +7,7 @@ and `reference.Program` do together; tests compare them. Print ``specialization.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,11 +35,12 @@ from ..subclass.context import AnyNumber
 from ..subclass.spec import OpaqueSpec, Spec, spec_leaves
 from ..subclass.template import Examples
 from .containers import delivered, taken
+from .delivery_code import Delivery, is_plain
 from .emit import (
     NotGenerated,
     Unwrapper,
     Wrapper,
-    copies_alone,
+    detached_outputs,
     expression_code,
     failed_metadata_code,
     held_checks,
@@ -51,13 +52,13 @@ from .emit import (
     size_code,
     symbol_lines,
     tensor_checks,
-    write_copies,
+    wrapped,
 )
 from .function_code import FunctionEmitter, needs_extra
 from .guards import HOOK_TABLES, Guards
 from .parted import parted
 from .rebuild import detached, replay_view
-from .reference import Call, Program, base_value, finish
+from .reference import Call, Program, base_value, finish, share_values
 from .source import Source
 from .trees import holds_size, unflatten_tree
 
@@ -147,6 +148,7 @@ class _EntryEmitter:
         self.values: dict[str, Tensor] = {}
         self.unwrapper.shortcut_value = functools.partial(_shortcut_value, self.values)
         self.real_inputs = [row.of(flat) for row in self.plan.inputs]
+        self.simple = self._is_simple()
 
     def emit(self) -> Entry:
         """Write the entry from top to bottom."""
@@ -170,6 +172,8 @@ class _EntryEmitter:
         if symbols:  # an expression that has no value for these sizes (a division by 0) holds for none
             s.line("try:")
             s.depth = 2
+        if self.simple and not self.use_cpp:
+            self.unwrapper.checks.conditions += Delivery(s, self.plan, inputs, leaves).conditions()
         checks = tensor_checks(s, self.unwrapper.checks, self.values, symbols, self.use_cpp)
         s.line(f"if not ({checks}): return MISS")
         self._rest_of_guards(inputs, leaves, symbols)
@@ -316,7 +320,8 @@ class _EntryEmitter:
             if row.of_gradient:
                 owner = s.constant(row.constant, "owner") if row.position is None else flat[row.position]
                 names.append(f"g{number}")
-                s.line(f"{names[-1]} = {s.bind('gradient_of', gradient_of)}({owner})")
+                others = f"{s.bind('gradient_of', gradient_of)}({owner})"
+                s.line(f"{names[-1]} = {owner}.grad if {owner}.is_leaf else {others}")
                 s.line(f"if {names[-1]} is None: return MISS")
             elif row.position is None:
                 names.append(s.constant(row.constant, "closed_over"))
@@ -381,7 +386,9 @@ class _EntryEmitter:
                 s.line(f"if {leaves[k]}.storage_offset() != {size_code(offset, symbols)}: return MISS")
         known_tensor_checks(s, self.guards.tensors, inputs, leaves)
         if self.guards.alias is not None:
-            check = s.bind("alias_check", alias_check(self.guards.alias))
+            specs = [leaf for row in plan.inputs for leaf in spec_leaves(row.spec)]
+            strided = all(leaf.layout is torch.strided for leaf in specs)
+            check = s.bind("alias_check", alias_check(self.guards.alias, strided=strided))
             s.line(f"if not {check}(({_tuple(inputs)}), ({_tuple(leaves)})): return MISS")
 
     # ---------------------------------------------------------------- running
@@ -405,17 +412,7 @@ class _EntryEmitter:
             values, sizes = self._train(inputs, env)
         else:
             values, sizes = self._infer(symbols)
-        copied = copies_alone(plan, inference=self.guards.ambient.inference)
-        simple = copied and not plan.assignments and plan.grad_mode_after is None
-        simple = (
-            simple
-            and not plan.aliases
-            and not plan.fresh_leaves
-            and not plan.inference
-            and not plan.dangling
-            and all(map(self._is_simple, plan.outputs))
-        )
-        if not simple:
+        if not self.simple:
             s.bind("finish", finish)
             s.bind("Call", Call)
             made = ", ".join(f"{k}: {name}" for k, name in ahead.items())
@@ -424,10 +421,36 @@ class _EntryEmitter:
             s.line(f"results = finish({s.constant(plan, 'plan')}, {call}, [{', '.join(values)}], [{', '.join(flat)}])")
             self._return(None)
             return
-        write_copies(s, plan, inputs, values)
+        if plan.aliases:
+            s.bind("share_values", share_values)
+            s.bind("Call", Call)
+            s.line(f"w = [{', '.join(values)}]")
+            call = f"Call([{', '.join(inputs)}], [{', '.join(leaves)}], {env if items else '{}'})"
+            s.line(f"share_values({s.constant(plan, 'plan')}, {call}, w, within=False)")
+            values = [f"w[{k}]" for k in range(len(values))]
+        delivery = Delivery(s, plan, inputs, leaves)
+        delivery.write(values, grad=self.guards.ambient.grad)
         values = [*values, *self._detached(inputs, values, env)]
-        results = []
-        for k, o in enumerate(plan.outputs):
+        results = self._results(flat, inputs, values, sizes, env, ahead)
+        if plan.assignments:
+            names = [s.name("r") for _ in results]
+            for name, result in zip(names, results, strict=True):
+                s.line(f"{name} = {result}")
+            delivery.assign(names)
+            results = names[: plan.out_tree.num_leaves]
+        self._return(results)
+
+    def _results(
+        self,
+        flat: Sequence[str],
+        inputs: Sequence[str],
+        values: Sequence[str],
+        sizes: Sequence[str],
+        env: str,
+        ahead: Mapping[int, str],
+    ) -> list[str]:
+        s, results = self.source, []
+        for k, o in enumerate(self.plan.outputs):
             if k in ahead:
                 results.append(ahead[k])
             elif isinstance(o, ConstantOutput):
@@ -444,7 +467,7 @@ class _EntryEmitter:
                 results.append(sizes[o.index])
             else:
                 raise NotGenerated(f"a result {o!r}")
-        self._return(results)
+        return results
 
     def _detached(self, inputs: Sequence[str], values: Sequence[str], env: str) -> list[str]:
         s, names = self.source, []
@@ -467,7 +490,15 @@ class _EntryEmitter:
         sizes = f", {env}" if isinstance(o.replay, SymbolicView) else ""
         return f"replay_view({s.constant(o, 'view')}, {bases[o.base]}{sizes})"
 
-    def _is_simple(self, o: Any) -> bool:
+    def _is_simple(self) -> bool:
+        """Is no more to be delivered than is written straight down? The rest is `reference.finish`'s."""
+        plan = self.plan
+        others = plan.fresh_leaves or plan.inference or plan.dangling or plan.grad_mode_after is not None
+        others = others or any(row.within for row in plan.aliases)
+        plain = not others and is_plain(plan, self.real_inputs, inference=self.guards.ambient.inference)
+        return plain and all(map(self._is_simple_output, plan.outputs))
+
+    def _is_simple_output(self, o: Any) -> bool:
         special = isinstance(o, SameOutput) or getattr(o, "starts_grad", False) or getattr(o, "dangling", False)
         special = special or getattr(o, "early", False) or getattr(o, "layouts", None) is not None
         return not special and not getattr(o, "attributes", ())
@@ -499,14 +530,10 @@ class _EntryEmitter:
         s.line("o = forward(p)")
         if self.guards.ambient.autocast:
             s.depth -= 1
-        flat = [f"o[{k}]" for k in range(plan.forward_leaves + plan.size_outputs)]
-        for k in plan.detach_values:
-            s.line(f"d{k} = o[{k}].detach()")
-            flat[k] = f"d{k}"
+        flat = detached_outputs(s, plan, plan.forward_leaves + plan.size_outputs, self._left_out())
         set_versions(s, plan.leaf_versions, flat)
         parts = iter(flat[: plan.forward_leaves])
-        wrapper = Wrapper(s, self.examples, symbols)
-        values = [wrapper.wrap(spec, parts) for spec in plan.values]
+        values = wrapped(Wrapper(s, self.examples, symbols), plan.values, parts, self._left_out())
         set_versions(s, plan.versions, values)
         if guarded:
             s.line("pass")
@@ -514,12 +541,17 @@ class _EntryEmitter:
             s.line("finally: set_grad(True)")
         return values, flat[plan.forward_leaves :]
 
+    def _left_out(self) -> Collection[int]:
+        """Values that nobody asks for: their contents are where they belong."""
+        return self.plan.spent_values if self.simple else ()
+
     def _train(self, inputs: Sequence[str], env: str) -> tuple[list[str], list[str]]:
         """Apply the generated autograd.Function."""
         s, plan = self.source, self.plan
         if any(row.within for row in plan.aliases):
             raise NotGenerated("a value with a history in memory that is written")
-        function = FunctionEmitter(self.program, self.guards.ambient, self.examples, self.use_cpp).emit()
+        emitter = FunctionEmitter(self.program, self.guards.ambient, self.examples, self.use_cpp, self._left_out())
+        function = emitter.emit()
         s.bind("apply", _torch.base_apply(function))
         args = ["p", *[inputs[i] for i in plan.differentiated]]
         if needs_extra(plan):

@@ -31,7 +31,9 @@ def forward_program(backend: Backend, compiler: Compiler, half: Half, plan: Plan
     if maybe := maybe_of_inference(plan, targets):
         functional = functools.partial(compile_half, backend, compiler, half)
         call = for_inference_too(call, functional, maybe, targets, boxed.delivered)
-    plan = replace(plan, mutations=delivered_by_program(plan, boxed.delivered))
+    inputs = {place for place, number in targets.items() if number in boxed.delivered}
+    mutations = delivered_by_program(plan, boxed.delivered)
+    plan = replace(plan, mutations=mutations, detach_values=plan.detach_values | inputs)
     if verify.ENABLED:
         verify.verify_plan(plan)
     return call, plan

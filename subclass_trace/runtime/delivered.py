@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from ..plan import BasePrimal, LeafPrimal, MutationPlan, Plan, ValueOutput, View
 from ..subclass.spec import LeafSpec, leaf_count
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
+_is_inference: Callable[[torch.Tensor], bool] = torch.Tensor.is_inference
 
 
 def targets_of(plan: Plan) -> dict[int, int]:
@@ -95,10 +97,11 @@ def for_inference_too(
         moves: by how much ``program`` moves the version counters of the inputs that it writes.
     """
     made: list[Boxed] = []
+    pick = operator.itemgetter(*maybe, maybe[0])  # of one number alone it makes no tuple
 
     @functools.wraps(program)
     def run(inputs: list[Any]) -> Sequence[Any]:
-        if not any(inputs[k].is_inference() for k in maybe) or torch.is_inference_mode_enabled():
+        if not any(map(_is_inference, pick(inputs))) or torch.is_inference_mode_enabled():
             return program(inputs)
         if not made:
             made.append(functional())

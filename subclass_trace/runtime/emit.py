@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,11 +13,11 @@ import torch
 from .. import _torch
 from ..capture.facts import failed_fact
 from ..capture.inputs import has_gradient
-from ..plan import InputPlan, MutationPlan, Plan, ViewOutput
+from ..plan import InputPlan, Plan
 from ..subclass.components import part_source, unread_of
 from ..subclass.context import AnyNumber, Unread, has_sizes, same_context, with_outer, without_outer
 from ..subclass.protocol import flattens_alike, unflatten_of
-from ..subclass.spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec
+from ..subclass.spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec, leaf_count
 from ..subclass.template import Examples
 from .guards import NameGuard
 from .held import ABSENT, Same, Slotted, as_held, is_simple, parts_of
@@ -203,6 +203,28 @@ class Wrapper:
         source.line(f"{out} = {unflatten}({{{parts}}}, {context}, Size({size}), {stride})")
 
 
+def detached_outputs(source: Source, plan: Plan, count: int, left_out: Collection[int]) -> list[str]:
+    """Expressions for the first ``count`` outputs of the forward, made objects of their own where they are none; not those
+    of values that are left out."""
+    flat, asked, place = [f"o[{k}]" for k in range(count)], set[int](), 0
+    for k, spec in enumerate(plan.values):
+        asked |= set() if k in left_out else {*range(place, place + leaf_count(spec))}
+        place += leaf_count(spec)
+    for k in sorted(plan.detach_values & asked):
+        source.line(f"d{k} = o[{k}].detach()")
+        flat[k] = f"d{k}"
+    return flat
+
+
+def wrapped(wrapper: Wrapper, specs: Sequence[Spec], parts: Iterator[str], left_out: Collection[int]) -> list[str]:
+    """Emit putting values together; None in the place of those that are left out."""
+    values = []
+    for k, spec in enumerate(specs):
+        own = [next(parts) for _ in range(leaf_count(spec))]
+        values.append("None" if k in left_out else wrapper.wrap(spec, iter(own)))
+    return values
+
+
 def tensor_checks(
     source: Source, checks: Checks, values: dict[str, Tensor] | None, symbols: dict[Any, str], use_cpp: bool
 ) -> str:
@@ -267,8 +289,11 @@ def failed_metadata_code(source: Source, row: InputPlan, name: str) -> list[str]
         out.append(f"isinstance({name}, {source.constant(torch.nn.Parameter, 'parameter')}) is not {row.is_parameter}")
     if row.no_gradient:
         out.append(f"{source.bind('has_gradient', has_gradient)}({name})")
-    if row.facts:
-        failed, facts = source.bind("failed_fact", failed_fact), source.bind(source.name("facts"), row.facts)
+    no_hooks = ("gradient hooks", False)  # asked of each parameter of an optimizer
+    if no_hooks in row.facts:
+        out.append(_torch.any_hooks_code(name))
+    if asked := tuple(fact for fact in row.facts if fact != no_hooks):
+        failed, facts = source.bind("failed_fact", failed_fact), source.bind(source.name("facts"), asked)
         out.append(f"{failed}({facts}, {name}) is not None")
     return out
 
@@ -309,7 +334,7 @@ def held_checks(source: Source, rows: Iterable[tuple[str, Any]]) -> None:
         if identity:
             changed.append(f"{now} is not {known}")
         elif is_simple(held):
-            changed.append(f"{now} is not {known} and not {same}({known}, {now})")
+            changed.append(f"(h := {now}) is not {known} and not {same}({known}, h)")
         else:
             equal, parts = f"{same}({known}, {source.bind('as_held', as_held)}({now}))", parts_of(held)
             hold = None if parts is None else source.bind(source.name("hold"), parts.hold)
@@ -381,40 +406,6 @@ def symbol_lines(
         what = {"size": f"shape[{row.dim}]", "stride": f"stride({row.dim})", "storage_offset": "storage_offset()"}
         source.line(f"{local} = {leaf}.{what.get(row.kind, 'item()')}")
     return symbols
-
-
-def copies_alone(plan: Plan, *, inference: bool) -> bool:
-    """Are all mutations new contents of dense inputs that autograd does not watch, as batch norm's statistics are?
-
-    Inference tensors have no version counter, so that theirs are left to the reference.
-    """
-    if plan.mutations and inference:
-        return False
-    if any(isinstance(o, ViewOutput) and o.version_bumps for o in plan.outputs):
-        return False
-    return all(_is_copy(m, plan) for m in plan.mutations)
-
-
-def _is_copy(m: MutationPlan, plan: Plan) -> bool:
-    row = plan.inputs[m.input]
-    grad = m.differentiable or m.starts_grad or m.stops_grad
-    if m.value is None or m.metadata is not None or m.replaced or m.attributes or grad:
-        return False
-    plain = isinstance(row.spec, LeafSpec) and not row.requires_grad and not row.take_base
-    return plain and m.leaves == (0,) and m.value not in plan.differentiable
-
-
-def write_copies(source: Source, plan: Plan, inputs: Sequence[str], values: Sequence[str]) -> None:
-    """Emit the mutations of `copies_alone`: a copy into each input, whose version then stands where eager leaves it."""
-    for m in plan.mutations:
-        assert m.value is not None
-        x, moved = inputs[m.input], m.moved
-        if m.copied:
-            source.line(f"{x}.copy_({values[m.value]})")
-            moved = 1
-        if m.version_bumps != moved:
-            source.bind("set_version", _torch.set_version)
-            source.line(f"set_version({x}, {x}._version + {m.version_bumps - moved})")
 
 
 def set_versions(source: Source, versions: Sequence[tuple[int, int]], names: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ from ..subclass.flatten import flatten, leaves_of
 from ..subclass.spec import LeafSpec, SizeExpr, Spec, WrapperSpec, leaf_count, same_spec, spec_leaves
 from ..subclass.template import Examples
 from .backward import CompiledBackward
-from .emit import NotGenerated, Unwrapper, Wrapper, set_versions
+from .emit import NotGenerated, Unwrapper, Wrapper, detached_outputs, set_versions, wrapped
 from .function import changed_since_forward, check_watched, run_backward
 from .guards import Ambient
 from .inlined import make_inlinable
@@ -158,10 +158,13 @@ class FastBackward(FastPath):
 class FunctionEmitter:
     """Writes the two methods and makes the class."""
 
-    def __init__(self, program: Program, ambient: Ambient, examples: Examples, use_cpp: bool) -> None:
+    def __init__(
+        self, program: Program, ambient: Ambient, examples: Examples, use_cpp: bool, left_out: Collection[int] = ()
+    ) -> None:
+        """``left_out``: values that nobody asks for; the Function returns None for them."""
         assert program.backwards is not None
         self.program, self.plan, self.ambient, self.examples = program, program.plan, ambient, examples
-        self.use_cpp = use_cpp
+        self.use_cpp, self.left_out = use_cpp, left_out
         self.dynamic = bool(self.plan.symbols)
         self._nones = "None, None, " if needs_extra(self.plan) else "None, "
 
@@ -196,10 +199,7 @@ class FunctionEmitter:
                 symbols[row.symbol] = str(row.symbol)
                 s.line(f"{row.symbol} = env[{s.constant(row.symbol, 'symbol')}]")
         count = plan.forward_leaves
-        flat = [f"o[{k}]" for k in range(count)]
-        for k in sorted(plan.detach_values):
-            s.line(f"d{k} = o[{k}].detach()")
-            flat[k] = f"d{k}"
+        flat = detached_outputs(s, plan, count, self.left_out)
         starts = [0, *accumulate(map(leaf_count, plan.values))]
         set_versions(s, plan.leaf_versions, flat)
         dense = [(starts[k], version) for k, version in plan.versions if isinstance(plan.values[k], LeafSpec)]
@@ -210,11 +210,10 @@ class FunctionEmitter:
         s.line("ctx.inputs = inputs")
         if self.dynamic or plan.unread:
             s.line("ctx.env = extra[0]")
-        parts, wrapper = iter(flat), Wrapper(s, self.examples, symbols)
-        values = [wrapper.wrap(spec, parts) for spec in plan.values]
-        fixed = [f"v{k}" for k in range(len(values)) if k not in plan.differentiable]
+        values = wrapped(Wrapper(s, self.examples, symbols), plan.values, iter(flat), self.left_out)
+        fixed = [f"v{k}" for k in range(len(values)) if k not in plan.differentiable and k not in self.left_out]
         for k, value in enumerate(values):
-            if value != f"v{k}":
+            if value != f"v{k}" and k not in self.left_out:
                 s.line(f"v{k} = {value}")
         wrappers = [(k, version) for k, version in plan.versions if not isinstance(plan.values[k], LeafSpec)]
         set_versions(s, wrappers, [f"v{k}" for k in range(len(values))])
@@ -224,7 +223,7 @@ class FunctionEmitter:
         s.line("ctx.set_materialize_grads(False)")
         if fixed:
             s.line(f"ctx.mark_non_differentiable({', '.join(fixed)})")
-        names = [f"v{k}" for k in range(len(values))]
+        names = ["None" if k in self.left_out else f"v{k}" for k in range(len(values))]
         s.line(f"return {names[0]}" if len(names) == 1 else f"return {', '.join(names)}")
         return s.build("forward", "forward")
 

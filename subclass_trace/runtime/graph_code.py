@@ -177,7 +177,7 @@ def compile_listing(listing: Listing, *, name: str, targets: Mapping[int, int] =
 
     Args:
         targets: number of a result -> number of the input whose new contents it is. The program writes to these inputs
-            itself where it can, and then returns an alias of them.
+            itself where it can, and then returns them.
     """
     body, merged = without_round_trips(listing.body, listing.results, listing.merged, frozenset(listing.inputs))
     body, merged, calls = without_kept_dimensions(body, listing.results, merged)
@@ -413,7 +413,7 @@ class _Writer:
         if isinstance(arg, Call):
             return self._called(arg, user)[0]  # type: ignore[arg-type]
         if isinstance(arg, Written):
-            return f"{self.variables[arg.node]}.detach()"
+            return self.variables[arg.node]
         if isinstance(arg, Fresh):
             return f"{self._global(as_new, 'as_new')}({self.variables[arg.node]})"
         if type(arg) in (int, bool, str, type(None)):

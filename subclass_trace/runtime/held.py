@@ -168,13 +168,18 @@ class Parts:
 
 
 def parts_of(held: Any) -> Parts | None:
-    """The parts of a container that `as_held` saw; None where it is long, or holds what can change in place."""
+    """The parts of a container that `as_held` saw; None where it holds what can change in place."""
     kind, *rows = held
     if issubclass(kind, tuple(_BEHIND)) and not issubclass(kind, ITEMWISE):
         inside = parts_of(rows[0]) if _is_container(rows[0]) else None
         return None if inside is None else Parts(kind, None, (inside,), True)
-    if not issubclass(kind, ITEMWISE) or (rows and type(rows[0]) is SameItems) or issubclass(kind, (set, frozenset)):
+    if not issubclass(kind, ITEMWISE) or issubclass(kind, (set, frozenset)):
         return None
+    if rows and type(rows[0]) is SameItems:
+        items = rows[0].items
+        return (
+            Parts(kind, items[::2], items[1::2], False) if issubclass(kind, dict) else Parts(kind, None, items, False)
+        )
     values = [parts_of(v) if _is_container(v) else v.value if type(v) is Same else v for _, v in rows]
     if any(v is None and _is_container(row[1]) for v, row in zip(values, rows, strict=True)):
         return None

@@ -48,7 +48,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, eq=False)
 class Written:
-    """A result whose contents lie in an input already: what is returned is an alias of that."""
+    """A result whose contents lie in an input already: that is what is returned."""
 
     node: fx.Node
 

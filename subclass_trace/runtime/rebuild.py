@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
 
@@ -65,8 +66,9 @@ def share(
             source = leaves[alias.leaf] if alias.value is None else leaves_of(values[alias.value])[alias.leaf]
             parts[k] = source if alias.same else view_like(source, leaf, alias, env)
     made: Tensor = rebuild(spec, iter(parts))
-    counted = isinstance(spec, LeafSpec) and row.leaves[0] is not None and row.leaves[0].counted
-    if not counted and not any(made is t for t in (*leaves, *values)) and not made.is_inference():
+    own = row.leaves[0] if isinstance(spec, LeafSpec) else None
+    known = isinstance(spec, LeafSpec) and (own is None or own.same) and any(made is t for t in (*leaves, *values))
+    if not known and (own is None or not own.counted) and not made.is_inference():
         _torch.set_version(made, row.version)
     return made
 
@@ -79,7 +81,8 @@ def view_like(source: Tensor, spec: LeafSpec, alias: LeafAlias, env: Env) -> Ten
     start = source.storage_offset() * source.element_size() + evaluate(alias.delta, env)
     place = (start // spec.dtype.itemsize, spec.size, spec.stride)
     counted = alias.counted and not source.is_inference()
-    with torch.inference_mode(torch.is_inference_mode_enabled() and not counted), torch.no_grad():
+    inference = torch.is_inference_mode_enabled()
+    with torch.inference_mode(not counted) if inference else contextlib.nullcontext():
         made = torch.empty(0, dtype=spec.dtype, device=source.device).set_(source.untyped_storage(), *place)
         _torch.set_lazy_bits(made, *alias.lazy)
         if counted:

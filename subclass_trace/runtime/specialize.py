@@ -102,9 +102,11 @@ def build_program(
     except Exception as error:  # whatever it is, eager would raise it in the backward, if there ever is one
         if captured.session.dynamic:
             _look_at_each(captured.tape, guess)
-        program, graphs = _without_backward(captured, arguments, positions, through_base, backend)
+        freed = _torch.says_freed(error)
+        spent = freed and _all_freed(captured.tape, guess)
+        program, graphs = _without_backward(captured, arguments, positions, through_base, backend, spent)
         assert program.backwards is not None
-        program.backwards.is_freed = _torch.says_freed(error)
+        program.backwards.is_freed = freed
         return program, graphs
     if verify.ENABLED:
         verify.verify_joint(traced.joint, num_forward=traced.num_forward, tangents=traced.tangents)
@@ -170,15 +172,20 @@ def _without_backward(
     positions: Sequence[int | None],
     through_base: frozenset[int],
     backend: Backend,
+    spent: bool,
 ) -> tuple[Program, Graphs]:
-    """A region whose guessed backward cannot be traced: it saves what eager saves, and tries again in the backward."""
+    """A region whose guessed backward cannot be traced: it saves what eager saves, and tries again in the backward.
+
+    ``spent``: no result has a backward left, and nothing is saved for one.
+    """
     assert captured.tape is not None
-    forward = captured.forward_graph(sorted(captured.saved_by_autograd))
+    forward = captured.forward_graph(() if spent else sorted(captured.saved_by_autograd))
     # Which results eager keeps cannot always be read off (an output that a node saves is unpacked as a new object), so
     # whatever cannot be computed again is saved as well; inputs cost nothing.
     drawn = (n for n in forward.graph.nodes if is_drawn(n) and isinstance(n.meta.get("val"), Tensor))
     fixed = {n.name for n in (*placeholders(forward.graph), *drawn)}
-    parts = save_all(forward, captured.served(forward) | fixed, _written(captured))
+    wanted = set[str]() if spent else captured.served(forward) | fixed
+    parts = save_all(forward, wanted, _written(captured))
     saved = saved_table(parts, _primal_paths(captured))
     plan = make_plan(captured, arguments, positions, through_base, parts.first, saved)
     call, plan = forward_program(backend, backend.forward, parts.first, plan)
@@ -187,6 +194,21 @@ def _without_backward(
     names = frozenset(parts.saved)
     backwards = Backwards(captured.tape, names, compile_backward, _output_paths(plan), known)
     return Program(plan, call, backwards), Graphs(None, parts.first, None)
+
+
+def _all_freed(tape: Tape, guess: Sequence[Spec]) -> bool:
+    """Has the region itself gone back from each result, and freed what a second way would need?
+
+    A way back from several results meets what one of them meets.
+    """
+    for k in range(len(guess) if len(guess) > 1 else 0):  # of a single one it is known
+        try:
+            tape.trace([spec if n == k else None for n, spec in enumerate(guess)])
+        except Exception as error:
+            if _torch.says_freed(error):
+                continue
+        return False
+    return True
 
 
 def _first_backward(

@@ -17,6 +17,7 @@ from ..subclass.flatten import leaves_of
 from ..subclass.spec import WrapperSpec, spec_leaves
 from ..subclass.template import Examples
 from .codegen import Entry, Layout, _EntryEmitter
+from .delivery_code import Delivery
 from .emit import NotGenerated, Unwrapper, failed_metadata_code, size_code, symbol_lines
 from .guards import Guards, eager_reason, failed_metadata
 from .reference import Program
@@ -107,7 +108,10 @@ class _TrustedEmitter(_EntryEmitter):
 
     def _rest_of_guards(self, inputs: Sequence[str], leaves: Sequence[str], symbols: dict[Any, str]) -> None:
         s, plan = self.source, self.plan
-        conditions = [f"not ({c})" for c in self.unwrapper.checks.conditions]
+        known = (
+            Delivery(s, plan, inputs, leaves).conditions() if self.simple else []
+        )  # the caller sees no inner tensors
+        conditions = [f"not ({c})" for c in (*self.unwrapper.checks.conditions, *known)]
         conditions += [
             failed
             for row, name in zip(plan.inputs, inputs, strict=True)

@@ -393,6 +393,16 @@ def places_in(value: Any) -> list[Callable[[Any], None]]:
     return found
 
 
+def test_long_containers_are_known_by_their_parts() -> None:
+    for value in ([object() for _ in range(40)], {k: object() for k in range(40)}, [{"params": (object(),) * 50}]):
+        held = as_held(value)
+        parts = parts_of(held)
+        assert parts is not None and parts.hold(value) and same_context(held, as_held(value))
+        inside: Any = value if len(value) > 1 else value[0]
+        inside["params" if len(value) == 1 else 7] = None
+        assert not parts.hold(value) and not same_context(held, as_held(value))
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_containers_are_known_by_their_parts(seed: int) -> None:
     draw = random.Random(seed)

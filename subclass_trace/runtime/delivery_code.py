@@ -1,0 +1,143 @@
+"""Emitters for what a call leaves behind: new contents of inputs, version counters, assigned attributes.
+
+`reference.finish` does the same for every plan. Here is the usual one, straight down: data changed without autograd's
+notice, in memory that nobody replaced. What the program has written itself needs no more than its version counter, and all
+counters that move forwards move in one call.
+"""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Sequence
+
+import torch
+
+from .. import _torch
+from ..plan import AssignmentPlan, MutationPlan, Plan, ReturnedContainer, StatePlan, ViewOutput
+from ..subclass.flatten import leaves_of
+from ..subclass.spec import LeafSpec, leaf_count, spec_leaves
+from .source import Source
+
+Tensor = torch.Tensor
+
+
+def is_plain(plan: Plan, values: Sequence[Tensor], *, inference: bool) -> bool:
+    """Is all that the plan delivers of this kind? ``values``: the real inputs.
+
+    Inference tensors have no version counter, so that theirs are left to the reference.
+    """
+    if any(isinstance(o, ViewOutput) and o.version_bumps for o in plan.outputs):
+        return False
+    if any(type(a.owner) is ReturnedContainer for a in plan.assignments):
+        return False
+    return all(not inference and _is_plain_mutation(m, plan, values[m.input]) for m in plan.mutations)
+
+
+def _is_plain_mutation(m: MutationPlan, plan: Plan, value: Tensor) -> bool:
+    other = m.replaced or m.memory or m.attributes or m.inner_bumps or m.metadata is not None
+    if m.value is None or other or m.differentiable or m.starts_grad or m.stops_grad or plan.inputs[m.input].take_base:
+        return False
+    return not any(t.is_inference() for t in (value, *leaves_of(value)))
+
+
+class Delivery:
+    """Emits the mutations and assignments of a plan for which `is_plain` holds.
+
+    ``inputs``, ``leaves``: local names, as the plan counts them.
+    """
+
+    def __init__(self, source: Source, plan: Plan, inputs: Sequence[str], leaves: Sequence[str]) -> None:
+        self.source, self.plan, self.inputs, self.leaves = source, plan, inputs, leaves
+
+    def conditions(self) -> list[str]:
+        """What is still to be checked where no C++ guard does: none of what is written is an inference tensor."""
+        written = [n for m in self.plan.mutations for n in (self.inputs[m.input], *self._leaves(m))]
+        return [f"not {name}.is_inference()" for name in dict.fromkeys(written)]
+
+    def _leaves(self, m: MutationPlan) -> list[str]:
+        return [self.leaves[k] for k in self.plan.inputs[m.input].leaves]
+
+    def write(self, values: Sequence[str], *, grad: bool) -> None:
+        """Emit the mutations. ``grad``: gradients are on."""
+        s, copies = self.source, [m for m in self.plan.mutations if m.copied]
+        guarded = grad and any(map(self._is_watched, copies))
+        if guarded:
+            s.bind("set_grad", _torch.set_grad)
+            s.line("set_grad(False)")
+            s.line("try:")
+            s.depth += 1
+        rows = [(m, *pair) for m in copies for pair in self._pairs(m, values)]
+        own = [(to, new) for m, to, new in rows if self._is_apart(m)]
+        together = own if len(own) > 1 else []
+        for _, to, new in rows:  # those first that may read what others overwrite
+            if (to, new) not in together:
+                s.line(f"{to}.copy_({new})")
+        if together:
+            s.bind("copy_all", _torch.copy_all)
+            s.line(f"copy_all([{', '.join(to for to, _ in together)}], [{', '.join(new for _, new in together)}])")
+        if guarded:
+            s.depth -= 1
+            s.line("finally: set_grad(True)")
+        self._move_versions()
+
+    def _is_watched(self, m: MutationPlan) -> bool:
+        """Would autograd notice the copy?"""
+        spec = self.plan.inputs[m.input].spec
+        return m.value in self.plan.differentiable or any(leaf.requires_grad for leaf in spec_leaves(spec))
+
+    def _is_apart(self, m: MutationPlan) -> bool:
+        """Does the program make the new contents in memory of their own? One call may copy such in any order."""
+        assert m.value is not None
+        start = sum(map(leaf_count, self.plan.values[: m.value]))
+        specs = [*spec_leaves(self.plan.values[m.value]), *spec_leaves(self.plan.inputs[m.input].spec)]
+        plain = all(leaf.layout is torch.strided and not leaf.dtype.is_complex for leaf in specs)
+        return plain and self.plan.detach_values.isdisjoint(range(start, start + leaf_count(self.plan.values[m.value])))
+
+    def _pairs(self, m: MutationPlan, values: Sequence[str]) -> list[tuple[str, str]]:
+        """Names of what is to be written, each with the name of its new contents."""
+        s, leaves = self.source, self._leaves(m)
+        assert m.value is not None
+        fresh = [values[m.value]]
+        if not isinstance(self.plan.inputs[m.input].spec, LeafSpec):
+            fresh = [s.name("n") for _ in leaves]
+            s.line(f"{''.join(f'{n}, ' for n in fresh)}= {s.bind('leaves_of', leaves_of)}({values[m.value]})")
+        return [(leaves[k], fresh[k]) for k in m.copied]
+
+    def _move_versions(self) -> None:
+        """By what eager moves them, less what the copies and the program have."""
+        moves: list[tuple[str, int]] = []
+        for m in self.plan.mutations:
+            dense = isinstance(self.plan.inputs[m.input].spec, LeafSpec)
+            moves.append((self.inputs[m.input], m.version_bumps - m.moved - (dense and len(m.copied))))
+            if m.leaf_bumps is not None:
+                rows = dict(m.leaf_bumps)
+                for k in m.copied:
+                    rows[k] = rows.get(k, 0) - 1
+                leaves = self._leaves(m)
+                moves += [(leaves[k], n) for k, n in rows.items()]
+        s = self.source
+        for name, moved in moves:
+            if moved < 0:
+                s.bind("set_versions", _torch.set_versions)
+                s.line(f"set_versions(({name},), ({name}._version - {-moved},))")
+        for n in range(max((moved for _, moved in moves), default=0)):
+            s.bind("move_versions", _torch.move_versions)
+            s.line(f"move_versions([{', '.join(name for name, moved in moves if moved > n)}])")
+
+    def assign(self, results: Sequence[str]) -> None:
+        """Emit the assignments. ``results``: names of the results, and of what is made to be assigned alone."""
+        s, others = self.source, [a for a in self.plan.assignments if not _is_attribute(a)]
+        if others:
+            s.line(f"i, r = [{', '.join(self.inputs)}], [{', '.join(results)}]")
+        for a in self.plan.assignments:
+            if isinstance(a, AssignmentPlan) and _is_attribute(a):
+                s.line(f"{self.inputs[a.owner]}.{a.name} = {results[a.result]}")
+            else:
+                s.line(f"{s.constant(a, 'assigned')}.deliver(i, r)")
+
+
+def _is_attribute(a: StatePlan) -> bool:
+    """Is it an attribute of an input whose name can be written down?"""
+    if not isinstance(a, AssignmentPlan) or not isinstance(a.owner, int) or a.anew:
+        return False
+    return all(part.isidentifier() and not keyword.iskeyword(part) for part in a.name.split("."))

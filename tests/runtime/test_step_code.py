@@ -1,0 +1,233 @@
+"""The code of a training step over many parameters: what a call does for each of them, beside eager's own work."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import subclass_trace as st
+from subclass_trace.zoo import TwoTensor
+
+Tensor = torch.Tensor
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "SGD": lambda ps: torch.optim.SGD(ps, lr=0.1),
+    "SGD with momentum": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9, foreach=True),
+    "Adam": lambda ps: torch.optim.Adam(ps, lr=0.1, foreach=True),
+    "AdamW": lambda ps: torch.optim.AdamW(ps, lr=0.1, foreach=False),
+}
+
+
+def _dense(k: int) -> Tensor:
+    return torch.randn(3, generator=torch.Generator().manual_seed(k))
+
+
+def _two(k: int) -> Tensor:
+    return TwoTensor(_dense(k), _dense(-k))
+
+
+def _step(kind: Callable[[int], Tensor], optimizer: str, *, loss: bool = True, count: int = 3) -> tuple[Any, Any]:
+    """A step, and what it leaves: values and versions of parameters, gradients, and the optimizer's state."""
+    parameters = [torch.nn.Parameter(kind(k)) for k in range(count)]
+    made = OPTIMIZERS[optimizer](parameters)
+    x = kind(9)
+
+    def step() -> Any:
+        made.zero_grad()
+        total = sum((p.sin() * x).sum() for p in parameters)  # of p * p, autograd adds up two gradients in place
+        total.backward()  # type: ignore[union-attr]
+        made.step()
+        return total if loss else None
+
+    def left() -> list[Any]:
+        states = [t for p in parameters for t in made.state[p].values() if isinstance(t, Tensor)]
+        tensors = [*parameters, *[p.grad for p in parameters], *states]
+        inner = [i for t in tensors if isinstance(t, TwoTensor) for i in (t.a, t.b)]
+        dense = [t for t in tensors if not isinstance(t, TwoTensor)]
+        return [[t.tolist() for t in (*dense, *inner)], [t._version for t in (*tensors, *inner)]]  # type: ignore[union-attr]
+
+    return step, left
+
+
+def _forward(region: Any) -> str:
+    return inspect.getsource(inspect.unwrap(region.specializations[-1].program.forward))
+
+
+@pytest.mark.parametrize("loss", [True, False])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("kind", [_dense, _two])
+def test_as_eager(kind: Callable[[int], Tensor], optimizer: str, loss: bool) -> None:
+    (plain, wanted), (step, found) = (_step(kind, optimizer, loss=loss) for _ in range(2))
+    region = st.compile(step)
+    for _ in range(4):
+        plain(), region()
+        assert found() == wanted()
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("kind", [_dense, _two])
+def test_a_step_writes_in_place_and_saves_nothing(kind: Callable[[int], Tensor], optimizer: str) -> None:
+    step, _ = _step(kind, optimizer)
+    region = st.compile(step)
+    for _ in range(3):
+        loss = region()
+    entry = region.specializations[-1]
+    assert entry.plan.mutations and not any(m.copied for m in entry.plan.mutations)
+    assert entry.plan.saved == () and "clone(primals" not in _forward(region)
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.sum().backward()
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("kind", [_dense, _two])
+def test_a_call_delivers_straight_down(kind: Callable[[int], Tensor], optimizer: str) -> None:
+    step, _ = _step(kind, optimizer)
+    region = st.compile(step)
+    for _ in range(3):
+        region()
+    source = region.specializations[-1].source
+    assert "finish(" not in source and "copy" not in source and "make_wrapper" not in source
+    assert source.count(".grad = ") == 3
+    assert source.count("move_versions(") <= (2 if kind is _two else 0)  # a dense tensor's own write moves its counter
+    assert ".detach()" not in _forward(region)
+
+
+def _calls(function: Callable[[], Any]) -> int:
+    """How many Python functions run in a call."""
+    seen: list[str] = []
+
+    def note(frame: types.FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            seen.append(frame.f_code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return len(seen)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("kind", [_dense, _two])
+def test_no_python_function_runs_for_each_parameter(kind: Callable[[int], Tensor], optimizer: str) -> None:
+    found = []
+    for count in (2, 4):
+        step, _ = _step(kind, optimizer, count=count)
+        region = st.compile(step)
+        for _ in range(3):
+            region()
+        assert len(region.specializations) == 2  # the first step makes the optimizer's state
+        found.append(_calls(region))
+    assert found[0] == found[1]
+
+
+WRITES: dict[str, Callable[[list[Tensor]], Any]] = {
+    "foreach on data": lambda ps: torch._foreach_add_([p.data for p in ps], 1.0),
+    "foreach": lambda ps: torch._foreach_add_(ps, 1.0),
+    "twice": lambda ps: [p.add_(1).mul_(2) for p in ps] and None,
+    "by copies": lambda ps: [p.mul_(2).add_(torch.ones(3).double()) for p in ps] and None,  # which promotes
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize("kind", [_dense, _two])
+def test_writes(kind: Callable[[int], Tensor], name: str) -> None:
+    def run(ps: list[Tensor]) -> None:
+        with torch.no_grad():
+            WRITES[name](ps)
+
+    seen, region = [], st.compile(run)
+    for function in (run, region):
+        ps = [torch.nn.Parameter(kind(k)) for k in range(3)]
+        for _ in range(3):
+            function(ps)
+        inner = [i for p in ps if isinstance(p, TwoTensor) for i in (p.a, p.b)]
+        seen.append(([t.tolist() for t in inner or ps], [t._version for t in (*ps, *inner)]))
+    assert seen[0] == seen[1]
+    source = region.specializations[0].source
+    assert "finish(" not in source
+    assert ".copy_(" not in source and source.count("copy_all(") == (name == "by copies")
+    assert source.count("move_versions(") <= 2
+
+
+def test_new_contents_that_are_other_inputs() -> None:
+    def turn(a: Tensor, b: Tensor, c: Tensor) -> None:
+        with torch.no_grad():
+            first = a.clone()
+            a.copy_(b.double())
+            b.copy_(c.double())
+            c.copy_(first)
+
+    seen, region = [], st.compile(turn)
+    for function in (turn, region):
+        ps = [torch.nn.Parameter(_dense(k)) for k in range(3)]
+        for _ in range(4):
+            function(*ps)
+        seen.append([(p.tolist(), p._version) for p in ps])
+    assert seen[0] == seen[1]
+
+
+def test_what_several_results_have_left() -> None:
+    def step(x: Tensor, w: Tensor, *, free: bool) -> tuple[Tensor, Tensor]:
+        y = x * w
+        loss, other = (y * y).sum(), (y * 2 if free else x * w * x).sum()
+        loss.backward()
+        with torch.no_grad():
+            x.mul_(2)
+        return loss, other
+
+    for free in (True, False):
+        seen = []
+        for function in (step, st.compile(step)):
+            x, w = torch.ones(3, requires_grad=True), torch.full((3,), 2.0)
+            loss, other = function(x, w, free=free)
+            with pytest.raises(RuntimeError, match="second time" if free else "second time|modified by an inplace"):
+                other.backward()
+            seen.append((loss.item(), other.item(), x.tolist(), x._version, x.grad.tolist()))  # type: ignore[union-attr]
+        assert seen[0] == seen[1]
+
+
+def test_a_result_that_can_still_go_back() -> None:
+    def step(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        loss, other = (x * x).sum(), (w * w).sum()
+        loss.backward()
+        with torch.no_grad():
+            x.mul_(2)
+        return loss, other
+
+    seen = []
+    for function in (step, st.compile(step)):
+        x, w = torch.ones(3, requires_grad=True), torch.full((3,), 2.0, requires_grad=True)
+        loss, other = function(x, w)
+        other.backward()
+        with pytest.raises(RuntimeError, match="second time"):
+            loss.backward()
+        seen.append((x.tolist(), x.grad.tolist(), w.grad.tolist()))  # type: ignore[union-attr]
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("kind", [_dense, _two])
+def test_results_in_the_memory_of_inputs(kind: Callable[[int], Tensor]) -> None:
+    def run(ps: list[Tensor]) -> list[Tensor]:
+        out = [p.data for p in ps]
+        torch._foreach_add_(out, 1.0)
+        return out
+
+    seen, region, calls = [], st.compile(run), []
+    for function in (run, region):
+        ps = [torch.nn.Parameter(kind(k)) for k in range(3)]
+        out = function(function(ps))
+        out[0].mul_(2)
+        seen.append(([[t._version for t in (*ps, *out)]], [getattr(t, "a", t).tolist() for t in (*ps, *out)]))
+    assert seen[0] == seen[1]
+    for count in (20, 40):
+        ps = [torch.nn.Parameter(kind(k)) for k in range(count)]
+        region(ps)
+        calls.append(_calls(lambda ps=ps: region(ps)))  # type: ignore[misc]
+    assert calls[1] < 2 * calls[0]  # for each result what it takes to make it, whatever their number

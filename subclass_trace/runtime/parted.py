@@ -27,6 +27,7 @@ import torch
 
 from .. import _torch
 from .._torch.dynamo import never_compiled
+from .._torch.tape import torch_captures_tapes
 from ..plan import Plan
 
 Tensor = torch.Tensor
@@ -74,6 +75,7 @@ class _Call:
 
     def __init__(self, node: Any, values: int, inputs: int) -> None:
         self.node, self.values, self.inputs = node, values, inputs
+        self.by_torch = False  # torch's compiled autograd has captured it, which runs nodes in an order of its own
         self._task = -1  # what follows belongs to this run of the engine
         self._tangents: dict[int, Tensor] = {}
         self._gradients: dict[int, Tensor] = {}
@@ -91,9 +93,14 @@ class _Call:
         """The gradients of inputs."""
         if self._tangents:
             tangents, self._tangents = self._tangents, {}
-            found = self.node.apply(*[tangents.get(k) for k in range(self.values)])
+            given = [tangents.get(k) for k in range(self.values)]
             del tangents
-            self.node.maybe_clear_saved_tensors()  # as the engine does after it has run a node
+            if self.by_torch:
+                found = self.node._forward_cls.backward(_Lasting(self.node), *given)
+            else:
+                found = self.node.apply(*given)
+                self.node.maybe_clear_saved_tensors()  # as the engine does after it has run a node
+            del given
             for k, g in enumerate(found[len(found) - self.inputs :]):
                 if g is not None:
                     self._gradients[k] = self._gradients[k] + g if k in self._gradients else g
@@ -101,6 +108,22 @@ class _Call:
 
     def _forget(self) -> None:
         self._tangents, self._gradients, self._task = {}, {}, -1
+
+
+class _Lasting:
+    """The context of a node for a backward that uses nothing up, since it may run again for other tangents."""
+
+    def __init__(self, node: Any) -> None:
+        self.__dict__.update(vars(node))
+        self._node = node
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        """Those of the node."""
+        return self._node.saved_tensors  # type: ignore[no-any-return]
+
+    def maybe_clear_saved_tensors(self) -> None:
+        """They stay."""
 
 
 class Inputs(torch.autograd.Function):
@@ -126,7 +149,8 @@ class Results(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, places: Sequence[int], count: int, *args: Tensor) -> tuple[Tensor, ...]:
         """``args``: the values, which are the results themselves, and the tokens."""
-        ctx.call, ctx.places, ctx.others = call, places, len(args)
+        ctx.call, ctx.places, ctx.count = call, places, count
+        ctx.tokens = [t.detach() for t in args[count:]]
         ctx.set_materialize_grads(False)
         ctx.mark_dirty(*args[:count])
         return args[:count]
@@ -136,7 +160,16 @@ class Results(torch.autograd.Function):
     def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Any, ...]:
         """Take the tangents down."""
         ctx.call.put(ctx.places, tangents)
-        return None, None, None, *[None] * ctx.others
+        # Torch's compiled autograd adds up what arrives at a token, and cannot add None.
+        return None, None, None, *[None] * ctx.count, *[torch.zeros_like(t) for t in ctx.tokens]
 
 
+def _key(ctx: Any) -> tuple[int, ...]:
+    """Asked by the engine when a tape is captured."""
+    ctx.call.by_torch |= torch_captures_tapes()
+    return (ctx._autograd_function_id,)
+
+
+for _function in (Inputs, Results):
+    _function._compiled_autograd_key = staticmethod(_key)  # type: ignore[method-assign]
 _inputs, _results = _torch.base_apply(Inputs), _torch.base_apply(Results)

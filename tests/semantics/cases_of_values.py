@@ -153,6 +153,14 @@ same(
 )
 same(
     M,
+    "a row of an expanded view, written after the shape of its base has changed",
+    lambda x: (v := x + x, w := v[:1].expand(2, 3), v.unsqueeze_(0), w[1].add_(1), w[1])[4],
+    plain(dense),
+    torch="not in the survey",
+    refused="UnsupportedError",
+)
+same(
+    M,
     "in-place operation without a functional form in torch (`polygamma_`)",
     lambda x: x.clone().abs_().polygamma_(1),
     plain(dense),

@@ -395,12 +395,12 @@ class CallSite:
                 conversions(_called_conversions(self.reached)),
                 replaced(self.roots, self.states, states) as assigned,
             ):
-                self.elsewhere[:] = elsewhere
+                self.elsewhere[:] = elsewhere.places
                 containers = HandedContainers.of(args, kwargs)
                 lent = {id(c) for c in self.containers.lent.values()}
                 self.handed[:] = [c for _, c, _ in containers.rows if id(c) not in lent]
                 before = flatten_tree((args, kwargs))[0]
-                self.met.clear()  # from here on it is the function that comes upon them
+                self.met[:] = elsewhere.items  # from here on the function adds those that it comes upon
                 try:
                     result = function(*args, **kwargs)
                     changes, new, places = containers.changes()

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,22 +31,38 @@ _CONTAINERS = (list, dict, OrderedDict, defaultdict, deque, set)
 
 
 @contextlib.contextmanager
-def exchanged(reached: Reached, pairs: Sequence[tuple[Any, Any]]) -> Iterator[list[Any]]:
-    """Inside, traced tensors stand in the places of arguments. ``pairs``: flat argument, what the function is given for it.
-
-    Yields what holds one: containers, attributes of objects, slots.
-    """
+def exchanged(reached: Reached, pairs: Sequence[tuple[Any, Any]]) -> Iterator[Exchanged]:
+    """Inside, traced tensors stand in the places of arguments. ``pairs``: flat argument, what the function is given for it."""
     tensors = [(real, traced) for real, traced in pairs if isinstance(real, torch.Tensor)]
     there = _Exchange((*_inside(tensors), *tensors))
     sets = [real for real, _ in pairs if type(real) is set]
-    places = [*sets, *_tables(reached), *_bindings(reached)] if there.pairs else []
-    touched = [place for place in places if there.at(place)]
-    back = there.inverse()
+    containers = [*sets, *_containers(reached)] if there.pairs else []
+    others = [*_attributes(reached), *_bindings(reached)] if there.pairs else []
+    tried: list[Any] = []
+    found = Exchanged([], [])
     try:
-        yield touched
+        for place in containers:
+            tried.append(place)
+            if there.at(place):
+                found.places.append(place)
+        found.items.extend(t for t in there.met if isinstance(t, torch.Tensor))
+        for place in others:
+            tried.append(place)
+            if there.at(place):
+                found.places.append(place)
+        yield found
     finally:
-        for place in touched:
+        back = there.inverse()
+        for place in tried:
             back.at(place)
+
+
+class Exchanged(NamedTuple):
+    """Where arguments stand besides: ``places`` are containers, attributes of objects, slots; ``items`` the tensors that are
+    items of containers. What lies deep in a container no guard looks at, so that these are the same in each call."""
+
+    places: list[Any]
+    items: list[torch.Tensor]
 
 
 def _inside(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -63,13 +80,14 @@ class _Exchange:
     def __init__(self, pairs: Iterable[tuple[Any, Any]]) -> None:
         self.pairs: dict[int, tuple[Any, Any]] = {id(old): (old, new) for old, new in pairs}
         self.tuples: list[tuple[Any, Any]] = []
+        self.met: list[Any] = []  # what was exchanged, in order
 
     def inverse(self) -> _Exchange:
         """What puts them back."""
         return _Exchange((new, old) for old, new in (*self.pairs.values(), *self.tuples))
 
     def at(self, place: Any) -> bool:
-        """Exchange what stands at a place; was there anything?"""
+        """Exchange what stands at a place; was there anything? The caller may be iterating over it."""
         if isinstance(place, _Binding):
             return place.exchange(self.of)
         if isinstance(place, (dict, Slotted, ClassTable)):
@@ -78,8 +96,13 @@ class _Exchange:
         made = [*map(self.of, items)]
         if all(a is b for a, b in zip(items, made, strict=True)):
             return False
-        place.clear()
-        (place.update if isinstance(place, set) else place.extend)(made)
+        if isinstance(place, set):
+            place.clear()
+            place.update(made)
+            return True
+        for k, (was, now) in enumerate(zip(items, made, strict=True)):
+            if now is not was:
+                place[k] = now
         return True
 
     def _in_dict(self, table: Any) -> bool:
@@ -90,15 +113,19 @@ class _Exchange:
         if all(a is c and b is d for (a, b), (c, d) in zip(rows, made, strict=True)):
             return False
         if any(a is not c for (a, _), (c, _) in zip(rows, made, strict=True)):
+            if isinstance(table, OrderedDict):  # which would notice, in a loop of the caller's
+                return False
             table.clear()
+        write = _writer(table)
         for (key, value), (_, was) in zip(made, rows, strict=True):
             if value is not was or key not in table:
-                table[key] = value
+                write(key, value)
         return True
 
     def of(self, value: Any) -> Any:
         """What stands in its place."""
         if id(value) in self.pairs:
+            self.met.append(value)
             return self.pairs[id(value)][1]
         if not isinstance(value, tuple) or not (type(value) is tuple or hasattr(value, "_make")):
             return value
@@ -109,6 +136,17 @@ class _Exchange:
         self.tuples.append((value, made))
         self.pairs[id(value)] = (value, made)
         return made
+
+
+def _writer(table: Any) -> Callable[[Any, Any], None]:
+    """Writes to a table; to attributes as Python does it, not as the user's ``__setattr__`` would."""
+    if isinstance(table, (Slotted, ClassTable)):
+        owner = table.value if isinstance(table, Slotted) else table.cls
+        classes: Any = type(owner).__mro__
+        ways = [vars(cls).get("__setattr__") for cls in classes]
+        way: Any = next(way for way in ways if way is not None and not isinstance(way, types.FunctionType))
+        return functools.partial(way, owner)
+    return functools.partial(operator.setitem, table)
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,20 +174,24 @@ def _bindings(reached: Reached) -> Iterator[_Binding]:
             )
 
 
-def _tables(reached: Reached) -> Iterator[Any]:
-    """The containers that the function reaches, and the attributes of objects; but not what optimizers keep, which have their
-    own ways of finding it."""
+def _containers(reached: Reached) -> Iterator[Any]:
+    """The containers that the function reaches; but not those of optimizers, which have their own ways of finding them."""
     kept = {id(row.holder) for optimizer, path in reached.optimizers for row in slots_of(optimizer, path)}
     for optimizer, _ in reached.optimizers:
         groups = optimizer.param_groups
         kept |= {id(groups), *map(id, groups), *[id(group["params"]) for group in groups]}
     for value, _ in reached.held:
-        if id(value) in kept:
-            continue
-        if type(value) in _CONTAINERS:
+        if type(value) in _CONTAINERS and id(value) not in kept:
             yield value
-        elif isinstance(value, type):
+
+
+def _attributes(reached: Reached) -> Iterator[Any]:
+    """The attributes of objects and classes that it reaches."""
+    for value, _ in reached.held:
+        if isinstance(value, type):
             if not is_library(value):
                 yield ClassTable(value)
-        elif is_plain_object(value) and isinstance(held := attributes_of(value), (Mapping, Slotted)):
-            yield held
+        elif type(value) not in _CONTAINERS and is_plain_object(value):
+            held = attributes_of(value)
+            if isinstance(held, (Mapping, Slotted)):
+                yield held

@@ -21,7 +21,7 @@ from ..subclass.spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec, l
 from ..subclass.template import Examples
 from .guards import NameGuard
 from .held import ABSENT, Same, Slotted, as_held, is_simple, parts_of
-from .one_object import Held, KnownTensors, OneObject
+from .one_object import Held, Item, KnownTensors, OneObject
 from .source import EXPRESSION_GLOBALS, Source
 
 Tensor = torch.Tensor
@@ -355,6 +355,9 @@ def one_object_checks(source: Source, known: OneObject) -> None:
             now = f"{holder}.cell_contents" if step.key is None else f"{holder}[{step.key!r}]"
         elif suffix is not None:
             now = names[parent] + suffix
+        elif isinstance(step, Item):  # without a Python function: an optimizer has a dict for each parameter
+            read = source.bind(f"{step.base.__name__}_item", step.base.__getitem__)
+            now = f"{read}({names[parent]}, {source.constant(step.key, 'key')})"
         else:
             now = f"{source.bind(source.name('step'), step.of)}({names[parent]})"
         source.line(f"{names[-1]} = {now}")

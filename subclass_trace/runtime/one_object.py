@@ -30,14 +30,14 @@ _PLAIN = (list, dict, tuple)
 
 @dataclass(frozen=True)
 class Item:
-    """``value[key]``, as the class of a container has it that is Python's own."""
+    """``value[key]``, as ``base`` has it, the class of containers that is Python's own."""
 
     key: Any
+    base: Any
 
     def of(self, value: Any) -> Any:
         """What stands there."""
-        base: Any = next(cls for cls in ITEMWISE if isinstance(value, cls))
-        return base.__getitem__(value, self.key)
+        return self.base.__getitem__(value, self.key)
 
     def suffix(self, value: Any) -> str | None:
         """What stands for it behind an expression for ``value``; None where only `of` will do."""
@@ -346,10 +346,11 @@ def _keys(value: Any) -> list[Any]:
 def _parts(value: Any) -> Iterator[tuple[Step, Any]]:
     if isinstance(value, dict):
         for key in list(dict.keys(value)):
-            yield Item(key), dict.__getitem__(value, key)
+            yield Item(key, dict), dict.__getitem__(value, key)
     elif _is_queue(value):
+        base = next(cls for cls in ITEMWISE if isinstance(value, cls))
         for k, item in enumerate(list(value)):
-            yield Item(k), item
+            yield Item(k, base), item
     elif not isinstance(value, (set, frozenset)):
         for k, item in enumerate(optree.tree_flatten_one_level(value, namespace=_torch.pytree_namespace())[0]):
             yield Child(k), item

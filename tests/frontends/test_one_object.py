@@ -550,3 +550,49 @@ def test_a_dropped_trace_is_not_made_again_where_an_argument_stands_elsewhere_to
     (first,) = torch.autograd.grad(out.sum(), t, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), t)
     assert first.tolist() == [4.0, 4.0] and second.tolist() == [4.0, 4.0]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frozen:
+    t: Tensor
+
+
+class Locked:
+    __slots__ = ("t", "writes")
+
+    def __init__(self, t: Tensor) -> None:
+        object.__setattr__(self, "t", t)
+        object.__setattr__(self, "writes", 0)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, "writes", self.writes + 1)
+        raise AttributeError(name)
+
+
+@pytest.mark.parametrize("kind", [Frozen, Locked])
+def test_objects_that_refuse_to_be_written(kind: Callable[[Tensor], Any]) -> None:
+    x = one()
+    table, holder = {"a": x}, kind(x)
+    for call in (lambda f: f, st.compile):
+        result, same = call(lambda a: (a * 2 + table["a"] + holder.t, a is holder.t))(x)
+        assert result.tolist() == [4.0, 4.0] and same
+        assert table["a"] is x and holder.t is x and getattr(holder, "writes", 0) == 0
+
+
+def test_a_caller_that_iterates_over_what_the_region_reads() -> None:
+    x, y = one(), one() * 2
+    queue, table, ordered = deque([x, y]), {x: 1, y: 2}, OrderedDict([(x, 1), (y, 2)])
+    for held in (queue, table, ordered):
+        region = st.compile(lambda a, held=held: a + len(held))
+        assert [region(t).tolist() for t in held] == [[3.0, 3.0], [4.0, 4.0]]
+    region = st.compile(lambda a: (a + queue[0], a is queue[1]))
+    for k, t in enumerate(queue):
+        result, same = region(t)
+        assert result.tolist() == [2.0 + k] * 2 and same is (k == 1)
+
+
+def test_an_argument_deep_in_a_container_that_no_guard_looks_into() -> None:
+    held = [[torch.full((2,), float(k))] for k in range(40)]
+    x = held[0][0] = one()
+    region = st.compile(lambda a: a + held[0][0])
+    assert [region(t).tolist() for t in (x, torch.zeros(2), x)] == [[2.0, 2.0], [1.0, 1.0], [2.0, 2.0]]

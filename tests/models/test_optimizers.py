@@ -66,7 +66,7 @@ FORMULAS = {
     "Adagrad": Formula("adagrad", (ZEROS, counters()), {**NUMBERS, "lr_decay": 0.1, "maximize": False}),
     "NAdam": Formula("nadam", (ZEROS, ZEROS, counters(1.0), counters()), {**NUMBERS, **BETAS, "momentum_decay": 4e-3}),
     "RAdam": Formula("radam", (ZEROS, ZEROS, counters()), {**NUMBERS, **BETAS}, reads_counters=(True, False)),
-    "Adamax": Formula("adamax", (ZEROS, ZEROS, counters()), {**NUMBERS, **BETAS}, reads_counters=(True,)),
+    "Adamax": Formula("adamax", (ZEROS, ZEROS, counters()), {**NUMBERS, **BETAS}),
     "Adadelta": Formula("adadelta", (ZEROS, ZEROS, counters()), {**NUMBERS, "rho": 0.9, "maximize": False}),
     "ASGD": Formula(
         "asgd",

@@ -135,9 +135,9 @@ def base_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
 
 
-def at_the_end_of_the_backward(callback: Callable[[], None]) -> None:
+def at_the_end_of_the_backward(callback: Callable[[], object]) -> None:
     """Inside a backward: let the engine call this when it is done."""
-    torch.autograd.Variable._execution_engine.queue_callback(callback)
+    torch.autograd.Variable._execution_engine.queue_callback(callback)  # type: ignore[arg-type]
 
 
 keeps_graph_now = torch._C._autograd._get_current_graph_task_keep_graph

@@ -71,6 +71,22 @@ class Argument:
     take_base: bool = False
 
 
+class RealInput:
+    """The tensor of the call that is captured, until that is done: torch swaps no tensor (``module.to``) while there is a weak
+    reference to it, and a capture is a cycle that stays for a while."""
+
+    def __init__(self, real: Tensor) -> None:
+        self._reference: Callable[[], Tensor | None] | None = weakref.ref(real)
+
+    def __call__(self) -> Tensor | None:
+        """The tensor, while it is alive."""
+        return None if self._reference is None else self._reference()
+
+    def forget(self) -> None:
+        """Know it no more."""
+        self._reference = None
+
+
 @dataclass(frozen=True, eq=False)
 class TracedInput:
     """One input: the real tensor's spec (with symbolic sizes), its leaves' graph inputs, and the traced value."""
@@ -83,7 +99,7 @@ class TracedInput:
     edge: Any  # gradient edge, or None when it does not require grad
     is_parameter: bool = False
     has_gradient: bool = False  # its .grad is a tensor
-    real: Callable[[], Tensor | None] = lambda: None  # the tensor of the call, while it is alive
+    real: Callable[[], Tensor | None] = lambda: None  # see `RealInput`
     facts: Mapping[str, Any] = field(default_factory=dict)  # what a first run asked of it, and was told
     gradient_of: Tensor | None = None  # it is the .grad of that tensor
 
@@ -98,6 +114,12 @@ class TracedInputs:
     leaf_paths: tuple[Path, ...]
     sizes: tuple[Any, ...]  # SymInts that no dense leaf carries: graph inputs after the leaves
     counters: Groups = ()  # inputs that share a version counter
+
+    def forget(self) -> None:
+        """From now on nothing leads to the tensors of the call."""
+        for row in self.inputs:
+            if isinstance(row.real, RealInput):
+                row.real.forget()
 
 
 def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: DynamicDims) -> TracedInputs:
@@ -136,7 +158,7 @@ def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: Dynam
     values = tuple(session.tracked(fake) for fake in originals)
     reals = [a.value for a in arguments]
     with torch.no_grad(), _torch.no_modes():
-        facts = [(isinstance(t, torch.nn.Parameter), has_gradient(t), weakref.ref(t)) for t in reals]
+        facts = [(isinstance(t, torch.nn.Parameter), has_gradient(t), RealInput(t)) for t in reals]
         counters = counter_groups(reals)
     inputs = []
     for number, ((argument, _, own), spec) in enumerate(zip(rows, specs, strict=True)):

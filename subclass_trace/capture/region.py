@@ -6,6 +6,7 @@ autograd graph as a `Tape`, from which the joint graph is traced. See docs/archi
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -208,8 +209,9 @@ class _Capture:
     def run(self, call: RunFunction, make_inputs: Callable[[Session], TracedInputs]) -> Captured:
         recorder = self.recorder
         grad_mode = torch.is_grad_enabled()
-        with self.session.modes(), restored_versions(recorder) as versions:
+        with self.session.modes(), restored_versions(recorder) as versions, contextlib.ExitStack() as stack:
             inputs = make_inputs(self.session)
+            stack.callback(inputs.forget)
             own = OwnAttributes(inputs, self.session.reads if self.session.watches_contexts else None)
             self.session.assumptions = _torch.assumptions_of(self.session.shape_env)
             before = remember(inputs)

@@ -33,7 +33,7 @@ from ..subclass.arguments import AttributesOf, ObjectIdentity, ObjectState, argu
 from ..subclass.flatten import leaves_of
 from ..subclass.numbers import NumberPlace
 from ..subclass.paths import Path
-from ..subclass.protocol import is_traceable
+from ..subclass.protocol import is_plain, is_traceable
 from .assignments import ModuleChange, replaced
 from .containers import GivenContainers, HandedContainers, found_anew, made_containers, named_containers
 from .counting import left_out, read_late
@@ -155,6 +155,7 @@ class CallSite:
         leaves, tree = flatten_tree((args, kwargs))
         named = [callable_code(v) or isinstance(v, (type, types.ModuleType, torch.nn.Module)) for v in leaves]
         objects = [k for k, v in enumerate(leaves) if named[k] or is_plain_object(v) or isinstance(v, Optimizer)]
+        objects += [k for k, v in enumerate(leaves) if isinstance(v, Tensor) and is_plain(type(v))]  # it has methods
         paths = argument_paths(tree) if objects else []
         by_value = {id(v) for k, v in enumerate(leaves) if not named[k] and not _is_one_object(v)}
         site = CallSite.of(args, kwargs, reach(function, [(leaves[k], paths[k]) for k in objects], by_value))

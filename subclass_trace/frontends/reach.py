@@ -32,6 +32,7 @@ from ..runtime.guards import HOOK_TABLES, OF_EVERY_MODULE
 from ..runtime.held import ABSENT, Slotted, container_behind, is_fixed, is_simple
 from ..subclass.arguments import NAMESPACES
 from ..subclass.paths import Path
+from ..subclass.protocol import is_plain
 from .asked import ENVIRONMENT, Asked, answers_of, variables_of
 from .late_reach import LateParts
 from .members import (
@@ -127,6 +128,8 @@ class _Walk:
 
     def look(self, value: Any, path: Path) -> None:
         """What a slot, an item or an argument holds."""
+        if isinstance(value, torch.Tensor) and is_plain(type(value)):
+            value = type(value)
         if isinstance(value, (torch.Tensor, str, bytes, int, float, complex, type(None))):
             return
         if id(value) in self._seen or len(self._seen) > _MOST:
@@ -328,6 +331,8 @@ class _Walk:
                 self._script(module, where)
             elif is_library(type(module)):
                 self._forward(type(module))
+            for name, parameter in module._parameters.items():
+                self.look(parameter, where.attr(name))
             for key, value in list(vars(module).items()):
                 if key in HOOK_TABLES and "backward" in key:
                     self.late.todo.append(functools.partial(self._items, value, where.attr(key)))

@@ -20,6 +20,7 @@ at the time of the call.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -70,31 +71,36 @@ def _is_quiet(t: Any) -> bool:
     return t.is_leaf and not t._backward_hooks and not t._post_accumulate_grad_hooks
 
 
+class _Run:
+    """What one run of the engine has brought to the results of a call, and not yet to its inputs."""
+
+    def __init__(self) -> None:
+        self.tangents: dict[int, Tensor] = {}
+        self.gradients: dict[int, Tensor] = {}
+
+
 class _Call:
-    """The tangents and gradients of one call of a region while a backward runs."""
+    """One call of a region, and the backwards that run through it: a hook may start one in the midst of another."""
 
     def __init__(self, node: Any, values: int, inputs: int) -> None:
         self.node, self.values, self.inputs = node, values, inputs
         self.by_torch = False  # torch's compiled autograd has captured it, which runs nodes in an order of its own
-        self._task = -1  # what follows belongs to this run of the engine
-        self._tangents: dict[int, Tensor] = {}
-        self._gradients: dict[int, Tensor] = {}
+        self._runs: dict[int, _Run] = {}
 
     def put(self, places: Sequence[int], tangents: Sequence[Tensor | None]) -> None:
         """Take down the tangents of values."""
         task = _torch.current_graph_task()
-        if task != self._task or (task < 0 and not self._tangents):
-            self._forget()
-            self._task = task
-            _torch.at_the_end_of_the_backward(self._forget)
-        self._tangents |= {k: t for k, t in zip(places, tangents, strict=True) if t is not None}
+        run = self._runs.get(task)
+        if run is None or (task < 0 and not run.tangents):
+            run = self._runs[task] = _Run()
+            _torch.at_the_end_of_the_backward(functools.partial(self._runs.pop, task, None))
+        run.tangents |= {k: t for k, t in zip(places, tangents, strict=True) if t is not None}
 
     def take(self, members: Sequence[int]) -> list[Tensor | None]:
         """The gradients of inputs."""
-        if self._tangents:
-            tangents, self._tangents = self._tangents, {}
-            given = [tangents.get(k) for k in range(self.values)]
-            del tangents
+        run = self._runs[_torch.current_graph_task()]
+        if run.tangents:
+            given = [run.tangents.pop(k, None) for k in range(self.values)]
             if self.by_torch:
                 found = self.node._forward_cls.backward(_Lasting(self.node), *given)
             else:
@@ -103,11 +109,8 @@ class _Call:
             del given
             for k, g in enumerate(found[len(found) - self.inputs :]):
                 if g is not None:
-                    self._gradients[k] = self._gradients[k] + g if k in self._gradients else g
-        return [self._gradients.pop(k, None) for k in members]
-
-    def _forget(self) -> None:
-        self._tangents, self._gradients, self._task = {}, {}, -1
+                    run.gradients[k] = run.gradients[k] + g if k in run.gradients else g
+        return [run.gradients.pop(k, None) for k in members]
 
 
 class _Lasting:

@@ -75,6 +75,7 @@ def is_plain(cls: type) -> bool:
         not issubclass(cls, torch.nn.Parameter)
         or cls is torch.nn.Parameter
         or type(cls) is not type(torch.nn.Parameter)
+        or hasattr(cls, "__getattr__")
     ):
         return False
     own = (name for k in cls.__mro__ if k not in torch.nn.Parameter.__mro__ for name in vars(k))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 
 import subclass_trace as st
 from subclass_trace.frontends.dynamo import register
+from subclass_trace.zoo import TwoTensor
 
 
 class Block(nn.Module):
@@ -241,3 +243,19 @@ def test_what_returns_the_module_returns_the_region() -> None:
     region = compiled(nn.Linear(2, 2))
     assert all(getattr(region, name)() is region for name in ("eval", "train", "double", "requires_grad_", "cpu"))
     assert region.to("cpu") is region and region.apply(lambda m: None) is region
+
+
+def test_wrapper_weights_are_swapped_right_after_a_call() -> None:
+    """Torch swaps no tensor that somebody has a weak reference to, and a capture may be in memory still."""
+    model = nn.Linear(2, 2, bias=False)
+    model.weight = nn.Parameter(TwoTensor(torch.ones(2, 2), torch.ones(2, 2)))
+    region = st.compile(model)
+    gc.disable()
+    try:
+        for dtype in (torch.float32, torch.float64, torch.float32):
+            region.to(dtype)
+            for around in (torch.no_grad, torch.enable_grad):
+                with around():
+                    assert region(torch.ones(1, 2, dtype=dtype)).dtype is dtype
+    finally:
+        gc.enable()

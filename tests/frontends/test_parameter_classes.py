@@ -177,3 +177,20 @@ def test_a_class_that_overrides_is_refused() -> None:
         p = cls() if cls is nn.UninitializedParameter else made(cls)
         with pytest.raises(st.ProtocolError, match=f"{cls.__name__} is a tensor subclass"):
             st.compile(lambda x, p: x)(torch.ones(2), p)
+
+
+def test_what_methods_reach_is_guarded() -> None:
+    settings = {"factor": 2.0}
+
+    class Scale(torch.nn.Parameter):
+        def scaled(self) -> torch.Tensor:
+            return self * settings["factor"]
+
+    module = torch.nn.Module()
+    module.w = Scale(torch.ones(1))
+    of_argument, of_module = st.compile(lambda x, p: x * p.scaled()), st.compile(lambda x: x * module.w.scaled())
+    for factor in (2.0, 10.0, 3.0):
+        settings["factor"] = factor
+        assert of_argument(torch.ones(1), module.w).item() == of_module(torch.ones(1)).item() == factor
+    Scale.scaled = lambda self: self * 7.0
+    assert of_argument(torch.ones(1), module.w).item() == of_module(torch.ones(1)).item() == 7.0

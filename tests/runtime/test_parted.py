@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -189,3 +190,47 @@ def test_results_that_are_written_and_seen_as_views() -> None:
         h.sum().backward()
         runs[-1] += (x.grad.tolist(), y.grad)
     assert runs[0] == runs[1]
+
+
+def test_a_backward_in_the_midst_of_another() -> None:
+    runs = []
+    for call in (heads, st.compile(heads)):
+        leaves = make(False)
+        p, q, r, _ = call(*[t * 1 for t in leaves])
+        inner: list[Any] = []
+
+        loss = q.sum()
+
+        def look(g: Tensor, of: Tensor = loss, leaves: list[Tensor] = leaves, inner: list[Any] = inner) -> None:
+            inner.extend(torch.autograd.grad(of, leaves, retain_graph=True, allow_unused=True))
+
+        r.register_hook(look)
+        (p.sum() + q.sum() + r.sum()).backward(retain_graph=True)
+        (p.sum() + r.sum()).backward()
+        runs.append([t.tolist() for t in (*inner, *[leaf.grad for leaf in leaves])])
+    for a, b in zip(*runs, strict=True):
+        assert a == pytest.approx(b)
+
+
+def test_two_threads_go_back_through_one_call() -> None:
+    runs = []
+    for call in (heads, st.compile(heads)):
+        leaves = make(False)
+        p, q, r, _ = call(*[t * 1 for t in leaves])
+        meet = threading.Barrier(2, timeout=30)
+        for t in (p, r):
+            t.register_hook(lambda g, meet=meet: (meet.wait(), None)[1])
+        found: dict[str, Any] = {}
+
+        def back(name: str, loss: Tensor, found: dict[str, Any] = found, leaves: list[Tensor] = leaves) -> None:
+            found[name] = torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True)
+
+        rows = {"first": p.sum() + q.sum(), "second": r.sum() + q.sum()}
+        threads = [threading.Thread(target=back, args=row) for row in rows.items()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        runs.append([None if g is None else g.tolist() for name in rows for g in found[name]])
+    for a, b in zip(*runs, strict=True):
+        assert (a is None and b is None) or a == pytest.approx(b)

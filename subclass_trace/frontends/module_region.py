@@ -166,6 +166,8 @@ for _name in vars(Region):
     if not _name.startswith("_"):
         setattr(ModuleRegion, _name, _Public(_name))
 
+#: what every object has, and a class may have of its own
+_OF_OBJECTS = frozenset(f"__{name}__" for name in ("eq", "ne", "lt", "le", "gt", "ge", "hash", "str", "format"))
 _classes: weakref.WeakKeyDictionary[type, type[ModuleRegion]] = weakref.WeakKeyDictionary()
 
 
@@ -178,7 +180,9 @@ def class_of_region(module: torch.nn.Module) -> type[ModuleRegion]:
             name: _Chained(name)
             for c in _users_classes(cls)
             for name, value in vars(c).items()
-            if name.startswith("__") and isinstance(value, FunctionType) and not hasattr(base, name)
+            if name.startswith("__")
+            and isinstance(value, FunctionType)
+            and (name in _OF_OBJECTS or not hasattr(base, name))
         }
         _classes[cls] = type(base.__name__, (base,), {"__module__": __name__, **operators}) if operators else base
     return _classes[cls]

@@ -29,6 +29,7 @@ from ..capture.python_numbers import place_text
 from ..plan import Plan
 from ..subclass.components import part_source
 from ..subclass.context import AnyNumber
+from ..subclass.spec import WrapperSpec
 from .tables import (
     Table,
     bytes_text,
@@ -129,7 +130,7 @@ def explain(
 
 def _entry(number: int, entry: Any) -> str:
     plan: Plan = entry.plan
-    wrappers = sum(hasattr(row.spec, "cls") for row in plan.inputs)
+    wrappers = sum(isinstance(row.spec, WrapperSpec) for row in plan.inputs)
     leaves = count_text(plan.leaf_count, "dense leaf", "dense leaves")
     rows = [
         ("made for", entry.reason),

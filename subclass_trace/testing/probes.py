@@ -49,12 +49,17 @@ def named_leaves(x: Any, path: str = "x") -> list[tuple[str, torch.Tensor]]:
 
 
 def plain_meta(x: Any) -> dict[str, Any]:
-    """`meta` for comparing a fake tensor with a real one: every dense type is the same, and so are jagged sizes."""
+    """`meta` for comparing a fake tensor with a real one: every dense type is the same, and so are jagged sizes. Strides of
+    what has no elements are left out: fake kernels choose them otherwise."""
 
     def number(n: Any) -> Any:
         return "jagged" if isinstance(n, torch.SymInt) else n
 
-    sizes = {k: tuple(map(number, v)) for k, v in meta(x).items() if k in ("size", "stride") and v is not None}
+    sizes: dict[str, Any] = {
+        k: tuple(map(number, v)) for k, v in meta(x).items() if k in ("size", "stride") and v is not None
+    }
+    if 0 in x.shape:
+        sizes["stride"] = None
     kind = type(x).__qualname__ if hasattr(type(x), "__tensor_flatten__") else "dense"
     return {**meta(x), **sizes, "type": kind}
 

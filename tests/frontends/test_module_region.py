@@ -259,3 +259,26 @@ def test_wrapper_weights_are_swapped_right_after_a_call() -> None:
                     assert region(torch.ones(1, 2, dtype=dtype)).dtype is dtype
     finally:
         gc.enable()
+
+
+def test_comparisons_of_the_module() -> None:
+    class Ranked(nn.Linear):
+        rank = 0
+
+        def __lt__(self, other: Any) -> bool:
+            return self.rank < other.rank
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, nn.Module) and self.rank == other.rank
+
+        def __hash__(self) -> int:
+            return 7
+
+        def __str__(self) -> str:
+            return f"rank {self.rank}"
+
+    first, second = Ranked(1, 1), Ranked(1, 1)
+    second.rank = 2
+    region = compiled(first)
+    assert region < second and region == first and region != second and hash(region) == 7 and str(region) == "rank 0"
+    assert region(torch.ones(1, 1)).shape == (1, 1)

@@ -44,7 +44,7 @@ def _strides_of_gradients() -> None:
 
 @fact(
     B,
-    "outer strides of a wrapper in dimensions of size 1",
+    "outer strides of a wrapper in dimensions of size 1, and strides of results without elements",
     differs="they are those of fake kernels, which are not always those of the real ones; the inner tensors' are eager's",
     torch="differs in the same way",
 )

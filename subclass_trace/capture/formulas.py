@@ -35,7 +35,7 @@ def formulas() -> Iterator[None]:
         no_schedules(),
         scaled_losses(),
         meshes_as_they_are(),
-        _instead(lazy_property, "__get__", _not_kept),
+        computed_properties(),
     ):
         yield
 
@@ -83,13 +83,27 @@ def _refuse_scaler(name: str, original: Callable[..., Any], self: Any, *args: An
     )
 
 
-def _not_kept(original: Callable[..., Any], self: Any, instance: Any, *rest: Any) -> Any:
-    """A property of a distribution that is computed when it is first asked for: a traced value is not kept in an object from
-    outside. One that the region has made of traced tensors keeps it, like eager's."""
-    if instance is None or any(holds_traced(value, 1) for value in vars(instance).values()):
-        return original(self, instance, *rest)
-    with torch.enable_grad():
-        return self.wrapped(instance)
+@contextlib.contextmanager
+def computed_properties() -> Iterator[None]:
+    """Properties of distributions that are computed when they are first asked for: a traced value is not kept in an object
+    from outside. One that has traced tensors, as those that the region makes, keeps it like eager's, until the run ends."""
+    kept: list[tuple[Any, str]] = []
+
+    def get(original: Callable[..., Any], self: Any, instance: Any, *rest: Any) -> Any:
+        if instance is None:
+            return original(self, instance, *rest)
+        if any(holds_traced(value, 1) for value in vars(instance).values()):
+            kept.append((instance, self.wrapped.__name__))
+            return original(self, instance, *rest)
+        with torch.enable_grad():
+            return self.wrapped(instance)
+
+    try:
+        with _instead(lazy_property, "__get__", get):
+            yield
+    finally:
+        for instance, name in kept:
+            vars(instance).pop(name, None)
 
 
 @contextlib.contextmanager

@@ -357,12 +357,14 @@ class _Replay:
     def _is_step(self, node: fx.Node) -> bool:
         """Does Python compute it of numbers that are known in the traced call, or that its own code looks at?
 
-        Called again, ``math.exp`` would fix them, or ask for those that are not known.
+        Called again, ``math.exp`` would fix them, or ask for those that are not known; and a sum of floats would be another
+        symbol, which Python's steps make (`number_steps`) when a backward is traced.
         """
         value = node.meta.get("val")
         if not isinstance(value, _torch.SYM_TYPES) or isinstance(node.target, _torch.OpOverload) or node.kwargs:
             return False
-        return _torch.is_known(value) or str(node.target.__module__).partition(".")[0] not in _TAKE_SYMBOLS
+        computed = isinstance(value, torch.SymFloat) or _torch.is_known(value)
+        return computed or str(node.target.__module__).partition(".")[0] not in _TAKE_SYMBOLS
 
     def _loses_layout(self, node: fx.Node) -> bool:
         """Is it an operation in place on a transposed tensor, whose functional form gives a contiguous one?"""

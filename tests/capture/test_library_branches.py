@@ -200,3 +200,10 @@ def test_a_distribution_that_the_region_makes_keeps_what_it_computes() -> None:
         expected, got = f(p), st.compile(f, backend="eager")(p)
         assert torch.equal(expected[0], got[0])
         assert torch.equal(expected[1], got[1]) if isinstance(got[1], torch.Tensor) else expected[1] is got[1] is True
+
+
+def test_a_distribution_of_an_argument_keeps_nothing_of_a_trace() -> None:
+    p = torch.tensor([0.2, 0.7])
+    d = dist.Bernoulli(probs=p)
+    assert torch.equal(st.compile(lambda x: d.logits * x)(p), dist.Bernoulli(probs=p).logits * p)
+    assert type(d.probs) is Tensor and torch.equal(d.logits, dist.Bernoulli(probs=p).logits)

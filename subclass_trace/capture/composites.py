@@ -142,6 +142,14 @@ def _observed(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: A
     return func(*args, **kwargs)
 
 
+def _affine_grid(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Its backward, in C++, takes sizes that are numbers."""
+    named = dict(zip(("theta", "size", "align_corners"), args, strict=False)) | kwargs
+    if torch.is_grad_enabled() and isinstance(named.get("theta"), Tensor) and named["theta"].requires_grad:
+        named["size"] = [int(n) for n in named["size"]]
+    return func(**named)
+
+
 #: name of a function -> what is called in its place
 COMPOSITES: Mapping[str, Callable[..., Any]] = {
     **PACKED,
@@ -153,6 +161,7 @@ COMPOSITES: Mapping[str, Callable[..., Any]] = {
     "max_pool1d": _max_pool1d,
     "tensor_split": _tensor_split,
     "fused_moving_avg_obs_fake_quant": _observed,
+    **dict.fromkeys(("affine_grid", "affine_grid_generator"), _affine_grid),
     "allclose": allclose,
     "equal": equal,
     "is_nonzero": is_nonzero,

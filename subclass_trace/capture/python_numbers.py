@@ -23,7 +23,7 @@ import math
 import re
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -35,7 +35,7 @@ from ..subclass.paths import Path
 from ..subclass.protocol import Kind, kind_of
 from ..subclass.spec import Spec, WrapperSpec, is_ragged
 from ..subclass.visit import visit
-from .inputs import TracedInputs
+from .inputs import TracedInput, TracedInputs
 from .memory import TEXTS, refuse_text
 from .number_steps import Steps
 from .session import Session
@@ -90,6 +90,45 @@ class NeedsNumbers(UnsupportedError):
         self.why = what if line is None else f"{what} at {line}"
 
 
+def places_of(session: Session, inputs: Sequence[TracedInput], symbols: Collection[Any] | None) -> list[Place]:
+    """The sizes and strides of inputs with one of these symbols (with any, where None), if they may be numbers."""
+    found: list[Place] = []
+    if not inputs or not session.may_run_again:
+        return found
+
+    def note(t: Tensor, path: Path) -> None:
+        strides = t.stride() if t.layout is torch.strided else ()
+        for kind, numbers in (("size", tuple(t.shape)), ("stride", strides)):
+            for d, n in enumerate(numbers):
+                if isinstance(n, torch.SymInt) and not is_ragged(n):
+                    own = n.node.expr.free_symbols
+                    if own and (symbols is None or own & set(symbols)):
+                        found.append((path, kind, d))
+
+    for place, n in session.arguments.items():
+        own = n.node.expr.free_symbols if isinstance(n, _torch.SYM_TYPES) else set()
+        if own and (symbols is None or own & set(symbols)):
+            found.append((place.path, "number", 0))
+    if found and symbols is None:  # a function that takes numbers alone was rather called with one of those
+        return found
+    for row in inputs:
+        visit(
+            row.traced,
+            leaf=note,
+            wrapper=lambda t, names, inners, context, path: note(t, path),
+            opaque=lambda v, path: None,
+            path=row.path,
+        )
+    return found
+
+
+def needed_numbers(session: Session, inputs: Sequence[TracedInput]) -> NeedsNumbers | None:
+    """What a region has to be captured again for: sizes of which it computes floats that something was assumed of."""
+    behind = session.sizes_behind_branches()
+    places = places_of(session, inputs, behind) if behind else []
+    return NeedsNumbers(places, "a branch on a float that is computed of it", None) if places else None
+
+
 class PythonNumbers:
     """A context for one run of the user function on ``inputs``, or for a backward: see the module's docstring."""
 
@@ -127,9 +166,9 @@ class PythonNumbers:
         while self._before:
             holder, name, before = self._before.pop()
             delattr(holder, name) if before is _ABSENT else setattr(holder, name, before)
-        behind = self.session.sizes_behind_branches() if error is None else None
-        if behind and (places := self._places(behind)):
-            raise NeedsNumbers(places, "a branch on a float that is computed of it", None)
+        rows = () if self.inputs is None else self.inputs.inputs
+        if error is None and (needed := needed_numbers(self.session, rows)) is not None:
+            raise needed
         if self.needed is not None:
             raise self.needed from None  # the function may have caught it
         if isinstance(error, (TypeError, AttributeError)) and _TAKES_NUMBERS.search(str(error)):
@@ -174,35 +213,7 @@ class PythonNumbers:
         return float(n.node.hint) if self.session.is_fixed(n) else n.node.guard_float("", 0)
 
     def _places(self, symbols: Collection[Any] | None) -> list[Place]:
-        """The sizes and strides of inputs with one of these symbols (with any, where None), if they may be numbers."""
-        found: list[Place] = []
-        if self.inputs is None or not self.session.may_run_again:
-            return found
-
-        def note(t: Tensor, path: Path) -> None:
-            strides = t.stride() if t.layout is torch.strided else ()
-            for kind, numbers in (("size", tuple(t.shape)), ("stride", strides)):
-                for d, n in enumerate(numbers):
-                    if isinstance(n, torch.SymInt) and not is_ragged(n):
-                        own = n.node.expr.free_symbols
-                        if own and (symbols is None or own & set(symbols)):
-                            found.append((path, kind, d))
-
-        for place, n in self.session.arguments.items():
-            own = n.node.expr.free_symbols if isinstance(n, _torch.SYM_TYPES) else set()
-            if own and (symbols is None or own & set(symbols)):
-                found.append((place.path, "number", 0))
-        if found and symbols is None:  # a function that takes numbers alone was rather called with one of those
-            return found
-        for row in self.inputs.inputs:
-            visit(
-                row.traced,
-                leaf=note,
-                wrapper=lambda t, names, inners, context, path: note(t, path),
-                opaque=lambda v, path: None,
-                path=row.path,
-            )
-        return found
+        return places_of(self.session, () if self.inputs is None else self.inputs.inputs, symbols)
 
     def _refused(self, error: BaseException) -> None:
         """Some function of Python takes nothing but numbers, and the user's code has called it with a symbol."""

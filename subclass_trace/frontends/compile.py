@@ -31,7 +31,7 @@ from ..backends import resolve_backend
 from ..backends.eager import compile_eager
 from ..capture.again import FirstRun
 from ..capture.mutation import NeedsAutogradBase
-from ..capture.python_numbers import NeedsNumbers
+from ..capture.python_numbers import NeedsNumbers, needed_numbers
 from ..capture.region import Captured, capture
 from ..errors import ArgumentsError, GuardError, NeedsEager, OptionError, SubclassTraceError, UnsupportedError
 from ..options import Options
@@ -272,6 +272,10 @@ class Region:
             keep_joint=self._keep_joint,
             keep_input_mutations=options.keep_inference_input_mutations,
         )
+        needed = needed_numbers(captured.session, captured.inputs)  # by the backward, which is traced by now
+        if needed is not None:
+            self._history.fix(needed)
+            return self._compile_with(site, ambient, numbers)
         captured.session.no_branch_on_floats()
         places = [row.place for row in program.plan.symbols if row.place is not None]
         inputs = [a.value for a in arguments] + [c.value for c in captured.closed_over]

@@ -15,7 +15,8 @@ runs what was made last first. (Where it has a queue for each of several devices
 tangents that are there, and again for the others: gradients are sums.)
 
 That costs a node for each set, and is left out where nobody can tell: where the inputs in question are leaves without hooks
-at the time of the call.
+at the time of the call. (Hooks that come later, and those of a leaf's ``AccumulateGrad`` node, are not seen. A backward that
+was made to be differentiated again is one node.)
 """
 
 from __future__ import annotations

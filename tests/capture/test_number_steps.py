@@ -214,3 +214,14 @@ def test_steps_of_numbers_from_inside_tensors_beside_a_write() -> None:
         torch.testing.assert_close(region(x, torch.tensor(n)), f(y, torch.tensor(n)), rtol=0, atol=0)
         torch.testing.assert_close(x, y, rtol=0, atol=0)
     assert len(region.specializations) == 1
+
+
+def test_a_branch_of_the_backward_on_a_float_of_sizes_makes_these_numbers() -> None:
+    """The backward of attention compares the scale, which is computed of the size of a head."""
+    region = st.compile(lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x))
+    for width, layout in ((6, torch.contiguous_format), (5, torch.channels_last), (7, torch.channels_last)):
+        x = torch.randn(2, 3, 6, width).to(memory_format=layout).requires_grad_()
+        expected = torch.nn.functional.scaled_dot_product_attention(x, x, x)
+        got = region(x)
+        assert torch.equal(got, expected)
+        torch.testing.assert_close(*(torch.autograd.grad(y.sum(), x)[0] for y in (got, expected)))

@@ -32,7 +32,7 @@ from ..runtime.guards import HOOK_TABLES, OF_EVERY_MODULE
 from ..runtime.held import ABSENT, Slotted, container_behind, is_fixed, is_simple
 from ..subclass.arguments import NAMESPACES
 from ..subclass.paths import Path
-from ..subclass.protocol import is_plain
+from ..subclass.protocol import is_plain, is_traceable
 from .asked import ENVIRONMENT, Asked, answers_of, variables_of
 from .late_reach import LateParts
 from .members import (
@@ -109,6 +109,7 @@ class _Walk:
         self._dunders: dict[type, set[str]] = {}
         self._checked: set[type] = set()
         self._tables: dict[Any, Any] = {}
+        self.named: list[tuple[Any, str | None, Path]] = []  # slots with tensors that have Python attributes
         self.methods: dict[type, Mapping[str, tuple[types.FunctionType, ...]]] = {}
         self._views: dict[int, Slotted] = {}
 
@@ -122,6 +123,8 @@ class _Walk:
             for value, path in list(self.objects):
                 self._attributes(value, path)
                 self._answers(value, path)
+            for holder, name, path in self.named:
+                self._set_on_tensor(holder, name, path)
             if not ENVIRONMENT.isdisjoint(self.reads | self.calls):
                 for name, now in variables_of(self.texts):
                     self._place(os.environ, name, Path("os").attr("environ").item(name), now)
@@ -216,6 +219,10 @@ class _Walk:
             self._slotted.add((id(holder), key))
             self._seen.setdefault(id(holder), holder)  # keeps it alive, and its id
             self.slots.append(Slot(holder, key, path, value))
+            if (
+                isinstance(value, torch.Tensor) and vars(value) and not is_traceable(value)
+            ):  # a wrapper's are its context
+                self.named.append((holder, key, path))
             self.look(value, path)
         elif self.late.is_place(holder, key):
             self.look(value, path)
@@ -404,6 +411,18 @@ class _Walk:
             for table, name, now in answers_of(value, self.reads | self.texts):
                 known = self._tables.setdefault((id(value), name == "len"), table)
                 self._slot(known, name, path.item(name), now)
+
+    def _set_on_tensor(self, holder: Any, key: str | None, path: Path) -> None:
+        """What somebody has set on a tensor that the code names, as far as the code names that; whichever tensor it is then."""
+
+        def current() -> dict[str, Any]:
+            tensor: torch.Tensor = holder.cell_contents if key is None else holder[key]
+            return vars(tensor)
+
+        table = self._tables.setdefault((id(holder), key), Asked(lambda name: current()[name]))
+        for name, value in list(current().items()):
+            if name in self.reads and is_simple(value):
+                self._place(table, name, path.attr(name), value)
 
     def _of_class(self, cls: type, path: Path) -> None:
         """A class that the code names: it may ask it, call its methods, and make objects of it."""

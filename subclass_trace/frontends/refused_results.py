@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from ..errors import UnsupportedError
 from ..plan import ReturnedContainer
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
+from .reached import Reached
 
 Tensor = torch.Tensor
 
@@ -36,6 +38,39 @@ def check_arrays(rows: Sequence[tuple[Path, Any, Any]]) -> None:
             got=f"an array of shape {changed[0][1].shape} with other contents",
             fix="pass torch.from_numpy(array), or write to a copy",
         )
+
+
+@contextlib.contextmanager
+def no_attributes_of_named_tensors(reached: Reached) -> Iterator[None]:
+    """Inside, the function may not set attributes of the tensors that it names: nothing would do so in later calls.
+
+    Raises:
+        UnsupportedError: it has done so; they are what they were.
+    """
+    named = [row for row in reached.slots if isinstance(row.value, Tensor)] if reached.stored else []
+    before = {id(row.value): dict(vars(row.value)) for row in named}
+    try:
+        yield
+    finally:
+        changed = [(row, name) for row in named for name in _set_on(row.value, before[id(row.value)], reached.stored)]
+        for row, name in changed:
+            state = vars(row.value)
+            state.pop(name, None)
+            state.update({k: v for k, v in before[id(row.value)].items() if k == name})
+    if changed:
+        row, name = changed[0]
+        raise UnsupportedError(
+            f"the region sets the attribute {name!r} of a tensor that it names",
+            path=str(row.path),
+            expected="attributes that are read, or set on an argument",
+            got=f"{row.path.attr(name)} = ...",
+            fix="pass the tensor as an argument, or set the attribute outside of the region",
+        )
+
+
+def _set_on(t: Tensor, before: dict[str, Any], names: Collection[str]) -> list[str]:
+    now = vars(t)
+    return [n for n in names if (n in now) != (n in before) or (n in now and now[n] is not before[n])]
 
 
 def check_result(value: Any, path: Path, depth: int = 0) -> None:

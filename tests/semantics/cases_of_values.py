@@ -289,6 +289,23 @@ same(
 )
 
 
+_NAMED = dense(3, seed=5)
+
+
+@fact(
+    M,
+    "a Python attribute of a tensor that the function names is set",
+    torch="not in the survey",
+    refused="UnsupportedError",
+)
+def _attribute_of_a_named_tensor() -> None:
+    def f(x: Tensor) -> Tensor:
+        _NAMED.tag = 5  # type: ignore[attr-defined]
+        return x * 2
+
+    st.compile(f)(dense(3, seed=0))
+
+
 @fact(M, "a Python attribute of an input is deleted", torch="not in the survey", refused="UnsupportedError")
 def _deletes_an_attribute() -> None:
     def f(x: Tensor) -> Tensor:

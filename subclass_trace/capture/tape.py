@@ -366,8 +366,8 @@ def independent(
     """Outputs in groups of which eager autograd can run the backwards one after the other, without retaining the graph.
 
     Outputs are in one group if some node that holds tensors is behind both. No group where there is but one, or where
-    there are more than eight outputs (a look at all nodes for each); one without members where no node holds anything, so
-    that each backward can run again and again.
+    there are more than eight outputs (a look at all nodes for each). One without members for outputs behind which no node
+    holds anything, so that their backward can run again and again.
     """
     holding = {n for n, tensors in saved.items() if tensors or n.name().endswith("CopySlices")}
     if not holding:
@@ -376,8 +376,8 @@ def independent(
         return ()
     groups: list[tuple[tuple[int, ...], set[Any]]] = []
     for k, out in enumerate(outputs):
-        members: tuple[int, ...] = (k,)
         behind = holding.intersection(_nodes_behind([out], edges))
+        members: tuple[int, ...] = (k,) if behind else ()
         for group in [g for g in groups if g[1] & behind]:
             groups.remove(group)
             members, behind = (*group[0], *members), behind | group[1]

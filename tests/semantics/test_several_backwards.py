@@ -152,3 +152,13 @@ def test_a_statistic_that_keeps_a_graph_does_not_hinder_the_next_steps() -> None
             seen.append((x.grad.tolist(), model.least.item(), model.least.requires_grad))
         runs.append(seen)
     assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 1), (1, 0, 1), (1, 1, 0), (0, 0, 1), (2, 1, 0, 2)])
+def test_results_behind_which_nothing_is_saved_go_back_again(order: tuple[int, ...]) -> None:
+    def f(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        return (x * w).exp(), x + w, w.sum() - x.sum()
+
+    base = torch.ones(3), torch.ones(3)
+    (wanted, expected), (allowed, found) = (_run(call, base, order) for call in (f, st.compile(f)))
+    assert allowed == wanted and all(map(torch.allclose, found, expected))

@@ -46,7 +46,7 @@ from .optimizers import Stored, stored_by
 from .python_random import no_random_numbers
 from .python_state import Change, Effect, effects_on
 from .reach import Reached, Slot, reach
-from .refused_results import check_arrays, check_result, is_array, no_attributes_of_named_tensors
+from .refused_results import check_arrays, check_result, is_array, no_other_attributes
 from .torch_settings import SettingChange, settings_of_torch
 
 Tensor = torch.Tensor
@@ -389,7 +389,7 @@ class CallSite:
                 no_random_numbers(self.reached),
                 clocks((row.holder, row.key) for row in self.reached.slots if type(row.holder) is dict) as times,
                 no_items_taken(self.reached),
-                no_attributes_of_named_tensors(self.reached),
+                no_other_attributes(self.reached),
                 settings_of_torch() as settings,
                 effects_on(self.reached, self._readable()) as effects,
                 stored_by(self.reached) as stored,

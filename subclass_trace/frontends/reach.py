@@ -84,7 +84,14 @@ def reach(
     late = set() if walk.everything else walk.late.names(walk.methods.values()) - called - walk.counted - walk.stored
     on_nodes = "register_prehook" in called or {"grad_fn", "register_hook"} <= called
     return Reached(
-        *found, counters, frozenset(walk.stored), unread, frozenset(late), on_nodes, frozenset(walk.uncalled)
+        *found,
+        counters,
+        frozenset(walk.stored),
+        unread,
+        frozenset(late),
+        on_nodes,
+        frozenset(walk.uncalled),
+        tuple(walk.of_libraries),
     )
 
 
@@ -109,6 +116,7 @@ class _Walk:
         self._dunders: dict[type, set[str]] = {}
         self._checked: set[type] = set()
         self._tables: dict[Any, Any] = {}
+        self.of_libraries: list[tuple[Any, Path]] = []
         self.named: list[tuple[Any, str | None, Path]] = []  # slots with tensors that have Python attributes
         self.methods: dict[type, Mapping[str, tuple[types.FunctionType, ...]]] = {}
         self._views: dict[int, Slotted] = {}
@@ -196,6 +204,9 @@ class _Walk:
             if is_thread_local(value):
                 self.held.append((value, path))
             self.objects.append((value, path))
+            followed = is_thread_local(value) or isinstance(value, torch.optim.Optimizer)
+            if isinstance(getattr(value, "__dict__", None), dict) and not followed:
+                self.of_libraries.append((value, path))
 
     def _optimizer(self, value: torch.optim.Optimizer, path: Path) -> None:
         self.optimizers.append((value, path))

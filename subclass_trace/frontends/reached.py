@@ -54,3 +54,4 @@ class Reached:
     uncalled: frozenset[tuple[int, str]] = (
         frozenset()
     )  # `CONVERSIONS` that are not only called: id of the globals, name
+    of_libraries: tuple[tuple[Any, Path], ...] = ()  # objects of classes of torch and other libraries, but optimizers

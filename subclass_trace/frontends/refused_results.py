@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .. import _torch
+from ..capture.facts import holds_traced
 from ..capture.python_numbers import needs_number
 from ..errors import UnsupportedError
 from ..plan import ReturnedContainer
@@ -41,36 +42,40 @@ def check_arrays(rows: Sequence[tuple[Path, Any, Any]]) -> None:
 
 
 @contextlib.contextmanager
-def no_attributes_of_named_tensors(reached: Reached) -> Iterator[None]:
-    """Inside, the function may not set attributes of the tensors that it names: nothing would do so in later calls.
+def no_other_attributes(reached: Reached) -> Iterator[None]:
+    """Inside, the function may not set attributes of tensors that it names, nor traced tensors as attributes of objects of
+    libraries (``distribution.probs = x``): nothing would do so in later calls.
 
     Raises:
         UnsupportedError: it has done so; they are what they were.
     """
-    named = [row for row in reached.slots if isinstance(row.value, Tensor)] if reached.stored else []
-    before = {id(row.value): dict(vars(row.value)) for row in named}
+    tensors = [(row.value, row.path) for row in reached.slots if isinstance(row.value, Tensor)]
+    rows = [*tensors, *reached.of_libraries] if reached.stored else []
+    before = [dict(vars(owner)) for owner, _ in rows]
+    changed: list[tuple[str, Path]] = []
     try:
         yield
     finally:
-        changed = [(row, name) for row in named for name in _set_on(row.value, before[id(row.value)], reached.stored)]
-        for row, name in changed:
-            state = vars(row.value)
-            state.pop(name, None)
-            state.update({k: v for k, v in before[id(row.value)].items() if k == name})
+        for (owner, path), was in zip(rows, before, strict=True):
+            state = vars(owner)
+            for name in _changed(state, was, reached.stored):
+                if isinstance(owner, Tensor) or holds_traced(state.get(name)):
+                    state.pop(name, None)
+                    state.update({k: v for k, v in was.items() if k == name})
+                    changed.append((name, path))
     if changed:
-        row, name = changed[0]
+        name, path = changed[0]
         raise UnsupportedError(
-            f"the region sets the attribute {name!r} of a tensor that it names",
-            path=str(row.path),
+            f"the region sets the attribute {name!r} of something that it names, and that is no module or object of yours",
+            path=str(path.attr(name)),
             expected="attributes that are read, or set on an argument",
-            got=f"{row.path.attr(name)} = ...",
-            fix="pass the tensor as an argument, or set the attribute outside of the region",
+            got="an assignment that later calls would not make",
+            fix="pass a tensor as an argument; make an object of a library anew in the region, or set it up outside",
         )
 
 
-def _set_on(t: Tensor, before: dict[str, Any], names: Collection[str]) -> list[str]:
-    now = vars(t)
-    return [n for n in names if (n in now) != (n in before) or (n in now and now[n] is not before[n])]
+def _changed(now: dict[str, Any], was: dict[str, Any], names: Collection[str]) -> list[str]:
+    return [n for n in names if (n in now) != (n in was) or (n in now and now[n] is not was[n])]
 
 
 def check_result(value: Any, path: Path, depth: int = 0) -> None:

@@ -1,4 +1,5 @@
-"""Python attributes that somebody has set on tensors which a function names: read, they are guarded; set, refused."""
+"""Python attributes of tensors which a function names: read, they are guarded; set, refused. So are traced tensors that it
+sets on objects of libraries."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def test_writes(made: Any) -> None:
 
     for f, held in ((plain, w), (wrapped, v)):
         before = dict(vars(held))
-        with pytest.raises(st.UnsupportedError, match="sets the attribute 'tag' of a tensor that it names"):
+        with pytest.raises(st.UnsupportedError, match="sets the attribute 'tag' of something that it names"):
             st.compile(f)(torch.ones(2))
         assert vars(held) == before
 
@@ -63,3 +64,26 @@ def test_an_argument_may_be_given_attributes_though_it_has_a_name() -> None:
     region = st.compile(f)
     for t in (torch.ones(2), w):
         assert region(t).tolist() == [2.0, 2.0] and t.tag == 5  # type: ignore[attr-defined]
+
+
+def test_objects_of_libraries_keep_no_traced_tensors() -> None:
+    d = torch.distributions.Bernoulli(probs=torch.tensor([0.2, 0.7]))
+
+    def f(x: Tensor) -> Tensor:
+        d.probs = x
+        return d.mean * 2
+
+    was = d.probs
+    with pytest.raises(st.UnsupportedError, match="sets the attribute 'probs' of something"):
+        st.compile(f)(torch.tensor([0.5, 0.5]))
+    assert d.probs is was
+
+    def temporarily(x: Tensor) -> Tensor:
+        old, d.probs = d.probs, x
+        try:
+            return d.mean * 2
+        finally:
+            d.probs = old
+
+    x = torch.tensor([0.5, 0.25])
+    assert torch.equal(st.compile(temporarily)(x), temporarily(x)) and d.probs is was

@@ -17,17 +17,19 @@ _ABSENT: Any = object()
 def replaced_here(
     holder: Any, name: str, stand_in: Callable[..., Any], absent: Callable[..., Any] | None = None
 ) -> Iterator[Callable[..., Any]]:
-    """Inside, ``holder.name``, a function or a method, is ``stand_in`` where this thread calls it.
+    """Inside, ``holder.name``, a function or a method, is ``stand_in`` where this thread calls it; and it is what it was for
+    whoever has kept it from inside (a module that was imported there).
 
     Dynamo, which control flow operators start for their branches, sees what was there before.
     Yields what is there for all threads. ``absent``: what the others call if there was nothing.
     """
     thread, own = threading.get_ident(), vars(holder).get(name, _ABSENT)
     plain: Any = getattr(holder, name) if absent is None else getattr(holder, name, absent)
+    inside = True
 
     @functools.wraps(plain)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if is_dynamo_compiling() or threading.get_ident() != thread:
+        if not inside or is_dynamo_compiling() or threading.get_ident() != thread:
             return plain(*args, **kwargs)
         return stand_in(*args, **kwargs)
 
@@ -35,6 +37,7 @@ def replaced_here(
     try:
         yield call
     finally:
+        inside = False
         if own is _ABSENT:
             delattr(holder, name)
         else:

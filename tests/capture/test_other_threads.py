@@ -177,3 +177,17 @@ def test_the_first_compiled_function_of_another_thread() -> None:
         return compiled(torch.ones(2))  # type: ignore[no-any-return]
 
     assert while_captured(work).tolist() == work().tolist() == [2.0, 2.0]
+
+
+def test_what_is_kept_of_a_stand_in_is_the_original() -> None:
+    """Of a module that is imported inside of a region, say."""
+    from subclass_trace._torch.this_thread import replaced_here
+
+    class Holder:
+        def answer(self) -> str:
+            return "original"
+
+    with replaced_here(Holder, "answer", lambda self: "stand-in"):
+        kept = Holder.answer
+        assert kept(Holder()) == "stand-in" and elsewhere(lambda: kept(Holder())) == "original"
+    assert kept(Holder()) == "original"

@@ -154,14 +154,23 @@ def tangent_for(out: Tensor, k: int) -> Tensor:
 
 
 def observe(
-    f: Callable[..., Any], inputs: Inputs, *, seed: int, backward: Callable[[list[Tensor]], None] | None, strides: bool
+    f: Callable[..., Any],
+    inputs: Inputs,
+    *,
+    seed: int,
+    backward: Callable[[list[Tensor]], None] | None,
+    strides: bool,
+    hooked: bool = False,
 ) -> Behaviour:
-    """Run once and look."""
+    """Run once and look. ``hooked``: also at which hooks of the leaves run, and how often."""
     seen: dict[str, Any] = {}
     behaviour = Behaviour(seen)
     given = tensors(inputs.args)
     counters = [(t, version) for x in given for t in (x, *leaves(x)) if (version := version_of(t)) is not None]
     torch.manual_seed(seed)
+    fired: list[int] = []
+    for k, t in enumerate(inputs.roots if hooked else ()):
+        t.register_hook(lambda g, k=k: fired.append(k))
     try:
         out = f(*inputs.args)
         seen["tree"] = str(pytree.tree_structure(out))
@@ -177,6 +186,7 @@ def observe(
         if backward is not None:
             backward(tensors(out))
             seen["grads"] = [look(t.grad, strides=False) for t in inputs.roots]
+            seen["hooks"] = sorted(fired)
             seen["inputs after backward"] = [look(t, strides=strides) for t in given]
         seen["random state"] = torch.get_rng_state()
     except Exception as error:
@@ -252,8 +262,9 @@ def check(
     """
     region = st.compile(fn, **options) if compiled is None else compiled
     for call in range(calls):
-        want = observe(fn, make(call), seed=7 + call, backward=backward, strides=strides)
-        got = observe(region, make(call), seed=7 + call, backward=backward, strides=strides)
+        how: dict[str, Any] = {"seed": 7 + call, "backward": backward, "strides": strides}
+        how["hooked"] = backward is not None and call % 2 == 1
+        want, got = observe(fn, make(call), **how), observe(region, make(call), **how)
         where = f"call {call}: "
         if (want.error is None) != (got.error is None):
             error = want.error or got.error

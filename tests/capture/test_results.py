@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import subclass_trace as st
+from subclass_trace import verify
 from subclass_trace.capture import results
 from subclass_trace.errors import UnsupportedError, VerificationError
 from subclass_trace.zoo import TwoTensor
@@ -138,3 +139,16 @@ def test_views_have_the_strides_of_eager(shape, stride):
     x = torch.empty_strided((1, 3), stride).fill_(1)
     assert torch.equal(f(x), st.compile(f, backend="eager")(x))
     assert asked[0] == asked[1]
+
+
+def test_strides_of_single_elements_are_nobodys() -> None:
+    """The copy of a column has other ones than a fake kernel gives the column itself."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        column = x[[0, 1]][1:].t().relu()
+        return column.copy_(column)
+
+    x = torch.randn(3, 3)
+    with verify.enabled():
+        out = st.compile(f)(x)
+    assert torch.equal(out, f(x)) and out.stride() == f(x).stride()

@@ -21,6 +21,8 @@ TOLERANCE, LOOSE_TOLERANCE = 1e-6, 2e-2
 FALL = 0.9  # the last losses must be below this part of the first one
 ENOUGH = 20  # steps to expect that of
 PATIENCE = 90.0  # seconds without a step before a worker counts as hung
+SMALL, FEW = Sizes(width=64, layers=1, length=32, batch=4), 20
+SLOW = 0.05  # seconds for one product of FP8 matrices of the usual size; torch takes 0.001 or, on some processors, 1
 
 PARTS = {
     "tensor-parallel": ("tensor-parallel DTensor weights, 2 gloo processes", tensor_parallel.worker, 2),
@@ -34,8 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console(stderr=options.json)
     if not console.is_terminal:
         console.width = 120
-    sizes = Sizes(width=64, layers=1, length=32, batch=4) if options.quick else Sizes()
-    steps = options.steps or (20 if options.quick else 100)
+    sizes = SMALL if options.quick else Sizes()
+    steps = options.steps or (FEW if options.quick else 100)
     start = time.perf_counter()
     try:
         text = data.load()
@@ -47,7 +49,21 @@ def main(arguments: list[str] | None = None) -> int:
         )
         job = Job(sizes, steps, options.backend)
         chosen = {name: PARTS[name] for name in options.only or PARTS}
-        outcome = {name: _train(console, name, worker, world, job) for name, (_, worker, world) in chosen.items()}
+        jobs = dict.fromkeys(chosen, job)
+        if (
+            "fp8" in jobs
+            and not (options.quick or options.steps)
+            and (seconds := fp8.seconds_of_a_product(sizes)) > SLOW
+        ):
+            jobs["fp8"] = Job(SMALL, FEW, options.backend)
+            console.print(
+                f"torch needs {seconds:.1f} s for one product of FP8 matrices on this processor: that part trains a smaller "
+                f"model, {FEW} steps.\n",
+                highlight=False,
+            )
+        outcome = {
+            name: _train(console, name, worker, world, jobs[name]) for name, (_, worker, world) in chosen.items()
+        }
     except (data.DataError, workers.WorkerError) as error:
         console.print(f"[bold red]demo failed:[/bold red] {type(error).__name__}")
         console.print(str(error), markup=False, highlight=False)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 from torch import nn
 
 from subclass_trace.zoo.scaled_fp8 import ScaledFP8, convert_linears
 
 from . import data
-from .model import LanguageModel
+from .model import LanguageModel, Sizes
 from .side_by_side import Job, Progress, Result, train
 
 
@@ -35,6 +37,16 @@ class MasterWeights:
 
     def zero_grad(self) -> None:
         self.adamw.zero_grad()
+
+
+def seconds_of_a_product(sizes: Sizes) -> float:
+    """How long torch takes to multiply the activations of a step with a weight, in FP8."""
+    rows = torch.randn(sizes.batch * sizes.length, sizes.width).to(torch.float8_e4m3fn)
+    weight = torch.randn(4 * sizes.width, sizes.width).to(torch.float8_e4m3fn)
+    scale = torch.tensor(1.0)
+    start = time.perf_counter()
+    torch._scaled_mm(rows, weight.t(), scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)
+    return time.perf_counter() - start
 
 
 def worker(job: Job, progress: Progress) -> Result:

@@ -23,6 +23,7 @@ from ..plan import (
     Detached,
     MutationPlan,
     OutputPlan,
+    Reach,
     ReturnedContainer,
     StatePlan,
     ValueAlias,
@@ -110,7 +111,7 @@ class Captured:
     versions: tuple[tuple[int, int], ...]
     leaf_versions: tuple[tuple[int, int], ...]
     independent: tuple[tuple[int, ...], ...]
-    reaches: tuple[tuple[int, ...], ...]
+    reach: Reach | None
     views: frozenset[int]
     result: Any
     assignments: tuple[StatePlan, ...]
@@ -427,7 +428,7 @@ class _Capture:
             versions=tuple(moved),
             leaf_versions=tuple(written_leaves),
             independent=groups,
-            reaches=reaches(live, edges) if tape else (),
+            reach=reaches(live, edges) if tape else None,
             result=run.tree,
             assignments=run.assignments,
             containers=run.containers,

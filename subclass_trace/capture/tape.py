@@ -21,6 +21,7 @@ import torch.fx as fx
 from .. import _torch
 from .._torch import saved as _saved
 from ..errors import DataDependentError, NeedsEager, UnsupportedError
+from ..plan import Reach
 from ..subclass.flatten import flatten, leaves_of, map_leaves
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, WrapperSpec, spec_leaves
@@ -45,7 +46,8 @@ class TracedBackward:
     outputs of all are those of the backward's operations with effects.
 
     ``grads[k]`` is None where input k gets no gradient. ``next`` is the tape of the backward itself (only when traced
-    with ``create_graph``), and ``differentiable`` tells which gradients are its outputs.
+    with ``create_graph``), and ``differentiable`` tells which gradients are its outputs: those with a history of their own.
+    ``reach`` says which of these lead to which inputs of ``next``.
     ``passed[k]``: gradient k is the very object that is ("tangent", number of the output), ("input", number among the
     differentiated ones) or ("gradient", k), or None.
     ``user_code``: what user code in it hangs on.
@@ -61,6 +63,7 @@ class TracedBackward:
     next: Tape | None
     differentiable: tuple[int, ...]
     passed: tuple[tuple[str, int] | None, ...]
+    reach: Reach | None = None
     by_layout: bool = False
     user_code: Late = NO_LATE_CODE
 
@@ -172,12 +175,17 @@ class Tape:
             nodes = [recorder.node_of(leaf) for row in flat if row is not None for leaf in row[0]]
             late = kept_after(recorder.graph, start)
             joint = finish_joint(self.session, self.forward_nodes, nodes, self.boundary, self.groups, self.served, late)
-        live = tuple(k for k, g in enumerate(grads) if g is not None and g.requires_grad) if create_graph else ()
-        following = None
+        passed = _passed(grads, dict(zip(_present(tangents), values, strict=True)), self.inputs)
+        live: tuple[int, ...] = ()
+        if create_graph:  # what is passed on has a history of its own
+            rows = zip(grads, passed, strict=True)
+            live = tuple(k for k, (g, p) in enumerate(rows) if g is not None and g.requires_grad and p is None)
+        following = reach = None
         if create_graph:
             outputs = [g for k in live if (g := grads[k]) is not None]
             rest = (self.forward_nodes, self.boundary, self.groups, self.served, [*self.inputs, *tracked])
             following = Tape(self.session, outputs, [*self.edges, *edges], *rest)
+            reach = reaches(outputs, following.edges)
         hidden = joint.meta["draws"]
         return TracedBackward(
             joint,
@@ -188,7 +196,8 @@ class Tape:
             tuple(None if r is None else r[1] for r in flat),
             following,
             live,
-            _passed(grads, dict(zip(_present(tangents), values, strict=True)), self.inputs),
+            passed,
+            reach,
             questions.asked,
             recorder.late.found(),
         )
@@ -385,10 +394,8 @@ def independent(
     return tuple(members for members, _ in groups) if len(groups) > 1 else ()
 
 
-def reaches(outputs: Sequence[Tensor], edges: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
-    """For each output the places of the edges that it depends on; none at all where they depend on the same ones."""
-    if len(outputs) < 2 or len(edges) < 2:
-        return ()
+def reaches(outputs: Sequence[Tensor], edges: Sequence[Any]) -> Reach | None:
+    """Which outputs lead to which edges; None where all lead to all of them."""
     behind: dict[Any, int] = {None: 0}  # node -> a bit for each edge
     for k, e in enumerate(edges):
         behind[e.node] = behind.get(e.node, 0) | 1 << k
@@ -402,7 +409,9 @@ def reaches(outputs: Sequence[Tensor], edges: Sequence[Any]) -> tuple[tuple[int,
             if node not in behind:
                 behind[node] = functools.reduce(operator.or_, (behind[n] for n, _ in following), 0)
     found = [behind[out.grad_fn] for out in outputs]
-    return tuple(tuple(k for k in range(len(edges)) if row >> k & 1) for row in found) if len(set(found)) > 1 else ()
+    if all(row == (1 << len(edges)) - 1 for row in found):
+        return None
+    return Reach(tuple(tuple(k for k in range(len(edges)) if row >> k & 1) for row in found), len(edges))
 
 
 def leaves_behind(outputs: Sequence[Tensor], edges: Sequence[Any]) -> list[Tensor]:

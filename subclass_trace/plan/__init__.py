@@ -47,6 +47,7 @@ from .outputs import (
     ViewStep,
     ViewSteps,
 )
+from .reach import Reach
 from .state import (
     AppendPlan,
     AssignmentPlan,
@@ -85,6 +86,7 @@ __all__ = [
     "Plan",
     "Primal",
     "RaggedOutput",
+    "Reach",
     "RemovalPlan",
     "Replay",
     "ReturnedContainer",
@@ -171,9 +173,7 @@ class Plan:
     watched_inputs: tuple[int, ...] = ()  # wrappers whose version counter stands for a saved leaf's
     watched_results: tuple[int, ...] = ()  # values that eager's backward reads, whose version nothing else compares
     independent: tuple[tuple[int, ...], ...] = ()  # groups of differentiable values: see `capture.tape.independent`
-    reaches: tuple[
-        tuple[int, ...], ...
-    ] = ()  # for each differentiable value the places in ``differentiated`` that it depends on; none if all on the same
+    reach: Reach | None = None  # of ``differentiable`` values to ``differentiated`` inputs; None if all to all
     containers: tuple[
         ContainerChange | ReturnedContainer, ...
     ] = ()  # of which ``out_tree`` is ``(result, [new items])``
@@ -187,28 +187,6 @@ class Plan:
             if isinstance(o, ViewOutput) and o.of_input:
                 bumps[o.base] = bumps.get(o.base, 0) + o.version_bumps
         return bumps
-
-    @functools.cached_property
-    def alike_inputs(self) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
-        """(numbers of differentiable values, places in ``differentiated`` of the inputs that these alone depend on)."""
-        found: dict[tuple[int, ...], tuple[int, ...]] = {}
-        for k in range(len(self.differentiated)):
-            numbers = tuple(n for n, row in enumerate(self.reaches) if k in row)
-            found[numbers] = (*found.get(numbers, ()), k)
-        return tuple(found.items())
-
-    @functools.cached_property
-    def alike_results(self) -> tuple[tuple[int, ...], ...]:
-        """Differentiable values by their numbers, those together that depend on the same inputs."""
-        found: dict[tuple[int, ...], tuple[int, ...]] = {}
-        for n, row in enumerate(self.reaches):
-            found[row] = (*found.get(row, ()), n)
-        return tuple(found.values())
-
-    @functools.cached_property
-    def partly_needed(self) -> tuple[int, ...]:
-        """Places in ``differentiated`` of the inputs that some of the results do not depend on."""
-        return tuple(k for numbers, row in self.alike_inputs if len(numbers) < len(self.reaches) for k in row)
 
     @functools.cached_property
     def spent_values(self) -> frozenset[int]:

@@ -23,6 +23,7 @@ from ..capture.tape import Tape, TracedBackward
 from ..errors import TangentError
 from ..partition.half import Half
 from ..partition.hooks import merge_twins, unpack_late
+from ..plan import Reach
 from ..subclass.context import Unread, same_context
 from ..subclass.flatten import flatten
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
@@ -51,6 +52,7 @@ class CompiledBackward:
         grads: spec of each gradient, in the order of the differentiated inputs.
         passed: which gradients are the very object that is ("tangent", number), ("input", number) or ("gradient", number).
         next: the backwards of this backward, when ``create_graph``; ``differentiable``: which gradients they are of.
+        reach: which of those lead to which inputs of ``next``; None: all to all.
     """
 
     tangents: tuple[Spec | None, ...]
@@ -62,6 +64,7 @@ class CompiledBackward:
     differentiable: tuple[int, ...]
     tangent_names: tuple[str, ...]
     passed: tuple[tuple[str, int] | None, ...]
+    reach: Reach | None = None
     conditions: tuple[Any, ...] = ()  # on the sizes, beyond those of the specialization
     contexts: Mapping[Unread, Any] = field(default_factory=dict)  # values that the guards leave out, but its trace read
     by_layout: bool = (
@@ -339,6 +342,7 @@ class Backwards:
             traced.differentiable,
             traced.tangents,
             traced.passed,
+            traced.reach,
             user_code=traced.user_code,
             by_layout=traced.by_layout,
             graph=graph,

@@ -557,11 +557,12 @@ class _EntryEmitter:
         if needs_extra(plan):
             s.line(f"extra = [{env}, ({_tuple([inputs[i] for i in plan.kept_inputs])}), None]")
             args.insert(1, "extra")
-        call = f"v = apply({', '.join(args)})"
-        if plan.reaches:
+        made = f"apply({', '.join(args)})"
+        if plan.reach is not None:
             s.bind("parted", parted)
-            tracked = [inputs[i] for i in plan.differentiated]
-            call = f"v = parted({s.constant(plan, 'plan')}, ({_tuple(tracked)}), apply({', '.join(args)}))"
+            given = f"({_tuple([inputs[i] for i in plan.differentiated])})"
+            made = f"parted({s.constant(plan.reach, 'reach')}, {plan.differentiable}, {given}, {made})"
+        call = f"v = {made}"
         if self.guards.ambient.grad:
             s.line(call)
         else:  # the region enables gradients itself

@@ -19,6 +19,7 @@ from ..plan import Plan, SavedValue
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.protocol import is_traceable
 from .backward import Backwards, CompiledBackward
+from .parted import parted
 from .sizes import Env
 
 Tensor = torch.Tensor
@@ -42,9 +43,35 @@ def run_backward(
     if not create_graph:
         leaves = [leaf for r in rows if r is not None for leaf in r[0]]
         return entry.pass_on(entry.run(saved, leaves, env), tangents, inputs)
-    present = [t for t in tangents if t is not None]
-    grads = _torch.apply_function(DifferentiableBackward, backwards, entry, saved, env, len(inputs), *inputs, *present)
+    grads = _with_history(entry, inputs, saved, tangents, env)
     return entry.pass_on(grads, tangents, inputs)
+
+
+def _with_history(
+    entry: CompiledBackward,
+    inputs: Sequence[Tensor],
+    saved: dict[str, Any],
+    tangents: Sequence[Tensor | None],
+    env: Env,
+) -> Sequence[Tensor | None]:
+    """Gradients that can be differentiated. Each leads where eager's does: see Note [Nodes of a region] in `parted`."""
+    present = [(t, spec) for t, spec in zip(tangents, entry.tangents, strict=True) if t is not None]
+    tracked = [*inputs, *(t for t, spec in present if spec.requires_grad)]  # type: ignore[union-attr]
+    needed = tracked if entry.reach is None else [tracked[k] for k in entry.reach.needed]
+    around = [*inputs, *(t for t, _ in present)]
+    leaves = [leaf for t, _ in present for leaf in leaves_of(t)]
+    found = entry.run(saved, leaves, env)
+    kept = saved | dict(zip(entry.tangent_names, leaves, strict=True))
+    grads = [None if g is None or source is not None else g for g, source in zip(found, entry.passed, strict=True)]
+    views = [k for k, g in enumerate(grads) if g is not None and g._is_view()]
+    for k in views:  # a Function's own views cannot be written
+        grads[k] = grads[k].detach()  # type: ignore[union-attr]
+    made: Sequence[Any] = _torch.apply_function(
+        DifferentiableBackward, entry, env, kept, grads, tracked, around, *needed
+    )
+    if entry.reach is not None and entry.differentiable:
+        made = parted(entry.reach, entry.differentiable, tracked, made)
+    return [g.view_as(g) if k in views else g for k, g in enumerate(made)]
 
 
 def changed_since_forward(plan: Plan | None = None, was: Sequence[int] = (), now: Sequence[int] = ()) -> None:
@@ -105,22 +132,31 @@ class DifferentiableBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, backwards: Backwards, entry: CompiledBackward, saved: dict[str, Any], env: Env, count: int, *args: Any
+        ctx: Any,
+        entry: CompiledBackward,
+        env: Env,
+        kept: dict[str, Any],
+        grads: Sequence[Tensor | None],
+        tracked: Sequence[Tensor],
+        around: Sequence[Tensor],
+        *needed: Tensor,
     ) -> tuple[Any, ...]:
-        """``args`` are the differentiated inputs (passed for their history alone) and the tangents."""
+        """The gradients.
+
+        Args:
+            kept: what the next backward may read: saved values, and leaves of tangents, by their names.
+            tracked: what the gradients are differentiated for, the region's inputs and then tangents.
+            around: all inputs and tangents.
+            needed: those of ``tracked`` that the gradients lead to, passed for their history alone.
+        """
         ctx.set_materialize_grads(False)
-        leaves = [leaf for t in args[count:] for leaf in leaves_of(t)]
-        grads = entry.run(saved, leaves, env)
-        present = [t for t in entry.tangents if t is not None]
-        ctx.tracked = [*range(count), *(count + k for k, t in enumerate(present) if t.requires_grad)]  # type: ignore[union-attr]
-        ctx.entry, ctx.env, ctx.connected = entry, env, args
-        kept = saved | dict(zip(entry.tangent_names, leaves, strict=True))
+        ctx.entry, ctx.env, ctx.tracked = entry, env, tracked
         ctx.numbers = {n: v for n, v in kept.items() if not isinstance(v, Tensor)}
         tensors = {n: v for n, v in kept.items() if isinstance(v, Tensor)}
         # The very tensor where it can be: a ragged size belongs to the offsets that it came with.
         tensors = {n: v.detach() if v.requires_grad else v for n, v in tensors.items()}
         ctx.names = tuple(tensors)
-        ctx.save_for_backward(*tensors.values(), *_wrappers_around(tensors.values(), args))
+        ctx.save_for_backward(*tensors.values(), *_wrappers_around(tensors.values(), around))
         fixed = [g for k, g in enumerate(grads) if g is not None and k not in entry.differentiable]
         ctx.mark_non_differentiable(*fixed)
         return tuple(grads)
@@ -133,9 +169,9 @@ class DifferentiableBackward(torch.autograd.Function):
         assert entry.next is not None
         tangents = [grads[k] for k in entry.differentiable]
         saved = {**ctx.numbers, **dict(zip(ctx.names, ctx.saved_tensors, strict=False))}
-        connected = [ctx.connected[k] for k in ctx.tracked]
-        found = dict(zip(ctx.tracked, run_backward(entry.next, connected, saved, tangents, ctx.env), strict=True))
-        return (None, None, None, None, None, *map(found.get, range(len(ctx.connected))))
+        found = run_backward(entry.next, ctx.tracked, saved, tangents, ctx.env)
+        wanted = found if entry.reach is None else [found[k] for k in entry.reach.needed]
+        return (None, None, None, None, None, None, *wanted)
 
 
 def _wrappers_around(saved: Iterable[Tensor], given: Sequence[Tensor]) -> list[Tensor]:

@@ -15,8 +15,8 @@ runs what was made last first. (Where it has a queue for each of several devices
 tangents that are there, and again for the others: gradients are sums.)
 
 That costs a node for each set, and is left out where nobody can tell: where the inputs in question are leaves without hooks
-at the time of the call. (Hooks that come later, and those of a leaf's ``AccumulateGrad`` node, are not seen. A backward that
-was made to be differentiated again is one node.)
+at the time of the call. (Hooks that come later, and those of a leaf's ``AccumulateGrad`` node, are not seen.) A backward that
+is differentiated again is a region too, whose results are the gradients.
 """
 
 from __future__ import annotations
@@ -30,37 +30,42 @@ import torch
 from .. import _torch
 from .._torch.dynamo import never_compiled
 from .._torch.tape import torch_captures_tapes
-from ..plan import Plan
+from ..plan import Reach
 
 Tensor = torch.Tensor
 
 
-def parted(plan: Plan, inputs: Sequence[Tensor], values: Sequence[Tensor]) -> Sequence[Tensor]:
+def parted(
+    reach: Reach, differentiable: Sequence[int], inputs: Sequence[Tensor], values: Sequence[Any]
+) -> Sequence[Any]:
     """The values of one call, each with a history that leads to the inputs that it depends on.
 
     Args:
-        inputs: those that are differentiated.
-        values: what the region's Function has given, with a history that leads to all of them.
+        reach: of ``differentiable`` values, by their numbers, to ``inputs``.
+        values: what a Function has given, with a history that leads to all of these.
     """
-    if all(map(_is_quiet, [inputs[k] for k in plan.partly_needed])):
+    if all(map(_is_quiet, [inputs[k] for k in reach.partly_needed])):
         return values
-    tracked = [values[k] for k in plan.differentiable]
+    tracked = [values[k] for k in differentiable]
     device = tracked[0].device
     if any(t._is_view() or t.device != device for t in tracked):
         return values
-    call = _Call(tracked[0].grad_fn, len(values), len(inputs))
+    call = _Call(tracked[0].grad_fn, len(values), reach.needed)
     tokens = []
-    for numbers, members in reversed(plan.alike_inputs):  # the engine runs what was made last first
+    for numbers, members in reversed(reach.alike_inputs):  # the engine runs what was made last first
         tokens.append((numbers, _inputs(call, members, device, *[inputs[k] for k in members])))
     results = list(values)
-    for numbers in plan.alike_results:
+    for numbers in reach.alike_results:
         own = [tracked[n] for n in numbers]
         versions = [t._version for t in own]
         with _torch.without_dispatch():
             for t in own:
                 t.detach_()
-        places = [plan.differentiable[n] for n in numbers]
-        made = _results(call, places, len(own), *own, *[token for theirs, token in tokens if numbers[0] in theirs])
+        places = [differentiable[n] for n in numbers]
+        below = [token for theirs, token in tokens if numbers[0] in theirs]
+        if not below:  # made of a leaf that nobody else sees
+            below = [torch.empty((), device=device, requires_grad=True)]
+        made = _results(call, places, len(own), *own, *below)
         for place, t, version in zip(places, made, versions, strict=True):
             _torch.set_version(t, version)
             results[place] = t
@@ -83,8 +88,8 @@ class _Run:
 class _Call:
     """One call of a region, and the backwards that run through it: a hook may start one in the midst of another."""
 
-    def __init__(self, node: Any, values: int, inputs: int) -> None:
-        self.node, self.values, self.inputs = node, values, inputs
+    def __init__(self, node: Any, values: int, inputs: Sequence[int]) -> None:
+        self.node, self.values, self.inputs = node, values, inputs  # those that the node leads to
         self.by_torch = False  # torch's compiled autograd has captured it, which runs nodes in an order of its own
         self._runs: dict[int, _Run] = {}
 
@@ -108,7 +113,7 @@ class _Call:
                 found = self.node.apply(*given)
                 self.node.maybe_clear_saved_tensors()  # as the engine does after it has run a node
             del given
-            for k, g in enumerate(found[len(found) - self.inputs :]):
+            for k, g in zip(self.inputs, found[len(found) - len(self.inputs) :], strict=True):
                 if g is not None:
                     run.gradients[k] = run.gradients[k] + g if k in run.gradients else g
         return [run.gradients.pop(k, None) for k in members]

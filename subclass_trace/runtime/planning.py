@@ -88,7 +88,7 @@ def make_plan(
         versions=captured.versions,
         leaf_versions=captured.leaf_versions,
         independent=captured.independent,
-        reaches=captured.reaches,
+        reach=captured.reach,
         watched_inputs=_watched(captured, inputs, saved),
         watched_results=_watched_results(captured, forward, kept, len(saved)),
         unread=captured.session.reads.left_out(),

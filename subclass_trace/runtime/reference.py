@@ -80,7 +80,8 @@ class Program:
             differentiated = [call.inputs[i] for i in self.plan.differentiated]
             with torch.enable_grad():
                 values = list(_torch.apply_function(RegionFunction, self, call, *differentiated))
-                values = list(parted(self.plan, differentiated, values)) if self.plan.reaches else values
+                if self.plan.reach is not None:
+                    values = list(parted(self.plan.reach, self.plan.differentiable, differentiated, values))
         else:
             with torch.no_grad():
                 values, call.sizes, _ = self.run_forward(call)

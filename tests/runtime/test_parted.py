@@ -234,3 +234,48 @@ def test_two_threads_go_back_through_one_call() -> None:
         runs.append([None if g is None else g.tolist() for name in rows for g in found[name]])
     for a, b in zip(*runs, strict=True):
         assert (a is None and b is None) or a == pytest.approx(b)
+
+
+def second_order(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    h = torch.cat([x, y])[:3]
+    return h * w, y * y, h.tanh()
+
+
+@pytest.mark.parametrize("chosen", [(0,), (1,), (2,), (0, 1, 2)])
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2), (0, 1, 2)])
+@pytest.mark.parametrize("wrapper", [False, True])
+def test_a_backward_that_is_differentiated_goes_where_eagers_goes(
+    wrapper: bool, wanted: tuple[int, ...], chosen: tuple[int, ...]
+) -> None:
+    """Hooks and Functions before inputs that the second derivative does not depend on do not run."""
+    seen = []
+    for call in (second_order, st.compile(second_order)):
+        leaves, log = make(wrapper), []
+        for k, leaf in enumerate(leaves):
+            leaf.register_hook(lambda g, k=k, log=log: log.append((k, type(g).__name__)))
+        Upstream.calls = 0
+        results = call(*[t * 1 if wrapper else Upstream.apply(t) for t in leaves])
+        ones = torch.ones(3).requires_grad_()
+        tangents = [TwoTensor(ones, ones) if wrapper else ones for _ in chosen]
+        grads = torch.autograd.grad(
+            [results[k] for k in chosen], [leaves[k] for k in wanted], tangents, create_graph=True, allow_unused=True
+        )
+        log.append((9, "twice"))
+        for g in grads:
+            if g is not None and g.requires_grad:
+                g.sum().backward(retain_graph=True)
+        values = [None if t.grad is None else t.grad.sum().item() for t in leaves]
+        seen.append((sorted(log), Upstream.calls, values, [g is not None and g.requires_grad for g in grads]))
+    assert seen[0] == seen[1]
+
+
+def test_a_gradient_with_a_history_that_is_a_view_can_be_written() -> None:
+    seen = []
+    for call in (second_order, st.compile(second_order)):
+        leaves = make(False)
+        g = torch.autograd.grad(call(*leaves)[0].sum(), leaves[:1], create_graph=True)[0]
+        facts = (g._is_view(), g._version, g.is_leaf)
+        g.mul_(2)
+        g.sum().backward()
+        seen.append((facts, g.tolist(), [None if t.grad is None else t.grad.tolist() for t in leaves]))
+    assert seen[0] == seen[1]

@@ -42,6 +42,7 @@ _FACTS: Mapping[str, Callable[[Tensor], Any]] = {
     "gradient hooks": _torch.hooks_of_leaf,
     "grad_fn": lambda t: None if t.grad_fn is None else (type(t.grad_fn).__name__, t.grad_fn.name()),
     "_is_view": lambda t: t._is_view(),
+    "gradient by its base": lambda t: t._base is not None and t._base.requires_grad,
     "is_inference": lambda t: t.is_inference(),
     "is_shared": lambda t: t.is_shared(),  # type: ignore[no-untyped-call]
     "output_nr": lambda t: t.output_nr,

@@ -62,6 +62,8 @@ class CapturedFunctions(_torch.TorchFunctionMode):
             value = args[1] if len(args) > 1 else (kwargs or {}).get("requires_grad", True)
             if self.metadata.sets_requires_grad(self.stand_ins.known(args[0]), value):
                 return args[0]
+        if name == "detach_":
+            self.metadata.refuse_to_detach(self.stand_ins.known(args[0]))
         if name in ASKING and args:
             answer = self.metadata.answer(func, args[0], self.stand_ins.known(args[0]), self.recorder)
             if answer is not ASIDE:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from .. import _torch
-from ..errors import UnsupportedError
+from ..errors import AliasingError, UnsupportedError
 from ..subclass.flatten import wrappers_inside
 from ..subclass.paths import Path
 from ..subclass.spec import LeafSpec, Spec
@@ -191,9 +191,25 @@ class MetadataReads:
         if row is None or row.edge is None or not row.is_leaf or row.traced.grad_fn is not row.edge.node:
             return False
         self.note(number, "is_leaf")
-        if not value:
+        if not value and not self._fact(number, "gradient by its base", row):
             row.traced.detach_()
         return True
+
+    def refuse_to_detach(self, traced: Any) -> None:
+        """``detach_()`` of an argument that is a view: so does eager, and the stand-in of a view is none.
+
+        Raises:
+            AliasingError: it is one.
+        """
+        number, row = self._rows.get(id(traced), (-1, None))
+        if row is not None and self._fact(number, "_is_view", row) is True:
+            raise AliasingError(
+                "Can't detach views in-place. Use detach() instead; eager refuses it too.",
+                path=row.path,
+                expected="a tensor that is no view",
+                got="a view",
+                fix="use x = x.detach()",
+            )
 
     def _history(self, number: int, row: TracedInput) -> Any:
         """The ``grad_fn`` that an input came with. Torch's own code gets that of the stand-in: it differentiates."""

@@ -6,11 +6,14 @@ recorded as it is. The arguments are fake tensors.
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from .. import _torch
 from ..errors import UnsupportedError
 from .eager_errors import refuse_as_eager
 from .foreach import WITH_NUMBERS, with_numbers
@@ -35,6 +38,23 @@ def _fill(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     with recorder:
         func(one_of_each(args[0]), *args[1:], **kwargs)
     return args[0]
+
+
+def _resize(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Where there is memory enough: nothing for the sizes that it has, else another look at that memory.
+
+    The functional form gives contiguous strides in any case, and takes no symbols.
+    """
+    t, sizes = args[0], args[1] if len(args) > 1 else kwargs["size"]
+    layout = kwargs.get("memory_format")
+    if layout is None and len(sizes) == t.dim() and all(map(_torch.surely, map(operator.eq, t.shape, sizes))):
+        return t
+    stop = t.storage_offset() + math.prod(sizes)
+    if layout is torch.preserve_format or not _torch.surely(stop * t.element_size() <= t.untyped_storage().nbytes()):
+        return NotImplemented
+    strides = torch.empty(sizes, device="meta", memory_format=layout or torch.contiguous_format).stride()
+    with recorder:
+        return aten.as_strided_.default(t, sizes, strides, t.storage_offset())
 
 
 def _indexed(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -81,6 +101,7 @@ def _detach(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 OTHERWISE: dict[Any, Callable[[Any, Any, Any, Any], Any]] = {
     aten.detach.default: _detach,
     aten.polygamma_.default: _polygamma_in_place,
+    aten.resize_.default: _resize,
     **dict.fromkeys((aten.zero_.default, aten.fill_.Scalar), _fill),
     **dict.fromkeys(INDEXED, _indexed),
     **dict.fromkeys(WITH_NUMBERS, _with_numbers),

@@ -135,16 +135,18 @@ class OutputClassifier:
         if (plan := self._detached_view(o, leaves, spec)) is not None:
             return plan
         base = o._base
-        if base is not None and (replay := self.recorder.views.by_place(o)) is not None:
-            number = self._input_of.get(id(base))
+        number = self._input_of.get(id(base))
+        moved = base is not None and not self._share(leaves, leaves_of(base))
+        if moved and not (number is not None and self._share(leaves, self._as_they_came(number))):
+            return self._value(o, leaves, spec)  # its data was set
+        if base is not None and not moved and (replay := self.recorder.views.by_place(o)) is not None:
             place = self._emit_once(base) if number is None else number
             return ViewOutput(place, number is not None, replay, True, spec, self._attributes(o, leaves, spec))
         if base is not None and not _torch.is_custom_function_output(o) and not self._needs_siblings(o):
-            number = self._input_of.get(id(base))
             of_view = o.grad_fn is not None and not base.requires_grad  # a view of it became a leaf
             if of_view and (number is not None or self._base_is_seen(base)):
                 raise leaf_inside(o)
-            found = self._replay(o, base, number, spec)
+            found = self._replay(o, base, number, spec, moved)
             if found is not None:
                 return self._view(o, number, leaves, spec, found, dangling=of_view)
         return self._value(o, leaves, spec)
@@ -220,14 +222,19 @@ class OutputClassifier:
         """Does the caller reach a value of the region by other ways than as the base of one result?"""
         return self._base_users[id(base)] > 1 or id(base) in self._output_ids or self.sharing.is_inside_input(base)
 
-    def _replay(self, o: Tensor, base: Tensor, number: int | None, spec: Spec) -> _Way | None:
-        """How ``o`` is made of ``base``."""
+    def _share(self, leaves: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+        """Do all of these leaves lie in memory of others? Not where ``.data`` of one was set after a view was made."""
+        storages = {_torch.storage_ref(t) for t in others if t.layout is torch.strided}
+        return all(_torch.storage_ref(t) in storages for t in leaves if t.layout is torch.strided)
+
+    def _replay(self, o: Tensor, base: Tensor, number: int | None, spec: Spec, moved: bool = False) -> _Way | None:
+        """How ``o`` is made of ``base``. ``moved``: of the memory that an input came with, which has other memory now."""
         if o.is_nested and not base.is_nested:  # autograd's function of such a view holds the traced offsets
             return None
         by_autograd = _torch.view_function(o)
         connected = self._leads_to(o, base, number)
         reshaped = number in self._reshaped
-        if connected and not reshaped and not self.recorder.views.reshaped:
+        if connected and not reshaped and not moved and not self.recorder.views.reshaped:
             return _Way(self._with_numbers(by_autograd, base))
         steps = self.recorder.views.steps(o, base)
         # Autograd's function of a member of a split takes it unseen, though there may be fewer members now.
@@ -236,14 +243,14 @@ class OutputClassifier:
             *([by_autograd] if connected and not several else []),
             *([] if steps is None else [steps]),
         ]
-        bases = [(_fresh(base, self.recorder), False)]
+        bases = [] if moved else [(_fresh(base, self.recorder), False)]
         if number is not None and reshaped:
             bases.append((self._as_it_came(number), True))
         for fresh, early in bases:
             for way in ways:
                 if self._gives(way, fresh, spec):
                     return _Way(way, early)
-        for then, fresh in self._as_it_was(base):
+        for then, fresh in () if moved else self._as_it_was(base):
             for way in ways:
                 if self._gives(way, fresh, spec):
                     return _Way(way, layouts=(then, flatten(base)[1]))
@@ -253,7 +260,7 @@ class OutputClassifier:
                 got=f"a view of shape {tuple(o.shape)}",
                 fix="make both views in the same grad mode",
             )
-        place = place_in(base, o)
+        place = None if moved else place_in(base, o)
         return None if place is None else _Way(place)
 
     def _with_numbers(self, way: Callable[..., Tensor], base: Tensor) -> Replay:
@@ -293,8 +300,12 @@ class OutputClassifier:
                 todo.extend(n for n, _ in node.next_functions if n is not None)
         return False
 
+    def _as_they_came(self, number: int) -> list[Tensor]:
+        """The leaves of an input at the start of the call."""
+        return [self.recorder.bare(self.inputs.originals[k]) for k in self.inputs.inputs[number].leaves]
+
     def _as_it_came(self, number: int) -> Tensor:
-        leaves = [self.recorder.bare(self.inputs.originals[k]) for k in self.inputs.inputs[number].leaves]
+        leaves = self._as_they_came(number)
         before = self.before[number]
         with _torch.without_tracing(), torch.no_grad():
             return rebuild(self.inputs.inputs[number].spec if before is None else before.spec, iter(leaves))  # type: ignore[no-any-return]

@@ -65,6 +65,14 @@ def typed_errors(recorder: Any) -> Iterator[None]:
             raise _has_no_fake_kernel(text.partition("<")[2].partition(">")[0] or text, error) from error
         if "is not supported under torch.compile" in text and "torch.distributed" in text:
             raise _without_functional_form(text, error) from error
+        if "directly modify sizes for customized tensor" in text:
+            raise UnsupportedError(
+                "torch cannot resize a wrapper whose sizes are symbols",
+                path=user_line(error),
+                expected="sizes that are numbers",
+                got="resize_ of a wrapper of sizes that differ between calls",
+                fix="make a new wrapper (x.reshape(...)), or compile with dynamic=False",
+            ) from error
         if not any(t in text for t in _READS_MEMORY):
             raise
         raise DataDependentError(

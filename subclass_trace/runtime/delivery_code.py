@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from .. import _torch
+from ..capture.aliasing import repeats
 from ..plan import AssignmentPlan, MutationPlan, Plan, ReturnedContainer, StatePlan, ViewOutput
 from ..subclass.flatten import leaves_of
 from ..subclass.spec import LeafSpec, leaf_count, spec_leaves
@@ -37,7 +38,8 @@ def _is_plain_mutation(m: MutationPlan, plan: Plan, value: Tensor) -> bool:
     other = m.replaced or m.memory or m.attributes or m.inner_bumps or m.metadata is not None
     if m.value is None or other or m.differentiable or m.starts_grad or m.stops_grad or plan.inputs[m.input].take_base:
         return False
-    return not any(t.is_inference() for t in (value, *leaves_of(value)))
+    leaves = leaves_of(value)
+    return not any(t.is_inference() for t in (value, *leaves)) and not any(map(repeats, leaves))
 
 
 class Delivery:

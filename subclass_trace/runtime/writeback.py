@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from .. import _torch
+from ..capture.aliasing import repeats
 from ..capture.mutation import multi_view_error
 from ..errors import UnsupportedError
 from ..plan import InputPlan, MutationPlan
@@ -86,7 +87,7 @@ def _copy_leaves(plan: MutationPlan, x: Tensor, old: Sequence[Tensor], fresh: Se
         version = None if plan.leaf_bumps is None or inference else old[k]._version
         below = k in plan.below and inference and not x.is_inference()
         with torch.inference_mode() if below else contextlib.nullcontext():
-            old[k].copy_(fresh[k])
+            _copy(old[k], fresh[k])
         if version is not None:
             _torch.set_version(old[k], version)
     for k, bumps in (plan.leaf_bumps or {}).items():
@@ -94,11 +95,18 @@ def _copy_leaves(plan: MutationPlan, x: Tensor, old: Sequence[Tensor], fresh: Se
             _torch.set_version(old[k], old[k]._version + bumps)
 
 
+def _copy(leaf: Tensor, new: Tensor) -> None:
+    if repeats(leaf):  # it shares memory with what was written; no kernel writes one element several times
+        once = tuple(slice(1) if stride == 0 else slice(None) for stride in leaf.stride())
+        leaf, new = leaf[once], new[once]
+    leaf.copy_(new)
+
+
 def write_memory(leaf: Tensor, now: Tensor) -> None:
     """Write what the memory of ``leaf`` holds now, before ``leaf`` itself gets other memory."""
     version = None if leaf.is_inference() else leaf._version
     with torch.no_grad():
-        leaf.copy_(now)
+        _copy(leaf, now)
     if version is not None:
         _torch.set_version(leaf, version)
 

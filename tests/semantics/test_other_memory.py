@@ -1,0 +1,190 @@
+"""What lies in which memory: shapes set in place, data set after views were made, and arguments that repeat their elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import subclass_trace as st
+from subclass_trace.zoo import TwoTensor
+
+Tensor = torch.Tensor
+CALLS: list[Callable[[Any], Any]] = [lambda f: f, st.compile, lambda f: st.compile(f, dynamic=True)]
+
+
+def dense(t: Tensor) -> Tensor:
+    return t.a if isinstance(t, TwoTensor) else t
+
+
+def facts(results: Any) -> list[Any]:
+    rows = results if isinstance(results, tuple) else (results,)
+    return [
+        (type(t), dense(t).tolist(), t.stride(), t._version, t.requires_grad) if isinstance(t, Tensor) else t
+        for t in rows
+    ]
+
+
+def same_sizes(x: Tensor) -> Any:
+    z = x.clone().t()
+    z.resize_(2, 3)
+    return z.reshape(-1), z.stride()
+
+
+def as_another(x: Tensor) -> Any:
+    z = x.clone().t()
+    z.resize_as_(torch.ones(2, 3))
+    return z.reshape(-1), z.stride()
+
+
+def other_sizes(x: Tensor) -> Any:
+    z = x.clone().t()
+    z.resize_(3, 2)
+    return z * 1, z.stride()
+
+
+def fewer(x: Tensor) -> Any:
+    z = x.clone().t()
+    z.resize_(4)
+    return z * 1
+
+
+def channels_last(x: Tensor) -> Any:
+    z = x.clone().view(1, 2, 3, 1)
+    z.resize_((1, 2, 3, 1), memory_format=torch.channels_last)
+    return z.stride(), z.reshape(-1)
+
+
+def argument(x: Tensor) -> Any:
+    x.t_()
+    x.resize_(2, 3)
+    return x.reshape(-1), x.stride()
+
+
+@pytest.mark.parametrize("wrapper", [False, True])
+@pytest.mark.parametrize("f", [same_sizes, as_another, other_sizes, fewer, channels_last, argument])
+def test_sizes_that_are_set_in_place(f: Callable[..., Any], wrapper: bool) -> None:
+    seen = []
+    for call in CALLS[: 2 if wrapper else 3]:  # torch resizes no wrapper whose sizes are symbols
+        x = torch.arange(6.0).view(3, 2)
+        x = TwoTensor(x, x + 10) if wrapper else x
+        seen.append((facts(call(f)(x)), facts(x)))
+    assert all(row == seen[0] for row in seen)
+
+
+def test_a_wrapper_of_symbols_is_resized_as_a_typed_error() -> None:
+    x = torch.arange(6.0).view(3, 2)
+    with pytest.raises(st.errors.UnsupportedError, match="resize a wrapper"):
+        st.compile(other_sizes, dynamic=True)(TwoTensor(x, x))
+
+
+def data_after_a_view(x: Tensor) -> Any:
+    v = x[1:]
+    x.data = x * 3
+    return v
+
+
+def data_after_a_write_and_a_view(x: Tensor) -> Any:
+    v = x.view(-1)
+    x.mul_(2)
+    x.data = x * 3
+    v.add_(1)
+    return v
+
+
+def data_of_a_view(x: Tensor) -> Any:
+    v = x[1:]
+    v.data = x.clone()
+    return v
+
+
+def data_of_a_view_of_a_value(x: Tensor) -> Any:
+    h = x * 2
+    v = h[1:]
+    v.data = x + 1
+    h.mul_(5)
+    return v, h
+
+
+@pytest.mark.parametrize(
+    ("f", "wrapper"),
+    [
+        *((f, w) for f in (data_after_a_view, data_after_a_write_and_a_view) for w in (False, True)),
+        (data_of_a_view, False),  # of a wrapper, eager sets the outer size alone
+        (data_of_a_view_of_a_value, False),
+    ],
+)
+def test_data_that_is_set_after_a_view_was_made(f: Callable[..., Any], wrapper: bool) -> None:
+    seen = []
+    for call in CALLS:
+        x = torch.arange(6.0).view(3, 2)
+        held = x[0]
+        x = TwoTensor(x, x + 10) if wrapper else x
+        results = call(f)(x)
+        first = results[0] if isinstance(results, tuple) else results
+        dense(first).add_(100)  # seen by whatever shares its memory
+        seen.append(([dense(t).tolist() for t in (first, x)], held.tolist(), first.shape))
+    assert all(row == seen[0] for row in seen)
+
+
+def test_data_of_an_inner_tensor_after_a_view() -> None:
+    def f(w: TwoTensor) -> Tensor:
+        v = w.t()
+        w.a.data = w.a * 3
+        return v
+
+    for call in CALLS:
+        a = torch.ones(2, 2)
+        w = TwoTensor(a, a.clone())
+        v = call(f)(w)
+        assert v.a.tolist() == [[1.0, 1.0], [1.0, 1.0]] and w.a.tolist() == [[3.0, 3.0], [3.0, 3.0]]
+
+
+@pytest.mark.parametrize("order", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: (lambda b: (b, b.expand(2, 3)))(torch.arange(3.0)),
+        lambda: (lambda b: (b[:2], b[1:].expand(2, 2)))(torch.arange(3.0)),
+        lambda: (lambda b: (b, b.view(-1)[1:4].expand(2, 3)))(torch.arange(6.0).view(2, 3)),
+    ],
+)
+def test_an_argument_that_repeats_elements_of_one_that_is_written(make: Callable[[], Any], order: bool) -> None:
+    def write(x: Tensor, y: Tensor) -> Tensor:
+        x.mul_(2)
+        return y * 3
+
+    def turned(y: Tensor, x: Tensor) -> Tensor:
+        return write(x, y)
+
+    seen = []
+    for call in CALLS:
+        f = call(turned if order else write)
+        for _ in range(2):
+            x, y = make()
+            result = f(*((y, x) if order else (x, y)))
+            seen.append([(t.tolist(), t._version) for t in (result, x, y)])
+    assert all(row == seen[0] for row in seen)
+
+
+def test_a_view_of_a_leaf_gives_up_no_gradient() -> None:
+    def f(v: Tensor) -> Tensor:
+        v.requires_grad_(False)
+        return v * 2
+
+    for call in CALLS:
+        x = torch.ones(3, requires_grad=True)
+        with torch.no_grad():
+            v = x.view(3)
+        y = call(f)(v)
+        assert y.requires_grad and v.requires_grad
+
+
+def test_a_view_is_not_detached_in_place() -> None:
+    for call in CALLS:
+        with pytest.raises(RuntimeError, match="detach views in-place"):
+            call(lambda x: x.detach_() * 2)(torch.ones(4)[1:])
+        x = torch.ones(3, requires_grad=True)
+        assert not call(lambda x: x.detach_() * 2)(x).requires_grad and not x.requires_grad

@@ -30,10 +30,11 @@ from ..runtime.held import ABSENT
 from ..runtime.one_object import OneObject
 from ..runtime.trees import unflatten_tree
 from ..subclass.arguments import AttributesOf, ObjectIdentity, ObjectState, argument_snapshot, has_own_equality
-from ..subclass.flatten import leaves_of
+from ..subclass.flatten import flatten, leaves_of
 from ..subclass.numbers import NumberPlace
 from ..subclass.paths import Path
 from ..subclass.protocol import is_plain, is_traceable
+from ..subclass.spec import Spec
 from .assignments import ModuleChange, replaced
 from .containers import GivenContainers, HandedContainers, found_anew, made_containers, named_containers
 from .counting import left_out, read_late
@@ -130,6 +131,7 @@ class CallSite:
         elsewhere: what else held an argument when the function ran, and had the traced tensor in its place.
         met: arguments that the function has come upon in other ways.
         rebuilt: the positions of views that are represented by their bases, and which attributes these have.
+        views: the positions of all of them, and how they lie.
     """
 
     flat: list[Any]
@@ -148,6 +150,7 @@ class CallSite:
     elsewhere: list[Any] = field(default_factory=list)
     met: list[Tensor] = field(default_factory=list)
     rebuilt: dict[int, AttributesOf] = field(default_factory=dict)
+    views: dict[int, Spec] = field(default_factory=dict)
 
     @staticmethod
     def of_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallSite:
@@ -344,6 +347,7 @@ class CallSite:
         given = {place.position: n for place, n in numbers.items()}
         made: dict[int, _Rebuilt] = {}
         self.rebuilt.clear()
+        self.views.clear()
         handed: list[Any] = []
         for k, (value, number) in enumerate(zip(self.flat, positions, strict=True)):
             if number is None:
@@ -353,6 +357,7 @@ class CallSite:
             else:  # a view of an argument that stands for its whole family
                 if id(value) not in made:
                     made[id(value)] = _Rebuilt.of(value, _torch.view_function(value)(traced[number]))
+                self.views[k] = flatten(made[id(value)].view)[1]
                 if k < self.user_count:
                     self.rebuilt[k] = made[id(value)].known
                 handed.append(made[id(value)].view)

@@ -266,7 +266,7 @@ class Region:
             captured,
             arguments,
             positions,
-            frozenset(k for k, n in enumerate(positions) if n is not None and site.flat[k] is not arguments[n].value),
+            dict(site.views),
             backend,
             partitioner,
             keep_joint=self._keep_joint,

@@ -290,7 +290,7 @@ class _Compilation:
                 captured,
                 arguments,
                 positions,
-                frozenset(),
+                {},
                 backend,
                 partitioner,
                 keep_input_mutations=self.options.keep_inference_input_mutations,

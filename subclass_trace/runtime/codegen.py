@@ -55,7 +55,7 @@ from .emit import (
     wrapped,
 )
 from .function_code import FunctionEmitter, needs_extra
-from .guards import HOOK_TABLES, Guards
+from .guards import HOOK_TABLES, Guards, failed_view
 from .parted import parted
 from .rebuild import detached, replay_view
 from .reference import Call, Program, base_value, finish, share_values
@@ -177,6 +177,7 @@ class _EntryEmitter:
         checks = tensor_checks(s, self.unwrapper.checks, self.values, symbols, self.use_cpp)
         s.line(f"if not ({checks}): return MISS")
         self._rest_of_guards(inputs, leaves, symbols)
+        self._views(flat, inputs, symbols)
         if symbols:
             s.depth = 1
             s.line("except ArithmeticError: return MISS")
@@ -390,6 +391,17 @@ class _EntryEmitter:
             strided = all(leaf.layout is torch.strided for leaf in specs)
             check = s.bind("alias_check", alias_check(self.guards.alias, strided=strided))
             s.line(f"if not {check}(({_tuple(inputs)}), ({_tuple(leaves)})): return MISS")
+
+    def _views(self, flat: Sequence[str], inputs: Sequence[str], symbols: dict[Any, str]) -> None:
+        """Views that are arguments, of an input that stands for them."""
+        s, plan = self.source, self.plan
+        for position, spec in plan.through_base.items():
+            number = plan.positions[position]
+            assert number is not None
+            s.bind("failed_view", failed_view)
+            env = ", ".join(f"{s.constant(k, 'symbol')}: {v}" for k, v in symbols.items())
+            known = f"{s.constant(spec, 'view')}, {s.constant(plan.inputs[number], 'row')}"
+            s.line(f"if failed_view({known}, {flat[position]}, {inputs[number]}, {{{env}}}): return MISS")
 
     # ---------------------------------------------------------------- running
     def _run(self, flat: Sequence[str], inputs: Sequence[str], leaves: Sequence[str], symbols: dict[Any, str]) -> None:

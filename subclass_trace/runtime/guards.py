@@ -23,7 +23,7 @@ from ..subclass.context import has_sizes, map_sizes, same_context, without_outer
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
 from ..subclass.protocol import Kind, class_of_leaf, kind_of
-from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec
+from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, spec_leaves
 from ..subclass.visit import inner_values
 from .held import ABSENT, LOGS, Same, as_held
 from .one_object import KnownTensors, OneObject
@@ -272,10 +272,36 @@ def _failed_leaf_guard(plan: Plan, guards: Guards, inputs: Sequence[Tensor], fla
             return f"{row.path}: {error}"
         if reason is not None:
             return reason
+    for position, spec in plan.through_base.items():
+        number = plan.positions[position]
+        assert number is not None
+        reason = failed_view(spec, plan.inputs[number], flat[position], inputs[number], env)
+        if reason is not None:
+            return f"flat argument {position}, {reason}"
     if not guards.tensors.holds(inputs, leaves):
         return "other inputs are tensors that stand in containers too"
     if guards.alias is not None and alias_pattern(inputs, leaves) != guards.alias:
         return "the inputs share memory in another way"
+    return None
+
+
+def failed_view(spec: Spec, row: InputPlan, value: Tensor, base: Tensor, env: Mapping[Any, int]) -> str | None:
+    """Is a view of an input, which stands for it, laid out as it was?
+
+    Args:
+        spec: of the view that was traced.
+        row: the plan of the input ``base``.
+    """
+    path = row.path.attr("view")
+    reason = _structure(spec, value, path) or _sizes(spec, value, path, env, offsets=False)
+    if reason is not None:
+        return reason
+    known = zip(spec_leaves(spec), spec_leaves(row.spec), strict=False)
+    found = zip(leaves_of(value), leaves_of(base), strict=False)
+    for (view, whole), (now, of) in zip(known, found, strict=True):
+        start = evaluate(view.storage_offset, env) - evaluate(whole.storage_offset, env)
+        if now.storage_offset() - of.storage_offset() != start:
+            return f"{path}: expected to start {start} elements after its base"
     return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +36,7 @@ from ..plan import (
 )
 from ..subclass.context import snapshot
 from ..subclass.flatten import leaves_of
-from ..subclass.spec import WrapperSpec, is_ragged, leaf_count
+from ..subclass.spec import Spec, WrapperSpec, is_ragged, leaf_count
 from .sizes import freeze, to_expr
 
 Tensor = torch.Tensor
@@ -46,7 +46,7 @@ def make_plan(
     captured: Captured,
     arguments: Sequence[Argument],
     positions: Sequence[int | None],
-    through_base: frozenset[int],
+    through_base: Mapping[int, Spec],
     forward: Half,
     saved: tuple[SavedValue, ...],
     kept: Collection[str] = (),
@@ -60,7 +60,7 @@ def make_plan(
     return Plan(
         inputs=inputs,
         positions=tuple(positions),
-        through_base=through_base,
+        through_base={k: freeze(spec, snapshot) for k, spec in through_base.items()},
         assignments=captured.assignments,
         leaf_count=len(captured.leaf_primals),
         primals=tuple(_primals(captured, forward)),

@@ -66,7 +66,7 @@ def build_program(
     captured: Captured,
     arguments: Sequence[Argument],
     positions: Sequence[int | None],
-    through_base: frozenset[int],
+    through_base: Mapping[int, Spec],
     backend: Backend,
     partitioner: Partitioner,
     keep_joint: bool = False,
@@ -76,7 +76,7 @@ def build_program(
 
     Args:
         positions: flat position -> number of the argument; None where it is no tensor.
-        through_base: positions whose tensor is a view that its autograd base stands for.
+        through_base: positions whose tensor is a view that its autograd base stands for, with the spec of the view.
         keep_joint: keep the joint graph (a copy of it, where the partitioner consumes it).
         keep_input_mutations: without a backward, data is written back inside the graph, by ``copy_`` on its inputs.
     """
@@ -170,7 +170,7 @@ def _without_backward(
     captured: Captured,
     arguments: Sequence[Argument],
     positions: Sequence[int | None],
-    through_base: frozenset[int],
+    through_base: Mapping[int, Spec],
     backend: Backend,
     spent: bool,
 ) -> tuple[Program, Graphs]:

@@ -91,7 +91,7 @@ def subject(function: Callable[..., Any], *args: Any, **options: Any) -> Subject
         static=[],
     )
     saved = specialize.saved_table(parts, specialize._primal_paths(captured))
-    plan = specialize.make_plan(captured, arguments, positions, frozenset(), parts.first, saved)
+    plan = specialize.make_plan(captured, arguments, positions, {}, parts.first, saved)
     return Subject(captured, traced.joint, num_forward, traced.tangents, parts, plan)
 
 

@@ -69,7 +69,7 @@ class FirstRun:
         session, inputs = captured.session, captured.inputs
         if captured.unbacked or session.recorder.symbols.data_dependent or any(_is_ragged(i.spec) for i in inputs):
             return None
-        if any(c.gradient_of is not None for c in captured.closed_over):
+        if any(c.gradient_of is not None for c in captured.closed_over) or any(i.inside for i in inputs):
             return None
         assert session.assumptions is not None
         count = len(captured.originals) - len(originals_of(session.recorder))

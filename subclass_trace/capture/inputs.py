@@ -7,6 +7,7 @@ else; leaves of one storage become fakes of one storage.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,9 +21,9 @@ from ..errors import ProtocolError, UnsupportedError
 from ..plan import gradient_of
 from ..subclass.components import Part, with_components
 from ..subclass.context import has_sizes, map_sizes, same_context, snapshot
-from ..subclass.flatten import flatten, leaf_paths
+from ..subclass.flatten import flatten, leaf_paths, wrappers_inside
 from ..subclass.numbers import NumberPlace
-from ..subclass.paths import Path
+from ..subclass.paths import Path, owner_of
 from ..subclass.protocol import class_of_leaf, refuse
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, is_ragged, spec_leaves
 from ..subclass.visit import rebuild
@@ -102,6 +103,7 @@ class TracedInput:
     real: Callable[[], Tensor | None] = lambda: None  # see `RealInput`
     facts: Mapping[str, Any] = field(default_factory=dict)  # what a first run asked of it, and was told
     gradient_of: Tensor | None = None  # it is the .grad of that tensor
+    inside: tuple[tuple[str, int], ...] = ()  # see `InputPlan`
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +172,28 @@ def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: Dynam
             spec = _with_sizes(spec, flatten(traced)[1])
         real = argument.value
         inputs.append(TracedInput(argument.path, spec, own, real.is_leaf, traced, edge, *facts[number]))
+    inputs = [replace(row, inside=_join(row, real, inputs, reals)) for row, real in zip(inputs, reals, strict=True)]
     return TracedInputs(tuple(inputs), values, tuple(originals), tuple(paths), tuple(extra), counters)
+
+
+def _join(
+    row: TracedInput, real: Tensor, inputs: Sequence[TracedInput], reals: Sequence[Tensor]
+) -> tuple[tuple[str, int], ...]:
+    """Let the wrappers inside of an input that are inputs be these: what changes one changes the other.
+
+    But for those that autograd tracks, which it does not relate to what they are in.
+    """
+    if not isinstance(row.spec, WrapperSpec) or not any(isinstance(s, WrapperSpec) for s in row.spec.inners):
+        return ()
+    numbers = {id(t): n for n, t in enumerate(reals) if not t.requires_grad}
+    found = []
+    for names, inner in wrappers_inside(real):
+        number, name = numbers.get(id(inner)), ".".join(names)
+        if number is not None:
+            with contextlib.suppress(AttributeError):  # of a class that does not let it be set
+                setattr(*owner_of(row.traced, name), inputs[number].traced)
+                found.append((name, number))
+    return tuple(found)
 
 
 def has_gradient(x: Tensor) -> bool:

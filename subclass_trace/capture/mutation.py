@@ -15,7 +15,7 @@ from ..subclass.arguments import attributes_of_wrapper
 from ..subclass.context import same_context, snapshot, without_outer
 from ..subclass.flatten import flatten, wrappers_inside
 from ..subclass.paths import Path, owner_of
-from ..subclass.spec import Spec, WrapperSpec, spec_leaves
+from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
 from ..subclass.visit import map_spec
 from .aliasing import family
 from .facts import holds_traced
@@ -67,8 +67,9 @@ def state_of(traced: Tensor) -> Before:
 
 
 def _inner_bumps(row: TracedInput, was: Before) -> dict[str, int]:
-    """By how much the counters of wrappers inside have moved that are still there."""
-    moved = {name: t._version - version for name, t, version in was.inner if t._version != version}
+    """By how much the counters of wrappers inside have moved that are still there, and no inputs themselves."""
+    own = {name for name, _ in row.inside}
+    moved = {name: t._version - version for name, t, version in was.inner if t._version != version and name not in own}
     held = {name: t for name, t, _ in was.inner}
     return {name: n for name, n in moved.items() if getattr(*owner_of(row.traced, name), None) is held[name]}
 
@@ -130,7 +131,9 @@ def read_mutations(
                 value,
                 change.data,
                 change.replaced,
-                _written_memory(row, change.replaced, inputs, recorder, emit),
+                _written_memory(
+                    row, [*change.replaced, *_laid_out_anew(was, change, recorder)], inputs, recorder, emit
+                ),
                 differentiable,
                 change.metadata,
                 change.attributes,
@@ -147,11 +150,19 @@ def read_mutations(
 def _with_counts(
     plans: Sequence[MutationPlan], inputs: TracedInputs, before: Sequence[Before | None]
 ) -> list[MutationPlan]:
-    """The same, with the version counters of the leaves of wrappers. One that is an input of its own counts there."""
+    """The same, with the version counters of the leaves of wrappers. One that is an input of its own counts there.
+
+    Of leaves that several of them have, one lays them out.
+    """
     seen = {row.leaves[0] for m in plans if not isinstance((row := inputs.inputs[m.input]).spec, WrapperSpec)}
     found = []
+    laid_out: set[int] = set()
     for m in plans:
         row, was = inputs.inputs[m.input], before[m.input]
+        if m.metadata is not None and was is not None:
+            moved = zip(row.leaves, spec_leaves(was.spec), spec_leaves(m.metadata), strict=True)
+            m = replace(m, laid_out=tuple(k for k, place in enumerate(row.leaves) if place in laid_out))
+            laid_out.update(place for place, a, b in moved if _place(a) != _place(b))
         if isinstance(row.spec, WrapperSpec) and was is not None:
             counts = {}
             for k, place in enumerate(row.leaves):
@@ -170,14 +181,35 @@ def _written_below(was: Before, change: _Change) -> tuple[int, ...]:
     return tuple(k for k in change.data if inner and _version(was.leaves[k]) == was.versions[k])
 
 
+def _laid_out_anew(was: Before, change: _Change, recorder: Recorder) -> list[int]:
+    """Leaves that were written and then got another layout: that may leave out some of what was written.
+
+    (Of an ``out=`` argument that gets another size, the graph knows no more than that.)
+    """
+    if change.metadata is None:
+        return []
+    rows = list(zip(spec_leaves(was.spec), spec_leaves(change.metadata), strict=True))
+    kept = [k for k in change.data if was.memory[k] not in recorder.resized]
+    return [k for k in kept if not _covers(rows[k][1], rows[k][0])]
+
+
+def _covers(after: LeafSpec, before: LeafSpec) -> bool:
+    """Has a tensor the elements that it had? Surely where it is as large, and is the same transposed."""
+    rows = [
+        [d for d in zip(s.size, s.stride, strict=True) if type(d[0]) is not int or d[0] != 1] for s in (after, before)
+    ]
+    dims = [sorted(row, key=str) for row in rows]
+    return dims[0] == dims[1] and after.storage_offset == before.storage_offset
+
+
 def _written_memory(
     row: TracedInput,
-    replaced: Mapping[int, str],
+    replaced: Sequence[int],
     inputs: TracedInputs,
     recorder: Recorder,
     emit: Callable[[Tensor], int],
 ) -> dict[int, int]:
-    """What the memory that replaced leaves had holds, where the region has written to it: others may look at it."""
+    """What the memory that leaves had holds, where the region has written to it: others may look at it."""
     found = {}
     for k in replaced:
         original = inputs.originals[row.leaves[k]]
@@ -296,6 +328,10 @@ def _same_layout(a: Spec, b: Spec) -> bool:
     outer = a.size == b.size and a.stride == b.stride  # type: ignore[union-attr]
     leaves = all(x.size == y.size and x.stride == y.stride for x, y in zip(spec_leaves(a), spec_leaves(b), strict=True))
     return outer and leaves and all(offsets)
+
+
+def _place(s: LeafSpec) -> tuple[Any, ...]:
+    return s.size, s.stride, s.storage_offset
 
 
 def _same_storage(a: Tensor, b: Tensor) -> bool:

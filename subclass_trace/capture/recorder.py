@@ -122,6 +122,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.asks_for_numbers = False  # by ``.item()`` or ``.tolist()``, not for the truth of a tensor
         self.branch: _torch.Branch | None = None  # torch's own code asks for the truth of a tensor
         self.writes: list[tuple[Any, ByteRange]] = []
+        self.resized: set[Any] = set()  # storages of ``out=`` arguments that got another size
         self.outliving: frozenset[Any] = frozenset()  # while a backward is traced: storages that are not its own
         self.closed_over: list[ClosedOver] = []
         self.of_arrays: set[Any] = set()  # the storages of constants in the memory of numpy arrays
@@ -463,12 +464,15 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if isinstance(a, torch.Generator):
                     self.random_state.draws(a)
         versions = foreach_versions(func, args)
+        results = [(t, t.shape) for t in written_arguments(func, args, kwargs)] if has_out(func) else []
         try:
             out = self.results.run(func, args, kwargs)
         except REFUSALS as error:
             raise error_of_eager(func, args, kwargs, error, self.user_line()) from None
-        if func._schema.is_mutable and has_out(func):  # it may have grown
-            self.writes += [(_torch.storage_ref(t), byte_range(t)) for t in written_arguments(func, args, kwargs)]
+        for t, size in results:  # it may have grown
+            self.writes.append((_torch.storage_ref(t), byte_range(t)))
+            if t.shape != size:
+                self.resized.add(_torch.storage_ref(t))
         if func is aten.max_unpool2d.default:  # the fake kernel makes it contiguous, the real one does not
             out = _torch.like_format_of(out, args[0])
         # The fake kernel of a foreach operation does not move it; the real one does, once for each of several views.

@@ -57,7 +57,7 @@ from .session import Session
 from .sharing import Sharing
 from .tape import Tape, connected, independent, leaves_behind, reaches, saved_by_autograd, saves_out_of_sight
 from .typed_errors import typed_errors
-from .versions import leaf_versions_of, versions_of
+from .versions import counted_once, leaf_versions_of, versions_of
 
 Tensor = torch.Tensor
 
@@ -243,7 +243,7 @@ class _Capture:
             outputs = order_views(outputs, results, self.values, inputs, mutations)
             self.arrivals = arrivals(outputs, results, self.values)
             aliases = sharing.aliases(self.values, contents, replaced, self._emit)
-            outputs, detached = classifier.numbered(outputs, len(self.values))
+            outputs, detached = classifier.numbered(counted_once(outputs, self.values, mutations), len(self.values))
             if aliases or (torch.is_inference_mode_enabled() and any(map(_views_input, outputs))):
                 self.metadata.depends_on("is_inference", mine)
             odd = [k for k, a in enumerate(self.arguments) if a.value.is_inference()]  # a normal one has a version

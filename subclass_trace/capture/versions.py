@@ -10,7 +10,7 @@ import torch
 import torch.fx as fx
 
 from .. import _torch
-from ..plan import Detached, OutputPlan, ValueAlias, ValueOutput, ViewOutput
+from ..plan import Detached, MutationPlan, OutputPlan, ValueAlias, ValueOutput, ViewOutput
 from ..subclass.flatten import tensors_inside
 from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec, WrapperSpec
@@ -23,6 +23,23 @@ Tensor = torch.Tensor
 _FILLED = tuple(getattr(torch.ops.aten, name) for name in ("arange", "randint", "randperm", "range", "normal"))
 #: those that are handed a generator
 _FILLED_BY = (torch.ops.aten.rand.generator, torch.ops.aten.randn.generator)
+
+
+def counted_once(
+    outputs: Sequence[OutputPlan], values: Sequence[Tensor], mutations: Sequence[MutationPlan]
+) -> list[OutputPlan]:
+    """The outputs, of which no two move a counter for one call in place: two views may have been made through it."""
+    left: dict[tuple[bool, int], int] = {(True, m.input): m.version_bumps for m in mutations}
+    left |= {(False, k): t._version for k, t in enumerate(values) if not t.is_inference()}
+    found: list[OutputPlan] = []
+    for o in outputs:
+        if isinstance(o, ViewOutput) and (bumps := o.version_bumps) and (o.of_input, o.base) in left:
+            if left[o.of_input, o.base] < bumps:
+                o = replace(o, counted=True)
+            else:
+                left[o.of_input, o.base] -= bumps
+        found.append(o)
+    return found
 
 
 def versions_of(

@@ -30,6 +30,7 @@ class InputPlan:
         no_gradient: the region asks for its ``.grad``, and finds None.
         of_gradient: the input is the ``.grad`` of the tensor at that position, or of ``constant``.
         facts: (name, answer) of what else it asks; see `capture.facts`.
+        inside: (attribute names with dots, number) of wrappers inside that are other inputs.
     """
 
     path: Path
@@ -43,6 +44,7 @@ class InputPlan:
     no_gradient: bool = False
     of_gradient: bool = False
     facts: tuple[tuple[str, Any], ...] = ()
+    inside: tuple[tuple[str, int], ...] = ()
 
     def of(self, flat: Sequence[Any]) -> torch.Tensor:
         """The input tensor of a call with these flat arguments. (None for a gradient that is not there.)"""

@@ -23,7 +23,8 @@ class MutationPlan:
         value: number of the forward value that holds its new contents, or None (metadata alone).
         leaves: positions (within the input) of the leaves whose data is copied back.
         replaced: position -> "data" (new storage: ``leaf.data = new``) or "attribute" (the wrapper's attribute).
-        memory: position of a replaced leaf whose memory was written before -> the forward value with what that holds.
+        memory: position of a leaf that is replaced, or laid out anew, and whose memory was written before -> the forward
+            value with what that holds.
         differentiable: autograd saw it, so that the input gets a new history.
         metadata: spec after the call when sizes, strides or offsets changed.
         attributes: Python attributes of the wrapper that the region changed.
@@ -34,6 +35,7 @@ class MutationPlan:
         inner_bumps: wrappers inside, by dotted names -> by how much their counters move.
         leaf_bumps: of a wrapper: position of a leaf -> by how much its own counter moves, less what the program has
             moved it by. An operation on the wrapper does not move it. A leaf that another plan counts is left out.
+        laid_out: leaves that have got their layout with another input of which they are a leaf as well.
         in_program: those of ``leaves`` that the program writes itself (docs/notes/in_place.md).
         moved: by how much that has moved the version counter of a dense input.
     """
@@ -52,6 +54,7 @@ class MutationPlan:
     below: tuple[int, ...] = ()
     leaf_bumps: Mapping[int, int] | None = None
     inner_bumps: Mapping[str, int] = field(default_factory=dict)
+    laid_out: tuple[int, ...] = ()
     in_program: tuple[int, ...] = ()
     moved: int = 0
 

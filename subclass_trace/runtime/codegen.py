@@ -375,7 +375,8 @@ class _EntryEmitter:
         for condition in plan.conditions:
             s.line(f"if not {expression_code(condition, symbols)}: return MISS")
         for row, name in zip(plan.inputs, inputs, strict=True):
-            for failed in failed_metadata_code(s, row, name):
+            same = [f"{name}.{inner} is not {inputs[number]}" for inner, number in row.inside]
+            for failed in [*failed_metadata_code(s, row, name), *same]:
                 s.line(f"if {failed}: return MISS")
         if plan.offsets_matter:
             offsets: dict[int, Any] = {}

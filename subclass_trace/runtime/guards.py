@@ -21,7 +21,7 @@ from ..plan import InputPlan, Plan
 from ..subclass.arguments import same_argument
 from ..subclass.context import has_sizes, map_sizes, same_context, without_outer
 from ..subclass.flatten import leaves_of
-from ..subclass.paths import Path
+from ..subclass.paths import Path, owner_of
 from ..subclass.protocol import Kind, class_of_leaf, kind_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, spec_leaves
 from ..subclass.visit import inner_values
@@ -229,6 +229,9 @@ def _failed_tensor_guard(plan: Plan, guards: Guards, flat: Sequence[Any]) -> str
     for row, value in zip(plan.inputs, inputs, strict=True):
         reason = _structure(row.spec, value, row.path)
         reason = reason or failed_metadata(row, value)
+        for name, number in row.inside:
+            if getattr(*owner_of(value, name)) is not inputs[number]:
+                reason = reason or f"{row.path}.{name}: expected to be the same tensor as {plan.inputs[number].path}"
         if reason is not None:
             return reason
     return _failed_leaf_guard(plan, guards, inputs, flat)

@@ -104,7 +104,8 @@ def _inputs(captured: Captured, arguments: Sequence[Argument]) -> list[InputPlan
         spec = captured.session.reads.guarded(number, freeze(i.spec, snapshot))
         row = InputPlan(i.path, spec, i.leaves, is_leaf, a.position, a.take_base)
         is_parameter = i.is_parameter if asked.is_parameter else None
-        rows.append(replace(row, is_parameter=is_parameter, no_gradient=asked.gradient, facts=asked.facts))
+        row = replace(row, is_parameter=is_parameter, no_gradient=asked.gradient, facts=asked.facts)
+        rows.append(replace(row, inside=i.inside))
     for c in captured.closed_over:
         row = InputPlan(c.path, freeze(c.spec, snapshot), c.leaves, None, None, constant=c.value)
         if c.gradient_of is not None:

@@ -119,7 +119,7 @@ def set_version(x: Tensor, version: int) -> None:
 
 def _write_metadata(x: Tensor, inp: InputPlan, plan: MutationPlan, old: Sequence[Tensor], env: Env) -> None:
     assert plan.metadata is not None
-    _lay_out(x, old, concrete(inp.spec, env), concrete(plan.metadata, env), plan.replaced)
+    _lay_out(x, old, concrete(inp.spec, env), concrete(plan.metadata, env), {*plan.replaced, *plan.laid_out})
 
 
 def _lay_out(x: Tensor, leaves: Sequence[Tensor], before: Spec, after: Spec, skip: Collection[int] = ()) -> None:

@@ -156,9 +156,8 @@ def _plan_mutation(plan: Plan, path: str, m: MutationPlan) -> None:
     require(not idle, "the program writes a leaf that keeps its data", path, expected=m.leaves, got=idle)
     both = sorted(set(m.leaves) & set(m.replaced))
     require(not both, "a leaf is both copied into and replaced", path, expected="one of them", got=both)
-    require(
-        set(m.memory) <= set(m.replaced), "memory of a leaf that stays", path, expected="replaced leaves", got=m.memory
-    )
+    moves = set(m.replaced) if m.metadata is None else {*m.replaced, *m.leaves}
+    require(moves.issuperset(m.memory), "memory of a leaf that stays", path, expected="leaves that move", got=m.memory)
     for value in m.memory.values():
         _exists(value, len(plan.values), "a forward value", path)
     strange = sorted(set(m.replaced.values()) - {"data", "attribute"})

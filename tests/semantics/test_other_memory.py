@@ -188,3 +188,105 @@ def test_a_view_is_not_detached_in_place() -> None:
             call(lambda x: x.detach_() * 2)(torch.ones(4)[1:])
         x = torch.ones(3, requires_grad=True)
         assert not call(lambda x: x.detach_() * 2)(x).requires_grad and not x.requires_grad
+
+
+def smaller(x: Tensor) -> Any:
+    v = x[1:]
+    x.mul_(2)
+    x.resize_(2)
+    return v
+
+
+def other_place(x: Tensor) -> Any:
+    v = x[:1]
+    x.mul_(2)
+    x.data = x[1:]
+    return v
+
+
+def set_to_a_part(x: Tensor) -> Any:
+    x.mul_(2)
+    x.set_(x[1:])
+
+
+def strided(x: Tensor) -> Any:
+    v = x[1:]
+    x.mul_(2)
+    x.as_strided_((2,), (1,), 1)
+    return v
+
+
+@pytest.mark.parametrize("f", [smaller, other_place, set_to_a_part, strided])
+def test_what_was_written_before_a_tensor_became_smaller(f: Callable[..., Any]) -> None:
+    seen = []
+    for call in CALLS:
+        x = torch.arange(6.0).view(2, 3)
+        whole = x.view(-1)
+        result = call(f)(x)
+        seen.append((facts(result), facts(x), whole.tolist(), x.storage_offset()))
+    assert all(row == seen[0] for row in seen)
+
+
+def through_a_step(x: Tensor) -> Any:
+    v = (x * 2).view(-1)
+    v.unsqueeze_(0)
+    return v, v[:, 1:], v.t()
+
+
+def through_two(x: Tensor) -> Any:
+    v, w = x.view(-1), x[0]
+    v.unsqueeze_(0)
+    w.unsqueeze_(0)
+    return v, v[:, 1:], w, w.t()
+
+
+@pytest.mark.parametrize("wrapper", [False, True])
+@pytest.mark.parametrize(("f", "grad"), [(through_a_step, False), (through_a_step, True), (through_two, False)])
+def test_two_results_made_through_one_change_of_a_shape(f: Callable[..., Any], grad: bool, wrapper: bool) -> None:
+    seen = []
+    for call in CALLS[:2]:
+        x = torch.arange(6.0).view(2, 3)
+        x = (TwoTensor(x, x + 1) if wrapper else x).requires_grad_(grad)
+        results = call(f)(x)
+        seen.append(([(t.shape, t._version, t._is_view()) for t in results], x._version))
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(
+    "change", [lambda a: a.as_strided_((2,), (1,), 1), lambda a: a.set_(a[1:]), lambda a: a.resize_(3)]
+)
+def test_an_inner_tensor_that_is_an_argument_is_laid_out_once(change: Callable[[Tensor], Tensor], turned: bool) -> None:
+    def f(x: Any, y: Any) -> Tensor:
+        change(x if turned else y)
+        return (x if turned else y) * 2
+
+    seen = []
+    for call in CALLS:
+        a = torch.arange(6.0)
+        w = TwoTensor(a, torch.ones(6))
+        region = call(f)
+        result = region(a, w) if turned else region(w, a)
+        seen.append((result.tolist(), a.tolist(), a.storage_offset(), w.a is a))
+    assert all(row == seen[0] for row in seen)
+
+
+def test_a_wrapper_inside_of_another_argument() -> None:
+    def f(x: TwoTensor, w: TwoTensor) -> Any:
+        same = x.a is w
+        x.t_()
+        return same, tuple(w.shape), tuple(x.a.shape), w * 2
+
+    def make(shared: bool) -> tuple[TwoTensor, TwoTensor]:
+        w, other = (TwoTensor(torch.arange(6.0).view(2, 3), torch.ones(2, 3)) for _ in range(2))
+        inner = w if shared else TwoTensor(w.a, w.b)
+        return TwoTensor(inner, other), w
+
+    regions = [call(f) for call in CALLS]
+    for shared in (True, False, True):
+        seen = []
+        for region in regions:
+            x, w = make(shared)
+            *rest, y = region(x, w)
+            seen.append((rest, y.a.tolist(), y.shape, x.shape, x.a.shape, w.shape, w.a.shape, w._version, x._version))
+        assert all(row == seen[0] for row in seen[:2])

@@ -47,6 +47,10 @@ from .autograd import set_version as set_version
 from .autograd import set_versions as set_versions
 from .autograd import view_function as view_function
 from .autograd import writes_told as writes_told
+from .batched import is_batched as is_batched
+from .batched import outside_of_vmap as outside_of_vmap
+from .batched import with_batch as with_batch
+from .batched import without_batch as without_batch
 from .branches import Branch as Branch
 from .branches import branch_of_torch as branch_of_torch
 from .collectives import Group as Group

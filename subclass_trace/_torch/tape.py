@@ -224,11 +224,6 @@ def unusual_state() -> bool:
     )
 
 
-def is_batched(grad: torch.Tensor | None) -> bool:
-    """Does a gradient stand for several ones at once (``is_grads_batched``)?"""
-    return grad is not None and bool(torch._C._functorch.is_legacy_batchedtensor(grad))
-
-
 # ---------------------------------------------------------------------------------------------- torch's own tapes
 class _Asking(threading.local):
     """Whose compiler is in the slot for the backward of this thread? And is a capture under way, which backwards are part

@@ -26,6 +26,7 @@ from ..partition.hooks import merge_twins, unpack_late
 from ..plan import Reach
 from ..subclass.context import Unread, same_context
 from ..subclass.flatten import flatten
+from ..subclass.protocol import is_traceable
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
 from ..subclass.visit import rebuild
 from .rebuild import fit_strides
@@ -146,6 +147,7 @@ class Backwards:
         self.again: Callable[[Env | None], Tape] | None = None
         self.narrow: Callable[[tuple[Any, ...]], None] | None = None
         self.of_backward = False
+        self.row_by_row = any(map(is_traceable, (*tape.outputs, *tape.inputs)))  # for batched tangents: see `batched`
         self.is_freed = False  # the region itself ran backwards that free what these would need
         self.compile_backward, self.output_paths = compile_backward, tuple(output_paths)
         self.compiled: tuple[CompiledBackward, ...] = ()
@@ -328,7 +330,7 @@ class Backwards:
         if traced.next is not None:
             rest = (self.compile_backward, (), self.symbols, self.twins)
             following = Backwards(traced.next, frozenset(have), *rest)
-            following.narrow, following.of_backward = self.narrow, True
+            following.narrow, following.of_backward, following.row_by_row = self.narrow, True, self.row_by_row
             following.again = self._again_for(traced, frozen)
         grads = tuple(None if g is None else freeze(g) for g in traced.grads)
         call = self.compile_backward(graph)

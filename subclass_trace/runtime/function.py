@@ -6,6 +6,7 @@ expected ones.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from ..plan import Plan, SavedValue
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.protocol import is_traceable
 from .backward import Backwards, CompiledBackward
+from .batched import row_by_row
 from .parted import parted
 from .sizes import Env
 
@@ -37,9 +39,13 @@ def run_backward(
     """
     if all(t is None for t in tangents):
         return [None] * backwards.inputs
+    batched = any(map(_torch.is_batched, tangents))
+    if batched and backwards.row_by_row:
+        return row_by_row(lambda own: run_backward(backwards, inputs, dict(saved), own, env), tangents)
     create_graph = torch.is_grad_enabled()
     rows = [None if t is None else flatten(t) for t in tangents]
-    entry = backwards.find([None if r is None else r[1] for r in rows], create_graph, env)
+    with _torch.outside_of_vmap() if batched else contextlib.nullcontext():
+        entry = backwards.find([None if r is None else r[1] for r in rows], create_graph, env)
     if not create_graph:
         leaves = [leaf for r in rows if r is not None for leaf in r[0]]
         return entry.pass_on(entry.run(saved, leaves, env), tangents, inputs)

@@ -111,7 +111,8 @@ class FastBackward(FastPath):
         values.clear()
         tangents = [grads[k] for k in program.plan.differentiable]
         result = run_backward(program.backwards, ctx.inputs, named, tangents, getattr(ctx, "env", None) or {})
-        if self.use_cpp and not torch.is_grad_enabled() and not program.plan.symbols:
+        usual = not torch.is_grad_enabled() and not any(map(_torch.is_batched, tangents))
+        if self.use_cpp and usual and not program.plan.symbols:
             self._arm_for(tangents)
         if not kept and not _torch.keeps_graph():
             ctx.inputs = ()

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from .._torch import is_batched
 from .._torch import tape as _door
 from .._torch.dynamo import never_compiled
 from ..errors import UnsupportedError
@@ -132,7 +133,7 @@ class Engine:
                 finally:
                     thread.callbacks.pop()
             outer, threads, asked = thread.call, _door.set_multithreading(False), _door.asking.ours
-            thread.call = Call(tuple(roots), tuple(inputs) if inputs else None, any(map(_door.is_batched, grads)))
+            thread.call = Call(tuple(roots), tuple(inputs) if inputs else None, any(map(is_batched, grads)))
             found, captures = _door.set_tape_compiler(None), thread.runners and not _door.asking.tracing
             if captures:
                 if found[0] is FACTORY[0]:

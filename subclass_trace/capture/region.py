@@ -17,7 +17,7 @@ import torch
 import torch.fx as fx
 
 from .. import _torch
-from ..errors import UnsupportedError
+from ..errors import NeedsEager, UnsupportedError
 from ..plan import (
     ContainerChange,
     Detached,
@@ -32,6 +32,7 @@ from ..plan import (
 )
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.numbers import NumberPlace
+from ..subclass.paths import Path
 from ..subclass.spec import Spec, WrapperSpec, sizes_in
 from .aliasing import alias_groups
 from .checkpoint import checkpoint_as_tags
@@ -385,7 +386,7 @@ class _Capture:
         edges = [e for _, e in rows]
         leaf_primals, size_primals = self._primals(inputs)
         originals = [*inputs.originals, *originals_of(recorder)]
-        written = _written_groups(originals, leaf_primals, recorder, forward)
+        written = _written_groups(originals, leaf_primals, recorder, forward, inputs.leaf_paths)
         tape = None
         groups: tuple[tuple[int, ...], ...] = ()
         saved: frozenset[str] = frozenset()
@@ -506,12 +507,33 @@ def _of_other_mode(
 
 
 def _written_groups(
-    originals: Sequence[Tensor], leaf_primals: Sequence[int], recorder: Recorder, values: Sequence[Any]
+    originals: Sequence[Tensor],
+    leaf_primals: Sequence[int],
+    recorder: Recorder,
+    values: Sequence[Any],
+    paths: Sequence[Path],
 ) -> tuple[tuple[int, ...], ...]:
-    """Leaves (by the numbers of their graph inputs) that become one graph input. ``values``: the forward's results."""
+    """Leaves (by the numbers of their graph inputs) that become one graph input.
+
+    Args:
+        values: the forward's results.
+        paths: of the leaves, but for those that are closed over.
+
+    Raises:
+        NeedsEager: one of them is read otherwise than it is in memory.
+    """
     rows: list[Sequence[int]] = [
         members for members in alias_groups(originals) if any(recorder.was_written(originals[k]) for k in members)
     ]
+    lazy = next((k for row in rows for k in row if originals[k].is_conj() or originals[k].is_neg()), None)
+    if lazy is not None:  # one graph input cannot stand for memory as it is and as it is read
+        raise NeedsEager(
+            "arguments share memory that the region writes, and one of them has a conjugate or negative bit",
+            path=paths[lazy] if lazy < len(paths) else None,
+            expected="views without such a bit",
+            got=f"a {originals[lazy].dtype} tensor of shape {tuple(originals[lazy].shape)}",
+            fix="pass x alone, and call x.conj() inside of the region",
+        )
     if recorder.mutable:
         rows = [*groups_by_place(originals, leaf_primals, recorder, rows, values)]
     groups = [tuple(leaf_primals[k] for k in members) for members in rows]

@@ -29,7 +29,7 @@ from ..subclass.flatten import flatten
 from ..subclass.protocol import is_traceable
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
 from ..subclass.visit import rebuild
-from .rebuild import fit_strides
+from .rebuild import fit_strides, is_lazy
 from .sizes import Env, concrete, evaluator, freeze, holds
 from .tangent_layouts import MOST_LAYOUTS, comparable, copies_into, follows, known_layout, layout_like, same_layouts
 from .tangent_sizes import matches, symbolic, with_unbacked
@@ -100,6 +100,8 @@ class CompiledBackward:
     def run(self, saved: dict[str, Any], tangents: Sequence[Tensor], env: Env) -> list[Tensor | None]:
         """Gradients from saved values (which are consumed) and the dense leaves of the tangents."""
         wanted = [s for t in self.tangents if t is not None for s in spec_leaves(t)]
+        # Traced tangents have no such bit, and some kernels take none that has.
+        tangents = [t.resolve_conj().resolve_neg() if is_lazy(t) else t for t in tangents]
         env = with_unbacked(wanted, [t.shape for t in tangents], env)
         sizes = evaluator(env)
         leaves = [fit_strides(t, sizes(s.stride)) for t, s in zip(tangents, wanted, strict=True)]

@@ -39,7 +39,7 @@ def _is_plain_mutation(m: MutationPlan, plan: Plan, value: Tensor) -> bool:
     if m.value is None or other or m.differentiable or m.starts_grad or m.stops_grad or plan.inputs[m.input].take_base:
         return False
     leaves = leaves_of(value)
-    return not any(t.is_inference() for t in (value, *leaves)) and not any(map(repeats, leaves))
+    return not any(t.is_inference() for t in (value, *leaves)) and not any(repeats(t) or t.is_neg() for t in leaves)
 
 
 class Delivery:

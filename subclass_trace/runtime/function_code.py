@@ -25,7 +25,7 @@ from .emit import NotGenerated, Unwrapper, Wrapper, detached_outputs, set_versio
 from .function import changed_since_forward, check_watched, run_backward
 from .guards import Ambient
 from .inlined import make_inlinable
-from .rebuild import fit_strides
+from .rebuild import fit_strides, is_lazy
 from .reference import Program
 from .source import Source
 
@@ -111,8 +111,12 @@ class FastBackward(FastPath):
         values.clear()
         tangents = [grads[k] for k in program.plan.differentiable]
         result = run_backward(program.backwards, ctx.inputs, named, tangents, getattr(ctx, "env", None) or {})
-        usual = not torch.is_grad_enabled() and not any(map(_torch.is_batched, tangents))
-        if self.use_cpp and usual and not program.plan.symbols:
+        if (
+            self.use_cpp
+            and not torch.is_grad_enabled()
+            and not program.plan.symbols
+            and not any(map(_is_odd, tangents))
+        ):
             self._arm_for(tangents)
         if not kept and not _torch.keeps_graph():
             ctx.inputs = ()
@@ -395,6 +399,11 @@ class FunctionEmitter:
             if place not in skip:
                 rows += [f"g{k}", *own] if isinstance(spec, WrapperSpec) else own
         return rows
+
+
+def _is_odd(t: Tensor | None) -> bool:
+    """A tangent that only `run_backward` knows how to take."""
+    return t is not None and (_torch.is_batched(t) or any(map(is_lazy, leaves_of(t))))
 
 
 def _same_objects(tangents: Sequence[Tensor | None]) -> tuple[int | None, ...]:

@@ -124,6 +124,11 @@ def _remade(leaf: Tensor, inference: bool) -> Tensor:
     return made
 
 
+def is_lazy(t: Tensor) -> bool:
+    """Is what is in its memory still to be conjugated, or negated?"""
+    return t.is_conj() or t.is_neg()
+
+
 def fit_strides(t: Tensor, stride: Sequence[int]) -> Tensor:
     """``t`` itself, or a copy with the strides that a graph was traced for."""
     if t.layout is not torch.strided or tuple(t.stride()) == tuple(stride):

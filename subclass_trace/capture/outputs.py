@@ -331,16 +331,17 @@ class OutputClassifier:
         """Is the view of ``base`` laid out as ``spec`` says?"""
         with self._aside(), _torch.without_tracing(), _torch.quiet_fake_errors(), torch.no_grad():
             fresh = _fresh(base, self.recorder)
-            counters = [t for t in (fresh, *leaves_of(fresh)) if not t.is_inference()]
+            held = leaves_of(fresh)
+            counters = [t for t in (fresh, *held) if not t.is_inference()]
             versions = [t._version for t in counters]
             try:
-                again = flatten(way(fresh))[1]
+                leaves, again = flatten(way(fresh))
             except (RuntimeError, IndexError, ValueError, NotImplementedError):
                 return False
             finally:  # an alias shares the counter of the traced tensor, which a node may have saved
                 for t, version in zip(counters, versions, strict=True):
                     _torch.set_version(t, version)
-        return _places(again) == _places(spec)
+        return self._share(leaves, held) and _places(again) == _places(spec)  # ``ravel`` may copy
 
     def _needs_siblings(self, o: Tensor) -> bool:
         """Must the gradients of several members of one ``split`` meet in one node?

@@ -20,6 +20,7 @@ from .gradients import Gradients
 from .inputs import TracedInputs
 from .mutation import Before
 from .recorder import Recorder
+from .views import lost_history
 
 Tensor = torch.Tensor
 
@@ -91,8 +92,18 @@ def _set_on(result: Any, recorder: Recorder) -> Iterator[tuple[str, Any]]:
 
 
 def _gradient_of(result: Any) -> Iterator[tuple[str, Tensor]]:
-    """The ``.grad`` of a result that the region made an autograd leaf."""
-    if isinstance(result, Tensor) and result.is_leaf and result.requires_grad and result.grad is not None:
+    """The ``.grad`` of a result that the region made an autograd leaf.
+
+    Raises:
+        UnsupportedError: it is a view that autograd cannot make the history of anew, on a base that has another shape now.
+    """
+    if not isinstance(result, Tensor):
+        return
+    try:
+        is_leaf = result.is_leaf
+    except RuntimeError as error:
+        raise lost_history(result, None) from error
+    if is_leaf and result.requires_grad and result.grad is not None:
         yield "grad", result.grad
 
 

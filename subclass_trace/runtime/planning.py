@@ -36,7 +36,8 @@ from ..plan import (
 )
 from ..subclass.context import snapshot
 from ..subclass.flatten import leaves_of
-from ..subclass.spec import Spec, WrapperSpec, is_ragged, leaf_count
+from ..subclass.spec import Spec, WrapperSpec, is_ragged, leaf_count, spec_leaves
+from ..subclass.visit import rebuild
 from .sizes import freeze, to_expr
 
 Tensor = torch.Tensor
@@ -71,7 +72,7 @@ def make_plan(
         detach_values=_detach(forward, captured),
         size_outputs=len(captured.size_outputs),
         mutations=tuple(map(_freeze_mutation, captured.mutations)),
-        outputs=tuple(_freeze_output(o, captured.session) for o in captured.outputs),
+        outputs=tuple(_freeze_output(o, captured) for o in captured.outputs),
         out_tree=captured.result,
         containers=captured.containers,
         differentiable=captured.differentiable,
@@ -237,10 +238,11 @@ def _freeze_mutation(m: MutationPlan) -> MutationPlan:
     return replace(m, metadata=None if m.metadata is None else freeze(m.metadata))
 
 
-def _freeze_output(o: OutputPlan, session: Session) -> OutputPlan:
+def _freeze_output(o: OutputPlan, captured: Captured) -> OutputPlan:
     if isinstance(o, ViewOutput):
         layouts = None if o.layouts is None else (freeze(o.layouts[0]), freeze(o.layouts[1]))
-        return replace(o, spec=freeze(o.spec), replay=_freeze_replay(o.replay, session), layouts=layouts)
+        base = _as_it_came(captured, o.base) if o.early else None
+        return replace(o, spec=freeze(o.spec), replay=_freeze_replay(o.replay, captured.session, base), layouts=layouts)
     if isinstance(o, RaggedOutput):
         return RaggedOutput(to_expr(o.size))
     return replace(o, spec=freeze(o.spec)) if isinstance(o, ValueOutput) else o
@@ -250,10 +252,21 @@ def _freeze_detached(row: Detached, session: Session) -> Detached:
     return replace(row, replay=_freeze_replay(row.replay, session))
 
 
-def _freeze_replay(replay: Replay | None, session: Session) -> Replay | None:
+def _as_it_came(captured: Captured, number: int) -> Tensor:
+    """A stand-in for an input that is laid out as at the start of the call."""
+    spec = captured.all_inputs[number].spec
+    with captured.session.mode, _torch.without_tracing(), torch.no_grad():
+        leaves = [torch.empty_strided(s.size, s.stride, dtype=s.dtype, device=s.device) for s in spec_leaves(spec)]
+        return rebuild(spec, iter(leaves))  # type: ignore[no-any-return]
+
+
+def _freeze_replay(replay: Replay | None, session: Session, base: Tensor | None = None) -> Replay | None:
     """Autograd's function of a view remembers the symbols that it was traced with: their expressions instead.
 
     That may be a number by now, where the region has read one that has to fit other sizes.
+
+    Args:
+        base: what it is a view of, if that is not as it was then.
     """
     if isinstance(replay, SymbolicView):
         return replace(replay, sizes=tuple(map(to_expr, replay.sizes)))
@@ -281,7 +294,7 @@ def _freeze_replay(replay: Replay | None, session: Session) -> Replay | None:
             torch.no_grad(),
             _torch.enable_python_dispatcher(),
         ):  # else DTensor looks for the symbols in its cache
-            replay(view._base, symint_visitor_fn=note)  # type: ignore[call-arg]
+            replay(view._base if base is None else base, symint_visitor_fn=note)  # type: ignore[call-arg]
     except _torch.DATA_DEPENDENT_ERRORS:  # the class reads a number, as it will of the base of the call
         if not all(type(n) is int for n in sizes):
             raise

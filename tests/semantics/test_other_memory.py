@@ -334,3 +334,31 @@ def test_tangents_that_are_still_to_be_conjugated(f: Callable[..., Tensor]) -> N
             rows.append([g.tolist() for g in grads])
         seen.append(rows)
     assert all(row == seen[0] for row in seen)
+
+
+@pytest.mark.parametrize("look", [torch.ravel, torch.flatten, lambda y: y.reshape(-1), lambda y: y.view(-1)])
+def test_a_flat_view_of_what_is_transposed_afterwards(look: Callable[[Tensor], Tensor]) -> None:
+    def of_value(x: Tensor) -> Any:
+        y = x * 2
+        v = look(y)
+        y.t_()
+        return v, y
+
+    def of_argument(x: Tensor) -> Any:
+        v = look(x)
+        x.t_()
+        return v
+
+    for f in (of_value, of_argument):
+        seen = []
+        for call in CALLS:
+            x = torch.arange(6.0).view(2, 3)
+            results = call(f)(x)
+            v = results[0] if isinstance(results, tuple) else results
+            with torch.no_grad():
+                v[1] = 50
+            seen.append(facts(results))
+        assert all(row == seen[0] for row in seen)
+    for call in CALLS[1:]:  # autograd makes its history anew, which it cannot on fake tensors
+        with pytest.raises(st.errors.UnsupportedError, match="view that requires grad after the shape of its base"):
+            call(of_value)(torch.ones(2, 3, requires_grad=True))

@@ -30,6 +30,7 @@ from .autograd import creation_forbids_inplace as creation_forbids_inplace
 from .autograd import current_graph_task as current_graph_task
 from .autograd import hooks_of_leaf as hooks_of_leaf
 from .autograd import is_custom_function_output as is_custom_function_output
+from .autograd import is_custom_node as is_custom_node
 from .autograd import is_multi_output_view as is_multi_output_view
 from .autograd import keeps_graph as keeps_graph
 from .autograd import keeps_graph_now as keeps_graph_now

@@ -108,7 +108,11 @@ def keeps_graph() -> bool:
 
 def is_custom_function_output(t: torch.Tensor) -> bool:
     """Was this made by a user's autograd.Function (Python or C++)?"""
-    fn = t.grad_fn
+    return is_custom_node(t.grad_fn)
+
+
+def is_custom_node(fn: Any) -> bool:
+    """Is this the node of a user's autograd.Function (Python or C++)?"""
     return isinstance(fn, torch.autograd.function.BackwardCFunction) or type(fn).__name__ == "CppFunction"
 
 

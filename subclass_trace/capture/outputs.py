@@ -142,7 +142,7 @@ class OutputClassifier:
         if base is not None and not moved and (replay := self.recorder.views.by_place(o)) is not None:
             place = self._emit_once(base) if number is None else number
             return ViewOutput(place, number is not None, replay, True, spec, self._attributes(o, leaves, spec))
-        if base is not None and not _torch.is_custom_function_output(o) and not self._needs_siblings(o):
+        if base is not None and not self._goes_through_custom(o, base, number) and not self._needs_siblings(o):
             of_view = o.grad_fn is not None and not base.requires_grad  # a view of it became a leaf
             if of_view and (number is not None or self._base_is_seen(base)):
                 raise leaf_inside(o)
@@ -284,12 +284,24 @@ class OutputClassifier:
         """Inside, views at places that depend on data are made, and no operation of the graph makes the symbols of these."""
         return _torch.unbound_symbols_set_aside(self.recorder.mode.shape_env)
 
+    def _nodes_of(self, base: Tensor, number: int | None) -> set[Any]:
+        edge = None if number is None else self.inputs.inputs[number].edge
+        return {base.grad_fn, None if edge is None else edge.node} - {None}
+
+    def _goes_through_custom(self, o: Tensor, base: Tensor, number: int | None) -> bool:
+        """Does a user's autograd.Function lie between a view and its base? Its backward would be lost in a replay."""
+        ends, node = self._nodes_of(base, number), o.grad_fn
+        while node is not None and node not in ends:
+            if _torch.is_custom_node(node):
+                return True
+            node = node.next_functions[0][0] if len(node.next_functions) == 1 else None
+        return False
+
     def _leads_to(self, o: Tensor, base: Tensor, number: int | None) -> bool:
         """Does the history of ``o`` lead to its base? A view of a view that was made under no_grad has one of its own."""
         if o.grad_fn is None or not base.requires_grad:
             return True
-        edge = None if number is None else self.inputs.inputs[number].edge
-        ends = {base.grad_fn, None if edge is None else edge.node} - {None}
+        ends = self._nodes_of(base, number)
         todo, seen = [o.grad_fn], set()
         while todo:
             node = todo.pop()

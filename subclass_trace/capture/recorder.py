@@ -49,6 +49,7 @@ from .writes import (
     parts_seen_as,
     refuse_closed_over_write,
     refuse_inference,
+    refuse_resized_view,
     written_arguments,
 )
 
@@ -472,6 +473,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         for t, size in results:  # it may have grown
             self.writes.append((_torch.storage_ref(t), byte_range(t)))
             if t.shape != size:
+                refuse_resized_view(t, func, size, self.user_line())
                 self.resized.add(_torch.storage_ref(t))
         if func is aten.max_unpool2d.default:  # the fake kernel makes it contiguous, the real one does not
             out = _torch.like_format_of(out, args[0])

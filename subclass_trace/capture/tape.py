@@ -175,7 +175,9 @@ class Tape:
             nodes = [recorder.node_of(leaf) for row in flat if row is not None for leaf in row[0]]
             late = kept_after(recorder.graph, start)
             joint = finish_joint(self.session, self.forward_nodes, nodes, self.boundary, self.groups, self.served, late)
-        passed = _passed(grads, dict(zip(_present(tangents), values, strict=True)), self.inputs)
+        given = zip(_present(tangents), values, strict=True)
+        untouched = {k: t for k, t in given if not any(map(recorder.was_written, leaves_of(t)))}
+        passed = _passed(grads, untouched, self.inputs)
         live: tuple[int, ...] = ()
         if create_graph:  # what is passed on has a history of its own
             rows = zip(grads, passed, strict=True)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .. import _torch
-from ..errors import UnsupportedError
+from ..errors import NeedsEager, UnsupportedError
 from ..subclass.protocol import is_traceable
 
 Tensor = torch.Tensor
@@ -25,6 +25,18 @@ def written_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) ->
         for t in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(t, Tensor):
                 yield t
+
+
+def refuse_resized_view(t: Tensor, func: Any, size: Any, line: str | None) -> None:
+    """An ``out=`` argument that has got another size: of a view, torch's functional form writes what the old size says."""
+    if t._is_view():
+        raise NeedsEager(
+            "an out= argument that is a view gets another size",
+            path=line,
+            expected=f"a result of shape {tuple(size)}",
+            got=f"{func} with a result of shape {tuple(t.shape)}",
+            fix="give it a view of the size of the result",
+        )
 
 
 def refuse_inference(written: Tensor) -> None:

@@ -127,8 +127,8 @@ class CallSite:
         containers: the lists and dicts that are two arguments, or that the function reaches otherwise too.
         assigned_to: ids of what it assigned to.
         handed: the copies of containers that it was given.
-        elsewhere: what else held an argument when the function ran, and had the traced tensor in its place.
-        met: arguments that the function has come upon in other ways.
+        elsewhere: arguments that stand elsewhere too, or that the function has come upon in other ways.
+        met: inputs of which the trace assumes which tensors they are.
         rebuilt: the positions of views that are represented by their bases, and which attributes these have.
     """
 
@@ -145,7 +145,7 @@ class CallSite:
     containers: GivenContainers = field(default_factory=lambda: GivenContainers({}, {}))
     assigned_to: set[int] = field(default_factory=set)
     handed: list[Any] = field(default_factory=list)
-    elsewhere: list[Any] = field(default_factory=list)
+    elsewhere: list[Tensor] = field(default_factory=list)
     met: list[Tensor] = field(default_factory=list)
     rebuilt: dict[int, AttributesOf] = field(default_factory=dict)
 
@@ -360,9 +360,16 @@ class CallSite:
 
     def _adopt(self, adopt: Callable[..., None], handed: Sequence[Any]) -> None:
         """Say which traced tensor each real one is, wherever the function comes upon it."""
+
+        rows = self.met, self.elsewhere  # the site itself would be in a cycle
+
+        def tell(real: Tensor) -> None:
+            for row in rows:
+                row.append(real)
+
         for real, value in zip(self.flat[: self.user_count], handed, strict=False):
             if isinstance(real, Tensor):
-                adopt(real, value, self.met.append)
+                adopt(real, value, tell)
         adopted = set()  # a tied parameter has several slots
         for real, value in zip(self.flat[self.user_count :], handed[self.user_count :], strict=True):
             if id(real) not in adopted:
@@ -382,9 +389,10 @@ class CallSite:
             self.unfinished.clear()
             self.unfinished_items.clear()
             arrays = [(self.path(k), v, v.copy()) for k, v in enumerate(self.flat[: self.user_count]) if is_array(v)]
-            pairs = list(zip(self.flat, handed, strict=True))[: self.user_count]
+            pairs = list(zip(self.flat, handed, strict=True))
+            of_user, of_modules = pairs[: self.user_count], pairs[self.user_count : self.user_count + len(states)]
             with (
-                exchanged(self.reached, pairs) as elsewhere,
+                exchanged(self.reached, of_user, of_modules) as elsewhere,
                 no_managed_modules(self.roots),
                 no_random_numbers(self.reached),
                 clocks((row.holder, row.key) for row in self.reached.slots if type(row.holder) is dict) as times,
@@ -392,12 +400,12 @@ class CallSite:
                 no_other_attributes(self.reached),
                 settings_of_torch() as settings,
                 effects_on(self.reached, self._readable()) as effects,
-                stored_by(self.reached) as stored,
+                stored_by(self.reached, elsewhere.real) as stored,
                 types_as_eager(_tables_without_type(self.reached)),
                 conversions(_called_conversions(self.reached)),
                 replaced(self.roots, self.states, states) as assigned,
             ):
-                self.elsewhere[:] = elsewhere.places
+                self.elsewhere[:] = elsewhere.arguments
                 containers = HandedContainers.of(args, kwargs)
                 lent = {id(c) for c in self.containers.lent.values()}
                 self.handed[:] = [c for _, c, _ in containers.rows if id(c) not in lent]

@@ -1,13 +1,14 @@
-"""Arguments that stand elsewhere too: in a global, in a list that the function closes over, in an attribute.
+"""Inputs that stand elsewhere too: in a global, in a list that the function closes over, in an attribute.
 
-The function is given a traced tensor for each argument. While it runs, that stands at the other places of the argument as
-well, so that the function finds one object wherever eager finds one.
+The function is given a traced tensor for each argument, and finds one in each slot of a module. While it runs, that stands
+at the other places of the input as well, so that the function finds one object wherever eager finds one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import operator
 import types
 from collections import OrderedDict, defaultdict, deque
@@ -23,7 +24,6 @@ from ..runtime.held import Slotted
 from ..subclass.flatten import leaves_of
 from ..subclass.protocol import is_traceable
 from .members import attributes_of, is_plain_object
-from .optimizers import slots_of
 from .python_state import ClassTable, put_back, writable
 from .reached import Reached
 
@@ -31,26 +31,27 @@ _CONTAINERS = (list, dict, OrderedDict, defaultdict, deque, set)
 
 
 @contextlib.contextmanager
-def exchanged(reached: Reached, pairs: Sequence[tuple[Any, Any]]) -> Iterator[Exchanged]:
-    """Inside, traced tensors stand in the places of arguments. ``pairs``: flat argument, what the function is given for it."""
-    tensors = [(real, traced) for real, traced in pairs if isinstance(real, torch.Tensor)]
-    there = _Exchange((*_inside(tensors), *tensors))
+def exchanged(
+    reached: Reached, pairs: Sequence[tuple[Any, Any]], states: Sequence[tuple[Any, Any]]
+) -> Iterator[Exchanged]:
+    """Inside, traced tensors stand in the places of inputs. ``pairs``: flat argument, what the function is given for it;
+    ``states``: the same for the slots of modules."""
+    arguments, of_modules = (list(_with_inner(rows)) for rows in (pairs, states))
+    there = _Exchange((*of_modules, *arguments))
     sets = [real for real, _ in pairs if type(real) is set]
     containers = [*sets, *_containers(reached)] if there.pairs else []
     others = [*_attributes(reached), *_bindings(reached)] if there.pairs else []
     tried: list[Any] = []
-    found = Exchanged([], [])
     try:
         for place in containers:
             tried.append(place)
-            if there.at(place):
-                found.places.append(place)
-        found.items.extend(t for t in there.met if isinstance(t, torch.Tensor))
+            there.at(place)
+        items = [t for t in there.met if isinstance(t, torch.Tensor)]
         for place in others:
             tried.append(place)
-            if there.at(place):
-                found.places.append(place)
-        yield found
+            there.at(place)
+        given = {id(real) for real, _ in arguments}
+        yield Exchanged([t for t in there.met if id(t) in given], items, there.inverse().of)
     finally:
         back = there.inverse()
         for place in tried:
@@ -58,11 +59,19 @@ def exchanged(reached: Reached, pairs: Sequence[tuple[Any, Any]]) -> Iterator[Ex
 
 
 class Exchanged(NamedTuple):
-    """Where arguments stand besides: ``places`` are containers, attributes of objects, slots; ``items`` the tensors that are
-    items of containers. What lies deep in a container no guard looks at, so that these are the same in each call."""
+    """What stands elsewhere besides: ``arguments`` those of the call that do, ``items`` the inputs that are items of
+    containers. What lies deep in a container no guard looks at, so that these are the same in each call. ``real`` is given
+    what stands there meanwhile, and tells what stood there."""
 
-    places: list[Any]
+    arguments: list[torch.Tensor]
     items: list[torch.Tensor]
+    real: Callable[[Any], Any]
+
+
+def _with_inner(pairs: Iterable[tuple[Any, Any]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Those that are tensors, after the dense tensors inside of wrappers."""
+    tensors = [(real, traced) for real, traced in pairs if isinstance(real, torch.Tensor)]
+    return itertools.chain(_inside(tensors), tensors)
 
 
 def _inside(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -175,13 +184,11 @@ def _bindings(reached: Reached) -> Iterator[_Binding]:
 
 
 def _containers(reached: Reached) -> Iterator[Any]:
-    """The containers that the function reaches; but not those of optimizers, which have their own ways of finding them."""
-    kept = {id(row.holder) for optimizer, path in reached.optimizers for row in slots_of(optimizer, path)}
-    for optimizer, _ in reached.optimizers:
-        groups = optimizer.param_groups
-        kept |= {id(groups), *map(id, groups), *[id(group["params"]) for group in groups]}
+    """The containers that the function reaches, and what optimizers keep for each parameter."""
+    states = {id(optimizer.state): optimizer.state for optimizer, _ in reached.optimizers}
+    yield from states.values()
     for value, _ in reached.held:
-        if type(value) in _CONTAINERS and id(value) not in kept:
+        if type(value) in _CONTAINERS and id(value) not in states:
             yield value
 
 

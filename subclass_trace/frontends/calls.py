@@ -37,7 +37,8 @@ from ..subclass.protocol import is_plain, is_traceable
 from .assignments import ModuleChange, replaced
 from .containers import GivenContainers, HandedContainers, found_anew, made_containers, named_containers
 from .counting import left_out, read_late
-from .exchanged import exchanged
+from .exchanged import Pairs, exchanged, with_inner
+from .identities import Asked, ids_as_eager, plain_number
 from .iterators import no_items_taken
 from .managed_modules import check_flat_parameters, no_managed_modules
 from .members import callable_code, is_plain_object
@@ -128,7 +129,7 @@ class CallSite:
         assigned_to: ids of what it assigned to.
         handed: the copies of containers that it was given.
         elsewhere: arguments that stand elsewhere too, or that the function has come upon in other ways.
-        met: inputs of which the trace assumes which tensors they are.
+        met: inputs of which the trace assumes which tensors they are; ``not_these``: ids that no other input has.
         rebuilt: the positions of views that are represented by their bases, and which attributes these have.
     """
 
@@ -147,6 +148,7 @@ class CallSite:
     handed: list[Any] = field(default_factory=list)
     elsewhere: list[Tensor] = field(default_factory=list)
     met: list[Tensor] = field(default_factory=list)
+    not_these: set[int] = field(default_factory=set)
     rebuilt: dict[int, AttributesOf] = field(default_factory=dict)
 
     @staticmethod
@@ -358,18 +360,29 @@ class CallSite:
                 handed.append(made[id(value)].view)
         return handed, made
 
-    def _adopt(self, adopt: Callable[..., None], handed: Sequence[Any]) -> None:
-        """Say which traced tensor each real one is, wherever the function comes upon it."""
-
+    def _tell(self) -> Callable[[Tensor], None]:
+        """What is told of an input that the trace takes to be this very tensor."""
         rows = self.met, self.elsewhere  # the site itself would be in a cycle
 
         def tell(real: Tensor) -> None:
             for row in rows:
                 row.append(real)
 
+        return tell
+
+    def _standing(self, handed: Sequence[Any]) -> tuple[Pairs, Pairs, Pairs]:
+        """The inputs with what stands for them: arguments, what modules hold, and what names hold, where the real ones are."""
+        first, last = self.user_count, self.user_count + len(self.states)
+        rows = list(zip(self.flat, handed, strict=True))
+        named = [(real, real) for real, _ in rows[last:]]
+        return with_inner(rows[:first]), with_inner(rows[first:last]), with_inner(named)
+
+    def _adopt(self, adopt: Callable[..., None], handed: Sequence[Any]) -> None:
+        """Say which traced tensor each real one is, wherever the function comes upon it."""
+
         for real, value in zip(self.flat[: self.user_count], handed, strict=False):
             if isinstance(real, Tensor):
-                adopt(real, value, tell)
+                adopt(real, value, self._tell())
         adopted = set()  # a tied parameter has several slots
         for real, value in zip(self.flat[self.user_count :], handed[self.user_count :], strict=True):
             if id(real) not in adopted:
@@ -388,11 +401,12 @@ class CallSite:
             states = handed[self.user_count : self.user_count + len(self.states)]
             self.unfinished.clear()
             self.unfinished_items.clear()
+            self.not_these.clear()
             arrays = [(self.path(k), v, v.copy()) for k, v in enumerate(self.flat[: self.user_count]) if is_array(v)]
-            pairs = list(zip(self.flat, handed, strict=True))
-            of_user, of_modules = pairs[: self.user_count], pairs[self.user_count : self.user_count + len(states)]
+            given, of_modules, named = self._standing(handed)
+            asked = Asked(self._tell(), self.met, self.not_these)
             with (
-                exchanged(self.reached, of_user, of_modules) as elsewhere,
+                exchanged(self.reached, self.flat[: self.user_count], given, of_modules) as elsewhere,
                 no_managed_modules(self.roots),
                 no_random_numbers(self.reached),
                 clocks((row.holder, row.key) for row in self.reached.slots if type(row.holder) is dict) as times,
@@ -412,7 +426,8 @@ class CallSite:
                 before = flatten_tree((args, kwargs))[0]
                 self.met[:] = elsewhere.items  # from here on the function adds those that it comes upon
                 try:
-                    result = function(*args, **kwargs)
+                    with ids_as_eager(self.reached, (args, kwargs), given, [*of_modules, *named], asked):
+                        result = function(*args, **kwargs)
                     changes, new, places = containers.changes()
                     self._check_containers(args, kwargs, before)
                 except Exception:
@@ -429,6 +444,7 @@ class CallSite:
                     check_result(value, path)
             self._check_rebuilt(made)
             results, tree = flatten_results((result, new) if changes or returned else result)
+            results = [plain_number(value) for value in results]
             for k, value in enumerate(results):
                 check_result(value, Path("result").item(k))
             rows: list[ModuleChange | Change | Stored | SettingChange] = [*assigned, *effects, *stored, *settings]

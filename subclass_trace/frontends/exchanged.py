@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import operator
 import types
 from collections import OrderedDict, defaultdict, deque
@@ -27,18 +26,16 @@ from .members import attributes_of, is_plain_object
 from .python_state import ClassTable, put_back, writable
 from .reached import Reached
 
+Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
 _CONTAINERS = (list, dict, OrderedDict, defaultdict, deque, set)
 
 
 @contextlib.contextmanager
-def exchanged(
-    reached: Reached, pairs: Sequence[tuple[Any, Any]], states: Sequence[tuple[Any, Any]]
-) -> Iterator[Exchanged]:
-    """Inside, traced tensors stand in the places of inputs. ``pairs``: flat argument, what the function is given for it;
-    ``states``: the same for the slots of modules."""
-    arguments, of_modules = (list(_with_inner(rows)) for rows in (pairs, states))
-    there = _Exchange((*of_modules, *arguments))
-    sets = [real for real, _ in pairs if type(real) is set]
+def exchanged(reached: Reached, flat: Sequence[Any], arguments: Pairs, states: Pairs) -> Iterator[Exchanged]:
+    """Inside, traced tensors stand in the places of inputs. ``flat``: the arguments of the call; ``arguments``: those that
+    are tensors, with what the function is given for them; ``states``: the same for the slots of modules."""
+    there = Exchange((*states, *arguments))
+    sets = [value for value in flat if type(value) is set]
     containers = [*sets, *_containers(reached)] if there.pairs else []
     others = [*_attributes(reached), *_bindings(reached)] if there.pairs else []
     tried: list[Any] = []
@@ -58,6 +55,13 @@ def exchanged(
             back.at(place)
 
 
+def places(reached: Reached) -> Iterator[Any]:
+    """Where what the function reaches may stand: containers, attributes, names."""
+    yield from _containers(reached)
+    yield from _attributes(reached)
+    yield from _bindings(reached)
+
+
 class Exchanged(NamedTuple):
     """What stands elsewhere besides: ``arguments`` those of the call that do, ``items`` the inputs that are items of
     containers. What lies deep in a container no guard looks at, so that these are the same in each call. ``real`` is given
@@ -68,14 +72,13 @@ class Exchanged(NamedTuple):
     real: Callable[[Any], Any]
 
 
-def _with_inner(pairs: Iterable[tuple[Any, Any]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Those that are tensors, after the dense tensors inside of wrappers."""
+def with_inner(pairs: Iterable[tuple[Any, Any]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Those that are tensors, and the dense tensors inside of wrappers."""
     tensors = [(real, traced) for real, traced in pairs if isinstance(real, torch.Tensor)]
-    return itertools.chain(_inside(tensors), tensors)
+    return [*_inside(tensors), *tensors]
 
 
 def _inside(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The dense tensors inside of wrappers."""
     for real, traced in pairs:
         if is_traceable(real):
             with unnoted():
@@ -83,7 +86,7 @@ def _inside(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[tupl
             yield from zip(leaves_of(real), leaves, strict=True)
 
 
-class _Exchange:
+class Exchange:
     """Puts objects into the places of others; tuples that hold one are made anew."""
 
     def __init__(self, pairs: Iterable[tuple[Any, Any]]) -> None:
@@ -91,14 +94,14 @@ class _Exchange:
         self.tuples: list[tuple[Any, Any]] = []
         self.met: list[Any] = []  # what was exchanged, in order
 
-    def inverse(self) -> _Exchange:
+    def inverse(self) -> Exchange:
         """What puts them back."""
-        return _Exchange((new, old) for old, new in (*self.pairs.values(), *self.tuples))
+        return Exchange((new, old) for old, new in (*self.pairs.values(), *self.tuples))
 
     def at(self, place: Any) -> bool:
         """Exchange what stands at a place; was there anything? The caller may be iterating over it."""
         if isinstance(place, _Binding):
-            return place.exchange(self.of)
+            return place.exchange(self)
         if isinstance(place, (dict, Slotted, ClassTable)):
             return self._in_dict(place)
         items = list(place)
@@ -116,9 +119,9 @@ class _Exchange:
 
     def _in_dict(self, table: Any) -> bool:
         rows = [(key, table[key]) for key in list(table)]
-        if not any(id(v) in self.pairs or isinstance(v, tuple) or not isinstance(k, str) for k, v in rows):
+        if not any(self.may(v) or not isinstance(k, str) for k, v in rows):
             return False
-        made = [(self.of(key) if isinstance(key, (torch.Tensor, tuple)) else key, self.of(v)) for key, v in rows]
+        made = [(self.of(key) if self.may(key) else key, self.of(v)) for key, v in rows]
         if all(a is c and b is d for (a, b), (c, d) in zip(rows, made, strict=True)):
             return False
         if any(a is not c for (a, _), (c, _) in zip(rows, made, strict=True)):
@@ -130,6 +133,10 @@ class _Exchange:
             if value is not was or key not in table:
                 write(key, value)
         return True
+
+    def may(self, value: Any) -> bool:
+        """May something else stand in its place?"""
+        return id(value) in self.pairs or isinstance(value, tuple)
 
     def of(self, value: Any) -> Any:
         """What stands in its place."""
@@ -165,9 +172,9 @@ class _Binding:
     read: Callable[[], Any]
     write: Callable[[Any], None]
 
-    def exchange(self, of: Callable[[Any], Any]) -> bool:
+    def exchange(self, there: Exchange) -> bool:
         was = self.read()
-        if not isinstance(was, (torch.Tensor, tuple)) or (now := of(was)) is was:
+        if not there.may(was) or (now := there.of(was)) is was:
             return False
         self.write(now)
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -147,3 +148,219 @@ def test_a_dropped_trace_is_made_again_where_parameters_stand_elsewhere_too() ->
     out = region(x)
     assert region.specializations[0].program.backwards.again is not None  # type: ignore[union-attr]
     torch.testing.assert_close(second(out), second(f(x)))
+
+
+# ---------------------------------------------------------------------------------------------- id() and hash()
+def decayed(m: Module) -> Any:
+    undecayed = {id(p) for n, p in m.named_parameters() if n.endswith("bias")}
+    return lambda x: (m(x), [id(p) in undecayed for p in m.parameters()]), lambda: len(undecayed)
+
+
+def names_by_id(m: Module) -> Any:
+    names = {id(p): n for n, p in m.named_parameters()}
+    return lambda x: (m(x), [names[id(p)] for p in m.parameters()]), lambda: sorted(names.values())
+
+
+def moments_by_id(m: Module) -> Any:
+    moments = {id(p): torch.zeros_like(p) for p in m.parameters()}
+    kept = list(m.parameters())
+
+    def f(x: Tensor) -> Tensor:
+        m.zero_grad()
+        loss: Tensor = m(x).pow(2).sum()
+        loss.backward()
+        with torch.no_grad():
+            for p in kept:
+                assert p.grad is not None
+                p.sub_(moments[id(p)].mul_(0.9).add_(p.grad), alpha=0.1)
+        return loss.detach()
+
+    return f, lambda: list(moments.values())
+
+
+@pytest.mark.parametrize("make", [decayed, names_by_id, moments_by_id])
+def test_tables_by_the_id_of_a_parameter(make: Make) -> None:
+    assert steps(make, st.compile) == steps(make, lambda f: f)
+
+
+TENSORS = [torch.full((2,), 1.0 + k) for k in range(3)]
+FIRST = id(TENSORS[0])
+
+
+class Registry:
+    """As libraries keep what they know of tensors."""
+
+    def __init__(self) -> None:
+        self.known: dict[Any, float] = {}
+        self.last, self.log = 0, list[int]()
+
+    def put(self, key: Any) -> None:
+        self.known[key] = len(self.known) + 2.0
+
+    def factor(self, t: Tensor) -> float:
+        return self.known.get(id(t), 1.0)
+
+
+def registered(*numbers: int) -> Callable[[Tensor, Tensor], Any]:
+    registry = Registry()
+    for k in numbers:
+        registry.put(id(TENSORS[k]))
+    return lambda a, b: a * registry.factor(a) + b * registry.factor(b)
+
+
+def in_a_tuple() -> Callable[[Tensor, Tensor], Any]:
+    known = {(id(TENSORS[1]), "a"): 5.0}
+    return lambda a, b: a * known.get((id(a), "a"), 1.0) + b * known.get((id(b), "b"), 2.0)
+
+
+def by_hash() -> Callable[[Tensor, Tensor], Any]:
+    known = {hash(TENSORS[1])}
+    return lambda a, b: a * (2 if hash(a) in known else 3) + b
+
+
+def from_a_list() -> Callable[[Tensor, Tensor], Any]:
+    numbers = [id(TENSORS[1]), FIRST]
+
+    def f(a: Tensor, b: Tensor) -> Tensor:
+        known = {n: k + 2 for k, n in enumerate(numbers)}
+        return a * known.get(id(a), 1) + b
+
+    return f
+
+
+def inside_alone() -> Callable[[Tensor, Tensor], Any]:
+    """Which of its arguments are the same is all that it asks, through an inner function that holds itself."""
+
+    def f(*given: Tensor) -> Any:
+        known: dict[int, Tensor] = {}
+
+        def visit(rest: Any) -> None:
+            if rest:
+                known.setdefault(id(rest[0]), rest[0] * 2)
+                visit(rest[1:])
+
+        visit(given)
+        return list(known.values())
+
+    return f
+
+
+ARGUMENTS: dict[str, Callable[[], Callable[[Tensor, Tensor], Any]]] = {
+    "none registered": lambda: registered(),
+    "one registered": lambda: registered(1),
+    "two registered": lambda: registered(2, 0),
+    "in a tuple": in_a_tuple,
+    "by hash": by_hash,
+    "a list among the keys": lambda: lambda a, b: a * 2 if id(a) in [FIRST, 5] else b,
+    "a number": lambda: lambda a, b: a * 2 if id(a) == FIRST else b,
+    "other than a number": lambda: lambda a, b: a * 2 if id(a) != FIRST else b,
+    "each other": lambda: lambda a, b: a * 2 if id(a) == id(b) else b,
+    "returned": lambda: lambda a, b: (id(a), {id(b): a * 1}, type(id(a)) is int or "a number"),
+    "as text": lambda: lambda a, b: (f"{id(a)}", str(id(b)), a * 1),
+    "in order": lambda: lambda a, b: sorted((a, b), key=id)[0] * 2,
+    "computed with": lambda: lambda a, b: a * (id(a) // 16 % 97),
+    "in a table of its own": lambda: lambda a, b: a * {FIRST: 2}.get(id(a), 3),
+    "from a list in a table of its own": from_a_list,
+    "inside alone": inside_alone,
+}
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_the_id_of_an_argument(name: str, backwards: bool) -> None:
+    calls = [(a, b) for a in TENSORS for b in TENSORS] * 2
+
+    def told(wrap: Callable[[Any], Any]) -> list[Any]:
+        called = wrap(ARGUMENTS[name]())
+        for t in TENSORS:
+            vars(t).clear()
+        results = [called(a, b) for a, b in (calls[::-1] if backwards else calls)]
+        if name == "returned":
+            results = [(n, [(k, seen(v)) for k, v in table.items()]) for n, table, _ in results]
+        return seen(results)  # type: ignore[no-any-return]
+
+    assert told(st.compile) == told(lambda f: f)
+
+
+@pytest.mark.parametrize(("name", "most"), [("inside alone", 2), ("none registered", 2), ("one registered", 5)])
+def test_other_tensors_are_served_where_code_asks_only_which_are_the_same(name: str, most: int) -> None:
+    region = st.compile(ARGUMENTS[name]())
+    for _ in range(3):
+        fresh = [torch.ones(2), torch.ones(2)]
+        for a, b in [(a, b) for a in (*fresh, TENSORS[1]) for b in (*fresh, TENSORS[1])]:
+            region(a, b)
+    assert len(region.specializations) <= most
+
+
+def added_to_a_list(registry: Registry, a: Tensor) -> Tensor:
+    registry.log.append(id(a))
+    return a * 2
+
+
+def an_attribute(registry: Registry, a: Tensor) -> Tensor:
+    same, registry.last = registry.last == id(a), id(a)
+    return a * 2 if same else a * 3
+
+
+def a_key(registry: Registry, a: Tensor) -> Tensor:
+    registry.known[id(a)] = 2.0
+    return a * 2
+
+
+def on_the_tensor(registry: Registry, a: Tensor) -> Tensor:
+    a.number = id(a)  # type: ignore[attr-defined]
+    return a * 2
+
+
+def in_an_argument(registry: Registry, a: Tensor, *table: dict[int, Tensor]) -> Tensor:
+    for held in table:
+        held[id(a)] = a * 1
+    return a * 2
+
+
+@pytest.mark.parametrize("step", [added_to_a_list, an_attribute, a_key, on_the_tensor, in_an_argument])
+def test_a_number_of_an_argument_that_is_kept(step: Callable[..., Tensor]) -> None:
+    def told(wrap: Callable[[Any], Any]) -> list[Any]:
+        registry, found = Registry(), list[Any]()
+        called = wrap(functools.partial(step, registry))
+        for k in (0, 0, 1, 2, 2, 0):
+            given = dict[int, Tensor]()
+            vars(TENSORS[k]).clear()
+            found += [called(TENSORS[k], *([given] if step is in_an_argument else []))]
+            left = [*registry.log, *registry.known, registry.last, *vars(TENSORS[k]).values(), *given]
+            found += [(n, type(n).__name__) for n in left]
+        return seen(found)  # type: ignore[no-any-return]
+
+    assert told(st.compile) == told(lambda f: f)
+
+
+def test_a_number_of_an_argument_in_an_exception() -> None:
+    def f(a: Tensor) -> Tensor:
+        raise ValueError(id(a))
+
+    with pytest.raises(ValueError) as caught:
+        st.compile(f)(TENSORS[0])
+    assert caught.value.args == (FIRST,) and "id" not in globals()
+
+
+def test_a_table_that_changes_between_calls() -> None:
+    def told(wrap: Callable[[Any], Any]) -> list[Any]:
+        registry, found = Registry(), list[Any]()
+        called = wrap(lambda a: a * registry.factor(a))
+        for k in (0, 1, 0, 2):
+            found += [called(t).tolist() for t in TENSORS]
+            registry.put(id(TENSORS[k]))
+        return found
+
+    assert told(st.compile) == told(lambda f: f)
+
+
+def test_a_name_that_is_bound_to_another_tensor() -> None:
+    def told(wrap: Callable[[Any], Any]) -> list[Any]:
+        named, factors = TENSORS[0], {FIRST: 5.0}
+        called, found = wrap(lambda x: x * factors.get(id(named), 1.0)), []
+        for named in TENSORS:
+            found.append(called(torch.ones(2)).tolist())
+        return found
+
+    assert told(st.compile) == told(lambda f: f)

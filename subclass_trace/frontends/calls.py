@@ -33,7 +33,7 @@ from ..subclass.arguments import AttributesOf, ObjectIdentity, ObjectState, argu
 from ..subclass.flatten import leaves_of
 from ..subclass.numbers import NumberPlace
 from ..subclass.paths import Path
-from ..subclass.protocol import is_plain, is_traceable
+from ..subclass.protocol import is_plain, is_traceable, look_again
 from .assignments import ModuleChange, replaced
 from .containers import GivenContainers, HandedContainers, found_anew, made_containers, named_containers
 from .counting import left_out, read_late
@@ -168,7 +168,10 @@ class CallSite:
     def of(args: tuple[Any, ...], kwargs: dict[str, Any], reached: Reached) -> CallSite:
         """Flatten a call; modules among the arguments are found here."""
         leaves, tree = flatten_tree((args, kwargs))
-        found, names = roots_of(reached), named_tensors(reached)
+        found = roots_of(reached)
+        parameters = (p for root in found for p in root.module.parameters())
+        look_again({type(v) for v in (*leaves, *parameters, *[row.value for row in reached.slots])})
+        names = named_tensors(reached)
         for leaf, path in _modules_among(leaves, tree):
             module = original(leaf)
             if not any(module is r.module for r in found):

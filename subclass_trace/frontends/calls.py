@@ -28,7 +28,7 @@ from ..runtime.containers import change_containers
 from ..runtime.guards import ModuleGuard, ModuleView, NameGuard
 from ..runtime.held import ABSENT
 from ..runtime.one_object import OneObject
-from ..runtime.trees import unflatten_tree
+from ..runtime.trees import twins_in
 from ..subclass.arguments import AttributesOf, ObjectIdentity, ObjectState, argument_snapshot, has_own_equality
 from ..subclass.flatten import leaves_of
 from ..subclass.numbers import NumberPlace
@@ -143,7 +143,7 @@ class CallSite:
     given: list[Any] = field(default_factory=list)
     unfinished: list[Sequence[Change | SettingChange]] = field(default_factory=list)
     unfinished_items: list[tuple[ContainerChange, list[Any]]] = field(default_factory=list)
-    containers: GivenContainers = field(default_factory=lambda: GivenContainers({}, {}))
+    containers: GivenContainers = field(default_factory=GivenContainers)
     assigned_to: set[int] = field(default_factory=set)
     handed: list[Any] = field(default_factory=list)
     elsewhere: list[Tensor] = field(default_factory=list)
@@ -396,11 +396,13 @@ class CallSite:
         self, function: Callable[..., Any], arguments: Sequence[Argument], positions: Sequence[int | None]
     ) -> RunFunction:
         """Runs ``function`` once on traced tensors (one per argument); see `capture.region.capture`."""
+        if self.given:
+            self.containers.nodes.update(twins_in(tuple(self.given)))
 
         def run(traced: Sequence[Tensor], adopt: Callable[..., None], numbers: Mapping[NumberPlace, Any]) -> Run:
             handed, made = self._handed(traced, arguments, positions, numbers)
             self._adopt(adopt, handed)
-            args, kwargs = self.containers.placed(*unflatten_tree(self.tree, handed[: self.user_count]))
+            args, kwargs = self.containers.placed(self.tree, handed[: self.user_count])
             states = handed[self.user_count : self.user_count + len(self.states)]
             self.unfinished.clear()
             self.unfinished_items.clear()

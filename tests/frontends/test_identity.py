@@ -364,3 +364,63 @@ def test_a_name_that_is_bound_to_another_tensor() -> None:
         return found
 
     assert told(st.compile) == told(lambda f: f)
+
+
+# ---------------------------------------------------------------------------------------------- pytrees of one's own classes
+class Pair:
+    def __init__(self, first: Any, second: Any) -> None:
+        self.first, self.second = first, second
+
+
+class Fresh(Pair):
+    """What it holds is made anew when it is taken apart."""
+
+
+torch.utils._pytree.register_pytree_node(Pair, lambda p: ([p.first, p.second], None), lambda rest, _: Pair(*rest))
+torch.utils._pytree.register_pytree_node(
+    Fresh,
+    lambda p: ([Pair(p.first, p.second), Pair(p.first, p.second)], None),
+    lambda rest, _: Fresh(rest[0].first, rest[0].second),
+)
+
+
+def pair() -> Pair:
+    return Pair(one(), one())
+
+
+def one() -> Tensor:
+    return torch.ones(2)
+
+
+def both(a: Any, b: Any) -> Any:
+    b.mark = 3
+    return a is b, id(a) == id(b), getattr(a, "mark", 5), a.first * 2 + b.second
+
+
+def inside(a: Any, b: Any) -> Any:
+    return a[0] is b, a[0].first is b.first, b.second * 2, a[1]
+
+
+def test_a_node_of_a_pytree_that_is_two_arguments() -> None:
+    shared = pair()
+    for f, calls in (
+        (both, [(shared, shared), (shared, pair()), (pair(), shared)]),
+        (inside, [([shared, 3], shared), ([pair(), None], shared), ((shared, torch.Size([2, 3])), shared)]),
+    ):
+        for rows in (calls, calls[::-1]):
+            region = st.compile(f)
+            for args in rows * 2:
+                assert seen(region(*args)) == seen(f(*args))
+                vars(shared).pop("mark", None)
+            assert len(region.specializations) <= len(calls)
+
+
+def test_nodes_that_are_made_anew_are_not_one_object() -> None:
+    assert st.compile(lambda a, b: (a is b, a.first + b.second))(Fresh(one(), one()), Fresh(one(), one()))[0] is False
+
+
+def test_a_dropped_trace_is_made_again_of_one_node() -> None:
+    shared = Pair(one().requires_grad_(), one())
+    region = st.compile(lambda a, b: (a.first * (2 if a is b else 3)).pow(2), retain_trace=False)
+    (grad,) = torch.autograd.grad(region(shared, shared).sum(), shared.first, create_graph=True)
+    assert torch.autograd.grad(grad.sum(), shared.first)[0].tolist() == [8.0, 8.0]

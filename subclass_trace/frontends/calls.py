@@ -49,6 +49,7 @@ from .python_state import Change, Effect, effects_on
 from .reach import Reached, Slot, reach
 from .refused_results import check_arrays, check_result, is_array, no_other_attributes
 from .torch_settings import SettingChange, settings_of_torch
+from .weak_tables import no_weak_writes
 
 Tensor = torch.Tensor
 Optimizer = torch.optim.Optimizer
@@ -411,7 +412,8 @@ class CallSite:
             given, of_modules, named = self._standing(handed)
             asked = Asked(self._tell(), self.met, self.not_these)
             with (
-                exchanged(self.reached, self.flat[: self.user_count], given, of_modules) as elsewhere,
+                exchanged(self.reached, [function, *self.flat[: self.user_count]], given, of_modules) as elsewhere,
+                no_weak_writes(self.reached),
                 no_managed_modules(self.roots),
                 no_random_numbers(self.reached),
                 clocks((row.holder, row.key) for row in self.reached.slots if type(row.holder) is dict) as times,

@@ -181,7 +181,7 @@ class _Plain(Exchange):
     """Puts plain numbers into the places of each `ArgumentId`."""
 
     def may(self, value: Any) -> bool:
-        return isinstance(value, (ArgumentId, tuple))
+        return isinstance(value, ArgumentId) or super().may(value)
 
     def of(self, value: Any) -> Any:
         return plain_number(super().of(value))

@@ -309,8 +309,11 @@ class _Walk:
             inside = None if depth > DEEPEST else container_behind(value)
             if inside is not None:
                 number = self._add(parent, step, value, not isinstance(value, types.MappingProxyType))
-                if container_behind(value) is inside or type(inside) is tuple:  # a copy holds what nobody can change
+                if container_behind(value) is inside or type(inside) is tuple:
                     self._inside(inside, self._add(number, Behind(), inside, False), depth + 1)
+                else:  # a copy, by which nobody changes anything
+                    rows = dict.values(inside) if isinstance(inside, dict) else ()
+                    self.fixed.extend(v for v in (*_keys(inside), *rows) if not is_simple(v))
             elif is_short_buffer(value):
                 self._add(parent, step, value, True)
             else:

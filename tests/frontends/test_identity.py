@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import functools
+import threading
+import types
+import weakref
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 import subclass_trace as st
 
@@ -424,3 +429,175 @@ def test_a_dropped_trace_is_made_again_of_one_node() -> None:
     region = st.compile(lambda a, b: (a.first * (2 if a is b else 3)).pow(2), retain_trace=False)
     (grad,) = torch.autograd.grad(region(shared, shared).sum(), shared.first, create_graph=True)
     assert torch.autograd.grad(grad.sum(), shared.first)[0].tolist() == [8.0, 8.0]
+
+
+# ---------------------------------------------------------------------------------------------- other things that hold tensors
+class Listed(list[Any]):
+    pass
+
+
+class Locked(dict[str, Any]):
+    """Read like an object; and nothing may be written to it."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        raise TypeError("no")
+
+
+class Named(tuple[Any, ...]):
+    pass
+
+
+class Base:
+    __slots__ = ("held",)
+
+
+class Slotted(Base):
+    """It has a ``__dict__`` too."""
+
+
+def slotted(t: Tensor) -> Slotted:
+    made = Slotted()
+    made.held = t
+    return made
+
+
+def local(t: Tensor) -> threading.local:
+    made = threading.local()
+    made.held = t
+    return made
+
+
+def listed(t: Tensor) -> Listed:
+    made = Listed([3])
+    made.held = t  # type: ignore[attr-defined]
+    return made
+
+
+#: what holds a tensor, and how code finds it there
+HOLDERS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Any]]] = {
+    "partial": (lambda t: functools.partial(lambda a, b: a, t, 3), lambda h: h()),
+    "keyword of a partial": (lambda t: functools.partial(lambda *, a: a, a=t), lambda h: h()),
+    "arguments of a partial": (lambda t: functools.partial(lambda a: a, t), lambda h: h.args[0]),
+    "partial in a list": (lambda t: [functools.partial(lambda a: a, (t, 3))], lambda h: h[0]()[0]),
+    "bound method": (lambda t: types.MethodType(lambda a: a, t), lambda h: h()),
+    "proxy": (lambda t: types.MappingProxyType({"a": t}), lambda h: h["a"]),
+    "frozenset": (lambda t: frozenset([t]), lambda h: next(iter(h))),
+    "frozenset in a tuple": (lambda t: (3, frozenset([t])), lambda h: next(iter(h[1]))),
+    "subclass of list": (lambda t: Listed([t]), lambda h: h[0]),
+    "attribute of a list": (listed, lambda h: h.held),
+    "subclass of dict": (lambda t: Locked(held=t), lambda h: h.held),
+    "subclass of tuple": (lambda t: Named((t, 3)), lambda h: h[0]),
+    "inherited slot": (slotted, lambda h: h.held),
+    "thread's own": (local, lambda h: h.held),
+    "counter": (lambda t: Counter({"a": t}), lambda h: h["a"]),
+    "result of torch.max": (lambda t: torch.return_types.max((t, t)), lambda h: h.values),
+    "weak reference": (weakref.ref, lambda h: h()),
+    "weak references": (lambda t: [weakref.ref(t), 3], lambda h: h[0]()),
+    "weak values": (lambda t: weakref.WeakValueDictionary(a=t), lambda h: h["a"]),
+    "weak keys": (lambda t: _weak_keys(t), lambda h: next(iter(h.keys()))),
+    "ordered keys": (lambda t: OrderedDict([(one(), 2), (t, 3)]), lambda h: list(h)[1]),
+}
+
+
+def _weak_keys(t: Tensor) -> WeakTensorKeyDictionary:
+    made = WeakTensorKeyDictionary()
+    made[t] = 3
+    return made
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("name", HOLDERS)
+def test_an_argument_that_something_holds(name: str, backwards: bool) -> None:
+    make, find = HOLDERS[name]
+
+    def told(wrap: Callable[[Any], Any]) -> list[Any]:
+        mine = one()
+        holder, found = make(mine), []
+        kept = find(holder)
+
+        def f(x: Tensor) -> Any:
+            held = find(holder)
+            x.add_(1)
+            return held is x, held * 2
+
+        called = wrap(f)
+        for x in [one(), mine, one(), mine][:: -1 if backwards else 1]:
+            found.append(seen(called(x)))
+        assert kept is mine and find(holder) is mine
+        assert len(getattr(called, "specializations", ())) <= 2
+        return [*found, seen(mine)]
+
+    assert told(st.compile) == told(lambda f: f)
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+def test_a_parameter_that_something_holds(name: str) -> None:
+    make, find = HOLDERS[name]
+
+    def told(wrap: Callable[[Any], Any]) -> list[Any]:
+        m = model()
+        holder, old = make(m[0].weight), m[0].weight
+        called, found = wrap(lambda x: (m(x), find(holder) is m[0].weight, find(holder) * 2)), []
+        for _ in range(2):
+            found += [seen(called(torch.ones(3, 2))) for _ in range(2)]
+            m[0].weight = torch.nn.Parameter(torch.ones(2, 2))
+        assert find(holder) is old
+        return found
+
+    assert told(st.compile) == told(lambda f: f)
+
+
+def test_a_partial_that_is_the_function() -> None:
+    m = model()
+    region = st.compile(functools.partial(lambda w, x: (w is m[0].weight, x @ w), m[0].weight))
+    assert region(torch.ones(3, 2))[0] is True and region.function.args == (m[0].weight,)
+
+
+WEAK_TABLES: dict[str, Callable[[WeakTensorKeyDictionary, Tensor], Any]] = {
+    "new": lambda table, x: table.__setitem__(x, x * 2),
+    "a number": lambda table, x: table.__setitem__(TENSORS[0], 5.0),
+    "gone": lambda table, x: table.pop(TENSORS[0]),
+}
+
+
+@pytest.mark.parametrize("name", WEAK_TABLES)
+def test_a_weak_table_that_a_region_writes_to(name: str) -> None:
+    table = _weak_keys(TENSORS[0])
+
+    def f(x: Tensor) -> Tensor:
+        WEAK_TABLES[name](table, x)
+        return x * 2
+
+    with pytest.raises(st.UnsupportedError, match="a table that holds tensors weakly"):
+        st.compile(f)(TENSORS[1])
+    assert [*table.items()] == [(TENSORS[0], 3)]
+
+
+def test_a_weak_table_that_changes_between_calls() -> None:
+    def told(wrap: Callable[[Any], Any]) -> list[Any]:
+        table, found = WeakTensorKeyDictionary(), list[Any]()
+        called = wrap(lambda x: (x * table.get(x, 1.0), x in table, len(table)))
+        for change in (
+            lambda: None,
+            lambda: table.__setitem__(TENSORS[0], 2.0),
+            lambda: table.__setitem__(TENSORS[1], 3.0),
+            lambda: table.__setitem__(TENSORS[0], 4.0),
+            lambda: table.pop(TENSORS[0]),
+        ):
+            change()
+            found += [seen(called(t)) for t in TENSORS]
+        return found
+
+    assert told(st.compile) == told(lambda f: f)
+
+
+@pytest.mark.parametrize("make", [dict, OrderedDict, WeakTensorKeyDictionary])
+def test_a_caller_that_iterates_over_a_table_by_tensor(make: Callable[..., Any]) -> None:
+    tensors = [torch.full((2,), 1.0 + k) for k in range(4)]
+    table = make({t: k for k, t in enumerate(tensors)})
+    region = st.compile(lambda x: x * len(table))
+    assert [region(t).tolist() for t in table] == [[4.0 * (k + 1)] * 2 for k in range(4)]
+    assert all(a is b for a, b in zip(table, tensors, strict=True))

@@ -39,7 +39,7 @@ def second_run(
 ) -> Callable[[Env | None], Tape] | None:
     """What runs the function again; None where a view among the arguments is represented by its base, or an argument stands
     elsewhere as well: no argument is kept for it."""
-    if any(a.take_base for a in arguments) or site.elsewhere or site.met or site.containers.lent:
+    if any(a.take_base for a in arguments) or site.elsewhere or site.containers.lent:
         return None
     slots = list(positions)
     rows = [replace(a, value=_nothing()) for a in arguments]  # which tensor it is is all that a run asks for

@@ -28,17 +28,18 @@ from ..runtime.containers import change_containers
 from ..runtime.guards import ModuleGuard, ModuleView, NameGuard
 from ..runtime.held import ABSENT
 from ..runtime.one_object import OneObject
-from ..runtime.trees import unflatten_tree
+from ..runtime.trees import twins_in
 from ..subclass.arguments import AttributesOf, ObjectIdentity, ObjectState, argument_snapshot, has_own_equality
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.numbers import NumberPlace
 from ..subclass.paths import Path
-from ..subclass.protocol import is_plain, is_traceable
+from ..subclass.protocol import is_plain, is_traceable, look_again
 from ..subclass.spec import Spec
 from .assignments import ModuleChange, replaced
 from .containers import GivenContainers, HandedContainers, found_anew, made_containers, named_containers
 from .counting import left_out, read_late
-from .exchanged import exchanged
+from .exchanged import Pairs, exchanged, with_inner
+from .identities import Asked, ids_as_eager, plain_number
 from .iterators import no_items_taken
 from .managed_modules import check_flat_parameters, no_managed_modules
 from .members import callable_code, is_plain_object
@@ -49,6 +50,7 @@ from .python_state import Change, Effect, effects_on
 from .reach import Reached, Slot, reach
 from .refused_results import check_arrays, check_result, is_array, no_other_attributes
 from .torch_settings import SettingChange, settings_of_torch
+from .weak_tables import no_weak_writes
 
 Tensor = torch.Tensor
 Optimizer = torch.optim.Optimizer
@@ -128,8 +130,8 @@ class CallSite:
         containers: the lists and dicts that are two arguments, or that the function reaches otherwise too.
         assigned_to: ids of what it assigned to.
         handed: the copies of containers that it was given.
-        elsewhere: what else held an argument when the function ran, and had the traced tensor in its place.
-        met: arguments that the function has come upon in other ways.
+        elsewhere: arguments that stand elsewhere too, or that the function has come upon in other ways.
+        met: inputs of which the trace assumes which tensors they are; ``not_these``: ids that no other input has.
         rebuilt: the positions of views that are represented by their bases, and which attributes these have.
         views: the positions of all of them, and how they lie.
     """
@@ -144,11 +146,12 @@ class CallSite:
     given: list[Any] = field(default_factory=list)
     unfinished: list[Sequence[Change | SettingChange]] = field(default_factory=list)
     unfinished_items: list[tuple[ContainerChange, list[Any]]] = field(default_factory=list)
-    containers: GivenContainers = field(default_factory=lambda: GivenContainers({}, {}))
+    containers: GivenContainers = field(default_factory=GivenContainers)
     assigned_to: set[int] = field(default_factory=set)
     handed: list[Any] = field(default_factory=list)
-    elsewhere: list[Any] = field(default_factory=list)
+    elsewhere: list[Tensor] = field(default_factory=list)
     met: list[Tensor] = field(default_factory=list)
+    not_these: set[int] = field(default_factory=set)
     rebuilt: dict[int, AttributesOf] = field(default_factory=dict)
     views: dict[int, Spec] = field(default_factory=dict)
 
@@ -169,7 +172,10 @@ class CallSite:
     def of(args: tuple[Any, ...], kwargs: dict[str, Any], reached: Reached) -> CallSite:
         """Flatten a call; modules among the arguments are found here."""
         leaves, tree = flatten_tree((args, kwargs))
-        found, names = roots_of(reached), named_tensors(reached)
+        found = roots_of(reached)
+        parameters = (p for root in found for p in root.module.parameters())
+        look_again({type(v) for v in (*leaves, *parameters, *[row.value for row in reached.slots])})
+        names = named_tensors(reached)
         for leaf, path in _modules_among(leaves, tree):
             module = original(leaf)
             if not any(module is r.module for r in found):
@@ -363,11 +369,29 @@ class CallSite:
                 handed.append(made[id(value)].view)
         return handed, made
 
+    def _tell(self) -> Callable[[Tensor], None]:
+        """What is told of an input that the trace takes to be this very tensor."""
+        rows = self.met, self.elsewhere  # the site itself would be in a cycle
+
+        def tell(real: Tensor) -> None:
+            for row in rows:
+                row.append(real)
+
+        return tell
+
+    def _standing(self, handed: Sequence[Any]) -> tuple[Pairs, Pairs, Pairs]:
+        """The inputs with what stands for them: arguments, what modules hold, and what names hold, where the real ones are."""
+        first, last = self.user_count, self.user_count + len(self.states)
+        rows = list(zip(self.flat, handed, strict=True))
+        named = [(real, real) for real, _ in rows[last:]]
+        return with_inner(rows[:first]), with_inner(rows[first:last]), with_inner(named)
+
     def _adopt(self, adopt: Callable[..., None], handed: Sequence[Any]) -> None:
         """Say which traced tensor each real one is, wherever the function comes upon it."""
+
         for real, value in zip(self.flat[: self.user_count], handed, strict=False):
             if isinstance(real, Tensor):
-                adopt(real, value, self.met.append)
+                adopt(real, value, self._tell())
         adopted = set()  # a tied parameter has several slots
         for real, value in zip(self.flat[self.user_count :], handed[self.user_count :], strict=True):
             if id(real) not in adopted:
@@ -378,18 +402,23 @@ class CallSite:
         self, function: Callable[..., Any], arguments: Sequence[Argument], positions: Sequence[int | None]
     ) -> RunFunction:
         """Runs ``function`` once on traced tensors (one per argument); see `capture.region.capture`."""
+        if self.given:
+            self.containers.nodes.update(twins_in(tuple(self.given)))
 
         def run(traced: Sequence[Tensor], adopt: Callable[..., None], numbers: Mapping[NumberPlace, Any]) -> Run:
             handed, made = self._handed(traced, arguments, positions, numbers)
             self._adopt(adopt, handed)
-            args, kwargs = self.containers.placed(*unflatten_tree(self.tree, handed[: self.user_count]))
+            args, kwargs = self.containers.placed(self.tree, handed[: self.user_count])
             states = handed[self.user_count : self.user_count + len(self.states)]
             self.unfinished.clear()
             self.unfinished_items.clear()
+            self.not_these.clear()
             arrays = [(self.path(k), v, v.copy()) for k, v in enumerate(self.flat[: self.user_count]) if is_array(v)]
-            pairs = list(zip(self.flat, handed, strict=True))[: self.user_count]
+            given, of_modules, named = self._standing(handed)
+            asked = Asked(self._tell(), self.met, self.not_these)
             with (
-                exchanged(self.reached, pairs) as elsewhere,
+                exchanged(self.reached, [function, *self.flat[: self.user_count]], given, of_modules) as elsewhere,
+                no_weak_writes(self.reached),
                 no_managed_modules(self.roots),
                 no_random_numbers(self.reached),
                 clocks((row.holder, row.key) for row in self.reached.slots if type(row.holder) is dict) as times,
@@ -397,19 +426,20 @@ class CallSite:
                 no_other_attributes(self.reached),
                 settings_of_torch() as settings,
                 effects_on(self.reached, self._readable()) as effects,
-                stored_by(self.reached) as stored,
+                stored_by(self.reached, elsewhere.real) as stored,
                 types_as_eager(_tables_without_type(self.reached)),
                 conversions(_called_conversions(self.reached)),
                 replaced(self.roots, self.states, states) as assigned,
             ):
-                self.elsewhere[:] = elsewhere.places
+                self.elsewhere[:] = elsewhere.arguments
                 containers = HandedContainers.of(args, kwargs)
                 lent = {id(c) for c in self.containers.lent.values()}
                 self.handed[:] = [c for _, c, _ in containers.rows if id(c) not in lent]
                 before = flatten_tree((args, kwargs))[0]
                 self.met[:] = elsewhere.items  # from here on the function adds those that it comes upon
                 try:
-                    result = function(*args, **kwargs)
+                    with ids_as_eager(self.reached, (args, kwargs), given, [*of_modules, *named], asked):
+                        result = function(*args, **kwargs)
                     changes, new, places = containers.changes()
                     self._check_containers(args, kwargs, before)
                 except Exception:
@@ -426,6 +456,7 @@ class CallSite:
                     check_result(value, path)
             self._check_rebuilt(made)
             results, tree = flatten_results((result, new) if changes or returned else result)
+            results = [plain_number(value) for value in results]
             for k, value in enumerate(results):
                 check_result(value, Path("result").item(k))
             rows: list[ModuleChange | Change | Stored | SettingChange] = [*assigned, *effects, *stored, *settings]

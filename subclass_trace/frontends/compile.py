@@ -290,7 +290,7 @@ class Region:
             names_without(site.name_guards(), places),
             view.hooks,
             one_object,
-            KnownTensors.of(program.plan, site.flat, [*one_object.tensors, *site.met]),
+            KnownTensors.of(program.plan, site.flat, [*one_object.tensors, *site.met], site.not_these),
         )
         if program.backwards is not None:
             first = FirstRun.of(captured, table)

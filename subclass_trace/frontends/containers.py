@@ -6,7 +6,7 @@ import functools
 import operator
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import UnsupportedError
@@ -15,6 +15,7 @@ from ..plan import ContainerItem as Item
 from ..runtime.containers import CHANGEABLE, containers_in, map_containers
 from ..runtime.guards import OF_EVERY_MODULE
 from ..runtime.held import ABSENT
+from ..runtime.trees import unflatten_with_twins
 from ..subclass.paths import Path
 from .reach import Reached
 
@@ -26,10 +27,12 @@ class GivenContainers:
     Attributes:
         twins: the way to one -> the first way to the same container.
         lent: the way to one that the function reaches by name as well -> that itself. It is given no copy.
+        nodes: the same of pytrees of classes that are no containers of Python's: `twins_in`; known once it is traced.
     """
 
-    twins: Mapping[tuple[Any, ...], tuple[Any, ...]]
-    lent: Mapping[tuple[Any, ...], Any]
+    twins: Mapping[tuple[Any, ...], tuple[Any, ...]] = field(default_factory=dict)
+    lent: Mapping[tuple[Any, ...], Any] = field(default_factory=dict)
+    nodes: dict[int, int] = field(default_factory=dict)
 
     @staticmethod
     def of(args: Any, kwargs: Any, reached: Reached) -> GivenContainers:
@@ -49,8 +52,9 @@ class GivenContainers:
         ways = tree.paths() if self.lent else ()
         return {k for k, way in enumerate(ways) if any(way[: len(keys)] == keys for keys in self.lent)}
 
-    def placed(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def placed(self, tree: Any, leaves: Sequence[Any]) -> tuple[Any, Any]:
         """Copies of args and kwargs, with one container wherever the caller has one."""
+        args, kwargs = unflatten_with_twins(tree, leaves, self.nodes)
         made: dict[tuple[Any, ...], Any] = {}
 
         def put(value: Any, keys: tuple[Any, ...]) -> Any:

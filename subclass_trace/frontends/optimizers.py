@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import array
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,10 +59,10 @@ class Stored:
 
 
 @contextlib.contextmanager
-def stored_by(reached: Reached) -> Iterator[list[Stored]]:
+def stored_by(reached: Reached, real: Callable[[Any], Any]) -> Iterator[list[Stored]]:
     """Inside, the function runs. Afterwards the state of its optimizers is as it was.
 
-    Yields a list that is filled on the way out: what was stored.
+    Yields a list that is filled on the way out: what was stored. ``real``: the parameter that a traced one stands for.
 
     Raises:
         UnsupportedError: something else than tensors and numbers was stored, or something was deleted.
@@ -79,7 +79,7 @@ def stored_by(reached: Reached) -> Iterator[list[Stored]]:
                 before = was.get(parameter, {})
                 for key, value in held.items():
                     if key not in before or not _is_same(before[key], value):
-                        found.append(Stored(state, parameter, key, value))
+                        found.append(Stored(state, real(parameter), key, value))
                         if not _may_be_stored(key, value):
                             wrong.append(path.attr("state").item(key))
                 if before.keys() - held.keys():

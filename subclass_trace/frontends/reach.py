@@ -141,6 +141,7 @@ class _Walk:
         """What a slot, an item or an argument holds."""
         if isinstance(value, torch.Tensor) and is_plain(type(value)):
             value = type(value)
+            self._names(value, path)
         if isinstance(value, (torch.Tensor, str, bytes, int, float, complex, type(None))):
             return
         if id(value) in self._seen or len(self._seen) > _MOST:
@@ -182,6 +183,12 @@ class _Walk:
                 self.objects.append((value, path))
         else:
             self._object(value, path)
+
+    def _names(self, cls: type, path: Path) -> None:
+        """The names that a class of parameters has: one that comes to be may hide what every parameter has."""
+        bases = [base for base in cls.__mro__ if base not in torch.nn.Parameter.__mro__]
+        table = self._tables.setdefault((cls, "names"), Asked(lambda _: tuple(n for b in bases for n in vars(b))))
+        self._place(table, "names", path.attr("__class__"), table["names"])
 
     def _object(self, value: Any, path: Path) -> None:
         inside = container_behind(value)

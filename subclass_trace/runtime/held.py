@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ..capture.clocks import READINGS
 from ..subclass.context import AnyNumber, snapshot
@@ -103,6 +104,7 @@ _BEHIND: Mapping[type, Callable[[Any], Any]] = {
     weakref.WeakKeyDictionary: dict,
     weakref.WeakValueDictionary: dict,
     weakref.WeakSet: set,
+    WeakIdKeyDictionary: lambda value: dict(value.items()),
     functools.partial: lambda value: (value.func, value.args, value.keywords),
 }
 

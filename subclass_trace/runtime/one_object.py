@@ -10,7 +10,7 @@ Whatever a guard holds by identity anyway is the same in each call, and is looke
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -228,9 +228,10 @@ class KnownTensors:
     others: frozenset[int] = frozenset()
 
     @staticmethod
-    def of(plan: Plan, flat: Sequence[Any], tensors: Iterable[torch.Tensor]) -> KnownTensors:
-        """Those of a call. ``tensors``: what guards hold, and inputs that the function has come upon in other ways."""
-        fixed = {id(t): t for t in tensors}
+    def of(plan: Plan, flat: Sequence[Any], tensors: Iterable[torch.Tensor], ids: Collection[int] = ()) -> KnownTensors:
+        """Those of a call. ``tensors``: what guards hold, and inputs that the function has come upon in other ways; ``ids``:
+        others that it takes no input to be but those that have them."""
+        fixed = {id(t) for t in tensors} | set(ids)
         if not fixed:
             return KnownTensors()
         inputs = [row.of(flat) for row in plan.inputs]
@@ -243,7 +244,7 @@ class KnownTensors:
             {k: inputs[k] for k in rows if id(inputs[k]) in fixed},
             {n: t for n, t in places.items() if id(t) in fixed},
             (tuple(free), tuple(n for n, t in places.items() if id(t) not in fixed)),
-            frozenset(fixed.keys() - themselves - {id(t) for t in places.values()}),
+            frozenset(fixed - themselves - {id(t) for t in places.values()}),
         )
 
     def holds(self, inputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> bool:
@@ -308,8 +309,11 @@ class _Walk:
             inside = None if depth > DEEPEST else container_behind(value)
             if inside is not None:
                 number = self._add(parent, step, value, not isinstance(value, types.MappingProxyType))
-                if container_behind(value) is inside or type(inside) is tuple:  # a copy holds what nobody can change
+                if container_behind(value) is inside or type(inside) is tuple:
                     self._inside(inside, self._add(number, Behind(), inside, False), depth + 1)
+                else:  # a copy, by which nobody changes anything
+                    rows = dict.values(inside) if isinstance(inside, dict) else ()
+                    self.fixed.extend(v for v in (*_keys(inside), *rows) if not is_simple(v))
             elif is_short_buffer(value):
                 self._add(parent, step, value, True)
             else:

@@ -13,7 +13,7 @@ import dis
 import enum
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +51,7 @@ _KINDS: dict[type, Kind] = dict.fromkeys(_DENSE, Kind.LEAF)
 
 
 def kind_of(cls: type) -> Kind:
-    """Leaf (a dense tensor), wrapper, or refused; decided once per class."""
+    """Leaf (a dense tensor), wrapper, or refused; decided once per class, but see `look_again`."""
     kind = _KINDS.get(cls)
     if kind is None and is_plain(cls):
         REAL.add(cls)
@@ -59,6 +59,14 @@ def kind_of(cls: type) -> Kind:
     if kind is None:
         kind = _KINDS[cls] = Kind.REFUSED if problems(cls) else Kind.WRAPPER
     return kind
+
+
+def look_again(classes: Iterable[type]) -> None:
+    """Decide anew about classes of parameters: what they override may have changed since."""
+    for cls in classes:
+        if cls not in _DENSE and issubclass(cls, torch.nn.Parameter) and (cls in REAL) != is_plain(cls):
+            REAL.discard(cls)
+            _KINDS.pop(cls, None)
 
 
 def is_plain(cls: type) -> bool:

@@ -70,11 +70,11 @@ def test_an_argument_that_is_also_closed_over() -> None:
 def test_a_gradient_that_would_be_lost_is_refused() -> None:
     """Where function modes are off, operations take the caller's own tensor, and so does autograd."""
     layer = torch.nn.Linear(3, 3)
-    weights = [layer.weight]
+    hidden = ValueError(layer.weight)  # where nothing looks for tensors
 
     def f(x: torch.Tensor) -> torch.Tensor:
         with torch._C.DisableTorchFunction():
-            return torch.nn.functional.linear(x, weights[0]) + layer(x)
+            return torch.nn.functional.linear(x, hidden.args[0]) + layer(x)
 
     x = torch.ones(2, 3)
     with pytest.raises(st.UnsupportedError, match="by ways that cannot be traced") as caught:

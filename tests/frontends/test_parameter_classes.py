@@ -204,3 +204,33 @@ def test_what_methods_reach_is_guarded() -> None:
         assert of_argument(torch.ones(1), module.w).item() == of_module(torch.ones(1)).item() == factor
     Scale.scaled = lambda self: self * 7.0
     assert of_argument(torch.ones(1), module.w).item() == of_module(torch.ones(1)).item() == 7.0
+
+
+@pytest.mark.parametrize("where", ["named", "argument", "module"])
+@pytest.mark.parametrize("gained", ["relu", "__torch_function__"])
+def test_a_class_that_comes_to_override_something(where: str, gained: str) -> None:
+    """Its parameters are no longer parameters like others: refused, until it is what it was."""
+    kind: Any = type("Kind", (Scaled,), {})
+    p, module = made(kind), nn.Linear(3, 3)
+    if where == "module":
+        module.weight = p
+    used = {"named": lambda x: p.relu() * x, "module": lambda x: module.weight.relu() * x}
+    region: Any = st.compile(used.get(where, lambda x, p: p.relu() * x))
+    given = [torch.ones(3), *([p] if where == "argument" else [])]
+    before = region(*given).tolist()
+
+    def override(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return (
+            torch.zeros(3) if func is Tensor.relu else nn.Parameter.__torch_function__(func, types, args, kwargs or {})
+        )
+
+    setattr(kind, gained, classmethod(override) if gained != "relu" else lambda self: self * 10)
+    expected = ((p * 10) if gained == "relu" else torch.zeros(3)).tolist()
+    try:
+        assert region(*given).tolist() == expected
+    except st.SubclassTraceError as error:
+        assert "Kind" in str(error) or "Please convert all Tensors" in str(error)
+    delattr(kind, gained)
+    assert region(*given).tolist() == before
+    again: Any = st.compile(lambda x, p: p.relu() * x)
+    assert again(torch.ones(3), p).tolist() == before

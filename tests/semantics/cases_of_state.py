@@ -529,6 +529,25 @@ def _side_effects() -> None:
 
 @fact(
     S,
+    "tables and sets by tensor or by its `id()`: `names[id(p)]`, `state[p]`, `p in frozen`",
+    torch="not in the survey",
+)
+def _tables_by_tensor() -> None:
+    layer, other = torch.nn.Linear(2, 2), two(2, seed=0)
+    names = {id(p): n for n, p in layer.named_parameters()} | {id(other): "other"}
+    lengths = {p: p.numel() for p in layer.parameters()}
+
+    def f(x: Tensor) -> Any:
+        return x * 2, names.get(id(x)), [(names[id(p)], lengths[p]) for p in layer.parameters()]
+
+    region = st.compile(f)
+    for x in (two(2, seed=1), other, two(2, seed=2), other):
+        assert region(x)[1:] == f(x)[1:]
+    assert len(region.specializations) == 2
+
+
+@fact(
+    S,
     "Python side effects: a call of a function for its effect (`print`, a file)",
     torch="supported (graph break where needed)",
     differs="they happen once per specialization, when it is traced",

@@ -48,6 +48,7 @@ from .autograd import set_versions as set_versions
 from .autograd import view_function as view_function
 from .autograd import writes_told as writes_told
 from .branches import Branch as Branch
+from .branches import branch_in_function as branch_in_function
 from .branches import branch_of_torch as branch_of_torch
 from .collectives import Group as Group
 from .collectives import done as done_work

@@ -1,7 +1,7 @@
-"""Checks of values in torch's own Python code: the condition is taken for true, and each call raises if it is not.
+"""Checks of values in torch's own Python code: they are taken to be passed, and each call raises where one is not.
 
-``torch.distributions`` looks at the values of parameters and samples, and raises ValueError for invalid ones. In a
-graph that is an operation without a result (`effects`), which raises the same error when it runs.
+``torch.distributions`` looks at the values of parameters and samples, and raises ValueError for invalid ones; so does
+``gaussian_nll_loss``. In a graph that is an operation without a result (`effects`), which raises the same error when it runs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def take(recorder: Recorder, branch: _torch.Branch, condition: Tensor) -> bool:
     if branch.text is not None:
         known = _torch.is_fake(branch.value) and recorder.knows(branch.value)
         value = recorder.node_of(branch.value) if known else None
-        node = recorder.graph.call_function(operation(), (recorder.node_of(condition), value, branch.text))
+        with recorder:
+            passed = condition if branch.taken else ~condition
+        node = recorder.graph.call_function(operation(), (recorder.node_of(passed), value, branch.text))
         node.meta["val"] = None
         recorder.annotate(node)
     return branch.taken

@@ -6,6 +6,7 @@ and so does user code (``torch.tensor(3).item()``). Nothing is computed unless i
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -57,6 +58,8 @@ def number_inside(recorder: Recorder, t: Tensor, record: Callable[[Tensor], Any]
         if recorder.branch is not None:
             return take(recorder, recorder.branch, t)
         if not recorder.asks_for_numbers:  # control flow
+            if (branch := _torch.branch_in_function(sys._getframe(1))) is not None:
+                return take(recorder, branch, t)
             raise value_asked_for(t, recorder.asking_line())
         with recorder:
             t = t.to(torch.int64)

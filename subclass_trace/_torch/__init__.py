@@ -27,6 +27,7 @@ from .autograd import autograd_sequence_number as autograd_sequence_number
 from .autograd import base_apply as base_apply
 from .autograd import call_backward_directly as call_backward_directly
 from .autograd import creation_forbids_inplace as creation_forbids_inplace
+from .autograd import current_autograd_node as current_autograd_node
 from .autograd import current_graph_task as current_graph_task
 from .autograd import hooks_of_leaf as hooks_of_leaf
 from .autograd import is_custom_function_output as is_custom_function_output

@@ -112,6 +112,39 @@ def test_a_branch_of_a_class_in_a_check_is_refused() -> None:
     assert "test_library_branches.py" in str(caught.value.path)
 
 
+INDEX = torch.tensor([[0, 1, 1], [0, 1, 2], [3, 1, 1], [0, 2, 1]])
+PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "scatter_reduce": lambda x, s: x.scatter_reduce(0, INDEX, s, "prod"),
+    "without self": lambda x, s: x.scatter_reduce(0, INDEX, s, "prod", include_self=False),
+    "index_reduce": lambda x, s: x.index_reduce(0, INDEX[:, 1], s, "prod"),
+}
+
+
+def penalty(f: Callable[..., Tensor], x: Tensor, s: Tensor) -> list[Tensor]:
+    x, s = x.clone().requires_grad_(), s.clone().requires_grad_()
+    a, b = torch.autograd.grad(f(x, s).sum(), [x, s], create_graph=True)
+    return list(torch.autograd.grad(a.square().sum() + b.square().sum(), [x, s]))
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce:UserWarning")
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_gradients_of_products_that_are_differentiated_again(name: str) -> None:
+    f = PRODUCTS[name]
+    region = st.compile(f)
+    inside = st.compile(lambda x, s: penalty(f, x, s))
+    rows = torch.linspace(0.5, 2, 12, dtype=torch.float64).view(4, 3)
+    one_zero = rows.flip(0) * (rows != rows[1, 1])
+    with verify.enabled():
+        for s in (rows.flip(0), one_zero):
+            expected = penalty(f, rows, s)
+            for found in (penalty(region, rows, s), inside(rows, s)):
+                assert all(map(torch.equal, found, expected))
+    assert torch.equal(region(rows, rows * 0), f(rows, rows * 0))
+    for call in (f, region):
+        with pytest.raises(RuntimeError, match=r"_reduce\(\): Double backward is unsupported for s\w+ when >1 zeros"):
+            penalty(call, rows, rows * 0)
+
+
 def test_invalid_from_the_first_call_on() -> None:
     compiled = st.compile(SAMPLES["Normal"])
     with pytest.raises(ValueError, match=r"Expected parameter loc of distribution Normal(.|\n)*nan"):

@@ -232,6 +232,28 @@ def _double() -> None:
     assert torch.allclose(*found)
 
 
+@fact(
+    B,
+    'with `create_graph`, products of several zeros in one place (`scatter_reduce("prod")`, `index_reduce`)',
+    differs="the error that eager raises in the backward of the gradient comes in the backward of the value",
+    torch="refused",
+)
+def _product_of_zeros() -> None:
+    raised = []
+    for call in (lambda f: f, st.compile):
+        x, zeros = torch.ones(2, requires_grad=True), torch.zeros(2, requires_grad=True)
+        index = torch.tensor([0, 0])
+        y = call(lambda x, s: x.scatter_reduce(0, index, s, "prod"))(x, zeros)  # noqa: B023
+        backwards = 0
+        try:
+            gradients = torch.autograd.grad(y.sum(), [x, zeros], create_graph=True)
+            backwards += 1
+            torch.autograd.grad(gradients[1].sum(), x)
+        except RuntimeError as error:
+            raised.append((backwards, str(error).partition("\n")[0]))
+    assert raised[0] == raised[1]
+
+
 @fact(B, "the caller's gradient object stays untouched", torch="silently wrong")
 def _tangent_untouched() -> None:
     x = two(3, 3, seed=1).requires_grad_()

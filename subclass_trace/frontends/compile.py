@@ -18,7 +18,7 @@ import functools
 import gc
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, overload
 
@@ -52,6 +52,7 @@ from .calls import CallSite
 from .dynamic import SizeHistory, choose, sizes_of
 from .eagerly import EagerCalls
 from .late_code import late_state
+from .members import is_plain_object
 from .modules import generators_of
 from .numbers import NONE, Numbers, choices, constants_without, modules_without, names_without, numbers_of
 
@@ -239,16 +240,21 @@ class Region:
         """With the numbers as symbols that differ between calls; as they are, where some of it needs them so."""
         numbers = self.__history.of_call(numbers_of(site), self.__options)
         *tries, last = choices(numbers)
+        why = ""
         for chosen in tries:
-            with contextlib.suppress(Exception):  # an error of the function itself comes again
+            try:
                 entry = self.__compile_with(site, ambient, chosen)
-                backwards = entry.program.backwards
-                # Torch may know no derivative for a symbol (``x ** n``).
-                if backwards is None or backwards.compiled or backwards.is_freed:
-                    break
+            except Exception as error:  # one of the function itself comes again
+                why = _told(error)
+                continue
+            backwards = entry.program.backwards
+            if backwards is None or backwards.compiled or backwards.is_freed:
+                break
+            why = "torch may know no derivative for a symbol"  # ``x ** n``
         else:
             chosen, entry = last, self.__last_try(site, ambient, last)
-        self.__history.fix_all([place for place in numbers if place not in chosen], "what only numbers serve")
+        others = [place for place in numbers if place not in chosen]
+        self.__history.fix_all(others, f"what only numbers serve ({why})")
         return entry
 
     def __last_try(self, site: CallSite, ambient: Ambient, numbers: Numbers) -> Specialization:
@@ -373,7 +379,7 @@ class Region:
                 f"the region has {len(self.__entries)} specializations already; each call seems to need another",
                 expected=f"at most max_specializations={self.__options.max_specializations}",
                 got=self.__last_reasons(site, ambient),
-                fix="make what changes a tensor instead of a Python value, mark its size dynamic, or raise the limit",
+                fix=_fix_of_many(v for v in site.flat[: site.user_count] if is_plain_object(v)),
             )
 
     def __reason(self, site: CallSite, ambient: Ambient) -> str:
@@ -432,6 +438,25 @@ class Region:
             self.__entries, self.__fast = (), ()
             self.__history = SizeHistory()
             self.__eagerly = EagerCalls()
+
+
+def _told(error: Exception) -> str:
+    """What an error says, in a line, and where."""
+    text = " ".join(str(error).partition("\n")[0].split())[:200] or type(error).__name__
+    path = getattr(error, "path", None)
+    return text if path is None else f"{text}, at {path}"
+
+
+def _fix_of_many(objects: Iterable[Any]) -> str:
+    """What to do about too many specializations. ``objects``: those among the arguments that are compared as they are."""
+    fix = "make what changes a tensor instead of a Python value, mark its size dynamic, or raise the limit"
+    classes = sorted({type(v).__qualname__ for v in objects})
+    if not classes:
+        return fix
+    return (
+        f"where each call has an instance of its own of {' or '.join(classes)}: register the class with "
+        f"optree.register_pytree_node, so that its tensors and numbers are arguments, or pass these; else {fix}"
+    )
 
 
 def captured_for(

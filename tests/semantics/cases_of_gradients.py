@@ -316,6 +316,37 @@ def _before_other_inputs() -> None:
 
 @fact(
     B,
+    "gradients of `prod` of inputs without zeros (with `create_graph` of `cumprod` too), where the product overflows or "
+    "underflows, or is not finite",
+    torch="differs in the same way",
+    differs="eager divides the product by each input; a region multiplies the others, as eager does if there are zeros",
+)
+def _overflowing_product() -> None:
+    found = []
+    for call in (torch.prod, st.compile(torch.prod)):
+        x = torch.tensor([1e30, 1e30], requires_grad=True)
+        found.append(torch.autograd.grad(call(x), x)[0])
+    assert torch.allclose(*found)
+
+
+@fact(
+    B,
+    "the last bits of the gradient of a value that `masked_fill` puts in",
+    torch="differs in the same way",
+    differs="eager picks the masked elements and adds these up; a region adds up all, with zeros for the others",
+)
+def _gradient_of_a_filled_value() -> None:
+    found = []
+    values = torch.linspace(0.1, 0.7, 1001)
+    for call in (lambda f: f, st.compile):
+        value = torch.ones((), requires_grad=True)
+        out = call(lambda x, v: x.masked_fill(x > 0.3, v))(values, value)
+        found.append(torch.autograd.grad((out * values).sum(), value)[0])
+    assert torch.equal(*found)
+
+
+@fact(
+    B,
     "the order in which hooks of several leaves run",
     differs="all run when the backward of the region is done, in the order of the inputs; eager's run in the midst of it",
     torch="differs in the same way",

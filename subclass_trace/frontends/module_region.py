@@ -40,8 +40,8 @@ def _of_module(region: ModuleRegion, name: str) -> Any:
     value = getattr(shown, name)
     if type(value) is not MethodType or value.__self__ is not shown:
         return value
-    if value.__func__ is vars(torch.nn.Module).get(name) and name not in _RETURN_THE_MODULE:
-        return value  # as it is: Dynamo knows these by their functions
+    if name in vars(torch.nn.Module) and name not in _RETURN_THE_MODULE:
+        return value  # as it is: Dynamo looks at the functions of these
     method: Any = value
 
     @functools.wraps(method)
@@ -158,7 +158,7 @@ class DataParallelRegion(ModuleRegion):
 
 #: names of what a region keeps for itself, as Python makes them of ``self.__name``
 _OWN = ("_Region__", "_ModuleRegion__", "_DataParallelRegion__")
-#: methods of each module
+#: of the methods of each module those that return it
 _RETURN_THE_MODULE = frozenset(
     [
         *("apply", "to", "to_empty", "type", "float", "double", "half", "bfloat16"),

@@ -16,7 +16,7 @@ import torch.fx as fx
 import torch.nn.functional as F
 
 from subclass_trace.frontends.calls import CallSite
-from subclass_trace.frontends.compile import Region
+from subclass_trace.frontends.compile import Region, captured_for
 from subclass_trace.options import Options
 from subclass_trace.subclass.flatten import leaves_of
 
@@ -56,7 +56,7 @@ class Joint:
 def joint_of(name: str, function: Callable[..., Any], args: Sequence[Any], decompositions: Any = None) -> Joint | None:
     """Capture the joint graph of a call; None when nothing is differentiable."""
     region = Region(function, Options())
-    captured, _, _ = region._capture(CallSite.of_function(function, tuple(args), {}), decompositions or {})
+    captured, _, _ = captured_for(region, CallSite.of_function(function, tuple(args), {}), decompositions or {})
     if captured.tape is None:
         return None
     traced = captured.tape.trace(captured.tape.guess())

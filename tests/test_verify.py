@@ -18,7 +18,7 @@ from subclass_trace import verify
 from subclass_trace.capture.region import Captured
 from subclass_trace.errors import VerificationError
 from subclass_trace.frontends.calls import CallSite
-from subclass_trace.frontends.compile import Region
+from subclass_trace.frontends.compile import Region, captured_for
 from subclass_trace.options import Options
 from subclass_trace.partition.interface import Partitioned, partition, resolve_partitioner
 from subclass_trace.plan import (
@@ -77,7 +77,7 @@ def set_outputs(module: fx.GraphModule, values: list[Any]) -> None:
 def subject(function: Callable[..., Any], *args: Any, **options: Any) -> Subject:
     region = Region(function, Options(**options))
     site = CallSite.of_function(function, args, {})
-    captured, arguments, positions = region._capture(site, {})
+    captured, arguments, positions = captured_for(region, site, {})
     assert captured.tape is not None
     traced = captured.tape.trace(captured.tape.guess())
     num_forward = len(captured.forward_nodes)

@@ -27,6 +27,7 @@ from .autograd import autograd_sequence_number as autograd_sequence_number
 from .autograd import base_apply as base_apply
 from .autograd import call_backward_directly as call_backward_directly
 from .autograd import creation_forbids_inplace as creation_forbids_inplace
+from .autograd import current_autograd_node as current_autograd_node
 from .autograd import current_graph_task as current_graph_task
 from .autograd import hooks_of_leaf as hooks_of_leaf
 from .autograd import is_custom_function_output as is_custom_function_output
@@ -53,6 +54,7 @@ from .batched import outside_of_vmap as outside_of_vmap
 from .batched import with_batch as with_batch
 from .batched import without_batch as without_batch
 from .branches import Branch as Branch
+from .branches import branch_in_function as branch_in_function
 from .branches import branch_of_torch as branch_of_torch
 from .collectives import Group as Group
 from .collectives import done as done_work

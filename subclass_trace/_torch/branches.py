@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,8 @@ _CHECKS = {
     ("continuous_bernoulli.py", "__init__"),
     ("geometric.py", "__init__"),
 }
+#: code of functions with ``if condition: raise ValueError(text)``
+_FUNCTIONS = {torch.nn.functional.gaussian_nll_loss.__code__: "var has negative entry/entries"}
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,20 @@ def branch_of_torch(frame: Any) -> Branch | None:
     if (file.removeprefix(_DISTRIBUTIONS), name) not in _CHECKS:
         return None
     return Branch(True, _text(frame.f_locals), frame.f_locals.get("value"))
+
+
+def branch_in_function(frame: Any) -> Branch | None:
+    """The branch of a function that modes see as one call, if what runs in ``frame`` is that it asks for a truth.
+
+    Where an operation asks that the function calls (one of a wrapper's class), that is a branch of somebody else's.
+    """
+    while frame is not None:
+        text = _FUNCTIONS.get(frame.f_code)
+        if text is not None:
+            asks = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+            return Branch(False, text) if "JUMP" in asks or asks == "TO_BOOL" else None
+        frame = frame.f_back
+    return None
 
 
 def _text(names: dict[str, Any]) -> str:

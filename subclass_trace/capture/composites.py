@@ -17,6 +17,7 @@ from .. import _torch
 from ..errors import DataDependentError
 from .conversions import allclose, equal, is_nonzero, tensor
 from .known import known_value
+from .looks import is_from_inside, look_in_each_call, unflattens
 from .packed import PACKED
 from .recorder import Recorder
 
@@ -117,6 +118,22 @@ def _tensor_split(recorder: Recorder, func: Callable[..., Any], args: Any, kwarg
     return func(args[0], known.tolist(), *args[2:], **rest)
 
 
+def _unflatten(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """With sizes from inside tensors: torch asks in C++ whether they are 0."""
+    named = dict(zip(("input", "dim", "sizes"), args, strict=False)) | kwargs
+    x, sizes, dim = named.get("input"), named.get("sizes"), named.get("dim")
+    if not (
+        isinstance(x, Tensor) and isinstance(sizes, (tuple, list)) and type(dim) is int and -x.dim() <= dim < x.dim()
+    ):
+        return func(*args, **kwargs)
+    if not any(map(is_from_inside, sizes)):
+        return func(*args, **kwargs)
+    dim %= x.dim()
+    look_in_each_call(recorder, unflattens, (x.dim(), dim, *x.shape, *sizes))
+    with _torch.enable_python_dispatcher():
+        return x.view(*x.shape[:dim], *sizes, *x.shape[dim + 1 :])
+
+
 _OBSERVED: tuple[str, ...] = (
     "self",
     "observer_on",
@@ -160,6 +177,7 @@ COMPOSITES: Mapping[str, Callable[..., Any]] = {
     "linalg_matrix_rank": _matrix_rank,
     "max_pool1d": _max_pool1d,
     "tensor_split": _tensor_split,
+    "unflatten": _unflatten,
     "fused_moving_avg_obs_fake_quant": _observed,
     **dict.fromkeys(("affine_grid", "affine_grid_generator"), _affine_grid),
     "allclose": allclose,

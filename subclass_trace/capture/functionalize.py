@@ -107,15 +107,19 @@ def _refuse_overlap(target: fx.Node, node: fx.Node) -> None:
 
 
 def _overlaps_itself(t: Tensor) -> bool:
-    """May two elements lie in one place? Exact for what views make of a tensor without overlap."""
+    """May two elements lie in one place? Exact for what views make of a tensor without overlap, if the order of its strides
+    does not depend on values inside tensors; where it does, they may."""
     if t.layout is not torch.strided or _torch.surely(t.numel() == 0):
         return False
-    reach = 0
-    for stride, size in sorted(zip(t.stride(), t.shape, strict=True)):
-        if _torch.maybe(size > 1):
-            if _torch.surely(stride <= reach):
-                return True
-            reach += stride * (size - 1)
+    reach, rest = 0, [row for row in zip(t.stride(), t.shape, strict=True) if _torch.maybe(row[1] > 1)]
+    while rest:
+        first = next(
+            (k for k, row in enumerate(rest) if all(_torch.surely(row[0] <= other[0]) for other in rest)), None
+        )
+        if first is None or _torch.surely(rest[first][0] <= reach):
+            return True
+        stride, size = rest.pop(first)
+        reach += stride * (size - 1)
     return False
 
 

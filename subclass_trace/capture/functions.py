@@ -30,6 +30,7 @@ from .late_hooks import HOOK_METHODS, registered
 from .memory import NAMES as MEMORY
 from .memory import TEXTS, refuse_memory, refuse_text
 from .metadata import ASIDE, ASKING, MetadataReads
+from .perhaps_views import MAY_COPY
 from .recorder import Recorder
 from .user_code import asking_frame
 from .views import RESHAPES, lost_history
@@ -105,6 +106,8 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         self.recorder.asks_for_numbers = name in _NUMBERS
         out = self._call(func, args, kwargs)
         self.views.note(func, args, kwargs, out)
+        if name in MAY_COPY and self.recorder.has_read_numbers:
+            self.recorder.perhaps_views.note(self.recorder, name, args, out)
         if self.counters:
             self.counters.level()
         return self.stand_ins.back.get(id(out), out)

@@ -6,6 +6,7 @@ and so does user code (``torch.tensor(3).item()``). Nothing is computed unless i
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch.fx as fx
 
 from .. import _torch
 from ..errors import DataDependentError
-from .argument_checks import take
+from .argument_checks import is_delayed_error, take
 from .graphs import is_random
 from .recorder import Recorder
 from .user_code import quoted
@@ -57,6 +58,10 @@ def number_inside(recorder: Recorder, t: Tensor, record: Callable[[Tensor], Any]
         if recorder.branch is not None:
             return take(recorder, recorder.branch, t)
         if not recorder.asks_for_numbers:  # control flow
+            if (branch := _torch.branch_in_function(sys._getframe(1))) is not None:
+                return take(recorder, branch, t)
+            if is_delayed_error(recorder, t):
+                return False
             raise value_asked_for(t, recorder.asking_line())
         with recorder:
             t = t.to(torch.int64)

@@ -45,3 +45,13 @@ def fits(dims: int, *numbers: int) -> bool:
     if any(n < -1 for n in wanted) or free > 1 or (count % known if free and known else free or known != count):
         torch.empty(shape, device="meta").reshape(wanted)  # says so
     return True
+
+
+def unflattens(dims: int, dim: int, *numbers: int) -> bool:
+    """May a dimension of a tensor (of ``dims`` dimensions, whose sizes come first) be seen as several?
+
+    Raises:
+        RuntimeError: eager refuses it.
+    """
+    torch.empty(numbers[:dims], device="meta").unflatten(dim, numbers[dims:])  # type: ignore[no-untyped-call]  # says so
+    return True

@@ -228,6 +228,8 @@ class Steps:
         if _plans_shards(sys._getframe(2)):
             return self._as_torch(plain)
         kind = kind or _kind(function, operands)
+        if kind is bool and any(n != n for n in operands if type(n) is float):
+            return function(math.nan, 0.0)  # whatever the others are; sympy refuses to compare with NaN
         if not self._are_known(own):
             return self._unknown(function, operands, plain, kind)
         if function in _DIVIDES and not any(isinstance(n, _FLOATS) for n in operands) and operands[1] == 0:

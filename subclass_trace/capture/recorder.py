@@ -37,6 +37,7 @@ from .late_code import LateState
 from .noting import unnoted
 from .otherwise import OTHERWISE
 from .overlaps import refuse_overlap
+from .perhaps_views import PerhapsViews
 from .random_state import RandomState
 from .results import Results
 from .symbols import Symbols
@@ -126,6 +127,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.resized: set[Any] = set()  # storages of ``out=`` arguments that got another size
         self.outliving: frozenset[Any] = frozenset()  # while a backward is traced: storages that are not its own
         self.closed_over: list[ClosedOver] = []
+        self.perhaps_views = PerhapsViews()
         self.of_arrays: set[Any] = set()  # the storages of constants in the memory of numpy arrays
         self.sealed = False  # the user function has run: its inputs are known
         self._last_placeholder: fx.Node | None = None
@@ -547,6 +549,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise late_write(func, t, self.user_line())
             if self.of_arrays and self.writes[-1][0] in self.of_arrays:
                 raise array_write(func, t, self.user_line())
+            if self.perhaps_views:
+                self.perhaps_views.refuse_write(self.writes[-1][0], self.user_line())
 
     def _part_aliases(self, changed: Sequence[Tensor]) -> None:
         """The shape of these changes in place: values that were the same node (``detach``) get a node of their own."""

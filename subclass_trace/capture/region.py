@@ -535,6 +535,7 @@ def _written_groups(
             fix="pass x alone, and call x.conj() inside of the region",
         )
     if recorder.mutable:
+        recorder.perhaps_views.check(recorder.graph, values)
         rows = [*groups_by_place(originals, leaf_primals, recorder, rows, values)]
     groups = [tuple(leaf_primals[k] for k in members) for members in rows]
     if recorder.mutable:  # what is written through an overlapping view is seen as a flat piece of memory too

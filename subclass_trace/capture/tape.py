@@ -93,9 +93,7 @@ _BUILDERS = frozenset({"__new__", "__init__", "__tensor_flatten__", "__tensor_un
 def _decides(frame: FrameType) -> bool:
     """Does code of this frame do more with strides than to build a wrapper? Torch's own code is known, and so are the
     methods that `authoring` generates."""
-    code = frame.f_code
-    generated = code.co_filename.startswith("<subclass_trace")
-    return is_user_code(code) and not generated and code.co_name not in _BUILDERS
+    return is_user_code(frame.f_code) and frame.f_code.co_name not in _BUILDERS
 
 
 class Tape:

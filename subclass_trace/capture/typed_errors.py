@@ -14,7 +14,7 @@ from ..errors import DataDependentError, NeedsEager, SubclassTraceError, Unsuppo
 from ..subclass.protocol import is_traceable
 from .distributed_calls import named_distributed_calls
 from .memory import no_capsules
-from .user_code import quoted, tracebacks, user_line
+from .user_code import is_user_code, quoted, tracebacks, user_line
 
 _OPTIMIZERS = str(Path(torch.optim.__file__).parent)
 
@@ -45,6 +45,9 @@ def typed_errors(recorder: Any) -> Iterator[None]:
         formula = _optimizer_at_work(error)
         if formula is not None:  # TypeError: its list of numbers is a list of tensors while it is traced
             raise _reads_step_counters(formula, error) from error
+        optimizer = None if isinstance(error, TypeError) else _stepping_optimizer(error)
+        if optimizer is not None:
+            raise _branches_in_step(optimizer, error) from error
         kernel = _triton_kernel_at_work(error)
         if kernel is not None:
             raise _launches(kernel, error) from error
@@ -161,10 +164,39 @@ def _reads_step_counters(formula: str, error: BaseException) -> DataDependentErr
         f"torch.optim's {formula} computes with the numbers inside its step counters",
         path=user_line(error),
         expected="a formula over tensors: the graph is made once, for all steps",
-        got=str(error).partition("\n")[0][:200],
-        fix="pass capturable=True to it, or compile the optimizer's own step: "
-        'torch.compile(optimizer.step, backend="subclass_trace")',
+        got=_line_of_optimizer(error),
+        fix="call the optimizer's step() after the region, or compile that alone: torch.compile(optimizer.step, "
+        'backend="subclass_trace"); in a region, capturable=True is taken on all devices (by eager mode not on a CPU)',
     )
+
+
+def _line_of_optimizer(error: BaseException) -> str:
+    """Torch's line that needs the numbers."""
+    rows = (f"{tb.tb_frame.f_code.co_filename}:{tb.tb_lineno}" for tb in tracebacks(error))
+    line = [row for row in rows if row.startswith(_OPTIMIZERS)][-1]
+    return f"{line.removeprefix(_OPTIMIZERS)[1:]}: {quoted(line)}"
+
+
+def _branches_in_step(optimizer: str, error: BaseException) -> DataDependentError:
+    return DataDependentError(
+        f"the step of torch.optim's {optimizer} branches on the values inside tensors",
+        path=user_line(error),
+        expected="steps that follow from the metadata of parameters: the graph is made once, for all values",
+        got=_line_of_optimizer(error),
+        fix="call step() outside of the region; what it calls to compute the loss (its closure) may be a region",
+    )
+
+
+def _stepping_optimizer(error: BaseException) -> str | None:
+    """The class of an optimizer of torch's in whose own code the error was raised."""
+    found = None
+    for tb in tracebacks(error):
+        code, self = tb.tb_frame.f_code, tb.tb_frame.f_locals.get("self")
+        if code.co_filename.startswith(_OPTIMIZERS) and isinstance(self, torch.optim.Optimizer):
+            found = type(self).__qualname__
+        elif is_user_code(code):  # which it calls
+            found = None
+    return found
 
 
 def _optimizer_at_work(error: BaseException) -> str | None:

@@ -18,7 +18,8 @@ from ..subclass.arguments import FOREIGN
 
 TORCH_FILES = os.path.dirname(torch.__file__) + os.sep
 _MACHINERY = tuple(TORCH_FILES + name for name in ("_", "utils", "overrides.py", "fx", "autograd"))
-_OWN_FILES = os.path.dirname(os.path.dirname(__file__)) + os.sep
+#: those of this package, and what it generates
+_OWN_FILES = (os.path.dirname(os.path.dirname(__file__)) + os.sep, "<subclass_trace")
 
 
 def is_foreign(cls: type) -> bool:
@@ -40,7 +41,7 @@ _LIBRARY: MutableMapping[type, bool] = weakref.WeakKeyDictionary()
 
 def is_user_code(code: Any) -> bool:
     """Does this code object belong neither to torch nor to this package?"""
-    return not code.co_filename.startswith((TORCH_FILES, _OWN_FILES))
+    return not code.co_filename.startswith((TORCH_FILES, *_OWN_FILES))
 
 
 #: what these do for their caller is the caller's doing: the question is who asks
@@ -111,7 +112,7 @@ def user_frames(frame: Any, stop: Any) -> tuple[tuple[Any, int], ...]:
     found = []
     while frame is not None and frame is not stop:
         code = frame.f_code
-        if not code.co_filename.startswith((TORCH_FILES, _OWN_FILES)):
+        if not code.co_filename.startswith((TORCH_FILES, *_OWN_FILES)):
             found.append((code, frame.f_lineno))
         frame = frame.f_back
     return tuple(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -489,7 +490,9 @@ def _tables_without_type(reached: Reached) -> list[dict[str, Any]]:
 def _called_conversions(reached: Reached) -> list[tuple[dict[str, Any], str]]:
     """The functions of Python's that make numbers, by name, with the globals of code that does nothing but call them."""
     rows = [(row.holder, row.name) for row in reached.unbound if row.key in CONVERSIONS and type(row.holder) is dict]
-    return [row for row in rows if (id(row[0]), row[1]) not in reached.uncalled]
+    called = [row for row in rows if (id(row[0]), row[1]) not in reached.uncalled]
+    adafactor = sys.modules.get("torch.optim._adafactor")  # it clips by norms
+    return called if adafactor is None else [*called, (vars(adafactor), "min"), (vars(adafactor), "max")]
 
 
 def _refuse_times(times: Clocks, results: Sequence[Any], rows: Sequence[Any], plans: Sequence[Any]) -> None:

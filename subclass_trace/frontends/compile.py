@@ -18,7 +18,7 @@ import functools
 import gc
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, overload
 
@@ -52,6 +52,7 @@ from .calls import CallSite
 from .dynamic import SizeHistory, choose, sizes_of
 from .eagerly import EagerCalls
 from .late_code import late_state
+from .members import is_plain_object
 from .modules import generators_of
 from .numbers import NONE, Numbers, choices, constants_without, modules_without, names_without, numbers_of
 
@@ -108,25 +109,28 @@ _FEW = 4
 
 
 class Region:
-    """A compiled function. Call it like the function; it keeps one `Specialization` per kind of call."""
+    """A compiled function. Call it like the function; it keeps one `Specialization` per kind of call.
+
+    What it keeps for itself has names of the class alone (two underscores): all others are the function's own.
+    """
 
     def __init__(self, function: Callable[..., Any], options: Options, *, keep_joint: bool = False) -> None:
-        self._function, self._options, self._keep_joint = function, options, keep_joint
-        self._entries: tuple[Specialization, ...] = ()
-        self._fast: tuple[Callable[..., Any], ...] = ()  # their generated entries
-        self._eagerly = EagerCalls()
-        self._history = SizeHistory()
+        self.__function, self.__options, self.__keep_joint = function, options, keep_joint
+        self.__entries: tuple[Specialization, ...] = ()
+        self.__fast: tuple[Callable[..., Any], ...] = ()  # their generated entries
+        self.__eagerly = EagerCalls()
+        self.__history = SizeHistory()
         functools.update_wrapper(self, function, updated=())
 
     @property
     def function(self) -> Callable[..., Any]:
         """The function that it compiles."""
-        return self._function
+        return self.__function
 
     @property
     def options(self) -> Options:
         """How it compiles."""
-        return self._options
+        return self.__options
 
     @never_compiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -135,47 +139,47 @@ class Region:
         Inside ``torch.compile`` it is a part of that graph, as a ``torch.compile`` inside another one is.
         """
         if is_dynamo_compiling():
-            return self._function(*args, **kwargs)
-        fast = self._fast
+            return self.__function(*args, **kwargs)
+        fast = self.__fast
         for serve in fast:
             result = serve(args, kwargs)
             if result is not MISS:
                 if len(fast) > _FEW and serve not in fast[:_FEW]:
-                    self._move_to_front(serve)
+                    self.__move_to_front(serve)
                 return result
-        return self._slow_call(args, kwargs)
+        return self.__slow_call(args, kwargs)
 
-    def _move_to_front(self, serve: Callable[..., Any]) -> None:
+    def __move_to_front(self, serve: Callable[..., Any]) -> None:
         """Ask the one that served this call first next time: any that serves a call is right, and most calls repeat."""
         if TRACE_LOCK.acquire(blocking=False):  # while another thread compiles, the order can wait
             try:
-                others = tuple(other for other in self._fast if other is not serve)
-                if len(others) < len(self._fast):  # no reset() came between
-                    self._fast = (serve, *others)
+                others = tuple(other for other in self.__fast if other is not serve)
+                if len(others) < len(self.__fast):  # no reset() came between
+                    self.__fast = (serve, *others)
             finally:
                 TRACE_LOCK.release()
 
-    def _slow_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        reason = eager_reason() or self._eagerly.reason(args, kwargs)
+    def __slow_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        reason = eager_reason() or self.__eagerly.reason(args, kwargs)
         if reason is not None:
-            return self._eagerly.run(reason, self._function, args, kwargs)
-        site = CallSite.of_function(self._function, args, kwargs)
+            return self.__eagerly.run(reason, self.__function, args, kwargs)
+        site = CallSite.of_function(self.__function, args, kwargs)
         ambient = Ambient.now()
-        entry = self._find(site, ambient)
+        entry = self.__find(site, ambient)
         if entry is not None:
-            return self._interpret(entry, site, args, kwargs)
+            return self.__interpret(entry, site, args, kwargs)
         try:
-            entry, site = self._specialize(args, kwargs)
+            entry, site = self.__specialize(args, kwargs)
         except NeedsEager as refused:
-            return self._eagerly.run(self._eagerly.refused(refused, args, kwargs), self._function, args, kwargs)
+            return self.__eagerly.run(self.__eagerly.refused(refused, args, kwargs), self.__function, args, kwargs)
         # As later calls: the engine shall meet one kind of backward from the first step on.
         result = MISS if entry.entry is None else entry.entry.call(args, kwargs)
-        result = self._interpret(entry, site, args, kwargs) if result is MISS else result
+        result = self.__interpret(entry, site, args, kwargs) if result is MISS else result
         if verify.ENABLED:
             verify.verify_state(root.module for root in site.roots)
         return result
 
-    def _interpret(self, entry: Specialization, site: CallSite, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __interpret(self, entry: Specialization, site: CallSite, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         changes = entry.plan.containers
         held = taken(changes, args, kwargs)
         results = unflatten_tree(entry.plan.out_tree, entry.program(site.flat))
@@ -185,9 +189,9 @@ class Region:
         """As a method: bound to the instance."""
         return self if instance is None else functools.partial(self, instance)
 
-    def _find(self, site: CallSite, ambient: Ambient) -> Specialization | None:
+    def __find(self, site: CallSite, ambient: Ambient) -> Specialization | None:
         modules = site.module_view()
-        for entry in self._entries:
+        for entry in self.__entries:
             if failed_guard(entry.plan, entry.guards, site.tree, site.flat, ambient, modules, site.given) is None:
                 return entry
         return None
@@ -202,66 +206,72 @@ class Region:
         reason = eager_reason()
         if reason is not None:
             raise UnsupportedError("this call would run eagerly", got=reason, fix="leave that mode or transform first")
-        return self._specialize(args, kwargs)[0]
+        return self.__specialize(args, kwargs)[0]
 
-    def _specialize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Specialization, CallSite]:
+    def __specialize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Specialization, CallSite]:
         with TRACE_LOCK, _no_garbage_collection():
             # Another thread may have compiled it meanwhile; and while it did, module slots held its traced tensors.
-            site = CallSite.of_function(self._function, args, kwargs)
+            site = CallSite.of_function(self.__function, args, kwargs)
             ambient = Ambient.now()
-            entry = self._find(site, ambient)
+            entry = self.__find(site, ambient)
             if entry is None:
-                self._check_arguments(args, kwargs)
-                self._check_count(site, ambient)
-                entry = self._compile(site, ambient)
+                self.__check_arguments(args, kwargs)
+                self.__check_count(site, ambient)
+                entry = self.__compile(site, ambient)
                 site.given.clear()  # the site lives on
-                self._entries = (*self._entries, entry)
-                if len(self._entries) == _MANY:
-                    self._warn(entry.reason)
+                self.__entries = (*self.__entries, entry)
+                if len(self.__entries) == _MANY:
+                    self.__warn(entry.reason)
                 if entry.entry is not None:
-                    self._fast = (*self._fast, entry.entry.call)
+                    self.__fast = (*self.__fast, entry.entry.call)
             return entry, site
 
-    def _warn(self, reason: str) -> None:
-        name = getattr(self._function, "__qualname__", None) or type(self._function).__qualname__
+    def __warn(self, reason: str) -> None:
+        name = getattr(self.__function, "__qualname__", None) or type(self.__function).__qualname__
         newest = reason.split("; ")[-1]
         warnings.warn(
-            f"the region {name} has {_MANY} specializations; each costs a compilation, and {self._options.max_specializations} "
-            f"are the limit. The last one was made because of {newest}. See region.explain()",
+            f"the region {name} has {_MANY} specializations; each costs a compilation, and "
+            f"{self.__options.max_specializations} are the limit. The last one was made because of {newest}. "
+            "See region.explain()",
             stacklevel=2,
         )
 
-    def _compile(self, site: CallSite, ambient: Ambient) -> Specialization:
+    def __compile(self, site: CallSite, ambient: Ambient) -> Specialization:
         """With the numbers as symbols that differ between calls; as they are, where some of it needs them so."""
-        numbers = self._history.of_call(numbers_of(site), self._options)
+        numbers = self.__history.of_call(numbers_of(site), self.__options)
         *tries, last = choices(numbers)
+        why = ""
         for chosen in tries:
-            with contextlib.suppress(Exception):  # an error of the function itself comes again
-                entry = self._compile_with(site, ambient, chosen)
-                backwards = entry.program.backwards
-                # Torch may know no derivative for a symbol (``x ** n``).
-                if backwards is None or backwards.compiled or backwards.is_freed:
-                    break
+            try:
+                entry = self.__compile_with(site, ambient, chosen)
+            except Exception as error:  # one of the function itself comes again
+                why = _told(error)
+                continue
+            backwards = entry.program.backwards
+            if backwards is None or backwards.compiled or backwards.is_freed:
+                break
+            why = "torch may know no derivative for a symbol"  # ``x ** n``
         else:
-            chosen, entry = last, self._last_try(site, ambient, last)
-        self._history.fix_all([place for place in numbers if place not in chosen], "what only numbers serve")
+            chosen, entry = last, self.__last_try(site, ambient, last)
+        others = [place for place in numbers if place not in chosen]
+        self.__history.fix_all(others, f"what only numbers serve ({why})")
         return entry
 
-    def _last_try(self, site: CallSite, ambient: Ambient, numbers: Numbers) -> Specialization:
+    def __last_try(self, site: CallSite, ambient: Ambient, numbers: Numbers) -> Specialization:
         """What the function did before an exception of its own stands now: of the tries before, each has taken it back."""
         try:
-            return self._compile_with(site, ambient, numbers)
+            return self.__compile_with(site, ambient, numbers)
         except Exception as error:
             if not isinstance(error, SubclassTraceError):
                 site.deliver_unfinished()
             raise
 
-    def _compile_with(self, site: CallSite, ambient: Ambient, numbers: Numbers) -> Specialization:
-        options = self._options
+    def __compile_with(self, site: CallSite, ambient: Ambient, numbers: Numbers) -> Specialization:
+        options = self.__options
         backend = resolve_backend(options.backend, fw_compiler=options.fw_compiler, bw_compiler=options.bw_compiler)
         partitioner = resolve_partitioner(options.partitioner, options.activation_memory_budget)
         table = options.table(backend)
-        captured, arguments, positions = self._capture(site, table, numbers, backend.backward is not compile_eager)
+        captured, arguments, positions = self.__capture(site, table, numbers, backend.backward is not compile_eager)
         program, graphs = build_program(
             captured,
             arguments,
@@ -269,13 +279,13 @@ class Region:
             dict(site.views),
             backend,
             partitioner,
-            keep_joint=self._keep_joint,
+            keep_joint=self.__keep_joint,
             keep_input_mutations=options.keep_inference_input_mutations,
         )
         needed = needed_numbers(captured.session, captured.inputs)  # by the backward, which is traced by now
         if needed is not None:
-            self._history.fix(needed)
-            return self._compile_with(site, ambient, numbers)
+            self.__history.fix(needed)
+            return self.__compile_with(site, ambient, numbers)
         captured.session.no_branch_on_floats()
         places = [row.place for row in program.plan.symbols if row.place is not None]
         inputs = [a.value for a in arguments] + [c.value for c in captured.closed_over]
@@ -295,38 +305,38 @@ class Region:
         if program.backwards is not None:
             first = FirstRun.of(captured, table)
             if first is not None:
-                program.backwards.again = second_run(first, self._function, site, arguments, positions, guards)
-            program.backwards.narrow = functools.partial(self._narrow, program)
+                program.backwards.again = second_run(first, self.__function, site, arguments, positions, guards)
+            program.backwards.narrow = functools.partial(self.__narrow, program)
             if not options.retain_trace:
                 program.backwards.release()
         examples = Examples(captured.session.mode, hint_of)
         with torch.no_grad():
             entry = generate(program, guards, site.layout(), site.flat, examples)
-        return Specialization(self._reason(site, ambient), program.plan, guards, program, graphs, entry)
+        return Specialization(self.__reason(site, ambient), program.plan, guards, program, graphs, entry)
 
-    def _narrow(self, program: Program, conditions: tuple[Any, ...]) -> None:
+    def __narrow(self, program: Program, conditions: tuple[Any, ...]) -> None:
         """A backward of this specialization, made to be differentiated, fixes sizes: it serves no others from now on."""
         with TRACE_LOCK:
-            calls = {id(e.entry.call) for e in self._entries if e.program is program and e.entry is not None}
-            self._fast = tuple(serve for serve in self._fast if id(serve) not in calls)
-            self._entries = tuple(
+            calls = {id(e.entry.call) for e in self.__entries if e.program is program and e.entry is not None}
+            self.__fast = tuple(serve for serve in self.__fast if id(serve) not in calls)
+            self.__entries = tuple(
                 replace(e, entry=None, plan=replace(e.plan, conditions=(*e.plan.conditions, *conditions)))
                 if e.program is program
                 else e
-                for e in self._entries
+                for e in self.__entries
             )
 
-    def _capture(
+    def __capture(
         self, site: CallSite, table: dict[Any, Any], numbers: Numbers = NONE, copies: bool = True
     ) -> tuple[Captured, list[Any], list[int | None]]:
         bases: list[torch.Tensor] = []
         while True:
             arguments, positions = site.arguments(bases)
-            if self._options.automatic_dynamic:
-                self._history.add(sizes_of(arguments))
-            choice = self._history.differing(numbers)
-            dynamic, any_dynamic = choose(arguments, self._history, self._options.dynamic, choice)
-            run = site.runner(self._function, arguments, positions)
+            if self.__options.automatic_dynamic:
+                self.__history.add(sizes_of(arguments))
+            choice = self.__history.differing(numbers)
+            dynamic, any_dynamic = choose(arguments, self.__history, self.__options.dynamic, choice)
+            run = site.runner(self.__function, arguments, positions)
             try:
                 found = capture(
                     run,
@@ -341,14 +351,14 @@ class Region:
             except NeedsAutogradBase as again:
                 bases.append(again.base)
             except NeedsNumbers as needed:
-                self._history.fix(needed)
+                self.__history.fix(needed)
             except TypeError:  # a symbolic stride has no hash, and operators say that they do not support the class
-                if not getattr(dynamic, "frees_sizes", False) or self._history.fixed_strides:
+                if not getattr(dynamic, "frees_sizes", False) or self.__history.fixed_strides:
                     raise
-                self._history.fixed_strides = True
+                self.__history.fixed_strides = True
 
-    def _check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        function = self._function.forward if isinstance(self._function, torch.nn.Module) else self._function
+    def __check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        function = self.__function.forward if isinstance(self.__function, torch.nn.Module) else self.__function
         try:
             signature = inspect.signature(function)
         except (TypeError, ValueError):
@@ -363,31 +373,31 @@ class Region:
                 fix="call the compiled function with the arguments of the original",
             ) from None
 
-    def _check_count(self, site: CallSite, ambient: Ambient) -> None:
-        if len(self._entries) >= self._options.max_specializations:
+    def __check_count(self, site: CallSite, ambient: Ambient) -> None:
+        if len(self.__entries) >= self.__options.max_specializations:
             raise GuardError(
-                f"the region has {len(self._entries)} specializations already; each call seems to need another",
-                expected=f"at most max_specializations={self._options.max_specializations}",
-                got=self._last_reasons(site, ambient),
-                fix="make what changes a tensor instead of a Python value, mark its size dynamic, or raise the limit",
+                f"the region has {len(self.__entries)} specializations already; each call seems to need another",
+                expected=f"at most max_specializations={self.__options.max_specializations}",
+                got=self.__last_reasons(site, ambient),
+                fix=_fix_of_many(v for v in site.flat[: site.user_count] if is_plain_object(v)),
             )
 
-    def _reason(self, site: CallSite, ambient: Ambient) -> str:
-        if not self._entries:
+    def __reason(self, site: CallSite, ambient: Ambient) -> str:
+        if not self.__entries:
             return "first call"
         modules = site.module_view()
         rows = [
-            failed_guard(e.plan, e.guards, site.tree, site.flat, ambient, modules, site.given) for e in self._entries
+            failed_guard(e.plan, e.guards, site.tree, site.flat, ambient, modules, site.given) for e in self.__entries
         ]
         return "; ".join(f"[{k}] {row}" for k, row in enumerate(rows))
 
-    def _last_reasons(self, site: CallSite, ambient: Ambient) -> str:
+    def __last_reasons(self, site: CallSite, ambient: Ambient) -> str:
         """Of the newest three: with a low limit as with a high one, that tells what keeps changing."""
         modules = site.module_view()
-        first = max(len(self._entries) - 3, 0)
+        first = max(len(self.__entries) - 3, 0)
         rows = [
             f"[{k}] {failed_guard(e.plan, e.guards, site.tree, site.flat, ambient, modules, site.given)}"
-            for k, e in enumerate(self._entries[first:], first)
+            for k, e in enumerate(self.__entries[first:], first)
         ]
         return "; ".join(rows) + (f"; and {first} more before these" if first else "")
 
@@ -395,39 +405,66 @@ class Region:
     @property
     def specializations(self) -> list[Specialization]:
         """The specializations made so far, oldest first."""
-        return list(self._entries)
+        return list(self.__entries)
 
     def explain(self) -> str:
         """Why each specialization exists, what it guards, and which calls ran eagerly and why."""
         from ..report.text import explain
 
-        return explain(self._entries, self._eagerly.counts, self._history.fixed)
+        return explain(self.__entries, self.__eagerly.counts, self.__history.fixed)
 
     def __getattr__(self, name: str) -> Any:
         """Everything else is the function's own: ``parameters()``, ``train()``, ``state_dict()`` of a module."""
-        if name == "_function" or (name.startswith("__") and name.endswith("__")):
+        if name.startswith("_Region__") or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(name)
-        return getattr(self._function, name)
+        return getattr(self.__function, name)
 
     def __repr__(self) -> str:
         """The function and how many specializations there are."""
-        name = getattr(self._function, "__qualname__", None) or type(self._function).__qualname__
-        return f"<region {name}, {len(self._entries)} specializations>"
+        name = getattr(self.__function, "__qualname__", None) or type(self.__function).__qualname__
+        return f"<region {name}, {len(self.__entries)} specializations>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as the function and the options; specializations are made anew."""
-        return type(self), (self._function, self._options)
+        return type(self), (self.__function, self.__options)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Region:
         """A region for a copy of the function, without specializations."""
-        return type(self)(copy.deepcopy(self._function, memo), self._options)
+        return type(self)(copy.deepcopy(self.__function, memo), self.__options)
 
     def reset(self) -> None:
         """Forget all specializations."""
         with TRACE_LOCK:  # else a thread that puts the entries in another order would bring them back
-            self._entries, self._fast = (), ()
-            self._history = SizeHistory()
-            self._eagerly = EagerCalls()
+            self.__entries, self.__fast = (), ()
+            self.__history = SizeHistory()
+            self.__eagerly = EagerCalls()
+
+
+def _told(error: Exception) -> str:
+    """What an error says, in a line, and where."""
+    text = " ".join(str(error).partition("\n")[0].split())[:200] or type(error).__name__
+    path = getattr(error, "path", None)
+    return text if path is None else f"{text}, at {path}"
+
+
+def _fix_of_many(objects: Iterable[Any]) -> str:
+    """What to do about too many specializations. ``objects``: those among the arguments that are compared as they are."""
+    fix = "make what changes a tensor instead of a Python value, mark its size dynamic, or raise the limit"
+    classes = sorted({type(v).__qualname__ for v in objects})
+    if not classes:
+        return fix
+    return (
+        f"where each call has an instance of its own of {' or '.join(classes)}: register the class with "
+        f"optree.register_pytree_node, so that its tensors and numbers are arguments, or pass these; else {fix}"
+    )
+
+
+def captured_for(
+    region: Region, site: CallSite, decompositions: dict[Any, Any]
+) -> tuple[Captured, list[Any], list[int | None]]:
+    """What a region captures for a call, without numbers as symbols; with the arguments and their places."""
+    capture: Callable[..., Any] = region._Region__capture
+    return capture(site, decompositions)  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from ..report.tables import bytes_text
 from ..runtime.backward import TRACE_LOCK
 from ..runtime.specialize import facts_of
 from .calls import CallSite
-from .compile import region_of
+from .compile import captured_for, region_of
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def frontier_with(cut: MinCut, function: Callable[..., Any], /, *args: Any, **kw
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     region = region_of(function, Options())
     with TRACE_LOCK:
-        captured, arguments, _ = region._capture(CallSite.of_function(function, args, kwargs), {})
+        captured, arguments, _ = captured_for(region, CallSite.of_function(function, args, kwargs), {})
         traced = None if captured.tape is None else captured.tape.trace(captured.tape.guess())
     if traced is None:
         raise UnsupportedError(

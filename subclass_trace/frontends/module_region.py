@@ -12,7 +12,7 @@ import copy
 import functools
 import inspect
 import weakref
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -31,23 +31,25 @@ class _Forwarded:
         self.name = name
 
     def __get__(self, region: Any, owner: Any = None) -> Any:
-        return getattr(torch.nn.Module if region is None else region._shown, self.name)
+        return getattr(torch.nn.Module, self.name) if region is None else _of_module(region, self.name)
 
 
-class _Chained(_Forwarded):
-    """One that may return the module, for which the region then stands: ``region.eval()``, ``region += more``."""
+def _of_module(region: ModuleRegion, name: str) -> Any:
+    """An attribute of the module. For one that a method returns the region stands: ``region.eval()``, ``region += more``."""
+    shown = _shown(region)
+    value = getattr(shown, name)
+    if type(value) is not MethodType or value.__self__ is not shown:
+        return value
+    if name in vars(torch.nn.Module) and name not in _RETURN_THE_MODULE:
+        return value  # as it is: Dynamo looks at the functions of these
+    method: Any = value
 
-    def __get__(self, region: Any, owner: Any = None) -> Any:
-        method = super().__get__(region, owner)
-        if region is None:
-            return method
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = method(*args, **kwargs)
+        return region if result is shown else result
 
-        @functools.wraps(method)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            result = method(*args, **kwargs)
-            return region if result is region._shown else result
-
-        return call
+    return call
 
 
 class _Public:
@@ -59,8 +61,12 @@ class _Public:
     def __get__(self, region: Any, owner: Any = None) -> Any:
         if region is None:
             return self.own
-        shown = region._shown
-        return getattr(shown, self.name) if _has(shown, self.name) else self.own.__get__(region, owner)
+        return _of_module(region, self.name) if _has(_shown(region), self.name) else self.own.__get__(region, owner)
+
+
+def _shown(region: Any) -> torch.nn.Module:
+    """The module that a region appears as."""
+    return region._ModuleRegion__shown  # type: ignore[no-any-return]
 
 
 def _has(module: torch.nn.Module, name: str) -> bool:
@@ -81,8 +87,9 @@ class ModuleRegion(Region, torch.nn.Module):
     It has no parameters, buffers, children or hooks of its own: it reads and changes those of the module that it
     compiles. As a child of another module it appears in that one's ``parameters()``, ``state_dict()`` (under the names
     that the original would have), ``train()``, ``to()`` and so on. Attributes that are set on it are set on the original,
-    whose operators it has (``region[0]``, ``len(region)``), and whose members come first: where a module has a method
-    ``reset``, that is ``region.reset()``, and ``st.Region.reset(region)`` forgets the specializations.
+    whose operators it has (``region[0]``, ``len(region)``), and whose members come first, private ones too: where a module
+    has a method ``reset``, that is ``region.reset()``, and ``st.Region.reset(region)`` forgets the specializations. A method
+    that returns the module returns the region (``region.append(layer)``).
 
     >>> import torch, subclass_trace as st
     >>> model = torch.nn.Sequential(st.compile(torch.nn.Linear(2, 2)), torch.nn.ReLU())
@@ -90,41 +97,44 @@ class ModuleRegion(Region, torch.nn.Module):
     ['0.weight', '0.bias']
     """
 
-    def __init__(self, function: torch.nn.Module, options: Options, *, keep_joint: bool = False) -> None:
+    def __init__(
+        self,
+        function: torch.nn.Module,
+        options: Options,
+        *,
+        keep_joint: bool = False,
+        shown: torch.nn.Module | None = None,
+    ) -> None:
         # not that of nn.Module: it would make tables of parameters, which are the original's
+        self.__shown, self.__options = function if shown is None else shown, options
         Region.__init__(self, function, options, keep_joint=keep_joint)
-
-    @property
-    def _shown(self) -> torch.nn.Module:
-        """The module that it appears as."""
-        return self._function  # type: ignore[return-value]
 
     def __getattr__(self, name: str) -> Any:
         """Everything else is the module's own."""
-        if name in _OWN or (name.startswith("__") and name.endswith("__")):
+        if name.startswith(_OWN) or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(name)
-        return getattr(self._shown, name)
+        return _of_module(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _OWN or (name.startswith("__") and name.endswith("__")):
+        if name.startswith(_OWN) or (name.startswith("__") and name.endswith("__")):
             object.__setattr__(self, name, value)
         else:
-            setattr(self._shown, name, value)
+            setattr(self.__shown, name, value)
 
     def __delattr__(self, name: str) -> None:
-        delattr(self._shown, name)
+        delattr(self.__shown, name)
 
     def __dir__(self) -> list[str]:
         """What it has and what the module has."""
-        return sorted({*object.__dir__(self), *dir(self._shown)})
+        return sorted({*object.__dir__(self), *dir(self.__shown)})
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as the module and the options; specializations are made anew."""
-        return region_of, (self._shown, self._options)
+        return region_of, (self.__shown, self.__options)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Region:
         """A region for a copy of the module, without specializations."""
-        return region_of(copy.deepcopy(self._shown, memo), self._options)
+        return region_of(copy.deepcopy(self.__shown, memo), self.__options)
 
 
 class DataParallelRegion(ModuleRegion):
@@ -133,25 +143,22 @@ class DataParallelRegion(ModuleRegion):
     """
 
     def __init__(self, parallel: Any, options: Options, *, keep_joint: bool = False) -> None:
-        super().__init__(parallel.module, options, keep_joint=keep_joint)
-        self._parallel = parallel
-
-    @property
-    def _shown(self) -> torch.nn.Module:
-        """The `DistributedDataParallel`."""
-        return self._parallel  # type: ignore[no-any-return]
+        super().__init__(parallel.module, options, keep_joint=keep_joint, shown=parallel)
+        self.__parallel = parallel
 
     @never_compiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the `DistributedDataParallel`, with the region in the place of its module."""
+        parallel = self.__parallel
         if is_dynamo_compiling():
-            return self._parallel(*args, **kwargs)
-        with _torch.module_inside_replaced(self._parallel, super().__call__):
-            return self._parallel(*args, **kwargs)
+            return parallel(*args, **kwargs)
+        with _torch.module_inside_replaced(parallel, super().__call__):
+            return parallel(*args, **kwargs)
 
 
-#: what a region keeps for itself
-_OWN = frozenset(["_function", "_options", "_keep_joint", "_entries", "_fast", "_eagerly", "_history", "_parallel"])
+#: names of what a region keeps for itself, as Python makes them of ``self.__name``
+_OWN = ("_Region__", "_ModuleRegion__", "_DataParallelRegion__")
+#: of the methods of each module those that return it
 _RETURN_THE_MODULE = frozenset(
     [
         *("apply", "to", "to_empty", "type", "float", "double", "half", "bfloat16"),
@@ -161,7 +168,7 @@ _RETURN_THE_MODULE = frozenset(
 
 for _name, _value in vars(torch.nn.Module).items():
     if isinstance(_value, FunctionType) and not (_name.startswith("__") and _name.endswith("__")):
-        setattr(ModuleRegion, _name, (_Chained if _name in _RETURN_THE_MODULE else _Forwarded)(_name))
+        setattr(ModuleRegion, _name, _Forwarded(_name))
 for _name in vars(Region):
     if not _name.startswith("_"):
         setattr(ModuleRegion, _name, _Public(_name))
@@ -177,7 +184,7 @@ def class_of_region(module: torch.nn.Module) -> type[ModuleRegion]:
     cls = type(module)
     if cls not in _classes:
         operators = {
-            name: _Chained(name)
+            name: _Forwarded(name)
             for c in _users_classes(cls)
             for name, value in vars(c).items()
             if name.startswith("__")

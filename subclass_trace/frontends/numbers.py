@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from ..runtime.guards import ModuleGuard, NameGuard
-from ..runtime.held import ABSENT, container_behind
+from ..runtime.held import ABSENT, Slotted, container_behind
 from ..subclass.arguments import ObjectState
 from ..subclass.context import AnyNumber
 from ..subclass.numbers import NumberPlace
@@ -45,7 +45,7 @@ def numbers_of(site: CallSite) -> dict[NumberPlace, float]:
     starts = [
         NumberPlace(g.path, None, g.holder, g.key)
         for g in site.name_guards()
-        if type(g.holder) in (dict, types.CellType)
+        if type(g.holder) in (dict, types.CellType) or (type(g.holder) is Slotted and g.key in g.holder.slots())
     ]
     paths = {id(m): path for m, path in site.modules()}
     for guard in site.module_view().modules:

@@ -34,7 +34,7 @@ from .members import attributes_of
 from .reach import Reached, Slot
 
 _MUTABLE = (list, dict, set, deque)
-_SYMBOLS: tuple[Any, ...] = (torch.SymInt, torch.SymFloat)
+_SYMBOLS: tuple[Any, ...] = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 @dataclass(frozen=True, eq=False)

@@ -388,6 +388,7 @@ class _Walk:
             self._of_class(value, path)
             return
         own, cls = attributes_of(value), type(value)
+        own = self._view(value) if type(own) is Slotted else own
         self._methods(cls, self._called(cls))
         if own is None:
             return

@@ -6,7 +6,7 @@ source; tests compare the two. `Ambient` is the state of the thread that decides
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -323,7 +323,7 @@ def _structure(spec: Spec, value: Any, path: Path) -> str | None:
         if getattr(value, name) != getattr(spec, name):
             return f"{path}.{name}: expected {getattr(spec, name)}, got {getattr(value, name)}"
     if not value.is_nested and value.dim() != len(spec.size):  # its sizes cannot be read before this is known
-        return f"{path}.shape: expected {tuple(map(str, spec.size))}, got {tuple(value.shape)}"
+        return f"{path}.shape: expected {_shape_text(spec.size)}, got {tuple(value.shape)}"
     if isinstance(spec, LeafSpec):
         return f"{path}: a conjugate or negative bit is set" if value.is_conj() or value.is_neg() else None
     names, values, context = inner_values(value, path)
@@ -339,6 +339,12 @@ def _structure(spec: Spec, value: Any, path: Path) -> str | None:
     return None
 
 
+def _shape_text(sizes: Iterable[Any]) -> str:
+    """As Python shows a tuple of numbers; symbols by their names."""
+    names = [str(n) for n in sizes]
+    return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
+
+
 def _same_beside_outer(spec: WrapperSpec, expected: Any, value: Tensor, context: Any) -> bool:
     """Is the context as expected, where markers stand for copies of a dynamic outer size?"""
     if spec.has_dynamic_size:
@@ -352,7 +358,7 @@ def _sizes(spec: Spec, value: Any, path: Path, env: Mapping[Any, int], offsets: 
         return None
     expected = tuple(evaluate(s, env) for s in spec.size)
     if not value.is_nested and tuple(value.shape) != expected:
-        return f"{path}.shape: expected {tuple(map(str, spec.size))}, got {tuple(value.shape)}"
+        return f"{path}.shape: expected {_shape_text(spec.size)}, got {tuple(value.shape)}"
     if not value.is_nested and value.layout is torch.strided:
         strides = tuple(evaluate(s, env) for s in spec.stride)
         if tuple(value.stride()) != strides:

@@ -248,9 +248,13 @@ class Slotted:
 
     def __iter__(self) -> Iterator[str]:
         """The attributes that are set."""
-        slots = (n for cls in type(self.value).__mro__ for n in _as_names(vars(cls).get("__slots__", ())))
-        names = (*slots, *getattr(self.value, "__dict__", ()))  # the latter of a `threading.local`
-        return (n for n in names if n not in ("__dict__", "__weakref__") and hasattr(self.value, n))
+        names = (*self.slots(), *getattr(self.value, "__dict__", ()))  # the latter of a `threading.local`
+        return (n for n in names if hasattr(self.value, n))
+
+    def slots(self) -> list[str]:
+        """The attributes that have a place of their own."""
+        rows = (_as_names(vars(cls).get("__slots__", ())) for cls in type(self.value).__mro__)
+        return [n for names in rows for n in names if n not in ("__dict__", "__weakref__")]
 
 
 def _as_names(slots: Any) -> Iterable[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import operator
 import types
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ class NumberPlace:
     Attributes:
         path: for people.
         position: among the flat arguments of a call; None for another place.
-        holder: a closure cell, or a dict (of globals, of an object's attributes), and then ``key`` in it.
+        holder: a closure cell, or a dict (of globals, of an object's attributes, or a view of those), and then ``key`` in it.
         items: the keys that lead on from what stands there, through lists and dicts.
     """
 
@@ -61,7 +62,8 @@ class NumberPlace:
 
 
 class _Container:
-    """A list, a dict or a cell in which numbers are replaced, and what it holds."""
+    """A list, a dict (or the attributes of an object with ``__slots__``, seen as one) or a cell in which numbers are
+    replaced, and what it holds."""
 
     def __init__(self, place: NumberPlace) -> None:
         self.holder: Any = place.container()
@@ -72,7 +74,7 @@ class _Container:
         held = self.holder
         if isinstance(held, types.CellType):
             return {None: held.cell_contents}
-        return dict(held.items() if isinstance(held, dict) else enumerate(held))
+        return dict(enumerate(held)) if isinstance(held, (list, deque)) else {key: held[key] for key in held}
 
     def note(self) -> None:
         """The numbers are replaced now."""
@@ -85,13 +87,15 @@ class _Container:
         if isinstance(self.holder, types.CellType):
             self.holder.cell_contents = self.before[None]
             return same
-        if not same:
-            self.holder.clear()
-            self.holder.update(self.before) if isinstance(self.holder, dict) else self.holder.extend(
-                self.before.values()
-            )
+        if isinstance(self.holder, (list, deque)):
+            if not same:
+                self.holder.clear()
+                self.holder.extend(self.before.values())
+        elif list(now) != list(self.before):  # in their old order
+            for key in now:
+                del self.holder[key]
         for key, value in self.before.items():
-            if self.holder[key] is not value:
+            if not same or self.holder[key] is not value:
                 self.holder[key] = value
         return same
 
@@ -106,7 +110,8 @@ def standing_in(rows: Sequence[tuple[NumberPlace, Any]]) -> Iterator[None]:
     found: dict[int, _Container] = {}
     try:
         for place, _ in rows:
-            found.setdefault(id(place.container()), _Container(place))
+            container = place.container()
+            found.setdefault(id(getattr(container, "value", container)), _Container(place))  # an object's, or its own
             place.read()
     except (AttributeError, LookupError, TypeError, ValueError) as error:  # a backward that is traced later
         raise UnsupportedError(

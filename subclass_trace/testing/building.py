@@ -17,6 +17,7 @@ import torch
 from ..errors import OptionError
 from ..subclass.protocol import why_not_traceable
 from . import strategies
+from .probes import kept_arguments
 from .subject import Subject, parameters_of
 
 #: names of methods that give the dense value
@@ -165,8 +166,9 @@ def _with_dtypes(subject: Subject) -> Subject:
 
 
 def _with_variants(subject: Subject) -> Subject:
-    """The subject with a second expression, whose instances have another context: numbers and texts that its constructor
-    has defaults for take other values. A class that forgets its context often gives the default back.
+    """The subject with a second expression, whose instances have another context, or attributes that should be context:
+    numbers and texts that its constructor has defaults for take other values. A class that forgets its context often gives
+    the default back.
     """
     factory = eval(subject.make.partition("(")[0], dict(subject.namespace))
     given = [
@@ -177,13 +179,14 @@ def _with_variants(subject: Subject) -> Subject:
     shape = next((shape for shape in _trials(subject) if _takes(subject, shape)), None)
     if not given or shape is None:
         return subject
-    plain = build(subject, shape).__tensor_flatten__()[1]
+    made = build(subject, shape)
+    plain, kept = made.__tensor_flatten__()[1], kept_arguments(made)
     found: list[str] = []
     for text in given:
         make = f"{subject.make[:-1]}, {', '.join([*found, text])})"
         try:
-            other = build(subject, shape, make=make).__tensor_flatten__()[1]
-            differs = bool(other != plain)
+            other = build(subject, shape, make=make)
+            differs = bool(other.__tensor_flatten__()[1] != plain) or kept_arguments(other) != kept
         except Exception:  # a value that the class does not take, or a context that cannot be compared
             continue
         if differs:

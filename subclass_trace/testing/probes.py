@@ -70,6 +70,18 @@ def instance_state(x: Any) -> dict[str, Any]:
     return {**{n: getattr(x, n) for n in slots}, **getattr(x, "__dict__", {})}
 
 
+def kept_arguments(x: Any) -> dict[str, str]:
+    """The numbers and texts that an instance keeps under the names that its constructor takes them by."""
+    import inspect
+
+    names = set()
+    for function in (type(x).__init__, type(x).__new__):
+        if inspect.isfunction(function):
+            names |= {name for own in inspect.signature(function).parameters for name in (own, f"_{own}")}
+    state = instance_state(x)
+    return {n: repr(state[n]) for n in sorted(names) if type(state.get(n)) in (bool, int, float, str)}
+
+
 def same_metadata(a: Any, b: Any, cls: Any) -> bool:
     """Are two contexts of a class the same, as torch's guards see it?"""
     guard = getattr(cls, "__metadata_guard__", None)

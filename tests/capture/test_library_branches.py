@@ -64,6 +64,87 @@ def test_arguments_are_checked_in_each_call(name: str) -> None:
     assert len(compiled.specializations) == 1
 
 
+VARIANCES: dict[str, Callable[[Tensor], Tensor]] = {
+    "function": lambda v: nn.functional.gaussian_nll_loss(v.detach().sin(), v.detach().cos(), v),
+    "module": lambda v: nn.GaussianNLLLoss(full=True, reduction="none")(v * 2, v.cos(), v),
+    "broadcast": lambda v: nn.functional.gaussian_nll_loss(v.expand(3, 2), v.cos().expand(3, 2), v.view(1, 2)),
+    "number": lambda v: nn.functional.gaussian_nll_loss(v, v.cos(), 2.0, reduction="sum"),
+}
+
+
+@pytest.mark.parametrize("name", VARIANCES)
+def test_variances_of_a_gaussian_loss_are_checked_in_each_call(name: str) -> None:
+    f = VARIANCES[name]
+    compiled = st.compile(f)
+    with verify.enabled():
+        for values in ([1.0, 2.0], [-1.0, 2.0], [0.0, float("nan")], [2.0, -0.0]):
+            theirs, mine = outcome(f, values), outcome(compiled, values)
+            if isinstance(theirs, type) or isinstance(mine, type):
+                assert mine is theirs is ValueError
+            else:
+                for a, b in zip(mine, theirs, strict=True):
+                    torch.testing.assert_close(a, b, equal_nan=True)
+    assert len(compiled.specializations) == 1
+
+
+def test_negative_variances_of_wrappers_say_so() -> None:
+    compiled = st.compile(nn.functional.gaussian_nll_loss)
+    x = TwoTensor(torch.ones(2), torch.zeros(2))
+    assert torch.equal(compiled(x, x, x + 1).a, nn.functional.gaussian_nll_loss(x.a, x.a, x.a + 1))
+    with pytest.raises(ValueError, match="^var has negative entry/entries"):
+        compiled(x, x, x - 1)
+
+
+class Branching(TwoTensor):
+    """Its own code asks for a value while torch's function runs."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.lt.Scalar and (args[0].a > 3).any():
+            return super().__torch_dispatch__(func, types, (args[0] - 1, *args[1:]), kwargs)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def test_a_branch_of_a_class_in_a_check_is_refused() -> None:
+    x = Branching(torch.ones(2), torch.zeros(2))
+    with pytest.raises(st.DataDependentError, match="branches on the value") as caught:
+        st.compile(nn.functional.gaussian_nll_loss)(x, x, x)
+    assert "test_library_branches.py" in str(caught.value.path)
+
+
+INDEX = torch.tensor([[0, 1, 1], [0, 1, 2], [3, 1, 1], [0, 2, 1]])
+PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "scatter_reduce": lambda x, s: x.scatter_reduce(0, INDEX, s, "prod"),
+    "without self": lambda x, s: x.scatter_reduce(0, INDEX, s, "prod", include_self=False),
+    "index_reduce": lambda x, s: x.index_reduce(0, INDEX[:, 1], s, "prod"),
+}
+
+
+def penalty(f: Callable[..., Tensor], x: Tensor, s: Tensor) -> list[Tensor]:
+    x, s = x.clone().requires_grad_(), s.clone().requires_grad_()
+    a, b = torch.autograd.grad(f(x, s).sum(), [x, s], create_graph=True)
+    return list(torch.autograd.grad(a.square().sum() + b.square().sum(), [x, s]))
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce:UserWarning")
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_gradients_of_products_that_are_differentiated_again(name: str) -> None:
+    f = PRODUCTS[name]
+    region = st.compile(f)
+    inside = st.compile(lambda x, s: penalty(f, x, s))
+    rows = torch.linspace(0.5, 2, 12, dtype=torch.float64).view(4, 3)
+    one_zero = rows.flip(0) * (rows != rows[1, 1])
+    with verify.enabled():
+        for s in (rows.flip(0), one_zero):
+            expected = penalty(f, rows, s)
+            for found in (penalty(region, rows, s), inside(rows, s)):
+                assert all(map(torch.equal, found, expected))
+    assert torch.equal(region(rows, rows * 0), f(rows, rows * 0))
+    for call in (f, region):
+        with pytest.raises(RuntimeError, match=r"_reduce\(\): Double backward is unsupported for s\w+ when >1 zeros"):
+            penalty(call, rows, rows * 0)
+
+
 def test_invalid_from_the_first_call_on() -> None:
     compiled = st.compile(SAMPLES["Normal"])
     with pytest.raises(ValueError, match=r"Expected parameter loc of distribution Normal(.|\n)*nan"):

@@ -178,6 +178,16 @@ def test_sizes_and_arguments() -> None:
     assert len(region.specializations) == 2
 
 
+def test_sizes_and_symbols_beside_nan() -> None:
+    def f(x: Tensor, k: int, q: float) -> Any:
+        n = x.shape[0]
+        return [(a < q, a <= q, q > a, q == a, a != q, q >= a, a > NAN, a == NAN) for a in (n, k, n * 0.5)]
+
+    region = st.compile(f)
+    for row in ((2, 3, 1.5), (3, 4, NAN), (4, 5, NAN), (5, 6, INF), (6, 7, 6.0)):
+        assert region(torch.ones(row[0]), *row[1:]) == f(torch.ones(row[0]), *row[1:])
+
+
 def test_sizes_that_are_computed_by_floats() -> None:
     """``10 * 0.1 * 3`` is 3, ``10 * (0.1 * 3)`` is more."""
     f = lambda x: (

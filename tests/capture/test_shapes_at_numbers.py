@@ -17,6 +17,9 @@ SHAPES: dict[str, Callable[[Tensor, int], Tensor]] = {
     "view, as a tuple": lambda x, k: x.view((-1, k)),
     "view, all given": lambda x, k: x.view(k, 3),
     "reshape": lambda x, k: x.reshape(-1, k) * 2,
+    "unflatten": lambda x, k: x.unflatten(0, (k, -1)),
+    "unflatten, all given": lambda x, k: torch.unflatten(x, -2, (2, k)) * 2,
+    "unflatten, by name": lambda x, k: x.unflatten(dim=1, sizes=[3, k]),
     "by name": lambda x, k: torch.reshape(x, shape=(k, 2, -1)),
 }
 
@@ -25,7 +28,7 @@ def outcome(f: Any, x: Tensor, k: int) -> Any:
     try:
         out = f(x, torch.tensor(k))
     except Exception as error:
-        return type(error), str(error)
+        return type(error), str(error).partition("\nException raised from")[0]  # frames of C++
     return [(list(t.shape), t.flatten().tolist()) for t in ((out.a, out.b) if isinstance(out, TwoTensor) else (out,))]
 
 
@@ -45,3 +48,52 @@ def test_as_in_eager(name: str, wrapped: bool) -> None:
                 continue
             assert outcome(region, x, k) == expected, (rows, k)
     assert len(region.specializations) <= 2
+
+
+WRITTEN: dict[str, Callable[[Tensor, int, int], Any]] = {
+    "a view": lambda x, n, m: (x.view(n, m).mul_(2), x * 2),
+    "transposed": lambda x, n, m: (x.view(n, -1).t().add_(1), x * 2),
+    "a column": lambda x, n, m: (x.view(n, m)[:, 0].add_(1), x * 2),
+    "of a clone": lambda x, n, m: (x.clone().view(n, m).t().mul_(2), x * 2),
+    "columns": lambda x, n, m: (x.view(n, m)[:, :1].t().mul_(2), x * 2),
+    "new": lambda x, n, m: x.new_zeros(n, m, 2).permute(2, 1, 0).add_(1),
+    "before it may be copied": lambda x, n, m: (x.add_(1), x.view(3, 4)[:, :n].contiguous() * 2),
+    "when a copy is not read any more": lambda x, n, m: (x.view(3, 4)[:, :n].reshape(-1) * 2, x.add_(1)),
+    "a copy in any case": lambda x, n, m: (x.view(3, 4)[:, :n].clone().add_(1), x.add_(1)),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_writes_through_shapes_at_numbers(name: str) -> None:
+    region = st.compile(lambda x, n, m: WRITTEN[name](x, int(n), int(m)))
+    for n, m in ((4, 3), (3, 4), (1, 12), (12, 1)):
+        mine, theirs = torch.arange(12.0), torch.arange(12.0)
+        found, expected = region(mine, torch.tensor(n), torch.tensor(m)), WRITTEN[name](theirs, n, m)
+        rows = [r if isinstance(r, tuple) else (r,) for r in (found, expected)]
+        for a, b in zip((*rows[0], mine), (*rows[1], theirs), strict=True):
+            assert torch.equal(a, b) and a.stride() == b.stride() and a._version == b._version
+    assert len(region.specializations) == 1
+
+
+SHARED: dict[str, Callable[[Tensor, int], Any]] = {
+    "reshape": lambda x, n: x.view(3, 4).t().reshape(n, 12 // n).add_(1),
+    "contiguous": lambda x, n: x.view(3, 4)[:, :n].contiguous().add_(1),
+    "a view of it": lambda x, n: x.view(3, 4)[:, :n].flatten()[1:].zero_(),
+    "its source": lambda x, n: [x.view(3, 4)[:, :n].ravel()[1:], x.add_(1)][0] * 2,
+    "its source, returned": lambda x, n: [x.view(3, 4)[:, :n].contiguous(), x.add_(1)],
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_write_to_what_may_be_a_view_is_refused(name: str) -> None:
+    x = torch.arange(12.0)
+    with pytest.raises(st.DataDependentError, match="two tensors share or not") as caught:
+        st.compile(lambda x, n: SHARED[name](x, int(n)))(x, torch.tensor(4))
+    assert "test_shapes_at_numbers.py" in str(caught.value.path)
+    assert torch.equal(x, torch.arange(12.0))
+
+
+def test_a_strided_view_whose_strides_have_no_order() -> None:
+    region = st.compile(lambda x, n: x.new_zeros(6).as_strided((2, 2), (int(n), 1)).add_(1))
+    with pytest.raises(st.UnsupportedError, match="several elements in one place"):
+        region(torch.zeros(6), torch.tensor(2))

@@ -208,6 +208,30 @@ def test_explain_tells() -> None:
         region(torch.ones(2), k, name)
     text = region.explain()
     assert "= args[1]\n" in text and "args[2]: the code asks for the text of a number" in text
+    region = st.compile(lambda x, k: x * k if k > 0 else x)
+    for k in (0.5, 1.5):
+        region(torch.ones(2), k)
+    assert "args[1]: the code asks for what only numbers serve (the region branches on a float" in region.explain()
+    region(torch.ones(3), 1.5)
+    assert "args[0].shape: expected (2,), got (3,)" in region.explain()
+
+
+class Batch:
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+
+def test_instances_of_a_class_that_nobody_has_registered() -> None:
+    region = st.compile(lambda b: b.x * 2, max_specializations=2)
+    for _ in range(2):
+        region(Batch(torch.ones(2)))
+    with pytest.raises(st.GuardError, match=r"of Batch: register the class with optree\.register_pytree_node"):
+        region(Batch(torch.ones(2)))
+    with pytest.raises(st.GuardError) as caught:
+        region = st.compile(lambda x, n: x * hash(n), max_specializations=1)
+        for n in range(2):
+            region(torch.ones(2), str(n))
+    assert "optree" not in str(caught.value.fix)
 
 
 # ---------------------------------------------------------------------------------------------- in objects and containers
@@ -220,6 +244,10 @@ class Program:
 
 class Owner:
     pass
+
+
+class OwnerWithSlots:
+    __slots__ = ("full", "k", "last", "log", "n", "objects", "rate", "rates", "seen", "sizes")
 
 
 def store(self: Any, x: Tensor) -> Tensor:
@@ -283,7 +311,21 @@ def decay(self: Any, x: Tensor) -> Tensor:
     return x.double() * self.rate * self.rates[0]
 
 
+def replay(self: Any, x: Tensor) -> Tensor:
+    """Where the next row of a buffer goes, and whether it has been full."""
+    self.k = (self.k + 1) % 3
+    self.full = self.full or self.k == 0
+    return x * self.k + self.full
+
+
+def replay_by_values(self: Any, x: Tensor) -> Tensor:
+    self.seen = x.sum().item() > 12
+    return x * 2
+
+
 PROGRAMS = {
+    "replay": Program(3, replay, k=0, full=False),
+    "replay by values": Program(3, replay_by_values, seen=False),
     "store": Program(3, store, sizes={}),
     "swap": Program(2, swap, sizes={"k": 1}),
     "ring": Program(2, ring, last=deque([1, 2, 3], maxlen=3)),
@@ -300,18 +342,34 @@ PROGRAMS = {
 }
 
 
+def test_an_attribute_in_a_slot_is_guarded_once() -> None:
+    owner = OwnerWithSlots()
+    owner.last, owner.n = [1, 2], 1
+    made = st.compile(lambda x: x * owner.n * owner.last[0]).specialize(torch.ones(2))
+    assert (
+        len([guard for guard in made.guards.names if guard.key == "last" and type(guard.holder).__name__ == "Slotted"])
+        == 1
+    )
+
+
+def attributes(owner: Any) -> dict[str, Any]:
+    return {name: getattr(owner, name) for name in OwnerWithSlots.__slots__ if hasattr(owner, name)}
+
+
+@pytest.mark.parametrize("cls", [Owner, OwnerWithSlots])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_state_of_an_object(name: str) -> None:
+def test_state_of_an_object(name: str, cls: type) -> None:
     program = PROGRAMS[name]
-    owners = Owner(), Owner()
+    owners = cls(), cls()
     for owner in owners:
-        vars(owner).update(copy.deepcopy(program.start))
+        for key, value in copy.deepcopy(program.start).items():
+            setattr(owner, key, value)
     plain, region = program.method.__get__(owners[0]), st.compile(program.method.__get__(owners[1]))
     for k in range(6):
         x = torch.arange(4.0 + k)
         found, expected = (f(x) for f in (region, plain))
         assert str(found) == str(expected)
-        assert str(vars(owners[0])) == str(vars(owners[1]))
+        assert str(attributes(owners[0])) == str(attributes(owners[1]))
     assert len(region.specializations) <= program.count
 
 

@@ -224,6 +224,53 @@ def test_members_of_the_module_come_first() -> None:
     assert st.Region.specializations.fget(model) == []
 
 
+class Remembering(nn.Sequential):
+    """Its private members have the names of a region's, of before and of now."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(2, 2))
+        self._options, self._history, self._entries, self._fast, self._function = {"gain": 2.0}, [1], 3, (), "f"
+        self._shown = self._parallel = self._keep_joint = self._eagerly = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self._options["gain"]
+
+    def _find(self, n: int) -> int:
+        return n + self._entries
+
+    def _compile(self) -> Remembering:
+        self._history.append(len(self._history))
+        return self
+
+    def reset(self) -> Remembering:
+        self._history.clear()
+        return self
+
+
+PRIVATE = ("_options", "_history", "_entries", "_fast", "_function", "_shown", "_parallel", "_keep_joint", "_eagerly")
+
+
+def test_private_members_of_the_module_come_first_too() -> None:
+    runs = []
+    for wrap in (lambda m: m, compiled):
+        torch.manual_seed(0)
+        module, x = Remembering(), torch.ones(2)
+        model = wrap(module)
+        rows = [model(x), [getattr(model, name) for name in PRIVATE], model._find(1), model._compile() is model]
+        for name in PRIVATE:
+            setattr(model, name, {"gain": 3.0} if name == "_options" else 5 if name != "_history" else [])
+        rows += [model(x), [getattr(module, name) for name in PRIVATE], model._find(1)]
+        rows += [model._compile()._compile() is model, list(model._history), model.reset() is model, model._history]
+        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            rows += [other(x), other._options, other._compile() is other]
+        del model._fast
+        rows.append(hasattr(module, "_fast"))
+        runs.append(rows)
+    for mine, theirs in zip(*runs, strict=True):
+        assert torch.equal(mine, theirs) if isinstance(mine, torch.Tensor) else mine == theirs
+    assert len(st.Region.specializations.fget(model)) == 2
+
+
 def test_operators_of_the_module() -> None:
     plain = network(lambda m: m)
     region = compiled(plain)
@@ -243,6 +290,9 @@ def test_what_returns_the_module_returns_the_region() -> None:
     region = compiled(nn.Linear(2, 2))
     assert all(getattr(region, name)() is region for name in ("eval", "train", "double", "requires_grad_", "cpu"))
     assert region.to("cpu") is region and region.apply(lambda m: None) is region
+    layers = compiled(nn.Sequential(nn.Linear(2, 2)))
+    assert layers.append(nn.ReLU()) is layers and layers.extend([nn.Tanh()]) is layers
+    assert layers.insert(1, nn.Sigmoid()) is layers and len(layers) == 4
 
 
 def test_wrapper_weights_are_swapped_right_after_a_call() -> None:

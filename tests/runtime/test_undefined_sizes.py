@@ -44,7 +44,7 @@ def test_so_does_an_expression_that_becomes_0():
 def test_the_reference_says_so_too():
     compiled = st.compile(divides, dynamic=True)
     compiled(torch.randn(4, 3))
-    (entry,) = compiled._entries
+    (entry,) = compiled.specializations
     flat = [torch.randn(0, 3)]
     reason = failed_guard(entry.plan, entry.guards, entry.guards.tree, flat, entry.guards.ambient)
     assert reason is not None and "sizes" in reason
@@ -77,4 +77,4 @@ def test_generated_guards_know_the_modules_that_expressions_name(function):
         expected = function(x)
         torch.manual_seed(n)
         torch.testing.assert_close(compiled(x), expected)
-    assert all(e.entry is not None for e in compiled._entries)
+    assert all(e.entry is not None for e in compiled.specializations)

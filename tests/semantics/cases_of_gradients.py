@@ -232,6 +232,28 @@ def _double() -> None:
     assert torch.allclose(*found)
 
 
+@fact(
+    B,
+    'with `create_graph`, products of several zeros in one place (`scatter_reduce("prod")`, `index_reduce`)',
+    differs="the error that eager raises in the backward of the gradient comes in the backward of the value",
+    torch="refused",
+)
+def _product_of_zeros() -> None:
+    raised = []
+    for call in (lambda f: f, st.compile):
+        x, zeros = torch.ones(2, requires_grad=True), torch.zeros(2, requires_grad=True)
+        index = torch.tensor([0, 0])
+        y = call(lambda x, s: x.scatter_reduce(0, index, s, "prod"))(x, zeros)  # noqa: B023
+        backwards = 0
+        try:
+            gradients = torch.autograd.grad(y.sum(), [x, zeros], create_graph=True)
+            backwards += 1
+            torch.autograd.grad(gradients[1].sum(), x)
+        except RuntimeError as error:
+            raised.append((backwards, str(error).partition("\n")[0]))
+    assert raised[0] == raised[1]
+
+
 @fact(B, "the caller's gradient object stays untouched", torch="silently wrong")
 def _tangent_untouched() -> None:
     x = two(3, 3, seed=1).requires_grad_()
@@ -290,6 +312,37 @@ def _before_other_inputs() -> None:
         first.sum().backward()
         seen.append((x.grad is None, y.grad, calls))
     assert seen[0] == seen[1] == (False, None, [])
+
+
+@fact(
+    B,
+    "gradients of `prod` of inputs without zeros (with `create_graph` of `cumprod` too), where the product overflows or "
+    "underflows, or is not finite",
+    torch="differs in the same way",
+    differs="eager divides the product by each input; a region multiplies the others, as eager does if there are zeros",
+)
+def _overflowing_product() -> None:
+    found = []
+    for call in (torch.prod, st.compile(torch.prod)):
+        x = torch.tensor([1e30, 1e30], requires_grad=True)
+        found.append(torch.autograd.grad(call(x), x)[0])
+    assert torch.allclose(*found)
+
+
+@fact(
+    B,
+    "the last bits of the gradient of a value that `masked_fill` puts in",
+    torch="differs in the same way",
+    differs="eager picks the masked elements and adds these up; a region adds up all, with zeros for the others",
+)
+def _gradient_of_a_filled_value() -> None:
+    found = []
+    values = torch.linspace(0.1, 0.7, 1001)
+    for call in (lambda f: f, st.compile):
+        value = torch.ones((), requires_grad=True)
+        out = call(lambda x, v: x.masked_fill(x > 0.3, v))(values, value)
+        found.append(torch.autograd.grad((out * values).sum(), value)[0])
+    assert torch.equal(*found)
 
 
 @fact(

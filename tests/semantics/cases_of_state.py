@@ -147,6 +147,22 @@ same(
 )
 same(
     D,
+    "a view or a copy, by a number inside a tensor (`x[:, :n].contiguous()`, `reshape`), returned where eager has a view",
+    lambda x, n: x[:, : n.item()].contiguous(),
+    lambda c: (dense(3, 3, seed=c), torch.tensor(3)),
+    torch="not in the survey",
+    differs="it is a copy in each call",
+)
+same(
+    D,
+    "the same, written while the other one is used afterwards",
+    lambda x, n: x[:, : n.item()].contiguous().add_(1),
+    lambda c: (dense(3, 3, seed=c), torch.tensor(3)),
+    torch="not in the survey",
+    refused="DataDependentError",
+)
+same(
+    D,
     "the time (`time.time()`): returned, stored or computed with",
     lambda x: (x, time.time()),
     plain(dense),

@@ -106,6 +106,45 @@ class ForgetsScale(Scaled):
         return ForgetsScale(inner["data_"])
 
 
+class DropsScale(torch.Tensor):
+    """Flatten leaves it out, and the constructor has a default for it."""
+
+    @staticmethod
+    def __new__(cls, data, scale=2.0):
+        return torch.Tensor._make_wrapper_subclass(cls, data.size(), data.stride(), dtype=data.dtype)
+
+    def __init__(self, data, scale=2.0):
+        self.data_, self.scale = data, scale
+
+    def __tensor_flatten__(self):
+        return ["data_"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner, context, outer_size, outer_stride):
+        return cls(inner["data_"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        plain = [a.data_ * a.scale if isinstance(a, DropsScale) else a for a in args]
+        return func(*plain, **(kwargs or {}))
+
+
+class KeepsScale(DropsScale):
+    def __tensor_flatten__(self):
+        return ["data_"], self.scale
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner, context, outer_size, outer_stride):
+        return cls(inner["data_"], context)
+
+
+def test_numbers_that_flatten_leaves_out() -> None:
+    assert resolve(DropsScale).variants == ("DropsScale({0}, scale=5.0)",)
+    result = check(DropsScale, rules=["ST105"]).result("ST105")
+    assert result.outcome is Outcome.FAIL and "a rebuilt one has the numbers" in str(result)
+    assert check(KeepsScale, rules=["ST105"]).ok
+
+
 def test_defaults_of_the_constructor_are_varied() -> None:
     assert resolve(ForgetsScale).variants == ("ForgetsScale({0}, scale=5.0)",)
     assert resolve(ForgetsScale, factory="ForgetsScale({0})").variants == ()  # as the user says

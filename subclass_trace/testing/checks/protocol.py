@@ -132,11 +132,15 @@ def no_history(t: Script) -> None:
 )
 def context_survives(t: Script) -> None:
     """Everything that makes two instances behave differently, and is no tensor, is context. A rebuilt instance must
-    flatten to an equal context, or it is another value from the first compiled call on.
+    flatten to an equal context, or it is another value from the first compiled call on. It must also have the numbers
+    and texts that its constructor took: one that is no part of the context becomes the constructor's default.
     """
     t.wrapper("x", vary=True)
     t.require("context = x.__tensor_flatten__()[1]")
     t.require("y = rebuild(x)")
+    t.expect(
+        "kept_arguments(y) == kept_arguments(x)", "True", "a rebuilt one has the numbers that its constructor took"
+    )
     _comparable(t)
     t.expect("same_metadata(y.__tensor_flatten__()[1], context, type(x))", "True", "a rebuilt one has an equal context")
 

@@ -149,6 +149,7 @@ class PythonNumbers:
     def __enter__(self) -> PythonNumbers:
         _active.watches.append(self)
         self._types.enter_context(types_as_eager(self._tables()))
+        self._types.enter_context(_torch.products_of_sizes())
         for cls in _CLASSES:
             for name, hook in self._hooks(cls).items():
                 self._set(cls, name, hook)

@@ -66,6 +66,7 @@ class Specialization:
         reason: why it was made: which guard of each earlier specialization failed.
         plan, guards: what the run time does, and when it may.
         graphs: the joint (if kept), forward and backward graph modules.
+        made_numbers: sizes that could be symbols, and the code that takes them for numbers.
     """
 
     reason: str
@@ -74,6 +75,7 @@ class Specialization:
     program: Program
     graphs: Graphs
     entry: Entry | None
+    made_numbers: tuple[str, ...] = ()
 
     @property
     def source(self) -> str | None:
@@ -302,7 +304,8 @@ class Region:
         examples = Examples(captured.session.mode, hint_of)
         with torch.no_grad():
             entry = generate(program, guards, site.layout(), site.flat, examples)
-        return Specialization(self._reason(site, ambient), program.plan, guards, program, graphs, entry)
+        made_numbers = captured.session.made_numbers.reasons((i.traced, i.path) for i in captured.inputs)
+        return Specialization(self._reason(site, ambient), program.plan, guards, program, graphs, entry, made_numbers)
 
     def _narrow(self, program: Program, conditions: tuple[Any, ...]) -> None:
         """A backward of this specialization, made to be differentiated, fixes sizes: it serves no others from now on."""
@@ -365,11 +368,13 @@ class Region:
 
     def _check_count(self, site: CallSite, ambient: Ambient) -> None:
         if len(self._entries) >= self._options.max_specializations:
+            from ..report.text import advice
+
             raise GuardError(
                 f"the region has {len(self._entries)} specializations already; each call seems to need another",
                 expected=f"at most max_specializations={self._options.max_specializations}",
                 got=self._last_reasons(site, ambient),
-                fix="make what changes a tensor instead of a Python value, mark its size dynamic, or raise the limit",
+                fix=advice(self._entries, self._history.fixed),
             )
 
     def _reason(self, site: CallSite, ambient: Ambient) -> str:

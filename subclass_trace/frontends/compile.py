@@ -264,17 +264,22 @@ class Region:
         partitioner = resolve_partitioner(options.partitioner, options.activation_memory_budget)
         table = options.table(backend)
         captured, arguments, positions = self._capture(site, table, numbers, backend.backward is not compile_eager)
-        program, graphs = build_program(
-            captured,
-            arguments,
-            positions,
-            frozenset(k for k, n in enumerate(positions) if n is not None and site.flat[k] is not arguments[n].value),
-            backend,
-            partitioner,
-            keep_joint=self._keep_joint,
-            keep_input_mutations=options.keep_inference_input_mutations,
-        )
-        needed = needed_numbers(captured.session, captured.inputs)  # by the backward, which is traced by now
+        try:
+            program, graphs = build_program(
+                captured,
+                arguments,
+                positions,
+                frozenset(
+                    k for k, n in enumerate(positions) if n is not None and site.flat[k] is not arguments[n].value
+                ),
+                backend,
+                partitioner,
+                keep_joint=self._keep_joint,
+                keep_input_mutations=options.keep_inference_input_mutations,
+            )
+            needed = needed_numbers(captured.session, captured.inputs)  # by the backward, which is traced by now
+        except NeedsNumbers as by_backward:
+            needed = by_backward
         if needed is not None:
             self._history.fix(needed)
             return self._compile_with(site, ambient, numbers)

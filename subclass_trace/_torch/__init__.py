@@ -160,12 +160,14 @@ from .scripts import script_method as script_method
 from .scripts import script_methods as script_methods
 from .scripts import script_twin as script_twin
 from .scripts import scripted_calls as scripted_calls
+from .sizes import products_of_sizes as products_of_sizes
 from .strided_shards import numbers_as_split_factors as numbers_as_split_factors
 from .strided_shards import repaired_unflatten as repaired_unflatten
 from .symbols import SYMBOLIC_MATH as SYMBOLIC_MATH
 from .symbols import Assumptions as Assumptions
 from .symbols import assumptions_of as assumptions_of
 from .symbols import computed_float as computed_float
+from .symbols import constant_symbol as constant_symbol
 from .symbols import dynamic_context as dynamic_context
 from .symbols import equalities as equalities
 from .symbols import expression_source as expression_source
@@ -185,6 +187,7 @@ from .symbols import new_ragged_size as new_ragged_size
 from .symbols import new_symbol as new_symbol
 from .symbols import own_symbol as own_symbol
 from .symbols import ragged_parts as ragged_parts
+from .symbols import report_constants as report_constants
 from .symbols import restore_assumptions as restore_assumptions
 from .symbols import shape_conditions as shape_conditions
 from .symbols import size_symbol as size_symbol

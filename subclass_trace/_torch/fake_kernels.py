@@ -27,6 +27,9 @@ def fake_kernels() -> dict[Any, Callable[..., Any]]:
         _aten._ctc_loss.Tensor: _ctc_loss,
         _aten._ctc_loss_backward.default: _ctc_loss_backward,
         _aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
+        _aten._standard_gamma_grad.default: _like_first,
+        _aten._dirichlet_grad.default: _like_first,
+        _aten.fractional_max_pool3d_backward.default: lambda g, x, *windows: _like_first(x),
         _aten.rand.generator: _random,
         _aten.randn.generator: _random,
         _aten.randint.generator: lambda high, size, **options: _random(size, **_WHOLE | options),
@@ -42,6 +45,11 @@ def fake_kernels() -> dict[Any, Callable[..., Any]]:
 def _elementwise(g: Tensor, x: Tensor, lambd: float) -> Tensor:
     """Those of torch do not know symbolic sizes."""
     return g + x
+
+
+def _like_first(x: Tensor, *others: Tensor) -> Tensor:
+    """Torch has none. The kernels fill a contiguous tensor."""
+    return x.new_empty(x.shape)
 
 
 def _native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:

@@ -231,6 +231,14 @@ def own_symbol(number: Any) -> Any:
     return None if node.expr.is_number or not node._expr.is_Symbol else node._expr
 
 
+def constant_symbol(size: object) -> Any:
+    """The symbol that a size was made as, where the trace took it for a constant since; else None."""
+    if not isinstance(size, torch.SymInt) or size.node.is_nested_int():
+        return None
+    node: Any = size.node
+    return node._expr if node.expr.is_number and node._expr.is_Symbol else None
+
+
 def ragged_parts(size: torch.SymInt) -> tuple[Any, Any] | None:
     """(symbol, coefficient) of a nested int that a trace made; None for one of eager mode."""
     node: Any = size.node
@@ -339,6 +347,21 @@ def restore_assumptions(env: ShapeEnv, then: Assumptions) -> None:
     for method in vars(type(env)).values():
         if hasattr(method, "cache_clear"):
             method.cache_clear()
+
+
+def report_constants(env: ShapeEnv, report: Callable[[Any], None]) -> None:
+    """From now on ``report`` is told of each symbol that the trace takes for a constant."""
+    env_of, replace = weakref.ref(env), type(env)._set_replacement
+
+    def replacing(symbol: Any, value: Any, why: str) -> None:
+        own = env_of()
+        if own is None:
+            return
+        if not value.free_symbols and symbol not in own.replacements:
+            report(symbol)
+        replace(own, symbol, value, why)
+
+    env._set_replacement = replacing  # type: ignore[method-assign, assignment]
 
 
 def fix_rounded(env: ShapeEnv, since: int = 0) -> None:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from .. import _torch
 from ..errors import DataDependentError
 from .conversions import allclose, equal, is_nonzero, tensor
+from .indexing import sees_functions
 from .known import known_value
 from .looks import is_from_inside, look_in_each_call, unflattens
 from .packed import PACKED
@@ -48,10 +49,35 @@ def _matrix_rank(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs
 
 def _max_pool1d(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Where no gradient is wanted, eager has a kernel for one dimension on the CPU; else a view of a result of two."""
-    out = func(*args, **kwargs)
+    of_two = _pooled_as_two(*args, **kwargs)
+    out = func(*args, **kwargs) if of_two is None else of_two
     if not _torch.is_fake(out) or out.requires_grad or out.device.type != "cpu":
         return out
     return _written(out.detach(), int(out.dim() == 2))
+
+
+def _pooled_as_two(
+    input: Any,
+    kernel_size: Any = (),
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Tensor | None:
+    """What C++ makes of it for a traced tensor, but for its checks, which take the size for a number; None where they are
+    to be made."""
+    if not isinstance(input, Tensor) or input.dim() not in (2, 3) or not isinstance(input.shape[-1], torch.SymInt):
+        return None
+    given = [kernel_size, stride or kernel_size, padding, dilation]
+    numbers = [n[0] if isinstance(n, (tuple, list)) and len(n) == 1 else n for n in given]
+    if return_indices or sees_functions(type(input)) or not all(type(n) is int for n in numbers):
+        return None
+    kernel, step, border, spread = numbers
+    fits = min(kernel, step, spread) > 0 and 0 <= border <= kernel // 2 and 0 not in input.shape
+    if not fits or input.shape[-1] + 2 * border < spread * (kernel - 1) + 1:
+        return None
+    return aten.max_pool1d_with_indices.default(input, [kernel], [step], [border], [spread], ceil_mode)[0]
 
 
 def _matmul(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:

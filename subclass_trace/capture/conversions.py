@@ -1,7 +1,8 @@
-"""Numbers of the call where Python would need them at once: ``int(x)``, ``float(x)``, ``bool(x)``, ``max(a, b)``.
+"""Numbers of the call where Python would need them at once: ``int(x)``, ``float(x)``, ``bool(x)``, ``max(a, b)``, ``len(x)``.
 
-Python's own functions take a tensor's value, which a trace does not have. In code of the user's that does nothing but call
-them, others stand for them (`conversions`), which give symbols for what the trace does not know.
+Python's own functions take a tensor's value, which a trace does not have, or a size as the number of this trace. In code
+of the user's that does nothing but call them, others stand for them (`conversions`), which give symbols for what the trace
+does not know.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ def _whole(recorder: Any, t: Tensor) -> Any:
 def _int(value: Any, *rest: Any, **named: Any) -> Any:
     watch = None if rest or named else covering(value)
     if watch is None:
+        if type(value) is torch.SymInt and not rest and not named and is_symbol(value):
+            return value
         n = int(value, *rest, **named)
         return reading(n) if isinstance(value, Reading) else n
     recorder = watch.session.recorder
@@ -92,6 +95,15 @@ def _extreme(plain: Callable[..., Any], symbolic: Callable[..., Any]) -> Callabl
     return call
 
 
+def _len(value: Any) -> Any:
+    """The first size of a tensor, as a symbol, where its class has nothing else to say."""
+    if isinstance(value, Tensor) and type(value).__len__ is Tensor.__len__ and not value.is_nested and value.dim():
+        size = value.shape[0]
+        if is_symbol(size):
+            return size
+    return len(value)
+
+
 # ---------------------------------------------------------------------------------------------- what stands for them
 class _Converting(type):
     """The class of what stands for ``int``, ``float`` or ``bool``, and is it for whoever does not call it."""
@@ -130,6 +142,7 @@ _STANDING: dict[str, Any] = {
     "bool": _Converting(bool, _bool),
     "max": _extreme(max, torch.sym_max),
     "min": _extreme(min, torch.sym_min),
+    "len": _len,
 }
 _ROUNDED: dict[str, Callable[[Tensor], Tensor]] = {"floor": torch.floor, "ceil": torch.ceil, "trunc": torch.trunc}
 #: names of Python's functions that are replaced where code does nothing but call them

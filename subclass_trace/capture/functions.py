@@ -93,7 +93,7 @@ class CapturedFunctions(_torch.TorchFunctionMode):
             return self._register(func, args[0], (*args[1:], *kwargs.values())[0])
         if name == "_nested_tensor_from_mask_left_aligned":  # what it would be for is refused, if it comes to that
             return True
-        args, kwargs = self.indexing.arguments(func, args, kwargs)
+        func, args, kwargs = self.indexing.call(func, args, kwargs)
         if name in _POWERS:  # autograd in C++ compares the exponent with numbers, which it cannot do with a symbol
             args = tuple(int(a) if isinstance(a, torch.SymInt) else a for a in args)
         if name == "ctc_loss":  # its C++ code writes lengths into memory, which a fake tensor does not have

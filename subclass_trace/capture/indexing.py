@@ -1,13 +1,14 @@
-"""Numbers inside tensors where a Python number is asked for: ``x[i]``, ``x[i:j]``, ``x.narrow(0, i, 2)``.
+"""Symbolic numbers where a Python number is asked for: ``x[i]``, ``x[i:j]``, ``x.narrow(0, i, 2)``.
 
-Torch's indexing takes such a tensor for a number and reads it. Here it is read by ``.item()``, which is a symbol of the
-trace, so that the graph reads it anew in each call.
+Torch's indexing takes a tensor that stands for a number and reads it. Here it is read by ``.item()``, which is a symbol of
+the trace, so that the graph reads it anew in each call. It also takes a size (``x[n - 1]``) for a number of this trace
+alone; ``select`` does not.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -39,18 +40,54 @@ class Indexing:
     def __init__(self, recorder: Recorder, traced: Callable[[Tensor], Tensor]) -> None:
         self.recorder, self.traced = recorder, traced
 
-    def arguments(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """The arguments of a call, with symbolic numbers."""
+    def call(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+        """A call (function, arguments, keywords) with symbolic numbers, or one that stands for it."""
         if func is Tensor.__getitem__ or func is Tensor.__setitem__:
             items = args[1] if type(args[1]) is tuple else (args[1],)
             if any(map(_holds_a_number, items)):
                 source, rest = self._taken(args[0], list(items))
-                return (source, rest, *args[2:]), kwargs
+                args, items = (source, rest, *args[2:]), rest if type(rest) is tuple else (rest,)
+            if any(type(i) is torch.SymInt for i in items):
+                return self._of_sizes(func, args[0], items, args[2:]) or (func, args, kwargs)
+            return func, args, kwargs
         if func in _NARROW:
-            return self._narrow(args, kwargs)
+            return (func, *self._narrow(args, kwargs))
         if func in _SHAPES:
             self._look_at_shape(args, kwargs)
-        return args, kwargs
+        return func, args, kwargs
+
+    # ------------------------------------------------------------------ sizes as an index
+    def _of_sizes(self, func: Any, x: Tensor, items: Sequence[Any], value: Any) -> tuple[Any, Any, Any] | None:
+        """The calls that torch makes of an index, of which the last one is left to the caller; None where it is left to
+        torch, which takes sizes for numbers: other kinds of items, what eager refuses, and a class that would see it."""
+        if sees_functions(type(x)) or not all(map(_is_basic, items)) or sum(i is ... for i in items) > 1:
+            return None
+        free = x.dim() - sum(_dims_of(i) or 0 for i in items)
+        if free < 0:
+            return None
+        calls: list[tuple[Any, Any]] = []
+        kept: list[Any] = []  # what is left of the index
+        dim = 0  # of ``x``
+        for item in items:
+            if type(item) in (int, torch.SymInt):
+                if not -x.shape[dim] <= item < x.shape[dim]:
+                    return None
+                calls.append((Tensor.select, (len(kept), item)))
+            elif item is None:
+                calls.append((Tensor.unsqueeze, (len(kept),)))
+            elif isinstance(item, slice) and not (item.start is item.stop is item.step is None):
+                calls.append((Tensor.__getitem__, ((*[_WHOLE] * len(kept), item),)))
+            dim += free if item is ... else _dims_of(item) or 0
+            kept += [_WHOLE] * free if item is ... else [item] if isinstance(item, Tensor) else []
+            kept += [_WHOLE] if item is None or isinstance(item, slice) else []
+        if func is Tensor.__setitem__ or any(isinstance(i, Tensor) for i in kept):
+            calls.append((func, (tuple(kept) if any(isinstance(i, Tensor) for i in kept) else ..., *value)))
+        *steps, (last, rest) = calls
+        for step, args in steps:
+            made = step(x, *args)
+            self.recorder.views.note(step, (x, *args), {}, made)
+            x = made
+        return last, (x, *rest), {}
 
     def _look_at_shape(self, args: Any, kwargs: Any) -> None:
         """Torch's code divides by a size that it takes to be positive."""
@@ -152,10 +189,12 @@ class IndexingInside(_torch.TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if sys._getframe(1).f_code is _DECOMPOSE:  # whose call names the operation, not that it is to be taken apart
             return func.decompose(*args, **(kwargs or {}))
-        args, kwargs = self.indexing.arguments(func, args, kwargs or {})
+        func, args, kwargs = self.indexing.call(func, args, kwargs or {})
         return func(*args, **kwargs)
 
 
+#: a slice of all there is
+_WHOLE = slice(None)
 _DECOMPOSE = _torch.OpOverload.decompose.__code__
 
 
@@ -175,6 +214,22 @@ def _holds_a_number(item: Any) -> bool:
     # Booleans and bytes in an index are masks.
     mask = isinstance(item, Tensor) and (item.dim() > 0 or item.dtype is torch.uint8)
     return _is_unknown(item) and not mask
+
+
+def sees_functions(cls: Any) -> bool:
+    """Does a class of tensors see which functions are called with them?"""
+    own = cls.__torch_function__
+    return own is not _torch.disabled_torch_function and getattr(own, "__func__", None) is not _PLAIN_FUNCTION
+
+
+_PLAIN_FUNCTION: Any = Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
+
+
+def _is_basic(item: Any) -> bool:
+    """Is it a number, a slice, or one of the like; or places that a tensor holds, which torch takes after all these?"""
+    if isinstance(item, Tensor):
+        return item.dim() > 0 and item.dtype in (torch.int64, torch.int32)
+    return item is None or item is ... or type(item) in (int, slice, torch.SymInt)
 
 
 def _is_unknown(value: Any) -> bool:

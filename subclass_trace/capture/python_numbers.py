@@ -129,6 +129,14 @@ def needed_numbers(session: Session, inputs: Sequence[TracedInput]) -> NeedsNumb
     return NeedsNumbers(places, "a branch on a float that is computed of it", None) if places else None
 
 
+def needs_real_kernel(
+    session: Session, inputs: Sequence[TracedInput], error: BaseException | None, path: str | None
+) -> NeedsNumbers | None:
+    """Is the error that an operation has no kernel for fake tensors? Torch runs the real one, which takes numbers alone."""
+    places = places_of(session, inputs, None) if isinstance(error, _torch.NO_FAKE_KERNEL) else []
+    return NeedsNumbers(places, f"a kernel for fake tensors that {error} does not have", path) if places else None
+
+
 class PythonNumbers:
     """A context for one run of the user function on ``inputs``, or for a backward: see the module's docstring."""
 
@@ -149,6 +157,7 @@ class PythonNumbers:
     def __enter__(self) -> PythonNumbers:
         _active.watches.append(self)
         self._types.enter_context(types_as_eager(self._tables()))
+        self._types.enter_context(_torch.products_of_sizes())
         for cls in _CLASSES:
             for name, hook in self._hooks(cls).items():
                 self._set(cls, name, hook)
@@ -173,8 +182,10 @@ class PythonNumbers:
             raise self.needed from None  # the function may have caught it
         if isinstance(error, (TypeError, AttributeError)) and _TAKES_NUMBERS.search(str(error)):
             self._refused(error)
-        if isinstance(error, UnsupportedError) and isinstance(error.__cause__, _torch.NO_FAKE_KERNEL):
-            self._needs_real_kernel(error)
+        if isinstance(error, UnsupportedError):
+            needed = needs_real_kernel(self.session, rows, error.__cause__, error.path)
+            if needed is not None:
+                raise needed
 
     def _tables(self) -> Iterator[dict[str, Any]]:
         """The globals of the code of wrapper classes."""
@@ -226,12 +237,6 @@ class PythonNumbers:
             raise NeedsNumbers(places, what, line) from error
         if self.session.recorder.symbols.data_dependent:
             raise _depends_on_values(what, line, None) from error
-
-    def _needs_real_kernel(self, error: UnsupportedError) -> None:
-        """An operation has no kernel for fake tensors: torch runs the real one in its place, which takes numbers alone."""
-        places = self._places(None)
-        if places:
-            raise NeedsNumbers(places, f"a kernel for fake tensors that {error.__cause__} does not have", error.path)
 
     # ---------------------------------------------------------------- who asks
     def covers(self, n: Any) -> bool:

@@ -19,6 +19,7 @@ from ..subclass.numbers import NumberPlace, standing_in
 from ..subclass.paths import Path
 from .context_reads import ContextReads
 from .dispatch_state import unchanged_by_dispatch
+from .made_numbers import MadeNumbers
 from .recorder import Recorder
 from .saved_hooks import hooks_as_code
 
@@ -71,6 +72,7 @@ class Session:
         if mode is None and not dynamic:
             _torch.replace_cache(self.mode, self.recorder.results.remembered)
         self.reads = ContextReads()
+        self.made_numbers = MadeNumbers(self.recorder)
         self._read_of: dict[Any, frozenset[Any]] = {}  # symbol of a computed float -> those that it is computed of
 
     def dtensor_modes(self) -> _torch.DTensorModes | None:

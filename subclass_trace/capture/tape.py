@@ -263,6 +263,13 @@ class Tape:
                 got=" ".join(str(error).split())[:300],
                 fix="move this part out of the region",
             ) from error
+        except _torch.NO_FAKE_KERNEL as error:
+            raise UnsupportedError(
+                f"the backward uses an operation that has no kernel for fake tensors: {error}",
+                expected="operations that can be traced without data, or sizes that are no symbols",
+                fix="register a fake kernel for it (torch.library.register_fake), or compile with dynamic=False and "
+                "automatic_dynamic=False",
+            ) from error
         except NotImplementedError as error:
             if _torch.says_no_derivative(error):  # so does eager
                 raise

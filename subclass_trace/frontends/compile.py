@@ -67,6 +67,7 @@ class Specialization:
         reason: why it was made: which guard of each earlier specialization failed.
         plan, guards: what the run time does, and when it may.
         graphs: the joint (if kept), forward and backward graph modules.
+        made_numbers: sizes that could be symbols, and the code that takes them for numbers.
     """
 
     reason: str
@@ -75,6 +76,7 @@ class Specialization:
     program: Program
     graphs: Graphs
     entry: Entry | None
+    made_numbers: tuple[str, ...] = ()
 
     @property
     def source(self) -> str | None:
@@ -272,17 +274,20 @@ class Region:
         partitioner = resolve_partitioner(options.partitioner, options.activation_memory_budget)
         table = options.table(backend)
         captured, arguments, positions = self.__capture(site, table, numbers, backend.backward is not compile_eager)
-        program, graphs = build_program(
-            captured,
-            arguments,
-            positions,
-            dict(site.views),
-            backend,
-            partitioner,
-            keep_joint=self.__keep_joint,
-            keep_input_mutations=options.keep_inference_input_mutations,
-        )
-        needed = needed_numbers(captured.session, captured.inputs)  # by the backward, which is traced by now
+        try:
+            program, graphs = build_program(
+                captured,
+                arguments,
+                positions,
+                dict(site.views),
+                backend,
+                partitioner,
+                keep_joint=self.__keep_joint,
+                keep_input_mutations=options.keep_inference_input_mutations,
+            )
+            needed = needed_numbers(captured.session, captured.inputs)  # by the backward, which is traced by now
+        except NeedsNumbers as by_backward:
+            needed = by_backward
         if needed is not None:
             self.__history.fix(needed)
             return self.__compile_with(site, ambient, numbers)
@@ -312,7 +317,9 @@ class Region:
         examples = Examples(captured.session.mode, hint_of)
         with torch.no_grad():
             entry = generate(program, guards, site.layout(), site.flat, examples)
-        return Specialization(self.__reason(site, ambient), program.plan, guards, program, graphs, entry)
+        made_numbers = captured.session.made_numbers.reasons((i.traced, i.path) for i in captured.inputs)
+        reason = self.__reason(site, ambient)
+        return Specialization(reason, program.plan, guards, program, graphs, entry, made_numbers)
 
     def __narrow(self, program: Program, conditions: tuple[Any, ...]) -> None:
         """A backward of this specialization, made to be differentiated, fixes sizes: it serves no others from now on."""
@@ -373,6 +380,7 @@ class Region:
                 fix="call the compiled function with the arguments of the original",
             ) from None
 
+<<<<<<< HEAD
     def __check_count(self, site: CallSite, ambient: Ambient) -> None:
         if len(self.__entries) >= self.__options.max_specializations:
             raise GuardError(
@@ -380,6 +388,17 @@ class Region:
                 expected=f"at most max_specializations={self.__options.max_specializations}",
                 got=self.__last_reasons(site, ambient),
                 fix=_fix_of_many(v for v in site.flat[: site.user_count] if is_plain_object(v)),
+=======
+    def _check_count(self, site: CallSite, ambient: Ambient) -> None:
+        if len(self._entries) >= self._options.max_specializations:
+            from ..report.text import advice
+
+            raise GuardError(
+                f"the region has {len(self._entries)} specializations already; each call seems to need another",
+                expected=f"at most max_specializations={self._options.max_specializations}",
+                got=self._last_reasons(site, ambient),
+                fix=advice(self._entries, self._history.fixed),
+>>>>>>> 157deec3f78c57c7e230205f9426d3f9f16757ff
             )
 
     def __reason(self, site: CallSite, ambient: Ambient) -> str:

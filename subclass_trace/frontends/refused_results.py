@@ -89,7 +89,7 @@ def check_result(value: Any, path: Path, depth: int = 0) -> None:
             got=type(value).__qualname__,
             fix="return a list or tuple, and make functions outside of the region",
         )
-    if isinstance(value, (Tensor, torch.nn.Module, type, ReturnedContainer)) or depth > 3:
+    if isinstance(value, (Tensor, torch.nn.Module, type, ReturnedContainer, *_torch.SYM_TYPES)) or depth > 3:
         return
     held = [(path.attr(k), v) for k, v in getattr(value, "__dict__", {}).items()]
     if isinstance(value, (list, tuple, set)):

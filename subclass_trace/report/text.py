@@ -128,6 +128,18 @@ def explain(
     return "\n\n".join(parts)
 
 
+def advice(entries: Sequence[Any], fixed: Mapping[tuple[str, str, int], str] = _NOTHING) -> str:
+    """What to do against ever more specializations (see `explain`)."""
+    rows = [*entries[-1].made_numbers] if entries else []
+    rows = rows or [f"{place_text(*place)}: {why}" for place, why in fixed.items() if place[1] == "size"]
+    if not rows:
+        return "make what changes a tensor instead of a Python value, mark its size dynamic, or raise the limit"
+    return (
+        f"let no code need a size as a number ({'; '.join(rows[:_ROWS])}): compute this outside of the region and pass it "
+        "as a tensor, or pad the tensors to a few sizes; or raise the limit"
+    )
+
+
 def _entry(number: int, entry: Any) -> str:
     plan: Plan = entry.plan
     wrappers = sum(isinstance(row.spec, WrapperSpec) for row in plan.inputs)
@@ -138,6 +150,7 @@ def _entry(number: int, entry: Any) -> str:
         ("guards", "; ".join(_guards(entry.guards))),
         *_unread(plan),
         *_dynamic(plan),
+        *([("numbers", "; ".join(entry.made_numbers))] if entry.made_numbers else []),
         ("backward", _backward(entry)),
     ]
     return "\n".join([f"[{number}]", *[f"  {name + ':':<10} {text}" for name, text in rows]])

@@ -262,6 +262,11 @@ def _class_of_a_size() -> None:
     _as_for_each_size(lambda x: x * (2 if isinstance(x.shape[0], int) and type(x.shape[0]) is int else 3), 1)
 
 
+@fact(D, "a size as an index, `len(x)`, `x.shape.numel()`, `int(x.shape[0])` (one specialization for all sizes)")
+def _size_in_use() -> None:
+    _as_for_each_size(lambda x: x[x.shape[0] - 1] * len(x) + x.shape.numel() * int(x.shape[0]), 1)
+
+
 same(
     D,
     "a value that depends on constants alone, asked for",

@@ -1,0 +1,187 @@
+"""Sizes where torch and Python take a number: as an index, ``len(x)``, ``x.shape.numel()``, one-dimensional pooling.
+
+Each is one specialization for all sizes, and equal to eager; where a size has to be a number, `explain()` names the line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import subclass_trace as st
+from subclass_trace.zoo import TwoTensor
+
+Tensor = torch.Tensor
+SIZES = (5, 6, 8)
+
+
+def _written(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[:, x.shape[1] - 1] = 7
+    y[x.shape[0] - 1, 1:] = x[0, 1:]
+    return y
+
+
+def _input_written(x: Tensor) -> Tensor:
+    x.detach()[:, x.shape[1] - 1] = 3
+    return x * 2
+
+
+INDEXED: dict[str, Callable[[Tensor], Any]] = {
+    "last row": lambda x: x[x.shape[0] - 1],
+    "middle": lambda x: x[:, x.shape[1] // 2],
+    "after an ellipsis": lambda x: x[..., x.shape[-1] - 2],
+    "before an ellipsis": lambda x: x[x.shape[0] - 1, ...],
+    "two": lambda x: x[x.shape[0] - 1, x.shape[1] // 2],
+    "from the end": lambda x: x[:, -(x.shape[1] // 2)],
+    "new dimensions": lambda x: x[None, :, x.shape[1] - 1, None],
+    "with a slice": lambda x: x[1:3, x.shape[1] - 1],
+    "before a slice": lambda x: x[x.shape[0] - 1, 1 : x.shape[1] - 1 : 2],
+    "with places": lambda x: x[torch.tensor([0, 2]), x.shape[1] - 1],
+    "before places": lambda x: x[x.shape[0] - 1, torch.tensor([0, 2])],
+    "with a number from inside": lambda x: x[torch.tensor(1), x.shape[1] - 1],
+    "computed with": lambda x: x[x.shape[0] - 1] * x[:, x.shape[1] - 1].sum(),
+    "written": _written,
+    "an input written": _input_written,
+    "out of bounds": lambda x: x[:, x.shape[1]],
+    "below the bounds": lambda x: x[:, -x.shape[1] - 1],
+    "too many": lambda x: x[0, 0, x.shape[1] - 1],
+}
+COUNTED: dict[str, Callable[[Tensor], Any]] = {
+    "len": lambda x: (x / len(x.t()), len(x.t())),
+    "len of others": lambda x: x * len(x.shape) + len([1, 2]),
+    "int of a size": lambda x: x * int(x.shape[1]) + int(len(x.t()) * 2),
+    "class of a length": lambda x: x * 2 if isinstance(len(x), int) and type(len(x)) is int else x,
+    "elements": lambda x: (x * x.shape.numel(), x.size()[1:].numel(), x[0].shape.numel(), torch.Size([]).numel()),
+}
+POOLED: dict[str, Callable[[Tensor], Any]] = {
+    "pooled": lambda x: F.max_pool1d(x, 2),
+    "torch": lambda x: torch.max_pool1d(x, 3, 1, 1),
+    "spread": lambda x: F.max_pool1d(x[None], 2, dilation=2),
+    "rounded up": lambda x: F.max_pool1d(x[None], (3,), stride=(2,), ceil_mode=True),
+    "with places": lambda x: F.max_pool1d(x, 2, return_indices=True),
+    "too wide": lambda x: F.max_pool1d(x, 20),
+    "no window": lambda x: torch.max_pool1d(x, 0),
+    "a wide border": lambda x: torch.max_pool1d(x, 2, padding=2),
+}
+
+
+def _made(columns: int, kind: str, grad: bool) -> Tensor:
+    numbers = torch.arange(4.0 * columns).view(4, columns)
+    x = TwoTensor(numbers.sin(), numbers.cos()) if kind == "wrapper" else numbers.sin()
+    return x.requires_grad_(grad)
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return [_shown(v) for v in value]
+    if not isinstance(value, Tensor):
+        return type(value), value
+    base = value._base
+    aliased = value._is_view(), None if base is None else (type(base), base.shape), value._version
+    return type(value), str(value.detach()), value.stride(), value.storage_offset(), value.requires_grad, aliased
+
+
+def _run(f: Callable[[Tensor], Any], columns: int, kind: str, grad: bool) -> Any:
+    x = _made(columns, kind, grad)
+    try:
+        out = f(x)
+    except (IndexError, RuntimeError, TypeError) as error:
+        return type(error), str(error).partition("\n")[0]
+    first = out[0] if isinstance(out, tuple) else out
+    shown = _shown(out)
+    if grad:
+        (first * first).sum().backward()
+    return shown, str(x.detach()), str(x.grad)
+
+
+@pytest.mark.parametrize(("kind", "dynamic"), [("dense", False), ("wrapper", False), ("dense", True)])
+@pytest.mark.parametrize("f", [pytest.param(f, id=name) for name, f in {**INDEXED, **COUNTED, **POOLED}.items()])
+def test_as_in_eager_for_all_sizes(f: Callable[[Tensor], Any], kind: str, dynamic: bool) -> None:
+    """With and without gradients: at most two specializations each."""
+    region = st.compile(f, dynamic=dynamic)
+    for columns in SIZES:
+        for grad in (False, True):
+            assert _run(region, columns, kind, grad) == _run(f, columns, kind, grad)
+    assert len(region.specializations) <= (2 if dynamic else 4)
+
+
+def test_a_class_that_sees_functions_sees_the_index() -> None:
+    """The class is asked for what the code says."""
+    seen = []
+
+    class Seeing(TwoTensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func.__name__)
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    region = st.compile(lambda x: x[x.shape[0] - 1] * 2, dynamic=True)
+    x = Seeing(torch.ones(3, 2), torch.zeros(3, 2))
+    assert str(region(x)) == str(x[2] * 2)
+    assert "__getitem__" in seen and "select" not in seen
+
+
+def test_length_of_a_class_of_its_own() -> None:
+    """``len`` is what the class says."""
+
+    class Long(TwoTensor):
+        def __len__(self) -> int:
+            return 17
+
+    region = st.compile(lambda x: x * len(x), dynamic=True)
+    for n in SIZES:
+        assert str(region(Long(torch.ones(n), torch.zeros(n)))) == str(Long(torch.ones(n), torch.zeros(n)) * 17)
+
+
+def test_other_traces_leave_sizes_alone() -> None:
+    """What stands for ``torch.Size.numel`` and ``len`` while a region is traced is gone afterwards."""
+    before = torch.Size.__dict__["numel"]
+    st.compile(lambda x: x * x.shape.numel() + len(x), dynamic=True)(torch.ones(3))
+    assert torch.Size.__dict__["numel"] is before and torch.Size([2, 3]).numel() == 6
+    assert "len" not in globals()
+
+
+def _spaced(x: Tensor) -> Tensor:
+    return x * torch.linspace(0, 1, x.shape[1])
+
+
+def test_explain_says_what_makes_a_size_a_number() -> None:
+    """Size, number, file, line and code; also in the error at the limit."""
+    region = st.compile(_spaced, max_specializations=3)
+    for n in (4, 5, 6):
+        assert torch.equal(region(torch.ones(2, n)), _spaced(torch.ones(2, n)))
+    line = _spaced.__code__.co_firstlineno + 1
+    said = f"args[0].size(1) = 6: {__file__}:{line} `return x * torch.linspace(0, 1, x.shape[1])`"
+    assert f"  numbers:   {said}\n" in region.explain()
+    assert region.specializations[0].made_numbers == ()
+    with pytest.raises(st.GuardError) as caught:
+        region(torch.ones(2, 9))
+    assert said in str(caught.value.fix) and "mark its size dynamic" not in str(caught.value.fix)
+
+
+def test_error_at_the_limit_names_the_text_of_a_size() -> None:
+    """Where the size was no symbol any more."""
+    region = st.compile(lambda x: x * len(f"{x.shape[0]}"), max_specializations=3)
+    for n in (4, 5, 6):
+        region(torch.ones(n))
+    with pytest.raises(st.GuardError) as caught:
+        region(torch.ones(7))
+    assert "args[0].size(0): the text of a number at" in str(caught.value.fix)
+
+
+def test_branch_that_makes_a_size_a_number() -> None:
+    """``n == 5``: this specialization is for 5 alone, the next one for all others."""
+
+    def f(x: Tensor) -> Tensor:
+        return x + 1 if x.shape[0] == 5 else x
+
+    region = st.compile(f, dynamic=True)
+    for n in (5, 6, 7, 8):
+        assert torch.equal(region(torch.ones(n)), f(torch.ones(n)))
+    first, second = region.specializations
+    assert second.made_numbers == () and "args[0].size(0) = 5: " in first.made_numbers[0]

@@ -18,7 +18,7 @@ import functools
 import gc
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, overload
 
@@ -380,25 +380,16 @@ class Region:
                 fix="call the compiled function with the arguments of the original",
             ) from None
 
-<<<<<<< HEAD
     def __check_count(self, site: CallSite, ambient: Ambient) -> None:
         if len(self.__entries) >= self.__options.max_specializations:
+            from ..report.text import advice
+
+            objects = [v for v in site.flat[: site.user_count] if is_plain_object(v)]
             raise GuardError(
                 f"the region has {len(self.__entries)} specializations already; each call seems to need another",
                 expected=f"at most max_specializations={self.__options.max_specializations}",
                 got=self.__last_reasons(site, ambient),
-                fix=_fix_of_many(v for v in site.flat[: site.user_count] if is_plain_object(v)),
-=======
-    def _check_count(self, site: CallSite, ambient: Ambient) -> None:
-        if len(self._entries) >= self._options.max_specializations:
-            from ..report.text import advice
-
-            raise GuardError(
-                f"the region has {len(self._entries)} specializations already; each call seems to need another",
-                expected=f"at most max_specializations={self._options.max_specializations}",
-                got=self._last_reasons(site, ambient),
-                fix=advice(self._entries, self._history.fixed),
->>>>>>> 157deec3f78c57c7e230205f9426d3f9f16757ff
+                fix=advice(self.__entries, self.__history.fixed, objects),
             )
 
     def __reason(self, site: CallSite, ambient: Ambient) -> str:
@@ -464,18 +455,6 @@ def _told(error: Exception) -> str:
     text = " ".join(str(error).partition("\n")[0].split())[:200] or type(error).__name__
     path = getattr(error, "path", None)
     return text if path is None else f"{text}, at {path}"
-
-
-def _fix_of_many(objects: Iterable[Any]) -> str:
-    """What to do about too many specializations. ``objects``: those among the arguments that are compared as they are."""
-    fix = "make what changes a tensor instead of a Python value, mark its size dynamic, or raise the limit"
-    classes = sorted({type(v).__qualname__ for v in objects})
-    if not classes:
-        return fix
-    return (
-        f"where each call has an instance of its own of {' or '.join(classes)}: register the class with "
-        f"optree.register_pytree_node, so that its tensors and numbers are arguments, or pass these; else {fix}"
-    )
 
 
 def captured_for(

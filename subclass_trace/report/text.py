@@ -21,7 +21,7 @@ no backward: no result is differentiable
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -128,12 +128,25 @@ def explain(
     return "\n\n".join(parts)
 
 
-def advice(entries: Sequence[Any], fixed: Mapping[tuple[str, str, int], str] = _NOTHING) -> str:
-    """What to do against ever more specializations (see `explain`)."""
+def advice(
+    entries: Sequence[Any], fixed: Mapping[tuple[str, str, int], str] = _NOTHING, objects: Iterable[Any] = ()
+) -> str:
+    """What to do against ever more specializations (see `explain`).
+
+    Args:
+        objects: those among the arguments that are compared as they are.
+    """
+    fix = "make what changes a tensor instead of a Python value, mark its size dynamic, or raise the limit"
+    classes = sorted({type(v).__qualname__ for v in objects})
+    if classes:
+        return (
+            f"where each call has an instance of its own of {' or '.join(classes)}: register the class with "
+            f"optree.register_pytree_node, so that its tensors and numbers are arguments, or pass these; else {fix}"
+        )
     rows = [*entries[-1].made_numbers] if entries else []
     rows = rows or [f"{place_text(*place)}: {why}" for place, why in fixed.items() if place[1] == "size"]
     if not rows:
-        return "make what changes a tensor instead of a Python value, mark its size dynamic, or raise the limit"
+        return fix
     return (
         f"let no code need a size as a number ({'; '.join(rows[:_ROWS])}): compute this outside of the region and pass it "
         "as a tensor, or pad the tensors to a few sizes; or raise the limit"

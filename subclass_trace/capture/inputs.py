@@ -20,13 +20,13 @@ from .. import _torch
 from ..errors import ProtocolError, UnsupportedError
 from ..plan import gradient_of
 from ..subclass.components import Part, with_components
-from ..subclass.context import has_sizes, map_sizes, same_context, snapshot
+from ..subclass.context import has_sizes, map_sizes, same_context, snapshot, with_outer, without_outer
 from ..subclass.flatten import flatten, leaf_paths, wrappers_inside
 from ..subclass.numbers import NumberPlace
 from ..subclass.paths import Path, owner_of
 from ..subclass.protocol import class_of_leaf, refuse
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, is_ragged, spec_leaves
-from ..subclass.visit import rebuild
+from ..subclass.visit import inner_values, rebuild
 from .aliasing import storage_key
 from .counters import Groups, counter_groups
 from .session import Dim, Session
@@ -233,6 +233,9 @@ def traced_value(
         grad = torch.is_grad_enabled()
         with torch.inference_mode(inference), torch.set_grad_enabled(grad):
             traced = rebuild(spec, iter(leaves))
+            sized = _sized_by_context(spec, traced)
+            if sized is not spec:
+                spec, traced = sized, rebuild(sized, iter(leaves))
         if isinstance(spec, WrapperSpec) and type(traced) is not spec.cls:
             raise ProtocolError(
                 f"{spec.cls.__qualname__}.__tensor_unflatten__ built a {type(traced).__qualname__}",
@@ -249,6 +252,25 @@ def traced_value(
     if spec.requires_grad:  # type: ignore[union-attr]
         _torch.make_nonleaf(traced)
     return traced
+
+
+def _sized_by_context(spec: Spec, traced: Any) -> Spec:
+    """With the symbols of the outer size in a context that repeats it: there, the class would find the numbers of this call.
+
+    (But where it makes its context anew of the outer size that it is given, as DTensor does.)
+    """
+    if not isinstance(spec, WrapperSpec) or not isinstance(traced, Tensor):
+        return spec
+    pairs = [(s, _sized_by_context(s, getattr(traced, n, None))) for n, s in zip(spec.names, spec.inners, strict=True)]
+    context = spec.context
+    if any(isinstance(n, torch.SymInt) and not is_ragged(n) for n in spec.size):
+        now = inner_values(traced, Path("value"))[2]
+        size, stride = (tuple(n if type(n) is int else _hint(n) for n in ns) for ns in (spec.size, spec.stride))
+        if not same_context(now, without_outer(now, size, stride)):
+            context = with_outer(without_outer(context, size, stride), spec.size, spec.stride)
+    if context is spec.context and all(new is old for old, new in pairs):
+        return spec
+    return replace(spec, context=context, inners=tuple(new for _, new in pairs))
 
 
 def _with_sizes(spec: Spec, traced: Spec) -> Spec:

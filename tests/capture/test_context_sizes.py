@@ -160,3 +160,56 @@ def test_dimensions_that_differed_have_symbols_of_their_own() -> None:
         x, y = torch.randn(a, 2), torch.randn(b, 2)
         torch.testing.assert_close(compiled(x, y), (x * 2, y * 3))
     assert len(compiled.specializations) == 2
+
+
+class WithShape(torch.Tensor):
+    """Keeps its shape in the context, and takes it from there."""
+
+    a: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, a: torch.Tensor, shape: Any, kept: Any = None) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=a.dtype)
+
+    def __init__(self, a: torch.Tensor, shape: Any, kept: Any = None) -> None:
+        self.a, self.kept = a, kept
+
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        return ["a"], ("tag", tuple(self.shape) if self.kept is None else self.kept)
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: Any, context: Any, size: Any, stride: Any) -> Any:
+        return cls(inner["a"], context[1])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        x = next(t for t in args if isinstance(t, cls))
+        dense = [t.a if isinstance(t, cls) else t for t in args]
+        return cls(func(*dense, **(kwargs or {})) * x._rows(), tuple(x.shape))
+
+    def _rows(self) -> Any:
+        return self.shape[0]
+
+
+class ReadsItsCopy(WithShape):
+    """Takes its size from outside, and reads the copy all the same."""
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: Any, context: Any, size: Any, stride: Any) -> Any:
+        return cls(inner["a"], size, context[1])
+
+    def _rows(self) -> Any:
+        return (self.kept or self.shape)[0]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("cls", [WithShape, ReadsItsCopy])
+def test_a_class_that_takes_its_outer_size_from_the_context(cls: type[WithShape], dynamic: bool) -> None:
+    def f(x: Any) -> Any:
+        return x.sin(), x.shape[0]
+
+    region = st.compile(f, dynamic=dynamic)
+    for n in (3, 4, 5, 6, 3):
+        (y, k), (wanted, m) = (call(cls(torch.ones(8, 3), (n, 3))) for call in (region, f))
+        assert y.shape == wanted.shape and y.a.equal(wanted.a) and k == m == n
+    assert len(region.specializations) <= 2

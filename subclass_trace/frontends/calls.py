@@ -381,11 +381,14 @@ class CallSite:
         return tell
 
     def _standing(self, handed: Sequence[Any]) -> tuple[Pairs, Pairs, Pairs]:
-        """The inputs with what stands for them: arguments, what modules hold, and what names hold, where the real ones are."""
+        """The inputs with what stands for them: arguments, what modules hold, and what names hold, where the real ones are;
+        but a wrapper with a name stays there only if none of its inner tensors is another input."""
         first, last = self.user_count, self.user_count + len(self.states)
         rows = list(zip(self.flat, handed, strict=True))
-        named = [(real, real) for real, _ in rows[last:]]
-        return with_inner(rows[:first]), with_inner(rows[first:last]), with_inner(named)
+        arguments, states = with_inner(rows[:first]), with_inner(rows[first:last])
+        known = {id(real) for real, _ in (*arguments, *states)}
+        shared = [row for row in rows[last:] if known.intersection(map(id, leaves_of(row[0])))]
+        return arguments, [*states, *with_inner(shared)], with_inner((real, real) for real, _ in rows[last:])
 
     def _adopt(self, adopt: Callable[..., None], handed: Sequence[Any]) -> None:
         """Say which traced tensor each real one is, wherever the function comes upon it."""

@@ -15,6 +15,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 import subclass_trace as st
+from subclass_trace.zoo import TwoTensor
 
 Tensor = torch.Tensor
 Module = torch.nn.Module
@@ -601,3 +602,40 @@ def test_a_caller_that_iterates_over_a_table_by_tensor(make: Callable[..., Any])
     region = st.compile(lambda x: x * len(table))
     assert [region(t).tolist() for t in table] == [[4.0 * (k + 1)] * 2 for k in range(4)]
     assert all(a is b for a, b in zip(table, tensors, strict=True))
+
+
+# ---------------------------------------------------------------------------------------------- inner tensors of named wrappers
+INNER: dict[str, Callable[[Any, Tensor], Any]] = {
+    "compared": lambda t, b: (t.a is b, t.b is b, t * 2, b * 3),
+    "written": lambda t, b: (b.add_(1), t.a is b, t * 2)[1:],
+    "written through the wrapper": lambda t, b: (t.add_(1), t.a is b, b * 2)[1:],
+}
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_an_inner_tensor_of_a_wrapper_with_a_name_that_is_an_argument(name: str) -> None:
+    def told(wrap: Callable[[Any], Any]) -> list[Any]:
+        wrapper = old = TwoTensor(one(), one() * 2)
+        called, found = wrap(lambda b: INNER[name](wrapper, b)), []
+        for k in range(2):
+            for b in (wrapper.a, wrapper.b, old.a, one(), wrapper.a):
+                results = called(b)
+                which = [[r is t for t in (wrapper, wrapper.a, wrapper.b, b)] for r in results]
+                parts = [(r.a, r.b) if isinstance(r, TwoTensor) else r for r in results]
+                found.append((which, seen(parts), seen([wrapper.a, wrapper.b, b])))
+            wrapper = TwoTensor(one() * k, one())
+        return found
+
+    assert told(st.compile) == told(lambda f: f)
+
+
+def test_the_gradient_of_a_wrapper_with_a_name_whose_inner_tensor_is_an_argument() -> None:
+    def told(wrap: Callable[[Any], Any]) -> list[Any]:
+        wrapper = TwoTensor(one(), one()).requires_grad_()
+        called, found = wrap(lambda b: wrapper * (2 if wrapper.a is b else 3) + b), []
+        for b in (wrapper.a, one(), wrapper.a):
+            called(b).sum().backward(TwoTensor(torch.tensor(1.0), torch.tensor(2.0)))
+            found.append(seen([wrapper.grad.a, wrapper.grad.b]))
+        return found
+
+    assert told(st.compile) == told(lambda f: f)

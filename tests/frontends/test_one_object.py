@@ -338,7 +338,7 @@ def test_generated_entries_serve_what_was_compiled(name: str, monkeypatch: pytes
     region = st.compile(function)
     for call in calls:
         region(*call())
-    monkeypatch.setattr(region, "_slow_call", None)
+    monkeypatch.setattr(region, "_Region__slow_call", None)
     for call in calls:
         args, same = call(), call()
         assert seen((region(*args), args), {}) == seen((function(*same), same), {})

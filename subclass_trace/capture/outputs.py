@@ -14,6 +14,7 @@ from .. import _torch
 from ..errors import UnsupportedError
 from ..plan import (
     ConstantOutput,
+    CustomView,
     Detached,
     GradientOutput,
     InputOutput,
@@ -142,7 +143,9 @@ class OutputClassifier:
         if base is not None and not moved and (replay := self.recorder.views.by_place(o)) is not None:
             place = self._emit_once(base) if number is None else number
             return ViewOutput(place, number is not None, replay, True, spec, self._attributes(o, leaves, spec))
-        if base is not None and not self._goes_through_custom(o, base, number) and not self._needs_siblings(o):
+        if base is not None and not moved and self._goes_through_custom(o, base, number):
+            return replace(self._value(o, leaves, spec), view_of=self._custom_view(o, base, number, leaves, spec))
+        if base is not None and not self._needs_siblings(o):
             of_view = o.grad_fn is not None and not base.requires_grad  # a view of it became a leaf
             if of_view and (number is not None or self._base_is_seen(base)):
                 raise leaf_inside(o)
@@ -287,6 +290,19 @@ class OutputClassifier:
     def _nodes_of(self, base: Tensor, number: int | None) -> set[Any]:
         edge = None if number is None else self.inputs.inputs[number].edge
         return {base.grad_fn, None if edge is None else edge.node} - {None}
+
+    def _custom_view(
+        self, o: Tensor, base: Tensor, number: int | None, leaves: Sequence[Tensor], spec: Spec
+    ) -> CustomView | None:
+        """What autograd knows it as a view of; None where its place there cannot be found, or changes in the region."""
+        if number in self._reshaped or self.recorder.views.reshaped:
+            return None
+        same = len(leaves) == len(held := leaves_of(base)) and all(map(same_place, leaves, held))
+        ways: list[Replay | None] = [_itself] if same else [self.recorder.views.steps(o, base), place_in(base, o)]
+        for way in ways:
+            if way is not None and self._gives(way, _fresh(base, self.recorder), spec):
+                return CustomView(self._emit_once(base) if number is None else number, number is not None, way)
+        return None
 
     def _goes_through_custom(self, o: Tensor, base: Tensor, number: int | None) -> bool:
         """Does a user's autograd.Function lie between a view and its base? Its backward would be lost in a replay."""
@@ -447,6 +463,11 @@ class OutputClassifier:
         if id(t) not in self._emitted:
             self._emitted[id(t)] = self.emit(t)
         return self._emitted[id(t)]
+
+
+def _itself(base: Tensor) -> Tensor:
+    """A view of all of it."""
+    return base.view_as(base)
 
 
 def _is_another(value: Any, known: Any) -> bool:

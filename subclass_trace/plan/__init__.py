@@ -31,6 +31,7 @@ from .inputs import (
 )
 from .outputs import (
     ConstantOutput,
+    CustomView,
     Detached,
     GradientOutput,
     InputOutput,
@@ -73,6 +74,7 @@ __all__ = [
     "ContainerChange",
     "ContainerItem",
     "CountPlan",
+    "CustomView",
     "Detached",
     "GradientOutput",
     "HookPlan",

@@ -173,12 +173,25 @@ class Detached:
 
 
 @dataclass(frozen=True, eq=False)
+class CustomView:
+    """What a result of a custom autograd.Function is a view of, an input or a forward value; ``replay`` makes it of that."""
+
+    base: int
+    of_input: bool
+    replay: Replay
+
+
+@dataclass(frozen=True, eq=False)
 class ValueOutput:
-    """Forward value ``value``. ``attributes`` are Python attributes that the region set on it."""
+    """Forward value ``value``. ``attributes`` are Python attributes that the region set on it.
+
+    ``view_of``: autograd knows it as a view, whose history is that of the value all the same.
+    """
 
     value: int
     spec: Spec
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    view_of: CustomView | None = None
 
 
 @dataclass(frozen=True)

@@ -514,6 +514,7 @@ class _EntryEmitter:
     def _is_simple_output(self, o: Any) -> bool:
         special = isinstance(o, SameOutput) or getattr(o, "starts_grad", False) or getattr(o, "dangling", False)
         special = special or getattr(o, "early", False) or getattr(o, "layouts", None) is not None
+        special = special or getattr(o, "view_of", None) is not None
         return not special and not getattr(o, "attributes", ())
 
     def _primal(self, primal: Any, leaves: Sequence[str], symbols: dict[Any, str]) -> str:

@@ -16,7 +16,7 @@ import torch
 from .. import _torch
 from .._torch.dynamo import never_compiled
 from ..capture.aliasing import storage_key
-from ..plan import Plan, SavedValue
+from ..plan import Plan, Replay, SavedValue
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.protocol import is_traceable
 from .backward import Backwards, CompiledBackward
@@ -199,6 +199,20 @@ class Dangling(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
         """There is nobody to give a gradient to."""
         return None, None
+
+
+class RelatedView(torch.autograd.Function):
+    """A view of a tensor with the history of another value: what a custom Function makes whose result is a view."""
+
+    @staticmethod
+    def forward(ctx: Any, base: Tensor, value: Tensor, replay: Replay) -> Tensor:
+        """The view. Autograd refuses to write it in place, as it does for the Function of the user."""
+        return replay(base)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:
+        """It all belongs to the value."""
+        return None, grad, None
 
 
 class RegionFunction(torch.autograd.Function):

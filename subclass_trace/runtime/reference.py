@@ -35,7 +35,7 @@ from ..subclass.protocol import REAL
 from ..subclass.visit import rebuild
 from .backward import Backwards
 from .containers import owners_found
-from .function import Dangling, RegionFunction
+from .function import Dangling, RegionFunction, RelatedView
 from .parted import parted
 from .rebuild import detached, of_inference, replay_view, share
 from .sizes import bind, evaluate, evaluator, read_unread
@@ -226,8 +226,11 @@ def make_output(
         base = call.inputs[o.base] if o.of_input else values[o.base]
         with contextlib.nullcontext() if o.layouts is None else laid_out(base, o.layouts, call.env):
             value = replay_view(o, base, call.env) if early is None else early
-    else:
+    elif o.view_of is None:
         value = values[o.value]
+    else:
+        base = call.inputs[o.view_of.base] if o.view_of.of_input else values[o.view_of.base]
+        value = _torch.apply_function(RelatedView, base, values[o.value], o.view_of.replay)
     if isinstance(o, ViewOutput) and o.starts_grad:
         value.requires_grad_()
     if isinstance(o, ViewOutput) and o.dangling:

@@ -193,6 +193,9 @@ def _plan_output(plan: Plan, path: str, o: OutputPlan) -> None:
         count = leaf_count(o.spec)
         held = leaf_count(plan.values[o.value])
         require(held == count, "the result does not fit its value", path, expected=f"{count} leaves", got=held)
+        if o.view_of is not None:
+            count = len(plan.inputs) if o.view_of.of_input else len(plan.values)
+            _exists(o.view_of.base, count, "the base of a view", path)
 
 
 def _plan_alias(plan: Plan, path: str, row: ValueAlias) -> None:

@@ -81,10 +81,28 @@ def _pooled_as_two(
 
 
 def _matmul(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Of batches: with symbolic sizes torch decomposes it in Python, where its result is a view, which eager's is not."""
+    """With symbolic sizes torch decomposes it in Python, where its result may be a view, which eager's never is."""
     out = func(*args, **kwargs)
-    batches = len(args) == 2 and not kwargs and all(isinstance(a, Tensor) and a.dim() > 2 for a in args)
-    return _no_view(out, args) if batches else out
+    given = (*args, *kwargs.values())
+    if kwargs.get("out") is not None or (fresh := _no_view(out, given)) is out:
+        return out
+    return _written(
+        fresh, int(sorted(a.dim() for a in given if a is not None) == [1, 2])
+    )  # a row of a matrix: C++ writes its shape
+
+
+def _linear(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Such a product. Where eager does not compute it with the bias at once, it adds that in place."""
+    named = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
+    x, weight = named.get("input"), named.get("weight")
+    if not isinstance(x, Tensor) or not isinstance(weight, Tensor):
+        return func(*args, **kwargs)
+    if named.get("bias") is None:
+        return _matmul(recorder, lambda x, weight: func(*args, **kwargs), (x, weight), {})
+    out = func(*args, **kwargs)
+    if x.dim() == 2 or not isinstance(out, Tensor) or out._is_view():
+        return out
+    return _written(out, 1 + int((x.dim(), weight.dim()) == (1, 2)))
 
 
 def _attention(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -199,6 +217,7 @@ COMPOSITES: Mapping[str, Callable[..., Any]] = {
     "one_hot": _one_hot,
     "scaled_dot_product_attention": _attention,
     **dict.fromkeys(("matmul", "__matmul__", "__rmatmul__"), _matmul),
+    "linear": _linear,
     "matrix_rank": _matrix_rank,
     "linalg_matrix_rank": _matrix_rank,
     "max_pool1d": _max_pool1d,

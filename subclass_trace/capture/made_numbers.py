@@ -21,15 +21,19 @@ from .user_code import quoted
 class MadeNumbers:
     """Notes while a session traces which symbols become numbers, and where the user's code is."""
 
-    def __init__(self, recorder: Any) -> None:
+    def __init__(self) -> None:
         self._lines: dict[Any, str | None] = {}
-        self._recorder = weakref.ref(recorder)
-        _torch.report_constants(recorder.mode.shape_env, self._note)
 
-    def _note(self, symbol: Any) -> None:
-        recorder = self._recorder()
-        if recorder is not None:
-            self._lines[symbol] = recorder.asking_line() if recorder.tag == "is_forward" else None
+    def watch(self, recorder: Any) -> None:
+        """The symbols of a recorder's own mode (those of another tracer are its business)."""
+        at_work = weakref.ref(recorder)
+
+        def note(symbol: Any) -> None:
+            recorder = at_work()
+            if recorder is not None:
+                self._lines[symbol] = recorder.asking_line() if recorder.tag == "is_forward" else None
+
+        _torch.report_constants(recorder.mode.shape_env, note)
 
     def reasons(self, inputs: Iterable[tuple[torch.Tensor, Path]]) -> tuple[str, ...]:
         """``args[0].size(1) = 8: file:line`` and the code there, for each such size of traced inputs."""

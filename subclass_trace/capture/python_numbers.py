@@ -39,7 +39,7 @@ from .inputs import TracedInput, TracedInputs
 from .memory import TEXTS, refuse_text
 from .number_steps import Steps
 from .session import Session
-from .user_code import TORCH_FILES, asking_frame, asking_line
+from .user_code import TORCH_FILES, asking_frame, asking_line, user_line
 
 Tensor = torch.Tensor
 #: class of symbols -> class of what they stand for
@@ -49,6 +49,8 @@ _ABSENT: Any = object()
 _DO_WITHOUT_HASH = ("einops",)
 #: what C functions say that take numbers alone
 _TAKES_NUMBERS = re.compile(r"\bSym(Int|Float|Bool)\b|not JSON serializable")
+#: and operations in C++
+_OF_NUMBERS = re.compile("with symbolic sizes/strides|ArrayRef expected to contain only concrete integers")
 #: classes of results of ``math``, where they are no floats
 _KINDS: dict[str, type] = {"isnan": bool, "isinf": bool, "isfinite": bool, "isclose": bool}
 _KINDS |= dict.fromkeys(("gcd", "lcm", "isqrt", "factorial", "comb", "perm"), int)
@@ -102,7 +104,8 @@ def places_of(session: Session, inputs: Sequence[TracedInput], symbols: Collecti
             for d, n in enumerate(numbers):
                 if isinstance(n, torch.SymInt) and not is_ragged(n):
                     own = n.node.expr.free_symbols
-                    if own and (symbols is None or own & set(symbols)):
+                    known = symbols is None and _torch.constant_symbol(n) is not None  # by value, but C++ sees a symbol
+                    if known or (own and (symbols is None or own & set(symbols))):
                         found.append((path, kind, d))
 
     for place, n in session.arguments.items():
@@ -130,11 +133,21 @@ def needed_numbers(session: Session, inputs: Sequence[TracedInput]) -> NeedsNumb
 
 
 def needs_real_kernel(
-    session: Session, inputs: Sequence[TracedInput], error: BaseException | None, path: str | None
+    session: Session, inputs: Sequence[TracedInput], error: BaseException | None
 ) -> NeedsNumbers | None:
-    """Is the error that an operation has no kernel for fake tensors? Torch runs the real one, which takes numbers alone."""
-    places = places_of(session, inputs, None) if isinstance(error, _torch.NO_FAKE_KERNEL) else []
-    return NeedsNumbers(places, f"a kernel for fake tensors that {error} does not have", path) if places else None
+    """Is the error that an operation's kernel in C++ takes numbers alone, or that only its real one, which torch runs in the
+    place of a fake one, is there?"""
+    line = None if error is None else user_line(error)
+    for cause in (error, getattr(error, "__cause__", None)):
+        what = None
+        if isinstance(cause, _torch.NO_FAKE_KERNEL):
+            what = f"a kernel for fake tensors that {cause} does not have"
+        elif isinstance(cause, RuntimeError) and _OF_NUMBERS.search(str(cause)):
+            what = f"sizes in C++ ({str(cause).partition(chr(10))[0]})"
+        places = places_of(session, inputs, None) if what else []
+        if what and places:
+            return NeedsNumbers(places, what, line)
+    return None
 
 
 class PythonNumbers:
@@ -182,10 +195,8 @@ class PythonNumbers:
             raise self.needed from None  # the function may have caught it
         if isinstance(error, (TypeError, AttributeError)) and _TAKES_NUMBERS.search(str(error)):
             self._refused(error)
-        if isinstance(error, UnsupportedError):
-            needed = needs_real_kernel(self.session, rows, error.__cause__, error.path)
-            if needed is not None:
-                raise needed
+        if isinstance(error, RuntimeError) and (needed := needs_real_kernel(self.session, rows, error)) is not None:
+            raise needed from error
 
     def _tables(self) -> Iterator[dict[str, Any]]:
         """The globals of the code of wrapper classes."""

@@ -72,7 +72,9 @@ class Session:
         if mode is None and not dynamic:
             _torch.replace_cache(self.mode, self.recorder.results.remembered)
         self.reads = ContextReads()
-        self.made_numbers = MadeNumbers(self.recorder)
+        self.made_numbers = MadeNumbers()
+        if mode is None:
+            self.made_numbers.watch(self.recorder)
         self._read_of: dict[Any, frozenset[Any]] = {}  # symbol of a computed float -> those that it is computed of
 
     def dtensor_modes(self) -> _torch.DTensorModes | None:

@@ -101,7 +101,7 @@ def build_program(
     except NeedsEager:
         raise
     except Exception as error:  # whatever it is, eager would raise it in the backward, if there ever is one
-        needed = needs_real_kernel(captured.session, captured.inputs, error.__cause__, None)
+        needed = needs_real_kernel(captured.session, captured.inputs, error)
         if needed is not None:
             raise needed from error
         if captured.session.dynamic:

@@ -229,9 +229,9 @@ def _failed_tensor_guard(plan: Plan, guards: Guards, flat: Sequence[Any]) -> str
     for row, value in zip(plan.inputs, inputs, strict=True):
         reason = _structure(row.spec, value, row.path)
         reason = reason or failed_metadata(row, value)
-        for name, number in row.inside:
+        for name, number in row.inside if reason is None else ():
             if getattr(*owner_of(value, name)) is not inputs[number]:
-                reason = reason or f"{row.path}.{name}: expected to be the same tensor as {plan.inputs[number].path}"
+                reason = f"{row.path}.{name}: expected to be the same tensor as {plan.inputs[number].path}"
         if reason is not None:
             return reason
     return _failed_leaf_guard(plan, guards, inputs, flat)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import subclass_trace as st
-from subclass_trace.zoo import TwoTensor
+from subclass_trace.zoo import Masked, TwoTensor
 
 Tensor = torch.Tensor
 CALLS: list[Callable[[Any], Any]] = [lambda f: f, st.compile, lambda f: st.compile(f, dynamic=True)]
@@ -362,3 +362,15 @@ def test_a_flat_view_of_what_is_transposed_afterwards(look: Callable[[Tensor], T
     for call in CALLS[1:]:  # autograd makes its history anew, which it cannot on fake tensors
         with pytest.raises(st.errors.UnsupportedError, match="view that requires grad after the shape of its base"):
             call(of_value)(torch.ones(2, 3, requires_grad=True))
+
+
+def test_other_classes_where_a_wrapper_was_inside_of_another() -> None:
+    def f(x: Any, w: Any) -> Any:
+        return x * 2, w * 3
+
+    region = st.compile(f)
+    w = TwoTensor(torch.ones(2), torch.ones(2))
+    other = Masked(torch.ones(2), torch.tensor([True, False]))
+    region(TwoTensor(w, w * 2), w)
+    for x in (torch.ones(2), TwoTensor(torch.ones(2), torch.ones(2)), other):
+        assert type(region(x, w)[0]) is type(x)

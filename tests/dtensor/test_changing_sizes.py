@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from spmd import REPLICATE
 from torch.distributed.tensor import DTensor
 
@@ -32,3 +33,27 @@ def test_views_of_other_sizes(mesh, name, dynamic) -> None:
                 assert a == b
             else:
                 assert a.shape == b.shape and torch.equal(a.to_local(), b.to_local())
+
+
+INTERPOLATIONS = ["nearest", "nearest-exact", "bilinear", "bicubic"]
+
+
+@pytest.mark.parametrize("mode", INTERPOLATIONS)
+@pytest.mark.parametrize("grad", [False, True])
+def test_interpolation(mesh, mode, grad) -> None:
+    """With symbolic sizes torch takes it apart into operations of dense tensors and the DTensor, which the class refuses."""
+
+    def function(x):
+        return F.interpolate(x[None, None], scale_factor=2, mode=mode)
+
+    region = st.compile(function)
+    for rows in (4, 6, 5):
+        seen = []
+        for run in (function, region):
+            local = torch.arange(3.0 * rows).reshape(rows, 3).sin()
+            x = DTensor.from_local(local, mesh, REPLICATE, run_check=False).detach().requires_grad_(grad)
+            out = run(x)
+            if grad:
+                (out.sin() * out).sum().backward()
+            seen.append([t.to_local() for t in (out.detach(), *([x.grad] if grad else []))])
+        assert all(map(torch.equal, *seen))

@@ -7,6 +7,7 @@ apart in Python instead of in C++. These Python forms differ from the C++ kernel
     dropout                         draws random numbers for p = 1; copies where the kernel returns its argument
     multilabel_margin_loss_forward  counts class 0 for each target that a row has less than classes
     upsample_linear and the like    rounds in another way, by 1 for bytes
+    upsample_nearest and the like   wrappers get indexing by dense tensors, which DTensor refuses
     softshrink, hardshrink          another gradient of NaN, which kernels treat as they please
     multi_margin_loss               a gradient of the weights, which eager mode refuses
 """
@@ -21,8 +22,11 @@ from typing import Any
 import torch
 import torch._decomp.decompositions as decompositions
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import adaptive
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .fake_kernels import META_KERNELS
 from .this_thread import replaced_here
 
 Tensor = torch.Tensor
@@ -34,21 +38,24 @@ BatchNormBase = torch.nn.modules.batchnorm._BatchNorm
 AdaptiveOutput: Any = adaptive._ASMoutput
 _aten = torch.ops.aten
 _KEYS = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
+_META = torch._C.DispatchKey.Meta
 
 
 @contextlib.contextmanager
 def composites_as_eager() -> Iterator[None]:
     """Inside, an operation that torch takes apart in Python computes what it computes in eager mode."""
-    before = [(op, key, op.py_kernels[key]) for op in _FORMS for key in _KEYS if key in op.py_kernels]
+    forms = [(op, key, op.py_kernels[key]) for op in _FORMS for key in _KEYS if key in op.py_kernels]
+    metas = [(op, _META, op.py_kernels.get(_META)) for op in META_KERNELS]
     with (
         replaced_here(decompositions, "_rnn_helper", _recurrent_layers),
         replaced_here(decompositions, "select_one_layer_lstm_function", _lstm_layer_for),
     ):
-        _set_forms([(op, key, _of_this_thread(_FORMS[op], kernel)) for op, key, kernel in before])
+        _set_forms([(op, key, _of_this_thread(_FORMS[op], kernel)) for op, key, kernel in forms])
+        _set_forms([(op, key, META_KERNELS[op]) for op, key, _ in metas])
         try:
             yield
         finally:
-            _set_forms(before)
+            _set_forms([*forms, *metas])
 
 
 def _of_this_thread(form: Callable[..., Any] | None, kernel: Callable[..., Any]) -> Callable[..., Any] | None:
@@ -62,7 +69,7 @@ def _of_this_thread(form: Callable[..., Any] | None, kernel: Callable[..., Any])
 def _set_forms(rows: Sequence[tuple[Any, Any, Callable[..., Any] | None]]) -> None:
     for op, key, form in rows:
         if form is None:
-            del op.py_kernels[key]
+            op.py_kernels.pop(key, None)
         else:
             op.py_kernels[key] = form
         op._dispatch_cache.clear()
@@ -131,12 +138,33 @@ def _interpolation(vec: Any, kernel: Any) -> Callable[..., Tensor]:
     return form
 
 
+def _whole_for_wrappers(kernel: Any, form: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``form`` for dense tensors. A wrapper gets the operation itself, as in eager mode: its class may not know the parts."""
+
+    def either(input: Tensor, output_size: Any, *rest: Any) -> Tensor:
+        if type(input) is FakeTensor or not is_traceable_wrapper_subclass(input):
+            return form(input, output_size, *rest)
+        *options, scale_factors = rest
+        size: Any = decompositions.upsample_compute_output_size(input.size(), output_size, scale_factors)
+        before = [(kernel, key, kernel.py_kernels[key]) for key in _KEYS if key in kernel.py_kernels]
+        _set_forms([(kernel, key, None) for _, key, _ in before])
+        try:
+            return kernel(input, size, *options, *(scale_factors or [None] * len(size)))
+        finally:
+            _set_forms(before)
+
+    return either
+
+
 _INTERPOLATIONS = (
     (_aten.upsample_linear1d.vec, _aten.upsample_linear1d.default),
     (_aten.upsample_bilinear2d.vec, _aten.upsample_bilinear2d.default),
     (_aten.upsample_trilinear3d.vec, _aten.upsample_trilinear3d.default),
     (_aten.upsample_bicubic2d.vec, _aten.upsample_bicubic2d.default),
 )
+_NEAREST = [
+    getattr(_aten, f"{name}{n}d") for name in ("upsample_nearest", "_upsample_nearest_exact") for n in (1, 2, 3)
+]
 #: None: the kernel, and the derivative that it has in C++
 _FORMS: dict[Any, Callable[..., Any] | None] = {
     _aten.dropout.default: _dropout,
@@ -144,7 +172,8 @@ _FORMS: dict[Any, Callable[..., Any] | None] = {
     _aten.softshrink.default: None,
     _aten.hardshrink.default: None,
     _aten.multi_margin_loss.default: _multi_margin_loss(_aten.multi_margin_loss.default),
-    **{vec: _interpolation(vec, kernel) for vec, kernel in _INTERPOLATIONS},
+    **{vec: _whole_for_wrappers(kernel, _interpolation(vec, kernel)) for vec, kernel in _INTERPOLATIONS},
+    **{op.vec: _whole_for_wrappers(op.default, op.vec.py_kernels[_KEYS[0]]) for op in _NEAREST},
 }
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_impls import op_implementations_dict
 
 Tensor = torch.Tensor
@@ -83,6 +85,37 @@ def _ctc_loss(log_probs: Tensor, targets: Tensor, inputs: Any, lengths: Any, *op
 
 def _ctc_loss_backward(grad: Tensor, log_probs: Tensor, *others: Any, **more: Any) -> Tensor:
     return log_probs.new_empty(log_probs.shape)
+
+
+# ---------------------------------------------------------------------------------------------- interpolation
+def _interpolation_backward(op: Any, keeps_format: bool) -> Callable[..., Tensor]:
+    def kernel(grad: Tensor, output_size: Sequence[Any], input_size: Sequence[Any], *options: Any) -> Tensor:
+        if all(type(n) is int for n in (*grad.shape, *output_size, *input_size)):
+            return op._op_dk(_META, grad, output_size, input_size, *options)  # type: ignore[no-any-return]
+        torch._check(
+            all(map(operator.eq, grad.shape, (*input_size[:2], *output_size))),
+            lambda: f"Expected grad_output to have the same shape as output; got {list(grad.shape)}",
+        )  # type: ignore[no-untyped-call]
+        out = grad.new_empty(input_size)
+        return out.to(memory_format=suggest_memory_format(grad)) if keeps_format else out
+
+    return kernel
+
+
+_META = torch._C.DispatchKey.Meta
+#: backwards of interpolations whose kernels for fake tensors know no symbolic sizes -> do channels stay last?
+_INTERPOLATIONS = {
+    _aten.upsample_nearest1d_backward.default: False,
+    _aten._upsample_nearest_exact1d_backward.default: False,
+    _aten.upsample_linear1d_backward.default: False,
+    _aten.upsample_bilinear2d_backward.default: True,
+    _aten.upsample_bicubic2d_backward.default: False,
+    _aten.upsample_nearest3d_backward.default: False,
+    _aten._upsample_nearest_exact3d_backward.default: False,
+    _aten.upsample_trilinear3d_backward.default: True,
+}
+#: the same for torch itself, which classes ask for the sizes of a result (DTensor does): operation -> kernel of meta tensors
+META_KERNELS = {op: _interpolation_backward(op, keeps) for op, keeps in _INTERPOLATIONS.items()}
 
 
 # ---------------------------------------------------------------------------------------------- Fourier transforms

@@ -246,7 +246,7 @@ def ragged_parts(size: torch.SymInt) -> tuple[Any, Any] | None:
     if env is None:
         return None
     for symbol in node.expr.free_symbols:
-        if hasattr(symbol_values(env).get(symbol), "_coeff"):  # a SingletonInt
+        if _is_singleton(symbol_values(env).get(symbol)):
             return symbol, node.expr / symbol
     return None
 
@@ -296,20 +296,46 @@ def is_nested(size: Any) -> bool:
     return bool(size.node.is_nested_int())
 
 
-def shape_conditions(env: ShapeEnv, known: Any) -> list[Any]:
-    """What a trace assumed of its size symbols, as sympy conditions: ranges of the symbols, and branches taken.
+def shape_conditions(env: ShapeEnv, known: frozenset[Any]) -> list[Any]:
+    """What a trace assumed of its size symbols, as sympy conditions on ``known`` ones: ranges, and branches taken.
 
     Ranges come first: a branch may divide by a size that was not 0.
     """
     import sympy
 
-    conditions = []
+    conditions: dict[Any, None] = {}
     for symbol in known:
         bounds = env.var_to_range.get(symbol)
         if bounds is not None and bounds.lower.is_Integer and bounds.lower > 0:
-            conditions.append(sympy.Ge(symbol, bounds.lower, evaluate=False))
-    conditions += [g.expr for g in env.guards]
+            conditions[sympy.Ge(symbol, bounds.lower, evaluate=False)] = None
+    for guard in env.guards:
+        conditions.update(dict.fromkeys(_in_terms_of(known, guard.expr, env)))
     return [c for c in conditions if c is not sympy.true]
+
+
+def _in_terms_of(known: frozenset[Any], condition: Any, env: ShapeEnv) -> tuple[Any, ...]:
+    """Conditions on ``known`` symbols from which this one follows.
+
+    A symbol that was found to be equal to others, or to a number, since the condition was assumed is what it is equal to:
+    that it is equal is checked with the size. Where it follows from nothing that a call tells, all sizes are taken for
+    constant.
+    """
+    unknown = condition.free_symbols - known
+    if not unknown:
+        return (condition,)
+    condition = condition.xreplace({s: env.replace(s) for s in unknown})
+    free = condition.free_symbols
+    if free <= known:
+        return (condition,)
+    values = symbol_values(env)
+    if all(_is_singleton(values.get(s)) for s in free):
+        return ()  # a nested int is no number, and which ones are the same is guarded with the offsets
+    return equalities(known, values)
+
+
+def _is_singleton(value: Any) -> bool:
+    """Is it what torch has for the value of a nested int?"""
+    return hasattr(value, "_coeff")
 
 
 @dataclass(frozen=True, eq=False)

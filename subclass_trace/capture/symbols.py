@@ -36,6 +36,9 @@ class Symbols:
         self._truths: dict[Any, fx.Node] = {}  # symbol -> what computes True or False, of which it is 1 or 0
         self._texts: dict[int, str] = {}  # what to say of conditions on data-dependent numbers
         self._ragged: dict[int, Any] = {}  # nested int of a real tensor -> symbol
+        self._of_others = frozenset(
+            map(id, self._all_deferred())
+        )  # of a trace around this one, which checks them itself
 
     # ------------------------------------------------------------------ where symbols come from
     def bind(self, node: fx.Node, value: Any) -> None:
@@ -116,10 +119,13 @@ class Symbols:
             raise UnsupportedError("a number is computed of a float in steps that are not known", got=value)
         if hit is None:
             hit = self._source_node(expr, value) if expr.is_Symbol else self._expression_node(expr, tag)
-            hit.meta.setdefault("val", value)
-            hit.meta.setdefault("partitioner_tag", tag)
-            self._nodes[expr] = hit
+            self._keep(expr, hit, value, tag)
         return hit
+
+    def _keep(self, expr: Any, node: fx.Node, value: Any, tag: str) -> None:
+        node.meta.setdefault("val", value)
+        node.meta.setdefault("partitioner_tag", tag)
+        self._nodes[expr] = node
 
     def _source_node(self, symbol: Any, value: Any) -> fx.Node:
         if symbol in self._truths:
@@ -134,8 +140,9 @@ class Symbols:
 
     def _expression_node(self, expr: Any, tag: str) -> fx.Node:
         for symbol in sorted(expr.free_symbols, key=str):
-            if symbol not in self._nodes:
-                self.node_of(symint(self.mode.shape_env, symbol), tag)
+            if symbol not in self._nodes:  # also one that the trace took for constant since
+                value = symint(self.mode.shape_env, symbol)
+                self._keep(symbol, self._source_node(symbol, value), value, tag)
         mark: Any = next(iter(reversed(self.graph.nodes)))
         proxies = {s: fx.Proxy(self._nodes[s], self.tracer) for s in expr.free_symbols}
         made: fx.Node = _torch.sympy_to_nodes(expr, proxies).node
@@ -160,19 +167,29 @@ class Symbols:
         self._texts.update((id(row), text) for row in self._deferred() if id(row) not in before)
 
     def _deferred(self) -> list[Any]:
-        return [row for rows in self.mode.shape_env.deferred_runtime_asserts.values() for row in rows]
+        return [row for row in self._all_deferred() if id(row) not in self._of_others]
+
+    def _all_deferred(self) -> list[Any]:
+        env = self.mode.shape_env
+        return [] if env is None else [row for rows in env.deferred_runtime_asserts.values() for row in rows]
 
     def assertions(self, tag: str) -> Iterator[fx.Node]:
         """Nodes that check in each call what the trace took for true of such numbers (``torch._check``, bounds)."""
         if not self.data_dependent:
             return
+        known = {*self._nodes, *self._sources, *self._truths}
         for row in self._deferred():
-            if row.expr.free_symbols <= {*self._nodes, *self._sources}:
-                text = self._texts.get(id(row), f"a condition on values inside tensors does not hold: {row.expr}")
-                condition = self._expression_node(row.expr, tag)
-                check = self.graph.call_function(aten._assert_scalar.default, (condition, text))
-                check.meta["val"] = None
-                yield check
+            if not row.expr.free_symbols <= known:
+                raise UnsupportedError(
+                    "a condition on values inside tensors cannot be checked in each call",
+                    expected="numbers that operations of the region make",
+                    got=row.expr,
+                )
+            text = self._texts.get(id(row), f"a condition on values inside tensors does not hold: {row.expr}")
+            condition = self._expression_node(row.expr, tag)
+            check = self.graph.call_function(aten._assert_scalar.default, (condition, text))
+            check.meta["val"] = None
+            yield check
 
 
 def _value_of(node: fx.Node) -> Any:

@@ -271,20 +271,22 @@ class Backwards:
         try:
             with tape.session.reads.at(env) as contexts:
                 traced = tape.trace(specs, create_graph=create_graph)
-            if twins := [e for e in known if e.has_gradients(traced)]:
-                return twins[0]
+            for twin in known:
+                assumes = set(_torch.shape_conditions(shape_env, self.symbols)) - before
+                if twin.has_gradients(traced) and assumes <= set(twin.conditions):
+                    return twin
             entry = self.build(traced, specs, create_graph)
             _torch.fix_rounded(shape_env, since=len(assumed.guards))
-            added = [c for c in _torch.shape_conditions(shape_env, self.symbols) if c not in before]
+            conditions = tuple(c for c in _torch.shape_conditions(shape_env, self.symbols) if c not in before)
+            met = {s for guard in shape_env.guards[len(assumed.guards) :] for s in guard.expr.free_symbols}
         finally:  # they hold for this backward; the next one that is traced must find out anew
             _torch.restore_assumptions(shape_env, assumed)
-        if any(not tape.session.recorder.symbols.floats.isdisjoint(c.free_symbols - self.symbols) for c in added):
+        if not tape.session.recorder.symbols.floats.isdisjoint(met - self.symbols):
             raise TangentError(
                 "this backward branches on a number that is computed of a float of the call",
                 path=", ".join(self.output_paths) or None,
                 fix="compile with automatic_dynamic=False, or pass the float as a tensor",
             )
-        conditions = tuple(c for c in added if c.free_symbols <= self.symbols)
         if (
             (create_graph or self.of_backward)
             and self.narrow is not None

@@ -57,7 +57,7 @@ def make_plan(
     Args:
         kept: names of what eager autograd would keep.
     """
-    inputs = tuple(_inputs(captured, arguments))
+    inputs, symbols = tuple(_inputs(captured, arguments)), tuple(_symbols(captured))
     return Plan(
         inputs=inputs,
         positions=tuple(positions),
@@ -65,8 +65,8 @@ def make_plan(
         assignments=captured.assignments,
         leaf_count=len(captured.leaf_primals),
         primals=tuple(_primals(captured, forward)),
-        symbols=tuple(_symbols(captured)),
-        conditions=tuple(conditions_of(captured)),
+        symbols=symbols,
+        conditions=conditions_of(captured, symbols),
         values=tuple(freeze(v) for v in captured.values),
         saved_results=_saved_results(forward, captured, len(saved)),
         detach_values=_detach(forward, captured),
@@ -175,10 +175,9 @@ def number_symbols(rows: Sequence[SymbolPlan]) -> frozenset[Any]:
     return frozenset(row.symbol for row in rows if row.kind != "ragged")
 
 
-def conditions_of(captured: Captured) -> list[Any]:
-    """What the trace assumed of the symbols."""
-    known = number_symbols(_symbols(captured))
-    return [c for c in _torch.shape_conditions(captured.session.shape_env, known) if c.free_symbols <= known]
+def conditions_of(captured: Captured, symbols: Sequence[SymbolPlan]) -> tuple[Any, ...]:
+    """What the trace assumed of the symbols that a call binds: of these, though some may be constant for it by now."""
+    return tuple(_torch.shape_conditions(captured.session.shape_env, number_symbols(symbols)))
 
 
 def _offsets_matter(captured: Captured) -> bool:

@@ -92,7 +92,7 @@ def build_program(
             verify.verify_forward(forward, write_back=keep_input_mutations)
             verify.verify_plan(plan)
         call, plan = forward_program(backend, backend.inference, half, plan)
-        plan = replace(plan, conditions=tuple(conditions_of(captured)))  # compiling may have added some
+        plan = replace(plan, conditions=conditions_of(captured, plan.symbols))  # compiling may have added some
         return Program(plan, call, None), Graphs(None, half, None)
     guess: list[Spec] = []
     try:
@@ -141,7 +141,7 @@ def build_program(
     compile_backward = backward_compiler(backend, parts.packed)
     compiled = compile_half(backend, backend.backward, parts.second, is_backward=True)
     first = _first_backward(parts, traced, guess, compiled, captured.session.dtensor_modes())
-    plan = replace(plan, conditions=tuple(conditions_of(captured)))  # compiling may have added some
+    plan = replace(plan, conditions=conditions_of(captured, plan.symbols))  # compiling may have added some
     known = number_symbols(plan.symbols)
     names = frozenset(parts.saved)
     backwards = Backwards(captured.tape, names, compile_backward, _output_paths(plan), known, parts.twins)
@@ -194,6 +194,7 @@ def _without_backward(
     saved = saved_table(parts, _primal_paths(captured))
     plan = make_plan(captured, arguments, positions, through_base, parts.first, saved)
     call, plan = forward_program(backend, backend.forward, parts.first, plan)
+    plan = replace(plan, conditions=conditions_of(captured, plan.symbols))  # compiling may have added some
     compile_backward = backward_compiler(backend)
     known = number_symbols(plan.symbols)
     names = frozenset(parts.saved)

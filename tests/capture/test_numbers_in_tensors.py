@@ -179,6 +179,40 @@ def test_a_check_is_made_in_each_call() -> None:
         compiled(torch.ones(2), torch.tensor(8))
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_check_of_a_computed_float_is_made_in_each_call(dynamic: bool) -> None:
+    def f(x: Tensor) -> Tensor:
+        v = x[0].item()
+        torch._check(v * 0.3 > x.shape[0] - 3)
+        return x * v
+
+    compiled = st.compile(f, dynamic=dynamic)
+    for x in (torch.ones(3), torch.zeros(3), torch.ones(4), torch.full((4,), 4.0)):
+        try:
+            expected = f(x)
+        except RuntimeError:
+            with pytest.raises(RuntimeError):
+                compiled(x)
+        else:
+            assert torch.equal(compiled(x), expected)
+
+
+def test_a_check_against_a_size_that_is_constant_since() -> None:
+    def f(x: Tensor) -> Tensor:
+        v = x[0].item()
+        torch._check(v <= x.shape[0])
+        return x * v * (2 if x.shape[0] == 3 else 1)
+
+    compiled = st.compile(f, dynamic=True)
+    for values in ([2, 1, 1], [4, 0, 0], [4, 1, 1, 1], [5, 1, 1, 1]):
+        x = torch.tensor(values)
+        if values[0] > len(values):
+            with pytest.raises(RuntimeError):
+                compiled(x)
+        else:
+            assert torch.equal(compiled(x), f(x))
+
+
 def test_an_index_that_is_out_of_range_is_named() -> None:
     compiled = st.compile(lambda x, i: x[i])
     compiled(torch.ones(5), torch.tensor(2))

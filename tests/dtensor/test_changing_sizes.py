@@ -1,0 +1,59 @@
+"""A DTensor whose size changes: what its class takes for true of sizes while a view is made is guarded as well."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from spmd import REPLICATE
+from torch.distributed.tensor import DTensor
+
+import subclass_trace as st
+
+PROGRAMS = {
+    "slice that is clamped": lambda x: (x[4:6], len(range(x.shape[0] // 2)), 1 if x.shape[0] % 2 else 0),
+    "split": lambda x: (*x.split(2), len(range(x.shape[0] // 2))),
+    "split of the other dimension": lambda x: (*x.split(2, 1), 1 if x.shape[1] > 5 else 0),
+    "chunk": lambda x: (*x.chunk(4), 1 if x.shape[0] > 7 else 0),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_views_of_other_sizes(mesh, name, dynamic) -> None:
+    function = PROGRAMS[name]
+    region = st.compile(function, dynamic=dynamic)
+    for rows, columns in ((5, 4), (7, 5), (10, 7), (11, 11), (6, 6)):
+        local = torch.arange(1.0 * rows * columns).reshape(rows, columns)
+        x = DTensor.from_local(local, mesh, REPLICATE, run_check=False)
+        expected, found = function(x), region(x)
+        assert len(found) == len(expected)
+        for a, b in zip(expected, found, strict=True):
+            if isinstance(a, int):
+                assert a == b
+            else:
+                assert a.shape == b.shape and torch.equal(a.to_local(), b.to_local())
+
+
+INTERPOLATIONS = ["nearest", "nearest-exact", "bilinear", "bicubic"]
+
+
+@pytest.mark.parametrize("mode", INTERPOLATIONS)
+@pytest.mark.parametrize("grad", [False, True])
+def test_interpolation(mesh, mode, grad) -> None:
+    """With symbolic sizes torch takes it apart into operations of dense tensors and the DTensor, which the class refuses."""
+
+    def function(x):
+        return F.interpolate(x[None, None], scale_factor=2, mode=mode)
+
+    region = st.compile(function)
+    for rows in (4, 6, 5):
+        seen = []
+        for run in (function, region):
+            local = torch.arange(3.0 * rows).reshape(rows, 3).sin()
+            x = DTensor.from_local(local, mesh, REPLICATE, run_check=False).detach().requires_grad_(grad)
+            out = run(x)
+            if grad:
+                (out.sin() * out).sum().backward()
+            seen.append([t.to_local() for t in (out.detach(), *([x.grad] if grad else []))])
+        assert all(map(torch.equal, *seen))

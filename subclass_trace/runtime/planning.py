@@ -34,8 +34,8 @@ from ..plan import (
     ValueOutput,
     ViewOutput,
 )
-from ..subclass.context import snapshot
 from ..subclass.flatten import leaves_of
+from ..subclass.kept import kept_spec
 from ..subclass.spec import WrapperSpec, is_ragged, leaf_count
 from .sizes import freeze, to_expr
 
@@ -101,12 +101,12 @@ def _inputs(captured: Captured, arguments: Sequence[Argument]) -> list[InputPlan
     for number, (i, a) in enumerate(zip(captured.inputs, arguments, strict=True)):
         asked = captured.metadata.asked_of(number)
         is_leaf = i.is_leaf if number in written or asked.is_leaf else None
-        spec = captured.session.reads.guarded(number, freeze(i.spec, snapshot))
+        spec = captured.session.reads.guarded(number, kept_spec(freeze(i.spec), i.path))
         row = InputPlan(i.path, spec, i.leaves, is_leaf, a.position, a.take_base)
         is_parameter = i.is_parameter if asked.is_parameter else None
         rows.append(replace(row, is_parameter=is_parameter, no_gradient=asked.gradient, facts=asked.facts))
     for c in captured.closed_over:
-        row = InputPlan(c.path, freeze(c.spec, snapshot), c.leaves, None, None, constant=c.value)
+        row = InputPlan(c.path, kept_spec(freeze(c.spec), c.path), c.leaves, None, None, constant=c.value)
         if c.gradient_of is not None:
             held = (a.position for a in arguments if a.value is c.gradient_of)
             position = next(held, None)

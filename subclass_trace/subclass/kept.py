@@ -45,7 +45,7 @@ from .spec import LeafSpec, OpaqueSpec, Spec
 from .tensors import facts_of, parts_of_tensor, same_bytes, why_not_comparable
 from .visit import VALUE
 
-_DEEPEST, _MOST_OBJECTS, _MOST_PARTS = 20, 200, 5000
+_DEEPEST, _MOST_OBJECTS, _MOST_PARTS = 20, 1000, 20_000
 
 
 class KeptObject(Kept):

@@ -294,7 +294,7 @@ _REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
     "itself": (lambda: _inside(torch.ones(1)), "a list that contains itself", "context[1] of args[0]"),
     "iterator": (lambda: Box(iter([1])), "an iterator", "context.v of args[0]"),
     "deep": (_deep, "more than 20 deep", "of args[0]"),
-    "many": (lambda: Box([Box(k) for k in range(1000)]), "more than 200 objects", "of args[0]"),
+    "many": (lambda: Box([Box(k) for k in range(1000)]), "more than 1000 objects", "of args[0]"),
 }
 
 

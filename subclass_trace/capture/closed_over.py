@@ -19,6 +19,7 @@ from .. import _torch
 from ..errors import UnsupportedError
 from ..plan import MutationPlan
 from ..subclass.flatten import flatten, leaves_of
+from ..subclass.kept import kept_spec
 from ..subclass.paths import Path
 from ..subclass.protocol import Kind, is_traceable, kind_of
 from ..subclass.spec import Spec
@@ -183,6 +184,7 @@ class StandIns:
             else:
                 with _torch.no_modes():
                     leaves, spec = flatten(real)
+                    kept_spec(spec, Path(type(real).__qualname__))  # refuses contexts that no guard could compare
                 if real.is_nested:
                     spec = replace(spec, size=recorder.symbols.ragged_sizes(spec.size))  # type: ignore[union-attr,arg-type]
                 traced = rebuild(spec, iter([recorder.lift(t) for t in leaves]))

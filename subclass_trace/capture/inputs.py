@@ -22,6 +22,7 @@ from ..plan import gradient_of
 from ..subclass.components import Part, with_components
 from ..subclass.context import has_sizes, map_sizes, same_context, snapshot, with_outer, without_outer
 from ..subclass.flatten import flatten, leaf_paths, wrappers_inside
+from ..subclass.kept import kept_spec
 from ..subclass.numbers import NumberPlace
 from ..subclass.paths import Path, owner_of
 from ..subclass.protocol import class_of_leaf, refuse
@@ -137,6 +138,7 @@ def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: Dynam
     for argument in arguments:
         with torch.no_grad(), _torch.no_modes():  # real tensors: nothing here is part of the trace
             leaves, spec = flatten(argument.value, argument.path)
+            kept_spec(spec, argument.path)  # refuses contexts that no guard could compare
             paths_here = leaf_paths(argument.value, argument.path)
             aliases = [t.detach() if t.layout is torch.strided else t for t in leaves]
         places = []

@@ -12,11 +12,11 @@ from .. import _torch
 from ..errors import AliasingError, UnsupportedError
 from ..plan import MutationPlan
 from ..subclass.arguments import attributes_of_wrapper
-from ..subclass.context import same_context, snapshot, without_outer
+from ..subclass.context import same_context, without_outer
 from ..subclass.flatten import flatten, wrappers_inside
+from ..subclass.kept import kept_spec
 from ..subclass.paths import Path, owner_of
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
-from ..subclass.visit import map_spec
 from .aliasing import family
 from .facts import holds_traced
 from .inputs import Argument, TracedInput, TracedInputs
@@ -59,7 +59,7 @@ def state_of(traced: Tensor) -> Before:
     """The state of one traced tensor."""
     leaves, spec = flatten(traced)
     attributes = attributes_of_wrapper(traced, spec)
-    spec = map_spec(spec, lambda sizes: sizes, snapshot)
+    spec = kept_spec(spec)
     memory = tuple(_torch.storage_ref(t) if t.layout is torch.strided else None for t in leaves)
     inside = wrappers_inside(traced)
     inner = tuple((".".join(names), t, t._version) for names, t in inside if not t.is_inference())
@@ -271,7 +271,7 @@ def _change(row: TracedInput, was: Before, inputs: TracedInputs, recorder: Recor
     for name, value in attributes.items():
         if holds_traced(value):
             raise _escapes(row.path, name, value)
-    if not attributes and not same_contexts(after, was.spec):
+    if not attributes and not same_contexts(was.spec, after):
         raise UnsupportedError(
             "the region changes the flatten context of an input in place",
             path=row.path,

@@ -133,7 +133,7 @@ class Unwrapper:
                 source.bind("same_context", same_context)
                 value = source.constant(inner.value, "opaque")
                 source.line(
-                    f"if {variable}.{name} is not {value} and not same_context({variable}.{name}, {value}): {self.miss}"
+                    f"if {variable}.{name} is not {value} and not same_context({value}, {variable}.{name}): {self.miss}"
                 )
 
     #: maps a local name to the real value's shortcut attribute; set by the entry emitter, which has real inputs

@@ -34,8 +34,9 @@ from ..plan import (
     ValueOutput,
     ViewOutput,
 )
-from ..subclass.context import snapshot
 from ..subclass.flatten import leaves_of
+from ..subclass.kept import kept_spec
+from ..subclass.paths import Path
 from ..subclass.spec import Spec, WrapperSpec, is_ragged, leaf_count, spec_leaves
 from ..subclass.visit import rebuild
 from .sizes import freeze, to_expr
@@ -61,7 +62,7 @@ def make_plan(
     return Plan(
         inputs=inputs,
         positions=tuple(positions),
-        through_base={k: freeze(spec, snapshot) for k, spec in through_base.items()},
+        through_base={k: kept_spec(freeze(spec), Path("view")) for k, spec in through_base.items()},
         assignments=captured.assignments,
         leaf_count=len(captured.leaf_primals),
         primals=tuple(_primals(captured, forward)),
@@ -102,13 +103,13 @@ def _inputs(captured: Captured, arguments: Sequence[Argument]) -> list[InputPlan
     for number, (i, a) in enumerate(zip(captured.inputs, arguments, strict=True)):
         asked = captured.metadata.asked_of(number)
         is_leaf = i.is_leaf if number in written or asked.is_leaf else None
-        spec = captured.session.reads.guarded(number, freeze(i.spec, snapshot))
+        spec = captured.session.reads.guarded(number, kept_spec(freeze(i.spec), i.path))
         row = InputPlan(i.path, spec, i.leaves, is_leaf, a.position, a.take_base)
         is_parameter = i.is_parameter if asked.is_parameter else None
         row = replace(row, is_parameter=is_parameter, no_gradient=asked.gradient, facts=asked.facts)
         rows.append(replace(row, inside=i.inside))
     for c in captured.closed_over:
-        row = InputPlan(c.path, freeze(c.spec, snapshot), c.leaves, None, None, constant=c.value)
+        row = InputPlan(c.path, kept_spec(freeze(c.spec), c.path), c.leaves, None, None, constant=c.value)
         if c.gradient_of is not None:
             held = (a.position for a in arguments if a.value is c.gradient_of)
             position = next(held, None)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from .. import _torch
-from .context import same_context, snapshot
+from .context import Kept, StandIn, same_context, snapshot
 from .spec import Spec, WrapperSpec
 
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque, types.MappingProxyType)
@@ -31,7 +31,7 @@ _ABSENT: Any = object()
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 
 
-class ObjectIdentity:
+class ObjectIdentity(Kept):
     """An object that is equal to itself alone."""
 
     def __init__(self, value: Any) -> None:
@@ -45,7 +45,7 @@ class ObjectIdentity:
         return repr(self.value)
 
 
-class TakenOnce:
+class TakenOnce(StandIn):
     """An iterator of Python's: it gives its items once, so that no later call meets it as it was."""
 
     def __init__(self, value: Any) -> None:
@@ -64,7 +64,7 @@ def is_iterator(value: Any) -> bool:
     return type(value).__module__ in ("builtins", "itertools") and isinstance(value, Iterator)
 
 
-class ObjectState:
+class ObjectState(StandIn):
     """An object among the arguments: its class, and what it held when it was seen.
 
     Another object is what it was if it holds the same, and is equal by its own ``==`` where a part of its state is out of
@@ -111,7 +111,7 @@ class ObjectState:
         return self.text
 
 
-class AttributesOf:
+class AttributesOf(StandIn):
     """The attributes that somebody has set on a tensor: all but those of ``own``, which its class sets.
 
     Of those that are no numbers, strings or None, which a region does not read, it is told that they are there.
@@ -148,10 +148,7 @@ def argument_snapshot(value: Any) -> Any:
 
 def same_argument(known: Any, now: Any) -> bool:
     """Is an argument as it was when `argument_snapshot` was taken?"""
-    return known.holds(now) if isinstance(known, _STATES) else same_context(known, now)
-
-
-_STATES = (ObjectState, ObjectIdentity, TakenOnce, AttributesOf)
+    return known.holds(now) if isinstance(known, StandIn) else same_context(known, now)
 
 
 def has_own_equality(cls: type) -> bool:

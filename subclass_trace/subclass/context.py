@@ -11,12 +11,14 @@ import copy
 import dataclasses
 import enum
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .. import _torch
+from .tensors import facts_of, parts_of_tensor, same_bytes, why_not_comparable
 
 _ATOMS = (
     int,
@@ -31,11 +33,35 @@ _ATOMS = (
     type,
     enum.Enum,
 )
+#: of these the same object is the same value
+PLAIN = frozenset({int, str, bytes, bool, float, complex, type(None), torch.dtype, torch.device})
 _MAX_DEPTH = 20
 
 
+class StandIn:
+    """Stands in what a guard keeps for a value that is not simply compared with another one."""
+
+    __slots__ = ()
+
+    def holds(self, now: Any) -> bool:
+        """May ``now`` be in the place of that value? Never raises and never dispatches."""
+        raise NotImplementedError
+
+
+class Kept(StandIn):
+    """A `StandIn` for an object, of which a wrapper that is built again is given ``value``."""
+
+    __slots__ = ("value",)
+
+    value: Any
+
+    def fresh(self) -> Any:
+        """What a wrapper is given."""
+        return self.value
+
+
 @dataclasses.dataclass(frozen=True)
-class Unread:
+class Unread(StandIn):
     """Stands in the context of an input for a value that the trace never read: a guard asks for its type alone.
 
     Attributes:
@@ -51,15 +77,23 @@ class Unread:
     part: tuple[str, Any]
     held: tuple[str, ...]
 
+    def holds(self, now: Any) -> bool:
+        """Is it of that type?"""
+        return type(now) is self.kind
+
     def __repr__(self) -> str:
         return f"<any {self.kind.__name__}>"
 
 
 @dataclasses.dataclass(frozen=True)
-class AnyNumber:
+class AnyNumber(StandIn):
     """Stands in what a guard keeps for a number that is an input of the graph: a guard asks for its type alone."""
 
     kind: type
+
+    def holds(self, now: Any) -> bool:
+        """Is it of that type?"""
+        return type(now) is self.kind
 
     def __repr__(self) -> str:
         return f"<any {self.kind.__name__}>"
@@ -79,6 +113,11 @@ class Sizes(tuple[Any, ...]):
     """Stands in a context for a ``torch.Size`` of which some numbers are computed from the sizes of a call."""
 
     __slots__ = ()
+
+
+def is_atom(value: Any) -> bool:
+    """Is it a value that nothing can change: a number, a string, a type, a size?"""
+    return isinstance(value, (*_ATOMS, float, complex, *_SIZES))
 
 
 def has_sizes(context: Any) -> bool:
@@ -115,9 +154,10 @@ def _symbolic(items: list[Any]) -> bool:
 def same_context(a: Any, b: Any, _depth: int = 0) -> bool:
     """Are two contexts the same for a guard? Never raises and never dispatches.
 
-    Order: identity (except for mutable containers, which are compared with a snapshot of themselves); type; numbers
-    with NaN equal to NaN and the sign of zero; containers elementwise; arrays and tensors by shape, dtype, device and
-    bytes; generated dataclass equality fieldwise; else the author's ``==``, where anything but ``True`` is "different".
+    Order: identity (except for mutable containers, which are compared with a snapshot of themselves); what a guard keeps
+    in place of an object (``a`` alone: see `kept`); type; numbers with NaN equal to NaN and the sign of zero; containers
+    elementwise; arrays and tensors by shape, dtype, device and bytes; generated dataclass equality fieldwise; else the
+    author's ``==``, where anything but ``True`` is "different".
     """
     if (
         a is b
@@ -128,7 +168,7 @@ def same_context(a: Any, b: Any, _depth: int = 0) -> bool:
     if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt):
         return bool(size_key(a) == size_key(b))
     if type(a) is not type(b) or _depth > _MAX_DEPTH:
-        return isinstance(a, (Unread, AnyNumber)) and type(b) is a.kind
+        return isinstance(a, StandIn) and a.holds(b)
     if isinstance(a, (float, complex)):
         return _same_number(a, b)
     if isinstance(a, _ATOMS):
@@ -138,8 +178,8 @@ def same_context(a: Any, b: Any, _depth: int = 0) -> bool:
     if isinstance(a, dict):
         return list(a) == list(b) and all(same_context(v, b[k], _depth + 1) for k, v in a.items())
     if isinstance(a, torch.Tensor):
-        return _same_tensor(a, b)
-    if type(a).__module__ == "numpy":
+        return _same_tensor(a, b, _depth)
+    if type(a).__module__ == "numpy" and hasattr(a, "tobytes"):
         return (getattr(a, "dtype", None), getattr(a, "shape", None)) == (
             getattr(b, "dtype", None),
             getattr(b, "shape", None),
@@ -154,28 +194,45 @@ def same_context(a: Any, b: Any, _depth: int = 0) -> bool:
 
 
 def snapshot(context: Any) -> Any:
-    """What a guard keeps of a context: mutable containers and arrays copied, everything else by reference."""
+    """A context of its own for a wrapper: mutable containers and arrays copied, everything else by reference.
+
+    What a guard keeps is `kept`, which can stand in the place of a context here.
+    """
+    if isinstance(context, Kept):
+        return context.fresh()
     if isinstance(context, tuple):
-        return _like(context, list(map(snapshot, context)))
+        return map_items(context, snapshot)
     if type(context) is list:
         return list(map(snapshot, context))
     if type(context) is dict:
         return {k: snapshot(v) for k, v in context.items()}
     if type(context) is set:
         return set(context)
-    if _is_mutable_dataclass(context):
-        twin = copy.copy(context)
-        for f in dataclasses.fields(context):
-            object.__setattr__(twin, f.name, snapshot(getattr(context, f.name)))
-        return twin
-    if type(context).__module__ == "numpy" and hasattr(context, "copy"):
-        return context.copy()
-    if type(context) in (bytearray, array.array):
+    if has_generated_equality(context):
+        return map_fields(context, lambda v: v if isinstance(v, torch.Tensor) else snapshot(v))
+    if is_buffer(context):
         return copy.copy(context)
     if type(context) is torch.Tensor:
         with _torch.no_modes():
             return context.detach().clone()
     return context
+
+
+def is_buffer(value: Any) -> bool:
+    """Is it an array of numbers, or of bytes, that can be written in place?"""
+    return type(value) in (bytearray, array.array) or (type(value).__module__ == "numpy" and hasattr(value, "copy"))
+
+
+def map_items(context: tuple[Any, ...], function: Callable[[Any], Any]) -> Any:
+    """A tuple with ``function`` applied to each item: the same one where that changes none of them."""
+    items = list(map(function, context))
+    return context if all(map(operator.is_, items, context)) else _like(context, items)
+
+
+def map_fields(context: Any, function: Callable[[Any], Any]) -> Any:
+    """A dataclass with ``function`` applied to each field: the same one where it is frozen and that changes none."""
+    twin = _with_fields(context, function)
+    return copy.copy(context) if twin is context and _is_mutable_dataclass(context) else twin
 
 
 class _Outer(enum.Enum):
@@ -217,8 +274,9 @@ def with_outer(context: Any, size: tuple[Any, ...], stride: tuple[Any, ...]) -> 
         return [with_outer(x, size, stride) for x in context]
     if type(context) is dict:
         return {k: with_outer(v, size, stride) for k, v in context.items()}
-    own = snapshot(context)
-    return _with_fields(own, lambda v: with_outer(v, size, stride)) if has_generated_equality(own) else own
+    if has_generated_equality(context):
+        return map_fields(context, lambda v: v if isinstance(v, torch.Tensor) else with_outer(v, size, stride))
+    return snapshot(context)
 
 
 def has_generated_equality(value: Any) -> bool:
@@ -271,11 +329,14 @@ def _same_number(a: complex, b: complex) -> bool:
     return (a == b and math.copysign(1, a) == math.copysign(1, b)) or (a != a and b != b)
 
 
-def _same_tensor(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if _torch.is_fake(a) or _torch.is_fake(b) or _torch.is_functorch_wrapped(a):
-        return a is b
-    if (a.shape, a.dtype, a.device, a.requires_grad) != (b.shape, b.dtype, b.device, b.requires_grad):
+def _same_tensor(a: torch.Tensor, b: torch.Tensor, depth: int) -> bool:
+    """Are two tensors of one class the same in all that can be compared?"""
+    try:
+        if _torch.is_fake(a) or _torch.is_fake(b) or _torch.is_functorch_wrapped(a):
+            return a is b
+        if why_not_comparable(a) or why_not_comparable(b) or facts_of(a) != facts_of(b):
+            return False
+        inside = parts_of_tensor(a)
+        return same_bytes(a, b) if inside is None else same_context(inside, parts_of_tensor(b), depth + 1)
+    except Exception:  # a class's own code, or a kernel that a backend lacks
         return False
-    with _torch.no_modes():
-        x, y = (t.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
-        return bool(torch.equal(x, y))

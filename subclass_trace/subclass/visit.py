@@ -13,7 +13,7 @@ import torch
 
 from .. import _torch
 from ..errors import ProtocolError, SubclassTraceError
-from .context import map_sizes, with_outer
+from .context import Kept, map_sizes, with_outer
 from .paths import Path
 from .protocol import Kind, kind_of, refuse, refuse_layout, unflatten_of
 from .spec import LeafSpec, OpaqueSpec, Spec
@@ -119,7 +119,7 @@ def rebuild(spec: Spec, leaves: Iterator[Any], size: Callable[[Sequence[Any]], S
     if isinstance(spec, LeafSpec):
         return next(leaves)
     if isinstance(spec, OpaqueSpec):
-        return spec.value
+        return spec.value.fresh() if isinstance(spec.value, Kept) else spec.value
     inner = {n: rebuild(s, leaves, size) for n, s in zip(spec.names, spec.inners, strict=True)}
     outer, stride = tuple(size(spec.size)), tuple(size(spec.stride))
     # A fresh context: a mutable one must not be shared by the results of two calls.

@@ -8,6 +8,7 @@ import functools
 import pickle
 import threading
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -344,6 +345,38 @@ def _dict() -> None:
     tag["k"] = 2
     assert region(Scaled(dense(2, seed=0), torch.tensor(1.0), tag)).tag == {"k": 2}
     assert len(region.specializations) == 2
+
+
+@fact(C, "an object or a closure that is changed in place between calls", torch="error (guard)")
+def _changed() -> None:
+    box = types.SimpleNamespace(v=2.0)
+    for tag, value in ((box, lambda: box.v), (lambda: box.v, lambda: box.v)):
+        region = st.compile(lambda x: x.data_ * (x.tag() if callable(x.tag) else x.tag.v))
+        for box.v in (2.0, 3.0, 2.0):
+            x = Scaled(dense(2, seed=0), torch.tensor(1.0), tag)
+            assert torch.equal(region(x), x.data_ * value())
+        assert len(region.specializations) == 2
+
+
+@fact(C, "an object that the operations of the class change", torch="not checked", refused="UnsupportedError")
+def _counted() -> None:
+    def f(x: Any) -> Any:
+        x.tag.calls += 1
+        return x.data_ * 2
+
+    st.compile(f)(Scaled(dense(2, seed=0), torch.tensor(1.0), types.SimpleNamespace(calls=0)))
+
+
+@fact(
+    C,
+    "what cannot be compared: a quantized tensor, an iterator, a list that contains itself",
+    torch="not checked",
+    refused="UnsupportedError",
+)
+def _incomparable() -> None:
+    tag: list[Any] = []
+    tag.append(tag)
+    st.compile(lambda x: x * 2)(Scaled(dense(2, seed=0), torch.tensor(1.0), tag))
 
 
 same(C, "optional inner tensors that come and go", lambda x: x * 2, lambda c: masked(3, seed=c))

@@ -1,0 +1,311 @@
+"""What guards keep of flatten contexts.
+
+A guard that held an object itself would compare it with itself, however it was changed in between. So it keeps, beside
+the object, what that held: attributes, items, the cells of a function. See docs/notes/contexts.md.
+
+>>> scale = types.SimpleNamespace(value=2)
+>>> known = kept((scale, 1))
+>>> same_context(known, (scale, 1))
+True
+>>> scale.value = 3
+>>> same_context(known, (scale, 1))
+False
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import types
+from collections import ChainMap, UserDict, UserList, deque
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from .. import _torch
+from ..errors import UnsupportedError
+from .arguments import FOREIGN, NAMESPACES, ObjectIdentity, attributes_inside, has_own_equality, is_iterator
+from .context import (
+    PLAIN,
+    Kept,
+    Sizes,
+    StandIn,
+    has_generated_equality,
+    is_atom,
+    is_buffer,
+    map_fields,
+    map_items,
+    same_context,
+    snapshot,
+)
+from .paths import Path
+from .spec import LeafSpec, OpaqueSpec, Spec
+from .tensors import facts_of, parts_of_tensor, same_bytes, why_not_comparable
+from .visit import VALUE
+
+_DEEPEST, _MOST_OBJECTS, _MOST_PARTS = 20, 1000, 20_000
+
+
+class KeptObject(Kept):
+    """An object by reference, and what it held.
+
+    It is itself, or one that is equal to it, as long as it still holds that: wrappers that a region builds are given the
+    object itself. Where its class says what is equal, attributes may change that do not count (a hash that it remembers).
+    """
+
+    __slots__ = ("keys", "parts", "twin")
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.keys: tuple[Any, ...] = ()
+        self.parts: tuple[Any, ...] = ()
+        self.twin = _twin(value)
+
+    def holds(self, now: Any) -> bool:
+        """Is ``now`` the same for a guard, and does the object hold what it held?"""
+        if now is not self.value and not same_context(self.value, now):
+            return False
+        try:
+            rows = list(holdings(self.value))
+            return self._held(rows) or (self.twin is not None and self._still_equal(dict(rows)))
+        except Exception:  # code of the object's class
+            return False
+
+    def _held(self, rows: list[tuple[Any, Any]]) -> bool:
+        if len(rows) != len(self.keys):
+            return False
+        for key, part, (k, v) in zip(self.keys, self.parts, rows, strict=True):
+            if key is not k and key != k:
+                return False
+            if (v is not part or type(v) not in PLAIN) and not same_context(part, v):
+                return False
+        return True
+
+    def _still_equal(self, now: dict[str, Any]) -> bool:
+        """Are those that differ bound anew, and the object equal to what it was?"""
+        known = zip(self.keys, self.parts, strict=True)
+        inside = all(k in now and same_context(v, now[k]) for k, v in known if not is_atom(v))
+        return inside and (self.twin == self.value) is True
+
+    def __repr__(self) -> str:
+        return f"{self.value!r}, as it was"
+
+
+def _twin(value: Any) -> Any:
+    """Another object with the attributes that ``value`` has now, where its class has an equality of its own."""
+    cls = type(value)
+    plain = all(k is object or ("__slots__" not in vars(k) and k.__module__ != "builtins") for k in cls.__mro__)
+    if not plain or any("__new__" in vars(k) for k in cls.__mro__[:-1]) or not has_own_equality(cls):
+        return None
+    twin = object.__new__(cls)
+    twin.__dict__.update(vars(value))
+    return twin
+
+
+class KeptReference(Kept):
+    """A tensor that a region takes as an input of its own: what it holds may change, its metadata may not."""
+
+    __slots__ = ("facts",)
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self.value, self.facts = value, facts_of(value)
+
+    def holds(self, now: Any) -> bool:
+        """Is ``now`` that tensor, or one that is the same as it is now?"""
+        if now is not self.value:
+            return same_context(self.value, now)
+        try:
+            return facts_of(now) == self.facts
+        except Exception:  # a class's own code
+            return False
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+class KeptTensor(Kept):
+    """A plain tensor: its metadata, and a copy of its numbers. ``value``: what a wrapper is given, a copy too."""
+
+    __slots__ = ("facts", "parts")
+
+    def __init__(self, value: torch.Tensor, parts: Any) -> None:
+        self.value, self.facts = snapshot(value), facts_of(value)
+        with _torch.no_modes(), torch.no_grad():
+            self.parts = value.detach().clone() if parts is None else parts
+
+    def holds(self, now: Any) -> bool:
+        """Is ``now`` a tensor with these numbers?"""
+        try:
+            if not isinstance(now, torch.Tensor) or why_not_comparable(now) or facts_of(now) != self.facts:
+                return False
+            inside = parts_of_tensor(now)
+            return same_bytes(self.parts, now) if inside is None else same_context(self.parts, inside)
+        except Exception:  # a class's own code, or a kernel that a backend lacks
+            return False
+
+    def fresh(self) -> torch.Tensor:
+        """A copy that nobody else has."""
+        made: torch.Tensor = snapshot(self.value)
+        return made
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+def holdings(value: Any) -> Iterator[tuple[Any, Any]]:
+    """What an object holds that can be exchanged in place: pairs of a key and a value."""
+    cls: Any = type(value)
+    derived = _derived(cls)
+    yield from (row for row in attributes_inside(value) if row[0] not in derived)
+    if isinstance(value, types.FunctionType):
+        yield "__code__", value.__code__
+        yield from enumerate(value.__defaults__ or ())
+        yield from (value.__kwdefaults__ or {}).items()
+        yield from zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+    elif isinstance(value, (types.MethodType, types.BuiltinMethodType)):
+        yield "__self__", value.__self__
+    elif isinstance(value, types.CellType):
+        with contextlib.suppress(ValueError):  # it is empty
+            yield "cell_contents", value.cell_contents
+    elif isinstance(value, functools.partial):
+        yield from (("func", value.func), ("args", value.args), ("keywords", value.keywords))
+    elif isinstance(value, (dict, types.MappingProxyType)):
+        yield from value.items()
+    elif isinstance(value, (set, frozenset)):
+        yield from ((id(v), v) for v in sorted(value, key=id))
+    elif isinstance(value, _SEQUENCES):
+        yield from enumerate(value)
+
+
+@functools.cache
+def _derived(cls: type) -> frozenset[str]:
+    """The attributes that a class computes of others when they are first read."""
+    return frozenset(k for c in cls.__mro__ for k, v in vars(c).items() if isinstance(v, functools.cached_property))
+
+
+def is_looked_inside(value: Any) -> bool:
+    """Is it an object whose `holdings` are all that can change in it, as far as Python tells?"""
+    cls = type(value)
+    if isinstance(value, types.BuiltinMethodType):
+        return not isinstance(value.__self__, (types.ModuleType, type, type(None)))
+    if isinstance(value, types.FunctionType):
+        return not is_foreign(value)
+    if isinstance(value, _HOLDERS) or cls in NAMESPACES:
+        return True
+    has_attributes = hasattr(value, "__dict__") or any("__slots__" in vars(k) for k in cls.__mro__[:-1])
+    return has_attributes and not is_foreign(cls)
+
+
+def is_foreign(value: Any) -> bool:
+    """Is it a class or function of Python's, of torch or numpy?"""
+    return str(value.__module__).partition(".")[0] in FOREIGN
+
+
+_SEQUENCES = (list, tuple, deque)
+_HOLDERS = (
+    *(*_SEQUENCES, dict, set, frozenset, types.MappingProxyType),
+    *(UserDict, UserList, ChainMap),
+    *(types.MethodType, types.CellType, functools.partial, torch.nn.Module),
+)
+
+
+def kept(context: Any, path: Path = VALUE) -> Any:
+    """What a guard keeps of the context of the wrapper at ``path``; `same_context` compares it with that of a call.
+
+    Raises:
+        UnsupportedError: it holds what cannot be compared, or itself.
+    """
+    return context if is_atom(context) else _Keeping(path).keep(context, Path("context"), ())
+
+
+def kept_spec(spec: Spec, path: Path = VALUE) -> Spec:
+    """A spec with what guards keep of its contexts, and of its values that are no tensors.
+
+    Raises:
+        UnsupportedError: see `kept`.
+    """
+    if isinstance(spec, LeafSpec):
+        return spec
+    if isinstance(spec, OpaqueSpec):
+        return OpaqueSpec(kept(spec.value, path))
+    inners = tuple(kept_spec(s, path.attr(n)) for n, s in zip(spec.names, spec.inners, strict=True))
+    return replace(spec, inners=inners, context=kept(spec.context, path))
+
+
+class _Keeping:
+    """One walk through a context. ``objects``: those that were met, by id; ``parts``: how much they hold."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.objects: dict[int, KeptObject] = {}
+        self.parts = 0
+
+    def keep(self, value: Any, at: Path, around: tuple[int, ...]) -> Any:
+        """What is kept of a value at ``at``. ``around``: the ids of what it is inside of."""
+        if is_atom(value) or isinstance(value, StandIn):
+            return value
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value, at, around)
+        if is_iterator(value):
+            raise self._refused(at, f"an iterator, {type(value).__qualname__}, which gives each item once")
+        if is_buffer(value):
+            return snapshot(value)
+        if id(value) in self.objects:  # an object that leads back to itself is compared once
+            return ObjectIdentity(value) if self._in_object(around) else self.objects[id(value)]
+        if id(value) in around:
+            raise self._refused(at, f"a {type(value).__qualname__} that contains itself")
+        if len(around) > _DEEPEST:
+            raise self._refused(at, f"values that are more than {_DEEPEST} deep inside of others")
+        inside = (*around, id(value))
+        if type(value) in (tuple, torch.Size, Sizes) or (isinstance(value, tuple) and hasattr(value, "_fields")):
+            return map_items(value, lambda v: self.keep(v, at, inside))
+        if type(value) is list:
+            return [self.keep(v, at.item(k), inside) for k, v in enumerate(value)]
+        if type(value) is dict:
+            return {k: self.keep(v, at.item(k), inside) for k, v in value.items()}
+        if type(value) in (set, frozenset) and all(map(is_atom, value)):
+            return type(value)(value)
+        if has_generated_equality(value):
+            return map_fields(value, lambda v: self._field(v, at, inside))
+        return self._object(value, at, inside) if is_looked_inside(value) else value
+
+    def _tensor(self, value: torch.Tensor, at: Path, around: tuple[int, ...]) -> Any:
+        if _torch.is_fake(value) or _torch.is_functorch_wrapped(value):
+            return ObjectIdentity(value)
+        reason = why_not_comparable(value)
+        if reason is not None and not self._in_object(around):
+            raise self._refused(at, reason)
+        if type(value) is not torch.Tensor or self._in_object(around):
+            return KeptReference(value)
+        parts = parts_of_tensor(value)
+        return KeptTensor(value, None if parts is None else self.keep(parts, at, around))
+
+    def _field(self, value: Any, at: Path, inside: tuple[int, ...]) -> Any:
+        """A field of a dataclass. A copy of it has the very tensors too: see `snapshot`."""
+        return KeptReference(value) if isinstance(value, torch.Tensor) else self.keep(value, at, inside)
+
+    def _in_object(self, around: tuple[int, ...]) -> bool:
+        """Is it inside of an object, of which a wrapper is given no copy?"""
+        return not self.objects.keys().isdisjoint(around)
+
+    def _object(self, value: Any, at: Path, inside: tuple[int, ...]) -> KeptObject:
+        """What is kept of an object. A region meets the very tensors that it holds."""
+        made = self.objects[id(value)] = KeptObject(value)
+        rows = list(holdings(value))
+        self.parts += len(rows)
+        if len(self.objects) > _MOST_OBJECTS or self.parts > _MOST_PARTS:
+            raise self._refused(at, f"more than {_MOST_OBJECTS} objects or {_MOST_PARTS} values in them")
+        made.keys = tuple(k for k, _ in rows)
+        made.parts = tuple(self.keep(v, at.attr(k) if isinstance(k, str) else at.item(k), inside) for k, v in rows)
+        return made
+
+    def _refused(self, at: Path, what: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"a flatten context holds {what}: guards cannot compare it",
+            path=f"{at} of {self.path}",
+            expected="numbers, strings, and objects that are made of such; dense and sparse tensors, and wrappers of them",
+            got=what,
+            fix="let __tensor_flatten__ return the values that the operations of the class read",
+        )

@@ -1,0 +1,321 @@
+"""Contexts that change in place between calls: what the operations of the class read is as in eager."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import return_and_correct_aliasing
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+import subclass_trace as st
+from subclass_trace.zoo import TwoTensor
+
+Tensor = torch.Tensor
+
+
+class Held(Tensor):
+    """One inner tensor, and anything as context. ``read``: what ``sin`` takes of the context, as a factor."""
+
+    a: Tensor
+    held: Any
+    read: Callable[[Any], Any] = lambda held: 1
+
+    @staticmethod
+    def __new__(cls, a: Tensor, held: Any) -> Any:
+        return Tensor._make_wrapper_subclass(cls, a.shape, strides=a.stride(), dtype=a.dtype, device=a.device)
+
+    def __init__(self, a: Tensor, held: Any) -> None:
+        self.a, self.held = a, held
+
+    def __tensor_flatten__(self) -> Any:
+        return ["a"], self.held
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: Any, context: Any, size: Any, stride: Any) -> Any:
+        return cls(inner["a"], context)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        held = next(t.held for t in tree_leaves((args, kwargs)) if isinstance(t, cls))
+        dense_args, dense_kwargs = tree_map_only(cls, lambda t: t.a, (args, kwargs or {}))
+        out = func(*dense_args, **dense_kwargs)
+        if func is torch.ops.aten.sin.default:
+            out = out * cls.read(held)
+        out = tree_map_only(Tensor, lambda t: cls(t, held), out)
+        return return_and_correct_aliasing(func, args, kwargs or {}, out)
+
+
+class Box:
+    def __init__(self, v: Any) -> None:
+        self.v = v
+
+
+class Slotted:
+    __slots__ = ("v",)
+
+    def __init__(self, v: Any) -> None:
+        self.v = v
+
+
+class Valued(Box):
+    """Equal by value; it remembers its hash."""
+
+    memo: int | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Valued) and self.v == other.v
+
+    def __hash__(self) -> int:
+        self.memo = self.memo or hash(self.v)
+        return self.memo
+
+    def doubled(self) -> float:
+        return float(2 * self.v)
+
+
+class Derived(Box):
+    @functools.cached_property
+    def doubled(self) -> float:
+        return float(2 * self.v)
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    v: list[float]
+
+
+class Items(list[float]):
+    pass
+
+
+class Node:
+    """Leads back to itself."""
+
+    def __init__(self, v: float) -> None:
+        self.v, self.next = v, self
+
+
+def _closure() -> Any:
+    v = [1.0]
+
+    def function() -> float:
+        return v[0]
+
+    function.v = v  # type: ignore[attr-defined]
+    return function
+
+
+def _scaled(v: list[float], by: float = 1.0) -> float:
+    return v[0] * by
+
+
+def _set(held: Any) -> None:
+    held.v = 3.0
+
+
+def _append(held: Any) -> None:
+    held.append(2.0)
+
+
+def _put(held: Any) -> None:
+    held["v"] = 3.0
+
+
+_CASES: dict[str, tuple[Callable[[], Any], Callable[[Any], None], Callable[[Any], Any]]] = {
+    "object": (lambda: Box(1.0), _set, lambda h: h.v),
+    "object with slots": (lambda: Slotted(1.0), _set, lambda h: h.v),
+    "object with its own equality": (lambda: Valued(1.0), _set, lambda h: h.v),
+    "object that leads to itself": (lambda: Node(1.0), _set, lambda h: h.next.v),
+    "object in a tuple": (lambda: (Box(1.0), 1), lambda h: _set(h[0]), lambda h: h[0].v),
+    "object in an object": (lambda: Box(Box(1.0)), lambda h: _set(h.v), lambda h: h.v.v),
+    "object in a dict": (lambda: {"k": [Box(1.0)]}, lambda h: _set(h["k"][0]), lambda h: h["k"][0].v),
+    "list in an object": (lambda: Box([1.0]), lambda h: _append(h.v), lambda h: sum(h.v)),
+    "object in a set": (lambda: {Box(1.0)}, lambda h: [_set(b) for b in h] and None, lambda h: next(iter(h)).v),
+    "frozen dataclass with a list": (lambda: Frozen([1.0]), lambda h: _append(h.v), lambda h: sum(h.v)),
+    "SimpleNamespace": (lambda: types.SimpleNamespace(v=1.0), _set, lambda h: h.v),
+    "cell of a closure": (_closure, lambda h: h.v.__setitem__(0, 3.0), lambda h: h()),
+    "default of a function": (
+        lambda: types.FunctionType(_scaled.__code__, globals(), "f", ([1.0], 1.0)),
+        lambda h: setattr(h, "__defaults__", ([3.0], 1.0)),
+        lambda h: h(),
+    ),
+    "list of a partial": (
+        lambda: functools.partial(_scaled, [1.0]),
+        lambda h: h.args[0].__setitem__(0, 3.0),
+        lambda h: h(),
+    ),
+    "bound method": (lambda: Valued(1.0).doubled, lambda h: _set(h.__self__), lambda h: h()),
+    "bound method of a dict": (lambda: {"v": 1.0}.get, lambda h: _put(h.__self__), lambda h: h("v")),
+    "deque": (lambda: collections.deque([1.0]), _append, sum),
+    "list subclass": (lambda: Items([1.0]), _append, sum),
+    "UserList": (lambda: collections.UserList([1.0]), _append, sum),
+    "OrderedDict": (lambda: collections.OrderedDict(v=1.0), _put, lambda h: h["v"]),
+    "defaultdict": (lambda: collections.defaultdict(float, v=1.0), _put, lambda h: h["v"]),
+    "ChainMap": (lambda: collections.ChainMap({"v": 1.0}), _put, lambda h: h["v"]),
+    "dict": (lambda: {"v": 1.0}, _put, lambda h: h["v"]),
+    "module": (lambda: torch.nn.Dropout(0.5), lambda h: setattr(h, "p", 0.1), lambda h: h.p),
+}
+
+
+def _run(call: Callable[[Tensor], Any], held: Any, change: Callable[[Any], None], read: Any) -> list[float]:
+    Held.read = read
+    x = Held(torch.ones(1), held)
+    found = [call(x).a.item(), call(x).a.item()]
+    change(held)
+    return [*found, call(x).a.item(), call(x).a.item()]
+
+
+@pytest.mark.parametrize("name", _CASES)
+def test_a_change_in_place_is_seen(name: str) -> None:
+    make, change, read = _CASES[name]
+    region = st.compile(lambda x: x.sin())
+    expected = _run(lambda x: x.sin(), make(), change, read)
+    assert expected[0] != expected[2]
+    assert _run(region, make(), change, read) == expected
+    assert len(region.specializations) == 2
+
+
+@pytest.mark.parametrize("name", _CASES)
+def test_a_change_inside_a_region_is_refused(name: str) -> None:
+    make, change, _ = _CASES[name]
+    Held.read = lambda held: change(held) or 1
+    with pytest.raises(st.UnsupportedError, match="changes the flatten context of an input in place"):
+        st.compile(lambda x: x.sin())(Held(torch.ones(1), make()))
+
+
+@pytest.mark.parametrize("make", [lambda: Derived(1.0), lambda: Valued(1.0)], ids=["cached_property", "memo"])
+def test_what_a_class_remembers_is_no_change(make: Callable[[], Any]) -> None:
+    Held.read = lambda held: held.doubled if isinstance(held, Derived) else len({held})
+    region = st.compile(lambda x: x.sin())
+    held = make()
+    for _ in range(3):
+        assert region(Held(torch.ones(1), held)).a.item() == Held(torch.ones(1), held).sin().a.item()
+    assert len(region.specializations) == 1
+
+
+def test_equal_objects_share_a_specialization_while_the_first_is_as_it_was() -> None:
+    Held.read = lambda held: held.v
+    region = st.compile(lambda x: x.sin())
+    first, second = Valued(2.0), Valued(2.0)
+    region(Held(torch.ones(1), first))
+    region(Held(torch.ones(1), second))
+    assert len(region.specializations) == 1
+    first.v = 5.0  # the specialization hands on the first one: it no longer serves the second
+    found = region(Held(torch.ones(1), second))
+    assert found.held.v == 2.0
+    assert found.a.item() == Held(torch.ones(1), second).sin().a.item()
+
+
+def test_a_context_that_is_put_back_is_served_again() -> None:
+    Held.read = lambda held: held.v
+    region, held = st.compile(lambda x: x.sin()), Box(1.0)
+    for v in (1.0, 3.0, 1.0, 3.0):
+        held.v = v
+        assert region(Held(torch.ones(1), held)).a.item() == Held(torch.ones(1), held).sin().a.item()
+    assert len(region.specializations) == 2
+
+
+# ---------------------------------------------------------------------------------------------- tensors
+def _compressed(v: float) -> Tensor:
+    return torch.sparse_compressed_tensor(
+        torch.tensor([0, 1, 2]), torch.tensor([0, 1]), torch.full((2,), v), (2, 2), layout=torch.sparse_csr
+    )
+
+
+_TENSORS: dict[str, Callable[[float], Tensor]] = {
+    "dense": lambda v: torch.full((2,), v),
+    "requires grad": lambda v: torch.full((2,), v, requires_grad=True),
+    "negative bit": lambda v: torch.full((2,), v * 1j, dtype=torch.complex64).conj().imag,
+    "wrapper": lambda v: TwoTensor(torch.ones(2), torch.full((2,), v)),
+    "wrapper in a wrapper": lambda v: TwoTensor(TwoTensor(torch.ones(2), torch.full((2,), v)), torch.ones(2)),
+    "sparse": lambda v: torch.sparse_coo_tensor(torch.tensor([[0, 1]]), torch.tensor([1.0, v]), (2,)),
+    "compressed": _compressed,
+    "meta": lambda v: torch.empty(int(v), device="meta"),
+    "parameter": lambda v: torch.nn.Parameter(torch.full((2,), v)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("name", _TENSORS)
+@pytest.mark.parametrize("around", [lambda t: t, lambda t: (1, [t])], ids=["alone", "in a list"])
+def test_tensors_are_told_apart(name: str, around: Callable[[Any], Any]) -> None:
+    Held.read = lambda held: 2.0
+    make = _TENSORS[name]
+    region = st.compile(lambda x: x.sin())
+    for v, count in ((1.0, 1), (1.0, 1), (2.0, 2), (1.0, 2)):
+        x = Held(torch.ones(2), around(make(v)))
+        assert torch.equal(region(x).a, x.sin().a)
+        assert len(region.specializations) == count
+
+
+class Loud(TwoTensor):
+    """Refuses all operations."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError(f"{func} was called")
+
+
+def test_guards_call_no_operation_of_a_wrapper() -> None:
+    Held.read = lambda held: 1.0
+    region = st.compile(lambda x: x.sin())
+    for v, count in ((1.0, 1), (1.0, 1), (2.0, 2)):
+        region(Held(torch.ones(2), {"k": Loud(torch.ones(2), torch.full((2,), v))}))
+        assert len(region.specializations) == count
+
+
+def _inside(t: Tensor) -> list[Any]:
+    items: list[Any] = [t]
+    items.append(items)
+    return items
+
+
+def _deep() -> Any:
+    value: Any = 1
+    for _ in range(30):
+        value = [value]
+    return value
+
+
+_REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
+    "quantized": (
+        lambda: [torch._make_per_tensor_quantized_tensor(torch.ones(2, dtype=torch.int8), 0.1, 0)],
+        "a quantized tensor",
+        "context[0] of args[0]",
+    ),
+    "mkldnn": (lambda: {"k": torch.ones(2).to_mkldnn()}, "layout torch._mkldnn", "context['k'] of args[0]"),
+    "itself": (lambda: _inside(torch.ones(1)), "a list that contains itself", "context[1] of args[0]"),
+    "iterator": (lambda: Box(iter([1])), "an iterator", "context.v of args[0]"),
+    "deep": (_deep, "more than 20 deep", "of args[0]"),
+    "many": (lambda: Box([Box(k) for k in range(1000)]), "more than 1000 objects", "of args[0]"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("name", _REFUSED)
+def test_what_cannot_be_compared_is_refused_by_name(name: str) -> None:
+    make, what, where = _REFUSED[name]
+    Held.read = lambda held: 1.0
+    region = st.compile(lambda x: x.sin())
+    with pytest.raises(st.UnsupportedError) as caught:
+        region(Held(torch.ones(1), make()))
+    assert what in caught.value.what
+    assert where in str(caught.value.path)
+    assert not region.specializations
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("name", _REFUSED)
+def test_guards_tell_it_apart_without_raising(name: str) -> None:
+    Held.read = lambda held: 1.0
+    region = st.compile(lambda x: x.sin())
+    region(Held(torch.ones(1), [torch.ones(2), [1]]))
+    with pytest.raises(st.UnsupportedError, match="a flatten context holds"):
+        region(Held(torch.ones(1), _REFUSED[name][0]()))

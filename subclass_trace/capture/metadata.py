@@ -104,9 +104,9 @@ class MetadataReads:
         """Is this real tensor one of the inputs?"""
         return any(row.real() is real for _, row in self._rows.values())
 
-    def hooks_matter(self, number: int) -> None:
-        """The trace hangs on there being no hooks on the gradient of an input."""
-        self._fact(number, "gradient hooks", self.rows()[number])
+    def fact(self, number: int, name: str) -> Any:
+        """A fact of an input, on which the trace hangs from now on."""
+        return self._fact(number, name, self.rows()[number])
 
     def note(self, number: int, name: str) -> None:
         """``name`` of `AskedOf` was asked of an input."""

@@ -87,6 +87,7 @@ class Captured:
         saves_out_of_sight: it keeps others as well, which cannot be asked for.
         metadata: what was asked of the inputs beside their values.
         counters: inputs that share a version counter.
+        apart: see `plan`.
     """
 
     session: Session
@@ -124,6 +125,7 @@ class Captured:
     grad_mode_after: bool | None
     metadata: MetadataReads
     counters: Groups
+    apart: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
 
     def kept(self, graph: fx.GraphModule) -> frozenset[str]:
         """What eager autograd would keep, by its name in a finished graph, as far as its nodes tell."""
@@ -288,7 +290,7 @@ class _Capture:
             self.metadata = MetadataReads(inputs, own.facts)
             self.counters = SharedCounters([i.traced for i in inputs.inputs], inputs.counters)
             functions = CapturedFunctions(recorder, self.metadata, self.counters)
-            self.stand_ins, self.gradients = functions.stand_ins, functions.gradients
+            self.stand_ins, self.gradients = functions.stand_ins, (gradients := functions.gradients)
             watching, asked = self.session.reads.watching(), self.metadata.watching()
             modules, numbers = formulas(), PythonNumbers(self.session, inputs)
             hooks = late_module_hooks(recorder)
@@ -299,7 +301,7 @@ class _Capture:
                 modules,
                 hooks,
                 functions,
-                _torch.accumulating_engine(functions.gradients.backward),
+                _torch.watched_engine(gradients.backward, gradients.check_graphs, gradients.check_hooks),
                 _torch.transformed_inputs(functions.stand_ins.swapped),
                 _torch.scripted_calls(functions.scripted),
                 self.session.in_their_places(),
@@ -440,6 +442,7 @@ class _Capture:
             grad_mode_after=grad_mode_after,
             metadata=self.metadata,
             counters=inputs.counters,
+            apart=self.gradients.apart(),
         )
 
     def _check_leaves(self, leaves: Sequence[Tensor], inputs: TracedInputs) -> None:

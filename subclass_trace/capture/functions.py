@@ -32,7 +32,7 @@ from .memory import TEXTS, refuse_memory, refuse_text
 from .metadata import ASIDE, ASKING, MetadataReads
 from .recorder import Recorder
 from .user_code import asking_frame
-from .views import RESHAPES, lost_history
+from .views import CHANGES, RESHAPES, lost_history
 
 Tensor = torch.Tensor
 #: what a kernel in C++ says that knows no symbols
@@ -105,6 +105,8 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         self.recorder.asks_for_numbers = name in _NUMBERS
         out = self._call(func, args, kwargs)
         self.views.note(func, args, kwargs, out)
+        if name in CHANGES and args:
+            self.metadata.has_shape(args[0])
         if self.counters:
             self.counters.level()
         return self.stand_ins.back.get(id(out), out)
@@ -220,6 +222,7 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         func(x, value)
         self.views.forget(x)
         recorder.alias(x, value)
+        self.metadata.has_shape(x)
         return None
 
 

@@ -383,6 +383,7 @@ class _Capture:
             if t.requires_grad and t.grad_fn is not None and (k not in mutated or k in tracked)
         ]
         live = [self.values[k] for k in differentiable]
+        self.metadata.check_shapes(inputs.inputs, [t.grad_fn for t in live])
         rows = connected(live, rows)
         edges = [e for _, e in rows]
         leaf_primals, size_primals = self._primals(inputs)

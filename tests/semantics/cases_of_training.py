@@ -160,3 +160,18 @@ def _grad_for_a_hooked_argument() -> None:
     x = dense(3, seed=1).requires_grad_()
     x.register_hook(lambda g: g * 10)
     st.compile(lambda x: torch.autograd.grad((x * x).sum(), x))(x)
+
+
+@fact(
+    B,
+    "a leaf that requires grad is used after its shape was changed in place, under no_grad or by `x.data = y`",
+    refused="UnsupportedError",
+    torch="not in the survey",
+)
+def _reshaped_leaf() -> None:
+    def turned(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            x.t_()
+        return x * 2
+
+    st.compile(turned)(dense(2, 3, seed=1).requires_grad_())

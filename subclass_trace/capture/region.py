@@ -46,7 +46,7 @@ from .inputs import Argument, DynamicDims, TracedInput, TracedInputs, trace_inpu
 from .late_code import LateState, late_module_hooks
 from .metadata import MetadataReads
 from .mutation import check_members, read_mutations, remember
-from .outputs import OutputClassifier, leaf_inside
+from .outputs import OutputClassifier, is_own_leaf, leaf_inside
 from .own_attributes import OwnAttributes
 from .places import groups_by_place, scattered_roots
 from .python_numbers import PythonNumbers
@@ -331,7 +331,9 @@ class _Capture:
         leaves = {
             id(t) for t in (*(self.values[k] for k in numbers), *results) if isinstance(t, Tensor) and is_own_leaf(t)
         }
-        todo: list[Any] = [t.grad_fn for t in self.values if leaves and t.grad_fn is not None]
+        # A view of a leaf is made of it anew.
+        others = [t for t in results if isinstance(t, Tensor) and id(t._base) not in leaves] if leaves else []
+        todo: list[Any] = [t.grad_fn for t in (*self.values, *others) if leaves and t.grad_fn is not None]
         seen: set[Any] = set()
         while todo:
             node = todo.pop()
@@ -471,12 +473,6 @@ class _Capture:
 def _leads_to(values: Sequence[Tensor], leaf: Tensor) -> bool:
     """Was one of these values computed of a leaf?"""
     return any(t is leaf for t in leaves_behind(values, []))
-
-
-def is_own_leaf(t: Tensor) -> bool:
-    """Is it an autograd leaf that requires grad by itself, not through the base that it is a view of?"""
-    base = t._base
-    return t.requires_grad and (base is None or not base.requires_grad) and t.grad_fn is None
 
 
 def _views_input(o: OutputPlan) -> bool:

@@ -18,9 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import autograd_would_have_decomposed as autograd_would_have_decomposed
 from torch.utils._pytree import tree_map_only as tree_map_only
 
+from .autograd import ACCUMULATION_HOOKS as ACCUMULATION_HOOKS
 from .autograd import CHECKPOINT_GENERATOR as CHECKPOINT_GENERATOR
-from .autograd import accumulating_engine as accumulating_engine
-from .autograd import any_hooks_code as any_hooks_code
+from .autograd import GRADIENT_HOOKS as GRADIENT_HOOKS
+from .autograd import accumulation_hooks as accumulation_hooks
 from .autograd import apply_function as apply_function
 from .autograd import at_the_end_of_the_backward as at_the_end_of_the_backward
 from .autograd import autograd_sequence_number as autograd_sequence_number
@@ -29,12 +30,13 @@ from .autograd import call_backward_directly as call_backward_directly
 from .autograd import creation_forbids_inplace as creation_forbids_inplace
 from .autograd import current_autograd_node as current_autograd_node
 from .autograd import current_graph_task as current_graph_task
-from .autograd import hooks_of_leaf as hooks_of_leaf
+from .autograd import gradient_hooks as gradient_hooks
 from .autograd import is_custom_function_output as is_custom_function_output
 from .autograd import is_custom_node as is_custom_node
 from .autograd import is_multi_output_view as is_multi_output_view
 from .autograd import keeps_graph as keeps_graph
 from .autograd import keeps_graph_now as keeps_graph_now
+from .autograd import leads_to as leads_to
 from .autograd import make_nonleaf as make_nonleaf
 from .autograd import mark_multi_output_view as mark_multi_output_view
 from .autograd import move_versions as move_versions
@@ -48,6 +50,7 @@ from .autograd import set_node_sequence_number as set_node_sequence_number
 from .autograd import set_version as set_version
 from .autograd import set_versions as set_versions
 from .autograd import view_function as view_function
+from .autograd import watched_engine as watched_engine
 from .autograd import writes_told as writes_told
 from .batched import is_batched as is_batched
 from .batched import outside_of_vmap as outside_of_vmap

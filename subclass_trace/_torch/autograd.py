@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -150,16 +150,26 @@ keeps_graph_now = torch._C._autograd._get_current_graph_task_keep_graph
 
 
 @contextlib.contextmanager
-def accumulating_engine(instead: Callable[..., bool]) -> Iterator[None]:
-    """Inside, backwards that add to ``.grad`` are offered to ``instead(roots, tangents, retain_graph, create_graph, inputs)``.
-
-    It returns False to leave one to the engine. (`torch.autograd.grad` is none of them; nor are those of other threads.)
+def watched_engine(
+    instead: Callable[..., bool],
+    before: Callable[[Sequence[Any], Sequence[Any]], None],
+    after: Callable[[Sequence[Any], Sequence[Any]], None],
+) -> Iterator[None]:
+    """Inside, backwards that add to ``.grad`` are offered to ``instead(roots, tangents, retain_graph, create_graph, inputs)``,
+    which returns False to leave one to the engine. Around the others, `torch.autograd.grad`, ``before(roots, inputs)`` and
+    ``after(inputs, gradients)`` are called. (Those of other threads are left alone.)
     """
     module: Any = torch.autograd
     engine = module._engine_run_backward
 
-    def run(*args: Any, **kinds: Any) -> Any:
-        return None if kinds.get("accumulate_grad") and instead(*args) else engine(*args, **kinds)
+    def run(roots: Any, tangents: Any, retain: Any, create: Any, inputs: Any, *more: Any, **kinds: Any) -> Any:
+        call = (roots, tangents, retain, create, inputs, *more)
+        if kinds.get("accumulate_grad"):
+            return None if instead(*call) else engine(*call, **kinds)
+        before(roots, inputs)
+        gradients = engine(*call, **kinds)
+        after(inputs, gradients)
+        return gradients
 
     with replaced_here(module, "_engine_run_backward", run):
         yield
@@ -223,11 +233,33 @@ def says_no_derivative(error: BaseException) -> bool:
     return str(error).startswith("the derivative for ")
 
 
-def hooks_of_leaf(t: torch.Tensor) -> bool:
-    """Has somebody registered hooks on the gradient of this leaf?"""
-    return bool(t._backward_hooks) or bool(getattr(t, "_post_accumulate_grad_hooks", None))
+def gradient_hooks(t: torch.Tensor) -> bool:
+    """Has somebody registered hooks on the gradient of this tensor?"""
+    return bool(t._backward_hooks)
 
 
-def any_hooks_code(name: str) -> str:
-    """The condition that `hooks_of_leaf` holds for the tensor of this name, as source."""
-    return f"{name}._backward_hooks or {name}._post_accumulate_grad_hooks"
+def accumulation_hooks(t: torch.Tensor) -> bool:
+    """Has somebody registered hooks that run when the gradient of this leaf has been added to ``.grad``?"""
+    return bool(getattr(t, "_post_accumulate_grad_hooks", None))
+
+
+#: the attributes that are true of a tensor where `gradient_hooks` and `accumulation_hooks` hold
+GRADIENT_HOOKS, ACCUMULATION_HOOKS = "_backward_hooks", "_post_accumulate_grad_hooks"
+
+
+def leads_to(tensors: Iterable[Any], others: Iterable[Any]) -> bool:
+    """Was one of the ``tensors`` computed, under autograd, from one of the ``others``?"""
+    others = tuple(others)
+    leaves = {id(t) for t in others if t.grad_fn is None}
+    edges = {(t.grad_fn, t.output_nr) for t in others if t.grad_fn is not None}
+    todo: list[Any] = [t.grad_fn for t in tensors]
+    seen: set[Any] = {None}
+    while todo:
+        node = todo.pop()
+        if node not in seen:
+            seen.add(node)
+            following = node.next_functions
+            if not edges.isdisjoint(following) or (not following and id(getattr(node, "variable", None)) in leaves):
+                return True
+            todo += [n for n, _ in following]
+    return False

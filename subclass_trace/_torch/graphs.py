@@ -24,6 +24,15 @@ class _ReplayTracer(PythonKeyTracer):
         return a if isinstance(a, torch.Generator) else super().create_arg(a)
 
 
+def _symbolic_numbers(value: Any) -> list[Any]:
+    """The sizes, strides and offset of a tensor that are symbols, or a number itself."""
+    numbers: tuple[Any, ...] = (value,)
+    if isinstance(value, torch.Tensor):
+        strided = value.layout is torch.strided
+        numbers = (*value.shape, *((*value.stride(), value.storage_offset()) if strided else ()))
+    return [n for n in numbers if isinstance(n, SYM_TYPES) and hasattr(n.node, "expr")]
+
+
 class FunctionalReplay:
     """Running a graph once more under functional tensors and proxies, so that it comes out without in-place ones."""
 
@@ -33,6 +42,7 @@ class FunctionalReplay:
         self.tracer.root = torch.nn.Module()
         self.tracer.graph = torch.fx.Graph(tracer_cls=PythonKeyTracer)
         self.tracer.tensor_attrs = {}
+        self.first: dict[Any, Any] = {}  # expression -> the symbolic number of the first input that has it
 
     @property
     def graph(self) -> torch.fx.Graph:
@@ -46,10 +56,18 @@ class FunctionalReplay:
 
     def place(self, name: str, value: Any, meta: dict[str, Any]) -> None:
         """Add a graph input that stands for ``value``."""
-        from torch.fx.experimental.proxy_tensor import track_tensor_tree
+        from torch.fx.experimental.proxy_tensor import get_proxy_slot, set_proxy_slot, track_tensor_tree
 
         proxy = self.tracer.create_proxy("placeholder", name, (), {}, name=name)
+        numbers = _symbolic_numbers(value)
+        # A number that an earlier input has is read there: a forward must not read the sizes of tangents. Torch tells two
+        # objects apart that are one symbol.
+        for n in numbers:
+            if n.node.expr in self.first:
+                set_proxy_slot(n, self.tracer, get_proxy_slot(self.first[n.node.expr], self.tracer))
         track_tensor_tree(value, proxy, constant=None, tracer=self.tracer)
+        for n in numbers:
+            self.first.setdefault(n.node.expr, n)
         proxy.node.meta.update({k: v for k, v in meta.items() if k == "alias_base"})
         proxy.node.meta.setdefault("val", value)
 

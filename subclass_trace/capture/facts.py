@@ -39,7 +39,8 @@ ASKED_NOTHING = AskedOf()
 
 ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "no such attribute"})()
 _FACTS: Mapping[str, Callable[[Tensor], Any]] = {
-    "gradient hooks": _torch.hooks_of_leaf,
+    "gradient hooks": _torch.gradient_hooks,
+    "accumulation hooks": _torch.accumulation_hooks,
     "grad_fn": lambda t: None if t.grad_fn is None else (type(t.grad_fn).__name__, t.grad_fn.name()),
     "_is_view": lambda t: t._is_view(),
     "gradient by its base": lambda t: t._base is not None and t._base.requires_grad,

@@ -33,7 +33,7 @@ from .metadata import ASIDE, ASKING, MetadataReads
 from .perhaps_views import MAY_COPY
 from .recorder import Recorder
 from .user_code import asking_frame
-from .views import RESHAPES, lost_history
+from .views import CHANGES, RESHAPES, lost_history
 
 Tensor = torch.Tensor
 #: what a kernel in C++ says that knows no symbols
@@ -108,6 +108,8 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         self.views.note(func, args, kwargs, out)
         if name in MAY_COPY and self.recorder.has_read_numbers:
             self.recorder.perhaps_views.note(self.recorder, name, args, out)
+        if name in CHANGES and args:
+            self.metadata.has_shape(args[0])
         if self.counters:
             self.counters.level()
         return self.stand_ins.back.get(id(out), out)
@@ -223,6 +225,7 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         func(x, value)
         self.views.forget(x)
         recorder.alias(x, value)
+        self.metadata.has_shape(x)
         return None
 
 

@@ -1,4 +1,5 @@
-"""``.grad`` while a region runs: what it reads, what it sets, and what ``.backward()`` inside of it adds.
+"""``.grad`` while a region runs: what it reads, what it sets, and what ``.backward()`` inside of it adds. What
+`torch.autograd.grad` inside of it would do to tensors from outside.
 
 The ``.grad`` of a tensor from outside is one more input, found through its owner in each call: an optimizer drops gradients
 and gets new ones, so that which tensor it is tells nothing. What the region leaves there is assigned to the owner at the end
@@ -21,11 +22,11 @@ from ..errors import UnsupportedError
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
 from .closed_over import StandIns, values_of
-from .facts import AskedOf
+from .facts import AskedOf, fact_of
 from .inputs import has_gradient
 from .metadata import MetadataReads
 from .recorder import Recorder
-from .tape import leaves_behind
+from .tape import leaves_behind, nodes_behind
 
 Tensor = torch.Tensor
 
@@ -50,6 +51,23 @@ class Slot:
     now: Tensor | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class Outside:
+    """A tensor from outside: its number, if it is an input; where gradients of it come from; the tensor itself (not in a
+    trace that is made again)."""
+
+    number: int | None
+    edge: Any
+    real: Tensor | None
+    is_leaf: bool
+    path: Path | None
+
+    @property
+    def name(self) -> Any:
+        """The number, or the tensor itself where that is closed over."""
+        return self.real if self.number is None else self.number
+
+
 class Gradients:
     """Those of one run of a region's function."""
 
@@ -59,7 +77,8 @@ class Gradients:
         self._slots: dict[int, Slot] = {}  # by the id of the stand-in
         self._read: set[int] = set()  # the slots of which the gradient was asked for
         self._without: set[int] = set()  # ids of closed-over tensors that were found to have none
-        self._without_hooks: set[int] = set()
+        self._asked: dict[int, dict[str, Any]] = {}  # facts of closed-over tensors, by their ids
+        self._apart: list[tuple[list[int | Tensor], list[int | Tensor]]] = []
 
     # ---------------------------------------------------------------- the attribute
     def access(self, func: Callable[..., Any], args: Sequence[Any]) -> Any:
@@ -218,30 +237,113 @@ class Gradients:
                 got=f"a tensor of shape {tuple(slot.owner.shape)} that was computed before",
                 fix="detach it, call .backward() on the result outside of the region, or say inputs=[...]",
             )
-        (self._without_hooks.add(id(slot.owner)) if slot.number is None else self.metadata.hooks_matter(slot.number))
         registered = any(r.traced is slot.traced for r in self.recorder.late.registrations)
-        if registered or _torch.hooks_of_leaf(slot.owner):
+        if registered or self._fact(slot.number, slot.owner, "accumulation hooks") is True:
+            raise self._has_hooks(where)
+
+    def _fact(self, number: int | None, real: Any, name: str) -> Any:
+        """A fact of a tensor from outside, on which the trace hangs from now on."""
+        if number is not None:
+            return self.metadata.fact(number, name)
+        return self._asked.setdefault(id(real), {}).setdefault(name, fact_of(real, name))
+
+    def _has_hooks(self, where: Any) -> UnsupportedError:
+        return UnsupportedError(
+            "the region differentiates, and a tensor behind that has hooks on its gradient",
+            path=where,
+            expected="tensors from outside without hooks, and without retain_grad()",
+            got="register_hook, register_post_accumulate_grad_hook or retain_grad was called on it",
+            fix="differentiate outside of the region, or register the hook inside of it on x * 1",
+        )
+
+    # ---------------------------------------------------------------- torch.autograd.grad
+    def check_graphs(self, roots: Sequence[Any], inputs: Sequence[Any]) -> None:
+        """In eager, gradients go on through the graphs that tensors from outside came with.
+
+        Raises:
+            UnsupportedError: that leads to another tensor whose gradient is wanted.
+        """
+        self.metadata.check_shapes(self.metadata.rows(), map(_node_of, roots))
+        outside = self._from_outside()
+        wanted = [outside[n] for x in inputs if (n := _node_of(x)) in outside]
+        behind = set(nodes_behind(map(_node_of, roots), [])) if wanted and len(outside) > 1 else ()
+        reached = [o for n, o in outside.items() if n in behind and any(w is not o for w in wanted)]
+        for o in reached:
+            self._note_is_leaf(o)
+        above = [o for o in reached if not o.is_leaf]
+        if not above or any(o.real is None for o in (*above, *wanted)):  # in a trace that is made again it is known
+            return
+        if _torch.leads_to([o.real for o in above], [o.real for o in wanted]):
             raise UnsupportedError(
-                "the region calls .backward(), and a leaf behind it has hooks on its gradient",
-                path=where,
-                expected="leaves without hooks",
-                got="register_hook or register_post_accumulate_grad_hook was called on it",
-                fix="call .backward() on the result outside of the region",
+                "the region differentiates, and that leads through the graph of a tensor from outside to another one",
+                path=self.recorder.user_line(),
+                expected="tensors from outside of which none was computed of another",
+                got=f"{[self._path(o) for o in above]} beside {[self._path(o) for o in wanted]}",
+                fix="compute the one of the other inside of the region, or differentiate outside",
             )
+        self._apart.append(([o.name for o in above], [o.name for o in wanted]))
+
+    def check_hooks(self, inputs: Sequence[Any], gradients: Sequence[Tensor | None]) -> None:
+        """Eager hands the gradients that are found to the hooks that tensors from outside came with, as the caller's code
+        may be; and keeps those of tensors that retain them.
+
+        Raises:
+            UnsupportedError: there is one.
+        """
+        outside = self._from_outside()
+        for x, gradient in zip(inputs, gradients, strict=True):
+            o = outside.get(_node_of(x))
+            if o is None or gradient is None:
+                continue
+            self._note_is_leaf(o)
+            names = ("gradient hooks",) if o.is_leaf else ("gradient hooks", "retains_grad")
+            if any(self._fact(o.number, o.real, name) is True for name in names):
+                raise self._has_hooks(o.path or self.recorder.user_line())
+
+    def _note_is_leaf(self, o: Outside) -> None:
+        if o.number is not None:
+            self.metadata.note(o.number, "is_leaf")
+
+    def _path(self, o: Outside) -> str:
+        return "a tensor that is closed over" if o.path is None else str(o.path)
+
+    def _from_outside(self) -> dict[Any, Outside]:
+        """The tensors from outside that require grad, by the nodes that the trace ends in."""
+        rows = [Outside(n, i.edge, i.real(), i.is_leaf, i.path) for n, i in enumerate(self.metadata.rows())]
+        rows += [Outside(None, s.edge, s.value, s.value.is_leaf, None) for s in self.stand_ins.of.values()]
+        return {row.edge.node: row for row in rows if row.edge is not None}
+
+    def apart(self) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+        """Numbers of inputs, and of others that the graphs of the first do not lead to."""
+        numbers = self._numbers()
+
+        def row(names: Sequence[int | Tensor]) -> tuple[int, ...]:
+            return tuple(n if isinstance(n, int) else numbers[id(n)] for n in names)
+
+        return tuple(dict.fromkeys((row(above), row(wanted)) for above, wanted in self._apart))
 
     # ---------------------------------------------------------------- afterwards
     def changed(self) -> Iterator[tuple[int, Tensor | None]]:
         """(number of the input, ``.grad``) where that is something else than it came with."""
-        values = values_of(self.recorder, self.stand_ins)
-        numbers = {id(c.value): k for k, c in enumerate(values, start=self._count)}
+        numbers = self._numbers()
         for slot in self._slots.values():
             if slot.now is not slot.before:
                 yield numbers[id(slot.owner)] if slot.number is None else slot.number, slot.now
 
+    def _numbers(self) -> dict[int, int]:
+        """The numbers of closed-over tensors, by their ids."""
+        values = values_of(self.recorder, self.stand_ins)
+        return {id(c.value): k for k, c in enumerate(values, start=self._count)}
+
     def facts(self) -> dict[int, AskedOf]:
         """What was asked of closed-over tensors, by their ids."""
-        hooks = dict.fromkeys(self._without_hooks, (("gradient hooks", False),))
-        return {k: AskedOf(gradient=k in self._without, facts=hooks.get(k, ())) for k in self._without | hooks.keys()}
+        facts = {k: tuple(asked.items()) for k, asked in self._asked.items()}
+        return {k: AskedOf(gradient=k in self._without, facts=facts.get(k, ())) for k in self._without | facts.keys()}
+
+
+def _node_of(x: Any) -> Any:
+    """Where gradients of a tensor, or of a gradient edge, come from; None for a leaf."""
+    return x.grad_fn if isinstance(x, Tensor) else x.node
 
 
 def _accumulated(old: Tensor | None, gradient: Tensor, owner: Tensor, create: bool, alone: bool) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from .facts import ABSENT, NAMES, SIMPLE, AskedOf, fact_of
 from .history import ShownNodes, accumulate_grad
 from .inputs import TracedInput, TracedInputs
 from .recorder import Recorder
+from .tape import nodes_behind
 from .user_code import code_of, is_user_code
 
 Tensor = torch.Tensor
@@ -53,6 +54,7 @@ class MetadataReads:
         self._facts = facts
         self.offsets = False  # was a storage offset asked for?
         self.storages = False  # was a storage asked for?
+        self._shapes: dict[int, list[tuple[int, list[str]]]] = {}  # of leaves: see `has_shape`
 
     def asked_of(self, number: int) -> AskedOf:
         """What was asked of input ``number``."""
@@ -104,9 +106,43 @@ class MetadataReads:
         """Is this real tensor one of the inputs?"""
         return any(row.real() is real for _, row in self._rows.values())
 
-    def hooks_matter(self, number: int) -> None:
-        """The trace hangs on there being no hooks on the gradient of an input."""
-        self._fact(number, "gradient hooks", self.rows()[number])
+    def has_shape(self, traced: Tensor) -> None:
+        """An input has the shape that it has from the next autograd node on."""
+        number, row = self._rows.get(id(traced), (-1, None))
+        if row is not None and row.edge is not None and row.is_leaf:
+            now = _torch.autograd_sequence_number(), [str(n) for n in traced.shape]
+            self._shapes.setdefault(number, []).append(now)
+
+    def check_shapes(self, inputs: Sequence[TracedInput], roots: Iterable[Any]) -> None:
+        """Autograd takes the shape of a leaf when it is used first: in eager, after it was changed; of a stand-in, and of
+        the input of a call, before.
+
+        Raises:
+            UnsupportedError: the nodes ``roots`` lead to a leaf that was used when it had got another shape.
+        """
+        changed = {}
+        for n, row in enumerate(inputs):
+            known, now = self._shapes.get(n, []), [str(k) for k in row.traced.shape]
+            before = [str(k) for k in row.spec.size]  # type: ignore[union-attr]
+            if row.edge is not None and row.is_leaf and (known or now != before):
+                unseen = (known[-1][1] if known else before) != now  # by `set_`, which no function mode sees
+                changed[row.edge.node] = row, [(-1, before), *known, *([(-1, now)] if unseen else ())]
+        for node in nodes_behind(roots, []) if changed else ():
+            made = _torch.node_sequence_number(node)
+            for row, shapes in [changed[m] for m, _ in node.next_functions if m in changed]:
+                now = next(shape for time, shape in reversed(shapes) if time < made)
+                if now != shapes[0][1]:
+                    raise UnsupportedError(
+                        "the region differentiates what it computes of a leaf whose shape it has changed in place",
+                        path=row.path,
+                        expected=f"the shape {shapes[0][1]} that gradients of it have",
+                        got=f"the shape {now}",
+                        fix="change the shape outside of the region, or out of place: y = x.t()",
+                    )
+
+    def fact(self, number: int, name: str) -> Any:
+        """A fact of an input, on which the trace hangs from now on."""
+        return self._fact(number, name, self.rows()[number])
 
     def note(self, number: int, name: str) -> None:
         """``name`` of `AskedOf` was asked of an input."""

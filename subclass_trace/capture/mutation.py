@@ -120,6 +120,7 @@ def read_mutations(
         related = len(families[id(family(argument.value))]) > 1
         if differentiable:
             _refuse_as_eager(argument)
+            _refuse_without_derivative(row)
         of_views = starts and argument.value is family(argument.value)  # its views require grad as well from now on
         if related and (differentiable or of_views):
             _refuse_closed_over(argument)
@@ -358,6 +359,18 @@ def _refuse_as_eager(argument: Argument) -> None:
         )
     if _torch.creation_forbids_inplace(t):
         raise multi_view_error(argument.path)
+
+
+def _refuse_without_derivative(row: TracedInput) -> None:
+    """Such a history leads nowhere; in eager a backward that comes there fails."""
+    if row.traced.grad_fn is not None and row.traced.grad_fn.name().endswith("NotImplemented"):
+        raise UnsupportedError(
+            "an argument is changed in place under autograd by an operation that has no derivative",
+            path=row.path,
+            expected="in-place operations with a derivative, or under torch.no_grad()",
+            got="a history that no backward gets through, as of x.set_(y) where y requires grad",
+            fix="write under torch.no_grad(), or detach what is written: x.set_(y.detach())",
+        )
 
 
 def _started_again(argument: Argument) -> UnsupportedError:

@@ -59,6 +59,17 @@ def leaf_inside(t: Tensor) -> UnsupportedError:
     )
 
 
+def is_own_leaf(t: Tensor) -> bool:
+    """Is it an autograd leaf that requires grad by itself, not through the base that it is a view of?
+
+    A view of a value with a history has one as well, unless it was made under no_grad.
+    """
+    base = t._base
+    return (
+        t.requires_grad and t.grad_fn is None and (base is None or not base.requires_grad or base.grad_fn is not None)
+    )
+
+
 class _Way(NamedTuple):
     """How a view is made, and of what: see `ViewOutput`."""
 
@@ -409,7 +420,7 @@ class OutputClassifier:
         dangling: bool,
     ) -> ViewOutput:
         base: Any = o._base
-        starts_grad = o.requires_grad and o.grad_fn is None and not base.requires_grad
+        starts_grad = is_own_leaf(o)
         place = self._emit_once(base) if number is None else number
         several = _torch.is_multi_output_view(o)
         rest = (self._attributes(o, leaves, spec), several, starts_grad, way.early)

@@ -47,7 +47,7 @@ from .inputs import Argument, DynamicDims, TracedInput, TracedInputs, trace_inpu
 from .late_code import LateState, late_module_hooks
 from .metadata import MetadataReads
 from .mutation import check_members, read_mutations, remember
-from .outputs import OutputClassifier, leaf_inside
+from .outputs import OutputClassifier, is_own_leaf, leaf_inside
 from .own_attributes import OwnAttributes
 from .places import groups_by_place, scattered_roots
 from .python_numbers import PythonNumbers
@@ -88,6 +88,7 @@ class Captured:
         saves_out_of_sight: it keeps others as well, which cannot be asked for.
         metadata: what was asked of the inputs beside their values.
         counters: inputs that share a version counter.
+        apart: see `plan`.
     """
 
     session: Session
@@ -125,6 +126,7 @@ class Captured:
     grad_mode_after: bool | None
     metadata: MetadataReads
     counters: Groups
+    apart: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
 
     def kept(self, graph: fx.GraphModule) -> frozenset[str]:
         """What eager autograd would keep, by its name in a finished graph, as far as its nodes tell."""
@@ -289,7 +291,7 @@ class _Capture:
             self.metadata = MetadataReads(inputs, own.facts)
             self.counters = SharedCounters([i.traced for i in inputs.inputs], inputs.counters)
             functions = CapturedFunctions(recorder, self.metadata, self.counters)
-            self.stand_ins, self.gradients = functions.stand_ins, functions.gradients
+            self.stand_ins, self.gradients = functions.stand_ins, (gradients := functions.gradients)
             watching, asked = self.session.reads.watching(), self.metadata.watching()
             modules, numbers = formulas(), PythonNumbers(self.session, inputs)
             hooks = late_module_hooks(recorder)
@@ -300,7 +302,7 @@ class _Capture:
                 modules,
                 hooks,
                 functions,
-                _torch.accumulating_engine(functions.gradients.backward),
+                _torch.watched_engine(gradients.backward, gradients.check_graphs, gradients.check_hooks),
                 _torch.transformed_inputs(functions.stand_ins.swapped),
                 _torch.scripted_calls(functions.scripted),
                 self.session.in_their_places(),
@@ -330,7 +332,9 @@ class _Capture:
         leaves = {
             id(t) for t in (*(self.values[k] for k in numbers), *results) if isinstance(t, Tensor) and is_own_leaf(t)
         }
-        todo: list[Any] = [t.grad_fn for t in self.values if leaves and t.grad_fn is not None]
+        # A view of a leaf is made of it anew.
+        others = [t for t in results if isinstance(t, Tensor) and id(t._base) not in leaves] if leaves else []
+        todo: list[Any] = [t.grad_fn for t in (*self.values, *others) if leaves and t.grad_fn is not None]
         seen: set[Any] = set()
         while todo:
             node = todo.pop()
@@ -382,6 +386,7 @@ class _Capture:
             if t.requires_grad and t.grad_fn is not None and (k not in mutated or k in tracked)
         ]
         live = [self.values[k] for k in differentiable]
+        self.metadata.check_shapes(inputs.inputs, [t.grad_fn for t in live])
         rows = connected(live, rows)
         edges = [e for _, e in rows]
         leaf_primals, size_primals = self._primals(inputs)
@@ -441,6 +446,7 @@ class _Capture:
             grad_mode_after=grad_mode_after,
             metadata=self.metadata,
             counters=inputs.counters,
+            apart=self.gradients.apart(),
         )
 
     def _check_leaves(self, leaves: Sequence[Tensor], inputs: TracedInputs) -> None:
@@ -468,12 +474,6 @@ class _Capture:
 def _leads_to(values: Sequence[Tensor], leaf: Tensor) -> bool:
     """Was one of these values computed of a leaf?"""
     return any(t is leaf for t in leaves_behind(values, []))
-
-
-def is_own_leaf(t: Tensor) -> bool:
-    """Is it an autograd leaf that requires grad by itself, not through the base that it is a view of?"""
-    base = t._base
-    return t.requires_grad and (base is None or not base.requires_grad) and t.grad_fn is None
 
 
 def _views_input(o: OutputPlan) -> bool:

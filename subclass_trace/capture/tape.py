@@ -10,7 +10,7 @@ import contextlib
 import functools
 import operator
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -443,8 +443,13 @@ def saves_out_of_sight(outputs: Sequence[Tensor], edges: Sequence[Any]) -> bool:
 
 
 def _nodes_behind(outputs: Sequence[Tensor], edges: Sequence[Any]) -> Iterator[Any]:
+    return nodes_behind((o.grad_fn for o in outputs), edges)
+
+
+def nodes_behind(nodes: Iterable[Any], edges: Sequence[Any]) -> Iterator[Any]:
+    """These nodes of the autograd graph and all behind them, as far as the edges."""
     seen: set[Any] = {None, *(e.node for e in edges)}
-    todo: list[Any] = [o.grad_fn for o in outputs]
+    todo: list[Any] = [*nodes]
     while todo:
         node = todo.pop()
         if node not in seen:

@@ -95,7 +95,7 @@ class ViewLog:
 
     def _note_change(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
         name = getattr(func, "__name__", "")
-        if name not in _CHANGES:
+        if name not in CHANGES:
             return
         self._time += 1
         step = ViewStep(func, tuple(args[1:]), dict(kwargs), torch.is_grad_enabled(), None, True)
@@ -160,7 +160,8 @@ class ViewLog:
         return [c for c in self._changes.get(id(t), ()) if c.step.function.__name__ in RESHAPES]
 
 
-_CHANGES: tuple[str, ...] = (
+#: calls that change the shape of a tensor, or which memory it has
+CHANGES: tuple[str, ...] = (
     "t_",
     "transpose_",
     "unsqueeze_",
@@ -171,7 +172,7 @@ _CHANGES: tuple[str, ...] = (
     "resize_",
     "detach_",
 )
-_CHANGES += ("as_strided_", "resize_", "set_", "resize_as_", "__set__")
+CHANGES += ("as_strided_", "resize_", "set_", "resize_as_", "__set__")
 #: operations that change the shape of a tensor in place
 RESHAPES = ("t_", "transpose_", "unsqueeze_", "squeeze_", "swapaxes_", "swapdims_", "as_strided_")
 #: calls whose result may share memory and version counter with its source without being a view: of another dtype, here

@@ -183,6 +183,9 @@ class Plan:
         ContainerChange | ReturnedContainer, ...
     ] = ()  # of which ``out_tree`` is ``(result, [new items])``
     unread: tuple[Unread, ...] = ()  # values of contexts that no guard compares, since the trace read none of them
+    apart: tuple[
+        tuple[tuple[int, ...], tuple[int, ...]], ...
+    ] = ()  # inputs, and others from which autograd knows that none of them was computed
 
     @functools.cached_property
     def bumps_by_results(self) -> dict[int, int]:

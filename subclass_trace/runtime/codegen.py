@@ -386,6 +386,9 @@ class _EntryEmitter:
                 )
             for k, offset in offsets.items():
                 s.line(f"if {leaves[k]}.storage_offset() != {size_code(offset, symbols)}: return MISS")
+        for above, wanted in plan.apart:
+            rows = [_tuple([inputs[k] for k in numbers]) for numbers in (above, wanted)]
+            s.line(f"if {s.bind('leads_to', _torch.leads_to)}(({rows[0]}), ({rows[1]})): return MISS")
         known_tensor_checks(s, self.guards.tensors, inputs, leaves)
         if self.guards.alias is not None:
             specs = [leaf for row in plan.inputs for leaf in spec_leaves(row.spec)]

@@ -280,6 +280,13 @@ def _python_checks(source: Source, name: str, spec: Spec) -> list[str]:
     return out
 
 
+#: asked of each parameter of an optimizer -> the attribute that is true where it does not hold
+_NO_HOOKS = {
+    ("gradient hooks", False): _torch.GRADIENT_HOOKS,
+    ("accumulation hooks", False): _torch.ACCUMULATION_HOOKS,
+}
+
+
 def failed_metadata_code(source: Source, row: InputPlan, name: str) -> list[str]:
     """Conditions that hold where `guards.failed_metadata` finds a reason."""
     out = []
@@ -289,10 +296,8 @@ def failed_metadata_code(source: Source, row: InputPlan, name: str) -> list[str]
         out.append(f"isinstance({name}, {source.constant(torch.nn.Parameter, 'parameter')}) is not {row.is_parameter}")
     if row.no_gradient:
         out.append(f"{source.bind('has_gradient', has_gradient)}({name})")
-    no_hooks = ("gradient hooks", False)  # asked of each parameter of an optimizer
-    if no_hooks in row.facts:
-        out.append(_torch.any_hooks_code(name))
-    if asked := tuple(fact for fact in row.facts if fact != no_hooks):
+    out += [f"{name}.{_NO_HOOKS[fact]}" for fact in row.facts if fact in _NO_HOOKS]
+    if asked := tuple(fact for fact in row.facts if fact not in _NO_HOOKS):
         failed, facts = source.bind("failed_fact", failed_fact), source.bind(source.name("facts"), asked)
         out.append(f"{failed}({facts}, {name}) is not None")
     return out

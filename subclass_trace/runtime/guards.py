@@ -281,6 +281,9 @@ def _failed_leaf_guard(plan: Plan, guards: Guards, inputs: Sequence[Tensor], fla
         reason = failed_view(spec, plan.inputs[number], flat[position], inputs[number], env)
         if reason is not None:
             return f"flat argument {position}, {reason}"
+    for above, wanted in plan.apart:
+        if _torch.leads_to([inputs[k] for k in above], [inputs[k] for k in wanted]):
+            return "one input was computed of another, and was not when the specialization was made"
     if not guards.tensors.holds(inputs, leaves):
         return "other inputs are tensors that stand in containers too"
     if guards.alias is not None and alias_pattern(inputs, leaves) != guards.alias:

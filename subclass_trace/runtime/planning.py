@@ -94,6 +94,7 @@ def make_plan(
         watched_inputs=_watched(captured, inputs, saved),
         watched_results=_watched_results(captured, forward, kept, len(saved)),
         unread=captured.session.reads.left_out(),
+        apart=captured.apart,
     )
 
 

@@ -33,6 +33,7 @@ def verify_plan(plan: Plan) -> None:
     """Every reference inside a plan exists, and every size can be computed from the sizes of a call."""
     _plan_inputs(plan)
     _plan_positions(plan)
+    _plan_graphs(plan)
     for k, row in enumerate(plan.symbols):
         _plan_symbol(plan, k, row)
     _plan_primals(plan)
@@ -92,6 +93,13 @@ def _plan_positions(plan: Plan) -> None:
         if row.position is not None and not row.of_gradient:
             back = plan.positions[row.position]
             require(back == k, "a position belongs to another input", f"inputs[{k}] {row.path}", expected=k, got=back)
+
+
+def _plan_graphs(plan: Plan) -> None:
+    """The inputs exist whose autograd graphs are compared."""
+    for k, rows in enumerate(plan.apart):
+        for number in (n for numbers in rows for n in numbers):
+            _exists(number, len(plan.inputs), "an input", f"apart[{k}]")
 
 
 def _plan_symbol(plan: Plan, k: int, row: SymbolPlan) -> None:

@@ -133,3 +133,24 @@ def test_a_backward_reads_what_data_was_set_to(budget: float) -> None:
             g(x, buffer).sum().backward()
             rows.append(x.grad)
     assert all(map(torch.equal, rows[:3], rows[3:]))
+
+
+def _takes_memory(x: Tensor, y: Tensor) -> Tensor:
+    x.set_(y)
+    return x.detach() * 1
+
+
+def test_memory_of_a_tensor_that_requires_grad() -> None:
+    """Under autograd the tensor gets a history without a derivative, which only eager can hand out."""
+
+    def quietly(x: Tensor, y: Tensor) -> Tensor:
+        with torch.no_grad():
+            return _takes_memory(x, y)
+
+    with pytest.raises(UnsupportedError, match="has no derivative"):
+        st.compile(_takes_memory)(torch.ones(3), torch.ones(3, requires_grad=True) * 2)
+    seen = []
+    for call in (quietly, st.compile(quietly)):
+        x, y = torch.ones(3), torch.ones(3, requires_grad=True) * 2
+        seen.append((call(x, y).tolist(), x.requires_grad, x.data_ptr() == y.data_ptr()))
+    assert seen[1] == seen[0]

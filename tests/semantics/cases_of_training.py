@@ -137,3 +137,41 @@ def _gradients_as_state() -> None:
 )
 def _backward_that_leads_out() -> None:
     st.compile(lambda x: x.square().sum().backward())(dense(3, seed=1).requires_grad_() * 2)
+
+
+@fact(
+    B,
+    "`torch.autograd.grad` inside the region of one argument for another that it was computed of, or is a view of",
+    refused="UnsupportedError",
+    torch="not in the survey",
+)
+def _grad_that_leads_out() -> None:
+    x = dense(3, seed=1).requires_grad_()
+    st.compile(lambda x, y: torch.autograd.grad((y * y).sum(), x))(x, x[1:])
+
+
+@fact(
+    B,
+    "`torch.autograd.grad` inside the region for an argument with a hook of the caller's on its gradient",
+    refused="UnsupportedError",
+    torch="not in the survey",
+)
+def _grad_for_a_hooked_argument() -> None:
+    x = dense(3, seed=1).requires_grad_()
+    x.register_hook(lambda g: g * 10)
+    st.compile(lambda x: torch.autograd.grad((x * x).sum(), x))(x)
+
+
+@fact(
+    B,
+    "a leaf that requires grad is used after its shape was changed in place, under no_grad or by `x.data = y`",
+    refused="UnsupportedError",
+    torch="not in the survey",
+)
+def _reshaped_leaf() -> None:
+    def turned(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            x.t_()
+        return x * 2
+
+    st.compile(turned)(dense(2, 3, seed=1).requires_grad_())

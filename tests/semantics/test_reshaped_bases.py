@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 import subclass_trace as st
+from subclass_trace.errors import UnsupportedError
 from subclass_trace.zoo import TwoTensor
 
 Tensor = torch.Tensor
@@ -296,3 +298,83 @@ def test_a_view_whose_shape_is_changed_under_no_grad_is_refused() -> None:
 
     with pytest.raises(st.UnsupportedError, match="shape of its base, or its own, was changed in place"):
         st.compile(function)(torch.ones(3, 3, requires_grad=True))
+
+
+# ---------------------------------------------------------------------------------------------- leaves
+def _two(*size: int) -> TwoTensor:
+    return TwoTensor(torch.ones(*size), torch.ones(*size))
+
+
+def _turned(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        x.t_()
+    return x * 2
+
+
+def _wider(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        x.unsqueeze_(0)
+    return x * 2
+
+
+def _other_data(x: Tensor) -> Tensor:
+    x.data = torch.ones(4, 2, 3)
+    return x * 2
+
+
+def _other_memory(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        x.set_(torch.ones(4))
+    return x * 2
+
+
+def _differentiates(x: Tensor) -> Tensor:
+    return torch.autograd.grad(_turned(x).sum(), x)[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "function"),
+    [
+        *((kind, function) for kind in (torch.ones, _two) for function in (_turned, _wider, _differentiates)),
+        (torch.ones, _other_data),
+        (torch.ones, _other_memory),
+    ],
+)
+def test_leaves_that_are_used_in_another_shape_are_refused(kind: Any, function: Callable[[Tensor], Any]) -> None:
+    """Eager gives gradients the shape that a leaf has when it is used first: the inputs of a call are used when it begins."""
+    x = kind(2, 3).requires_grad_()
+    with pytest.raises(UnsupportedError, match="leaf whose shape"):
+        st.compile(function)(x)
+    assert x.shape == (2, 3)
+
+
+def _turned_later(x: Tensor) -> Tensor:
+    y = x * 2
+    with torch.no_grad():
+        x.t_()
+    return y
+
+
+def _turned_twice(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        x.t_()
+        x.t_()
+    return x * 2
+
+
+def _only_turned(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        x.t_()
+        return x * 2
+
+
+@pytest.mark.parametrize("function", [_turned_later, _turned_twice, _only_turned])
+@pytest.mark.parametrize("kind", [torch.ones, _two])
+def test_leaves_that_are_used_in_their_own_shape(kind: Any, function: Callable[[Tensor], Any]) -> None:
+    seen = []
+    for call in (function, st.compile(function)):
+        x = kind(2, 3).requires_grad_()
+        out = call(x)
+        gradient = torch.autograd.grad(out.sum(), x)[0] if out.requires_grad else out
+        seen.append((x.shape, x.stride(), out.shape, gradient.shape, repr(gradient)))
+    assert seen[1] == seen[0]

@@ -250,3 +250,86 @@ def test_products_of_batches_are_no_views(dynamic: bool) -> None:
                 mine, theirs = region(x), function(x)
             assert torch.equal(mine, theirs) and mine._is_view() is theirs._is_view()
             mine.add_(torch.ones((), requires_grad=True))
+
+
+# ---------------------------------------------------------------------------------------------- views that become leaves
+def _part_without_history(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        part = x[1:]
+    return part.requires_grad_()
+
+
+def _member_without_history(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        part = x.split(1)[1]
+    return part.requires_grad_()
+
+
+def _part_of_view_without_history(x: Tensor) -> Tensor:
+    view = x[1:]
+    with torch.no_grad():
+        _, part = view.tensor_split(2)
+    return part.requires_grad_()
+
+
+def _part_of_a_value_without_history(x: Tensor) -> Tensor:
+    value = x * 2
+    with torch.no_grad():
+        part = value[1:]
+    return part.requires_grad_()
+
+
+def _with_the_value(x: Tensor) -> tuple[Tensor, Tensor]:
+    value = x * 2
+    with torch.no_grad():
+        part = value[1:]
+    return part.requires_grad_(), value
+
+
+_LEAVES = (
+    _part_without_history,
+    _member_without_history,
+    _part_of_view_without_history,
+    _part_of_a_value_without_history,
+    _with_the_value,
+)
+
+
+def _roots() -> list[Tensor]:
+    leaf = torch.arange(4.0).requires_grad_()
+    wrapper = TwoTensor(torch.arange(4.0), torch.ones(4)).requires_grad_()
+    return [leaf, torch.arange(4.0).requires_grad_() * 2, wrapper]
+
+
+@pytest.mark.parametrize("function", _LEAVES)
+@pytest.mark.parametrize("number", range(3))
+def test_views_without_a_history_that_become_leaves(function: Callable[..., Any], number: int) -> None:
+    seen = []
+    for call in (function, st.compile(function)):
+        x = _roots()[number]
+        x.retain_grad()
+        rows: list[Any] = []
+        for out in results if isinstance(results := call(x), tuple) else (results,):
+            out.sum().backward()
+            rows.append((repr(out.detach()), out.requires_grad, out.is_leaf, out._is_view(), out._base is x))
+            rows.append((repr(out.grad) if out.is_leaf else None, repr(x.grad)))
+        seen.append(rows)
+    assert seen[1] == seen[0]
+
+
+def _leaf_and_what_is_computed(x: Tensor) -> tuple[Tensor, Tensor]:
+    part = _part_without_history(x)
+    return part, part * 2
+
+
+def _leaf_and_its_part(x: Tensor) -> tuple[Tensor, Tensor]:
+    part = _part_without_history(x)
+    return part, part[1:]
+
+
+@pytest.mark.parametrize("function", [_leaf_and_what_is_computed, _leaf_and_its_part])
+@pytest.mark.parametrize("number", range(3))
+def test_what_is_computed_of_such_leaves_is_refused(function: Callable[..., Any], number: int) -> None:
+    """As of other leaves of a region's own making: the gradient would be of a result."""
+    with pytest.raises(st.UnsupportedError, match="makes an autograd leaf"):
+        st.compile(function)(_roots()[number])

@@ -124,7 +124,10 @@ class Sharing:
         first: dict[int, tuple[int, int, Tensor]] = {}
         for row in members:
             first.setdefault(id(row[2]), row)
-        if not any(self.recorder.was_written(t) for _, _, t in members):  # the graph's own views share memory
+        one = next(iter(first.values()))[2]
+        own_counter = any(t is not one and not share_counter(one, t) for _, _, t in first.values())
+        if not own_counter and not any(self.recorder.was_written(t) for _, _, t in members):
+            # The graph's own views share memory, and their version counters.
             first_of = {(n, k): first[id(t)] for n, k, t in members}
             yield from ((key, LeafAlias(n, k, 0, True)) for key, (n, k, _) in first_of.items() if key != (n, k))
             return

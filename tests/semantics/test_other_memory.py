@@ -374,3 +374,29 @@ def test_other_classes_where_a_wrapper_was_inside_of_another() -> None:
     region(TwoTensor(w, w * 2), w)
     for x in (torch.ones(2), TwoTensor(torch.ones(2), torch.ones(2)), other):
         assert type(region(x, w)[0]) is type(x)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda y: (y.data.t_(), y),
+        lambda y: (y, y.data),
+        lambda y: (y, y.detach(), y.data),
+        lambda y: (y.data.view(-1), y[0]),
+    ],
+)
+@pytest.mark.parametrize("wrapper", [False, True])
+def test_data_has_a_counter_of_its_own(f: Callable[[Tensor], Any], wrapper: bool) -> None:
+    def run(x: Tensor) -> Any:
+        return f(x + 1)
+
+    seen = []
+    for call in CALLS[:2]:
+        x = torch.ones(2, 3)
+        results = call(run)(TwoTensor(x, x + 1) if wrapper else x)
+        rows = [[t._version for t in results]]
+        for t in results:
+            t.add_(1)
+            rows.append([t._version for t in results])
+        seen.append((rows, [dense(t).tolist() for t in results]))
+    assert seen[0] == seen[1]

@@ -47,6 +47,17 @@ def mark_multi_output_view(t: torch.Tensor) -> None:
     torch._C._autograd._set_creation_meta(t, torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE)
 
 
+def is_tracked_view(t: torch.Tensor) -> bool:
+    """Was this view made under autograd, by an operation that makes it alone?"""
+    meta = torch._C._autograd.CreationMeta
+    return t._is_view() and torch._C._autograd._get_creation_meta(t) == meta.DEFAULT
+
+
+def mark_tracked_view(t: torch.Tensor) -> None:
+    """Let autograd take ``t`` for a view that was made under it, so that it gives it a history when its base is written."""
+    torch._C._autograd._set_creation_meta(t, torch._C._autograd.CreationMeta.DEFAULT)
+
+
 def creation_forbids_inplace(t: torch.Tensor) -> bool:
     """Would eager refuse an in-place operation on this view that autograd tracks?"""
     meta = torch._C._autograd.CreationMeta

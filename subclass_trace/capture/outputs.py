@@ -426,7 +426,8 @@ class OutputClassifier:
         rest = (self._attributes(o, leaves, spec), several, starts_grad, way.early)
         history = o.grad_fn is not None and not dangling
         made = ViewOutput(place, number is not None, way.replay, history, spec, *rest, dangling=dangling)
-        return replace(made, layouts=way.layouts, inner_versions=inner_versions(o, base))
+        before_grad = not history and base.requires_grad and _torch.is_tracked_view(o)
+        return replace(made, layouts=way.layouts, inner_versions=inner_versions(o, base), before_grad=before_grad)
 
     def _attributes(self, o: Tensor, leaves: list[Tensor], spec: Spec) -> dict[str, Any]:
         """Python attributes that a freshly rebuilt value would not have: the region set them."""

@@ -132,6 +132,7 @@ class ViewOutput:
     """A view of an input, or of a forward value: the recorded view operations are replayed on the real base.
 
     ``one_of_several``: a member of ``split`` and the like, which autograd protects from in-place operations.
+    ``before_grad``: made under autograd of an input that requires grad only afterwards.
     ``early``: made of an input as it comes in, before the region's change of its shape is delivered.
     ``ahead``: made of an input before the region's autograd node: see `capture.gradient_order`.
     ``dangling``: its history leads to no input, but to a leaf of the region's own, which nobody sees.
@@ -156,6 +157,7 @@ class ViewOutput:
     layouts: tuple[Spec, Spec] | None = None
     counted: bool = False
     inner_versions: tuple[tuple[str, int], ...] = ()
+    before_grad: bool = False
 
     @property
     def version_bumps(self) -> int:

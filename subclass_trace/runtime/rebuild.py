@@ -41,6 +41,8 @@ def replay_view(plan: ViewOutput, base: Tensor, env: Env | None = None) -> Tenso
         _torch.set_version(base, version)
     if plan.one_of_several and view._is_view():  # of a tensor of inference mode there are none
         _torch.mark_multi_output_view(view)
+    if plan.before_grad:
+        _torch.mark_tracked_view(view)
     for name, version in plan.inner_versions:
         _torch.set_version(getattr(*owner_of(view, name)), version)
     return view

@@ -333,3 +333,60 @@ def test_what_is_computed_of_such_leaves_is_refused(function: Callable[..., Any]
     """As of other leaves of a region's own making: the gradient would be of a result."""
     with pytest.raises(st.UnsupportedError, match="makes an autograd leaf"):
         st.compile(function)(_roots()[number])
+
+
+# ---------------------------------------------------------------------------------------------- inputs that require grad later
+def _view_before(x: Tensor) -> Tensor:
+    view = x.view(1, -1).view(-1)
+    x.requires_grad_()
+    return view
+
+
+def _view_before_without_gradients(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        view = x.view(-1)
+    x.requires_grad_()
+    return view
+
+
+def _member_before(x: Tensor) -> Tensor:
+    view = x.split(1)[1]
+    x.requires_grad_()
+    return view
+
+
+def _view_after(x: Tensor) -> Tensor:
+    return x.requires_grad_().view(-1)
+
+
+def _history_of(view: Tensor) -> str:
+    try:
+        return str(view.grad_fn and view.grad_fn.name())
+    except RuntimeError as error:
+        return str(error)
+
+
+def _write(view: Tensor) -> str:
+    try:
+        view.mul_(2)
+    except RuntimeError as error:
+        return str(error)
+    return "written"
+
+
+@pytest.mark.parametrize("function", [_view_before, _view_before_without_gradients, _member_before, _view_after])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_views_of_an_input_that_requires_grad_later(function: Callable[..., Any], wrapped: bool) -> None:
+    """Autograd gives them a history, or refuses that, by the mode that they were made in."""
+    seen = []
+    for call in (function, st.compile(function)):
+        rows = []
+        for write in (lambda x, _: x.mul_(3), lambda _, view: view.mul_(3)):
+            x = TwoTensor(torch.ones(3), torch.ones(3)) if wrapped else torch.ones(3)
+            view = call(x)
+            rows.append((view.requires_grad, view._base is x, _history_of(view), _write(view)))
+            with torch.no_grad():
+                write(x, view)
+            rows.append((view.requires_grad, _history_of(view), x._version))
+        seen.append(rows)
+    assert seen[1] == seen[0]

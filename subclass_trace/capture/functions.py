@@ -106,7 +106,7 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         self.recorder.asks_for_numbers = name in _NUMBERS
         out = self._call(func, args, kwargs)
         self.views.note(func, args, kwargs, out)
-        if name in MAY_COPY and self.recorder.has_read_numbers:
+        if name in MAY_COPY and self.recorder.symbols.data_dependent:
             self.recorder.perhaps_views.note(self.recorder, name, args, out)
         if name in CHANGES and args:
             self.metadata.has_shape(args[0])

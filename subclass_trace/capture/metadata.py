@@ -54,7 +54,8 @@ class MetadataReads:
         self._facts = facts
         self.offsets = False  # was a storage offset asked for?
         self.storages = False  # was a storage asked for?
-        self._shapes: dict[int, list[tuple[int, list[str]]]] = {}  # of leaves: see `has_shape`
+        self._came = [tuple(i.traced.shape) for i in inputs.inputs]
+        self._shapes: dict[int, list[tuple[int, Sequence[Any]]]] = {}  # of leaves: see `has_shape`
 
     def asked_of(self, number: int) -> AskedOf:
         """What was asked of input ``number``."""
@@ -110,8 +111,7 @@ class MetadataReads:
         """An input has the shape that it has from the next autograd node on."""
         number, row = self._rows.get(id(traced), (-1, None))
         if row is not None and row.edge is not None and row.is_leaf:
-            now = _torch.autograd_sequence_number(), [str(n) for n in traced.shape]
-            self._shapes.setdefault(number, []).append(now)
+            self._shapes.setdefault(number, []).append((_torch.autograd_sequence_number(), tuple(traced.shape)))
 
     def check_shapes(self, inputs: Sequence[TracedInput], roots: Iterable[Any]) -> None:
         """Autograd takes the shape of a leaf when it is used first: in eager, after it was changed; of a stand-in, and of
@@ -122,8 +122,12 @@ class MetadataReads:
         """
         changed = {}
         for n, row in enumerate(inputs):
-            known, now = self._shapes.get(n, []), [str(k) for k in row.traced.shape]
-            before = [str(k) for k in row.spec.size]  # type: ignore[union-attr]
+            came = self._came[n] if n < len(self._came) else row.spec.size  # type: ignore[union-attr]
+            known = [(time, list(map(str, shape))) for time, shape in self._shapes.get(n, [])]
+            before, now = (
+                list(map(str, came)),
+                list(map(str, row.traced.shape)),
+            )  # by what symbols are known to be by now
             if row.edge is not None and row.is_leaf and (known or now != before):
                 unseen = (known[-1][1] if known else before) != now  # by `set_`, which no function mode sees
                 changed[row.edge.node] = row, [(-1, before), *known, *([(-1, now)] if unseen else ())]

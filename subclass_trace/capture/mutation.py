@@ -14,7 +14,7 @@ from ..plan import MutationPlan
 from ..subclass.arguments import attributes_of_wrapper
 from ..subclass.context import same_context, without_outer
 from ..subclass.flatten import flatten, wrappers_inside
-from ..subclass.kept import kept_spec
+from ..subclass.kept import kept_spec, remembers_more
 from ..subclass.paths import Path, owner_of
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
 from .aliasing import family
@@ -272,7 +272,7 @@ def _change(row: TracedInput, was: Before, inputs: TracedInputs, recorder: Recor
     for name, value in attributes.items():
         if holds_traced(value):
             raise _escapes(row.path, name, value)
-    if not attributes and not same_contexts(was.spec, after):
+    if not attributes and not same_contexts(was.spec, after, remembers_more):
         raise UnsupportedError(
             "the region changes the flatten context of an input in place",
             path=row.path,
@@ -313,15 +313,15 @@ def _escapes(path: Path, name: str, value: Any) -> UnsupportedError:
     )
 
 
-def same_contexts(a: Spec, b: Spec) -> bool:
+def same_contexts(a: Spec, b: Spec, same: Callable[[Any, Any], bool] = same_context) -> bool:
     """Are the contexts of two specs of one structure the same, at every level?"""
     if not isinstance(a, WrapperSpec) or not isinstance(b, WrapperSpec):
         return True
-    if not same_context(a.context, b.context):
+    if not same(a.context, b.context):
         size = (a.size, a.stride)
-        if not same_context(without_outer(a.context, *size), without_outer(b.context, b.size, b.stride)):
+        if not same(without_outer(a.context, *size), without_outer(b.context, b.size, b.stride)):
             return False
-    return all(map(same_contexts, a.inners, b.inners))
+    return all(same_contexts(x, y, same) for x, y in zip(a.inners, b.inners, strict=True))
 
 
 def _same_layout(a: Spec, b: Spec) -> bool:

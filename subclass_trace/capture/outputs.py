@@ -62,12 +62,17 @@ def leaf_inside(t: Tensor) -> UnsupportedError:
 def is_own_leaf(t: Tensor) -> bool:
     """Is it an autograd leaf that requires grad by itself, not through the base that it is a view of?
 
-    A view of a value with a history has one as well, unless it was made under no_grad.
+    A view that was made under no_grad says that it requires grad as its base does, and is none that gradients get to.
     """
-    base = t._base
-    return (
-        t.requires_grad and t.grad_fn is None and (base is None or not base.requires_grad or base.grad_fn is not None)
-    )
+    if not t.requires_grad or t.grad_fn is not None:
+        return False
+    if t._base is None or not t._base.requires_grad:
+        return True
+    try:
+        with _torch.without_tracing():
+            return torch.autograd.graph.get_gradient_edge(t).node is not None
+    except (RuntimeError, AssertionError):
+        return False
 
 
 class _Way(NamedTuple):

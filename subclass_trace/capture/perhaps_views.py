@@ -50,18 +50,11 @@ class PerhapsViews:
                 root, storages[1], f"{name}() of a tensor of shape {tuple(source.shape)}", recorder.user_line()
             )
 
-    def refuse_write(self, storage: Any, line: str | None) -> None:
-        """Something writes to memory that belongs to one of them.
-
-        Raises:
-            DataDependentError: it does.
-        """
-        row = self._rows.get(storage)
-        if row is not None:
-            raise _refusal(row, line)
-
     def check(self, graph: fx.Graph, results: Sequence[Any]) -> None:
-        """No source may be written before a copy of it is read for the last time. ``results``: nodes that the caller gets.
+        """Neither of the two may be written before the other one is read for the last time.
+
+        Args:
+            results: nodes that the caller gets. What the region is given, the caller has anyway.
 
         Raises:
             DataDependentError: one is.
@@ -69,23 +62,26 @@ class PerhapsViews:
         if not self._rows:
             return
         order = {node: k for k, node in enumerate(graph.nodes)}
+        given = {*results, *(node for node in order if node.op == "placeholder")}
+        last = _last_reads(order, given)
         for node, target in written_nodes(graph):
-            storage = _torch.storage_ref(target.meta["val"])
-            for row in self._rows.values():
-                if row.source == storage and order[row.made] < order[node] < _last_use(row.made, order, set(results)):
+            written = _torch.storage_ref(target.meta["val"])
+            for copy, row in self._rows.items():
+                other = row.source if written == copy else copy if written == row.source else None
+                if other is not None and order[row.made] < order[node] < last.get(other, -1):
                     raise _refusal(row, row.line)
 
-    def __bool__(self) -> bool:
-        return bool(self._rows)
 
-
-def _last_use(made: fx.Node, order: dict[fx.Node, int], results: set[Any]) -> int:
-    """The place in the graph where a value, or a view of it, is read for the last time."""
-    last, todo = order[made], [made]
-    while todo:
-        node = todo.pop()
-        last = max(last, *(order[user] for user in node.users), len(order) if node in results else 0)
-        todo += [user for user in node.users if getattr(user.target, "is_view", False)]
+def _last_reads(order: dict[fx.Node, int], given: set[Any]) -> dict[Any, int]:
+    """The place in the graph where memory is read for the last time."""
+    last: dict[Any, int] = {}
+    for node in order:
+        value = node.meta.get("val")
+        if isinstance(value, Tensor) and value.layout is torch.strided:
+            used = [order[user] for user in node.users]
+            place = len(order) if node in given else max(used, default=-1)
+            storage = _torch.storage_ref(value)
+            last[storage] = max(last.get(storage, -1), place)
     return last
 
 

@@ -270,7 +270,10 @@ class PythonNumbers:
 
         def hashed(n: Any) -> int:
             line = self._line(n)
-            if line is None or sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] in _DO_WITHOUT_HASH:
+            caller: Any = sys._getframe(1)
+            if caller.f_code.co_name == "number_of":  # see `frontends.identities`
+                caller = caller.f_back
+            if line is None or caller.f_globals.get("__name__", "").partition(".")[0] in _DO_WITHOUT_HASH:
                 return int(plain_hash(n))
             return hash(self.number(n, "the hash of a number (a key of a dict, a member of a set)", line))
 

@@ -549,8 +549,6 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise late_write(func, t, self.user_line())
             if self.of_arrays and self.writes[-1][0] in self.of_arrays:
                 raise array_write(func, t, self.user_line())
-            if self.perhaps_views:
-                self.perhaps_views.refuse_write(self.writes[-1][0], self.user_line())
 
     def _part_aliases(self, changed: Sequence[Tensor]) -> None:
         """The shape of these changes in place: values that were the same node (``detach``) get a node of their own."""

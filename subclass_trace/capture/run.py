@@ -102,6 +102,8 @@ def _gradient_of(result: Any) -> Iterator[tuple[str, Tensor]]:
     try:
         is_leaf = result.is_leaf
     except RuntimeError as error:
+        if "multiple views" in str(error):  # of a member of a split whose base was written; so does eager
+            raise
         raise lost_history(result, None) from error
     if is_leaf and result.requires_grad and result.grad is not None:
         yield "grad", result.grad

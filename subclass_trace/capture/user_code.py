@@ -49,7 +49,7 @@ _HELPERS = (os.path.dirname(os.__file__) + os.sep, "<frozen ")
 _HELPING_PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("numpy", "sympy", "mpmath", "optree"))
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 #: methods that ask on behalf of others as well
-_ON_BEHALF = frozenset({"__repr__", "__str__", "__format__", "handle_torch_function"})
+_ON_BEHALF = frozenset({"__repr__", "__str__", "__format__", "handle_torch_function", "number_of"})
 _COMPREHENSIONS = ("<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>")
 #: what these write is read by people, while the trace is made
 _SHOWING = ("logging", "pdb", "bdb", "traceback")

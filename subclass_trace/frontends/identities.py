@@ -148,7 +148,7 @@ def _standing(plain: Any, real: Mapping[int, tuple[Tensor, bool]], asked: Asked)
     """``id`` or ``hash`` in the thread that traces; what it was before in others, and for whoever keeps it."""
     thread = threading.get_ident()
 
-    def call(value: Any, /) -> int:
+    def number_of(value: Any, /) -> int:
         if is_dynamo_compiling() or threading.get_ident() != thread:
             return int(plain(value))
         row = real.get(id(value)) if isinstance(value, Tensor) else None
@@ -160,7 +160,7 @@ def _standing(plain: Any, real: Mapping[int, tuple[Tensor, bool]], asked: Asked)
         asked.met.append(tensor)
         return id(tensor)
 
-    return call
+    return number_of
 
 
 def _settle(where: Iterable[Any], asked: Asked) -> None:

@@ -75,7 +75,10 @@ def deliver(plan: MutationPlan, inp: InputPlan, x: Tensor, new: Tensor | None, o
         setattr(owner, last, value)
     if plan.stops_grad:
         with _torch.without_dispatch():
-            x.detach_()
+            if x._is_view():  # which is detached by ``requires_grad_(False)`` alone
+                x.requires_grad_(False)
+            else:
+                x.detach_()
 
 
 def _copy_leaves(plan: MutationPlan, x: Tensor, old: Sequence[Tensor], fresh: Sequence[Tensor]) -> None:

@@ -45,7 +45,8 @@ from .spec import LeafSpec, OpaqueSpec, Spec
 from .tensors import facts_of, parts_of_tensor, same_bytes, why_not_comparable
 from .visit import VALUE
 
-_DEEPEST, _MOST_OBJECTS, _MOST_PARTS = 20, 1000, 20_000
+#: what is more, or deeper, inside of an object is compared by itself alone
+_DEEPEST, _MOST_OBJECTS, _MOST_PARTS = 20, 200, 2000
 
 
 class KeptObject(Kept):
@@ -72,6 +73,13 @@ class KeptObject(Kept):
             return self._held(rows) or (self.twin is not None and self._still_equal(dict(rows)))
         except Exception:  # code of the object's class
             return False
+
+    def remembers_more(self, now: Any) -> bool:
+        """Is it the object, which holds what it held, and besides what it has remembered since: see `remembers_more`."""
+        if now is not self.value or isinstance(now, (*_SEQUENCES, set, frozenset)):
+            return False
+        rows = dict(holdings(now))
+        return all(k in rows and remembers_more(v, rows[k], True) for k, v in zip(self.keys, self.parts, strict=True))
 
     def _held(self, rows: list[tuple[Any, Any]]) -> bool:
         if len(rows) != len(self.keys):
@@ -234,6 +242,22 @@ def kept_spec(spec: Spec, path: Path = VALUE) -> Spec:
     return replace(spec, inners=inners, context=kept(spec.context, path))
 
 
+def remembers_more(known: Any, now: Any, in_object: bool = False) -> bool:
+    """Is a context as it was, but for what objects in it remember: in attributes that are new or were None, in dicts?
+
+    That is computed once, while a region is traced, as in the first call in eager.
+    """
+    if same_context(known, now) or (in_object and known is None):
+        return True
+    if isinstance(known, KeptObject):
+        return known.remembers_more(now)
+    if in_object and type(known) is dict and type(now) is dict:
+        return all(k in now and remembers_more(v, now[k], True) for k, v in known.items())
+    if type(known) in (tuple, list) and type(now) is type(known) and len(now) == len(known):
+        return all(remembers_more(a, b, in_object) for a, b in zip(known, now, strict=True))
+    return False
+
+
 class _Keeping:
     """One walk through a context. ``objects``: those that were met, by id; ``parts``: how much they hold."""
 
@@ -249,16 +273,22 @@ class _Keeping:
         if isinstance(value, torch.Tensor):
             return self._tensor(value, at, around)
         if is_iterator(value):
-            raise self._refused(at, f"an iterator, {type(value).__qualname__}, which gives each item once")
+            return self._by_itself(
+                value, around, at, f"an iterator, {type(value).__qualname__}, which gives each item once"
+            )
         if is_buffer(value):
             return snapshot(value)
         if id(value) in self.objects:  # an object that leads back to itself is compared once
             return ObjectIdentity(value) if self._in_object(around) else self.objects[id(value)]
         if id(value) in around:
-            raise self._refused(at, f"a {type(value).__qualname__} that contains itself")
+            return self._by_itself(value, around, at, f"a {type(value).__qualname__} that contains itself")
         if len(around) > _DEEPEST:
-            raise self._refused(at, f"values that are more than {_DEEPEST} deep inside of others")
+            return self._by_itself(value, around, at, f"values that are more than {_DEEPEST} deep inside of others")
         inside = (*around, id(value))
+        if type(value) in (list, dict) and self._in_object(around):
+            self.parts += len(value)
+            if self.parts > _MOST_PARTS:
+                return ObjectIdentity(value)
         if type(value) in (tuple, torch.Size, Sizes) or (isinstance(value, tuple) and hasattr(value, "_fields")):
             return map_items(value, lambda v: self.keep(v, at, inside))
         if type(value) is list:
@@ -290,16 +320,22 @@ class _Keeping:
         """Is it inside of an object, of which a wrapper is given no copy?"""
         return not self.objects.keys().isdisjoint(around)
 
-    def _object(self, value: Any, at: Path, inside: tuple[int, ...]) -> KeptObject:
+    def _object(self, value: Any, at: Path, inside: tuple[int, ...]) -> Any:
         """What is kept of an object. A region meets the very tensors that it holds."""
-        made = self.objects[id(value)] = KeptObject(value)
         rows = list(holdings(value))
         self.parts += len(rows)
-        if len(self.objects) > _MOST_OBJECTS or self.parts > _MOST_PARTS:
-            raise self._refused(at, f"more than {_MOST_OBJECTS} objects or {_MOST_PARTS} values in them")
+        if len(self.objects) >= _MOST_OBJECTS or self.parts > _MOST_PARTS:
+            return ObjectIdentity(value)
+        made = self.objects[id(value)] = KeptObject(value)
         made.keys = tuple(k for k, _ in rows)
         made.parts = tuple(self.keep(v, at.attr(k) if isinstance(k, str) else at.item(k), inside) for k, v in rows)
         return made
+
+    def _by_itself(self, value: Any, around: tuple[int, ...], at: Path, what: str) -> Any:
+        """Inside of an object, one that cannot be looked into is compared by what it is."""
+        if self._in_object(around):
+            return ObjectIdentity(value)
+        raise self._refused(at, what)
 
     def _refused(self, at: Path, what: str) -> UnsupportedError:
         return UnsupportedError(

@@ -183,6 +183,16 @@ def test_a_view_of_a_leaf_gives_up_no_gradient() -> None:
         assert y.requires_grad and v.requires_grad
 
 
+def test_a_view_that_requires_grad_by_itself_gives_it_up() -> None:
+    def f(v: Tensor) -> Tensor:
+        v.requires_grad_(False)
+        return v * 2
+
+    for call in CALLS:
+        v = torch.ones(3, 2)[0].requires_grad_()
+        assert not call(f)(v).requires_grad and not v.requires_grad
+
+
 def test_a_view_is_not_detached_in_place() -> None:
     for call in CALLS:
         with pytest.raises(RuntimeError, match="detach views in-place"):

@@ -233,3 +233,16 @@ def test_a_generator_draws_for_other_sizes_too() -> None:
         for a, b in zip(region(x), want, strict=True):
             assert a.equal(b) and a.dtype is b.dtype
     assert len(region.specializations) == 2
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*torch.jit.trace.*")
+@pytest.mark.parametrize("called_before", [False, True])
+def test_a_region_that_torch_records(called_before: bool) -> None:
+    """``torch.jit.trace`` has a tracer of its own in C++, under which nothing can be captured."""
+    region = st.compile(lambda x: x.sin() * 2)
+    x = torch.arange(3.0)
+    if called_before:
+        region(x)
+    recorded = torch.jit.trace(region, (torch.ones(3),), check_trace=False)
+    assert recorded(x).equal(x.sin() * 2)
+    assert called_before or "torch.jit.trace" in region.explain()

@@ -69,7 +69,7 @@ def is_own_leaf(t: Tensor) -> bool:
     if t._base is None or not t._base.requires_grad:
         return True
     try:
-        with _torch.without_tracing():
+        with _torch.without_dispatch(), torch.inference_mode(False), torch.enable_grad():
             return torch.autograd.graph.get_gradient_edge(t).node is not None
     except (RuntimeError, AssertionError):
         return False

@@ -132,6 +132,7 @@ from .modes import function_stack_length as function_stack_length
 from .modes import functorch_active as functorch_active
 from .modes import functorch_config as functorch_config
 from .modes import grad_enabled as grad_enabled
+from .modes import jit_tracing as jit_tracing
 from .modes import no_modes as no_modes
 from .modes import no_overrides as no_overrides
 from .modes import no_transforms as no_transforms

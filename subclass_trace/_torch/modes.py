@@ -184,6 +184,11 @@ def autocast_state() -> tuple[Any, ...]:
     return (*[(d, torch.get_autocast_dtype(d)) for d in devices], torch.is_autocast_cache_enabled())
 
 
+def jit_tracing() -> bool:
+    """Does ``torch.jit.trace`` record what runs in this thread?"""
+    return bool(torch._C._is_tracing())
+
+
 def functorch_active() -> bool:
     """Is a vmap, grad or jvp around the call?"""
     return torch._C._functorch.peek_interpreter_stack() is not None

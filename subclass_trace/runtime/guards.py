@@ -68,7 +68,7 @@ def eager_reason() -> str | None:
         return "a __torch_dispatch__ mode is active around the call"
     if _torch.function_modes_active():
         return "a __torch_function__ mode is active around the call"
-    if torch.jit.is_tracing():
+    if _torch.jit_tracing():
         return "torch.jit.trace records the call"
     return None
 

@@ -467,7 +467,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if isinstance(a, torch.Generator):
                     self.random_state.draws(a)
         versions = foreach_versions(func, args)
-        results = [(t, t.shape) for t in written_arguments(func, args, kwargs)] if has_out(func) else []
+        is_out = func._schema.is_mutable and has_out(func)
+        results = [(t, t.shape) for t in written_arguments(func, args, kwargs)] if is_out else []
         try:
             out = self.results.run(func, args, kwargs)
         except REFUSALS as error:

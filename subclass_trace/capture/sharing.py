@@ -36,10 +36,10 @@ class Sharing:
         for n, row in enumerate(inputs.inputs):
             for names, wrapper in wrappers_inside(row.traced):
                 self._inside.setdefault(id(wrapper), (n, names))
-        self._leaf_of: dict[Any, int] = {}
+        self._leaves_in: dict[Any, list[int]] = {}
         for k, t in enumerate(inputs.originals):
             if t.layout is torch.strided:
-                self._leaf_of.setdefault(_torch.storage_ref(t), k)
+                self._leaves_in.setdefault(_torch.storage_ref(t), []).append(k)
 
     def is_inside_input(self, t: Tensor) -> bool:
         """Is it a tensor inside of an input: the very object, dense or a wrapper?"""
@@ -98,11 +98,14 @@ class Sharing:
         return self._within_input(t)
 
     def _within_input(self, t: Tensor) -> LeafAlias | None:
-        k = self._leaf_of.get(_torch.storage_ref(t)) if t.layout is torch.strided else None
-        if k is None:
+        there = self._leaves_in.get(_torch.storage_ref(t), []) if t.layout is torch.strided else []
+        if not there:
             return None
-        counted = share_counter(self._leaves[k], t)
-        return LeafAlias(None, k, _start(t) - self._starts[k], False, counted, (t.is_conj(), t.is_neg()))
+        # Arguments in one memory may share a counter; their stand-ins do not, and ``t`` shares that of one of them.
+        by_counter = next((k for k in there if share_counter(self._leaves[k], t)), None)
+        k = there[0] if by_counter is None else by_counter
+        delta = _start(t) - self._starts[k]
+        return LeafAlias(None, k, delta, False, by_counter is not None, (t.is_conj(), t.is_neg()))
 
     def _among_values(
         self, rows: Sequence[tuple[int, int, Tensor]], emit: Callable[[Tensor], int]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -136,3 +137,30 @@ def test_a_size_that_depends_on_values_beside_a_detached_argument() -> None:
 )
 def test_what_a_factory_makes_was_never_written(function: Callable[[Tensor], Tensor]) -> None:
     assert function(torch.ones(3))._version == st.compile(function)(torch.ones(3))._version == 0
+
+
+def _of_the_other_written(x: Tensor, y: Tensor) -> TwoTensor:
+    made = TwoTensor(y.detach(), y + 1)
+    y.mul_(2)
+    return made
+
+
+@pytest.mark.parametrize(
+    "f", [lambda x, y: TwoTensor(y.detach(), y + 1), _of_the_other_written], ids=["made", "then written"]
+)
+@pytest.mark.parametrize("way", [lambda b: b.t(), lambda b: b[:1], lambda b: b.detach()], ids=["view", "part", "alias"])
+def test_inner_tensors_count_with_the_argument_that_they_are_detached_from(
+    f: Callable[..., Any], way: Callable[[Tensor], Tensor]
+) -> None:
+    """The stand-ins of arguments that share memory have counters of their own: the right one is found among them."""
+
+    def run(fn: Callable[..., Any]) -> list[Any]:
+        base = torch.ones(2, 2)
+        inner = fn(base, way(base)).a
+        seen = [(inner._version, base._version)]
+        base.mul_(2)
+        return [*seen, (inner._version, base._version), inner.tolist()]
+
+    compiled = st.compile(f)
+    assert run(compiled) == run(f)
+    assert run(compiled) == run(f)

@@ -116,12 +116,15 @@ class OutputClassifier:
         self._rows: dict[int, Detached] = {}
         self.unbacked: dict[Any, int] = {}
         self._emitted: dict[int, int] = {}
+        self._value_of: dict[int, Tensor] = {}
         self._result_of: dict[int, int] = {}
         self._count = 0
 
     def classify(self, o: Any) -> OutputPlan:
         """The plan of one output. Call it for the outputs in order."""
         plan = self._classify(o)
+        if isinstance(plan, ViewOutput) and isinstance(plan.spec, WrapperSpec):
+            plan = self._with_own_context(plan, o)
         if isinstance(plan, (ViewOutput, ValueOutput)):
             first = self._result_of.setdefault(id(o), self._count)
             if first != self._count:
@@ -228,6 +231,31 @@ class OutputClassifier:
         if found is None or found.early or found.layouts is not None:
             return None
         return None if isinstance(found.replay, ViewSteps) and found.replay.version_bumps else found.replay
+
+    def _with_own_context(self, plan: ViewOutput, o: Tensor) -> ViewOutput:
+        """The plan, which sets what the replay of a view would take from its base as that is when the region ends."""
+        mine = attributes_of_wrapper(o, plan.spec)
+        with self._unseen():
+            base = self._base_of(plan)
+            theirs = {} if base is None else attributes_of_wrapper(base, flatten(base)[1])
+            if all(k in theirs and v is theirs[k] for k, v in mine.items()):
+                return plan  # nothing that a view would take differs
+            again = base if base is None or plan.replay is None else self._tried(plan.replay, base)
+            known = {} if again is None else attributes_of_wrapper(again, flatten(again)[1])
+        found = {k: v for k, v in mine.items() if k in known and _is_handed_on(v, known[k], theirs.get(k, known))}
+        return replace(plan, attributes={**self._without_traced(found), **plan.attributes}) if found else plan
+
+    def _base_of(self, plan: ViewOutput | Detached) -> Tensor | None:
+        """What a view is replayed on, as that is when it is replayed."""
+        if plan.base < 0:
+            row = list(self._rows.values())[-1 - plan.base]
+            source = self._base_of(row)
+            made = source if source is None or row.replay is None else self._tried(row.replay, source)
+            return None if made is None else self._tried(Tensor.detach, made)
+        if getattr(plan, "early", False):
+            return self._as_it_came(plan.base)
+        live = self.inputs.inputs[plan.base].traced if plan.of_input else self._value_of[plan.base]
+        return _fresh(live, self.recorder)
 
     def numbered(self, outputs: Sequence[OutputPlan], values: int) -> tuple[list[OutputPlan], list[Detached]]:
         """The outputs, with the places of detached tensors after those of all ``values`` forward values; and these."""
@@ -373,19 +401,31 @@ class OutputClassifier:
 
     def _gives(self, way: Replay, base: Tensor, spec: Spec) -> bool:
         """Is the view of ``base`` laid out as ``spec`` says?"""
-        with self._aside(), _torch.without_tracing(), _torch.quiet_fake_errors(), torch.no_grad():
+        with self._unseen():
             fresh = _fresh(base, self.recorder)
-            held = leaves_of(fresh)
-            counters = [t for t in (fresh, *held) if not t.is_inference()]
-            versions = [t._version for t in counters]
-            try:
-                leaves, again = flatten(way(fresh))
-            except (RuntimeError, IndexError, ValueError, NotImplementedError):
+            made = self._tried(way, fresh)
+            if made is None:
                 return False
-            finally:  # an alias shares the counter of the traced tensor, which a node may have saved
-                for t, version in zip(counters, versions, strict=True):
-                    _torch.set_version(t, version)
-        return self._share(leaves, held) and _places(again) == _places(spec)  # ``ravel`` may copy
+            leaves, again = flatten(made)
+            return self._share(leaves, leaves_of(fresh)) and _places(again) == _places(spec)  # ``ravel`` may copy
+
+    @contextlib.contextmanager
+    def _unseen(self) -> Iterator[None]:
+        """Inside, views are made for a look at them, of which the graph has nothing."""
+        with self._aside(), _torch.without_tracing(), _torch.quiet_fake_errors(), torch.no_grad():
+            yield
+
+    def _tried(self, way: Replay, fresh: Tensor) -> Tensor | None:
+        """The view, or None where ``fresh`` has none such. No version counter moves."""
+        counters = [t for t in (fresh, *leaves_of(fresh)) if not t.is_inference()]
+        versions = [t._version for t in counters]
+        try:
+            return way(fresh)
+        except (RuntimeError, IndexError, ValueError, NotImplementedError):
+            return None
+        finally:  # an alias shares the counter of the traced tensor, which a node may have saved
+            for t, version in zip(counters, versions, strict=True):
+                _torch.set_version(t, version)
 
     def _needs_siblings(self, o: Tensor) -> bool:
         """Must the gradients of several members of one ``split`` meet in one node?
@@ -457,7 +497,10 @@ class OutputClassifier:
             with _torch.without_tracing(), torch.no_grad():
                 again = attributes_of_wrapper(rebuild(spec, iter(leaves)), spec)
             found = {k: v for k, v in found.items() if k not in known or not _is_another(known[k], again[k])}
-        for name, value in found.items():
+        return self._without_traced(found)
+
+    def _without_traced(self, attributes: dict[str, Any]) -> dict[str, Any]:
+        for name, value in attributes.items():
             if holds_traced(value):
                 raise UnsupportedError(
                     "the region sets an attribute of a result to an object that holds traced tensors",
@@ -466,7 +509,7 @@ class OutputClassifier:
                     got=f"an instance of {type(value).__qualname__}",
                     fix="return the tensors, and set the attribute outside of the region",
                 )
-        return found
+        return attributes
 
     def _is_traced(self, o: Tensor) -> bool:
         if kind_of(type(o)) is Kind.REFUSED and any(map(_torch.is_fake, vars(o).values())):
@@ -478,7 +521,8 @@ class OutputClassifier:
 
     def _emit_once(self, t: Tensor) -> int:
         if id(t) not in self._emitted:
-            self._emitted[id(t)] = self.emit(t)
+            self._emitted[id(t)] = number = self.emit(t)
+            self._value_of[number] = t
         return self._emitted[id(t)]
 
 
@@ -492,6 +536,13 @@ def _is_another(value: Any, known: Any) -> bool:
     if isinstance(known, (Tensor, *_torch.SYM_TYPES)) or not (type(value) in SIMPLE or type(known) in SIMPLE):
         return False
     return not same_context(value, known)
+
+
+def _is_handed_on(value: Any, known: Any, of_base: Any) -> bool:
+    """Does a view have another attribute than its base hands on to it? ``known``: what making it again gives."""
+    if type(known) in SIMPLE or isinstance(known, (Tensor, *_torch.SYM_TYPES)):
+        return _is_another(value, known)
+    return known is of_base and value is not known
 
 
 def _ragged_symbol(size: Any) -> Any:

@@ -1,0 +1,119 @@
+"""A view of a wrapper and its base, of which one gets another context in the region: each shows its own afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import return_and_correct_aliasing
+
+import subclass_trace as st
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+
+
+class Gain(torch.Tensor):
+    """``data * gain``; a multiplication in place changes the gain alone. ``label`` is an object in the context."""
+
+    data_: Tensor
+
+    @staticmethod
+    def __new__(cls, data: Tensor, gain: float, label: Any = None) -> Gain:
+        self = Tensor._make_wrapper_subclass(cls, data.shape, strides=data.stride(), dtype=data.dtype)
+        self.data_, self.gain, self.label = data, gain, label
+        return self
+
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        return ["data_"], (self.gain, self.label)
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: dict[str, Tensor], context: Any, size: Any, stride: Any) -> Gain:
+        return cls(inner["data_"], *context)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        x = args[0]
+        if func is aten.mul_.Tensor:
+            x.gain = x.gain * args[1]
+            return x
+        if func.is_view or func is aten.clone.default:
+            out = cls(func(x.data_, *args[1:], **(kwargs or {})), x.gain, x.label)
+            return return_and_correct_aliasing(func, args, kwargs, out)
+        if func is aten.mul.Tensor:
+            return cls(x.data_.clone(), x.gain * args[1], x.label)
+        return NotImplemented
+
+
+def _view_written(x: Gain) -> Any:
+    view = x[1:]
+    view.mul_(2)
+    return view
+
+
+def _view_set(x: Gain) -> Any:
+    view = x[1:]
+    view.gain, view.label = 5.0, "new"
+    return view, view[:, 1:]
+
+
+def _alias_written(x: Gain) -> Any:
+    alias = x.detach()
+    alias.mul_(2)
+    return alias, x * 1
+
+
+def _base_written(x: Gain) -> Any:
+    view = x[1:]
+    x.mul_(2)
+    return view, x[1:]
+
+
+def _base_set(x: Gain) -> Any:
+    before = x.detach()
+    x.gain, x.label = 5.0, "new"
+    return x.detach(), before, before[1:]
+
+
+def _of_a_value(x: Gain) -> Any:
+    y = x * 3
+    first = y[1:]
+    y.mul_(2)
+    second = y[1:]
+    second.mul_(5)
+    return y, first, second
+
+
+PROGRAMS = [_view_written, _view_set, _alias_written, _base_written, _base_set, _of_a_value]
+
+
+@pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
+def test_each_has_its_own_context(f: Callable[..., Any], grad: bool) -> None:
+    compiled = st.compile(f)
+    for gain in (2.0, 3.0, 5.0, 2.0):
+        shown = []
+        for fn in (f, compiled):
+            with torch.set_grad_enabled(grad):
+                x = Gain(torch.ones(2, 2), gain, "old")
+                out = fn(x)
+            results = out if isinstance(out, tuple) else (out,)
+            rows = [(t.gain, t.label, t.data_.tolist(), t._base is x, t._is_view()) for t in (*results, x)]
+            x.data_.mul_(7)  # seen by those that share its memory
+            shown.append([rows, [t.data_.tolist() for t in results]])
+        assert shown[0] == shown[1]
+
+
+def test_an_attribute_from_a_size_of_the_call_is_refused() -> None:
+    """It would have to be computed anew for each call: the result says so instead of showing that of the first one."""
+
+    def f(x: Gain) -> Any:
+        view = x[1:]
+        view.gain = view.gain * x.shape[0]
+        return view
+
+    compiled = st.compile(f, dynamic=True)
+    with pytest.raises(st.UnsupportedError, match="holds traced tensors"):
+        compiled(Gain(torch.ones(3, 2), 2.0))

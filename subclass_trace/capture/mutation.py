@@ -272,7 +272,7 @@ def _change(row: TracedInput, was: Before, inputs: TracedInputs, recorder: Recor
     for name, value in attributes.items():
         if holds_traced(value):
             raise _escapes(row.path, name, value)
-    if not attributes and not same_contexts(was.spec, after, remembers_more):
+    if not attributes and not same_contexts(_without_grad(was.spec), _without_grad(after), remembers_more):
         raise UnsupportedError(
             "the region changes the flatten context of an input in place",
             path=row.path,
@@ -282,6 +282,13 @@ def _change(row: TracedInput, was: Before, inputs: TracedInputs, recorder: Recor
         )
     metadata = None if _same_layout(after, was.spec) else after
     return _Change(data, replaced, metadata, attributes)
+
+
+def _without_grad(spec: Spec) -> Spec:
+    """The spec, whose context does not repeat whether the wrapper requires grad (as DTensor's does)."""
+    if not isinstance(spec, WrapperSpec) or type(spec.context) is not tuple:
+        return spec
+    return replace(spec, context=tuple(None if x is spec.requires_grad else x for x in spec.context))
 
 
 def _check_inner_names(row: TracedInput, before: Spec, after: Spec) -> None:

@@ -31,7 +31,7 @@ from ..subclass.paths import Path
 from ..subclass.protocol import REAL, is_traceable
 from .aliasing import ByteRange, byte_range
 from .default_dtype import check_default_dtype, is_factory
-from .eager_errors import REFUSALS, error_of_eager, has_out, refuse_as_eager
+from .eager_errors import REFUSALS, error_of_eager, has_out, refuse_as_eager, tensors_in
 from .foreach import steps
 from .late_code import LateState
 from .noting import unnoted
@@ -390,7 +390,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _run_class(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """What torch does next where a mode leaves an operation to the classes of its arguments, with `inside` active."""
         assert self.inside is not None
-        call = func, tuple(map(id, args))
+        # By its tensors: symbolic numbers are new objects on each way through C++.
+        call = func, tuple(map(id, tensors_in(args)))
         if call == self._class_call:  # torch has the rules of the class in C++
             return NotImplemented
         for cls in types:

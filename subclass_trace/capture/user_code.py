@@ -20,6 +20,8 @@ TORCH_FILES = os.path.dirname(torch.__file__) + os.sep
 _MACHINERY = tuple(TORCH_FILES + name for name in ("_", "utils", "overrides.py", "fx", "autograd"))
 #: those of this package, and what it generates
 _OWN_FILES = (os.path.dirname(os.path.dirname(__file__)) + os.sep, "<subclass_trace")
+#: classes such as users write: their code asks for what it runs on as a user's does
+_CLASSES_OF_OWN = os.path.join(_OWN_FILES[0], "zoo") + os.sep
 
 
 def is_foreign(cls: type) -> bool:
@@ -86,7 +88,7 @@ def asking_frame(frame: Any) -> Any:
         if _helps(file):
             if str(frame.f_globals.get("__name__")).partition(".")[0] in _SHOWING:
                 return None
-        elif not is_user_code(code):
+        elif not is_user_code(code) and not file.startswith(_CLASSES_OF_OWN):
             if not _is_on_behalf(frame):
                 return None
         elif code.co_name != "__hash__" and not _is_on_behalf(frame):

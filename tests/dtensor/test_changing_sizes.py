@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from spmd import REPLICATE
+from spmd import REPLICATE, difference, seen, whole
 from torch.distributed.tensor import DTensor
 
 import subclass_trace as st
@@ -57,3 +57,43 @@ def test_interpolation(mesh, mode, grad) -> None:
                 (out.sin() * out).sum().backward()
             seen.append([t.to_local() for t in (out.detach(), *([x.grad] if grad else []))])
         assert all(map(torch.equal, *seen))
+
+
+def _written_rows(w, out):
+    for t in range(3):
+        out[t] = w[t].tanh()
+    return (out * 2).sum()
+
+
+WRITTEN = {
+    "copy_": lambda w, out: (out.copy_(w), (out * 2).sum())[1],
+    "mul_": lambda w, out: (out.mul_(w), (out * 2).sum())[1],
+    "rows": _written_rows,
+}
+
+
+@pytest.mark.parametrize("f", WRITTEN.values(), ids=WRITTEN)
+def test_an_argument_that_requires_grad_once_it_is_written(mesh, f) -> None:
+    """DTensor's context repeats ``requires_grad``, which the write changes."""
+    region = st.compile(f)
+    for rows in (3, 4, 5):
+        found = []
+        for fn in (f, region):
+            w = whole(mesh, rows, 4, grad=True)
+            out = whole(mesh, rows, 4, seed=1)
+            fn(w, out).backward()
+            found.append((out.requires_grad, out._version, seen(out.detach()), seen(w.grad)))
+        assert found[0][:2] == found[1][:2]
+        assert difference(found[0][2], found[1][2]) is None
+        assert difference(found[0][3], found[1][3]) is None
+    assert len(region.specializations) <= 2
+
+
+def test_requires_grad_of_an_argument(mesh) -> None:
+    def f(x):
+        x.requires_grad_()
+        return (x * x).sum()
+
+    x = whole(mesh, 3, 4)
+    st.compile(f)(x).backward()
+    assert torch.equal(x.grad.to_local(), 2 * x.detach().to_local())

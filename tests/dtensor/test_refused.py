@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.nn.parallel import DistributedDataParallel
 
 import subclass_trace as st
-from subclass_trace.errors import ProtocolError, UnsupportedError
+from subclass_trace.errors import DataDependentError, ProtocolError, UnsupportedError
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
@@ -156,3 +156,21 @@ def test_index_from_a_tensor(mesh) -> None:
         got = region(x, torch.tensor(k))
         assert got.placements == x[k].placements and torch.equal(got.to_local(), x[k].to_local())
     assert len(region.specializations) == 1
+
+
+NUMBERS_INSIDE = {
+    "clamp": lambda x, s: x.clamp(max=s.item()),
+    "compare": lambda x, s: x > s.item(),
+    "subtract from": lambda x, s: s.item() - x,
+    "power": lambda x, s: x ** s.item(),
+    "lerp": lambda x, s: x.lerp(x * 2, s.item()),
+    "masked_fill": lambda x, s: x.masked_fill(x > 0, s.item()),
+}
+
+
+@pytest.mark.parametrize("f", NUMBERS_INSIDE.values(), ids=NUMBERS_INSIDE)
+def test_a_number_from_inside_a_tensor_that_the_class_would_compare(mesh, f) -> None:
+    """DTensor looks such an operation up by the values of its numbers."""
+    x = distribute_tensor(torch.randn(4, 2), mesh, [Shard(0)], src_data_rank=None)
+    with pytest.raises(DataDependentError):
+        st.compile(f)(x, torch.tensor(0.5))

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+import subclass_trace as st
 from subclass_trace.errors import UnsupportedError
 from subclass_trace.zoo import Constant, Diagonal, Masked, OptionalBias
 
@@ -34,6 +35,19 @@ def test_optional_bias_sums(biases) -> None:
         torch.testing.assert_close(got + torch.zeros(()), want)
         assert got.stride() == want.stride()
     assert ((x + y).bias is not None) == any(biases)
+
+
+@pytest.mark.parametrize("numbers", [(2, 3, 4), (2.0, 3.0, 4.0)], ids=["ints", "floats"])
+def test_classes_of_the_zoo_ask_for_numbers_that_change(numbers) -> None:
+    """Their ``isinstance(y, (int, float))`` is answered as a user's is: the results keep their class."""
+    product = st.compile(lambda x, k: x * k)
+    for k in numbers:
+        for x in (OptionalBias(rand(3, 2)), Diagonal(rand(3)), Constant(0.5, (2, 3))):
+            eager, compiled = x * k, product(x, k)
+            assert type(compiled) is type(eager)
+            torch.testing.assert_close(compiled + torch.zeros(()), eager + torch.zeros(()))
+    by_size = st.compile(lambda x: x * x.shape[0])
+    assert all(type(by_size(OptionalBias(rand(n)))) is OptionalBias for n in (2, 3, 4))
 
 
 @pytest.mark.parametrize("has_bias", [False, True])

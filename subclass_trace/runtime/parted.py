@@ -50,7 +50,9 @@ def parted(
     device = tracked[0].device
     if any(t._is_view() or t.device != device for t in tracked):
         return values
-    call = _Call(tracked[0].grad_fn, len(values), reach.needed)
+    with _torch.without_dispatch():
+        edge = torch.autograd.graph.get_gradient_edge(tracked[0])
+    call = _Call(edge, len(values), reach.needed)
     tokens = []
     for numbers, members in reversed(reach.alike_inputs):  # the engine runs what was made last first
         tokens.append((numbers, _inputs(call, members, device, *[inputs[k] for k in members])))
@@ -88,8 +90,9 @@ class _Run:
 class _Call:
     """One call of a region, and the backwards that run through it: a hook may start one in the midst of another."""
 
-    def __init__(self, node: Any, values: int, inputs: Sequence[int]) -> None:
-        self.node, self.values, self.inputs = node, values, inputs  # those that the node leads to
+    def __init__(self, edge: Any, values: int, inputs: Sequence[int]) -> None:
+        self.node, self.values, self.inputs = edge.node, values, inputs  # those that the node leads to
+        self._edge = edge  # a node of a Function is what C++ owns, and no result does any more
         self.by_torch = False  # torch's compiled autograd has captured it, which runs nodes in an order of its own
         self._runs: dict[int, _Run] = {}
 

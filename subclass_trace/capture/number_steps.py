@@ -199,11 +199,13 @@ class Steps:
 
         def equal(function: Callable[..., Any], plain: Any) -> Callable[..., Any]:
             def compute(n: Any, other: Any) -> Any:
-                number = isinstance(other, _NUMBERS) and not isinstance(other, bool)
-                return function(self._whole(n), other) if number else plain(n, other)
+                if isinstance(other, bool):  # such as a key of a dict; torch's formulas do not compare a truth with True
+                    return n if function(True, other) else negated(n)
+                return function(self._whole(n), other) if isinstance(other, _NUMBERS) else plain(n, other)
 
             return compute
 
+        negated: Any = torch.sym_not
         order = {name: function for name, function in _COMPARISONS.items() if name not in ("eq", "ne")}
         hooks = {f"__{name}__": method(function, False) for name, function in {**_ARITHMETIC, **order}.items()}
         hooks |= {f"__r{name}__": method(function, True) for name, function in _ARITHMETIC.items()}

@@ -73,3 +73,20 @@ def test_conditions_of_a_backward() -> None:
             run(x).sum().backward()
             grads.append(x.grad)
         assert torch.equal(*grads), shape
+
+
+TRUTHS_AS_KEYS = {
+    "dict": lambda x: x * {True: 2.0, False: 3.0}[x.shape[0] > 5],
+    "set": lambda x: x * (1 + ((x.shape[0] > 5) in {True})),
+    "tuple": lambda x: x * {(True, 1): 2.0, (False, 1): 3.0}[x.shape[0] > 5, 1],
+    "compared": lambda x: x * (2.0 if (x.shape[0] % 2 == 0) == True else 3.0),  # noqa: E712
+    "differs": lambda x: x * (2.0 if (x.shape[0] % 2 == 0) != False else 3.0),  # noqa: E712
+}
+
+
+@pytest.mark.parametrize("f", TRUTHS_AS_KEYS.values(), ids=TRUTHS_AS_KEYS)
+def test_a_condition_on_a_size_as_a_key(f) -> None:
+    compiled = st.compile(f)
+    for n in (4, 6, 9, 3, 8):
+        assert torch.equal(compiled(torch.ones(n)), f(torch.ones(n)))
+    assert len(compiled.specializations) <= 3

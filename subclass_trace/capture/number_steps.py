@@ -199,7 +199,9 @@ class Steps:
 
         def equal(function: Callable[..., Any], plain: Any) -> Callable[..., Any]:
             def compute(n: Any, other: Any) -> Any:
-                if isinstance(other, bool):  # such as a key of a dict; torch's formulas do not compare a truth with True
+                if isinstance(
+                    other, bool
+                ):  # such as a key of a dict; torch's formulas do not compare a truth with True
                     return n if function(True, other) else negated(n)
                 return function(self._whole(n), other) if isinstance(other, _NUMBERS) else plain(n, other)
 

@@ -177,6 +177,9 @@ class Plan:
     ] = ()  # leaves of wrappers, as forward outputs, that code has written -> theirs
     watched_inputs: tuple[int, ...] = ()  # wrappers whose version counter stands for a saved leaf's
     watched_results: tuple[int, ...] = ()  # values that eager's backward reads, whose version nothing else compares
+    watched_names: tuple[
+        tuple[str, ...], ...
+    ] = ()  # of each: the saved activations that it consists of, if it is saved
     independent: tuple[tuple[int, ...], ...] = ()  # groups of differentiable values: see `capture.tape.independent`
     reach: Reach | None = None  # of ``differentiable`` values to ``differentiated`` inputs; None if all to all
     containers: tuple[

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 
@@ -80,19 +80,41 @@ def _with_history(
     return [g.view_as(g) if k in views else g for k, g in enumerate(made)]
 
 
-def changed_since_forward(plan: Plan | None = None, was: Sequence[int] = (), now: Sequence[int] = ()) -> None:
-    """What autograd raises for a saved tensor that was written between forward and backward, with its path.
+#: names of the saved activations that a backward reads; None: all of them
+Read: TypeAlias = Callable[[], Collection[str] | None]
+
+
+def read_for(backwards: Backwards, tangents: Sequence[Tensor | None], env: Env) -> Collection[str] | None:
+    """What the backward for these tangents reads: not what the results without a tangent would need."""
+    if all(t is not None for t in tangents) or any(map(_torch.is_batched, tangents)):
+        return None
+    entry = backwards.find([None if t is None else flatten(t)[1] for t in tangents], torch.is_grad_enabled(), env)
+    return {key for kind, key in entry.inputs if kind == "saved"}
+
+
+def changed_since_forward(
+    plan: Plan | None = None, was: Sequence[int] = (), now: Sequence[int] = (), read: Read = lambda: None
+) -> None:
+    """Raise what autograd raises for a saved tensor that was written between forward and backward, with its path.
+
+    As in eager mode, that is no fault where the backward of the results in question does not read it.
 
     Args:
         was, now: versions of what is saved, or of the inputs that are compared alone (`Plan.compared_inputs`).
     """
     what = "a tensor that the backward reads, or a wrapper around one"
     if plan is not None:
-        compared = [_input_text(plan, plan.differentiated[k]) for k in plan.compared_inputs]
-        texts = [_saved_text(row) for row in plan.saved if row.is_tensor]
-        texts += [*[_input_text(plan, k) for k in plan.kept_inputs], *compared]
+        compared = [(None, _input_text(plan, plan.differentiated[k])) for k in plan.compared_inputs]
+        saved = [(row.name, _saved_text(row)) for row in plan.saved if row.is_tensor]
+        texts = [*saved, *[(None, _input_text(plan, k)) for k in plan.kept_inputs], *compared]
         rows = zip(texts[len(texts) - len(was) :], was, now, strict=True)
-        what = next((text for text, old, new in rows if old != new), what)
+        written = [text for text, old, new in rows if old != new]
+        if written and all(name is not None for name, _ in written):
+            names = read()
+            written = [row for row in written if names is None or row[0] in names]
+            if not written:
+                return
+        what = next((text for _, text in written), what)
     raise changed(what)
 
 
@@ -101,11 +123,20 @@ def watch(values: Sequence[Tensor]) -> tuple[tuple[Any, int], ...]:
     return tuple([(weakref.ref(t), t._version) for t in values])
 
 
-def check_watched(rows: Sequence[tuple[Any, int]]) -> None:
-    """Raise what autograd raises if a result that eager's backward reads was written since `watch`."""
-    for reference, version in rows:
+def check_watched(
+    rows: Sequence[tuple[Any, int]], names: Sequence[Collection[str]] = (), read: Read = lambda: None
+) -> None:
+    """Raise what autograd raises if a result that eager's backward reads was written since `watch`.
+
+    Args:
+        names: of the saved activations that each result consists of, see `Plan.watched_names`.
+    """
+    for k, (reference, version) in enumerate(rows):
         t = reference()
         if t is not None and t._version != version:
+            own, theirs = (names[k], read()) if names and names[k] else ((), None)
+            if theirs is not None and not any(name in theirs for name in own):
+                continue
             raise changed(
                 f"a result of the region, a {t.dtype} {type(t).__qualname__} of shape {[*t.shape]}".replace(
                     "torch.", ""
@@ -243,13 +274,13 @@ class RegionFunction(torch.autograd.Function):
         versions = tuple(ctx.inputs[k]._version for k in plan.compared_inputs) if ctx.inputs else ctx.versions
         if versions != ctx.versions:
             changed_since_forward(plan, ctx.versions, versions)
-        check_watched(ctx.watched)
+        program, given = ctx.program, [grads[k] for k in plan.differentiable]
+        check_watched(ctx.watched, plan.watched_names, lambda: read_for(program.backwards, given, ctx.env))
         ctx.maybe_clear_saved_tensors()  # unless the graph is retained: a saved value is freed after its last use
         names = [row.name for row in plan.saved]
         saved = {n: tensors.pop() if v is None else v for n, v in zip(names, ctx.numbers, strict=True)}
         tensors.clear()
-        tangents = [grads[k] for k in plan.differentiable]
-        result = run_backward(ctx.program.backwards, ctx.inputs, saved, tangents, ctx.env)
+        result = run_backward(ctx.program.backwards, ctx.inputs, saved, given, ctx.env)
         if not _torch.keeps_graph():
             ctx.inputs = ()
         return (None, None, *result)

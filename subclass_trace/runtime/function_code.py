@@ -7,6 +7,7 @@ a tensor guard made from tangents that really came.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate
@@ -22,7 +23,7 @@ from ..subclass.spec import LeafSpec, SizeExpr, Spec, WrapperSpec, leaf_count, s
 from ..subclass.template import Examples
 from .backward import CompiledBackward
 from .emit import NotGenerated, Unwrapper, Wrapper, detached_outputs, set_versions, wrapped
-from .function import changed_since_forward, check_watched, run_backward
+from .function import Read, changed_since_forward, check_watched, read_for, run_backward
 from .guards import Ambient
 from .inlined import make_inlinable
 from .rebuild import fit_strides, is_lazy
@@ -121,6 +122,12 @@ class FastBackward(FastPath):
         if not kept and not _torch.keeps_graph():
             ctx.inputs = ()
         return (None, None, *result) if needs_extra(program.plan) else (None, *result)
+
+    def read(self, ctx: Any, tangents: Sequence[Tensor | None]) -> Read:
+        """Tells which saved activations the backward for these tangents reads."""
+        assert self.program.backwards is not None
+        env = getattr(ctx, "env", None) or {}
+        return functools.partial(read_for, self.program.backwards, tangents, env)
 
     def pending(self, ctx: Any, keep: bool, present: Sequence[bool]) -> bool:
         """Must the saved activations stay: for a retained graph, or for results that eager mode has other nodes for?
@@ -269,7 +276,9 @@ class FunctionEmitter:
         """``saved``: the saved activations as a list, compared with the forward's versions and released."""
         plan = self.plan
         s.bind("changed_since_forward", changed_since_forward)
-        changed = f"changed_since_forward({s.constant(plan, 'plan')}, ctx.versions, ({{}}))"
+        tangents = ", ".join(self._tangent_names())
+        read = f"fast.read(ctx, ({tangents}{',' * bool(tangents)}))"
+        changed = f"changed_since_forward({s.constant(plan, 'plan')}, ctx.versions, ({{}}), {read})"
         s.bind("keeps", _torch.keeps_graph_now)
         s.line("keep = keeps()")
         count = sum(row.is_tensor for row in plan.saved) + len(plan.kept_inputs)
@@ -293,7 +302,8 @@ class FunctionEmitter:
             s.bind("check_watched", check_watched)
             s.line("for ref, version in ctx.watched:")
             s.line("    v = ref()")
-            s.line("    if v is not None and v._version != version: check_watched(ctx.watched)")
+            places = s.constant(plan.watched_names, "names")
+            s.line(f"    if v is not None and v._version != version: check_watched(ctx.watched, {places}, {read})")
 
     # ---------------------------------------------------------------- backward
     def _backward(self, fast: FastBackward) -> Callable[..., Any]:

@@ -59,6 +59,7 @@ def make_plan(
         kept: names of what eager autograd would keep.
     """
     inputs, symbols = tuple(_inputs(captured, arguments)), tuple(_symbols(captured))
+    watched = _watched_results(captured, forward, kept, saved)
     return Plan(
         inputs=inputs,
         positions=tuple(positions),
@@ -92,7 +93,8 @@ def make_plan(
         independent=captured.independent,
         reach=captured.reach,
         watched_inputs=_watched(captured, inputs, saved),
-        watched_results=_watched_results(captured, forward, kept, len(saved)),
+        watched_results=tuple(watched),
+        watched_names=tuple(watched.values()),
         unread=captured.session.reads.left_out(),
         apart=captured.apart,
     )
@@ -333,26 +335,32 @@ def _watched(captured: Captured, inputs: Sequence[InputPlan], saved: Sequence[Sa
     return tuple(rows)
 
 
-def _watched_results(captured: Captured, forward: Half, kept: Collection[str], saved: int) -> tuple[int, ...]:
+def _watched_results(
+    captured: Captured, forward: Half, kept: Collection[str], saved: Sequence[SavedValue]
+) -> dict[int, tuple[str, ...]]:
     """Values that eager's backward reads, and for which no saved activation shares the version counter.
+
+    Each with the names of its leaves, where all of these are saved.
 
     Those are wrappers, whose leaves have counters of their own, and results that the backward computes again.
     """
     if captured.tape is None or not kept:
-        return ()
+        return {}
     outputs = [n if isinstance(n, fx.Node) else None for n in forward.outputs]
-    alive = [n.meta.get("val") for n in outputs[len(outputs) - saved :] if n is not None]
+    alive = [n.meta.get("val") for n in outputs[len(outputs) - len(saved) :] if n is not None]
+    names = {row.name for row in saved}
     memory = {memory_of(t) for t in alive if isinstance(t, Tensor)}
     shown = {o.value for o in captured.outputs if isinstance(o, ValueOutput)}
     bases = [o for o in captured.outputs if isinstance(o, ViewOutput) and not o.of_input]
     shown |= {o.base for o in bases}
     moved = {o.base for o in bases if o.version_bumps} | {a.value for a in captured.aliases}
     moved |= {m.value for m in captured.mutations if m.value is not None}
-    parts, rows = iter(outputs), []
+    parts, rows = iter(outputs), dict[int, tuple[str, ...]]()
     for k, spec in enumerate(captured.values):
         own = [next(parts) for _ in range(leaf_count(spec))]
         if k not in shown or k in moved or not own or not all(n is not None and n.name in kept for n in own):
             continue
         if isinstance(spec, WrapperSpec) or memory_of(own[0].meta["val"]) not in memory:  # type: ignore[union-attr]
-            rows.append(k)
-    return tuple(rows)
+            leaves = tuple(n.name for n in own if n is not None)
+            rows[k] = leaves if names.issuperset(leaves) else ()
+    return rows

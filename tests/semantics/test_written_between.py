@@ -97,3 +97,32 @@ def test_a_result_that_nobody_holds_is_not_kept_alive() -> None:
     assert alive() is None
     loss.backward()
     assert torch.allclose(x.grad.a, 0.5 / x.a.detach().sqrt())
+
+
+TWO_RESULTS: dict[str, Callable[[Tensor], Any]] = {
+    "both saved": lambda x: (x.exp(), x.sigmoid()),
+    "one of the other": lambda x: (y := x.exp(), y.sigmoid()),
+    "a part": lambda x: (x.exp(), x.sigmoid()[1:]),
+}
+
+
+@pytest.mark.parametrize("name", TWO_RESULTS)
+@pytest.mark.parametrize("wrap", [None, lambda t: TwoTensor(t, t + 1)], ids=["dense", "wrapper"])
+def test_a_result_that_the_other_ones_backward_does_not_read(name: str, wrap: Any) -> None:
+    """One node of the region holds what both need; a write counts for those results alone whose backward reads it."""
+    f, compiled = TWO_RESULTS[name], st.compile(TWO_RESULTS[name])
+
+    def run(fn: Callable[..., Any], written: int, used: int) -> Any:
+        x = torch.arange(3.0)
+        x = (x if wrap is None else wrap(x)).requires_grad_()
+        results = fn(x)
+        with torch.no_grad():
+            results[written].mul_(2)
+        try:
+            results[used].sum().backward()
+        except RuntimeError as error:
+            return "modified by an inplace operation" in str(error)
+        return [t.tolist() for t in (x.grad.a, x.grad.b)] if wrap else x.grad.tolist()
+
+    for written, used in [(0, 1), (1, 0), (0, 0), (1, 1)] * 2:
+        assert run(compiled, written, used) == run(f, written, used)

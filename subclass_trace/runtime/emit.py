@@ -273,7 +273,7 @@ def _python_checks(source: Source, name: str, spec: Spec) -> list[str]:
         out.append(f"{name}.{attribute} == {source.constant(getattr(spec, attribute))}")
     out.append(f"{name}.requires_grad is {spec.requires_grad}")
     if isinstance(spec, LeafSpec):
-        out.append(f"not {name}.is_conj() and not {name}.is_neg()")
+        out.append(f"({name}.is_conj(), {name}.is_neg()) == {spec.lazy}")
     out.append(f"{name}.dim() == {len(spec.size)}")
     for attribute, sizes in (("shape[{}]", spec.size), ("stride({})", spec.stride)):
         out += [f"{name}.{attribute.format(d)} == {n}" for d, n in enumerate(sizes) if isinstance(n, int)]

@@ -330,7 +330,8 @@ def _structure(spec: Spec, value: Any, path: Path) -> str | None:
     if not value.is_nested and value.dim() != len(spec.size):  # its sizes cannot be read before this is known
         return f"{path}.shape: expected {_shape_text(spec.size)}, got {tuple(value.shape)}"
     if isinstance(spec, LeafSpec):
-        return f"{path}: a conjugate or negative bit is set" if value.is_conj() or value.is_neg() else None
+        lazy = (value.is_conj(), value.is_neg())
+        return None if lazy == spec.lazy else f"{path}: expected (is_conj(), is_neg()) {spec.lazy}, got {lazy}"
     names, values, context = inner_values(value, path)
     if names != spec.names:
         return f"{path}: expected inner tensors {spec.names}, got {names}"

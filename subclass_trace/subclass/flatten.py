@@ -41,7 +41,7 @@ def flatten(value: Any, path: Path = VALUE) -> tuple[list[torch.Tensor], Spec]:
 
     def leaf(t: torch.Tensor, _: Path) -> Spec:
         leaves.append(t)
-        return LeafSpec(*_outer(t), class_of_leaf(t))
+        return LeafSpec(*_outer(t), class_of_leaf(t), (t.is_conj(), t.is_neg()))
 
     def wrapper(t: torch.Tensor, names: tuple[str, ...], inners: list[Spec], context: Any, _: Path) -> Spec:
         return WrapperSpec(type(t), names, tuple(inners), context, *_outer(t))

@@ -81,6 +81,7 @@ class LeafSpec:
     layout: torch.layout
     requires_grad: bool
     cls: type = torch.Tensor  # or a subclass of nn.Parameter: see `protocol.is_plain`
+    lazy: tuple[bool, bool] = (False, False)  # its conjugate and its negative bit
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -187,6 +187,8 @@ class OutputClassifier:
         root = family(o)
         if id(root) not in self._detached or o.grad_fn is not None or _torch.is_custom_function_output(o):
             return None
+        if not any(self._share(leaves, leaves_of(source)) for source in self._detached[id(root)]):
+            return None  # an inner tensor of one of them was replaced
         replay = None if o is root else self._plain_replay(o, root, None)
         if (o is not root and replay is None) or not self._detach(root):
             return None

@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 import subclass_trace as st
+from subclass_trace.zoo import TwoTensor
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -150,3 +151,37 @@ def test_view_operations_that_make_tensors_of_changing_sizes() -> None:
         first, second = compiled(x)
         assert first.value.shape == (1, n) and second.value.shape == (n - 1,) and first._base is x
     assert len(compiled.specializations) == 2
+
+
+def _another_scale(x: TwoTensor) -> Any:
+    q = x.detach()
+    q.b = q.b * 4
+    return q
+
+
+def _base_replaced(x: TwoTensor) -> Any:
+    before = x.detach()
+    x.b = x.b * 4
+    return before
+
+
+def _both_replaced(x: TwoTensor) -> Any:
+    q = _another_scale(x)
+    x.b = x.b * 3
+    return q, x.detach(), q[1:]
+
+
+@pytest.mark.parametrize("f", [_another_scale, _base_replaced, _both_replaced], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
+def test_an_inner_tensor_replaced_after_detach(f: Callable[..., Any], grad: bool) -> None:
+    compiled = st.compile(f)
+    for _ in range(2):
+        shown = []
+        for fn in (f, compiled):
+            x = TwoTensor(torch.ones(2), torch.ones(2)).requires_grad_(grad)
+            out = fn(x)
+            results = out if isinstance(out, tuple) else (out,)
+            with torch.no_grad():
+                x.mul_(5)  # seen where the memory is shared
+            shown.append([(t.a.tolist(), t.b.tolist(), t.a._version, t.requires_grad) for t in (*results, x)])
+        assert shown[0] == shown[1]

@@ -21,6 +21,7 @@ from .known import known_value
 from .looks import is_from_inside, look_in_each_call, unflattens
 from .packed import PACKED
 from .recorder import Recorder
+from .sized import SIZES, sized
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -214,6 +215,7 @@ def _affine_grid(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs
 #: name of a function -> what is called in its place
 COMPOSITES: Mapping[str, Callable[..., Any]] = {
     **PACKED,
+    **dict.fromkeys(SIZES, sized),
     "one_hot": _one_hot,
     "scaled_dot_product_attention": _attention,
     **dict.fromkeys(("matmul", "__matmul__", "__rmatmul__"), _matmul),

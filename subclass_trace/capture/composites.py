@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from .. import _torch
 from ..errors import DataDependentError
+from .by_sizes import BY_SIZES, by_sizes
 from .conversions import allclose, equal, is_nonzero, tensor
 from .indexing import sees_functions
 from .known import known_value
@@ -216,6 +217,7 @@ def _affine_grid(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs
 COMPOSITES: Mapping[str, Callable[..., Any]] = {
     **PACKED,
     **dict.fromkeys(SIZES, sized),
+    **dict.fromkeys(BY_SIZES, by_sizes),
     "one_hot": _one_hot,
     "scaled_dot_product_attention": _attention,
     **dict.fromkeys(("matmul", "__matmul__", "__rmatmul__"), _matmul),

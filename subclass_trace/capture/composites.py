@@ -23,6 +23,7 @@ from .looks import is_from_inside, look_in_each_call, unflattens
 from .packed import PACKED
 from .recorder import Recorder
 from .sized import SIZES, sized
+from .windows import WINDOWS, is_plain, maxima, windows
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -73,13 +74,20 @@ def _pooled_as_two(
         return None
     given = [kernel_size, stride or kernel_size, padding, dilation]
     numbers = [n[0] if isinstance(n, (tuple, list)) and len(n) == 1 else n for n in given]
-    if return_indices or sees_functions(type(input)) or not all(type(n) is int for n in numbers):
+    if return_indices or sees_functions(type(input)) or not all(type(n) in (int, torch.SymInt) for n in numbers):
         return None
     kernel, step, border, spread = numbers
     fits = min(kernel, step, spread) > 0 and 0 <= border <= kernel // 2 and 0 not in input.shape
     if not fits or input.shape[-1] + 2 * border < spread * (kernel - 1) + 1:
         return None
-    return aten.max_pool1d_with_indices.default(input, [kernel], [step], [border], [spread], ceil_mode)[0]
+    if all(type(n) is int for n in numbers):
+        return aten.max_pool1d_with_indices.default(input, [kernel], [step], [border], [spread], ceil_mode)[0]
+    if not is_plain(input, (2, 3)):
+        return None
+    as_two: Sequence[Tensor] = maxima()(
+        input.unsqueeze(-2), [1, kernel], [1, step], [0, border], [1, spread], ceil_mode
+    )
+    return as_two[0].squeeze(-2)
 
 
 def _matmul(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -218,6 +226,7 @@ COMPOSITES: Mapping[str, Callable[..., Any]] = {
     **PACKED,
     **dict.fromkeys(SIZES, sized),
     **dict.fromkeys(BY_SIZES, by_sizes),
+    **dict.fromkeys(WINDOWS, windows),
     "one_hot": _one_hot,
     "scaled_dot_product_attention": _attention,
     **dict.fromkeys(("matmul", "__matmul__", "__rmatmul__"), _matmul),

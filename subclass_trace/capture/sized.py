@@ -104,7 +104,6 @@ def _is_open(n: Any) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------- operations
-_library: list[Any] = []  # what is registered lasts as long as this object
 _originals: dict[Any, Any] = {}
 
 
@@ -114,27 +113,42 @@ def original(op: Any) -> Any:
 
 
 @functools.cache
-def operations(name: str) -> Any:
-    """Ours of a name, with all its overloads, registered on the first call."""
-    library: Any = torch.library.Library("subclass_trace", "FRAGMENT")  # type: ignore[no-untyped-call]
-    _library.append(library)
-    packet = getattr(aten, name)
-    for overload in packet.overloads():
-        op = getattr(packet, overload)
-        schema = _torch.op_schema(op)
-        if schema.is_mutable:
-            continue
-        own = f"{name}.{overload}" if overload != "default" else name
-        library.define(_with_symbols(str(schema)).partition("::")[2])
-        library.impl(own, _on_numbers(op), "CompositeExplicitAutograd")
-        torch.library.register_fake(f"subclass_trace::{own}", _on_symbols(op, SIZES[name]), lib=library)
-        _originals[getattr(getattr(torch.ops.subclass_trace, name), overload)] = op
-    return getattr(torch.ops.subclass_trace, name)
+def library() -> Any:
+    """What is registered lasts as long as this object."""
+    return torch.library.Library("subclass_trace", "FRAGMENT")  # type: ignore[no-untyped-call]
+
+
+def derive(op: Any, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """Ours for one of torch's: the same, but with symbols in its schema. To be called once for each.
+
+    Args:
+        kernel: computes it of numbers.
+        fake: makes tensors without data of symbols.
+    """
+    schema = _torch.op_schema(op)
+    overload = schema.overload_name
+    name = _torch.op_name(op) + (f".{overload}" if overload else "")
+    library().define(_with_symbols(str(schema)).partition("::")[2])
+    library().impl(name, kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"subclass_trace::{name}", fake, lib=library())
+    own = getattr(getattr(torch.ops.subclass_trace, _torch.op_name(op)), overload or "default")
+    _originals[own] = op
+    return own
 
 
 def _with_symbols(schema: str) -> str:
     """There is no type for symbols of floats, but for numbers of any kind."""
     return re.sub(r"\bfloat\b", "Scalar", re.sub(r"\bint\b", "SymInt", schema))
+
+
+@functools.cache
+def operations(name: str) -> Any:
+    """Ours of a name in `SIZES`, with all its overloads, registered on the first call."""
+    packet = getattr(aten, name)
+    for op in (getattr(packet, overload) for overload in packet.overloads()):
+        if not _torch.op_schema(op).is_mutable:
+            derive(op, _on_numbers(op), _on_symbols(op, SIZES[name]))
+    return getattr(torch.ops.subclass_trace, name)
 
 
 def _on_numbers(op: Any) -> Callable[..., Tensor]:

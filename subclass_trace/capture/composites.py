@@ -23,7 +23,7 @@ from .looks import is_from_inside, look_in_each_call, unflattens
 from .packed import PACKED
 from .recorder import Recorder
 from .sized import SIZES, sized
-from .windows import WINDOWS, is_plain, maxima, windows
+from .windows import WINDOWS, is_plain, maxima, of_symbols, windows
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -215,6 +215,9 @@ def _observed(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: A
 
 def _affine_grid(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Its backward, in C++, takes sizes that are numbers."""
+    out = of_symbols(func, args, kwargs) if func.__name__ in WINDOWS else NotImplemented
+    if out is not NotImplemented:
+        return out
     named = dict(zip(("theta", "size", "align_corners"), args, strict=False)) | kwargs
     if torch.is_grad_enabled() and isinstance(named.get("theta"), Tensor) and named["theta"].requires_grad:
         named["size"] = [int(n) for n in named["size"]]

@@ -1,8 +1,8 @@
-"""Pooling with a window that is a size: ``F.max_pool1d(x, x.shape[2])``, ``F.avg_pool2d(x, x.shape[2:])``.
+"""Pooling with a window that is a size, and grids: ``F.max_pool1d(x, x.shape[2])``, ``F.affine_grid(theta, x.shape)``.
 
-Torch's schemas take a window of numbers. A graph has operations of ours in their place (`sized.derive`), which compute what
-those of torch do; and so do their backwards. The sizes of results are those that torch's own Python code for tensors without
-data makes of symbols.
+Torch's schemas take a window of numbers; the backward of a grid takes numbers in C++. A graph has operations of ours in their
+place (`sized.derive`), which compute what those of torch do; and so do their backwards. The sizes of what is pooled are those
+that torch's own Python code for tensors without data makes of symbols.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from .. import _torch
 from ..subclass.protocol import Kind, kind_of
@@ -25,14 +26,18 @@ aten = torch.ops.aten
 # ---------------------------------------------------------------------------------------------- calls
 def windows(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """A call of one of these functions (see `composites.COMPOSITES`)."""
-    if any(map(_holds_symbols, (*args[1:], *kwargs.values()))):
-        try:
-            out = WINDOWS[func.__name__](*args, **kwargs)
-        except (TypeError, RuntimeError):  # eager's own says what it takes, in numbers
-            out = NotImplemented
-        if out is not NotImplemented:
-            return out
-    return func(*args, **kwargs)
+    out = of_symbols(func, args, kwargs)
+    return func(*args, **kwargs) if out is NotImplemented else out
+
+
+def of_symbols(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """The same with our operation; NotImplemented where torch's is to be called."""
+    if not any(map(_holds_symbols, (*args, *kwargs.values()))):
+        return NotImplemented
+    try:
+        return WINDOWS[func.__name__](*args, **kwargs)
+    except (TypeError, RuntimeError):  # eager's own says what it takes, in numbers
+        return NotImplemented
 
 
 def _holds_symbols(value: Any) -> bool:
@@ -105,7 +110,20 @@ def _max_pool2d(
     return maxima()(input, *window, ceil_mode)[0]
 
 
+def _affine_grid(theta: Tensor, size: Any, align_corners: bool | None = None) -> Any:
+    known = [_torch.value_in_trace(n) for n in (*theta.shape, *size)]
+    if None in known or not is_plain(theta, (3,)):
+        return NotImplemented
+    with _torch.no_modes():  # its checks and warnings
+        F.affine_grid(theta.new_empty(known[:3], device="meta"), type(size)(known[3:]), align_corners)
+    for n in size:
+        torch._check(n > 0)  # type: ignore[no-untyped-call]
+    torch._check(theta.shape[0] == size[0])  # type: ignore[no-untyped-call]
+    return grids()(theta, list(size), bool(align_corners))
+
+
 WINDOWS: Mapping[str, Callable[..., Any]] = {
+    "affine_grid": _affine_grid,
     "avg_pool1d": _avg_pool1d,
     "avg_pool2d": _avg_pool2d,
     "max_pool2d": _max_pool2d,
@@ -171,3 +189,25 @@ def maxima() -> Any:
     _differentiable(forward, differentiate, keep)
     _differentiable(backward, again, keep_places)
     return forward
+
+
+@functools.cache
+def grids() -> Any:
+    """``affine_grid_generator``, the same."""
+    forward = derive(aten.affine_grid_generator.default, lambda *args: aten.affine_grid_generator.default(*args), _grid)
+    backward = derive(
+        aten.affine_grid_generator_backward.default,
+        lambda *args: aten.affine_grid_generator_backward.default(*args),
+        lambda grad, size, align_corners: grad.new_empty((size[0], len(size) - 1, len(size) - 2)).transpose(1, 2),
+    )
+
+    def keep(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.rest = inputs[1:]
+
+    _differentiable(forward, lambda ctx, grad: (backward(grad, *ctx.rest), None, None), keep)
+    _differentiable(backward, lambda ctx, grad: (forward(grad, *ctx.rest), None, None), keep)
+    return forward
+
+
+def _grid(theta: Tensor, size: Sequence[Any], align_corners: bool) -> Tensor:
+    return theta.new_empty((size[0], *size[2:], len(size) - 2))

@@ -14,7 +14,7 @@ from subclass_trace.capture.windows import WINDOWS
 from subclass_trace.zoo import TwoTensor
 
 Tensor = torch.Tensor
-SIZES = (5, 6, 9, 2, 4)
+SIZES = (5, 6, 9, 3, 4)
 
 #: of tensors with 2 images of 3 channels and two sizes
 CALLS: dict[str, Callable[[Tensor], Any]] = {
@@ -38,6 +38,7 @@ CALLS: dict[str, Callable[[Tensor], Any]] = {
     "most of lines": lambda x: F.max_pool1d(x[0], x.shape[3]),
     "most of lines, by steps": lambda x: F.max_pool1d(x[:, 1], (x.shape[3] // 2 + 1,), stride=x.shape[3], padding=1),
     "most and where": lambda x: F.max_pool2d(x, x.shape[2:], return_indices=True)[0],
+    "grid": lambda x: F.affine_grid(x[:, 0, :2, :3], (2, 1, x.shape[3], 4), align_corners=False),
     "too wide": lambda x: F.avg_pool2d(x, x.shape[3] + 1),
     "too wide a border": lambda x: F.max_pool2d(x, x.shape[3], padding=x.shape[3]),
     "no step": lambda x: F.avg_pool2d(x, x.shape[3], stride=0),

@@ -118,6 +118,12 @@ _INTERPOLATIONS = {
 META_KERNELS = {op: _interpolation_backward(op, keeps) for op, keeps in _INTERPOLATIONS.items()}
 
 
+def kernel_without_data(op: Any) -> Callable[..., Any]:
+    """Torch's kernel in Python for tensors without data, which takes symbols where the schema of ``op`` has numbers."""
+    kernel: Callable[..., Any] = op.py_kernels[_META]
+    return kernel
+
+
 # ---------------------------------------------------------------------------------------------- Fourier transforms
 def _fft_dims_are_sorted() -> bool:
     """Do the fake kernels take dimensions in the order that the real ones take them in? From torch 2.12 on."""

@@ -33,6 +33,7 @@ def inductor_obstacle(devices: set[str]) -> str | None:
 
 def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
     """Inductor's decomposition table for graphs whose random numbers are those of eager mode."""
+    import torch._inductor.lowering  # noqa: F401  # the decomposition of a pooling asks it
     from torch._inductor import config
     from torch._inductor.decomposition import select_decomp_table
 

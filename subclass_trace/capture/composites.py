@@ -15,12 +15,15 @@ import torch.nn.functional as F
 
 from .. import _torch
 from ..errors import DataDependentError
+from .by_sizes import BY_SIZES, by_sizes
 from .conversions import allclose, equal, is_nonzero, tensor
 from .indexing import sees_functions
 from .known import known_value
 from .looks import is_from_inside, look_in_each_call, unflattens
 from .packed import PACKED
 from .recorder import Recorder
+from .sized import SIZES, sized
+from .windows import WINDOWS, is_plain, maxima, of_symbols, windows
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -71,13 +74,20 @@ def _pooled_as_two(
         return None
     given = [kernel_size, stride or kernel_size, padding, dilation]
     numbers = [n[0] if isinstance(n, (tuple, list)) and len(n) == 1 else n for n in given]
-    if return_indices or sees_functions(type(input)) or not all(type(n) is int for n in numbers):
+    if return_indices or sees_functions(type(input)) or not all(type(n) in (int, torch.SymInt) for n in numbers):
         return None
     kernel, step, border, spread = numbers
     fits = min(kernel, step, spread) > 0 and 0 <= border <= kernel // 2 and 0 not in input.shape
     if not fits or input.shape[-1] + 2 * border < spread * (kernel - 1) + 1:
         return None
-    return aten.max_pool1d_with_indices.default(input, [kernel], [step], [border], [spread], ceil_mode)[0]
+    if all(type(n) is int for n in numbers):
+        return aten.max_pool1d_with_indices.default(input, [kernel], [step], [border], [spread], ceil_mode)[0]
+    if not is_plain(input, (2, 3)):
+        return None
+    as_two: Sequence[Tensor] = maxima()(
+        input.unsqueeze(-2), [1, kernel], [1, step], [0, border], [1, spread], ceil_mode
+    )
+    return as_two[0].squeeze(-2)
 
 
 def _matmul(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -205,6 +215,9 @@ def _observed(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: A
 
 def _affine_grid(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Its backward, in C++, takes sizes that are numbers."""
+    out = of_symbols(func, args, kwargs) if func.__name__ in WINDOWS else NotImplemented
+    if out is not NotImplemented:
+        return out
     named = dict(zip(("theta", "size", "align_corners"), args, strict=False)) | kwargs
     if torch.is_grad_enabled() and isinstance(named.get("theta"), Tensor) and named["theta"].requires_grad:
         named["size"] = [int(n) for n in named["size"]]
@@ -214,6 +227,9 @@ def _affine_grid(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs
 #: name of a function -> what is called in its place
 COMPOSITES: Mapping[str, Callable[..., Any]] = {
     **PACKED,
+    **dict.fromkeys(SIZES, sized),
+    **dict.fromkeys(BY_SIZES, by_sizes),
+    **dict.fromkeys(WINDOWS, windows),
     "one_hot": _one_hot,
     "scaled_dot_product_attention": _attention,
     **dict.fromkeys(("matmul", "__matmul__", "__rmatmul__"), _matmul),

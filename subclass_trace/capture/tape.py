@@ -473,6 +473,8 @@ _SAVED_NAMES: dict[type, tuple[str, ...]] = {}
 
 
 def _saved_names(cls: type) -> tuple[str, ...]:
+    """Where a node holds tensors. To read a number that it holds would make one of a symbol."""
     if cls not in _SAVED_NAMES:
-        _SAVED_NAMES[cls] = tuple(n for n in dir(cls) if n.startswith("_saved_"))
+        names = dir(cls)
+        _SAVED_NAMES[cls] = tuple(n for n in names if n.startswith("_saved_") and f"_raw{n}" in names)
     return _SAVED_NAMES[cls]

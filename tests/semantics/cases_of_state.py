@@ -42,6 +42,21 @@ def _dynamic() -> None:
     assert len(region.specializations) == 1
 
 
+@fact(
+    D,
+    "a size where torch takes a number: `torch.linspace(0, 1, n)`, `torch.hann_window(n)` (one specialization for all sizes)",
+    torch="not in the survey",
+)
+def _sizes_as_numbers() -> None:
+    def f(x: Tensor) -> Tensor:
+        return x * torch.linspace(0, 1, x.shape[0])[:, None] * torch.hann_window(x.shape[0])[:, None]
+
+    region = st.compile(f, dynamic=True)
+    for n in (3, 4, 7):
+        assert torch.equal(region(x := two(n, 2, seed=n)).b, f(x).b)
+    assert len(region.specializations) == 1
+
+
 @fact(D, "sizes as outputs")
 def _size_outputs() -> None:
     region = st.compile(lambda x: (x.shape[0] + 1, x * 2), dynamic=True)

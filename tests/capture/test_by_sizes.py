@@ -1,0 +1,146 @@
+"""Composite operations that take sizes for numbers in C++: one specialization for all sizes, and equal to eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import subclass_trace as st
+from subclass_trace.capture.by_sizes import BY_SIZES
+from subclass_trace.zoo import TwoTensor
+
+Tensor = torch.Tensor
+SIZES = (5, 6, 9, 3)
+
+
+def _contrasted(x: Tensor) -> Tensor:
+    return (x @ x.t()).fill_diagonal_(-1).exp()
+
+
+def _written(x: Tensor) -> Tensor:
+    x = x * 2
+    x.fill_diagonal_(0.5)
+    return x * x
+
+
+CALLS: dict[str, Callable[[Tensor], Any]] = {
+    "kron": lambda x: torch.kron(x, torch.eye(2)),
+    "kron of others": lambda x: torch.kron(torch.ones(2, 1, 3), x),
+    "kron of a row": lambda x: x[0].kron(x),
+    "cov": lambda x: torch.cov(x),
+    "cov of a row": lambda x: x[1].cov(correction=0),
+    "cov of integers": lambda x: torch.cov(torch.ones_like(x, dtype=torch.int64)),
+    "corrcoef": lambda x: torch.corrcoef(x),
+    "corrcoef of a row": lambda x: torch.corrcoef(x[0]),
+    "diagonal": _contrasted,
+    "diagonal of a rectangle": _written,
+    "diagonal of a cube": lambda x: torch.zeros(3, 3, 3).fill_diagonal_(x.shape[0]),
+    "no diagonal": lambda x: x[0].clone().fill_diagonal_(1),
+    "no cube": lambda x: torch.zeros(3, 3, x.shape[0] + 1).fill_diagonal_(1),
+    "no such option": lambda x: torch.kron(x, x, upper=True),  # type: ignore[call-overload]
+    "bounds": lambda x: x.clamp_min(1 / x.shape[0]) + x.clamp(max=x.shape[0] / 9),
+    "factors": lambda x: torch.add(x, x, alpha=x.shape[0]) + F.softplus(x, x.shape[0]) + F.elu(x, x.shape[0]),
+}
+#: these are left to torch: each size has a specialization
+LEFT: dict[str, Callable[[Tensor], Any]] = {
+    "weighted": lambda x: torch.cov(x, fweights=torch.ones(6, dtype=torch.int64)),
+    "few observations": lambda x: torch.cov(x[:, :1]),
+    "corrcoef of complex numbers": lambda x: torch.corrcoef(torch.complex(x, x.cos())).abs(),
+    "selected by numbers": lambda x: x.masked_select((x > 0).byte()),
+    "wrapped": lambda x: torch.zeros(3 * x.shape[0], 2).fill_diagonal_(1, wrap=True),
+}
+DENSE: dict[str, Callable[[Tensor], Any]] = {
+    "vander": lambda x: torch.vander(x.detach()[:, 0]),
+    "vander of so many": lambda x: torch.vander(x.detach()[:3, 0], x.shape[0] + 1, increasing=True),
+    "vander of a matrix": lambda x: torch.vander(x),
+    "selected": lambda x: x.masked_select(x > 0) * 2,
+    "selected by a row": lambda x: x.masked_select(torch.arange(6) > 3).sum(),
+    "pairs": lambda x: torch.combinations(x[:, 0]).prod(1),
+    "of three": lambda x: torch.combinations(x[:, 0] * 2, 3, with_replacement=True),
+    "of four": lambda x: torch.combinations(torch.cat([x[:, 0], x[:, 1]]), 4).reshape(-1),
+    "of none": lambda x: torch.combinations(x[:, 0], 0),
+    "of a matrix": lambda x: torch.combinations(x),
+}
+
+
+def _leaves(t: Tensor) -> list[Tensor]:
+    return [t.a, t.b] if isinstance(t, TwoTensor) else [t]
+
+
+def _run(f: Callable[[Tensor], Any], rows: int, kind: str, grad: bool) -> Any:
+    numbers = (torch.arange(rows * 6.0) * 0.7).view(rows, 6)
+    x = TwoTensor(numbers.sin(), numbers.cos()) if kind == "wrapper" else numbers.sin()
+    x.requires_grad_(grad)
+    try:
+        out = f(x)
+        if out.requires_grad:
+            (out * out).sum().backward()
+    except (RuntimeError, TypeError) as error:
+        return type(error), str(error).partition("\n")[0]
+    shown = [str(t.tolist()) for t in _leaves(out.detach())], out.shape, out.stride(), out.dtype, out.requires_grad
+    return shown, out._version, out._is_view(), None if x.grad is None else [str(t.tolist()) for t in _leaves(x.grad)]
+
+
+def _check(f: Callable[[Tensor], Any], kind: str, dynamic: bool, count: int) -> None:
+    region = st.compile(f, dynamic=dynamic)
+    for rows in SIZES:
+        for grad in (False, True):
+            assert _run(region, rows, kind, grad) == _run(f, rows, kind, grad)
+    assert len(region.specializations) <= (count if dynamic else 2 * count)
+
+
+@pytest.mark.parametrize(("kind", "dynamic"), [("dense", False), ("wrapper", False), ("dense", True)])
+@pytest.mark.parametrize("name", CALLS)
+def test_as_in_eager_for_all_sizes(name: str, kind: str, dynamic: bool) -> None:
+    """With and without gradients."""
+    more = 2 if name == "diagonal of a rectangle" else 0  # torch asks which side is longer, and whether they are equal
+    _check(CALLS[name], kind, dynamic, 2 + more)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", DENSE)
+def test_dense_as_in_eager_for_all_sizes(name: str, dynamic: bool) -> None:
+    """What makes dense tensors of its own, and what has a size that depends on values."""
+    _check(DENSE[name], "dense", dynamic, 2)
+
+
+@pytest.mark.filterwarnings("ignore:cov():UserWarning")
+@pytest.mark.parametrize("name", LEFT)
+def test_left_to_torch(name: str) -> None:
+    """Right, too."""
+    _check(LEFT[name], "dense", True, 2 * len(SIZES))
+
+
+def test_all_operations_have_a_case() -> None:
+    """`BY_SIZES` has none that is not called above."""
+    called: set[str] = set()
+
+    class Calls(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            called.add(getattr(func, "__name__", ""))
+            return func(*args, **(kwargs or {}))
+
+    with Calls():
+        for f in (*CALLS.values(), *DENSE.values()):
+            _run(f, 5, "dense", False)
+    assert called >= set(BY_SIZES)
+
+
+@pytest.mark.parametrize("name", ["pairs", "cov"])
+def test_with_inductor(name: str) -> None:
+    """The same within what a compiler rounds otherwise."""
+    f = {**CALLS, **DENSE}[name]
+    region = st.compile(f, backend="inductor")
+    for rows in (4, 5, 6):
+        results = []
+        for g in (f, region):
+            x = (torch.arange(rows * 6.0) * 0.7).sin().view(rows, 6).requires_grad_()
+            out = g(x)
+            out.sum().backward()
+            results.append((out.detach(), x.grad))
+        torch.testing.assert_close(results[1], results[0])
+    assert len(region.specializations) == 2

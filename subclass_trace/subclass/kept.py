@@ -146,14 +146,14 @@ def _twin(value: Any) -> Any:
 class HeldObject(Kept):
     """An object by reference: itself, or one that is equal to it. What it holds is compared once in a call: see `Held`."""
 
-    __slots__ = ()
+    __slots__ = ("cls",)
 
     def __init__(self, value: Any) -> None:
-        self.value = value
+        self.value, self.cls = value, type(value)
 
     def holds(self, now: Any) -> bool:
         """Is ``now`` the same for a guard?"""
-        return now is self.value or same_context(self.value, now)
+        return type(now) is self.cls and (now is self.value or same_context(self.value, now))
 
     def __repr__(self) -> str:
         return repr(self.value)

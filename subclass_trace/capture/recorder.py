@@ -390,7 +390,10 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _run_class(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """What torch does next where a mode leaves an operation to the classes of its arguments, with `inside` active."""
         assert self.inside is not None
-        call = func, tuple(map(id, args))
+        call = (
+            func,
+            [id(t) for a in args for t in (a if isinstance(a, (list, tuple)) else (a,)) if isinstance(t, Tensor)],
+        )
         if call == self._class_call:  # torch has the rules of the class in C++
             return NotImplemented
         for cls in types:

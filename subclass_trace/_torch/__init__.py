@@ -142,7 +142,6 @@ from .modes import plain_dispatch as plain_dispatch
 from .modes import pytree_namespace as pytree_namespace
 from .modes import set_grad as set_grad
 from .modes import transformed_inputs as transformed_inputs
-from .modes import unrecorded_sharding_propagation as unrecorded_sharding_propagation
 from .modes import without_dispatch as without_dispatch
 from .modes import without_tracing as without_tracing
 from .operators import BINDING_HOLDERS as BINDING_HOLDERS
@@ -167,6 +166,7 @@ from .scripts import script_method as script_method
 from .scripts import script_methods as script_methods
 from .scripts import script_twin as script_twin
 from .scripts import scripted_calls as scripted_calls
+from .sharding import sharding_as_eager as sharding_as_eager
 from .sizes import products_of_sizes as products_of_sizes
 from .strided_shards import numbers_as_split_factors as numbers_as_split_factors
 from .strided_shards import repaired_unflatten as repaired_unflatten

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -82,51 +81,6 @@ def without_tracing() -> Iterator[None]:
     from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
     with disable_proxy_modes_tracing():
-        yield
-
-
-@contextlib.contextmanager
-def unrecorded_sharding_propagation() -> Iterator[None]:
-    """DTensor computes the metadata of its results on fake tensors of the whole sizes, which is no part of a graph.
-
-    Torch 2.13 says so itself. Before, those operations would be recorded, more or fewer of them as its caches are warm.
-    For an operation without a rule torch 2.13 follows a decomposition of it, on tensors of its own.
-    """
-    with _unrecorded_metadata(), _unrecorded_decompositions():
-        yield
-
-
-@contextlib.contextmanager
-def _unrecorded_decompositions() -> Iterator[None]:
-    cls = getattr(sys.modules.get("torch.distributed.tensor._decompositions"), "DecompShardingStrategy", None)
-    name = "propagate_strategy"
-    if not hasattr(cls, name):
-        yield
-        return
-    original: Any = getattr(cls, name)
-
-    def unrecorded(*args: Any) -> Any:
-        with no_modes():
-            return original(*args)
-
-    with replaced_here(cls, name, unrecorded):
-        yield
-
-
-@contextlib.contextmanager
-def _unrecorded_metadata() -> Iterator[None]:
-    module = sys.modules.get("torch.distributed.tensor._sharding_prop")
-    name = "_propagate_tensor_meta_non_cached"
-    original: Any = None if module is None else getattr(module.ShardingPropagator, name)
-    if module is None or "disable_proxy_modes_tracing" in original.__code__.co_names:
-        yield
-        return
-
-    def unrecorded(self: Any, op_schema: Any) -> Any:
-        with without_tracing():
-            return original(self, op_schema)
-
-    with replaced_here(module.ShardingPropagator, name, unrecorded):
         yield
 
 

@@ -27,6 +27,7 @@ _MOST: Any = torch.sym_max
 _FAR = 2**62
 #: these see the elements of a tensor in another shape
 _SHAPES = (torch.reshape, Tensor.reshape, Tensor.view)
+_INDEX = (Tensor.__getitem__, Tensor.__setitem__)
 _NARROW = (torch.narrow, Tensor.narrow)
 
 
@@ -42,14 +43,14 @@ class Indexing:
 
     def call(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
         """A call (function, arguments, keywords) with symbolic numbers, or one that stands for it."""
-        if func is Tensor.__getitem__ or func is Tensor.__setitem__:
+        if func in _INDEX:
             items = args[1] if type(args[1]) is tuple else (args[1],)
             if any(map(_holds_a_number, items)):
                 source, rest = self._taken(args[0], list(items))
                 args, items = (source, rest, *args[2:]), rest if type(rest) is tuple else (rest,)
             if any(type(i) is torch.SymInt for i in items):
                 return self._of_sizes(func, args[0], items, args[2:]) or (func, args, kwargs)
-            return func, args, kwargs
+            return func, (args[0], _with_whole_slices(args[0], args[1]), *args[2:]), kwargs
         if func in _NARROW:
             return (func, *self._narrow(args, kwargs))
         if func in _SHAPES:
@@ -75,7 +76,7 @@ class Indexing:
                 calls.append((Tensor.select, (len(kept), item)))
             elif item is None:
                 calls.append((Tensor.unsqueeze, (len(kept),)))
-            elif isinstance(item, slice) and not (item.start is item.stop is item.step is None):
+            elif isinstance(item, slice) and not _is_left_out(x, item, dim):
                 calls.append((Tensor.__getitem__, ((*[_WHOLE] * len(kept), item),)))
             dim += free if item is ... else _dims_of(item) or 0
             kept += [_WHOLE] * free if item is ... else [item] if isinstance(item, Tensor) else []
@@ -84,10 +85,11 @@ class Indexing:
             calls.append((func, (tuple(kept) if any(isinstance(i, Tensor) for i in kept) else ..., *value)))
         *steps, (last, rest) = calls
         for step, args in steps:
+            args = _whole_in_call(step, x, args)
             made = step(x, *args)
             self.recorder.views.note(step, (x, *args), {}, made)
             x = made
-        return last, (x, *rest), {}
+        return last, (x, *_whole_in_call(last, x, rest)), {}
 
     def _look_at_shape(self, args: Any, kwargs: Any) -> None:
         """Torch's code divides by a size that it takes to be positive."""
@@ -214,6 +216,57 @@ def _holds_a_number(item: Any) -> bool:
     # Booleans and bytes in an index are masks.
     mask = isinstance(item, Tensor) and (item.dim() > 0 or item.dtype is torch.uint8)
     return _is_unknown(item) and not mask
+
+
+def _with_whole_slices(x: Tensor, index: Any) -> Any:
+    """The index with each slice that eager leaves out as one that torch leaves out, too.
+
+    Among several items eager makes no operation of a slice that takes all of its dimension. Where sizes are symbols torch
+    leaves out what it can prove of all sizes, and a class would see the others, as slices that eager does not make.
+    """
+    if type(index) is not tuple or not _has_symbolic_sizes(x) or not all(map(_has_dims, index)):
+        return index
+    taken = [_dims_of(i) for i in index]
+    free = x.dim() - sum(n or 0 for n in taken)
+    if free < 0 or taken.count(None) > 1:
+        return index
+    found, dim = list(index), 0
+    for k, item in enumerate(index):
+        if isinstance(item, slice) and _is_left_out(x, item, dim):
+            found[k] = slice(0, x.shape[dim], 1)
+        n = taken[k]
+        dim += free if n is None else n
+    return tuple(found)
+
+
+def _whole_in_call(func: Any, x: Tensor, args: Any) -> Any:
+    """The arguments behind ``x`` of one of the calls that are made of an index."""
+    return (_with_whole_slices(x, args[0]), *args[1:]) if func in _INDEX else args
+
+
+def _has_symbolic_sizes(x: Tensor) -> bool:
+    """Is it a wrapper with sizes that are symbols, whose class sees operations only?"""
+    symbolic = any(isinstance(n, torch.SymInt) for n in x.shape)
+    return symbolic and kind_of(type(x)) is Kind.WRAPPER and not sees_functions(type(x))
+
+
+def _has_dims(item: Any) -> bool:
+    """Is it known how many dimensions an item takes? Not for lists, which may be masks."""
+    return item is None or item is ... or type(item) in (int, slice, torch.SymInt) or isinstance(item, Tensor)
+
+
+def _is_left_out(x: Tensor, item: slice, dim: int) -> bool:
+    """Does eager leave this slice out of an index? For a wrapper that is a condition of the trace."""
+    if item.start is item.stop is item.step is None:
+        return True
+    start, stop, step = item.start or 0, item.stop, item.step
+    bounds = [n for n in (start, stop, step) if n is not None]
+    if not _has_symbolic_sizes(x) or not all(type(n) in (int, torch.SymInt) for n in bounds):
+        return False
+    size = x.shape[dim]
+    if any(map(_is_unknown, (size, *bounds))) or (type(start) is int and start != 0) or step not in (None, 1):
+        return False
+    return bool((stop is None or size <= stop) and start == 0)
 
 
 def sees_functions(cls: Any) -> bool:

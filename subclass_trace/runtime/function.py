@@ -15,6 +15,7 @@ import torch
 
 from .. import _torch
 from .._torch.dynamo import never_compiled
+from .._torch.tape import saves_for_torch
 from ..capture.aliasing import storage_key
 from ..plan import Plan, Replay, SavedValue
 from ..subclass.flatten import flatten, leaves_of
@@ -164,6 +165,76 @@ def _input_text(plan: Plan, number: int) -> str:
     return f"{row.path}, a {getattr(row.spec, 'cls', Tensor).__qualname__} whose inner tensor the backward reads"
 
 
+# ---------------------------------------------------------------------------------------------- saved variables
+class SavedBeside(torch.autograd.Function):
+    """A node that no backward runs through, so that the engine does not free what it has saved."""
+
+    @staticmethod
+    def forward(ctx: Any, origin: Tensor, saved: Sequence[Tensor | None]) -> Tensor:
+        """Who holds the result holds ``saved``; ``origin`` requires grad."""
+        ctx.save_for_backward(*saved)
+        return torch.empty_like(origin)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
+        """It leads nowhere."""
+        return None, None
+
+
+def save(ctx: Any, plan: Plan, saved: Sequence[Tensor | None]) -> None:
+    """Save activations as autograd's own variables, for which the hooks run that are active.
+
+    Where eager mode has other nodes for some of the results, their backward may come later: the variables must outlive
+    this one. (Torch's compiled autograd finds only those of the node itself.)
+    """
+    if not plan.independent:
+        ctx.save_for_backward(*saved)
+        return
+    ctx.done = frozenset()
+    if saves_for_torch:
+        ctx.save_for_backward(*saved)
+        return
+    places = [k for k, row in enumerate(plan.saved) if row.is_tensor]
+    own = {n for n, k in enumerate(places) if k in plan.saved_results}  # they lead back to this node: saved as aliases
+    rows = [t.detach() if n in own and t is not None else t for n, t in enumerate(saved)]
+    with torch.enable_grad():
+        origin = torch.empty((), device="cpu", requires_grad=True)
+        ctx.beside = _torch.apply_function(SavedBeside, origin, rows)
+
+
+def saved_of(ctx: Any, plan: Plan, keep: bool, present: Sequence[bool]) -> tuple[list[Any], bool]:
+    """What `save` has saved, and whether it stays; else it is free after its last use. ``keep``, ``present``: see `pending`."""
+    if getattr(ctx, "beside", None) is None:
+        saved = list(ctx.saved_tensors)
+        ctx.maybe_clear_saved_tensors()
+        return saved, keep
+    keep = pending(ctx, plan, keep, present)
+    saved = list(ctx.beside.grad_fn.saved_tensors)
+    if not keep:
+        ctx.beside = None
+    return saved, keep
+
+
+def pending(ctx: Any, plan: Plan, keep: bool, present: Sequence[bool]) -> bool:
+    """Must the saved activations stay: for a retained graph, or for results that eager mode has other nodes for?
+
+    Args:
+        keep: the graph is retained.
+        present: which differentiable values have a tangent.
+
+    Raises:
+        RuntimeError: autograd's, for a second backward of the same results.
+    """
+    now = {g for g, members in enumerate(plan.independent) if any(present[k] for k in members)}
+    if now & ctx.done:
+        _ = ctx.saved_tensors  # refuses
+    if keep:
+        return True
+    ctx.done = ctx.done | now
+    return len(ctx.done) < len(plan.independent)
+
+
+# ---------------------------------------------------------------------------------------------- Functions
 class DifferentiableBackward(torch.autograd.Function):
     """The backward as a differentiable region. Its own backward is traced from the tape of the backward when it runs."""
 
@@ -261,7 +332,7 @@ class RegionFunction(torch.autograd.Function):
         ctx.numbers = [None if row.is_tensor else s for s, row in zip(saved, plan.saved, strict=True)]
         ctx.versions = tuple(inputs[k]._version for k in plan.compared_inputs)
         ctx.watched = watch([values[k] for k in plan.watched_results])
-        ctx.save_for_backward(*tensors, *[call.inputs[i] for i in plan.kept_inputs])
+        save(ctx, plan, [*tensors, *[call.inputs[i] for i in plan.kept_inputs]])
         ctx.mark_non_differentiable(*[v for k, v in enumerate(values) if k not in plan.differentiable])
         return tuple(values)
 
@@ -270,17 +341,17 @@ class RegionFunction(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         """Gradients of the differentiated inputs."""
         plan = ctx.program.plan
-        tensors = list(ctx.saved_tensors)[::-1]
+        program, given = ctx.program, [grads[k] for k in plan.differentiable]
         versions = tuple(ctx.inputs[k]._version for k in plan.compared_inputs) if ctx.inputs else ctx.versions
         if versions != ctx.versions:
             changed_since_forward(plan, ctx.versions, versions)
-        program, given = ctx.program, [grads[k] for k in plan.differentiable]
         check_watched(ctx.watched, plan.watched_names, lambda: read_for(program.backwards, given, ctx.env))
-        ctx.maybe_clear_saved_tensors()  # unless the graph is retained: a saved value is freed after its last use
+        saved, keep = saved_of(ctx, plan, _torch.keeps_graph(), [t is not None for t in given])
+        saved.reverse()
         names = [row.name for row in plan.saved]
-        saved = {n: tensors.pop() if v is None else v for n, v in zip(names, ctx.numbers, strict=True)}
-        tensors.clear()
-        result = run_backward(ctx.program.backwards, ctx.inputs, saved, given, ctx.env)
-        if not _torch.keeps_graph():
+        named = {n: saved.pop() if v is None else v for n, v in zip(names, ctx.numbers, strict=True)}
+        saved.clear()
+        result = run_backward(ctx.program.backwards, ctx.inputs, named, given, ctx.env)
+        if not keep:
             ctx.inputs = ()
         return (None, None, *result)

@@ -23,7 +23,7 @@ from ..subclass.spec import LeafSpec, SizeExpr, Spec, WrapperSpec, leaf_count, s
 from ..subclass.template import Examples
 from .backward import CompiledBackward
 from .emit import NotGenerated, Unwrapper, Wrapper, detached_outputs, set_versions, wrapped
-from .function import Read, changed_since_forward, check_watched, read_for, run_backward
+from .function import Read, changed_since_forward, check_watched, pending, read_for, run_backward, save, saved_of
 from .guards import Ambient
 from .inlined import make_inlinable
 from .rebuild import fit_strides, is_lazy
@@ -97,7 +97,7 @@ class FastBackward(FastPath):
 
     def slow(self, ctx: Any, saved: list[Any], grads: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
         """The general backward; arms a fast one when these are tangents that it can be made for."""
-        kept = ctx.kept is not None
+        kept = ctx.kept is not None or getattr(ctx, "beside", None) is not None
         for other in self.others:
             found = other(ctx, saved, kept or _torch.keeps_graph_now(), *grads)
             if found is not None:
@@ -128,24 +128,6 @@ class FastBackward(FastPath):
         assert self.program.backwards is not None
         env = getattr(ctx, "env", None) or {}
         return functools.partial(read_for, self.program.backwards, tangents, env)
-
-    def pending(self, ctx: Any, keep: bool, present: Sequence[bool]) -> bool:
-        """Must the saved activations stay: for a retained graph, or for results that eager mode has other nodes for?
-
-        Args:
-            present: which differentiable values have a tangent.
-
-        Raises:
-            RuntimeError: autograd's, for a second backward of the same results.
-        """
-        groups = self.program.plan.independent
-        now = {g for g, members in enumerate(groups) if any(present[k] for k in members)}
-        if now & ctx.done:
-            _ = ctx.saved_tensors  # refuses
-        if keep:
-            return True
-        ctx.done = ctx.done | now
-        return len(ctx.done) < len(groups)
 
     def _arm_for(self, tangents: Sequence[Tensor | None]) -> None:
         assert self.program.backwards is not None
@@ -269,7 +251,8 @@ class FunctionEmitter:
         s.line("if kept is None:")
         s.depth += 1
         s.line(f"ctx.versions = ({_versions(compared)})")
-        s.line(f"ctx.save_for_backward({', '.join([*tensors, *watched])})")
+        s.bind("save", save)
+        s.line(f"save(ctx, {s.constant(plan, 'plan')}, [{', '.join([*tensors, *watched])}])")
         s.depth = 1
 
     def _unsave(self, s: Source) -> None:
@@ -287,16 +270,17 @@ class FunctionEmitter:
         s.line("if saved is not None:")
         s.line(f"    if ({_versions(names)}) != ctx.versions: {changed.format(_versions(names))}")
         s.line(f"    saved = saved[:{count}]")
+        present = _tuple([f"{name} is not None" for name in self._tangent_names()])
         if plan.independent:
-            present = [f"{name} is not None" for name in self._tangent_names()]
-            s.line(f"    keep = fast.pending(ctx, keep, ({', '.join(present)}))")
+            s.bind("pending", pending)
+            s.line(f"    keep = pending(ctx, {s.constant(plan, 'plan')}, keep, ({present}))")
         s.line("    if not keep: ctx.kept = None  # a second backward is for saved_tensors to refuse")
         s.line("else:")
         s.depth += 1
-        s.line("saved = list(ctx.saved_tensors)")
         if compared := [f"ctx.inputs[{k}]" for k in plan.compared_inputs]:
             s.line(f"if ctx.inputs and ({_versions(compared)}) != ctx.versions: {changed.format(_versions(compared))}")
-        s.line("ctx.maybe_clear_saved_tensors()")
+        s.bind("saved_of", saved_of)
+        s.line(f"saved, keep = saved_of(ctx, {s.constant(plan, 'plan')}, keep, ({present}))")
         s.depth = 1
         if plan.watched_results:
             s.bind("check_watched", check_watched)

@@ -7,8 +7,8 @@ one backward at a time: ``ctx._forward_cls`` becomes the class with these attrib
 
 A region stays one call where torch's way would lose something:
 
-- its activations are plain references of the node (`function_code`), which torch cannot take over. From
-  then on all regions save theirs through autograd, so that the next step is inlined;
+- its activations are plain references of the node (`function_code`), or saved beside it (`function.save`): torch cannot
+  take them over. From then on all regions save theirs through autograd, so that the next step is inlined;
 - the backward is to be differentiated (``create_graph``);
 - a size is no plain number (a jagged tensor's), or depends on values inside tensors;
 - torch 2.11 and 2.12.
@@ -78,7 +78,7 @@ def make_inlinable(function: Function, program_of: Callable[[Any], Program], lea
 def _may_be_inlined(ctx: Any) -> bool:
     if not _door.TORCH_CAN_INLINE or torch.is_grad_enabled():
         return False
-    if getattr(ctx, "kept", None) is None:
+    if getattr(ctx, "kept", None) is None and getattr(ctx, "beside", None) is None:
         return True
     if not _door.saves_for_torch:
         _door.saves_for_torch.append(True)

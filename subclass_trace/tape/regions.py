@@ -102,7 +102,7 @@ def _graph(
 def _entry(program: Program, ctx: Any, tangents: Sequence[Step | None]) -> CompiledBackward | None:
     """The backward for tangents like the results, traced now if there is none yet."""
     plan, backwards, env = program.plan, program.backwards, _env(ctx)
-    if backwards is None or all(t is None for t in tangents):
+    if backwards is None or all(t is None for t in tangents) or getattr(ctx, "beside", None) is not None:
         return None
     values = [plan.values[k] for k in plan.differentiable]
     if not all(_is_known(v, env) for v in values):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import weakref
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import subclass_trace as st
 from subclass_trace.zoo import TwoTensor
@@ -70,6 +72,73 @@ def test_eager_mode_decides_which_are_allowed(name: str, make: Callable[[], Tens
             assert (a is None) is (b is None)
             if a is not None:
                 torch.testing.assert_close(a, b)
+
+
+def _hooked(function: Any, *args: Any) -> Any:
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t.clone()):
+        return function(*args)
+
+
+def _checkpointed(function: Any, *args: Any) -> Any:
+    return checkpoint(function, *args, use_reentrant=False)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("make", [_dense, _two])
+@pytest.mark.parametrize("around", [_hooked, _checkpointed])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_eager_mode_decides_where_hooks_save_the_activations(
+    name: str, around: Callable[..., Any], make: Callable[[], Tensor], dynamic: bool
+) -> None:
+    base = make(), make()
+    region = st.compile(PROGRAMS[name], dynamic=dynamic)
+    for order in itertools.product(range(len(PROGRAMS[name](*base))), repeat=3):
+        (allowed, wanted), (now, found) = (
+            _run(functools.partial(around, f), base, order) for f in (PROGRAMS[name], region)
+        )
+        assert now == allowed, order
+        for a, b in zip(found, wanted, strict=True):
+            assert (a is None) is (b is None)
+            if a is not None:
+                torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("name", ["disjoint", "of one"])
+def test_the_reference_allows_the_same(name: str) -> None:
+    base = _dense(), _dense()
+    region = st.compile(PROGRAMS[name])
+    region(*(t.clone().requires_grad_() for t in base))
+    (made,) = region.specializations
+    for order in itertools.product(range(len(PROGRAMS[name](*base))), repeat=3):
+        runs = (_run(f, base, order) for f in (PROGRAMS[name], lambda *args: made.program(args)))
+        (allowed, wanted), (now, found) = runs
+        assert now == allowed, order
+        assert all(a is b if a is None else torch.allclose(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def test_what_hooks_have_packed_goes_after_the_last_backward_or_with_the_results() -> None:
+    class Packed:
+        def __init__(self, value: Tensor) -> None:
+            self.value = value
+            rows.append(weakref.ref(self))
+
+    region = st.compile(PROGRAMS["of saved results"])
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            for backwards in (0, 1, 2):
+                rows: list[weakref.ref[Packed]] = []
+                x, w = _dense().requires_grad_(), _dense().requires_grad_()
+                with torch.autograd.graph.saved_tensors_hooks(Packed, lambda p: p.value):
+                    results = region(x, w)
+                for t in results[:backwards]:
+                    t.sum().backward()
+                assert rows and all((row() is None) is (backwards == 2) for row in rows)
+                results = t = None
+                assert all(row() is None for row in rows)
+    finally:
+        gc.enable()
 
 
 def test_a_write_in_between_is_noticed() -> None:

@@ -95,6 +95,26 @@ def _corrcoef(input: Tensor) -> Any:
     return (c / deviation.view(-1, 1) / deviation.view(1, -1)).clip(-1, 1)
 
 
+def _gradient(input: Tensor, *, spacing: Any = 1, dim: Any = None, edge_order: int = 1) -> Any:
+    dims = range(input.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
+    plain = type(spacing) in (int, float) and edge_order == 1 and not input.is_complex()
+    if not plain or not all(-input.dim() <= d < input.dim() and input.shape[d] >= 2 for d in dims):
+        return NotImplemented
+    wrapped = [d % input.dim() for d in dims]
+    if len(set(wrapped)) != len(wrapped):
+        return NotImplemented
+    return tuple(_slope(input, d, float(spacing)) for d in wrapped)
+
+
+def _slope(x: Tensor, dim: int, step: float) -> Tensor:
+    parts = []
+    for below, above in (((0, -2), (2,)), ((0, 1), (1, 2)), ((-2, -1), (-1,))):
+        low = aten.slice.Tensor(x, dim, *below)
+        parts.append((aten.slice.Tensor(x, dim, *above) - low) / step)
+    middle, first, last = parts
+    return torch.cat([first, middle / 2, last], dim)
+
+
 # ---------------------------------------------------------------------------------------------- places
 def _fill_diagonal(x: Tensor, fill_value: Any, wrap: bool = False) -> Any:
     if wrap or x.dim() < 2 or x.layout is not torch.strided:
@@ -135,6 +155,7 @@ BY_SIZES: Mapping[str, Callable[..., Any]] = {
     "corrcoef": _corrcoef,
     "cov": _cov,
     "fill_diagonal_": _fill_diagonal,
+    "gradient": _gradient,
     "kron": _kron,
     "masked_select": _masked_select,
     "vander": _vander,

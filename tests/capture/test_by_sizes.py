@@ -36,6 +36,8 @@ CALLS: dict[str, Callable[[Tensor], Any]] = {
     "cov of integers": lambda x: torch.cov(torch.ones_like(x, dtype=torch.int64)),
     "corrcoef": lambda x: torch.corrcoef(x),
     "corrcoef of a row": lambda x: torch.corrcoef(x[0]),
+    "slopes": lambda x: sum(torch.gradient(x)) * torch.gradient(x, dim=-1, spacing=0.3)[0],
+    "slope of integers": lambda x: torch.gradient(torch.arange(x.shape[0]) ** 2, spacing=2)[0],
     "diagonal": _contrasted,
     "diagonal of a rectangle": _written,
     "diagonal of a cube": lambda x: torch.zeros(3, 3, 3).fill_diagonal_(x.shape[0]),
@@ -48,6 +50,8 @@ CALLS: dict[str, Callable[[Tensor], Any]] = {
 #: these are left to torch: each size has a specialization
 LEFT: dict[str, Callable[[Tensor], Any]] = {
     "weighted": lambda x: torch.cov(x, fweights=torch.ones(6, dtype=torch.int64)),
+    "slopes at the edges": lambda x: torch.gradient(x, dim=0, edge_order=2)[0],
+    "slope by itself": lambda x: torch.gradient(x, dim=(0, 0))[0],
     "few observations": lambda x: torch.cov(x[:, :1]),
     "corrcoef of complex numbers": lambda x: torch.corrcoef(torch.complex(x, x.cos())).abs(),
     "selected by numbers": lambda x: x.masked_select((x > 0).byte()),
@@ -97,7 +101,8 @@ def _check(f: Callable[[Tensor], Any], kind: str, dynamic: bool, count: int) -> 
 @pytest.mark.parametrize("name", CALLS)
 def test_as_in_eager_for_all_sizes(name: str, kind: str, dynamic: bool) -> None:
     """With and without gradients."""
-    more = 2 if name == "diagonal of a rectangle" else 0  # torch asks which side is longer, and whether they are equal
+    # Torch asks which side of a rectangle is longer, and whether they are equal; and what is between two edges may be 1.
+    more = 2 if name in ("diagonal of a rectangle", "slopes", "slope of integers") else 0
     _check(CALLS[name], kind, dynamic, 2 + more)
 
 

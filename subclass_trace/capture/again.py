@@ -43,7 +43,7 @@ class FirstRun:
         originals, sizes, counters: as in `TracedInputs`.
         graph, operations: fingerprints, of everything and of the operations alone.
         before, after: what was assumed of symbols when the run began, and once its first backward was traced.
-        unread: what the guards leave out of the inputs' contexts.
+        unread: what the guards leave out of the inputs' contexts; ``objects``: those whose reads are noted.
         late: how user code in backwards is looked at.
         numbers: the symbols of numbers that the call brings.
     """
@@ -58,6 +58,7 @@ class FirstRun:
     before: _torch.Assumptions
     after: _torch.Assumptions
     unread: tuple[Unread, ...]
+    objects: tuple[Any, ...]
     late: LateState
     numbers: Mapping[NumberPlace, Any]
     graph: int
@@ -87,6 +88,7 @@ class FirstRun:
             session.assumptions,
             _torch.assumptions_of(session.shape_env),
             session.reads.left_out(),
+            session.reads.objects.values(),
             session.recorder.late.anew(),
             dict(session.arguments),
             _fingerprint(captured),
@@ -143,6 +145,7 @@ class FirstRun:
         return fixed_run._inputs(session)
 
     def _inputs(self, session: Session) -> TracedInputs:
+        session.reads.objects.add(self.objects)
         for fake in (*self.originals, *self.sizes):
             session.recorder.primal(fake, untouched=True)
         values = tuple(session.tracked(fake) for fake in self.originals)

@@ -18,9 +18,11 @@ from .. import _torch
 from ..plan import MutationPlan
 from ..subclass.components import Part, component, components, copies, with_components
 from ..subclass.context import Unread, snapshot
+from ..subclass.kept import KeptObject
 from ..subclass.protocol import flattens_alike, is_traceable, unflatten_of
 from ..subclass.spec import Spec, WrapperSpec
-from .noting import noting, noting_getattribute
+from .noting import mentions, noting, noting_getattribute
+from .object_reads import ObjectReads
 
 Tensor = torch.Tensor
 #: these hand out all attributes at once
@@ -82,11 +84,20 @@ class _Watched:
         return {part: self.mark(part) for part in dict.fromkeys(self.copies.values()) if part not in self.read}
 
 
+@dataclass(eq=False)
+class LateReads:
+    """What a backward that was traced later has read: values that the guards leave out, and objects."""
+
+    values: dict[Unread, Any] = field(default_factory=dict)
+    objects: tuple[KeptObject, ...] = ()
+
+
 class ContextReads:
     """The wrappers of one capture whose contexts hold values that a guard might leave out."""
 
     def __init__(self) -> None:
         self._rows: list[_Watched] = []
+        self.objects = ObjectReads()
         self._left_out: dict[Unread, _Watched] | None = None  # once the guards are made
 
     # ---------------------------------------------------------------- before the run
@@ -117,7 +128,7 @@ class ContextReads:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Reads inside, on any thread, are the trace's."""
-        with noting(self._rows):
+        with noting(self._rows), self.objects.watching():
             yield
 
     def copied(self, wrapper: Tensor) -> frozenset[str]:
@@ -169,22 +180,24 @@ class ContextReads:
 
     # ---------------------------------------------------------------- when a backward is traced later
     @contextlib.contextmanager
-    def at(self, call: Mapping[Any, Any]) -> Iterator[dict[Unread, Any]]:
+    def at(self, call: Mapping[Any, Any]) -> Iterator[LateReads]:
         """Trace with the contexts of one call.
 
         Args:
             call: the call's value of each `left_out`.
 
-        Yields a dict that is filled at the end: the values which the trace has read, after all.
+        Yields what is filled at the end.
         """
-        read: dict[Unread, Any] = {}
+        read = LateReads()
         with contextlib.ExitStack() as stack:
             for row in self._rows:
                 row.read = set()
                 _take_on(row, {m.part: call[m] for m, r in (self._left_out or {}).items() if r is row})
             stack.enter_context(self.watching())
+            objects = stack.enter_context(self.objects.anew())
             yield read
-        read.update({m: call[m] for m, row in (self._left_out or {}).items() if m.part in row.read})
+        read.values = {m: call[m] for m, row in (self._left_out or {}).items() if m.part in row.read}
+        read.objects = objects.held()
 
 
 def _marked(spec: Spec, found: Mapping[tuple[str, ...], Mapping[Part, Any]], names: tuple[str, ...]) -> Spec:
@@ -232,21 +245,9 @@ def _is_watchable(cls: type[Tensor]) -> bool:
         state = vars(k)
         if "__getattribute__" in state and state["__getattribute__"] is not noting_getattribute:
             return False
-        if state.get("__slots__") or any(_goes_round(v) for v in state.values()):
+        if state.get("__slots__") or any(mentions(v, _ROUND_THE_CLASS) for v in state.values()):
             return False
     return True
-
-
-def _goes_round(member: Any) -> bool:
-    function = getattr(member, "__func__", None) or getattr(member, "fget", None) or member
-    code = getattr(function, "__code__", None)
-    return code is not None and _mentions(code)
-
-
-def _mentions(code: Any) -> bool:
-    if _ROUND_THE_CLASS & {*code.co_names, *(c for c in code.co_consts if isinstance(c, str))}:
-        return True
-    return any(_mentions(c) for c in code.co_consts if hasattr(c, "co_names"))
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from ..errors import UnsupportedError
+from .noting import unnoted
 from .user_code import is_library, is_user_code
 
 #: changes of these are refused; bool and None are left out: flags and what is set up once
@@ -81,14 +82,16 @@ def unchanged_by_dispatch() -> Iterator[None]:
     Raises:
         UnsupportedError: a number or a string was changed.
     """
-    watched = [(place, place.read()) for place in assigned() if not place.wanted]
+    with unnoted():
+        watched = [(place, place.read()) for place in assigned() if not place.wanted]
     before = [(place, value, place.is_own) for place, value in watched if type(value) in _VALUES]
     completed = False
     try:
         yield
         completed = True
     finally:
-        changed = [(*row, now) for row in before if not _same(row[1], now := row[0].read())]
+        with unnoted():
+            changed = [(*row, now) for row in before if not _same(row[1], now := row[0].read())]
         for place, value, own, _ in changed:
             place.put(value, own)
         if completed and changed:
@@ -115,7 +118,8 @@ def _refusal(place: Place, was: Any, now: Any) -> UnsupportedError:
 # ---------------------------------------------------------------------------------------------- what is assigned
 def assigned() -> list[Place]:
     """The places that the code of wrapper classes assigns, of all such classes but those of installed libraries."""
-    return [place for cls in _classes() for place in _places(cls)]
+    with unnoted():
+        return [place for cls in _classes() for place in _places(cls)]
 
 
 def _classes() -> Iterator[type]:

@@ -22,7 +22,7 @@ from ..plan import gradient_of
 from ..subclass.components import Part, with_components
 from ..subclass.context import has_sizes, map_sizes, same_context, snapshot, with_outer, without_outer
 from ..subclass.flatten import flatten, leaf_paths, wrappers_inside
-from ..subclass.kept import kept_spec
+from ..subclass.kept import Keeping, kept_spec
 from ..subclass.numbers import NumberPlace
 from ..subclass.paths import Path, owner_of
 from ..subclass.protocol import class_of_leaf, refuse
@@ -135,10 +135,11 @@ def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: Dynam
     originals: list[Tensor] = []
     paths: list[Path] = []
     rows = []
+    keeping = Keeping()
     for argument in arguments:
         with torch.no_grad(), _torch.no_modes():  # real tensors: nothing here is part of the trace
             leaves, spec = flatten(argument.value, argument.path)
-            kept_spec(spec, argument.path)  # refuses contexts that no guard could compare
+            kept_spec(spec, argument.path, keeping)  # refuses contexts that no guard could compare
             paths_here = leaf_paths(argument.value, argument.path)
             aliases = [t.detach() if t.layout is torch.strided else t for t in leaves]
         places = []
@@ -151,6 +152,8 @@ def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: Dynam
                 session.recorder.primal(originals[-1], untouched=True)
             places.append(index[id(leaf)])
         rows.append((argument, spec, tuple(places)))
+    if session.watches_contexts:
+        session.reads.objects.add(row.value for row in keeping.objects.values())
     if dynamic.numbers:
         session.numbers(dynamic.numbers)
     symbols = _Symbols(session, dynamic)

@@ -1,6 +1,6 @@
-"""Noting which attributes of certain wrappers are read.
+"""Noting which attributes of certain wrappers and other objects are read.
 
-While somebody listens, the classes of these wrappers have a ``__getattribute__`` that tells; other objects of the classes
+While somebody listens, the classes of these objects have a ``__getattribute__`` that tells; other objects of the classes
 are read as ever, and the classes are restored afterwards.
 """
 
@@ -9,17 +9,16 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-import torch
-
 
 class Listener(Protocol):
-    """Is told of reads on one wrapper. ``listeners``: how many blocks it is in."""
+    """Is told of reads on one wrapper, or another object. ``listeners``: how many blocks it is in."""
 
-    wrapper: torch.Tensor
+    wrapper: Any
     listeners: int
 
     def note(self, name: str) -> None:
@@ -36,7 +35,7 @@ class Withheld:
 
 
 _LOCK = threading.Lock()
-_rows: dict[int, tuple[Listener, ...]] = {}  # by id of the wrapper, which the row keeps alive
+_rows: dict[int, tuple[Listener, ...]] = {}  # by id of the object, which the row keeps alive
 _classes: Counter[type] = Counter()
 
 
@@ -71,7 +70,7 @@ def unnoted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def noting(rows: Sequence[Listener]) -> Iterator[None]:
-    """Reads of attributes of these wrappers are noted inside, on any thread."""
+    """Reads of attributes of these objects are noted inside, on any thread."""
     rows = list(rows)
     with _LOCK:
         for row in rows:
@@ -80,7 +79,7 @@ def noting(rows: Sequence[Listener]) -> Iterator[None]:
             if row not in _rows.get(key, ()):
                 _rows[key] = (*_rows.get(key, ()), row)
             if not _classes[cls]:
-                cls.__getattribute__ = noting_getattribute  # type: ignore[method-assign]
+                type.__setattr__(cls, "__getattribute__", noting_getattribute)
             _classes[cls] += 1
     try:
         yield
@@ -96,4 +95,55 @@ def noting(rows: Sequence[Listener]) -> Iterator[None]:
                 _classes[cls] -= 1
                 if not _classes[cls]:
                     del _classes[cls]
-                    del cls.__getattribute__
+                    type.__delattr__(cls, "__getattribute__")
+
+
+_stored: Counter[type] = Counter()
+_originals: dict[tuple[type, str], Any] = {}
+
+
+@contextlib.contextmanager
+def noting_stores(rows: Sequence[Listener]) -> Iterator[None]:
+    """Attributes of these objects that are set or deleted inside are noted as those that are read. Call it in `noting`."""
+    classes = [type(row.wrapper) for row in rows]
+    with _LOCK:
+        for cls in classes:
+            _stored[cls] += 1
+            for name in ("__setattr__", "__delattr__") if _stored[cls] == 1 else ():
+                _originals[cls, name] = vars(cls).get(name)
+                type.__setattr__(cls, name, _noting(getattr(cls, name)))
+    try:
+        yield
+    finally:
+        with _LOCK:
+            for cls in classes:
+                _stored[cls] -= 1
+                for name in ("__setattr__", "__delattr__") if not _stored[cls] else ():
+                    own = _originals.pop((cls, name))
+                    type.__delattr__(cls, name) if own is None else type.__setattr__(cls, name, own)
+                if not _stored[cls]:
+                    del _stored[cls]
+
+
+def _noting(original: Callable[..., None]) -> Callable[..., None]:
+    def noting(self: Any, name: str, *value: Any) -> None:
+        for row in _rows.get(id(self), ()) if not _unnoted.depth else ():
+            row.note(name)
+        original(self, name, *value)
+
+    return noting
+
+
+def mentions(member: Any, names: frozenset[str]) -> bool:
+    """Does the code of a member of a class have one of these names, or strings, in it?"""
+    found = [
+        member,
+        *(getattr(member, name, None) for name in ("__func__", "__wrapped__", "func", "fget", "fset", "fdel")),
+    ]
+    return any(_has(f.__code__, names) for f in found if isinstance(f, types.FunctionType))
+
+
+def _has(code: types.CodeType, names: frozenset[str]) -> bool:
+    if names & {*code.co_names, *(c for c in code.co_consts if isinstance(c, str))}:
+        return True
+    return any(_has(c, names) for c in code.co_consts if isinstance(c, types.CodeType))

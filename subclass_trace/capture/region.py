@@ -214,6 +214,7 @@ class _Capture:
         recorder = self.recorder
         grad_mode = torch.is_grad_enabled()
         with self.session.modes(), restored_versions(recorder) as versions, contextlib.ExitStack() as stack:
+            stack.enter_context(self.session.reads.objects.watching())
             inputs = make_inputs(self.session)
             stack.callback(inputs.forget)
             own = OwnAttributes(inputs, self.session.reads if self.session.watches_contexts else None)

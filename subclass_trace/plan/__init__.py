@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..subclass.context import Unread
+from ..subclass.kept import KeptObject
 from ..subclass.spec import Spec
 from .inputs import (
     BasePrimal,
@@ -186,6 +187,7 @@ class Plan:
         ContainerChange | ReturnedContainer, ...
     ] = ()  # of which ``out_tree`` is ``(result, [new items])``
     unread: tuple[Unread, ...] = ()  # values of contexts that no guard compares, since the trace read none of them
+    objects: tuple[KeptObject, ...] = ()  # objects in contexts, with what the trace read of them
     apart: tuple[
         tuple[tuple[int, ...], tuple[int, ...]], ...
     ] = ()  # inputs, and others from which autograd knows that none of them was computed

@@ -162,6 +162,7 @@ def _entry(number: int, entry: Any) -> str:
         ("inputs", f"{count_text(len(plan.inputs), 'tensor')} ({count_text(wrappers, 'wrapper')}), {leaves}"),
         ("guards", "; ".join(_guards(entry.guards))),
         *_unread(plan),
+        *_objects(plan),
         *_dynamic(plan),
         *([("numbers", "; ".join(entry.made_numbers))] if entry.made_numbers else []),
         ("backward", _backward(entry)),
@@ -194,6 +195,16 @@ def _unread(plan: Plan) -> list[tuple[str, str]]:
         held = ", ".join(f".{name}" for name in mark.held)
         rows.append(f"{part_source(mark.part, 'context')} of {path} (any {mark.kind.__name__}; nothing read {held})")
     return [("unguarded", "; ".join(rows))] if rows else []
+
+
+def _objects(plan: Plan) -> list[tuple[str, str]]:
+    """Which objects in contexts are compared by what the trace read of them."""
+    rows = []
+    for row in plan.objects:
+        if row.names is not None:
+            names = ", ".join(f".{name}" for name in row.names)
+            rows.append(f"{row.path} ({row.cls.__qualname__}; by {names})")
+    return [("objects", "; ".join(rows))] if rows else []
 
 
 def _dynamic(plan: Plan) -> list[tuple[str, str]]:

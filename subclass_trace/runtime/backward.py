@@ -26,6 +26,7 @@ from ..partition.hooks import merge_twins, unpack_late
 from ..plan import Reach
 from ..subclass.context import Unread, same_context
 from ..subclass.flatten import flatten
+from ..subclass.kept import KeptObject
 from ..subclass.protocol import is_traceable
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
 from ..subclass.visit import rebuild
@@ -68,6 +69,7 @@ class CompiledBackward:
     reach: Reach | None = None
     conditions: tuple[Any, ...] = ()  # on the sizes, beyond those of the specialization
     contexts: Mapping[Unread, Any] = field(default_factory=dict)  # values that the guards leave out, but its trace read
+    objects: tuple[KeptObject, ...] = ()  # in contexts, with what its trace read of them
     by_layout: bool = (
         False  # code of a class asked how a tensor is laid out: other layouts are no matter of strides alone
     )
@@ -78,6 +80,8 @@ class CompiledBackward:
     def holds(self, env: Env) -> bool:
         """Are the sizes, and the values that the trace read, those that it was traced for?"""
         if not all(holds(c, env) for c in self.conditions) or not self.user_code.holds():
+            return False
+        if not all(row.is_as_it_was() for row in self.objects):
             return False
         return all(same_context(value, env[mark]) for mark, value in self.contexts.items())
 
@@ -269,7 +273,7 @@ class Backwards:
         assumed = _torch.assumptions_of(shape_env)
         before = set(_torch.shape_conditions(shape_env, self.symbols))
         try:
-            with tape.session.reads.at(env) as contexts:
+            with tape.session.reads.at(env) as late:
                 traced = tape.trace(specs, create_graph=create_graph)
             for twin in known:
                 assumes = set(_torch.shape_conditions(shape_env, self.symbols)) - before
@@ -293,7 +297,8 @@ class Backwards:
             and any(_torch.is_equality(c) for c in conditions)
         ):
             self.narrow(conditions)
-        return replace(entry, conditions=conditions, contexts=contexts, dtensor=tape.session.dtensor_modes())
+        modes = tape.session.dtensor_modes()
+        return replace(entry, conditions=conditions, contexts=late.values, objects=late.objects, dtensor=modes)
 
     def _other_sizes(self, condition: Any, env: Env) -> TangentError:
         values = {str(s): env[s] for s in condition.free_symbols}

@@ -372,6 +372,8 @@ class _EntryEmitter:
 
     def _rest_of_guards(self, inputs: Sequence[str], leaves: Sequence[str], symbols: dict[Any, str]) -> None:
         s, plan = self.source, self.plan
+        for held in plan.objects:
+            s.line(f"if not {s.constant(held.is_as_it_was, 'as_it_was')}(): return MISS")
         for condition in plan.conditions:
             s.line(f"if not {expression_code(condition, symbols)}: return MISS")
         for row, name in zip(plan.inputs, inputs, strict=True):

@@ -15,7 +15,7 @@ from ..capture.facts import failed_fact
 from ..capture.inputs import has_gradient
 from ..plan import InputPlan, Plan
 from ..subclass.components import part_source, unread_of
-from ..subclass.context import AnyNumber, Unread, has_sizes, same_context, with_outer, without_outer
+from ..subclass.context import AnyNumber, KeptPlain, Unread, has_sizes, same_context, with_outer, without_outer
 from ..subclass.protocol import flattens_alike, unflatten_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec, leaf_count
 from ..subclass.template import Examples
@@ -118,6 +118,8 @@ class Unwrapper:
             source.line(f"if c is not {known}: {self.miss}")
         elif type(spec.context) in (int, str, bytes):
             source.line(f"if type(c) is not {type(spec.context).__name__} or c != {known}: {self.miss}")
+        elif (plain := _plain(spec.context)) is not None:
+            source.line(f"if not {source.constant(plain.holds, 'is_context')}(c): {self.miss}")
         elif type(spec.context) is tuple:
             source.bind("same_context", same_context)
             source.line(f"if not same_context({known}, c): {self.miss}")
@@ -138,6 +140,10 @@ class Unwrapper:
 
     #: maps a local name to the real value's shortcut attribute; set by the entry emitter, which has real inputs
     shortcut_value: Callable[[str], Any] | None = None
+
+
+def _plain(context: Any) -> KeptPlain | None:
+    return context if isinstance(context, KeptPlain) else KeptPlain.of(context)
 
 
 class Wrapper:
@@ -196,9 +202,13 @@ class Wrapper:
         source.bind("with_outer", with_outer)
         parts = ", ".join(f"{name!r}: {local}" for name, local in inner)
         size, stride = sizes_code(spec.size, self.symbols), sizes_code(spec.stride, self.symbols)
-        context = source.constant(spec.context, "context")
-        if not isinstance(spec.context, _IDENTITY):
-            context = f"with_outer({context}, {size}, {stride})"
+        plain = _plain(spec.context)
+        if plain is not None:
+            context = f"{source.constant(plain.fresh, 'fresh_context')}()"
+        else:
+            context = source.constant(spec.context, "context")
+            if not isinstance(spec.context, _IDENTITY):
+                context = f"with_outer({context}, {size}, {stride})"
         unflatten = source.constant(unflatten_of(spec.cls), "unflatten")
         source.line(f"{out} = {unflatten}({{{parts}}}, {context}, Size({size}), {stride})")
 

@@ -347,6 +347,7 @@ class FunctionEmitter:
         state = ["check is None", "grad_enabled()", "any_autocast()"]
         if entry.user_code.names:
             state.append(f"not {s.bind('user_code', entry.user_code)}.holds()")
+        state += [f"not {s.constant(row.is_as_it_was, 'as_it_was')}()" for row in entry.objects]
         if entry.dtensor is not None:
             state.append(_torch.other_dtensor_modes_code(s.bind("dtensor", _torch.dtensor_dispatcher()), entry.dtensor))
         s.line(f"if {' or '.join(state)}: {slow}")

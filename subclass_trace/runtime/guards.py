@@ -236,6 +236,9 @@ def _failed_tensor_guard(plan: Plan, guards: Guards, flat: Sequence[Any]) -> str
                 reason = f"{row.path}.{name}: expected to be the same tensor as {plan.inputs[number].path}"
         if reason is not None:
             return reason
+    for held in plan.objects:
+        if not held.is_as_it_was():
+            return held.changed()
     return _failed_leaf_guard(plan, guards, inputs, flat)
 
 

@@ -35,7 +35,7 @@ from ..plan import (
     ViewOutput,
 )
 from ..subclass.flatten import leaves_of
-from ..subclass.kept import kept_spec
+from ..subclass.kept import Held, kept_spec
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, WrapperSpec, is_ragged, leaf_count, spec_leaves
 from ..subclass.visit import rebuild
@@ -58,12 +58,15 @@ def make_plan(
     Args:
         kept: names of what eager autograd would keep.
     """
-    inputs, symbols = tuple(_inputs(captured, arguments)), tuple(_symbols(captured))
+    objects = captured.session.reads.objects
+    keeping = Held(objects.names)
+    inputs, symbols = tuple(_inputs(captured, arguments, keeping)), tuple(_symbols(captured))
+    views = {k: kept_spec(freeze(spec), Path("view"), keeping) for k, spec in through_base.items()}
     watched = _watched_results(captured, forward, kept, saved)
     return Plan(
         inputs=inputs,
         positions=tuple(positions),
-        through_base={k: kept_spec(freeze(spec), Path("view")) for k, spec in through_base.items()},
+        through_base=views,
         assignments=captured.assignments,
         leaf_count=len(captured.leaf_primals),
         primals=tuple(_primals(captured, forward)),
@@ -96,23 +99,24 @@ def make_plan(
         watched_results=tuple(watched),
         watched_names=tuple(watched.values()),
         unread=captured.session.reads.left_out(),
+        objects=keeping.rows(objects.values()),
         apart=captured.apart,
     )
 
 
-def _inputs(captured: Captured, arguments: Sequence[Argument]) -> list[InputPlan]:
+def _inputs(captured: Captured, arguments: Sequence[Argument], keeping: Held) -> list[InputPlan]:
     rows = []
     written = {m.input for m in captured.mutations if m.differentiable}
     for number, (i, a) in enumerate(zip(captured.inputs, arguments, strict=True)):
         asked = captured.metadata.asked_of(number)
         is_leaf = i.is_leaf if number in written or asked.is_leaf else None
-        spec = captured.session.reads.guarded(number, kept_spec(freeze(i.spec), i.path))
+        spec = kept_spec(captured.session.reads.guarded(number, freeze(i.spec)), i.path, keeping)
         row = InputPlan(i.path, spec, i.leaves, is_leaf, a.position, a.take_base)
         is_parameter = i.is_parameter if asked.is_parameter else None
         row = replace(row, is_parameter=is_parameter, no_gradient=asked.gradient, facts=asked.facts)
         rows.append(replace(row, inside=i.inside))
     for c in captured.closed_over:
-        row = InputPlan(c.path, kept_spec(freeze(c.spec), c.path), c.leaves, None, None, constant=c.value)
+        row = InputPlan(c.path, kept_spec(freeze(c.spec), c.path, keeping), c.leaves, None, None, constant=c.value)
         if c.gradient_of is not None:
             held = (a.position for a in arguments if a.value is c.gradient_of)
             position = next(held, None)

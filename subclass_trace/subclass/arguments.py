@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import enum
+import functools
 import sys
 import types
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -27,8 +28,19 @@ _DEEPEST, _MOST_ITEMS = 8, 1000
 FOREIGN = frozenset({*sys.stdlib_module_names, "torch", "functorch", "numpy", "subclass_trace"})
 #: classes of the standard library whose objects are what their attributes are
 NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
-_ABSENT: Any = object()
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
+
+
+class Absent(enum.Enum):
+    """What stands for an attribute that is not there."""
+
+    ABSENT = "absent"
+
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+ABSENT = Absent.ABSENT
 
 
 class ObjectIdentity(Kept):
@@ -157,18 +169,69 @@ def has_own_equality(cls: type) -> bool:
 
 
 def attributes_inside(value: Any) -> Iterator[tuple[str, Any]]:
-    """The attributes of an object, in its ``__dict__`` and its slots."""
-    held = getattr(value, "__dict__", None)
+    """The attributes of an object, in its ``__dict__`` and its slots. Nobody is told of it: see `capture.noting`."""
+    held = _table(value)
     if isinstance(held, Mapping):
         yield from held.items()
-    for cls in type(value).__mro__[:-1]:
-        slots = vars(cls).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            member = vars(cls).get(name)
-            if isinstance(member, types.MemberDescriptorType):
-                found = getattr(value, name, _ABSENT)
-                if found is not _ABSENT:
-                    yield name, found
+    cls: Any = type(value)
+    for name in slots_of(cls):
+        found = _slot(value, name)
+        if found is not ABSENT:
+            yield name, found
+
+
+def attribute_inside(value: Any, name: str) -> Any:
+    """One of `attributes_inside`, or `ABSENT`."""
+    held, cls = _table(value), cast(Any, type(value))
+    if (type(held) is dict or isinstance(held, Mapping)) and name in held:
+        return held[name]
+    return _slot(value, name) if name in slots_of(cls) else ABSENT
+
+
+def has_attributes(value: Any) -> bool:
+    """Has an object attributes of its own?"""
+    return _table(value) is not None or any("__slots__" in vars(k) for k in type(value).__mro__[:-1])
+
+
+def _table(value: Any) -> Any:
+    try:
+        return object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+
+
+def is_lent(value: Any) -> bool:
+    """Does anybody else hold the table of the attributes of an object (``vars(value)``)?"""
+    return _references(value) > _OF_ITS_OBJECT
+
+
+def _references(value: Any) -> int:
+    table = _table(value)
+    return 0 if table is None else sys.getrefcount(table)
+
+
+class _Object:
+    """Nobody holds the table of its attributes."""
+
+
+_OF_ITS_OBJECT = _references(_Object())
+
+
+def _slot(value: Any, name: str) -> Any:
+    try:
+        return object.__getattribute__(value, name)
+    except AttributeError:
+        return ABSENT
+
+
+@functools.cache
+def slots_of(cls: type) -> tuple[str, ...]:
+    """The names of the slots of a class and its bases."""
+    found: list[str] = []
+    for k in cls.__mro__[:-1]:
+        if "__slots__" in vars(k):  # private ones have other names there
+            found += (n for n, member in vars(k).items() if isinstance(member, types.MemberDescriptorType))
+    return tuple(dict.fromkeys(found))
 
 
 def attributes_of_wrapper(traced: Any, spec: Spec) -> dict[str, Any]:
@@ -202,7 +265,6 @@ def _state(value: Any, depth: int, seen: frozenset[int]) -> Any:
         deep = depth > _DEEPEST or len(value) > _MOST_ITEMS or id(value) in seen
         return ObjectIdentity(value) if deep else ObjectState(value, depth, seen)
     foreign = cls.__module__.partition(".")[0] in FOREIGN and cls not in NAMESPACES
-    has_attributes = hasattr(value, "__dict__") or any("__slots__" in vars(k) for k in cls.__mro__[:-1])
-    if not has_attributes or (foreign and (depth > 0 or callable(value))):
+    if not has_attributes(value) or (foreign and (depth > 0 or callable(value))):
         return snapshot(value)
     return ObjectIdentity(value) if depth > _DEEPEST or id(value) in seen else ObjectState(value, depth, seen)

@@ -10,6 +10,7 @@ import array
 import copy
 import dataclasses
 import enum
+import marshal
 import math
 import operator
 from collections.abc import Callable
@@ -35,6 +36,10 @@ _ATOMS = (
 )
 #: of these the same object is the same value
 PLAIN = frozenset({int, str, bytes, bool, float, complex, type(None), torch.dtype, torch.device})
+#: what is written by value; bytes are written as an array of them is
+_WRITTEN = frozenset({int, float, complex, str, bool, type(None)})
+#: the version of the format that does not tell one object twice from two equal ones
+_BY_VALUE = 2
 _MAX_DEPTH = 20
 
 
@@ -58,6 +63,51 @@ class Kept(StandIn):
     def fresh(self) -> Any:
         """What a wrapper is given."""
         return self.value
+
+
+class KeptPlain(Kept):
+    """A list, tuple or dict of numbers and strings: compared as a whole, by the bytes that Python writes for it.
+
+    These tell types and signs of zero apart, and one NaN is like another; other values may have the same ones as bytes alone.
+    """
+
+    __slots__ = ("written",)
+
+    def __init__(self, value: Any) -> None:
+        self.written = marshal.dumps(value, _BY_VALUE)
+        self.value = self.fresh()
+
+    @staticmethod
+    def of(value: Any) -> KeptPlain | None:
+        """What stands for such a container; None for anything else."""
+        return KeptPlain(value) if type(value) in (list, tuple, dict) and value and _is_plain(value, 0) else None
+
+    def holds(self, now: Any) -> bool:
+        """Is ``now`` the same container?"""
+        try:
+            if marshal.dumps(now, _BY_VALUE) == self.written:
+                return True
+        except ValueError:  # it holds something else
+            return False
+        return same_context(self.value, now)  # strings that are equal may be written in two ways
+
+    def fresh(self) -> Any:
+        """A copy that nobody else has."""
+        return marshal.loads(self.written)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    if type(value) is dict:
+        parts = [*value, *value.values()]
+    elif type(value) in (list, tuple):
+        parts = value
+    else:
+        return False
+    others = [v for v in parts if type(v) not in _WRITTEN]
+    return depth < _MAX_DEPTH and all(_is_plain(v, depth + 1) for v in others)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ import contextlib
 import functools
 import types
 from collections import ChainMap, UserDict, UserList, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -26,10 +26,22 @@ import torch
 
 from .. import _torch
 from ..errors import UnsupportedError
-from .arguments import FOREIGN, NAMESPACES, ObjectIdentity, attributes_inside, has_own_equality, is_iterator
+from .arguments import (
+    ABSENT,
+    FOREIGN,
+    NAMESPACES,
+    Absent,
+    ObjectIdentity,
+    attribute_inside,
+    attributes_inside,
+    has_attributes,
+    has_own_equality,
+    is_iterator,
+)
 from .context import (
     PLAIN,
     Kept,
+    KeptPlain,
     Sizes,
     StandIn,
     has_generated_equality,
@@ -45,6 +57,7 @@ from .spec import LeafSpec, OpaqueSpec, Spec
 from .tensors import facts_of, parts_of_tensor, same_bytes, why_not_comparable
 from .visit import VALUE
 
+_ATOMIC = PLAIN | {Absent}
 #: what is more, or deeper, inside of an object is compared by itself alone
 _DEEPEST, _MOST_OBJECTS, _MOST_PARTS = 20, 200, 2000
 
@@ -56,23 +69,41 @@ class KeptObject(Kept):
     object itself. Where its class says what is equal, attributes may change that do not count (a hash that it remembers).
     """
 
-    __slots__ = ("keys", "parts", "twin")
+    __slots__ = ("cls", "keys", "names", "parts", "path", "twin")
 
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    def __init__(self, value: Any, path: str = "", names: list[str] | None = None) -> None:
+        """``names``: the attributes that count; None: all that it holds. ``path``: where it was met."""
+        self.value, self.cls, self.path, self.names = value, type(value), path, names
         self.keys: tuple[Any, ...] = ()
         self.parts: tuple[Any, ...] = ()
         self.twin = _twin(value)
 
+    def rows(self) -> list[tuple[Any, Any]]:
+        """What it holds now, of what counts."""
+        if self.names is None:
+            return list(holdings(self.value))
+        return [(name, attribute_inside(self.value, name)) for name in self.names]
+
     def holds(self, now: Any) -> bool:
         """Is ``now`` the same for a guard, and does the object hold what it held?"""
-        if now is not self.value and not same_context(self.value, now):
-            return False
+        return (now is self.value or same_context(self.value, now)) and self.is_as_it_was()
+
+    def is_as_it_was(self) -> bool:
+        """Does the object hold what it held?"""
         try:
-            rows = list(holdings(self.value))
-            return self._held(rows) or (self.twin is not None and self._still_equal(dict(rows)))
+            rows = self.rows()
+            same = self._held(rows) or (self.twin is not None and self._still_equal(dict(rows)))
+            return same and type(self.value) is self.cls
         except Exception:  # code of the object's class
             return False
+
+    def changed(self) -> str:
+        """What it holds no more, as a sentence."""
+        now = dict(self.rows())
+        for key, part in zip(self.keys, self.parts, strict=True):
+            if key not in now or not same_context(part, now[key]):
+                return f"{self.path}: expected {key}={part!r:.200}, got {now.get(key, ABSENT)!r:.200}"
+        return f"{self.path}: an object was changed"
 
     def remembers_more(self, now: Any) -> bool:
         """Is it the object, which holds what it held, and besides what it has remembered since: see `remembers_more`."""
@@ -87,7 +118,7 @@ class KeptObject(Kept):
         for key, part, (k, v) in zip(self.keys, self.parts, rows, strict=True):
             if key is not k and key != k:
                 return False
-            if (v is not part or type(v) not in PLAIN) and not same_context(part, v):
+            if (v is not part or type(v) not in _ATOMIC) and not same_context(part, v):
                 return False
         return True
 
@@ -108,8 +139,24 @@ def _twin(value: Any) -> Any:
     if not plain or any("__new__" in vars(k) for k in cls.__mro__[:-1]) or not has_own_equality(cls):
         return None
     twin = object.__new__(cls)
-    twin.__dict__.update(vars(value))
+    twin.__dict__.update(attributes_inside(value))
     return twin
+
+
+class HeldObject(Kept):
+    """An object by reference: itself, or one that is equal to it. What it holds is compared once in a call: see `Held`."""
+
+    __slots__ = ("cls",)
+
+    def __init__(self, value: Any) -> None:
+        self.value, self.cls = value, type(value)
+
+    def holds(self, now: Any) -> bool:
+        """Is ``now`` the same for a guard?"""
+        return type(now) is self.cls and (now is self.value or same_context(self.value, now))
+
+    def __repr__(self) -> str:
+        return repr(self.value)
 
 
 class KeptReference(Kept):
@@ -202,8 +249,7 @@ def is_looked_inside(value: Any) -> bool:
         return not is_foreign(value)
     if isinstance(value, _HOLDERS) or cls in NAMESPACES:
         return True
-    has_attributes = hasattr(value, "__dict__") or any("__slots__" in vars(k) for k in cls.__mro__[:-1])
-    return has_attributes and not is_foreign(cls)
+    return has_attributes(value) and not is_foreign(cls)
 
 
 def is_foreign(value: Any) -> bool:
@@ -225,10 +271,10 @@ def kept(context: Any, path: Path = VALUE) -> Any:
     Raises:
         UnsupportedError: it holds what cannot be compared, or itself.
     """
-    return context if is_atom(context) else _Keeping(path).keep(context, Path("context"), ())
+    return Keeping().context(context, path)
 
 
-def kept_spec(spec: Spec, path: Path = VALUE) -> Spec:
+def kept_spec(spec: Spec, path: Path = VALUE, keeping: Keeping | None = None) -> Spec:
     """A spec with what guards keep of its contexts, and of its values that are no tensors.
 
     Raises:
@@ -236,10 +282,11 @@ def kept_spec(spec: Spec, path: Path = VALUE) -> Spec:
     """
     if isinstance(spec, LeafSpec):
         return spec
+    keeping = keeping or Keeping()
     if isinstance(spec, OpaqueSpec):
-        return OpaqueSpec(kept(spec.value, path))
-    inners = tuple(kept_spec(s, path.attr(n)) for n, s in zip(spec.names, spec.inners, strict=True))
-    return replace(spec, inners=inners, context=kept(spec.context, path))
+        return OpaqueSpec(keeping.context(spec.value, path))
+    inners = tuple(kept_spec(s, path.attr(n), keeping) for n, s in zip(spec.names, spec.inners, strict=True))
+    return replace(spec, inners=inners, context=keeping.context(spec.context, path))
 
 
 def remembers_more(known: Any, now: Any, in_object: bool = False) -> bool:
@@ -258,13 +305,31 @@ def remembers_more(known: Any, now: Any, in_object: bool = False) -> bool:
     return False
 
 
-class _Keeping:
-    """One walk through a context. ``objects``: those that were met, by id; ``parts``: how much they hold."""
+class Keeping:
+    """A walk through contexts. ``objects``: those that were met, by id. What it makes of them compares their state, too."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self) -> None:
         self.objects: dict[int, KeptObject] = {}
-        self.parts = 0
+        self._start(VALUE)
+
+    def context(self, context: Any, path: Path) -> Any:
+        """See `kept`."""
+        if is_atom(context):
+            return context
+        self._start(path)
+        return self.keep(context, Path("context"), ())
+
+    def _start(self, path: Path) -> None:
+        """One context more. What it holds may be so much, beside what was met in others."""
+        self.path, self.parts, self._most = path, 0, len(self.objects) + _MOST_OBJECTS
+
+    def names(self, value: Any) -> list[str] | None:
+        """The attributes of an object that count; None: all that it holds."""
+        return None
+
+    def met(self, value: Any, inside: bool) -> Any:
+        """What stands for an object that is among ``objects``; ``inside``: in the place of a part of one."""
+        return ObjectIdentity(value) if inside else self.objects[id(value)]
 
     def keep(self, value: Any, at: Path, around: tuple[int, ...]) -> Any:
         """What is kept of a value at ``at``. ``around``: the ids of what it is inside of."""
@@ -279,7 +344,7 @@ class _Keeping:
         if is_buffer(value):
             return snapshot(value)
         if id(value) in self.objects:  # an object that leads back to itself is compared once
-            return ObjectIdentity(value) if self._in_object(around) else self.objects[id(value)]
+            return self.met(value, self._in_object(around))
         if id(value) in around:
             return self._by_itself(value, around, at, f"a {type(value).__qualname__} that contains itself")
         if len(around) > _DEEPEST:
@@ -322,11 +387,12 @@ class _Keeping:
 
     def _object(self, value: Any, at: Path, inside: tuple[int, ...]) -> Any:
         """What is kept of an object. A region meets the very tensors that it holds."""
-        rows = list(holdings(value))
+        made = KeptObject(value, f"{at} of {self.path}", self.names(value))
+        rows = made.rows()
         self.parts += len(rows)
-        if len(self.objects) >= _MOST_OBJECTS or self.parts > _MOST_PARTS:
+        if len(self.objects) >= self._most or self.parts > _MOST_PARTS:
             return ObjectIdentity(value)
-        made = self.objects[id(value)] = KeptObject(value)
+        self.objects[id(value)] = made
         made.keys = tuple(k for k, _ in rows)
         made.parts = tuple(self.keep(v, at.attr(k) if isinstance(k, str) else at.item(k), inside) for k, v in rows)
         return made
@@ -345,3 +411,39 @@ class _Keeping:
             got=what,
             fix="let __tensor_flatten__ return the values that the operations of the class read",
         )
+
+
+class Held(Keeping):
+    """A walk in which each object is met once: a guard compares what it holds once in a call, however many hold it.
+
+    Args:
+        read: the attributes of an object that a trace has read; None: nobody knows.
+    """
+
+    def __init__(self, read: Callable[[Any], list[str] | None]) -> None:
+        super().__init__()
+        self._read = read
+
+    def names(self, value: Any) -> list[str] | None:
+        """What the trace has read of an object."""
+        return self._read(value)
+
+    def keep(self, value: Any, at: Path, around: tuple[int, ...]) -> Any:
+        """What stands for a value: `HeldObject` for one of ``objects``."""
+        plain = KeptPlain.of(value)
+        if plain is not None:
+            self.parts += len(value)
+            return ObjectIdentity(value) if self._in_object(around) and self.parts > _MOST_PARTS else plain
+        found = super().keep(value, at, around)
+        return HeldObject(value) if isinstance(found, KeptObject) else found
+
+    def met(self, value: Any, inside: bool) -> Any:
+        """What stands for an object that was met."""
+        return HeldObject(value)
+
+    def rows(self, beside: Iterable[Any] = ()) -> tuple[KeptObject, ...]:
+        """The objects, and those of ``beside`` of which attributes were read, as far as anything in them counts."""
+        for value in beside:
+            if id(value) not in self.objects and self.names(value) != []:
+                self.context(value, VALUE)
+        return tuple(row for row in self.objects.values() if row.names != [])

@@ -358,6 +358,24 @@ def _changed() -> None:
         assert len(region.specializations) == 2
 
 
+@fact(C, "attributes of an object that nothing reads (a step counter)", torch="not checked")
+def _of_object() -> None:
+    held = Counting()
+    region = st.compile(lambda x: x.data_ * x.tag.scale)
+    for held.scale, count in ((2.0, 1), (2.0, 1), (3.0, 2)):
+        held.step += 1
+        x = Scaled(dense(2, seed=0), torch.tensor(1.0), held)
+        assert torch.equal(region(x), x.data_ * held.scale)
+        assert len(region.specializations) == count
+
+
+class Counting:
+    """A quantiser of which ``scale`` is read."""
+
+    def __init__(self) -> None:
+        self.scale, self.step = 1.0, 0
+
+
 @fact(C, "an object that the operations of the class change", torch="not checked", refused="UnsupportedError")
 def _counted() -> None:
     def f(x: Any) -> Any:

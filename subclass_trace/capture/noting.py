@@ -7,6 +7,7 @@ are read as ever, and the classes are restored afterwards.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 import types
@@ -136,11 +137,25 @@ def _noting(original: Callable[..., None]) -> Callable[..., None]:
 
 def mentions(member: Any, names: frozenset[str]) -> bool:
     """Does the code of a member of a class have one of these names, or strings, in it?"""
-    found = [
-        member,
-        *(getattr(member, name, None) for name in ("__func__", "__wrapped__", "func", "fget", "fset", "fdel")),
-    ]
-    return any(_has(f.__code__, names) for f in found if isinstance(f, types.FunctionType))
+    return any(_has(f.__code__, names) for f in functions_in(member) if isinstance(f, types.FunctionType))
+
+
+def functions_in(member: Any) -> Iterator[Any]:
+    """A member of a class, and what a property or a method of a class runs."""
+    yield member
+    for kind, names in _HOLD.items():
+        if issubclass(type(member), kind):  # isinstance would ask a member that stands for something else
+            yield from (vars(member).get(n) if kind is types.FunctionType else getattr(member, n) for n in names)
+
+
+_HOLD: dict[type, tuple[str, ...]] = {
+    types.FunctionType: ("__wrapped__",),
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+    property: ("fget", "fset", "fdel"),
+    functools.cached_property: ("func",),
+    functools.partialmethod: ("func",),
+}
 
 
 def _has(code: types.CodeType, names: frozenset[str]) -> bool:

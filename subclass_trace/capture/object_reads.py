@@ -19,7 +19,7 @@ import torch
 
 from ..subclass.arguments import is_lent, slots_of
 from ..subclass.kept import Held, KeptObject
-from .noting import mentions, noting, noting_getattribute, noting_stores
+from .noting import functions_in, mentions, noting, noting_getattribute, noting_stores
 
 #: these hand out all attributes at once
 _EVERYTHING = frozenset({"__dict__", "__getstate__", "__reduce__", "__reduce_ex__", "__dir__"})
@@ -129,7 +129,11 @@ def _is_watchable(cls: type) -> bool:
             return False
         if state.get("__getattribute__", noting_getattribute) is not noting_getattribute:
             return False
-        # A method that remembers its results reads nothing the second time.
-        if any(hasattr(v, "cache_info") or (n not in _INSIDE and mentions(v, _ROUND)) for n, v in state.items()):
+        if any(_remembers(v) or (n not in _INSIDE and mentions(v, _ROUND)) for n, v in state.items()):
             return False
     return True
+
+
+def _remembers(member: Any) -> bool:
+    """Is it a method with ``functools.lru_cache``? It reads nothing the second time."""
+    return any(hasattr(type(f), "cache_info") for f in functions_in(member))

@@ -393,6 +393,16 @@ class Remembers(Plain):
         return self.step
 
 
+class RemembersInProperty(Plain):
+    @property
+    @functools.lru_cache(maxsize=4)  # noqa: B019
+    def remembered(self) -> int:
+        return self.step
+
+    def use(self) -> int:
+        return self.remembered
+
+
 class OfList(list[float]):
     step = 0
 
@@ -400,14 +410,14 @@ class OfList(list[float]):
         return self.step
 
 
-@pytest.mark.parametrize("make", [OwnGetattribute, RoundTheClass, Remembers, OfList])
+@pytest.mark.parametrize("make", [OwnGetattribute, RoundTheClass, Remembers, RemembersInProperty, OfList])
 def test_objects_whose_reads_are_not_seen_are_compared_as_a_whole(make: Any) -> None:
     assert not object_reads._is_watchable(make)
     q, region = make(), st.compile(_sin)
     for step, count in ((1, 1), (2, 2)):
         q.step = step
-        if make is Remembers:
-            make.use.cache_clear()
+        Remembers.use.cache_clear()
+        RemembersInProperty.remembered.fget.cache_clear()  # type: ignore[attr-defined]
         _same(region, _sin, q, count)
 
 

@@ -16,6 +16,7 @@ import torch
 
 from .. import _torch
 from ..plan import MutationPlan
+from ..subclass.classes import KeptClass
 from ..subclass.components import Part, component, components, copies, with_components
 from ..subclass.context import Unread, snapshot
 from ..subclass.kept import KeptObject
@@ -89,7 +90,7 @@ class LateReads:
     """What a backward that was traced later has read: values that the guards leave out, and objects."""
 
     values: dict[Unread, Any] = field(default_factory=dict)
-    objects: tuple[KeptObject, ...] = ()
+    objects: tuple[KeptObject | KeptClass, ...] = ()
 
 
 class ContextReads:

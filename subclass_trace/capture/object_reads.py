@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ..subclass.arguments import is_lent, slots_of
+from ..subclass.classes import KeptClass
 from ..subclass.kept import Held, KeptObject
 from .noting import functions_in, mentions, noting, noting_getattribute, noting_stores
 
@@ -99,7 +100,7 @@ class ObjectReads:
         """The objects whose reads are seen."""
         return tuple(row.wrapper for row in self._rows.values())
 
-    def held(self) -> tuple[KeptObject, ...]:
+    def held(self) -> tuple[KeptObject | KeptClass, ...]:
         """What was read of these objects, as it is now."""
         return Held(self.names).rows(self.values())
 

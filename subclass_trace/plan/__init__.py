@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..subclass.classes import KeptClass
 from ..subclass.context import Unread
 from ..subclass.kept import KeptObject
 from ..subclass.spec import Spec
@@ -187,7 +188,7 @@ class Plan:
         ContainerChange | ReturnedContainer, ...
     ] = ()  # of which ``out_tree`` is ``(result, [new items])``
     unread: tuple[Unread, ...] = ()  # values of contexts that no guard compares, since the trace read none of them
-    objects: tuple[KeptObject, ...] = ()  # objects in contexts, with what the trace read of them
+    objects: tuple[KeptObject | KeptClass, ...] = ()  # objects in contexts, with what the trace read of them
     apart: tuple[
         tuple[tuple[int, ...], tuple[int, ...]], ...
     ] = ()  # inputs, and others from which autograd knows that none of them was computed

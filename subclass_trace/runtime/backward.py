@@ -24,6 +24,7 @@ from ..errors import TangentError
 from ..partition.half import Half
 from ..partition.hooks import merge_twins, unpack_late
 from ..plan import Reach
+from ..subclass.classes import KeptClass
 from ..subclass.context import Unread, same_context
 from ..subclass.flatten import flatten
 from ..subclass.kept import KeptObject
@@ -69,7 +70,7 @@ class CompiledBackward:
     reach: Reach | None = None
     conditions: tuple[Any, ...] = ()  # on the sizes, beyond those of the specialization
     contexts: Mapping[Unread, Any] = field(default_factory=dict)  # values that the guards leave out, but its trace read
-    objects: tuple[KeptObject, ...] = ()  # in contexts, with what its trace read of them
+    objects: tuple[KeptObject | KeptClass, ...] = ()  # in contexts, with what its trace read of them
     by_layout: bool = (
         False  # code of a class asked how a tensor is laid out: other layouts are no matter of strides alone
     )

@@ -14,7 +14,7 @@ import torch
 from .. import _torch
 from ..capture.aliasing import alias_check
 from ..subclass.flatten import leaves_of
-from ..subclass.spec import WrapperSpec, contexts_in, spec_leaves
+from ..subclass.spec import WrapperSpec, spec_leaves
 from ..subclass.template import Examples
 from .codegen import Entry, Layout, _EntryEmitter
 from .delivery_code import Delivery
@@ -111,8 +111,7 @@ class _TrustedEmitter(_EntryEmitter):
         known = (
             Delivery(s, plan, inputs, leaves).conditions() if self.simple else []
         )  # the caller sees no inner tensors
-        if not all(_compared_by_equality(c) for row in plan.inputs for c in contexts_in(row.spec)):
-            known += [f"{s.constant(row.is_as_it_was, 'as_it_was')}()" for row in plan.objects]
+        known += [f"{s.constant(row.is_as_it_was, 'as_it_was')}()" for row in plan.objects]
         conditions = [f"not ({c})" for c in (*self.unwrapper.checks.conditions, *known)]
         conditions += [
             failed

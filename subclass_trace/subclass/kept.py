@@ -15,6 +15,7 @@ False
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import types
 from collections import ChainMap, UserDict, UserList, deque
@@ -38,6 +39,7 @@ from .arguments import (
     has_own_equality,
     is_iterator,
 )
+from .classes import Classes, KeptClass
 from .context import (
     PLAIN,
     Kept,
@@ -219,6 +221,7 @@ def holdings(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from enumerate(value.__defaults__ or ())
         yield from (value.__kwdefaults__ or {}).items()
         yield from zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        yield from _globals_of(value)
     elif isinstance(value, (types.MethodType, types.BuiltinMethodType)):
         yield "__self__", value.__self__
     elif isinstance(value, types.CellType):
@@ -232,6 +235,22 @@ def holdings(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from ((id(v), v) for v in sorted(value, key=id))
     elif isinstance(value, _SEQUENCES):
         yield from enumerate(value)
+
+
+def _globals_of(function: types.FunctionType) -> Iterator[tuple[Any, Any]]:
+    """The numbers and strings that a function finds in globals."""
+    names = function.__globals__
+    for name in _names_of_globals(function.__code__):
+        if name in names and (type(names[name]) in PLAIN or KeptPlain.of(names[name]) is not None):
+            yield ("global", name), names[name]
+
+
+@functools.cache
+def _names_of_globals(code: types.CodeType) -> tuple[str, ...]:
+    """The globals that code names, and code inside of it."""
+    inside = [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    own = (step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL")
+    return tuple(dict.fromkeys([*own, *(name for c in inside for name in _names_of_globals(c))]))
 
 
 @functools.cache
@@ -423,6 +442,13 @@ class Held(Keeping):
     def __init__(self, read: Callable[[Any], list[str] | None]) -> None:
         super().__init__()
         self._read = read
+        self._classes = Classes()
+
+    def context(self, context: Any, path: Path) -> Any:
+        """See `kept`. A class may be a context itself."""
+        if isinstance(context, type):
+            self._classes.add(context, None, f"context of {path}")
+        return super().context(context, path)
 
     def names(self, value: Any) -> list[str] | None:
         """What the trace has read of an object."""
@@ -434,6 +460,10 @@ class Held(Keeping):
         if plain is not None:
             self.parts += len(value)
             return ObjectIdentity(value) if self._in_object(around) and self.parts > _MOST_PARTS else plain
+        if isinstance(value, type):
+            self._classes.add(value, None, f"{at} of {self.path}")
+        elif has_attributes(value) and not is_atom(value):
+            self._classes.add(value, self.names(value), f"{at} of {self.path}")
         found = super().keep(value, at, around)
         return HeldObject(value) if isinstance(found, KeptObject) else found
 
@@ -441,9 +471,10 @@ class Held(Keeping):
         """What stands for an object that was met."""
         return HeldObject(value)
 
-    def rows(self, beside: Iterable[Any] = ()) -> tuple[KeptObject, ...]:
-        """The objects, and those of ``beside`` of which attributes were read, as far as anything in them counts."""
+    def rows(self, beside: Iterable[Any] = ()) -> tuple[KeptObject | KeptClass, ...]:
+        """The objects, and those of ``beside`` of which attributes were read, as far as anything in them counts; and their
+        classes."""
         for value in beside:
             if id(value) not in self.objects and self.names(value) != []:
                 self.context(value, VALUE)
-        return tuple(row for row in self.objects.values() if row.names != [])
+        return (*(row for row in self.objects.values() if row.names != []), *self._classes.rows())

@@ -125,14 +125,6 @@ def spec_leaves(spec: Spec) -> Iterator[LeafSpec]:
             yield from spec_leaves(inner)
 
 
-def contexts_in(spec: Spec) -> Iterator[Any]:
-    """The contexts of a value and of all values inside it."""
-    if isinstance(spec, WrapperSpec):
-        yield spec.context
-        for inner in spec.inners:
-            yield from contexts_in(inner)
-
-
 def sizes_in(spec: Spec) -> Iterator[Any]:
     """Sizes and strides of a value and of all values inside it."""
     if isinstance(spec, WrapperSpec):

@@ -237,7 +237,7 @@ class _Capture:
             own.handed_out(results, mine)
             closed.check(results)
             contents = {n for m in mutations for n in (m.value, *m.memory.values()) if n is not None}
-            replaced = {m.value: m.replaced for m in mutations if m.value is not None and m.replaced}
+            replaced = [m for m in mutations if m.value is not None and m.replaced]
             sharing = Sharing(inputs, recorder)
             results = [self.stand_ins.result(o) for o in results]
             check_members(results, mutations, inputs, arguments)

@@ -50,7 +50,7 @@ from .mutation import check_members, read_mutations, remember
 from .outputs import OutputClassifier, is_own_leaf, leaf_inside
 from .own_attributes import OwnAttributes
 from .places import groups_by_place, scattered_roots
-from .python_numbers import PythonNumbers
+from .python_numbers import PythonNumbers, kept_as_numbers
 from .random_state import RandomState, UnknownGenerators
 from .recorder import Recorder
 from .run import Run, with_attributes
@@ -217,6 +217,7 @@ class _Capture:
             stack.enter_context(self.session.reads.objects.watching())
             inputs = make_inputs(self.session)
             stack.callback(inputs.forget)
+            stack.enter_context(kept_as_numbers(self.session, inputs.inputs))
             own = OwnAttributes(inputs, self.session.reads if self.session.watches_contexts else None)
             self.session.assumptions = _torch.assumptions_of(self.session.shape_env)
             before = remember(inputs)
@@ -238,7 +239,7 @@ class _Capture:
             own.handed_out(results, mine)
             closed.check(results)
             contents = {n for m in mutations for n in (m.value, *m.memory.values()) if n is not None}
-            replaced = {m.value: m.replaced for m in mutations if m.value is not None and m.replaced}
+            replaced = [m for m in mutations if m.value is not None and m.replaced]
             sharing = Sharing(inputs, recorder)
             results = [self.stand_ins.result(o) for o in results]
             check_members(results, mutations, inputs, arguments)

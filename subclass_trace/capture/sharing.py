@@ -7,14 +7,14 @@ puts in their place, so that a later write to one is seen by the other. See docs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from .. import _torch
-from ..plan import LeafAlias, ValueAlias
+from ..plan import LeafAlias, MutationPlan, ValueAlias
 from ..subclass.flatten import flatten, leaves_of, wrappers_inside
 from .aliasing import byte_range
 from .counters import share_counter
@@ -53,24 +53,25 @@ class Sharing:
         self,
         values: Sequence[Tensor],
         skip: set[int],
-        replaced: Mapping[int, Mapping[int, str]],
+        replaced: Sequence[MutationPlan],
         emit: Callable[[Tensor], int],
     ) -> list[ValueAlias]:
         """One row for each value that shares memory.
 
         Args:
             skip: numbers of values that are new contents of inputs: they are copied.
-            replaced: of these, the leaves that an input gets in place of its own, and how; see `MutationPlan`.
+            replaced: the mutations by which inputs get leaves of these in place of their own.
             emit: adds a forward value: memory of which several values hold parts, but none the whole.
         """
         flat = {n: flatten(v) for n, v in enumerate(values) if n not in skip}
         among = self._among_values([(n, k, t) for n, (leaves, _) in flat.items() for k, t in enumerate(leaves)], emit)
         rows = []
-        for n, changes in replaced.items():
-            leaves, spec = flatten(values[n])
-            found = tuple(self._taken(t, changes.get(k)) for k, t in enumerate(leaves))
+        for m in replaced:
+            assert m.value is not None
+            leaves, spec = flatten(values[m.value])
+            found = tuple(self._taken(t, m.replaced.get(k)) for k, t in enumerate(leaves))
             if any(found):
-                rows.append(ValueAlias(n, spec, found))
+                rows.append(ValueAlias(m.value, spec, found, within=m.differentiable))
         for n, (leaves, spec) in flat.items():
             found = tuple(self._of_input(t) or among.get((n, k)) for k, t in enumerate(leaves))
             holder = self._inside.get(id(values[n]))

@@ -57,15 +57,15 @@ def deliver(plan: MutationPlan, inp: InputPlan, x: Tensor, new: Tensor | None, o
         with _same_versions(inside):
             _write_metadata(x, inp, plan, old, env)
     fresh = [] if new is None else leaves_of(new)
-    if plan.differentiable and not plan.replaced and new is not None:
+    if plan.differentiable and new is not None:
         _torch.apply_function(WriteBack, x, new, plan)
     else:
         with torch.no_grad():
             _copy_leaves(plan, x, old, fresh)
-        for k, how in plan.replaced.items():
-            # An attribute may be that very tensor of another input.
-            new_leaf = fresh[k].detach() if how == "data" or fresh[k].requires_grad else fresh[k]
-            _replace(x, inp, k, how, new_leaf, old[k])
+    for k, how in plan.replaced.items():
+        # An attribute may be that very tensor of another input.
+        new_leaf = fresh[k].detach() if how == "data" or fresh[k].requires_grad else fresh[k]
+        _replace(x, inp, k, how, new_leaf, old[k])
     for name, bumps in plan.inner_bumps.items():
         inner = getattr(*owner_of(x, name))
         if not inner.is_inference():

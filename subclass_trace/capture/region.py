@@ -45,6 +45,7 @@ from .gradient_order import arrivals, order_views
 from .graphs import finish_joint, read_by_backward
 from .inputs import Argument, DynamicDims, TracedInput, TracedInputs, trace_inputs
 from .late_code import LateState, late_module_hooks
+from .lending import Lending
 from .metadata import MetadataReads
 from .mutation import check_members, read_mutations, remember
 from .outputs import OutputClassifier, is_own_leaf, leaf_inside
@@ -217,6 +218,7 @@ class _Capture:
             stack.enter_context(self.session.reads.objects.watching())
             inputs = make_inputs(self.session)
             stack.callback(inputs.forget)
+            self.session.reads.lending = Lending.of([row.traced for row in inputs.inputs])
             own = OwnAttributes(inputs, self.session.reads if self.session.watches_contexts else None)
             self.session.assumptions = _torch.assumptions_of(self.session.shape_env)
             before = remember(inputs)

@@ -1,0 +1,116 @@
+"""Containers of numbers and strings in contexts: compared as a whole, and no other than item by item."""
+
+from __future__ import annotations
+
+import array
+from typing import Any
+
+import pytest
+import torch
+
+import subclass_trace as st
+from subclass_trace.subclass.context import KeptPlain, same_context
+
+
+class Tagged(torch.Tensor):
+    """One inner tensor; a tag in the context."""
+
+    @staticmethod
+    def __new__(cls, a: torch.Tensor, tag: Any) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, a.shape, strides=a.stride(), dtype=a.dtype, device=a.device)
+
+    def __init__(self, a: torch.Tensor, tag: Any) -> None:
+        self.a, self.tag = a, tag
+
+    def __tensor_flatten__(self) -> Any:
+        return ["a"], self.tag
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: Any, context: Any, size: Any, stride: Any) -> Any:
+        return cls(inner["a"], context)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return cls(func(args[0].a, *args[1:], **(kwargs or {})), args[0].tag)
+
+
+_VALUES: list[Any] = [
+    [1],
+    [1.0],
+    [True],
+    [0.0],
+    [-0.0],
+    [float("nan")],
+    [complex(0.0, -0.0)],
+    [complex(0.0, 0.0)],
+    ["1"],
+    ["a" * 3],
+    [None],
+    (1,),
+    (1.0,),
+    {"a": 1, "b": 2},
+    {"b": 2, "a": 1},
+    {"a": 1.0, "b": 2},
+    {1: 1},
+    [[1], [1]],
+    [(1,), (1,)],
+    [1, [2, {"k": (3, None)}]],
+    [2**70],
+    [-(2**70)],
+    [1] * 1000,
+    ["\ud800"],
+    [b"ab"],
+    [bytearray(b"ab")],
+    [array.array("b", b"ab")],
+    [torch.Size([1])],
+    [torch.float32],
+    [],
+    {},
+    {"a": {}},
+]
+
+
+def _again(value: Any) -> Any:
+    """An equal value of other objects."""
+    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
+        return type(value)(map(_again, value))
+    if isinstance(value, dict):
+        return {_again(k): _again(v) for k, v in value.items()}
+    return "".join([*value]) if type(value) is str else type(value)(value) if type(value) in (int, float) else value
+
+
+@pytest.mark.parametrize("a", range(len(_VALUES)))
+def test_it_tells_what_the_walk_tells(a: int) -> None:
+    known = KeptPlain.of(_VALUES[a])
+    for b, value in enumerate(_VALUES if known is not None else ()):
+        now = _again(value)
+        assert known.holds(now) is same_context(_VALUES[a], now) is (a == b)  # type: ignore[union-attr]
+
+
+def test_what_is_kept_is_a_copy() -> None:
+    value = {"k": [1, 2.0]}
+    known = KeptPlain.of(value)
+    assert known is not None and known.holds(value)
+    fresh, other = known.fresh(), known.fresh()
+    assert fresh == value and fresh["k"] is not value["k"] and fresh["k"] is not other["k"]
+    value["k"].append(3)
+    assert not known.holds(value) and known.holds(fresh)
+
+
+@pytest.mark.parametrize("value", [v for v in _VALUES if isinstance(v, (list, dict, tuple))], ids=repr)
+def test_results_have_a_context_of_their_own(value: Any) -> None:
+    region = st.compile(lambda x: x * 2)
+    for _ in range(2):
+        x = Tagged(torch.ones(2), value)
+        found = region(x)
+        assert same_context(found.tag, value) and type(found.tag) is type(value)
+        assert found.tag is not value or isinstance(value, tuple)
+    assert len(region.specializations) == 1
+
+
+def test_a_list_that_contains_itself_is_no_plain_one() -> None:
+    value: list[Any] = [1]
+    value.append(value)
+    assert KeptPlain.of(value) is None
+    known = KeptPlain.of([1, [1]])
+    assert known is not None and not known.holds(value)

@@ -46,13 +46,15 @@ class Lending:
                     for steps, held, inside in context:
                         mark = Lent(kind, number, names, steps, held)
                         objects[mark] = held
-                        if not inside and is_copied(held):
+                        if not inside and is_copied(held) and kind == "input":
                             outermost.append(mark)
         return Lending(objects, outermost)
 
     def beside(self, other: Lending) -> Lending:
         """Those of both."""
-        return Lending({**self.objects, **other.objects}, self.outermost) if other.objects else self
+        if not other.objects:
+            return self
+        return Lending({**self.objects, **other.objects}, (*self.outermost, *other.outermost))
 
     def marked(self, spec: Spec) -> Spec:
         """The spec of a result, with marks in the place of what it has from an input."""

@@ -231,6 +231,9 @@ class _Capture:
             closed = ClosedOverTensors(recorder, self.stand_ins, inputs, self.gradients.facts())
             mine = inputs
             inputs, arguments, states = closed.among(inputs, self.arguments, before)
+            others = [row.traced for row in inputs.inputs[len(mine.inputs) :]]
+            reads = self.session.reads
+            reads.lending = reads.lending.beside(Lending.of([*([None] * len(mine.inputs)), *others]))
             every = [t for t in (*results, *(i.traced for i in inputs.inputs)) if isinstance(t, Tensor)]
             mutations = read_mutations(
                 inputs, states, recorder, arguments, self._emit, self.counters.borrowed, partial(_leads_to, every)

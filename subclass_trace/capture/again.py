@@ -16,7 +16,7 @@ import torch.fx as fx
 
 from .. import _torch
 from ..errors import TangentError
-from ..subclass.context import Unread, map_sizes
+from ..subclass.context import Unread, map_sizes, snapshot
 from ..subclass.numbers import NumberPlace
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, WrapperSpec, is_ragged
@@ -79,7 +79,14 @@ class FirstRun:
             session.dynamic,
             decompositions,
             tuple(
-                (i.path, i.spec, i.leaves, i.is_leaf, i.is_parameter, dict(captured.metadata.asked_of(n).facts))
+                (
+                    i.path,
+                    map_spec(i.spec, tuple, snapshot),
+                    i.leaves,
+                    i.is_leaf,
+                    i.is_parameter,
+                    dict(captured.metadata.asked_of(n).facts),
+                )
                 for n, i in enumerate(inputs)
             ),
             captured.originals[:count],

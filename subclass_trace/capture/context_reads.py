@@ -18,10 +18,12 @@ from .. import _torch
 from ..plan import MutationPlan
 from ..subclass.classes import KeptClass
 from ..subclass.components import Part, component, components, copies, with_components
-from ..subclass.context import Unread, snapshot
-from ..subclass.kept import KeptObject
+from ..subclass.context import Lent, Unread, snapshot
+from ..subclass.kept import Held, KeptObject
 from ..subclass.protocol import flattens_alike, is_traceable, unflatten_of
 from ..subclass.spec import Spec, WrapperSpec
+from ..subclass.visit import VALUE
+from .lending import Lending
 from .noting import mentions, noting, noting_getattribute
 from .object_reads import ObjectReads
 
@@ -87,9 +89,9 @@ class _Watched:
 
 @dataclass(eq=False)
 class LateReads:
-    """What a backward that was traced later has read: values that the guards leave out, and objects."""
+    """What a backward has read: values that the guards leave out, what the wrappers have copies of, and objects."""
 
-    values: dict[Unread, Any] = field(default_factory=dict)
+    values: dict[Unread | Lent, Any] = field(default_factory=dict)
     objects: tuple[KeptObject | KeptClass, ...] = ()
 
 
@@ -99,6 +101,7 @@ class ContextReads:
     def __init__(self) -> None:
         self._rows: list[_Watched] = []
         self.objects = ObjectReads()
+        self.lending = Lending({})
         self._left_out: dict[Unread, _Watched] | None = None  # once the guards are made
 
     # ---------------------------------------------------------------- before the run
@@ -194,11 +197,20 @@ class ContextReads:
             for row in self._rows:
                 row.read = set()
                 _take_on(row, {m.part: call[m] for m, r in (self._left_out or {}).items() if r is row})
+            self.lending.take_on(call)
             stack.enter_context(self.watching())
-            objects = stack.enter_context(self.objects.anew())
+            yield stack.enter_context(self.first(read))
+        read.values |= {m: call[m] for m, row in (self._left_out or {}).items() if m.part in row.read}
+
+    @contextlib.contextmanager
+    def first(self, read: LateReads | None = None) -> Iterator[LateReads]:
+        """The same with the contexts of the call that was captured, whose values no guard has left out so far."""
+        read = read or LateReads()
+        with self.objects.anew() as objects:
             yield read
-        read.values = {m: call[m] for m, row in (self._left_out or {}).items() if m.part in row.read}
-        read.objects = objects.held()
+        keeping = Held(objects.names)
+        read.values |= {m: keeping.context(self.lending.objects[m], VALUE) for m in self.lending.outermost}
+        read.objects = keeping.rows(objects.values())
 
 
 def _marked(spec: Spec, found: Mapping[tuple[str, ...], Mapping[Part, Any]], names: tuple[str, ...]) -> Spec:

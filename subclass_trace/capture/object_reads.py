@@ -18,8 +18,6 @@ from typing import Any
 import torch
 
 from ..subclass.arguments import is_lent, slots_of
-from ..subclass.classes import KeptClass
-from ..subclass.kept import Held, KeptObject
 from .noting import functions_in, mentions, noting, noting_getattribute, noting_stores
 
 #: these hand out all attributes at once
@@ -99,10 +97,6 @@ class ObjectReads:
     def values(self) -> tuple[Any, ...]:
         """The objects whose reads are seen."""
         return tuple(row.wrapper for row in self._rows.values())
-
-    def held(self) -> tuple[KeptObject | KeptClass, ...]:
-        """What was read of these objects, as it is now."""
-        return Held(self.names).rows(self.values())
 
     def names(self, value: Any) -> list[str] | None:
         """The attributes of an object that a guard compares; None: all that it holds."""

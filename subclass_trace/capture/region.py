@@ -45,6 +45,7 @@ from .gradient_order import arrivals, order_views
 from .graphs import finish_joint, read_by_backward
 from .inputs import Argument, DynamicDims, TracedInput, TracedInputs, trace_inputs
 from .late_code import LateState, late_module_hooks
+from .lending import Lending
 from .metadata import MetadataReads
 from .mutation import check_members, read_mutations, remember
 from .outputs import OutputClassifier, is_own_leaf, leaf_inside
@@ -218,6 +219,7 @@ class _Capture:
             inputs = make_inputs(self.session)
             stack.callback(inputs.forget)
             stack.enter_context(kept_as_numbers(self.session, inputs.inputs))
+            self.session.reads.lending = Lending.of([row.traced for row in inputs.inputs])
             own = OwnAttributes(inputs, self.session.reads if self.session.watches_contexts else None)
             self.session.assumptions = _torch.assumptions_of(self.session.shape_env)
             before = remember(inputs)
@@ -230,6 +232,9 @@ class _Capture:
             closed = ClosedOverTensors(recorder, self.stand_ins, inputs, self.gradients.facts())
             mine = inputs
             inputs, arguments, states = closed.among(inputs, self.arguments, before)
+            others = [row.traced for row in inputs.inputs[len(mine.inputs) :]]
+            reads = self.session.reads
+            reads.lending = reads.lending.beside(Lending.of([*([None] * len(mine.inputs)), *others]))
             every = [t for t in (*results, *(i.traced for i in inputs.inputs)) if isinstance(t, Tensor)]
             mutations = read_mutations(
                 inputs, states, recorder, arguments, self._emit, self.counters.borrowed, partial(_leads_to, every)

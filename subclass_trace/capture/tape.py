@@ -29,6 +29,7 @@ from ..subclass.visit import rebuild
 from .gradient_order import Arrival
 from .graphs import finish_joint, kept_after, placeholders
 from .late_code import NO_LATE_CODE, Late, late_functions
+from .lending import Lending
 from .python_numbers import PythonNumbers
 from .session import Session
 from .user_code import frames_text, is_user_code
@@ -187,13 +188,17 @@ class Tape:
             following = Tape(self.session, outputs, [*self.edges, *edges], *rest)
             reach = reaches(outputs, following.edges)
         hidden = joint.meta["draws"]
+        theirs = dict(zip(_present(tangents), values, strict=True))
+        lending = self.session.reads.lending.beside(
+            Lending.of([theirs.get(k) for k in range(len(tangents))], "tangent")
+        )
         return TracedBackward(
             joint,
             len(self.forward_nodes) + hidden,
             hidden,
             joint.meta["late"],
             tuple(names),
-            tuple(None if r is None else r[1] for r in flat),
+            tuple(None if r is None else lending.marked(r[1]) for r in flat),
             following,
             live,
             passed,

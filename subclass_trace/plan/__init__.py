@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..subclass.classes import KeptClass
-from ..subclass.context import Unread
+from ..subclass.context import Lent, Unread
 from ..subclass.kept import KeptObject
 from ..subclass.spec import Spec
 from .inputs import (
@@ -188,6 +188,7 @@ class Plan:
         ContainerChange | ReturnedContainer, ...
     ] = ()  # of which ``out_tree`` is ``(result, [new items])``
     unread: tuple[Unread, ...] = ()  # values of contexts that no guard compares, since the trace read none of them
+    lent: tuple[Lent, ...] = ()  # objects in contexts that results and backwards have from the call's inputs
     objects: tuple[KeptObject | KeptClass, ...] = ()  # objects in contexts, with what the trace read of them
     apart: tuple[
         tuple[tuple[int, ...], tuple[int, ...]], ...

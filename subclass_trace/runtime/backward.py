@@ -7,6 +7,7 @@ user function, and computed from the same saved activations. See docs/notes/tang
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,13 +20,15 @@ import torch.fx as fx
 from .. import _torch, verify
 from ..capture.graphs import drop_outputs, extract, needed, output_args
 from ..capture.late_code import NO_LATE_CODE, Late
+from ..capture.lending import marks_in
 from ..capture.tape import Tape, TracedBackward
 from ..errors import TangentError
 from ..partition.half import Half
 from ..partition.hooks import merge_twins, unpack_late
 from ..plan import Reach
 from ..subclass.classes import KeptClass
-from ..subclass.context import Unread, same_context
+from ..subclass.components import read_lent
+from ..subclass.context import Lent, Unread, same_context
 from ..subclass.flatten import flatten
 from ..subclass.kept import KeptObject
 from ..subclass.protocol import is_traceable
@@ -69,7 +72,9 @@ class CompiledBackward:
     passed: tuple[tuple[str, int] | None, ...]
     reach: Reach | None = None
     conditions: tuple[Any, ...] = ()  # on the sizes, beyond those of the specialization
-    contexts: Mapping[Unread, Any] = field(default_factory=dict)  # values that the guards leave out, but its trace read
+    contexts: Mapping[Unread | Lent, Any] = field(
+        default_factory=dict
+    )  # values that its trace read, but no guard compares
     objects: tuple[KeptObject | KeptClass, ...] = ()  # in contexts, with what its trace read of them
     by_layout: bool = (
         False  # code of a class asked how a tensor is laid out: other layouts are no matter of strides alone
@@ -117,6 +122,15 @@ class CompiledBackward:
         with torch.no_grad():
             flat = iter(self.call(args))
         return [None if g is None else rebuild(g, flat, sizes) for g in self.grads]
+
+    @functools.cached_property
+    def lent(self) -> tuple[Lent, ...]:
+        """What its gradients have of contexts of tangents."""
+        return tuple(mark for mark in marks_in(self.grads) if mark.place[0] == "tangent")
+
+    def with_tangents(self, tangents: Sequence[Tensor | None], env: Env) -> Env:
+        """The numbers of a call, and what its gradients have of the tangents."""
+        return {**env, **{mark: read_lent(mark, tangents) for mark in self.lent}} if self.lent else env
 
     def pass_on(
         self, grads: Sequence[Tensor | None], tangents: Sequence[Tensor | None], inputs: Sequence[Tensor]
@@ -197,9 +211,9 @@ class Backwards:
                 return entry
         return None
 
-    def served(self, tangents: Sequence[Spec | None]) -> CompiledBackward | None:
+    def served(self, tangents: Sequence[Spec | None], env: Env) -> CompiledBackward | None:
         """The backward that is known for these tangents, of static sizes."""
-        return self._lookup(tangents, False, {})
+        return self._lookup(tangents, False, env)
 
     def _of_other_layout(
         self, tangents: Sequence[Spec | None], create_graph: bool, env: Env

@@ -31,7 +31,8 @@ from ..plan import (
     gradient_of,
 )
 from ..subclass.arguments import same_argument
-from ..subclass.context import AnyNumber
+from ..subclass.components import lent_source
+from ..subclass.context import AnyNumber, Lent
 from ..subclass.spec import OpaqueSpec, Spec, spec_leaves
 from ..subclass.template import Examples
 from .containers import delivered, taken
@@ -149,6 +150,7 @@ class _EntryEmitter:
         self.unwrapper.shortcut_value = functools.partial(_shortcut_value, self.values)
         self.real_inputs = [row.of(flat) for row in self.plan.inputs]
         self.simple = self._is_simple()
+        self.lent: dict[Lent, str] = {}  # local names of what results have from inputs
 
     def emit(self) -> Entry:
         """Write the entry from top to bottom."""
@@ -419,6 +421,10 @@ class _EntryEmitter:
         items = [f"{s.constant(k, 'symbol')}: {v}" for k, v in symbols.items()]
         if plan.trains:
             items += [f"{s.constant(mark, 'unread')}: {local}" for mark, local in self.unwrapper.unread]
+        for mark in plan.lent:
+            self.lent[mark] = s.name("k")
+            s.line(f"{self.lent[mark]} = {lent_source(mark, inputs[mark.place[1]])}")
+            items.append(f"{s.constant(mark, 'lent')}: {self.lent[mark]}")
         env = "{" + ", ".join(items) + "}" if items else "None"
         if plan.containers:
             s.bind("taken", taken)
@@ -552,7 +558,9 @@ class _EntryEmitter:
         flat = detached_outputs(s, plan, plan.forward_leaves + plan.size_outputs, self._left_out())
         set_versions(s, plan.leaf_versions, flat)
         parts = iter(flat[: plan.forward_leaves])
-        values = wrapped(Wrapper(s, self.examples, symbols), plan.values, parts, self._left_out())
+        values = wrapped(
+            Wrapper(s, self.examples, symbols, self.lent.__getitem__), plan.values, parts, self._left_out()
+        )
         set_versions(s, plan.versions, values)
         if guarded:
             s.line("pass")

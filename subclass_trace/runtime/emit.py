@@ -5,7 +5,7 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,9 +13,10 @@ import torch
 from .. import _torch
 from ..capture.facts import failed_fact
 from ..capture.inputs import has_gradient
+from ..capture.lending import marks_in
 from ..plan import InputPlan, Plan
 from ..subclass.components import part_source, unread_of
-from ..subclass.context import AnyNumber, KeptPlain, Unread, has_sizes, same_context, with_outer, without_outer
+from ..subclass.context import AnyNumber, KeptPlain, Lent, Unread, has_sizes, same_context, with_outer, without_outer
 from ..subclass.protocol import flattens_alike, unflatten_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec, leaf_count
 from ..subclass.template import Examples
@@ -149,8 +150,11 @@ def _plain(context: Any) -> KeptPlain | None:
 class Wrapper:
     """Emits rewrapping: by a verified template, by DTensor's constructor, or by ``__tensor_unflatten__``."""
 
-    def __init__(self, source: Source, examples: Examples, symbols: dict[Any, str]) -> None:
-        self.source, self.examples, self.symbols = source, examples, symbols
+    def __init__(
+        self, source: Source, examples: Examples, symbols: dict[Any, str], lent: Callable[[Lent], str] | None = None
+    ) -> None:
+        """``lent``: the expression of what a result has from an input."""
+        self.source, self.examples, self.symbols, self.lent = source, examples, symbols, lent
 
     def wrap(self, spec: Spec, leaves: Iterator[str]) -> str:
         """The expression (a local name) of a value made of the next leaves."""
@@ -202,13 +206,19 @@ class Wrapper:
         source.bind("with_outer", with_outer)
         parts = ", ".join(f"{name!r}: {local}" for name, local in inner)
         size, stride = sizes_code(spec.size, self.symbols), sizes_code(spec.stride, self.symbols)
-        plain = _plain(spec.context)
-        if plain is not None:
+        plain, marks = _plain(spec.context), marks_in([replace(spec, inners=())])
+        if isinstance(spec.context, Lent) and self.lent is not None:
+            context = self.lent(spec.context)
+        elif plain is not None:
             context = f"{source.constant(plain.fresh, 'fresh_context')}()"
         else:
             context = source.constant(spec.context, "context")
             if not isinstance(spec.context, _IDENTITY):
-                context = f"with_outer({context}, {size}, {stride})"
+                lend = ""
+                if marks and self.lent is not None:
+                    rows = [f"{source.constant(mark, 'lent')}: {self.lent(mark)}" for mark in marks]
+                    lend = f", {{{', '.join(rows)}}}.__getitem__"
+                context = f"with_outer({context}, {size}, {stride}{lend})"
         unflatten = source.constant(unflatten_of(spec.cls), "unflatten")
         source.line(f"{out} = {unflatten}({{{parts}}}, {context}, Size({size}), {stride})")
 

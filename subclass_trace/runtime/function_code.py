@@ -18,6 +18,8 @@ import torch
 from .. import _torch
 from .._torch.tape import saves_for_torch
 from ..plan import Plan
+from ..subclass.components import lent_source
+from ..subclass.context import same_context
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.spec import LeafSpec, SizeExpr, Spec, WrapperSpec, leaf_count, same_spec, spec_leaves
 from ..subclass.template import Examples
@@ -28,6 +30,7 @@ from .guards import Ambient
 from .inlined import make_inlinable
 from .rebuild import fit_strides, is_lazy
 from .reference import Program
+from .sizes import Env
 from .source import Source
 
 Tensor = torch.Tensor
@@ -35,7 +38,7 @@ Tensor = torch.Tensor
 
 def needs_extra(plan: Plan) -> bool:
     """Does `apply` take ``extra``, the list ``[env, watched inputs, None]`` whose last item receives the sizes?"""
-    return bool(plan.symbols or plan.unread or plan.kept_inputs or plan.size_outputs)
+    return bool(plan.symbols or plan.unread or plan.lent or plan.kept_inputs or plan.size_outputs)
 
 
 #: how many layouts and sets of tangents get a straight-line backward of their own, beside those that came first
@@ -118,7 +121,7 @@ class FastBackward(FastPath):
             and not program.plan.symbols
             and not any(map(_is_odd, tangents))
         ):
-            self._arm_for(tangents)
+            self._arm_for(tangents, getattr(ctx, "env", None) or {})
         if not kept and not _torch.keeps_graph():
             ctx.inputs = ()
         return (None, None, *result) if needs_extra(program.plan) else (None, *result)
@@ -129,10 +132,10 @@ class FastBackward(FastPath):
         env = getattr(ctx, "env", None) or {}
         return functools.partial(read_for, self.program.backwards, tangents, env)
 
-    def _arm_for(self, tangents: Sequence[Tensor | None]) -> None:
+    def _arm_for(self, tangents: Sequence[Tensor | None], env: Env) -> None:
         assert self.program.backwards is not None
-        entry = self.program.backwards.served([None if t is None else flatten(t)[1] for t in tangents])
-        if entry is None or entry.conditions or entry.contexts or len(self._seen) >= 4 * MOST_PATHS:
+        entry = self.program.backwards.served([None if t is None else flatten(t)[1] for t in tangents], env)
+        if entry is None or entry.conditions or len(self._seen) >= 4 * MOST_PATHS:
             return
         if entry is self.entry and self.check is None:
             self.arm(tangents)
@@ -202,9 +205,10 @@ class FunctionEmitter:
         if plan.size_outputs:
             s.line(f"extra[2] = o[{count}:{count + plan.size_outputs}]")
         s.line("ctx.inputs = inputs")
-        if self.dynamic or plan.unread:
+        if self.dynamic or plan.unread or plan.lent:
             s.line("ctx.env = extra[0]")
-        values = wrapped(Wrapper(s, self.examples, symbols), plan.values, iter(flat), self.left_out)
+        wrapper = Wrapper(s, self.examples, symbols, lambda mark: f"extra[0][{s.constant(mark, 'lent')}]")
+        values = wrapped(wrapper, plan.values, iter(flat), self.left_out)
         fixed = [f"v{k}" for k in range(len(values)) if k not in plan.differentiable and k not in self.left_out]
         for k, value in enumerate(values):
             if value != f"v{k}" and k not in self.left_out:
@@ -332,6 +336,9 @@ class FunctionEmitter:
         if entry.user_code.names:
             state.append(f"not {s.bind('user_code', entry.user_code)}.holds()")
         state += [f"not {s.constant(row.is_as_it_was, 'as_it_was')}()" for row in entry.objects]
+        for mark, known in entry.contexts.items():
+            now = f"ctx.env[{s.constant(mark, 'read')}]"
+            state.append(f"not {s.bind('same_context', same_context)}({s.constant(known, 'context')}, {now})")
         if entry.dtensor is not None:
             state.append(_torch.other_dtensor_modes_code(s.bind("dtensor", _torch.dtensor_dispatcher()), entry.dtensor))
         s.line(f"if {' or '.join(state)}: {slow}")
@@ -358,6 +365,9 @@ class FunctionEmitter:
         handed = {source: f"h{k}" for k, source in enumerate(entry.passed) if source and source[0] != "gradient"}
         for (kind, place), name in handed.items():
             s.line(f"{name} = {self._tangent_names()[place] if kind == 'tangent' else f'ctx.inputs[{place}]'}")
+        lent = {mark: s.name("k") for mark in entry.lent}
+        for mark, name in lent.items():
+            s.line(f"{name} = {lent_source(mark, self._tangent_names()[mark.place[1]])}")
         if leaves:
             s.line(f"if fast.fit is not None: {', '.join(leaves)}, = fast.fit({', '.join(leaves)})")
         number = {row.name: k for k, row in enumerate(r for r in self.plan.saved if r.is_tensor)}
@@ -373,7 +383,7 @@ class FunctionEmitter:
         s.line("r = graph(p)")
         s.line("if not keep: ctx.inputs = ()")
         parts = iter([f"r[{k}]" for k in range(sum(leaf_count(g) for g in entry.grads if g is not None))])
-        wrapper = Wrapper(s, self.examples, {})
+        wrapper = Wrapper(s, self.examples, {}, lambda mark: lent.get(mark) or f"ctx.env[{s.constant(mark, 'lent')}]")
         grads: list[str] = []
         for made, source in zip(entry.grads, entry.passed, strict=True):
             own = [next(parts) for _ in range(0 if made is None else leaf_count(made))]

@@ -12,6 +12,7 @@ import torch.fx as fx
 
 from .. import _torch
 from ..capture.inputs import Argument
+from ..capture.lending import marks_in
 from ..capture.region import Captured
 from ..capture.session import Session
 from ..partition.half import Half
@@ -63,6 +64,8 @@ def make_plan(
     inputs, symbols = tuple(_inputs(captured, arguments, keeping)), tuple(_symbols(captured))
     views = {k: kept_spec(freeze(spec), Path("view"), keeping) for k, spec in through_base.items()}
     watched = _watched_results(captured, forward, kept, saved)
+    lending = captured.session.reads.lending
+    values = tuple(freeze(lending.marked(v)) for v in captured.values)
     return Plan(
         inputs=inputs,
         positions=tuple(positions),
@@ -72,7 +75,7 @@ def make_plan(
         primals=tuple(_primals(captured, forward)),
         symbols=symbols,
         conditions=conditions_of(captured, symbols),
-        values=tuple(freeze(v) for v in captured.values),
+        values=values,
         saved_results=_saved_results(forward, captured, len(saved)),
         detach_values=_detach(forward, captured),
         size_outputs=len(captured.size_outputs),
@@ -85,7 +88,7 @@ def make_plan(
         grad_mode_after=captured.grad_mode_after,
         saved=saved,
         offsets_matter=_offsets_matter(captured),
-        aliases=tuple(map(_freeze_alias, captured.aliases)),
+        aliases=tuple(_freeze_alias(replace(a, spec=lending.marked(a.spec))) for a in captured.aliases),
         unbacked=captured.unbacked,
         fresh_leaves=captured.fresh_leaves,
         inference=captured.inference,
@@ -99,6 +102,7 @@ def make_plan(
         watched_results=tuple(watched),
         watched_names=tuple(watched.values()),
         unread=captured.session.reads.left_out(),
+        lent=marks_in(values) if captured.tape is None else tuple(lending.objects),
         objects=keeping.rows(objects.values()),
         apart=captured.apart,
     )

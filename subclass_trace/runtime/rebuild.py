@@ -14,7 +14,7 @@ from ..subclass.flatten import flatten, leaves_of
 from ..subclass.paths import owner_of
 from ..subclass.spec import LeafSpec, spec_leaves
 from ..subclass.visit import rebuild
-from .sizes import Env, concrete, evaluate
+from .sizes import Env, concrete, evaluate, evaluator
 
 Tensor = torch.Tensor
 
@@ -70,7 +70,7 @@ def share(
         if alias is not None:
             source = leaves[alias.leaf] if alias.value is None else leaves_of(values[alias.value])[alias.leaf]
             parts[k] = source if alias.same else view_like(source, leaf, alias, env)
-    made: Tensor = rebuild(spec, iter(parts))
+    made: Tensor = rebuild(spec, iter(parts), evaluator(env))
     own = row.leaves[0] if isinstance(spec, LeafSpec) else None
     known = isinstance(spec, LeafSpec) and (own is None or own.same) and any(made is t for t in (*leaves, *values))
     if not known and (own is None or not own.counted) and not made.is_inference():

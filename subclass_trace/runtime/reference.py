@@ -29,6 +29,7 @@ from ..plan import (
     SizeOutput,
     ViewOutput,
 )
+from ..subclass.components import read_lent
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import owner_of
 from ..subclass.protocol import REAL
@@ -98,6 +99,7 @@ class Program:
         env = bind(plan, inputs, table, flat)
         if plan.trains:  # a backward that is traced later may read them
             env.update({mark: read_unread(mark, inputs) for mark in plan.unread})
+        env.update({mark: read_lent(mark, inputs) for mark in plan.lent})
         return Call(inputs, table, env)
 
     def run_forward(self, call: Call) -> tuple[list[Tensor], list[Any], list[Any]]:

@@ -12,7 +12,7 @@ from .. import _torch
 from ..capture.python_numbers import KeptNumber
 from ..plan import Plan, SymbolPlan
 from ..subclass.components import component
-from ..subclass.context import Unread, map_sizes, without_outer
+from ..subclass.context import Lent, Unread, map_sizes, without_outer
 from ..subclass.spec import RaggedSize, SizeExpr, Spec, WrapperSpec, is_ragged
 from ..subclass.visit import inner_values, map_spec
 
@@ -79,7 +79,9 @@ def hint_of(size: Any) -> int:
 
 
 def evaluate(size: Any, env: Env) -> Any:
-    """The value of a size in this call."""
+    """The value of a size in this call; of what results have from an input, the object."""
+    if isinstance(size, Lent):
+        return env.get(size, size)
     return size.evaluate(env) if isinstance(size, (SizeExpr, RaggedSize)) else size
 
 

@@ -17,13 +17,13 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from .. import _torch
-from .context import Unread, has_generated_equality, same_context
+from .context import Lent, Unread, has_generated_equality, same_context
 from .watched import watched
 
 #: ("item", key or index), ("field", name) of a dataclass or named tuple, or ("whole", None)
@@ -36,10 +36,11 @@ def components(context: Any) -> dict[Part, Any]:
     """The plain immutable values at the top of a context: items of a dict, list or tuple, fields, or all of it."""
     if type(context) in _PLAIN:
         return {_WHOLE: context}
-    return {part: value for part, value in _parts(context) if type(value) in _PLAIN}
+    return {part: value for part, value in parts_of(context) if type(value) in _PLAIN}
 
 
-def _parts(context: Any) -> Iterator[tuple[Part, Any]]:
+def parts_of(context: Any) -> Iterator[tuple[Part, Any]]:
+    """The parts of a container or dataclass."""
     if type(context) is dict:
         yield from ((("item", k), v) for k, v in context.items())
     elif type(context) in (list, tuple):
@@ -62,6 +63,24 @@ def part_source(part: Part, context: str) -> str:
     return context if kind == "whole" else f"{context}[{key!r}]" if kind == "item" else f"{context}.{key}"
 
 
+def read_lent(mark: Lent, values: Sequence[torch.Tensor]) -> Any:
+    """What an input (or tangent) of this call has in the place of an object of the traced one."""
+    _, number, names, steps = mark.place
+    wrapper: Any = values[number]
+    for name in names:
+        wrapper = getattr(wrapper, name)
+    return functools.reduce(component, steps, wrapper.__tensor_flatten__()[1])
+
+
+def lent_source(mark: Lent, variable: str) -> str:
+    """The expression that reads it, as source; ``variable``: the input."""
+    _, _, names, steps = mark.place
+    source = ".".join((variable, *names)) + ".__tensor_flatten__()[1]"
+    for step in steps:
+        source = part_source(step, source)
+    return source
+
+
 def with_components(context: Any, values: Mapping[Part, Any]) -> Any:
     """A copy of a context with some of its values replaced."""
     if not values:
@@ -73,7 +92,7 @@ def with_components(context: Any, values: Mapping[Part, Any]) -> Any:
     if type(context) in (list, tuple):
         return type(context)(values.get(("item", k), v) for k, v in enumerate(context))
     if isinstance(context, tuple):
-        return type(context)(*(values.get(part, v) for part, v in _parts(context)))
+        return type(context)(*(values.get(part, v) for part, v in parts_of(context)))
     twin = copy.copy(context)
     for (_, name), value in values.items():
         object.__setattr__(twin, name, value)
@@ -82,7 +101,7 @@ def with_components(context: Any, values: Mapping[Part, Any]) -> Any:
 
 def unread_of(context: Any) -> list[Unread]:
     """The marks that a guard's context holds."""
-    found = [context] if isinstance(context, Unread) else [v for _, v in _parts(context)]
+    found = [context] if isinstance(context, Unread) else [v for _, v in parts_of(context)]
     return [v for v in found if isinstance(v, Unread)]
 
 

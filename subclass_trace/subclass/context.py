@@ -65,6 +65,39 @@ class Kept(StandIn):
         return self.value
 
 
+class Lent(Kept):
+    """Stands in the context of a result for an object that is in that of an input: a call hands on its own object.
+
+    Where no call is at hand, it stands for a copy of the one that was traced.
+
+    Attributes:
+        kind: "input" or "tangent"; ``number``: which; ``names``: the attributes that lead from it to the wrapper.
+        steps: the parts of the context that lead to the object; see `components`.
+    """
+
+    __slots__ = ("place",)
+
+    def __init__(self, kind: str, number: int, names: tuple[str, ...], steps: tuple[Any, ...], value: Any) -> None:
+        self.place, self.value = (kind, number, names, steps), snapshot(value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Lent) and other.place == self.place
+
+    def __hash__(self) -> int:
+        return hash(self.place)
+
+    def holds(self, now: Any) -> bool:
+        """Is ``now`` like the one that was traced?"""
+        return same_context(self.value, now)
+
+    def fresh(self) -> Any:
+        """A copy of the one that was traced."""
+        return snapshot(self.value)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
 class KeptPlain(Kept):
     """A list, tuple or dict of numbers and strings: compared as a whole, by the bytes that Python writes for it.
 
@@ -280,6 +313,11 @@ def snapshot(context: Any) -> Any:
     return context
 
 
+def is_copied(value: Any) -> bool:
+    """Is it a container or a dataclass that can be changed in place, of which wrappers are given copies?"""
+    return type(value) in (list, dict, set) or _is_mutable_dataclass(value)
+
+
 def is_buffer(value: Any) -> bool:
     """Is it an array of numbers, or of bytes, that can be written in place?"""
     return type(value) in (bytearray, array.array) or (type(value).__module__ == "numpy" and hasattr(value, "copy"))
@@ -295,6 +333,19 @@ def map_fields(context: Any, function: Callable[[Any], Any]) -> Any:
     """A dataclass with ``function`` applied to each field: the same one where it is frozen and that changes none."""
     twin = _with_fields(context, function)
     return copy.copy(context) if twin is context and _is_mutable_dataclass(context) else twin
+
+
+def map_parts(context: Any, function: Callable[[Any], Any]) -> Any:
+    """A context with ``function`` applied to each of its parts: the same one where that changes none of them."""
+    if isinstance(context, (tuple, list)) and not isinstance(context, Sizes):
+        items = list(map(function, context))
+        if all(map(operator.is_, items, context)):
+            return context
+        return items if isinstance(context, list) else _like(context, items)
+    if type(context) is dict:
+        rows = {k: function(v) for k, v in context.items()}
+        return context if all(rows[k] is v for k, v in context.items()) else rows
+    return _with_fields(context, function) if has_generated_equality(context) else context
 
 
 class _Outer(enum.Enum):
@@ -324,20 +375,27 @@ def without_outer(context: Any, size: tuple[Any, ...], stride: tuple[Any, ...]) 
     return context
 
 
-def with_outer(context: Any, size: tuple[Any, ...], stride: tuple[Any, ...]) -> Any:
-    """The inverse of `without_outer`, with the sizes of this call; also what `snapshot` copies is fresh."""
+def with_outer(
+    context: Any, size: tuple[Any, ...], stride: tuple[Any, ...], lend: Callable[[Any], Any] = snapshot
+) -> Any:
+    """The inverse of `without_outer`, with the sizes of this call; also what `snapshot` copies is fresh.
+
+    ``lend`` gives the objects that come from inputs.
+    """
+    if isinstance(context, Lent):
+        return lend(context)
     if context is _Outer.SIZE:
         return torch.Size(size)
     if context is _Outer.STRIDE:
         return tuple(stride)
     if isinstance(context, tuple):
-        return _like(context, [with_outer(x, size, stride) for x in context])
+        return _like(context, [with_outer(x, size, stride, lend) for x in context])
     if type(context) is list:
-        return [with_outer(x, size, stride) for x in context]
+        return [with_outer(x, size, stride, lend) for x in context]
     if type(context) is dict:
-        return {k: with_outer(v, size, stride) for k, v in context.items()}
+        return {k: with_outer(v, size, stride, lend) for k, v in context.items()}
     if has_generated_equality(context):
-        return map_fields(context, lambda v: v if isinstance(v, torch.Tensor) else with_outer(v, size, stride))
+        return map_fields(context, lambda v: v if isinstance(v, torch.Tensor) else with_outer(v, size, stride, lend))
     return snapshot(context)
 
 

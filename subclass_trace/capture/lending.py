@@ -1,0 +1,154 @@
+"""Objects in contexts that results have from the inputs.
+
+A class often hands its context on (``cls(out, x.config)``). In eager mode the result then has the very object of the input,
+so that what changes one changes the other. A traced wrapper has a copy of what can be changed in place; where a result of
+the trace has that very copy, a call hands on the object of its own input. See docs/notes/contexts.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from .. import _torch
+from ..subclass.arguments import attributes_inside, has_own_equality
+from ..subclass.components import Part, parts_of
+from ..subclass.context import Lent, has_sizes, is_atom, is_buffer, is_copied, map_parts
+from ..subclass.flatten import wrappers_inside
+from ..subclass.kept import is_looked_inside
+from ..subclass.protocol import flattens_alike
+from ..subclass.spec import Spec, WrapperSpec
+from ..subclass.visit import inner_values
+from .noting import unnoted
+
+Tensor = torch.Tensor
+
+
+class Lending:
+    """The objects in the contexts of traced inputs that results may have, by their marks."""
+
+    def __init__(self, objects: Mapping[Lent, Any], outermost: Iterable[Lent] = ()) -> None:
+        self.objects = dict(objects)
+        self.outermost = tuple(outermost)
+        self._marks = {id(value): mark for mark, value in reversed(self.objects.items())}
+
+    @staticmethod
+    def of(wrappers: Sequence[Any], kind: str = "input") -> Lending:
+        """What these traced inputs have (or tangents, which are the ``kind``)."""
+        objects: dict[Lent, Any] = {}
+        outermost = []
+        with unnoted(), _torch.without_tracing(), torch.no_grad():
+            for number, value in enumerate(wrappers):
+                for names, context in _contexts(value):
+                    for steps, held, inside in context:
+                        mark = Lent(kind, number, names, steps, held)
+                        objects[mark] = held
+                        if not inside and is_copied(held) and kind == "input":
+                            outermost.append(mark)
+        return Lending(objects, outermost)
+
+    def beside(self, other: Lending) -> Lending:
+        """Those of both."""
+        if not other.objects:
+            return self
+        return Lending({**self.objects, **other.objects}, (*self.outermost, *other.outermost))
+
+    def marked(self, spec: Spec) -> Spec:
+        """The spec of a result, with marks in the place of what it has from an input."""
+        if not self.objects or not isinstance(spec, WrapperSpec):
+            return spec
+        return replace(spec, inners=tuple(map(self.marked, spec.inners)), context=self._mark(spec.context))
+
+    def _mark(self, context: Any) -> Any:
+        mark = self._marks.get(id(context))
+        return map_parts(context, self._mark) if mark is None else mark
+
+    def take_on(self, call: Mapping[Any, Any]) -> dict[Lent, Any]:
+        """Let the copies of the trace hold what the objects of a call hold now, which is returned by their marks."""
+        found = {mark: call[mark] for mark in self.outermost if mark in call}
+        for mark, value in found.items():
+            _take_on(self.objects[mark], value)
+        return found
+
+
+def marks_in(specs: Iterable[Spec | None]) -> tuple[Lent, ...]:
+    """The marks in specs, each once."""
+    found: dict[Lent, None] = {}
+
+    def note(context: Any) -> Any:
+        if isinstance(context, Lent):
+            found[context] = None
+            return context
+        return map_parts(context, note)
+
+    def look(spec: Spec | None) -> None:
+        if isinstance(spec, WrapperSpec):
+            note(spec.context)
+            for inner in spec.inners:
+                look(inner)
+
+    for spec in specs:
+        look(spec)
+    return tuple(found)
+
+
+def _contexts(value: Any) -> Iterator[tuple[tuple[str, ...], Iterator[tuple[tuple[Part, ...], Any, bool]]]]:
+    """Of a wrapper and those inside of it: the names that lead there, and what `_held` tells of the context."""
+    if not isinstance(value, Tensor) or not hasattr(type(value), "__tensor_flatten__"):
+        return
+    for names, wrapper in (((), value), *wrappers_inside(value)):
+        cls = type(wrapper)
+        if flattens_alike(cls) or _torch.context_shortcut(cls) is not None:
+            continue
+        context = inner_values(wrapper)[2]
+        if not is_atom(context):  # one that is made anew each time is nobody's
+            yield tuple(names), _held(context, inner_values(wrapper)[2], (), False)
+
+
+def _held(a: Any, b: Any, steps: tuple[Part, ...], inside: bool) -> Iterator[tuple[tuple[Part, ...], Any, bool]]:
+    """The objects of a context that another look at it finds as well: where, what, and whether inside of another one."""
+    own = a is b and _may_be_lent(a)
+    if own and not has_sizes(a):
+        yield steps, a, inside
+    if type(a) is type(b):
+        for (part, x), (_, y) in zip(parts_of(a), parts_of(b), strict=False):
+            yield from _held(x, y, (*steps, part), inside or own)
+
+
+def _may_be_lent(value: Any) -> bool:
+    """Can it be changed in place, and may another one stand in its place in the next call?"""
+    if is_copied(value) or is_buffer(value):
+        return True
+    other = is_atom(value) or isinstance(value, (tuple, Tensor))
+    return not other and is_looked_inside(value) and has_own_equality(type(value))
+
+
+def _take_on(held: Any, value: Any) -> None:
+    """Let a copy hold what an object holds. Parts of it that may be held elsewhere stay the same objects."""
+    if held is value or type(held) is not type(value):
+        return
+    if type(held) is list:
+        held[:] = [_part(held[k] if k < len(held) else None, v) for k, v in enumerate(value)]
+    elif type(held) is dict:
+        rows = {k: _part(held.get(k), v) for k, v in value.items()}
+        held.clear()
+        held.update(rows)
+    elif type(held) is set:
+        held.clear()
+        held.update(value)
+    else:
+        before, now = dict(attributes_inside(held)), dict(attributes_inside(value))
+        for name in before.keys() - now.keys():
+            object.__delattr__(held, name)
+        for name, v in now.items():
+            object.__setattr__(held, name, _part(before.get(name), v))
+
+
+def _part(held: Any, value: Any) -> Any:
+    if type(held) is type(value) and is_copied(value):
+        _take_on(held, value)
+        return held
+    return value

@@ -1,0 +1,284 @@
+"""Results have the very objects that the contexts of inputs hold, and backwards read these as they are by then."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import subclass_trace as st
+
+Tensor = torch.Tensor
+
+
+@dataclasses.dataclass
+class Config:
+    scale: float = 1.0
+    parts: list[float] = dataclasses.field(default_factory=lambda: [1.0])
+
+
+class Table(dict[str, float]):
+    """A dict by reference, with the equality of dicts."""
+
+
+def scale_of(c: Any) -> float:
+    if isinstance(c, tuple):
+        return scale_of(c[0])
+    if isinstance(c, list):
+        return float(c[0])
+    if isinstance(c, dict):
+        return scale_of(c["inner"]) if "inner" in c else float(c["scale"])
+    return float(c.scale * c.parts[0])
+
+
+class Scaled(Tensor):
+    """``sin`` and ``cos`` (the backward of ``sin``) are multiplied with what the context says. ``neg`` gets a copy of it."""
+
+    a: Tensor
+    c: Any
+
+    @staticmethod
+    def __new__(cls, a: Tensor, c: Any) -> Any:
+        return Tensor._make_wrapper_subclass(cls, a.shape, strides=a.stride(), dtype=a.dtype)
+
+    def __init__(self, a: Tensor, c: Any) -> None:
+        self.a, self.c = a, c
+
+    def __tensor_flatten__(self) -> Any:
+        return ["a"], self.c
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: Any, context: Any, size: Any, stride: Any) -> Any:
+        return cls(inner["a"], context)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        c = next(t.c for t in args if isinstance(t, cls))
+        out = func(*[t.a if isinstance(t, cls) else t for t in args], **(kwargs or {}))
+        if func in (torch.ops.aten.sin.default, torch.ops.aten.cos.default):
+            out = out * scale_of(c)
+        return cls(out, copy_of(c) if func is torch.ops.aten.neg.default else c)
+
+
+def copy_of(c: Any) -> Any:
+    return dataclasses.replace(c) if isinstance(c, Config) else type(c)(c)
+
+
+class Inside(Scaled):
+    """The object is inside of a context that is made anew each time."""
+
+    def __tensor_flatten__(self) -> Any:
+        return ["a"], {"c": self.c, "more": (1, [2])}
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: Any, context: Any, size: Any, stride: Any) -> Any:
+        return cls(inner["a"], context["c"])
+
+
+def change(c: Any, scale: float) -> None:
+    if isinstance(c, tuple):
+        change(c[0], scale)
+    elif isinstance(c, list):
+        c[0] = scale
+    elif isinstance(c, dict):
+        if "inner" in c:
+            change(c["inner"], scale)
+        else:
+            c["scale"] = scale
+    else:
+        c.scale = scale
+
+
+CONTEXTS: dict[str, Callable[[], Any]] = {
+    "dataclass": Config,
+    "list": lambda: [1.0, "rest"],
+    "dict": lambda: {"scale": 1.0},
+    "in a tuple": lambda: ({"scale": 1.0}, 3),
+    "in a dict": lambda: {"inner": Config(), "name": "x"},
+}
+KINDS = [
+    pytest.param(cls, make, id=f"{cls.__name__} {name}") for cls in (Scaled, Inside) for name, make in CONTEXTS.items()
+]
+
+
+@pytest.fixture(params=["generated", "interpreted"])
+def entry(request: Any, monkeypatch: Any) -> None:
+    if request.param == "interpreted":
+        frontend = importlib.import_module("subclass_trace.frontends.compile")
+        monkeypatch.setattr(frontend, "generate", lambda *args: None)
+
+
+def inner(c: Any) -> Any:
+    """The object that can be changed."""
+    return c[0] if isinstance(c, tuple) else c
+
+
+def both(
+    function: Callable[..., Any], run: Callable[[Callable[..., Any]], list[Any]], specializations: int = 1
+) -> None:
+    """``run`` gives the same for the region as for the function, three times."""
+    compiled = st.compile(function)
+    for _ in range(3):
+        assert run(compiled) == run(function)
+    assert len(compiled.specializations) == specializations
+
+
+@pytest.mark.usefixtures("entry")
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize(("cls", "make"), KINDS)
+def test_results_have_the_object_of_the_input(cls: Any, make: Any, trains: bool) -> None:
+    def run(function: Any) -> list[Any]:
+        x, y = (cls(torch.ones(3), make()).requires_grad_(trains) for _ in range(2))
+        results = function(x, y)
+        change(x.c, 5.0)
+        found = [[inner(r.c) is inner(x.c), inner(r.c) is inner(y.c), scale_of(r.c)] for r in results]
+        return [*found, *[r.sin().a.tolist() for r in results]]
+
+    both(lambda x, y: (x.exp(), y.exp() * x, x.neg(), x.exp().exp()), run)
+
+
+@pytest.mark.parametrize(("cls", "make"), KINDS)
+def test_sizes_may_change(cls: Any, make: Any) -> None:
+    compiled = st.compile(torch.exp)
+    for n in (2, 3, 4, 5):
+        for trains in (False, True):
+            x = cls(torch.ones(n), make()).requires_grad_(trains)
+            y = compiled(x)
+            assert inner(y.c) is inner(x.c)
+            assert torch.equal(y.a, torch.ones(n).exp())
+    assert len(compiled.specializations) == 4
+
+
+def test_equal_objects_by_reference() -> None:
+    def run(function: Any) -> list[Any]:
+        x = Scaled(torch.ones(3), Table(scale=1.0))
+        return [function(x).c is x.c]
+
+    both(torch.exp, run)
+
+
+def test_parts_of_the_object() -> None:
+    class Part(Scaled):
+        """``exp`` gives a part of the configuration alone to a wrapper."""
+
+        @classmethod
+        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return cls(func(*[t.a for t in args]), args[0].c.parts)
+
+    def run(function: Any) -> list[Any]:
+        x = Part(torch.ones(3), Config())
+        return [function(x).c is x.c.parts]
+
+    both(torch.exp, run)
+
+
+def test_wrappers_inside_of_wrappers() -> None:
+    def run(function: Any) -> list[Any]:
+        x = Scaled(Scaled(torch.ones(3), Config()), {"scale": 2.0})  # type: ignore[arg-type]
+        y = function(x)
+        return [y.c is x.c, y.a.c is x.a.c, y.a.a.tolist()]
+
+    both(torch.sin, run)
+
+
+@pytest.mark.usefixtures("entry")
+@pytest.mark.parametrize(("cls", "make"), KINDS)
+def test_backwards_read_the_object_as_it_is(cls: Any, make: Any) -> None:
+    compiled = st.compile(torch.sin)
+    for scale in (1.0, 10.0, 10.0, 1.0, 3.0):
+        found = []
+        for function in (torch.sin, compiled):
+            x = cls(torch.ones(3), make()).requires_grad_()
+            y = function(x)
+            change(x.c, scale)
+            y.backward(cls(torch.ones(3), make()))
+            found.append(x.grad.a.tolist())
+        assert found[0] == found[1]
+    assert len(compiled.specializations) == 1
+    (program,) = [row.program for row in compiled.specializations]
+    assert len(program.backwards.compiled) == 3  # one for each state
+
+
+def test_backwards_after_new_parts() -> None:
+    """The whole of a container is exchanged between forward and backward."""
+    compiled = st.compile(torch.sin)
+    for parts in ([1.0], [4.0, 2.0], [0.5]):
+        found = []
+        for function in (torch.sin, compiled):
+            x = Scaled(torch.ones(3), Config()).requires_grad_()
+            y = function(x)
+            x.c.parts = parts
+            y.backward(Scaled(torch.ones(3), Config()))
+            assert x.grad is not None
+            found.append(x.grad.a.tolist())
+        assert found[0] == found[1]
+
+
+def test_twice_differentiated() -> None:
+    def run(function: Any) -> list[Any]:
+        rows = []
+        for scale in (1.0, 2.0):
+            x = Scaled(torch.ones(3), Config()).requires_grad_()
+            (g,) = torch.autograd.grad(function(x), x, Scaled(torch.ones(3), x.c), create_graph=True)
+            x.c.scale = scale
+            (gg,) = torch.autograd.grad(g, x, Scaled(torch.ones(3), x.c))
+            rows += [g.a.tolist(), gg.a.tolist()]
+        return rows
+
+    both(torch.sin, run)
+
+
+@pytest.mark.usefixtures("entry")
+@pytest.mark.parametrize(("cls", "make"), KINDS)
+def test_gradients_have_the_object_of_the_tangent(cls: Any, make: Any) -> None:
+    def run(function: Any) -> list[Any]:
+        x, y = (cls(torch.ones(3), make()).requires_grad_() for _ in range(2))
+        tangent = cls(torch.ones(3), make())
+        grads = torch.autograd.grad(function(x, y), (x, y), tangent)
+        known = {"x": inner(x.c), "y": inner(y.c), "tangent": inner(tangent.c)}
+        return [[name for name, c in known.items() if inner(g.c) is c] for g in grads]
+
+    both(lambda x, y: (x * y).sin(), run)
+
+
+@pytest.mark.parametrize(("cls", "make"), KINDS)
+def test_closed_over_wrappers(cls: Any, make: Any) -> None:
+    weight = cls(torch.ones(3), make()).requires_grad_()
+
+    def run(function: Any) -> list[Any]:
+        change(weight.c, 1.0)
+        y = function(torch.ones(3))
+        same = inner(y.c) is inner(weight.c)
+        change(weight.c, 4.0)
+        (grad,) = torch.autograd.grad(y, weight, cls(torch.ones(3), make()))
+        return [same, y.a.tolist(), grad.a.tolist()]
+
+    both(lambda x: weight.exp().sin(), run)
+
+
+def test_frozen_contexts_cost_nothing() -> None:
+    compiled = st.compile(lambda x: x.exp())
+    x = Inside(torch.ones(3), (1.0, 2))
+    compiled(x)
+    (program,) = [row.program for row in compiled.specializations]
+    assert not program.plan.lent
+
+
+def test_second_run_of_a_trace_that_was_dropped() -> None:
+    """The first one is let go; the run for another kind of tangent meets the contexts of its call."""
+    compiled = st.compile(lambda x: (x.sin(), x.exp()), retain_trace=False)
+    for scale in (1.0, 2.0):
+        found = []
+        for function in (lambda x: (x.sin(), x.exp()), compiled):
+            for number in (0, 1):
+                x = Scaled(torch.ones(3), Config()).requires_grad_()
+                y = function(x)[number]
+                x.c.scale = scale
+                y.backward(Scaled(torch.ones(3), Config()))
+                assert x.grad is not None
+                found.append(x.grad.a.tolist())
+        assert found[:2] == found[2:]

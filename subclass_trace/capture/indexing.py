@@ -266,6 +266,8 @@ def _is_left_out(x: Tensor, item: slice, dim: int) -> bool:
     size = x.shape[dim]
     if any(map(_is_unknown, (size, *bounds))) or (type(start) is int and start != 0) or step not in (None, 1):
         return False
+    if type(stop) is int and size == stop:  # a number from now on: an upper bound that is met makes a trace slow
+        return bool(start == 0)
     return bool((stop is None or size <= stop) and start == 0)
 
 

@@ -7,6 +7,7 @@ the trace has that very copy, a call hands on the object of its own input. See d
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,11 +16,11 @@ import torch
 
 from .. import _torch
 from ..subclass.arguments import attributes_inside, has_own_equality
-from ..subclass.components import Part, parts_of
-from ..subclass.context import Lent, has_sizes, is_atom, is_buffer, is_copied, map_parts
+from ..subclass.components import Part, component, parts_of
+from ..subclass.context import Lent, has_sizes, is_atom, is_buffer, is_copied, map_parts, snapshot
 from ..subclass.flatten import wrappers_inside
 from ..subclass.kept import is_looked_inside
-from ..subclass.protocol import flattens_alike
+from ..subclass.protocol import flattens_alike, is_traceable, unflatten_of
 from ..subclass.spec import Spec, WrapperSpec
 from ..subclass.visit import inner_values
 from .noting import unnoted
@@ -42,12 +43,14 @@ class Lending:
         outermost = []
         with unnoted(), _torch.without_tracing(), torch.no_grad():
             for number, value in enumerate(wrappers):
-                for names, context in _contexts(value):
-                    for steps, held, inside in context:
-                        mark = Lent(kind, number, names, steps, held)
-                        objects[mark] = held
-                        if not inside and is_copied(held) and kind == "input":
-                            outermost.append(mark)
+                for names, wrapper in _wrappers(value):
+                    rows = list(_held(inner_values(wrapper)[2], inner_values(wrapper)[2], (), False))
+                    copied = [row for row in rows if not row[2] and is_copied(row[1]) and kind == "input"]
+                    other = _built_again(wrapper) if copied else None
+                    objects |= {Lent(kind, number, names, steps, held): held for steps, held, _ in rows}
+                    for steps, held, _ in copied:
+                        if other is not None and _component(other, steps) is not held:
+                            outermost.append(Lent(kind, number, names, steps, held))
         return Lending(objects, outermost)
 
     def beside(self, other: Lending) -> Lending:
@@ -95,17 +98,33 @@ def marks_in(specs: Iterable[Spec | None]) -> tuple[Lent, ...]:
     return tuple(found)
 
 
-def _contexts(value: Any) -> Iterator[tuple[tuple[str, ...], Iterator[tuple[tuple[Part, ...], Any, bool]]]]:
-    """Of a wrapper and those inside of it: the names that lead there, and what `_held` tells of the context."""
-    if not isinstance(value, Tensor) or not hasattr(type(value), "__tensor_flatten__"):
+def _wrappers(value: Any) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+    """A wrapper and those inside of it, with the names that lead there, as far as their contexts may hold objects."""
+    if not isinstance(value, Tensor) or not is_traceable(value):
         return
     for names, wrapper in (((), value), *wrappers_inside(value)):
         cls = type(wrapper)
-        if flattens_alike(cls) or _torch.context_shortcut(cls) is not None:
-            continue
-        context = inner_values(wrapper)[2]
-        if not is_atom(context):  # one that is made anew each time is nobody's
-            yield tuple(names), _held(context, inner_values(wrapper)[2], (), False)
+        if not flattens_alike(cls) and _torch.context_shortcut(cls) is None and not is_atom(inner_values(wrapper)[2]):
+            yield tuple(names), wrapper
+
+
+def _built_again(wrapper: Tensor) -> Any:
+    """The context of another wrapper that is made of the parts of this one: with copies, unless the class keeps its objects
+    elsewhere. None where none can be made."""
+    names, values, context = inner_values(wrapper)
+    try:
+        inner = dict(zip(names, values, strict=True))
+        made = unflatten_of(type(wrapper))(inner, snapshot(context), wrapper.shape, tuple(wrapper.stride()))
+        return inner_values(made)[2]
+    except Exception:  # an author's code may raise anything
+        return None
+
+
+def _component(context: Any, steps: Sequence[Part]) -> Any:
+    try:
+        return functools.reduce(component, steps, context)
+    except (AttributeError, LookupError, TypeError):
+        return None
 
 
 def _held(a: Any, b: Any, steps: tuple[Part, ...], inside: bool) -> Iterator[tuple[tuple[Part, ...], Any, bool]]:

@@ -63,7 +63,7 @@ def part_source(part: Part, context: str) -> str:
     return context if kind == "whole" else f"{context}[{key!r}]" if kind == "item" else f"{context}.{key}"
 
 
-def read_lent(mark: Lent, values: Sequence[torch.Tensor | None]) -> Any:
+def read_lent(mark: Lent, values: Sequence[Any]) -> Any:
     """What an input (or tangent) of this call has in the place of an object of the traced one."""
     _, number, names, steps = mark.place
     wrapper: Any = values[number]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import pickle
 import threading
 import time
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -382,6 +383,61 @@ def _of_object() -> None:
         x = Scaled(dense(2, seed=0), torch.tensor(1.0), held)
         assert torch.equal(region(x), x.data_ * held.scale)
         assert len(region.specializations) == count
+
+
+@dataclasses.dataclass
+class Config:
+    """A context that can be changed."""
+
+    scale: float
+    factor: ClassVar[float] = 1.0
+
+
+def _configured(scale: float) -> Any:
+    return Scaled(dense(2, seed=0), torch.tensor(1.0), Config(scale)).requires_grad_()
+
+
+class _Configured(torch.autograd.Function):
+    """Multiplied with what the context says, in the backward too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return x.data_ * x.tag.scale * x.tag.factor
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return Scaled(grad * x.tag.scale * x.tag.factor, torch.tensor(1.0), x.tag)
+
+
+@fact(C, "a result has the dataclass, dict or list of its input", torch="not checked")
+def _handed_on() -> None:
+    region = st.compile(lambda x: x * 2)
+    for tag in (Config(2.0), Config(2.0), {"scale": 2.0}, [2.0]):
+        assert region(Scaled(dense(2, seed=0), torch.tensor(1.0), tag)).tag is tag
+    assert len(region.specializations) == 3
+
+
+@fact(C, "a context that is changed between forward and backward", torch="not checked")
+def _between() -> None:
+    region = st.compile(_Configured.apply)
+    for scale in (1.0, 3.0, 1.0):
+        x = _configured(1.0)
+        y = region(x)
+        x.tag.scale = scale
+        y.sum().backward()
+        assert torch.equal(x.grad.data_, torch.full((2,), scale))
+    assert len(region.specializations) == 1
+
+
+@fact(C, "attributes of the class of an object in a context", torch="not checked")
+def _of_class() -> None:
+    region = st.compile(lambda x: x.data_ * x.tag.factor)
+    for Config.factor in (1.0, 2.0, 1.0):
+        x = _configured(1.0)
+        assert torch.equal(region(x), x.data_ * Config.factor)
+    assert len(region.specializations) == 2
 
 
 class Counting:

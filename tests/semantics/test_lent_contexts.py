@@ -282,3 +282,24 @@ def test_second_run_of_a_trace_that_was_dropped() -> None:
                 assert x.grad is not None
                 found.append(x.grad.a.tolist())
         assert found[:2] == found[2:]
+
+
+CONFIGS = {"a": Config()}
+
+
+class Registered(Scaled):
+    """The context is a name; the object stands in a table, and is no copy."""
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: Any, context: Any, size: Any, stride: Any) -> Any:
+        return cls(inner["a"], CONFIGS["a"])
+
+
+def test_objects_of_others_stay_as_they_are() -> None:
+    compiled = st.compile(torch.sin)
+    own = Config()
+    x = Registered(torch.ones(3), own).requires_grad_()
+    y = compiled(x)
+    own.scale = 7.0
+    y.backward(Registered(torch.ones(3), CONFIGS["a"]))
+    assert CONFIGS["a"] == Config()

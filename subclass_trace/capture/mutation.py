@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from .. import _torch
 from ..errors import AliasingError, UnsupportedError
 from ..plan import MutationPlan
 from ..subclass.arguments import attributes_of_wrapper
-from ..subclass.context import same_context, without_outer
+from ..subclass.context import numbers_in, same_context, without_outer
 from ..subclass.flatten import flatten, wrappers_inside
 from ..subclass.kept import kept_spec, remembers_more
 from ..subclass.paths import Path, owner_of
@@ -20,6 +20,7 @@ from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
 from .aliasing import family
 from .facts import holds_traced
 from .inputs import Argument, TracedInput, TracedInputs
+from .python_numbers import KeptNumber
 from .recorder import Recorder
 
 Tensor = torch.Tensor
@@ -264,15 +265,29 @@ def _change(row: TracedInput, was: Before, inputs: TracedInputs, recorder: Recor
                 replaced[k] = "data"
     written = [recorder.was_written(t) or recorder.was_written(now) for t, now in zip(originals, leaves, strict=True)]
     data = tuple(k for k, was_written in enumerate(written) if k not in replaced and was_written)
-    attributes = {
-        k: v
-        for k, v in attributes_of_wrapper(row.traced, after).items()
-        if not isinstance(v, (Tensor, *_torch.SYM_TYPES)) and was.attributes.get(k, was) is not v
+    assigned = {
+        k: v for k, v in attributes_of_wrapper(row.traced, after).items() if was.attributes.get(k, was) is not v
     }
+    attributes = {k: v for k, v in assigned.items() if not isinstance(v, (Tensor, *_torch.SYM_TYPES))}
     for name, value in attributes.items():
         if holds_traced(value):
             raise _escapes(row.path, name, value)
-    if not attributes and not same_contexts(_without_grad(was.spec), _without_grad(after), remembers_more):
+    _check_contexts(row, was.spec, after, assigned)
+    metadata = None if _same_layout(after, was.spec) else after
+    return _Change(data, replaced, metadata, attributes)
+
+
+def _check_contexts(row: TracedInput, before: Spec, after: Spec, assigned: Mapping[str, Any]) -> None:
+    """Another context is due to ``assigned`` attributes. A number that differs between calls may not be among them: calls
+    assign it when views of the input have been made, which take it over."""
+    numbers = {k: v for k, v in assigned.items() if isinstance(v, _torch.SYM_TYPES)}
+    plain = any(not isinstance(v, (Tensor, *_torch.SYM_TYPES)) for v in assigned.values())
+    if (plain and not numbers) or same_contexts(_without_grad(before), _without_grad(after), remembers_more):
+        return
+    for name, number in numbers.items():
+        if any(number is n for n in _numbers_in_contexts(after)):
+            raise KeptNumber(number, row.path.attr(name))
+    if not plain:
         raise UnsupportedError(
             "the region changes the flatten context of an input in place",
             path=row.path,
@@ -280,8 +295,14 @@ def _change(row: TracedInput, was: Before, inputs: TracedInputs, recorder: Recor
             got=f"{getattr(after, 'context', None)!r:.200}",
             fix="assign a new object to the attribute, or return a new wrapper",
         )
-    metadata = None if _same_layout(after, was.spec) else after
-    return _Change(data, replaced, metadata, attributes)
+
+
+def _numbers_in_contexts(spec: Spec) -> Iterator[Any]:
+    """The symbolic numbers that the contexts of a wrapper, and of those inside it, hold."""
+    if isinstance(spec, WrapperSpec):
+        yield from numbers_in(spec.context)
+        for inner in spec.inners:
+            yield from _numbers_in_contexts(inner)
 
 
 def _without_grad(spec: Spec) -> Spec:

@@ -41,6 +41,7 @@ from .counters import detached_from, same_place
 from .facts import SIMPLE, holds_traced
 from .inputs import TracedInputs
 from .mutation import Before, same_contexts
+from .python_numbers import KeptNumber
 from .recorder import Recorder
 from .sharing import Sharing
 from .versions import inner_versions
@@ -501,6 +502,8 @@ class OutputClassifier:
 
     def _without_traced(self, attributes: dict[str, Any]) -> dict[str, Any]:
         for name, value in attributes.items():
+            if isinstance(value, _torch.SYM_TYPES):
+                raise KeptNumber(value, Path("result").item(self._count).attr(name))
             if holds_traced(value):
                 raise UnsupportedError(
                     "the region sets an attribute of a result to an object that holds traced tensors",

@@ -104,7 +104,8 @@ def places_of(session: Session, inputs: Sequence[TracedInput], symbols: Collecti
             for d, n in enumerate(numbers):
                 if isinstance(n, torch.SymInt) and not is_ragged(n):
                     own = n.node.expr.free_symbols
-                    known = symbols is None and _torch.constant_symbol(n) is not None  # by value, but C++ sees a symbol
+                    made = _torch.constant_symbol(n)  # known by value, but C++ sees a symbol
+                    known = made is not None and (symbols is None or made in symbols)
                     if known or (own and (symbols is None or own & set(symbols))):
                         found.append((path, kind, d))
 
@@ -130,6 +131,36 @@ def needed_numbers(session: Session, inputs: Sequence[TracedInput]) -> NeedsNumb
     behind = session.sizes_behind_branches()
     places = places_of(session, inputs, behind) if behind else []
     return NeedsNumbers(places, "a branch on a float that is computed of it", None) if places else None
+
+
+class KeptNumber(UnsupportedError):
+    """A wrapper keeps a symbolic number in its context, of which no call could tell the value to the last bit."""
+
+    def __init__(self, number: Any, path: Path | None = None) -> None:
+        super().__init__(
+            "a wrapper keeps a number that is computed of others",
+            path=path,
+            expected="numbers that a call brings, or whole numbers that are computed of its sizes",
+            got=number,
+            fix="compute it outside of the region, or keep it in an inner tensor",
+        )
+        self.number = number
+
+
+@contextlib.contextmanager
+def kept_as_numbers(session: Session, inputs: Sequence[TracedInput]) -> Iterator[None]:
+    """Around what meets the contexts that a region leaves behind.
+
+    Raises:
+        NeedsNumbers: a wrapper keeps a number that is computed of sizes, or of numbers of the call.
+    """
+    try:
+        yield
+    except KeptNumber as kept:
+        places = places_of(session, inputs, session.read_of(kept.number))
+        if not places:
+            raise
+        raise NeedsNumbers(places, "a number that a wrapper keeps", None) from kept
 
 
 def needs_real_kernel(
@@ -226,13 +257,13 @@ class PythonNumbers:
             raise _depends_on_values(what, line, type(n))
         if isinstance(n, torch.SymBool):
             return bool(n)
+        if isinstance(n, torch.SymFloat) and self.session.is_fixed(n):
+            return float(n.node.hint)
         places = self._places(self.session.read_of(n))
         if places:
             self.needed = NeedsNumbers(places, what, line)
             raise self.needed
-        if isinstance(n, torch.SymInt):
-            return int(n)
-        return float(n.node.hint) if self.session.is_fixed(n) else n.node.guard_float("", 0)
+        return int(n) if isinstance(n, torch.SymInt) else n.node.guard_float("", 0)
 
     def _places(self, symbols: Collection[Any] | None) -> list[Place]:
         return places_of(self.session, () if self.inputs is None else self.inputs.inputs, symbols)

@@ -50,7 +50,7 @@ from .mutation import check_members, read_mutations, remember
 from .outputs import OutputClassifier, is_own_leaf, leaf_inside
 from .own_attributes import OwnAttributes
 from .places import groups_by_place, scattered_roots
-from .python_numbers import PythonNumbers
+from .python_numbers import PythonNumbers, kept_as_numbers
 from .random_state import RandomState, UnknownGenerators
 from .recorder import Recorder
 from .run import Run, with_attributes
@@ -216,6 +216,7 @@ class _Capture:
         with self.session.modes(), restored_versions(recorder) as versions, contextlib.ExitStack() as stack:
             inputs = make_inputs(self.session)
             stack.callback(inputs.forget)
+            stack.enter_context(kept_as_numbers(self.session, inputs.inputs))
             own = OwnAttributes(inputs, self.session.reads if self.session.watches_contexts else None)
             self.session.assumptions = _torch.assumptions_of(self.session.shape_env)
             before = remember(inputs)

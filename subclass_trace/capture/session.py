@@ -221,12 +221,15 @@ class Session:
     def is_fixed(self, number: Any) -> bool:
         """Is a computed float the same in each call that the trace serves: has it taken for constant what it is made of?"""
         own = number.node.expr.free_symbols
-        return own <= self._read_of.keys() and all(self.shape_env.replace(s).is_number for s in self.read_of(number))
+        return own <= self._read_of.keys() and self._are_constant(self.read_of(number))
+
+    def _are_constant(self, symbols: frozenset[Any]) -> bool:
+        return all(self.shape_env.replace(s).is_number for s in symbols)
 
     def sizes_behind_branches(self) -> frozenset[Any]:
         """The symbols of sizes of which steps compute floats that something was assumed of."""
         met = {s for guard in self.shape_env.guards for s in guard.expr.free_symbols if s in self._read_of}
-        rows = (self._read_of[s] for s in met)
+        rows = (self._read_of[s] for s in met if not self._are_constant(self._read_of[s]))
         return frozenset(s for row in rows if self.recorder.symbols.floats.isdisjoint(row) for s in row)
 
     def tracked(self, fake: torch.Tensor) -> torch.Tensor:

@@ -31,7 +31,7 @@ from ..backends import resolve_backend
 from ..backends.eager import compile_eager
 from ..capture.again import FirstRun
 from ..capture.mutation import NeedsAutogradBase
-from ..capture.python_numbers import NeedsNumbers, needed_numbers
+from ..capture.python_numbers import NeedsNumbers, kept_as_numbers, needed_numbers
 from ..capture.region import Captured, capture
 from ..errors import ArgumentsError, GuardError, NeedsEager, OptionError, SubclassTraceError, UnsupportedError
 from ..options import Options
@@ -275,16 +275,17 @@ class Region:
         table = options.table(backend)
         captured, arguments, positions = self.__capture(site, table, numbers, backend.backward is not compile_eager)
         try:
-            program, graphs = build_program(
-                captured,
-                arguments,
-                positions,
-                dict(site.views),
-                backend,
-                partitioner,
-                keep_joint=self.__keep_joint,
-                keep_input_mutations=options.keep_inference_input_mutations,
-            )
+            with kept_as_numbers(captured.session, captured.inputs):
+                program, graphs = build_program(
+                    captured,
+                    arguments,
+                    positions,
+                    dict(site.views),
+                    backend,
+                    partitioner,
+                    keep_joint=self.__keep_joint,
+                    keep_input_mutations=options.keep_inference_input_mutations,
+                )
             needed = needed_numbers(captured.session, captured.inputs)  # by the backward, which is traced by now
         except NeedsNumbers as by_backward:
             needed = by_backward

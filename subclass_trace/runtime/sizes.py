@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .. import _torch
-from ..errors import UnsupportedError
+from ..capture.python_numbers import KeptNumber
 from ..plan import Plan, SymbolPlan
 from ..subclass.components import component
 from ..subclass.context import Unread, map_sizes, without_outer
@@ -38,7 +38,7 @@ def _float(number: torch.SymFloat) -> Any:
     expr = number.node.expr
     bound = expr.is_number or (expr.is_Symbol and _torch.is_known(number) and not _torch.is_computed(number))
     if not bound:
-        raise UnsupportedError("a wrapper keeps a number that is computed of others", got=number)
+        raise KeptNumber(number)
     return float(expr) if expr.is_number else SizeExpr(expr)
 
 

@@ -131,6 +131,18 @@ def has_sizes(context: Any) -> bool:
     return has_generated_equality(context) and any(map(has_sizes, _fields(context).values()))
 
 
+def numbers_in(context: Any) -> list[Any]:
+    """What differs between calls in a context."""
+    found: list[Any] = []
+
+    def note(number: Any) -> Any:
+        found.append(number)
+        return number
+
+    map_sizes(context, note)
+    return found
+
+
 def map_sizes(context: Any, function: Callable[[Any], Any]) -> Any:
     """A context with each number that is computed from sizes replaced."""
     if not has_sizes(context):

@@ -1,0 +1,139 @@
+"""Wrappers that keep numbers in their contexts which a region computes of sizes: each size gets a specialization."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import return_and_correct_aliasing
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+import subclass_trace as st
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+
+
+class Gain(torch.Tensor):
+    """``data * gain``: a product with a number is one of the gain alone."""
+
+    data_: Tensor
+
+    @staticmethod
+    def __new__(cls, data: Tensor, gain: float) -> Gain:
+        self = Tensor._make_wrapper_subclass(cls, data.shape, strides=data.stride(), dtype=data.dtype)
+        self.data_, self.gain, self.label = data, gain, "none"
+        return self
+
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        return ["data_"], {"gain": self.gain}
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: dict[str, Tensor], context: Any, size: Any, stride: Any) -> Gain:
+        return cls(inner["data_"], context["gain"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        x = args[0]
+        if func is aten.mul_.Tensor:
+            x.gain = x.gain * args[1]
+            return x
+        if func is aten.mul.Tensor and isinstance(x, cls) and not isinstance(args[1], Tensor):
+            return cls(x.data_.clone(), x.gain * args[1])
+        if func.is_view:
+            return return_and_correct_aliasing(func, args, kwargs, cls(func(x.data_, *args[1:]), x.gain))
+        args, kwargs = tree_map_only(cls, lambda t: t.data_ * t.gain, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _in_place(x: Any) -> Any:
+    x.mul_(1 / x.shape[0])
+
+
+def _set(x: Any) -> Any:
+    x.gain *= x.shape[0]
+    return x * 1
+
+
+def _set_then_viewed(x: Any) -> Any:
+    x.gain = x.gain * x.shape[0]
+    return x[1:]
+
+
+def _viewed_then_set(x: Any) -> Any:
+    view = x[1:]
+    x.gain = x.gain * x.shape[0]
+    return view
+
+
+def _set_on_view(x: Any) -> Any:
+    view = x[1:]
+    view.gain *= x.shape[0]
+    return view
+
+
+def _set_with_another(x: Any) -> Any:
+    x.gain, x.label = x.gain * x.shape[0], "new"
+    return x.detach()
+
+
+def _of_two(x: Any) -> Any:
+    return x * x.shape[0] * (1 / x.shape[1]), x[1:] * x.shape[0]
+
+
+def _power(x: Any) -> Any:
+    return x * x.shape[0] ** -0.5
+
+
+def _int(x: Any) -> Any:
+    return x * int(x.shape[0])
+
+
+PROGRAMS = [_power, _int, _of_two, _in_place, _set, _set_then_viewed, _viewed_then_set, _set_on_view, _set_with_another]
+
+
+def _seen(*values: Any) -> list[Any]:
+    return [
+        (type(t), t.gain, t.label, t.data_.tolist()) if isinstance(t, Gain) else t.tolist()
+        for t in tree_leaves(values)
+        if isinstance(t, Tensor)
+    ]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("gain", [3, 0.1])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_each_size_has_the_number_of_eager(program: Callable[[Any], Any], gain: float, dynamic: bool) -> None:
+    region = st.compile(program, dynamic=dynamic)
+    for n in (2, 3, 4, 3, 2):
+        a, b = (Gain(torch.arange(3.0 * n).view(n, 3), gain) for _ in range(2))
+        assert _seen(region(a), a) == _seen(program(b), b)
+    assert len(region.specializations) <= 3
+
+
+def test_gradients_of_such_a_product() -> None:
+    program: Callable[[Any], Any] = lambda x: x * (1 / x.shape[0])
+    region = st.compile(program)
+    for n in (2, 3, 4):
+        grads = []
+        for f in (program, region):
+            x = Gain(torch.ones(n, 3), 0.1).requires_grad_()
+            f(x).sum().backward()
+            assert x.grad is not None
+            grads += _seen(x.grad)
+        assert grads[0] == grads[1]
+
+
+def test_explain_says_what_asks_for_the_number() -> None:
+    region = st.compile(lambda x: x * (1 / x.shape[0]))
+    for n in (2, 3):
+        region(Gain(torch.ones(n, 3), 0.1))
+    assert "args[0].size(0): the code asks for a number that a wrapper keeps" in str(region.explain())
+
+
+@pytest.mark.parametrize("program", [lambda x: x * x.data_.sum().item(), lambda x: x.mul_(x.data_.sum().item())])
+def test_numbers_from_inside_tensors_are_refused(program: Callable[[Any], Any]) -> None:
+    with pytest.raises(st.UnsupportedError, match="a wrapper keeps a number that is computed of others"):
+        st.compile(program)(Gain(torch.ones(2, 3), 0.1))

@@ -49,8 +49,10 @@ _ABSENT: Any = object()
 _DO_WITHOUT_HASH = ("einops",)
 #: what C functions say that take numbers alone
 _TAKES_NUMBERS = re.compile(r"\bSym(Int|Float|Bool)\b|not JSON serializable")
-#: and operations in C++
-_OF_NUMBERS = re.compile("with symbolic sizes/strides|ArrayRef expected to contain only concrete integers")
+#: and operations in C++, and DTensor's rules for operations
+_OF_NUMBERS = re.compile(
+    "with symbolic sizes/strides|ArrayRef expected to contain only concrete integers|got <class 'torch.Sym(Int|Float)'>"
+)
 #: classes of results of ``math``, where they are no floats
 _KINDS: dict[str, type] = {"isnan": bool, "isinf": bool, "isfinite": bool, "isclose": bool}
 _KINDS |= dict.fromkeys(("gcd", "lcm", "isqrt", "factorial", "comb", "perm"), int)

@@ -35,6 +35,10 @@ _READS_MEMORY = (
 _NO_FAKE_IMPLEMENTATION = "There was no fake impl registered for"
 
 
+#: what torch says of a wrapper, whose device is a real one, and a traced dense tensor
+_FAKE_STORAGE = 'to a storage on different device "meta"'
+
+
 @contextlib.contextmanager
 def typed_errors(recorder: Any) -> Iterator[None]:
     """What torch raises for data-dependent code becomes a typed error with the user's line."""
@@ -75,6 +79,14 @@ def typed_errors(recorder: Any) -> Iterator[None]:
                 expected="sizes that are numbers",
                 got="resize_ of a wrapper of sizes that differ between calls",
                 fix="make a new wrapper (x.reshape(...)), or compile with dynamic=False",
+            ) from error
+        if _FAKE_STORAGE in text:
+            raise NeedsEager(
+                "torch gives a wrapper the storage of a dense tensor, which in a trace has none",
+                path=user_line(error),
+                expected="x.set_(y) where both are of one class",
+                got=text,
+                fix="call set_ on the inner tensors, or outside of the region",
             ) from error
         if not any(t in text for t in _READS_MEMORY):
             raise

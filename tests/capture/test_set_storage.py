@@ -154,3 +154,17 @@ def test_memory_of_a_tensor_that_requires_grad() -> None:
         x, y = torch.ones(3), torch.ones(3, requires_grad=True) * 2
         seen.append((call(x, y).tolist(), x.requires_grad, x.data_ptr() == y.data_ptr()))
     assert seen[1] == seen[0]
+
+
+def test_a_wrapper_gets_the_storage_of_a_dense_tensor() -> None:
+    """In a trace torch would give it one on another device; such a call runs eagerly."""
+    found = []
+    region = st.compile(Tensor.set_)
+    with pytest.warns(UserWarning, match="a call of a region runs eagerly: torch gives a wrapper the storage"):
+        region(TwoTensor(torch.zeros(2), torch.zeros(2)), torch.ones(2))
+    for call in (Tensor.set_, region):
+        w, x = TwoTensor(torch.zeros(2), torch.zeros(2)), torch.ones(2)
+        call(w, x)
+        x.add_(1)
+        found.append((w.a.tolist(), w.b.tolist(), w._version, w.a._version))
+    assert found[0] == found[1]

@@ -97,3 +97,11 @@ def test_requires_grad_of_an_argument(mesh) -> None:
     x = whole(mesh, 3, 4)
     st.compile(f)(x).backward()
     assert torch.equal(x.grad.to_local(), 2 * x.detach().to_local())
+
+
+def test_a_size_where_a_rule_of_dtensor_takes_numbers_alone(mesh) -> None:
+    region = st.compile(lambda x: x.norm(x.shape[0]))
+    for rows in (2, 3, 4):
+        x = whole(mesh, rows, 4)
+        assert difference(seen(x.norm(rows)), seen(region(x))) is None
+    assert "Expected int, float, or str" in str(region.explain())

@@ -20,11 +20,12 @@ from ..subclass.classes import KeptClass
 from ..subclass.components import Part, component, components, copies, with_components
 from ..subclass.context import Lent, Unread, snapshot
 from ..subclass.kept import Held, KeptObject
+from ..subclass.members import mentions
 from ..subclass.protocol import flattens_alike, is_traceable, unflatten_of
 from ..subclass.spec import Spec, WrapperSpec
 from ..subclass.visit import VALUE
 from .lending import Lending
-from .noting import mentions, noting, noting_getattribute
+from .noting import noting, noting_getattribute
 from .object_reads import ObjectReads
 
 Tensor = torch.Tensor

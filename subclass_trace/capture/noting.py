@@ -7,10 +7,8 @@ are read as ever, and the classes are restored afterwards.
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 import threading
-import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -133,32 +131,3 @@ def _noting(original: Callable[..., None]) -> Callable[..., None]:
         original(self, name, *value)
 
     return noting
-
-
-def mentions(member: Any, names: frozenset[str]) -> bool:
-    """Does the code of a member of a class have one of these names, or strings, in it?"""
-    return any(_has(f.__code__, names) for f in functions_in(member) if isinstance(f, types.FunctionType))
-
-
-def functions_in(member: Any) -> Iterator[Any]:
-    """A member of a class, and what a property or a method of a class runs."""
-    yield member
-    for kind, names in _HOLD.items():
-        if issubclass(type(member), kind):  # isinstance would ask a member that stands for something else
-            yield from (vars(member).get(n) if kind is types.FunctionType else getattr(member, n) for n in names)
-
-
-_HOLD: dict[type, tuple[str, ...]] = {
-    types.FunctionType: ("__wrapped__",),
-    staticmethod: ("__func__",),
-    classmethod: ("__func__",),
-    property: ("fget", "fset", "fdel"),
-    functools.cached_property: ("func",),
-    functools.partialmethod: ("func",),
-}
-
-
-def _has(code: types.CodeType, names: frozenset[str]) -> bool:
-    if names & {*code.co_names, *(c for c in code.co_consts if isinstance(c, str))}:
-        return True
-    return any(_has(c, names) for c in code.co_consts if isinstance(c, types.CodeType))

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from ..subclass.arguments import is_lent, slots_of
-from .noting import functions_in, mentions, noting, noting_getattribute, noting_stores
+from ..subclass.members import functions_in, mentions
+from .noting import noting, noting_getattribute, noting_stores
 
 #: these hand out all attributes at once
 _EVERYTHING = frozenset({"__dict__", "__getstate__", "__reduce__", "__reduce_ex__", "__dir__"})

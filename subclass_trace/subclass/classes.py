@@ -7,13 +7,15 @@ An attribute that an object does not hold is looked for in its class, where it i
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator
+import types
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
 from .arguments import ABSENT, FOREIGN, attribute_inside
-from .context import KeptPlain, is_atom, same_context
+from .context import is_atom, same_context
+from .members import functions_in, names_in
 
 
 class KeptClass:
@@ -21,13 +23,14 @@ class KeptClass:
 
     Attributes:
         names: of the attributes; ``path``: where an object of the class was met.
+        parts: what `kept` makes of what they hold.
     """
 
     __slots__ = ("cls", "names", "parts", "path")
 
-    def __init__(self, cls: type, names: Iterable[str], path: str) -> None:
+    def __init__(self, cls: type, names: Iterable[str], path: str, keep: Callable[[Any], Any]) -> None:
         self.cls, self.names, self.path = cls, sorted(names), path
-        self.parts = tuple(_kept(_attribute(cls, name)) for name in self.names)
+        self.parts = tuple(keep(_attribute(cls, name)) for name in self.names)
 
     def is_as_it_was(self) -> bool:
         """Does the class hold what it held?"""
@@ -42,7 +45,7 @@ class KeptClass:
     def _changes(self) -> Iterator[tuple[str, Any, Any]]:
         for name, part in zip(self.names, self.parts, strict=True):
             now = _attribute(self.cls, name)
-            if now is not part and not (_is_value(part) and same_context(part, now)):
+            if not (now is part and is_atom(now)) and not same_context(part, now):
                 yield name, part, now
 
 
@@ -61,15 +64,15 @@ class Classes:
         cls: Any = value if isinstance(value, type) else type(value)
         if _is_foreign(cls) or issubclass(cls, (torch.Tensor, enum.Enum)):
             return
-        found = _data(cls) if names is None else [n for n in names if _may_be_of(cls, n)]
+        found = _data(cls) if names is None else [*(n for n in names if _may_be_of(cls, n)), *_asked_of_class(cls)]
         if value is not cls:
             found = [name for name in found if attribute_inside(value, name) is ABSENT]
         if found:
             self._rows.setdefault(cls, (f"the class of {path}", set()))[1].update(found)
 
-    def rows(self) -> tuple[KeptClass, ...]:
-        """What guards keep of them."""
-        return tuple(KeptClass(cls, names, path) for cls, (path, names) in self._rows.items())
+    def rows(self, keep: Callable[[Any], Any]) -> tuple[KeptClass, ...]:
+        """What guards keep of them. ``keep`` makes what is compared of a value, see `kept`."""
+        return tuple(KeptClass(cls, names, path, keep) for cls, (path, names) in self._rows.items())
 
 
 def _attribute(cls: type, name: str) -> Any:
@@ -93,17 +96,25 @@ def _may_be_of(cls: type, name: str) -> bool:
     """Has the class data of that name; or has nobody any, until somebody gives it to the class?"""
     holder = next((k for k in cls.__mro__ if name in k.__dict__), None)
     if holder is None:
-        return _is_data(name, None) and not any("__getattr__" in vars(k) for k in cls.__mro__)
+        return _is_data(name, None)
     return not _is_foreign(holder) and _is_data(name, vars(holder)[name])
 
 
-def _is_value(value: Any) -> bool:
-    return is_atom(value) or isinstance(value, KeptPlain)
+def _asked_of_class(cls: type) -> set[str]:
+    """The data that methods may take of the class itself (``type(self).scale``, a method of the class): no object sees it."""
+    words, found = {"type", "__class__", *(k.__name__ for k in cls.__mro__[:-1])}, set[str]()
+    states = [vars(k) for k in cls.__mro__ if not _is_foreign(k)]
+    for member in (v for state in states for name, v in state.items() if name not in _OF_NEW):
+        for function in functions_in(member):
+            if isinstance(function, types.FunctionType):
+                names = set(names_in(function.__code__))
+                if isinstance(member, classmethod) or names & words:
+                    found |= names
+    return found.intersection(_data(cls))
 
 
-def _kept(value: Any) -> Any:
-    """Numbers, strings, and containers of such are compared by what they are; anything else is itself."""
-    return value if is_atom(value) else KeptPlain.of(value) or value
+#: run when an object is made, or for people
+_OF_NEW = frozenset({"__init__", "__new__", "__post_init__", "__init_subclass__", "__repr__", "__str__", "__del__"})
 
 
 def _is_foreign(cls: type) -> bool:

@@ -293,6 +293,14 @@ def kept(context: Any, path: Path = VALUE) -> Any:
     return Keeping().context(context, path)
 
 
+def _of_class(value: Any) -> Any:
+    """What a guard keeps of what a class holds: itself, where that cannot be compared."""
+    try:
+        return kept(value)
+    except UnsupportedError:
+        return ObjectIdentity(value)
+
+
 def kept_spec(spec: Spec, path: Path = VALUE, keeping: Keeping | None = None) -> Spec:
     """A spec with what guards keep of its contexts, and of its values that are no tensors.
 
@@ -477,4 +485,4 @@ class Held(Keeping):
         for value in beside:
             if id(value) not in self.objects and self.names(value) != []:
                 self.context(value, VALUE)
-        return (*(row for row in self.objects.values() if row.names != []), *self._classes.rows())
+        return (*(row for row in self.objects.values() if row.names != []), *self._classes.rows(_of_class))

@@ -194,3 +194,59 @@ def test_the_guard_says_what_changed() -> None:
     base.scale = 7.0
     compiled(x)
     assert "classes.<locals>.Sub.scale=1.0, got 7.0" in compiled.explain()
+
+
+class _Table:
+    def __init__(self) -> None:
+        self.scale = 1.0
+
+
+def _of_class_data() -> dict[str, Callable[[], tuple[Any, list[Callable[[], Any]]]]]:
+    """A class, and changes of what it holds; ``scale`` is what the operations read."""
+
+    def holding(value: Any, scale: Callable[[Any], Any], change: Callable[[Any], Any]) -> Any:
+        cls: Any = type("Holding", (), {"data": value, "scale": property(scale)})
+        return cls, [lambda: None, lambda: change(cls)]
+
+    def by_method() -> Any:
+        class ByMethod:
+            data = 1.0
+            made = 0
+
+            def __init__(self) -> None:
+                type(self).made += 1
+
+            @classmethod
+            def found(cls) -> float:
+                return cls.data
+
+            @property
+            def scale(self) -> float:
+                return self.found()
+
+        return ByMethod, [lambda: None, lambda: setattr(ByMethod, "data", 3.0)]
+
+    def answered() -> Any:
+        class Answered:
+            def __getattr__(self, name: str) -> Any:
+                if name == "scale":
+                    return 3.0
+                raise AttributeError(name)
+
+        return Answered, [lambda: None, lambda: setattr(Answered, "scale", 9.0)]
+
+    return {
+        "an empty list": lambda: holding([], lambda s: 1.0 + len(s.data), lambda c: c.data.append(1)),
+        "a set": lambda: holding({1}, lambda s: 2.0 if 2 in s.data else 1.0, lambda c: c.data.add(2)),
+        "an object": lambda: holding(_Table(), lambda s: s.data.scale, lambda c: setattr(c.data, "scale", 5.0)),
+        "by type(self)": lambda: holding(2.0, lambda s: type(s).data, lambda c: setattr(c, "data", 5.0)),
+        "by a method of the class": by_method,
+        "in place of __getattr__": answered,
+    }
+
+
+@pytest.mark.parametrize("make", _of_class_data().values(), ids=_of_class_data())
+def test_what_a_class_holds_may_change(make: Callable[[], Any]) -> None:
+    cls, steps = make()
+    config = cls()
+    check(lambda: config, steps, 2)

@@ -206,11 +206,16 @@ class _Code:
     inside: bool = False
 
     def run(self, recorder: Recorder) -> Any:
-        """What it returns, on traced tensors."""
+        """What it returns, on traced tensors. It reads numbers as they are now: symbols stand for those of the forward."""
         late = recorder.late
-        judged = None if late.judge is None else late.look(self)
-        if judged is None:
-            return self.trace()
+        with late.numbers():
+            judged = None if late.judge is None else late.look(self)
+            if judged is not None:
+                return self._judged(recorder, judged)
+        return self.trace()
+
+    def _judged(self, recorder: Recorder, judged: Judged) -> Any:
+        late = recorder.late
         differentiated, known = torch.is_grad_enabled(), late.known.get(self.key, ())
         unguarded = judged.uncompared or not all(name.holds() for name in known)
         keeps = judged.foreign or (unguarded and not differentiated)
@@ -374,8 +379,7 @@ def unpacked(recorder: Recorder, unpack: Callable[[Any], Any], packed: Packed) -
         return unpack(packed.value)
 
     given = [t for t in _torch.pytree.tree_leaves(packed.value) if isinstance(t, Tensor)]
-    with recorder.late.numbers():  # those of the forward: they may be others when the backward runs
-        return _Code(packed, unpack, [packed.value], given, trace, keep, True, inside=True).run(recorder)
+    return _Code(packed, unpack, [packed.value], given, trace, keep, True, inside=True).run(recorder)
 
 
 # ---------------------------------------------------------------------------------------------- custom functions

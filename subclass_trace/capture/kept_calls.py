@@ -13,7 +13,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -31,6 +31,10 @@ Maker: TypeAlias = Callable[[Sequence[Tensor], Sequence[int]], Any]
 #: from sizes of the trace to those of a call; and how to get that from the numbers of a call
 Sizes: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 SizesOfCall: TypeAlias = Callable[[Sequence[int]], Sizes]
+
+
+#: what a piece of code is to autograd
+Role: TypeAlias = Literal["hook", "unpack", "function"]
 
 
 class SavedContext:
@@ -77,6 +81,9 @@ class Template:
         if type(value) is functools.partial:
             whole = self.maker((value.func, value.args, value.keywords))
             return lambda *given: _partial(*whole(*given))
+        if isinstance(value, types.MethodType):
+            method = self.maker((value.__func__, value.__self__))
+            return lambda *given: types.MethodType(*method(*given))
         raise self._refused(f"a {type(value).__qualname__} that holds traced tensors or numbers")
 
     def _tensor(self, value: Tensor) -> Maker:
@@ -157,6 +164,8 @@ def is_traced(value: Any, depth: int = 4) -> bool:
         )
     if type(value) is functools.partial:
         return any(is_traced(v, depth - 1) for v in (value.func, *value.args, *value.keywords.values()))
+    if isinstance(value, types.MethodType):
+        return is_traced(value.__self__, depth - 1)
     if type(value) in (tuple, list):
         return any(is_traced(v, depth - 1) for v in value)
     return False
@@ -183,15 +192,15 @@ class KeptCall:
     Attributes:
         function, arguments: make the user's function and its arguments.
         results: spec of each result of the trace, and how to get its sizes; None where there is none.
-        is_hook: of what a hook does not return, the incoming gradient stands; it is argument ``gradients``, and ``results``
-            are as that.
+        role: of what a "hook" does not return, the incoming gradient stands; it is argument ``gradients``, and ``results``
+            are as that. An "unpack" hook returns one tensor. The backward of a custom "function" returns gradients.
         copies: the back end may use the memory of its tensors again, so the code gets copies, and what it gives is copied.
     """
 
     function: Maker
     arguments: Sequence[Maker]
     results: Sequence[tuple[Spec, SizesOfCall] | None]
-    is_hook: bool
+    role: Role
     gradients: int
     copies: bool
     where: str
@@ -201,10 +210,10 @@ class KeptCall:
         given = [t.clone() for t in inputs] if self.copies else inputs
         arguments = [make(given, numbers) for make in self.arguments]
         result = self.function(given, numbers)(*arguments)
-        if self.is_hook:
+        if self.role == "hook":
             result = arguments[self.gradients] if result is None else result
-        found = list(result) if isinstance(result, (tuple, list)) else [result]
-        if not self.is_hook:  # a custom function may return more than it has arguments, if they are None
+        found = list(result) if isinstance(result, (tuple, list)) and self.role != "unpack" else [result]
+        if self.role == "function":  # a custom function may return more than it has arguments, if they are None
             found = found[: len(self.results)]
         if len(found) != len(self.results):
             raise self._other(f"{len(self.results)} gradients", f"{len(found)}")
@@ -217,7 +226,7 @@ class KeptCall:
                 continue
             spec = _at(row[0], row[1](numbers))
             rows = list(itertools.islice(shapes, leaf_count(spec)))
-            if value is None:
+            if value is None and self.role != "unpack":
                 kinds = zip(rows, spec_leaves(spec), strict=True)
                 leaves += [torch.zeros(size, dtype=s.dtype, device=s.device) for (size, _), s in kinds]
                 continue
@@ -234,10 +243,12 @@ class KeptCall:
             raise self._other("a dense tensor", f"a {now.cls.__qualname__}")
         for leaf, (size, stride), wanted in zip(own, rows, spec_leaves(spec), strict=True):
             if tuple(leaf.shape) != tuple(size):  # autograd sums over what was expanded
-                if isinstance(spec, WrapperSpec) or self.is_hook:
+                if isinstance(spec, WrapperSpec) or self.role != "function":
                     raise self._other(f"size {tuple(size)}", f"size {tuple(leaf.shape)}")
                 leaf = leaf.sum_to_size(size)
             if leaf.dtype != wanted.dtype:
+                if self.role == "unpack":
+                    raise self._other(str(wanted.dtype), str(leaf.dtype))
                 leaf = leaf.to(wanted.dtype)
             yield _laid_out(leaf.detach() if leaf.requires_grad else leaf, stride, self.copies)
 
@@ -247,7 +258,7 @@ class KeptCall:
             path=self.where,
             expected=expected,
             got=got,
-            fix="let it return the same kind of gradients in each call, or move this part out of the region",
+            fix="let it return the same kind of tensors in each call, or move this part out of the region",
         )
 
 

@@ -1,4 +1,4 @@
-"""User code that runs in a backward: hooks of tensors and modules, and the backward of custom functions.
+"""User code that runs in a backward: hooks of tensors and modules, unpack hooks, and the backward of custom functions.
 
 A backward is traced once and runs often, so this code is looked at first, by a `Judge` of the front end:
 
@@ -24,9 +24,10 @@ import torch
 
 from .. import _torch
 from .._torch import late_hooks as _door
+from .._torch.saved import Packed
 from ..errors import UnsupportedError
 from ..subclass.flatten import flatten, map_leaves
-from .kept_calls import KeptCall, SavedContext, Template, layout_of, number_of, operation
+from .kept_calls import KeptCall, Role, SavedContext, Template, layout_of, number_of, operation
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -42,9 +43,14 @@ class Named(Protocol):
 
 
 class Seen(Protocol):
-    """What a trial has shown."""
+    """What a trial has shown. ``inside``: something has changed that the region itself has made (see `Judge`), which
+    ``put_back`` undoes."""
 
     changed: bool
+    inside: bool
+
+    def put_back(self) -> None:
+        """Let what the region has made be as it was."""
 
 
 class Judged(Protocol):
@@ -66,12 +72,18 @@ class Judged(Protocol):
         """The code runs inside; afterwards what it reaches is as it was."""
 
 
-#: looks at a function and at values that it is given beside tensors; None: it is a library's, and is traced
-Judge: TypeAlias = Callable[[Callable[..., Any], Sequence[Any]], "Judged | None"]
+#: looks at a function and at values that it is given beside tensors; None: it is a library's, and is traced. If the last
+#: argument is true, what the region itself has made (its containers, objects and local variables) is not compared with what
+#: it was: that is new in each call, so that changes of it are part of the trace.
+Judge: TypeAlias = Callable[[Callable[..., Any], Sequence[Any], bool], "Judged | None"]
 
 
 #: stands for what code gives that could not be run
 _NOTHING: Any = type("Nothing", (), {"__repr__": lambda self: "nothing"})()
+
+
+#: what may stand beside tensors in a value that leads to no more code than these do
+_ALIKE = (Tensor, int, float, str, torch.dtype, torch.device, torch.SymInt, type(None))
 
 
 #: what watches a piece of code, or a whole backward
@@ -106,10 +118,11 @@ class LateState:
         judge: without one all code is traced.
         copies: the back end may use the memory of tensors again while the code still holds them.
         net: watches whole backwards, where code may run in them that nobody else looks at.
-        names, calls: of the backward that is being traced.
+        names, calls, looked: of the backward that is being traced; ``looked``: see `look`.
         known: what each piece of code read when it was traced before.
         registrations: hooks on tensors from outside, see `late_hooks`.
         constants: by id, what stands for a real tensor that code reads, and that tensor.
+        numbers: inside, the numbers of the call stand in the places of the symbols that stand for them.
         tries: code is being tried.
     """
 
@@ -118,9 +131,11 @@ class LateState:
     net: Watch | None = None
     names: list[Named] = field(default_factory=list)
     calls: list[KeptCall] = field(default_factory=list)
+    looked: dict[int, Judged | None] = field(default_factory=dict)
     known: dict[Any, Sequence[Named]] = field(default_factory=dict)
     registrations: list[Any] = field(default_factory=list)
     constants: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    numbers: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     tries: bool = False
     _met: bool = False
 
@@ -130,13 +145,24 @@ class LateState:
         if self.tries and writes:
             raise _WritesOutside
 
+    def look(self, code: _Code) -> Judged | None:
+        """What the judge says. An unpack hook serves many tensors: where it is given nothing else, it is looked at once."""
+        assert self.judge is not None
+        one, more = id(code.function), code.more
+        if not code.inside or not all(isinstance(v, _ALIKE) for v in _torch.pytree.tree_leaves(more)):
+            return self.judge(code.function, more, code.inside)
+        if one not in self.looked:
+            self.looked[one] = self.judge(code.function, more, code.inside)
+        return self.looked[one]
+
     def anew(self) -> LateState:
         """For another run of the same function."""
         return LateState(self.judge, self.copies, self.net)
 
     def found(self) -> Late:
         """Of the backward that was traced last."""
-        return Late(tuple(self.names), tuple(self.calls)) if self.names or self.calls else NO_LATE_CODE
+        names = tuple({id(name): name for name in self.names}.values())
+        return Late(names, tuple(self.calls)) if self.names or self.calls else NO_LATE_CODE
 
     @contextlib.contextmanager
     def trial(self) -> Iterator[Callable[[], bool]]:
@@ -164,6 +190,8 @@ class _Code:
 
     Attributes:
         key: which one it is, each time that a backward is traced.
+        kind_known: of which kind its result is, is known without running it.
+        inside: see `Judge`.
         more: values that it is given beside tensors. ``given``: tensors that it could write to.
         trace: runs it on the traced tensors. ``keep``: records a call of it; takes what ``trace`` gave, or `_NOTHING`.
     """
@@ -174,19 +202,25 @@ class _Code:
     given: Sequence[Tensor]
     trace: Callable[[], Any]
     keep: Callable[[Any], Any]
-    is_hook: bool
+    kind_known: bool
+    inside: bool = False
 
     def run(self, recorder: Recorder) -> Any:
-        """What it returns, on traced tensors."""
+        """What it returns, on traced tensors. It reads numbers as they are now: symbols stand for those of the forward."""
         late = recorder.late
-        judged = None if late.judge is None else late.judge(self.function, self.more)
-        if judged is None:
-            return self.trace()
+        with late.numbers():
+            judged = None if late.judge is None else late.look(self)
+            if judged is not None:
+                return self._judged(recorder, judged)
+        return self.trace()
+
+    def _judged(self, recorder: Recorder, judged: Judged) -> Any:
+        late = recorder.late
         differentiated, known = torch.is_grad_enabled(), late.known.get(self.key, ())
         unguarded = judged.uncompared or not all(name.holds() for name in known)
         keeps = judged.foreign or (unguarded and not differentiated)
         tried = _Tried()
-        if not judged.foreign and not (keeps and self.is_hook):
+        if not judged.foreign and not (keeps and self.kind_known):
             tried = self._try(recorder, judged, keeps)
             if not tried.keeps:
                 late.known[self.key] = judged.names
@@ -194,7 +228,7 @@ class _Code:
                 return tried.result
         if differentiated:
             raise self._refused("a backward that is to be differentiated again (create_graph=True)")
-        if tried.result is _NOTHING and recorder.classes and not self.is_hook:
+        if tried.result is _NOTHING and recorder.classes and not self.kind_known:
             raise tried.error or self._of_unknown_kind(recorder.classes)
         return self.keep(tried.result)
 
@@ -216,7 +250,10 @@ class _Code:
         tried.keeps |= seen.changed
         if tried.keeps:
             if [t._version for t in self.given] != versions:
-                raise self._refused("code that writes to a gradient in place as well")
+                raise self._refused("code that writes to what it is given in place as well")
+            if seen.inside:
+                seen.put_back()
+                raise self._refused("code that changes what the region itself has made as well")
             take_back(recorder, last, writes)
         return tried
 
@@ -255,9 +292,15 @@ def place_of(function: Any) -> str | None:
 
 
 def _record(
-    recorder: Recorder, function: Any, arguments: Sequence[Any], results: Sequence[Tensor | None], gradients: int | None
+    recorder: Recorder,
+    function: Any,
+    arguments: Sequence[Any],
+    results: Sequence[Tensor | None],
+    role: Role,
+    gradients: int = 0,
 ) -> list[Tensor | None]:
-    """A call of ``function`` as a node of the graph; what it gives is like ``results``. ``gradients``: see `KeptCall`."""
+    """A call of ``function`` as a node of the graph; what it gives is like ``results``. ``role``, ``gradients``: see
+    `KeptCall`."""
     where = place_of(function) or repr(function)
     template = Template(where)
     call = template.maker(function)
@@ -270,8 +313,7 @@ def _record(
     rows = [None if m is None else flatten(m) for m in made]
     specs = [None if r is None else (r[1], template.sizes(r[1])) for r in rows]
     leaves = [leaf for r in rows if r is not None for leaf in r[0]]
-    is_hook = gradients is not None
-    kept = KeptCall(call, makers, specs, is_hook, gradients or 0, recorder.late.copies, where)
+    kept = KeptCall(call, makers, specs, role, gradients, recorder.late.copies, where)
     recorder.late.calls.append(kept)
     nodes = [[recorder.node_of(v) for v in values] for values in (template.leaves, template.numbers, layout_of(leaves))]
     node = recorder.graph.call_function(operation(), (number_of(kept), *nodes))
@@ -310,7 +352,7 @@ class LateHook:
         gradients = [given] if one else list(given)
 
         def keep(result: Any) -> Any:
-            made = _record(recorder, self.hook, arguments, gradients, self.first)
+            made = _record(recorder, self.hook, arguments, gradients, "hook", self.first)
             return made[0] if one else tuple(made)
 
         tensors = [t for a in arguments[self.first :] for t in (a if isinstance(a, tuple) else [a])]
@@ -326,13 +368,27 @@ def late_module_hooks(recorder: Recorder) -> Iterator[None]:
         yield
 
 
+def unpacked(recorder: Recorder, unpack: Callable[[Any], Any], packed: Packed) -> Any:
+    """What an unpack hook makes of what was packed, in a backward of the region."""
+
+    def keep(result: Any) -> Any:
+        made = packed.tensor if result is _NOTHING else result
+        return _record(recorder, unpack, (packed.value,), [made], "unpack")[0] if isinstance(made, Tensor) else made
+
+    def trace() -> Any:
+        return unpack(packed.value)
+
+    given = [t for t in _torch.pytree.tree_leaves(packed.value) if isinstance(t, Tensor)]
+    return _Code(packed, unpack, [packed.value], given, trace, keep, True, inside=True).run(recorder)
+
+
 # ---------------------------------------------------------------------------------------------- custom functions
 @contextlib.contextmanager
 def late_functions(recorder: Recorder, nodes: Sequence[Any]) -> Iterator[None]:
     """While inside, the backwards of custom functions are looked at first. ``nodes``: of the autograd graph."""
     changed = []
     late = recorder.late
-    late.names, late.calls = [], []
+    late.names, late.calls, late.looked = [], [], {}
     try:
         for node in nodes if late.judge is not None else ():
             function = _door.custom_backward(node)
@@ -385,7 +441,7 @@ class _LateFunction:
 
         def keep(result: Any) -> Any:
             context = SavedContext(tuple(node.saved_tensors), tuple(node.needs_input_grad), state)
-            return tuple(_record(self.recorder, function, (context, *gradients), self._results(result), None))
+            return tuple(_record(self.recorder, function, (context, *gradients), self._results(result), "function"))
 
         return _Code(node, function, more, written, trace, keep, False).run(self.recorder)
 

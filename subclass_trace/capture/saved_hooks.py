@@ -1,8 +1,9 @@
 """Saved-tensor hooks that the region itself sets: pack runs in the forward graph, unpack in the backward graph.
 
-Both are traced like other code. What differs is where the graph may be cut: what pack returned is saved, as the user
-asked, neither its input nor what unpack makes of it. The recorder marks the nodes (``meta["unpack"]``, and
-``meta["packed"]`` on what an unpack hook hands out as it is), and `partition.hooks` reads the marks.
+Pack is traced like other code, unpack is looked at like other code that runs in backwards (`late_code`). What differs is
+where the graph may be cut: what pack returned is saved, as the user asked, neither its input nor what unpack makes of it.
+The recorder marks the nodes (``meta["unpack"]``, and ``meta["packed"]`` on what an unpack hook hands out as it is), and
+`partition.hooks` reads the marks.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 
 from .._torch import saved as _saved
 from ..subclass.flatten import leaves_of
+from .late_code import unpacked
 from .noting import unnoted
 from .recorder import Recorder
 
@@ -23,21 +25,21 @@ from .recorder import Recorder
 def hooks_as_code(recorder: Recorder) -> Iterator[None]:
     """While inside, on this thread, the unpack hooks that are set tell the recorder when they run."""
 
-    def wrapped(unpack: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def wrapped(pack: _saved.Hook, unpack: _saved.Hook) -> tuple[_saved.Hook, _saved.Hook]:
         recorder.sets_hooks = True
-        return _traced_unpack(recorder, unpack)
+        return lambda t: _saved.Packed(pack(t), t), _traced_unpack(recorder, unpack)
 
-    with _saved.unpack_hooks_replaced(wrapped):
+    with _saved.saved_hooks_replaced(wrapped):
         yield
 
 
-def _traced_unpack(recorder: Recorder, unpack: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def unpacking(packed: Any) -> Any:
+def _traced_unpack(recorder: Recorder, unpack: Callable[[Any], Any]) -> Callable[[_saved.Packed], Any]:
+    def unpacking(packed: _saved.Packed) -> Any:
         if recorder.tag != "is_backward":  # a gradient inside the region
-            return unpack(packed)
+            return unpack(packed.value)
         before, recorder.unpacking = recorder.unpacking, True
         try:
-            out = unpack(packed)
+            out = unpacked(recorder, unpack, packed)
         finally:
             recorder.unpacking = before
         if isinstance(out, torch.Tensor):  # what is handed out as it was packed

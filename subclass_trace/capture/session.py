@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -15,7 +16,7 @@ import torch.fx.traceback
 from .. import _torch
 from .._torch import tape as _door
 from ..errors import UnsupportedError
-from ..subclass.numbers import NumberPlace, standing_in
+from ..subclass.numbers import NumberPlace, real_numbers, standing_in
 from ..subclass.paths import Path
 from .context_reads import ContextReads
 from .dispatch_state import unchanged_by_dispatch
@@ -157,7 +158,9 @@ class Session:
 
     def in_their_places(self) -> contextlib.AbstractContextManager[None]:
         """Inside, the symbols of numbers stand where the code finds these."""
-        return standing_in([(place, n) for place, n in self.arguments.items() if place.position is None])
+        rows = [(place, n) for place, n in self.arguments.items() if place.position is None]
+        self.recorder.late.numbers = functools.partial(standing_in, real_numbers(place for place, _ in rows))
+        return standing_in(rows)
 
     def is_float_of_call(self, number: Any) -> bool:
         """Is it computed of floats that the call brings?"""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import types
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,8 +14,9 @@ import torch
 from ..capture.late_code import Judged, LateState
 from ..errors import UnsupportedError
 from ..runtime.guards import NameGuard
-from ..runtime.held import Same, is_simple
+from ..runtime.held import Same, Slotted, is_simple
 from ..subclass.paths import Path
+from .asked import Asked
 from .members import CONTAINERS, is_installed, is_own, is_plain_object, is_users_module
 from .modules import is_input, names_of, roots_of, submodules
 from .python_state import held_by, put_back, writable
@@ -41,17 +42,25 @@ _COMPUTE |= {
 }
 
 
+def _as_it_was() -> None:
+    """Nothing is put back."""
+
+
 @dataclass(eq=False)
 class _Seen:
     changed: bool = False
+    inside: bool = False
+    put_back: Callable[[], None] = _as_it_was
 
 
 @dataclass(frozen=True, eq=False)
 class _Watched:
-    """What code reaches. ``handed``: copies of containers among the arguments, see `judge`."""
+    """What code reaches. ``handed``: copies of containers among the arguments, see `judge`; ``inside``: what it reaches and
+    is not put back, see `capture.late_code.Judge`."""
 
     reached: Reached
     handed: Sequence[Any] = ()
+    inside: Reached | None = None
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[_Seen]:
@@ -59,9 +68,14 @@ class _Watched:
         seen, found = _Seen(), list[Path | None]()
         rows = [(held, held.content()) for held in held_by(self.reached)]
         slots = [(row, row.read()) for row in writable(self.reached)]
+        own = [] if self.inside is None else [(held, held.content()) for held in held_by(self.inside)]
+        own_slots = [] if self.inside is None else [(row, row.read()) for row in writable(self.inside)]
         try:
             yield seen
         finally:
+            seen.inside = any(not _same(held.content(), was) for held, was in own)
+            seen.inside |= any(row.read() is not was for row, was in own_slots)
+            seen.put_back = functools.partial(_put_back, own, own_slots)
             for row, was in slots:
                 if row.read() is not was:
                     seen.changed = True
@@ -94,8 +108,17 @@ def late_state(reached: Reached, handed: Sequence[Any], copies: bool) -> LateSta
     Where hooks on autograd nodes may be registered, which nobody can look at, whole backwards are watched.
     """
     return LateState(
-        functools.partial(judge, handed), copies, _Watched(reached).watch if reached.hooks_on_nodes else None
+        functools.partial(judge, handed, _ids_of(reached, handed)),
+        copies,
+        _Watched(reached).watch if reached.hooks_on_nodes else None,
     )
+
+
+def _put_back(held: Sequence[tuple[Any, Any]], slots: Sequence[tuple[Slot, Any]]) -> None:
+    for row, was in slots:
+        put_back(row, was)
+    for one, content in held:
+        one.restore(content)
 
 
 def _same(now: Any, was: Any) -> bool:
@@ -119,10 +142,40 @@ def _lent(path: Path | None) -> UnsupportedError:
     )
 
 
-def judge(handed: Sequence[Any], function: Callable[..., Any], more: Sequence[Any]) -> Judged | None:
-    """What is known of a hook, or of the backward of a custom function, that is given ``more`` beside tensors.
+def _ids_of(reached: Reached, handed: Sequence[Any]) -> frozenset[int]:
+    """Of what was there before the region ran: places, and what may be changed."""
+    held = [value for value, _ in reached.held]
+    places = [_owner(row.holder) for row in (*reached.slots, *reached.unbound)]
+    tables = [found for v in held if (found := getattr(v, "__dict__", None)) is not None]
+    return frozenset(map(id, [*held, *places, *tables, *handed]))
+
+
+def _owner(holder: Any) -> Any:
+    return holder.value if isinstance(holder, Slotted) else holder
+
+
+def _parted(reached: Reached, before: Collection[int]) -> tuple[Reached, Reached]:
+    """What was there before the region ran, and what it has made. ``before``: see `_ids_of`."""
+    known = [isinstance(row.holder, Asked) or id(_owner(row.holder)) in before for row in reached.slots]
+    made = replace(
+        reached,
+        slots=tuple(row for row, old in zip(reached.slots, known, strict=True) if not old),
+        held=tuple(row for row in reached.held if id(row[0]) not in before),
+        modules=(),
+        unbound=(),
+    )
+    slots = tuple(row for row, old in zip(reached.slots, known, strict=True) if old)
+    return replace(reached, slots=slots, held=tuple(row for row in reached.held if id(row[0]) in before)), made
+
+
+def judge(
+    handed: Sequence[Any], before: Collection[int], function: Callable[..., Any], more: Sequence[Any], inside: bool
+) -> Judged | None:
+    """What is known of code that runs in backwards, and is given ``more`` beside tensors. ``inside``: see
+    `capture.late_code.Judge`.
 
     ``handed``: copies of containers among the arguments, which the region's function was given in their places.
+    ``before``: ids of what was there before the region ran.
 
     Raises:
         UnsupportedError: it may change one of them.
@@ -140,7 +193,9 @@ def judge(handed: Sequence[Any], function: Callable[..., Any], more: Sequence[An
     foreign = _is_foreign(reached, [v for v, _ in others])
     if foreign and (lent := [path for v, path in reached.held if any(v is c for c in handed)]):
         raise _lent(lent[0])
-    return _Judged(reached, handed, [*names_of(reached), *_tensors_and_numbers(reached)], foreign)
+    outside, made = _parted(reached, before) if inside else (reached, None)
+    names = [*names_of(outside), *_tensors_and_numbers(outside)]
+    return _Judged(outside, handed, made, names, foreign)
 
 
 def _tensors_and_numbers(reached: Reached) -> Iterator[NameGuard]:

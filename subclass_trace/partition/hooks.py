@@ -13,7 +13,8 @@ import torch.fx as fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from .. import _torch
-from ..capture.graphs import is_draw
+from ..capture.effects import is_kept
+from ..capture.graphs import is_draw, is_random
 
 
 def tag_packed(graph: fx.Graph) -> None:
@@ -60,22 +61,26 @@ def merge_twins(graph: fx.Graph, twins: Mapping[str, str]) -> None:
 
 
 def unpack_late(graph: fx.Graph) -> None:
-    """Move the nodes of unpack hooks right before the first node that reads them."""
+    """Move the nodes of unpack hooks right before the first node that reads them. Random numbers are drawn in the order of
+    the trace, and calls for their effects stay in that order too."""
     waiting = {n for n in graph.nodes if n.meta.get("unpack")}
     if not waiting:
         return
+    ordered = [n for n in graph.nodes if is_random(n) or is_kept(n)]
+    earlier = dict(zip(ordered[1:], ordered, strict=False))
     for node in [n for n in graph.nodes if n not in waiting]:
-        for needed in _in_order(node, waiting):
+        for needed in _in_order(node, waiting, earlier):
             node.prepend(needed)
             waiting.discard(needed)
 
 
-def _in_order(node: fx.Node, waiting: set[fx.Node]) -> list[fx.Node]:
-    """Those of ``waiting`` that must run before ``node``, in an order in which they can."""
+def _in_order(node: fx.Node, waiting: set[fx.Node], earlier: Mapping[fx.Node, fx.Node]) -> list[fx.Node]:
+    """Those of ``waiting`` that must run before ``node``, in an order in which they can. ``earlier``: for one that has to
+    stay behind another, that one."""
     out: dict[fx.Node, None] = {}
 
     def need(n: fx.Node) -> None:
-        for made in n.all_input_nodes:
+        for made in [*([earlier[n]] if n in earlier else ()), *n.all_input_nodes]:
             if made in waiting and made not in out:
                 need(made)
                 out[made] = None

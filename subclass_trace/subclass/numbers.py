@@ -12,8 +12,8 @@ import functools
 import operator
 import types
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,6 +98,15 @@ class _Container:
             if not same or self.holder[key] is not value:
                 self.holder[key] = value
         return same
+
+
+def real_numbers(places: Iterable[NumberPlace]) -> list[tuple[NumberPlace, Any]]:
+    """What stands at these places now; without those that are gone."""
+    found = []
+    for place in places:
+        with suppress(AttributeError, LookupError, TypeError, ValueError):
+            found.append((place, place.read()))
+    return found
 
 
 @contextmanager

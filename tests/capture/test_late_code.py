@@ -514,3 +514,42 @@ def test_backwards_with_a_decorator_of_torch(function: type[torch.autograd.Funct
         grads = [torch.autograd.grad(call(x).sum(), x)[0].tolist() for _ in range(3)]
         found.append((grads, list(DECORATED)))
     assert found[0] == found[1] and len(DECORATED) == (3 if function is Once else 0)
+
+
+def _hook_and_forward_read(scale: list[float]) -> Callable[[torch.Tensor], torch.Tensor]:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = (x * scale[0]).sin()
+        y.register_hook(lambda g: g * scale[0])
+        return y.exp()
+
+    return function
+
+
+def _backward_and_forward_read(scale: list[float]) -> Callable[[torch.Tensor], torch.Tensor]:
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * scale[0]
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            return grad * scale[0]
+
+    return lambda x: Scaled.apply(x).exp()
+
+
+@pytest.mark.parametrize("make", [_hook_and_forward_read, _backward_and_forward_read])
+def test_a_number_that_the_forward_reads_too_and_that_changes_in_between(make: Callable[..., Any]) -> None:
+    found = []
+    for call in (lambda f: f, st.compile):
+        scale, grads = [1.0], []
+        function = call(make(scale))
+        for _ in range(5):
+            x = torch.ones(3, requires_grad=True)
+            y = function(x).sum()
+            scale[0] += 0.5
+            y.backward()
+            grads.append(x.grad)
+        found.append(torch.stack(grads))
+    torch.testing.assert_close(*found)
+    assert len(function.specializations) == 2

@@ -512,6 +512,67 @@ def _checkpoint_around() -> None:
     assert torch.allclose(*found)
 
 
+def _statistics_in_a_checkpoint(**kinds: Any) -> list[torch.Tensor]:
+    """The running mean after one step, eager's and ours."""
+    found = []
+    for call in (lambda f: f, st.compile):
+        norm = torch.nn.BatchNorm1d(2)
+        checkpoint(call(norm), dense(4, 2, seed=1).requires_grad_(), use_reentrant=False, **kinds).sum().backward()
+        found.append(norm.running_mean.clone())
+    return found
+
+
+@fact(
+    S,
+    "a checkpoint around the region that updates statistics of a batch norm",
+    differs="once: the second run stops at the last saved tensor, before they are written back (`early_stop=False`: twice, "
+    "as in eager)",
+)
+def _batch_norm_in_a_checkpoint() -> None:
+    assert torch.equal(*_statistics_in_a_checkpoint())
+
+
+@fact(S, "a checkpoint with `early_stop=False` around the region that updates statistics of a batch norm")
+def _batch_norm_in_a_whole_checkpoint() -> None:
+    assert torch.equal(*_statistics_in_a_checkpoint(early_stop=False))
+
+
+@fact(S, "backwards of several results, one after the other, of a checkpoint around the region")
+def _several_results_of_a_checkpoint() -> None:
+    found = []
+    for call in (lambda f: f, st.compile):
+        x = dense(3, seed=1).requires_grad_()
+        for y in checkpoint(call(lambda x: (x.sin().exp(), x.cos())), x, use_reentrant=False):
+            y.sum().backward()
+        found.append(x.grad)
+    assert torch.allclose(*found)
+
+
+@fact(S, "saved_tensors_hooks inside the region: pack runs in each call, unpack in each backward")
+def _unpack_hooks_inside() -> None:
+    found = []
+    for call in (lambda f: f, st.compile):
+        seen = [0, 0]
+
+        def pack(t: torch.Tensor, seen: list[int] = seen) -> torch.Tensor:
+            seen[0] += 1
+            return t
+
+        def unpack(t: torch.Tensor, seen: list[int] = seen) -> torch.Tensor:
+            seen[1] += 1
+            return t
+
+        def function(x: torch.Tensor, pack: Any = pack, unpack: Any = unpack) -> torch.Tensor:
+            with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+                return x.sin().exp()
+
+        region = call(function)
+        for k in range(3):
+            region(dense(3, seed=k).requires_grad_()).sum().backward()
+        found.append(seen)
+    assert found[0] == found[1] == [6, 6]
+
+
 @fact(
     S,
     "saved_tensors_hooks around the region",

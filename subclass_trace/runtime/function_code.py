@@ -274,6 +274,9 @@ class FunctionEmitter:
         s.line("if saved is not None:")
         s.line(f"    if ({_versions(names)}) != ctx.versions: {changed.format(_versions(names))}")
         s.line(f"    saved = saved[:{count}]")
+        s.depth += 1
+        self._check_watched(s, read)  # before anything is released: another backward may be asked for after the error
+        s.depth -= 1
         present = _tuple([f"{name} is not None" for name in self._tangent_names()])
         if plan.independent:
             s.bind("pending", pending)
@@ -285,13 +288,18 @@ class FunctionEmitter:
             s.line(f"if ctx.inputs and ({_versions(compared)}) != ctx.versions: {changed.format(_versions(compared))}")
         s.bind("saved_of", saved_of)
         s.line(f"saved, keep = saved_of(ctx, {s.constant(plan, 'plan')}, keep, ({present}))")
+        self._check_watched(s, read)
         s.depth = 1
-        if plan.watched_results:
-            s.bind("check_watched", check_watched)
-            s.line("for ref, version in ctx.watched:")
-            s.line("    v = ref()")
-            places = s.constant(plan.watched_names, "names")
-            s.line(f"    if v is not None and v._version != version: check_watched(ctx.watched, {places}, {read})")
+
+    def _check_watched(self, s: Source, read: str) -> None:
+        """Was a result written since the forward?"""
+        if not self.plan.watched_results:
+            return
+        s.bind("check_watched", check_watched)
+        s.line("for ref, version in ctx.watched:")
+        s.line("    v = ref()")
+        names = s.constant(self.plan.watched_names, "names")
+        s.line(f"    if v is not None and v._version != version: check_watched(ctx.watched, {names}, {read})")
 
     # ---------------------------------------------------------------- backward
     def _backward(self, fast: FastBackward) -> Callable[..., Any]:

@@ -126,3 +126,17 @@ def test_a_result_that_the_other_ones_backward_does_not_read(name: str, wrap: An
 
     for written, used in [(0, 1), (1, 0), (0, 0), (1, 1)] * 2:
         assert run(compiled, written, used) == run(f, written, used)
+
+
+@pytest.mark.parametrize("wrap", [None, lambda t: TwoTensor(t, t + 1)], ids=["dense", "wrapper"])
+def test_a_second_backward_after_the_error(wrap: Any) -> None:
+    compiled = st.compile(lambda x: (x.exp(), x.sigmoid()))
+    for _ in range(2):
+        x = torch.arange(3.0)
+        x = (x if wrap is None else wrap(x)).requires_grad_()
+        first, second = compiled(x)
+        with torch.no_grad():
+            first.mul_(2)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="modified by an inplace operation|a second time"):
+                torch.autograd.grad([first.sum(), second.sum()], x)

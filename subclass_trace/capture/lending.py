@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from .. import _torch
+from ..errors import ProtocolError
 from ..subclass.arguments import attributes_inside, has_own_equality
 from ..subclass.components import Part, component, parts_of
 from ..subclass.context import Lent, has_sizes, is_atom, is_buffer, is_copied, map_parts, snapshot
@@ -37,13 +38,14 @@ class Lending:
         self._marks = {id(value): mark for mark, value in reversed(self.objects.items())}
 
     @staticmethod
-    def of(wrappers: Sequence[Any], kind: str = "input") -> Lending:
+    def of(shape_env: Any, wrappers: Sequence[Any], kind: str = "input") -> Lending:
         """What these traced inputs have (or tangents, which are the ``kind``)."""
         objects: dict[Lent, Any] = {}
         outermost = []
-        with unnoted(), _torch.without_tracing(), torch.no_grad():
+        aside = _torch.unbound_symbols_set_aside(shape_env)  # a class may compute its context
+        with aside, unnoted(), _torch.without_tracing(), torch.no_grad():
             for number, value in enumerate(wrappers):
-                for names, wrapper in _wrappers(value):
+                for names, wrapper in _known(value):
                     rows = list(_held(inner_values(wrapper)[2], inner_values(wrapper)[2], (), False))
                     copied = [row for row in rows if not row[2] and is_copied(row[1]) and kind == "input"]
                     other = _built_again(wrapper) if copied else None
@@ -69,6 +71,10 @@ class Lending:
         mark = self._marks.get(id(context))
         return map_parts(context, self._mark) if mark is None else mark
 
+    def in_place_of(self, value: Any) -> Any:
+        """The same for an attribute of a result."""
+        return self._mark(value) if self.objects else value
+
     def take_on(self, call: Mapping[Any, Any]) -> dict[Lent, Any]:
         """Let the copies of the trace hold what the objects of a call hold now, which is returned by their marks."""
         found = {mark: call[mark] for mark in self.outermost if mark in call}
@@ -77,8 +83,8 @@ class Lending:
         return found
 
 
-def marks_in(specs: Iterable[Spec | None]) -> tuple[Lent, ...]:
-    """The marks in specs, each once."""
+def marks_in(specs: Iterable[Spec | None], attributes: Iterable[Any] = ()) -> tuple[Lent, ...]:
+    """The marks in specs and in attributes of results, each once."""
     found: dict[Lent, None] = {}
 
     def note(context: Any) -> Any:
@@ -95,7 +101,17 @@ def marks_in(specs: Iterable[Spec | None]) -> tuple[Lent, ...]:
 
     for spec in specs:
         look(spec)
+    for value in attributes:
+        note(value)
     return tuple(found)
+
+
+def _known(value: Any) -> list[tuple[tuple[str, ...], Tensor]]:
+    """`_wrappers`; none where a class computes its context of numbers that a trace does not know."""
+    try:
+        return list(_wrappers(value))
+    except ProtocolError:
+        return []
 
 
 def _wrappers(value: Any) -> Iterator[tuple[tuple[str, ...], Tensor]]:

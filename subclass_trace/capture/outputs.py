@@ -246,6 +246,11 @@ class OutputClassifier:
             again = base if base is None or plan.replay is None else self._tried(plan.replay, base)
             known = {} if again is None else attributes_of_wrapper(again, flatten(again)[1])
         found = {k: v for k, v in mine.items() if k in known and _is_handed_on(v, known[k], theirs.get(k, known))}
+        if found and base is not None and plan.base >= 0:
+            # It may be the very object of the base, of which a fresh one has a copy.
+            live = self._live(plan)
+            held = attributes_of_wrapper(live, flatten(live)[1])
+            found = {k: v for k, v in found.items() if k not in held or held[k] is not v}
         return replace(plan, attributes={**self._without_traced(found), **plan.attributes}) if found else plan
 
     def _base_of(self, plan: ViewOutput | Detached) -> Tensor | None:
@@ -257,8 +262,10 @@ class OutputClassifier:
             return None if made is None else self._tried(Tensor.detach, made)
         if getattr(plan, "early", False):
             return self._as_it_came(plan.base)
-        live = self.inputs.inputs[plan.base].traced if plan.of_input else self._value_of[plan.base]
-        return _fresh(live, self.recorder)
+        return _fresh(self._live(plan), self.recorder)
+
+    def _live(self, plan: ViewOutput | Detached) -> Tensor:
+        return self.inputs.inputs[plan.base].traced if plan.of_input else self._value_of[plan.base]
 
     def numbered(self, outputs: Sequence[OutputPlan], values: int) -> tuple[list[OutputPlan], list[Detached]]:
         """The outputs, with the places of detached tensors after those of all ``values`` forward values; and these."""
@@ -547,7 +554,7 @@ def _is_handed_on(value: Any, known: Any, of_base: Any) -> bool:
     """Does a view have another attribute than its base hands on to it? ``known``: what making it again gives."""
     if type(known) in SIMPLE or isinstance(known, (Tensor, *_torch.SYM_TYPES)):
         return _is_another(value, known)
-    return known is of_base and value is not known
+    return known is of_base and value is not known and not holds_traced(value)  # a class may keep sizes in a table
 
 
 def _ragged_symbol(size: Any) -> Any:

@@ -219,7 +219,7 @@ class _Capture:
             inputs = make_inputs(self.session)
             stack.callback(inputs.forget)
             stack.enter_context(kept_as_numbers(self.session, inputs.inputs))
-            self.session.reads.lending = Lending.of([row.traced for row in inputs.inputs])
+            self.session.reads.lending = Lending.of(self.session.shape_env, [row.traced for row in inputs.inputs])
             own = OwnAttributes(inputs, self.session.reads if self.session.watches_contexts else None)
             self.session.assumptions = _torch.assumptions_of(self.session.shape_env)
             before = remember(inputs)
@@ -234,7 +234,9 @@ class _Capture:
             inputs, arguments, states = closed.among(inputs, self.arguments, before)
             others = [row.traced for row in inputs.inputs[len(mine.inputs) :]]
             reads = self.session.reads
-            reads.lending = reads.lending.beside(Lending.of([*([None] * len(mine.inputs)), *others]))
+            reads.lending = reads.lending.beside(
+                Lending.of(self.session.shape_env, [*([None] * len(mine.inputs)), *others])
+            )
             every = [t for t in (*results, *(i.traced for i in inputs.inputs)) if isinstance(t, Tensor)]
             mutations = read_mutations(
                 inputs, states, recorder, arguments, self._emit, self.counters.borrowed, partial(_leads_to, every)

@@ -190,7 +190,7 @@ class Tape:
         hidden = joint.meta["draws"]
         theirs = dict(zip(_present(tangents), values, strict=True))
         lending = self.session.reads.lending.beside(
-            Lending.of([theirs.get(k) for k in range(len(tangents))], "tangent")
+            Lending.of(self.session.shape_env, [theirs.get(k) for k in range(len(tangents))], "tangent")
         )
         return TracedBackward(
             joint,

@@ -12,7 +12,7 @@ import torch.fx as fx
 
 from .. import _torch
 from ..capture.inputs import Argument
-from ..capture.lending import marks_in
+from ..capture.lending import Lending, marks_in
 from ..capture.region import Captured
 from ..capture.session import Session
 from ..partition.half import Half
@@ -66,6 +66,8 @@ def make_plan(
     watched = _watched_results(captured, forward, kept, saved)
     lending = captured.session.reads.lending
     values = tuple(freeze(lending.marked(v)) for v in captured.values)
+    outputs = tuple(_lent_attributes(_freeze_output(o, captured), lending) for o in captured.outputs)
+    attributes = [v for o in outputs for v in getattr(o, "attributes", {}).values()]
     return Plan(
         inputs=inputs,
         positions=tuple(positions),
@@ -80,7 +82,7 @@ def make_plan(
         detach_values=_detach(forward, captured),
         size_outputs=len(captured.size_outputs),
         mutations=tuple(map(_freeze_mutation, captured.mutations)),
-        outputs=tuple(_freeze_output(o, captured) for o in captured.outputs),
+        outputs=outputs,
         out_tree=captured.result,
         containers=captured.containers,
         differentiable=captured.differentiable,
@@ -102,7 +104,7 @@ def make_plan(
         watched_results=tuple(watched),
         watched_names=tuple(watched.values()),
         unread=captured.session.reads.left_out(),
-        lent=marks_in(values) if captured.tape is None else tuple(lending.objects),
+        lent=marks_in(values, attributes) if captured.tape is None else tuple(lending.objects),
         objects=keeping.rows(objects.values()),
         apart=captured.apart,
     )
@@ -257,6 +259,13 @@ def _freeze_output(o: OutputPlan, captured: Captured) -> OutputPlan:
     if isinstance(o, RaggedOutput):
         return RaggedOutput(to_expr(o.size))
     return replace(o, spec=freeze(o.spec)) if isinstance(o, ValueOutput) else o
+
+
+def _lent_attributes(o: OutputPlan, lending: Lending) -> OutputPlan:
+    """With marks in the place of objects that the attributes of a result have from inputs."""
+    if not isinstance(o, (ValueOutput, ViewOutput)) or not o.attributes:
+        return o
+    return replace(o, attributes={k: lending.in_place_of(v) for k, v in o.attributes.items()})
 
 
 def _freeze_detached(row: Detached, session: Session) -> Detached:

@@ -29,7 +29,7 @@ from ..plan import (
     SizeOutput,
     ViewOutput,
 )
-from ..subclass.components import read_lent
+from ..subclass.components import read_lent, with_lent
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import owner_of
 from ..subclass.protocol import REAL
@@ -239,5 +239,5 @@ def make_output(
         let_dangle(value)
     for name, attribute in o.attributes.items():
         owner, last = owner_of(value, name)
-        setattr(owner, last, attribute)
+        setattr(owner, last, with_lent(attribute, call.env))
     return value

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from .. import _torch
-from .context import Lent, Unread, has_generated_equality, same_context
+from .context import Lent, Unread, has_generated_equality, map_parts, same_context
 from .watched import watched
 
 #: ("item", key or index), ("field", name) of a dataclass or named tuple, or ("whole", None)
@@ -70,6 +70,11 @@ def read_lent(mark: Lent, values: Sequence[Any]) -> Any:
     for name in names:
         wrapper = getattr(wrapper, name)
     return functools.reduce(component, steps, wrapper.__tensor_flatten__()[1])
+
+
+def with_lent(value: Any, call: Mapping[Any, Any]) -> Any:
+    """An attribute of a result with the objects of a call in the place of marks."""
+    return call[value] if isinstance(value, Lent) else map_parts(value, lambda v: with_lent(v, call))
 
 
 def lent_source(mark: Lent, variable: str) -> str:

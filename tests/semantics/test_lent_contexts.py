@@ -303,3 +303,13 @@ def test_objects_of_others_stay_as_they_are() -> None:
     own.scale = 7.0
     y.backward(Registered(torch.ones(3), CONFIGS["a"]))
     assert CONFIGS["a"] == Config()
+
+
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize(("cls", "make"), KINDS)
+def test_views_have_the_object_of_their_base(cls: Any, make: Any, trains: bool) -> None:
+    def run(function: Any) -> list[Any]:
+        x = cls(torch.ones(3), make()).requires_grad_(trains)
+        return [inner(r.c) is inner(x.c) for r in function(x)]
+
+    both(lambda x: (x.view(-1), x[1:], x.exp().view(3), x.detach(), x.exp().detach()), run)

@@ -117,9 +117,7 @@ def _slope(x: Tensor, dim: int, step: float) -> Tensor:
 
 # ---------------------------------------------------------------------------------------------- places
 def _fill_diagonal(x: Tensor, fill_value: Any, wrap: bool = False) -> Any:
-    if wrap or x.dim() < 2 or x.layout is not torch.strided:
-        return NotImplemented
-    if x.dim() > 2 and any(n != x.shape[0] for n in x.shape):
+    if wrap or x.dim() != 2 or x.layout is not torch.strided:  # of a cube torch cannot say what the steps write
         return NotImplemented
     x.as_strided((_LEAST(x.shape[0], x.shape[1]),), (sum(x.stride()),), x.storage_offset()).fill_(fill_value)
     return x

@@ -78,7 +78,7 @@ class KeptObject(Kept):
         self.value, self.cls, self.path, self.names = value, type(value), path, names
         self.keys: tuple[Any, ...] = ()
         self.parts: tuple[Any, ...] = ()
-        self.twin = _twin(value)
+        self.twin = _twin(value) if names is None else None  # what was read counts, whatever the class calls equal
 
     def rows(self) -> list[tuple[Any, Any]]:
         """What it holds now, of what counts."""
@@ -89,6 +89,11 @@ class KeptObject(Kept):
     def holds(self, now: Any) -> bool:
         """Is ``now`` the same for a guard, and does the object hold what it held?"""
         return (now is self.value or same_context(self.value, now)) and self.is_as_it_was()
+
+    def reads_alike(self, now: Any) -> bool:
+        """Does another object hold the same, of what was read? Its class's ``==`` may leave some of that out."""
+        rows = zip(self.keys, self.parts, strict=True) if self.names is not None else ()
+        return all(same_context(part, attribute_inside(now, name)) for name, part in rows)
 
     def is_as_it_was(self) -> bool:
         """Does the object hold what it held?"""
@@ -148,14 +153,16 @@ def _twin(value: Any) -> Any:
 class HeldObject(Kept):
     """An object by reference: itself, or one that is equal to it. What it holds is compared once in a call: see `Held`."""
 
-    __slots__ = ("cls",)
+    __slots__ = ("cls", "row")
 
-    def __init__(self, value: Any) -> None:
-        self.value, self.cls = value, type(value)
+    def __init__(self, row: KeptObject) -> None:
+        self.value, self.cls, self.row = row.value, type(row.value), row
 
     def holds(self, now: Any) -> bool:
         """Is ``now`` the same for a guard?"""
-        return type(now) is self.cls and (now is self.value or same_context(self.value, now))
+        if type(now) is not self.cls:
+            return False
+        return now is self.value or (same_context(self.value, now) and self.row.reads_alike(now))
 
     def __repr__(self) -> str:
         return repr(self.value)
@@ -473,11 +480,11 @@ class Held(Keeping):
         elif has_attributes(value) and not is_atom(value):
             self._classes.add(value, self.names(value), f"{at} of {self.path}")
         found = super().keep(value, at, around)
-        return HeldObject(value) if isinstance(found, KeptObject) else found
+        return HeldObject(found) if isinstance(found, KeptObject) else found
 
     def met(self, value: Any, inside: bool) -> Any:
         """What stands for an object that was met."""
-        return HeldObject(value)
+        return HeldObject(self.objects[id(value)])
 
     def rows(self, beside: Iterable[Any] = ()) -> tuple[KeptObject | KeptClass, ...]:
         """The objects, and those of ``beside`` of which attributes were read, as far as anything in them counts; and their

@@ -697,3 +697,26 @@ def test_any_reads_and_changes(seed: int) -> None:
         assert found.a.item() == expected.a.item()
         for change in chance.sample(_CHANGES, chance.randint(1, 2)):
             change(q)
+
+
+class _LeavesOut:
+    """Equal by ``n`` alone; its operations read ``scale``."""
+
+    def __init__(self, scale: float, n: int) -> None:
+        self.scale, self.n = scale, n
+
+    def __eq__(self, other: Any) -> bool:
+        return type(other) is _LeavesOut and self.n == other.n
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_what_was_read_counts_though_the_class_calls_others_equal() -> None:
+    f = lambda x: x * x.q.scale  # noqa: E731
+    compiled = st.compile(f)
+    changed = _LeavesOut(2.0, 1)
+    for c in (changed, _LeavesOut(2.0, 1), _LeavesOut(3.0, 1), changed):
+        x = Quantised(torch.ones(2), c)
+        assert torch.equal(compiled(x).a, f(x).a)
+        changed.scale += 1
+        assert torch.equal(compiled(x).a, f(x).a)

@@ -80,8 +80,14 @@ def _dropout(input: Tensor, p: float, train: bool) -> Tensor:
         return input
     if p == 1:  # without random numbers
         return input.mul(torch.zeros((), dtype=input.dtype, device=input.device))
+    if input.device.type == "cpu" and input.dtype in _ROUNDED_TWICE and not input.is_nested and input.is_contiguous():
+        # As in eager mode. The fused kernel scales after it has masked, which rounds once more.
+        return input * torch.empty_like(input).bernoulli_(1 - p).div_(1 - p)
     out: Tensor = _aten.native_dropout.default(input, p, train)[0]
     return out
+
+
+_ROUNDED_TWICE = (torch.bfloat16, torch.float16)
 
 
 def _multilabel_margin_loss(input: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:

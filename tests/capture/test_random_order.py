@@ -52,3 +52,19 @@ def test_the_mask_of_a_transposed_wrapper() -> None:
         found.append([out.a, out.b, grad.a, grad.b])
     for got, expected in zip(*found, strict=True):
         torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_dropout_rounds_as_in_eager(dtype: torch.dtype, dynamic: bool) -> None:
+    f = lambda x: torch.nn.functional.dropout(torch.nn.functional.gelu(x), 0.1)  # noqa: E731
+    compiled = st.compile(f, dynamic=dynamic)
+    for rows in (8, 5):
+        found = []
+        for fn in (f, compiled):
+            torch.manual_seed(0)
+            x = torch.randn(rows, 16).to(dtype).requires_grad_()
+            y = fn(x)
+            y.square().sum().backward()
+            found.append((y.detach(), x.grad, torch.rand(1)))
+        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

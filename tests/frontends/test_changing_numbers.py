@@ -80,7 +80,7 @@ OF_FLOATS: dict[str, tuple[Callable[[Tensor, Any], Any], int]] = {
     "in an object": (lambda x, k: Held(k).k * x, 2),
     "branch": (lambda x, k: x * k if k > 0.2 else x, 6),
     "math": (lambda x, k: x * math.exp(k), 2),
-    "slope": (lambda x, k: F.leaky_relu(x - 3, k), 6),
+    "slope": (lambda x, k: F.leaky_relu(x - 3, k), 2),
     "power": (lambda x, k: (x + 1) ** k, 6),
 }
 

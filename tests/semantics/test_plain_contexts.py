@@ -98,13 +98,14 @@ def test_what_is_kept_is_a_copy() -> None:
 
 
 @pytest.mark.parametrize("value", [v for v in _VALUES if isinstance(v, (list, dict, tuple))], ids=repr)
-def test_results_have_a_context_of_their_own(value: Any) -> None:
+def test_results_have_the_context_of_the_call(value: Any) -> None:
+    """The very object, as in eager: what changes in it later is seen by both."""
     region = st.compile(lambda x: x * 2)
     for _ in range(2):
         x = Tagged(torch.ones(2), value)
         found = region(x)
         assert same_context(found.tag, value) and type(found.tag) is type(value)
-        assert found.tag is not value or isinstance(value, tuple)
+        assert found.tag is value or isinstance(value, tuple)
     assert len(region.specializations) == 1
 
 

@@ -712,7 +712,7 @@ class _LeavesOut:
 
 
 def test_what_was_read_counts_though_the_class_calls_others_equal() -> None:
-    f = lambda x: x * x.q.scale  # noqa: E731
+    f = lambda x: x * x.q.scale
     compiled = st.compile(f)
     changed = _LeavesOut(2.0, 1)
     for c in (changed, _LeavesOut(2.0, 1), _LeavesOut(3.0, 1), changed):

@@ -27,6 +27,7 @@ from typing import Any
 
 from ..capture.python_numbers import place_text
 from ..plan import Plan
+from ..runtime.guards import autocast_text
 from ..subclass.components import part_source
 from ..subclass.context import AnyNumber
 from ..subclass.spec import WrapperSpec
@@ -176,7 +177,7 @@ def _guards(guards: Any) -> list[str]:
     if ambient.inference:
         rows.append("inference mode")
     if ambient.autocast:
-        rows.append(f"autocast {constant_text(ambient.autocast)}")
+        rows.append(f"autocast {autocast_text(ambient.autocast)}")
     if ambient.deterministic:
         rows.append("deterministic algorithms")
     known = [v for v in guards.constants.values() if not isinstance(v, AnyNumber)]

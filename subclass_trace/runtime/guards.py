@@ -57,6 +57,31 @@ class Ambient:
             _torch.dtensor_modes(),
         )
 
+    def changes(self, now: Ambient) -> str:
+        """The fields that are others now, in words; DTensor's have a sentence of their own."""
+        pairs = zip(self._words(), now._words(), strict=True)
+        return ", ".join(f"{name}: expected {was}, got {got}" for (name, was), (_, got) in pairs if was != got)
+
+    def _words(self) -> tuple[tuple[str, str], ...]:
+        on_off = ("off", "on")
+        return (
+            ("grad mode", on_off[self.grad]),
+            ("inference mode", on_off[self.inference]),
+            ("autocast", autocast_text(self.autocast)),
+            ("deterministic algorithms", on_off[self.deterministic]),
+            ("default dtype", str(self.dtype)),
+            ("default device", ", ".join(map(str, self.devices)) or "none"),
+        )
+
+
+def autocast_text(state: tuple[Any, ...]) -> str:
+    """``off``, or the dtypes: ``bfloat16 on cpu``."""
+    if not state:
+        return "off"
+    *pairs, cache = state
+    dtypes = " and ".join(f"{str(dtype).removeprefix('torch.')} on {device}" for device, dtype in pairs)
+    return (dtypes or "on for another device") + ("" if cache else " without its cache")
+
 
 def eager_reason() -> str | None:
     """Why this call must run eagerly: something around it would not see, or would not be served by, a compiled graph."""
@@ -199,7 +224,7 @@ def failed_guard(
     ``given``: ``args`` and ``kwargs``.
     """
     if ambient != guards.ambient:
-        return f"the thread's state: expected {guards.ambient}, got {ambient}"
+        return f"the thread's state: {guards.ambient.changes(ambient)}"
     if guards.ambient.dtensor is not None and ambient.dtensor != guards.ambient.dtensor:
         return f"what is active around DTensors: expected {guards.ambient.dtensor}, got {ambient.dtensor}"
     if tree != guards.tree:

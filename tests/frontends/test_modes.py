@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -246,3 +248,27 @@ def test_a_region_that_torch_records(called_before: bool) -> None:
     recorded = torch.jit.trace(region, (torch.ones(3),), check_trace=False)
     assert recorded(x).equal(x.sin() * 2)
     assert called_before or "torch.jit.trace" in region.explain()
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        (lambda: torch.autocast("cpu", torch.bfloat16), "autocast: expected off, got bfloat16 on cpu"),
+        (
+            lambda: torch.autocast("cpu", torch.bfloat16, cache_enabled=False),
+            "autocast: expected off, got bfloat16 on cpu without its cache",
+        ),
+        (torch.no_grad, "grad mode: expected on, got off"),
+        (lambda: torch.device("meta"), "default device: expected none, got meta"),
+        (torch.inference_mode, "grad mode: expected on, got off, inference mode: expected off, got on"),
+    ],
+)
+def test_a_miss_names_what_differs_of_the_threads_state_and_nothing_else(state: Any, text: str) -> None:
+    region, x = st.compile(lambda x: x.sin()), torch.ones(2)
+    region(x)
+    with state():
+        region(x)
+    line = next(row for row in region.explain().splitlines() if "made for:  [0]" in row)
+    assert line.split("[0] ")[1] == f"the thread's state: {text}"
+    guards = [row for row in region.explain().splitlines() if row.strip().startswith("guards:")][1]
+    assert ("autocast bfloat16 on cpu" in guards) == ("autocast" in text)

@@ -199,6 +199,7 @@ from .symbols import restore_assumptions as restore_assumptions
 from .symbols import shape_conditions as shape_conditions
 from .symbols import size_symbol as size_symbol
 from .symbols import surely as surely
+from .symbols import symbol_among as symbol_among
 from .symbols import symbol_values as symbol_values
 from .symbols import sympy_to_nodes as sympy_to_nodes
 from .symbols import unbacked_bindings as unbacked_bindings

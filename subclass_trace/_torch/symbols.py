@@ -7,7 +7,7 @@ import functools
 import math
 import operator
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -223,6 +223,14 @@ def size_symbol(size: object) -> Any:
     if not isinstance(size, (torch.SymInt, torch.SymFloat)) or size.node.is_nested_int():
         return None
     return size.node.expr if size.node.expr.is_Symbol else None
+
+
+def symbol_among(known: Collection[Any], number: object) -> Any:
+    """The symbol of ``known`` that a number is, or was made as before the trace took it for something else; else None."""
+    if not isinstance(number, (torch.SymInt, torch.SymFloat)) or number.node.is_nested_int():
+        return None
+    node: Any = number.node
+    return next((e for e in (node.expr, node._expr) if e.is_Symbol and e in known), None)
 
 
 def own_symbol(number: Any) -> Any:

@@ -401,8 +401,9 @@ class Backwards:
 
     def _sizes(self, graph: fx.Graph, have: Collection[str]) -> dict[str, Any]:
         """Nodes that are a size symbol of the region: each call knows its value, so nobody has to save it."""
-        found = {n.name: symbol for n in graph.nodes if (symbol := _torch.size_symbol(n.meta.get("val"))) is not None}
-        return {name: symbol for name, symbol in found.items() if symbol in self.symbols and name not in have}
+        rest = ((n.name, n.meta.get("val")) for n in graph.nodes if n.name not in have)
+        found = {name: _torch.symbol_among(self.symbols, value) for name, value in rest}
+        return {name: symbol for name, symbol in found.items() if symbol is not None}
 
     def _not_computable(self, tangents: Sequence[Spec | None], missing: set[str]) -> TangentError:
         present = [p for p, t in zip(self.output_paths, tangents, strict=False) if t is not None]

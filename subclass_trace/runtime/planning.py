@@ -309,8 +309,9 @@ def _freeze_replay(replay: Replay | None, session: Session, base: Tensor | None 
 
     try:
         aside = _torch.unbound_symbols_set_aside(session.shape_env)
+        numbers = _torch.numbers_as_split_factors()  # as while it was traced, which has guarded them
         # Without the dispatcher, DTensor looks for the symbols in its cache. The code of a class may make tensors.
-        with aside, torch.no_grad(), session.mode, _torch.enable_python_dispatcher():
+        with aside, numbers, torch.no_grad(), session.mode, _torch.enable_python_dispatcher():
             replay(view._base if base is None else base, symint_visitor_fn=note)  # type: ignore[call-arg]
     except _torch.DATA_DEPENDENT_ERRORS:  # the class reads a number, as it will of the base of the call
         if not all(type(n) is int for n in sizes):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from spmd import REPLICATE, difference, seen, whole
+from spmd import COLUMNS, REPLICATE, ROWS, difference, seen, whole
 from torch.distributed.tensor import DTensor
 
 import subclass_trace as st
@@ -105,3 +105,24 @@ def test_a_size_where_a_rule_of_dtensor_takes_numbers_alone(mesh) -> None:
         x = whole(mesh, rows, 4)
         assert difference(seen(x.norm(rows)), seen(region(x))) is None
     assert "Expected int, float, or str" in str(region.explain())
+
+
+TANGENTS_OF_OTHER_PLACEMENTS = {
+    "layer_norm": (lambda x: F.layer_norm(x, (x.shape[1],)), ROWS),
+    "var": (lambda x: x.var(1), ROWS),
+    "sort": (lambda x: x.sort(0)[0], COLUMNS),
+}
+
+
+@pytest.mark.parametrize(("f", "placements"), TANGENTS_OF_OTHER_PLACEMENTS.values(), ids=TANGENTS_OF_OTHER_PLACEMENTS)
+def test_a_backward_that_takes_a_size_for_a_constant(mesh, f, placements) -> None:
+    """The loss is outside, so its gradient is not split; the backward splits it, which for one row per rank fixes sizes."""
+    region = st.compile(f, dynamic=True)
+    for rows, columns in ((8, 8), (16, 8), (12, 4), (4, 16), (8, 8)):
+        found = []
+        for run in (f, region):
+            x = whole(mesh, rows, columns, placements=placements, grad=True)
+            out = run(x)
+            out.sum().backward()
+            found.append([seen(out.detach()), seen(x.grad)])
+        assert difference(*found, tolerance=1e-6) is None, difference(*found, tolerance=1e-6)

@@ -80,3 +80,20 @@ def test_a_changing_batch(mesh) -> None:
             out.sum().backward()
             found.append([seen(out), seen(x.grad)])
         assert difference(*found) is None, difference(*found)
+
+
+@of_2_13
+@pytest.mark.parametrize("f", [torch.Tensor.flatten, lambda x: x.view(x.shape[0] * x.shape[1])])
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_view_as_the_result_with_symbolic_sizes(mesh, f, grad) -> None:
+    """The view is made once more for the plan, where the split factor is the number that it was while tracing."""
+    region = st.compile(f, dynamic=True)
+    for rows, columns in ((8, 8), (16, 8), (12, 4), (4, 16), (8, 8)):
+        found = []
+        for run in (f, region):
+            x = whole(mesh, rows, columns, placements=COLUMNS, grad=grad)
+            out = run(x)
+            if grad:
+                (out * out).sum().backward()
+            found.append([seen(out), out._is_view(), seen(x.grad)])
+        assert difference(*found) is None, difference(*found)

@@ -114,7 +114,8 @@ def _check_factory(subject: Subject) -> None:
         expected=f"a {cls.__qualname__} for dense tensors of some size; {len(trials)} were tried, such as {trials[0]}",
         got=why_not_built(subject) if found is None else f"a {type(found).__qualname__}",
         fix="give a factory= (--factory) such as "
-        f"'{cls.__qualname__}({{0}})', and sizes= and dtypes= (--sizes, --dtypes) that it takes",
+        f"'{cls.__qualname__}({{0}})', of names of {cls.__module__} and torch; and sizes= and dtypes= (--sizes, "
+        "--dtypes) that it takes",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -290,6 +291,32 @@ def test_the_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str], tmp_
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(OptionError, match=r"ValueError: boom \(at .*fails_on_import.py:2\)"):
         load_target("fails_on_import:Thing")
+
+
+def test_expressions_use_the_names_of_the_module_of_the_class(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scaled_by_two.py").write_text(
+        "import torch\nfrom subclass_trace import WrapperTensor\n\nFACTOR = 2.0\n\n\n"
+        "def dense_of(x):\n    return x.data_ * FACTOR\n\n\n"
+        'class Times(WrapperTensor, default="refuse"):\n    data_: torch.Tensor\n    factor: float\n\n\n'
+        "def make(x):\n    return Times(x, FACTOR)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    how = ["scaled_by_two:Times", "--to-dense", "dense_of({0})", "--rules", "ST101", "--max-examples", "1"]
+    assert cli.main(["check", *how, "--factory", "Times({0}, FACTOR)"]) == 0
+    assert cli.main(["check", *how, "--factory", "Times({0}, FACTORS)"]) == 2
+    assert "name 'FACTORS' is not defined" in (said := capsys.readouterr().err) and "names of scaled_by_two" in said
+    found = resolve("scaled_by_two:Times", factory="Times({0}, FACTOR)", to_dense="dense_of({0})")
+    assert resolve("scaled_by_two:make", to_dense="dense_of({0})").imports[-1] == "from scaled_by_two import dense_of"
+    program: dict[str, Any] = {}
+    exec("\n".join([*found.imports, "import torch", f"x = {found.make.format('torch.ones(2)')}"]), program)
+    assert program["x"].factor == 2.0 and "from scaled_by_two import dense_of" in found.imports
+
+
+def test_a_projection_that_raises_is_not_called_a_factory() -> None:
+    with pytest.raises(OptionError, match=r"the projection to_dense\(\{0\}\) gives no dense tensor"):
+        resolve(TwoTensor, to_dense=lambda x: 1 / 0)
 
 
 def test_sizes_and_dtypes_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from sound import Sound, subject
 
 import subclass_trace
 from subclass_trace import WrapperTensor, cli
+from subclass_trace.authoring import Outer
 from subclass_trace.errors import OptionError
 from subclass_trace.testing import check, wrappers
 from subclass_trace.testing.pytest_plugin import ConformanceTests
@@ -22,6 +23,7 @@ from subclass_trace.testing.runner import Outcome
 from subclass_trace.testing.script import Script
 from subclass_trace.zoo import TwoTensor
 
+aten = torch.ops.aten
 ONE = {"rules": ["ST101"], "max_examples": 1}
 
 
@@ -323,6 +325,48 @@ def test_sizes_and_dtypes_on_the_command_line(capsys: pytest.CaptureFixture[str]
     how = ["--sizes", "2,3", "4,", "--dtypes", "bfloat16", "--rules", "ST101", "--max-examples", "2"]
     assert cli.main(["check", "subclass_trace.zoo:TwoTensor", *how]) == 0
     assert "from dense tensors of sizes (2, 3), (4,), bfloat16" in capsys.readouterr().out
+
+
+class Rows(WrapperTensor, default="dequantize"):
+    """Eight bits and a scale for each row."""
+
+    codes: torch.Tensor
+    scale: torch.Tensor
+
+    @classmethod
+    def outer_metadata(cls, fields):
+        return Outer(dtype=fields.scale.dtype)
+
+    @classmethod
+    def quantize(cls, x):
+        scale = x.detach().abs().amax(-1, keepdim=True).clamp(min=1e-6) / 127
+        return cls((x.detach() / scale).round().to(torch.int8), scale)
+
+    def dequantize(self):
+        return self.codes * self.scale
+
+    def requantize_(self, value):
+        new = type(self).quantize(value)
+        self.codes.copy_(new.codes)
+        self.scale.copy_(new.scale)
+
+
+@Rows.implements(aten.slice.Tensor)
+def _some_rows(func, x, dim=0, *bounds):
+    if dim != 0:
+        return NotImplemented
+    return x.replace(codes=func(x.codes, 0, *bounds), scale=func(x.scale, 0, *bounds))
+
+
+def test_what_st704_advises_mends_a_class_whose_views_keep_it_from_copying_parts() -> None:
+    class Copied(Rows):
+        pass
+
+    Copied.implements_per_inner(aten.copy_.default)
+    how = {"sizes": [(4, 8)], "dtypes": [torch.float32], "rules": ["ST704"], "max_examples": 4}
+    before = check(Rows, factory=Rows.quantize, **how).result("ST704")
+    assert before.outcome is Outcome.FAIL and "implements_per_inner(aten.copy_.default)" in before.rule.page
+    assert check(Copied, factory=Copied.quantize, **how).result("ST704").outcome is Outcome.PASS
 
 
 def test_a_rule_is_explained(capsys: pytest.CaptureFixture[str]) -> None:

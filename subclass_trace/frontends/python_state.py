@@ -151,7 +151,8 @@ def effects_on(reached: Reached, readable: Collection[int] = ()) -> Iterator[lis
             path=found[0],
             expected="results that are returned; buffers and attributes of modules may be assigned",
             got=f"a traced tensor, or a size of one, in {found[0]}, which the function reads or writes",
-            fix="return it and store it outside of the region, or keep a tensor in a buffer of a module",
+            fix="return it and store it outside of the region, hand over the list or dict as an argument, or keep a tensor "
+            "in a buffer of a module",
         )
 
 

@@ -17,6 +17,7 @@ from ..errors import OptionError, ProtocolError
 from ..subclass.protocol import why_not_traceable
 from .building import completed, instances, why_not_built
 from .known import KNOWN
+from .strategies import wrappers
 from .subject import Subject, subject_of
 
 Target = type | str | Subject | Callable[..., torch.Tensor]
@@ -38,7 +39,7 @@ _CONSTRUCTORS = (
 def register_strategy(
     cls: type, factory: str | Callable[..., torch.Tensor] | s.SearchStrategy[torch.Tensor], **options: Any
 ) -> None:
-    """Tell the kit how to build instances of a class.
+    """Tell the kit, and ``hypothesis.strategies.from_type``, how to build instances of a class.
 
     Args:
         factory: a callable or expression that makes an instance from dense tensors (best: counterexamples shrink and
@@ -47,6 +48,7 @@ def register_strategy(
     """
     key = "strategy" if isinstance(factory, s.SearchStrategy) else "factory"
     _REGISTERED[cls] = {key: factory, **options}
+    s.register_type_strategy(cls, lambda found: wrappers(found))
 
 
 def load_target(name: str) -> Any:

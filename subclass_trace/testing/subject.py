@@ -7,6 +7,7 @@ So the lines that make an instance are the same in the check and in the countere
 
 from __future__ import annotations
 
+import ast
 import inspect
 import string
 import sys
@@ -128,6 +129,7 @@ def subject_of(
 
     Args:
         factory: ``TwoTensor``, ``Float8Tensor.from_hp`` or ``"TwoTensor({0}, {0} * 2)"``; the class itself by default.
+            Expressions may use ``torch``, what ``imports`` and ``setup`` define, and the names of the module of the class.
         to_dense: the projection to dense, callable or expression.
         arity: how many dense tensors the factory takes; read from the signature or the gaps by default.
         setup: lines to run once in front of everything (a device mesh).
@@ -153,9 +155,14 @@ def subject_of(
         count = arity if arity is not None else _arguments(make_)
         make = f"{_name_of(make_, names, lines, notes)}({', '.join(f'{{{k}}}' for k in range(count))})"
     if callable(to_dense):
-        to_dense = f"{_name_of(to_dense, names, lines, notes)}({{0}})"
+        to_dense = f"{_name_of(to_dense, names, lines, notes, 'to_dense')}({{0}})"
     if to_dense is not None and _gaps(to_dense, "to_dense", None) != 1:
         raise OptionError("to_dense must have one gap, {0} for the wrapper", got=to_dense, fix="'{0}.dequantize()'")
+    for home in dict.fromkeys(
+        getattr(value, "__module__", None) for value in (cls, make_) if value is not torch.Tensor
+    ):
+        for text in (make, to_dense or ""):
+            _names_of_module(text.format(*(f"_{k}" for k in range(count or 1))), home, names, lines, notes)
     listed: tuple[tuple[int, ...], ...] = ()
     if isinstance(sizes, Sequence):
         listed, sizes = tuple(tuple(size) for size in sizes), None
@@ -165,11 +172,15 @@ def subject_of(
     )  # fmt: skip
 
 
-def _name_of(value: Any, names: dict[str, Any], lines: list[str], notes: list[str]) -> str:
-    """The text that stands for a class or function in a program; adds its import, or a note that it has none."""
+def _name_of(value: Any, names: dict[str, Any], lines: list[str], notes: list[str], unnamed: str = "factory") -> str:
+    """The text that stands for a class or function in a program; adds its import, or a note that it has none.
+
+    Args:
+        unnamed: what a lambda is called.
+    """
     if inspect.ismethod(value) and isinstance(value.__self__, type):
         return f"{_name_of(value.__self__, names, lines, notes)}.{value.__name__}"
-    module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", "factory")
+    module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", unnamed)
     found: Any = sys.modules.get(module or "")
     for part in qualname.split("."):
         found = getattr(found, part, None)
@@ -178,12 +189,27 @@ def _name_of(value: Any, names: dict[str, Any], lines: list[str], notes: list[st
         lines.append(f"from {module} import {head}")
         names[head] = getattr(sys.modules[module or ""], head)
         return str(qualname)
-    name = "factory" if "lambda" in qualname else qualname.split(".")[-1]
+    name = unnamed if "lambda" in qualname else qualname.split(".")[-1]
     while name in names and names[name] is not value:
         name += "_"
     names[name] = value
-    notes.append(f"{name} cannot be imported: put its definition in front to run this")
+    notes.append(_NOT_IMPORTED.format(name))
     return name
+
+
+_NOT_IMPORTED = "{} cannot be imported: put its definition in front to run this"
+
+
+def _names_of_module(text: str, home: str | None, names: dict[str, Any], lines: list[str], notes: list[str]) -> None:
+    """Make known what an expression takes of the module ``home``; adds the imports."""
+    module = vars(sys.modules[home]) if home in sys.modules else {}
+    used = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+    for name in sorted(name for name in used if name not in names and name in module):
+        names[name] = module[name]
+        if home == "__main__":
+            notes.append(_NOT_IMPORTED.format(name))
+        else:
+            lines.append(f"from {home} import {name}")
 
 
 def _gaps(text: str, option: str, arity: int | None) -> int:

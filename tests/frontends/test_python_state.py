@@ -333,3 +333,12 @@ def test_a_container_that_was_replaced_by_an_equal_one_is_the_one_that_changes(c
             held.log, held.kinds = [0], {1}
             found.append(f"{call(torch.ones(1))} {table} {held}")
     assert len(set(found)) == 1
+
+
+def test_the_three_ways_to_keep_a_tensor_are_named() -> None:
+    kept = []
+    with pytest.raises(st.UnsupportedError, match="hand over the list or dict as an argument"):
+        st.compile(lambda x: kept.append(x * 2))(torch.ones(2))
+    assert not kept
+    st.compile(lambda x, held: held.append(x * 2))(torch.ones(2), kept)
+    assert kept[0].equal(torch.full((2,), 2.0))

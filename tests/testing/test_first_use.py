@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from sound import Sound, subject
 
 import subclass_trace
 from subclass_trace import WrapperTensor, cli
+from subclass_trace.authoring import Outer
 from subclass_trace.errors import OptionError
 from subclass_trace.testing import check, wrappers
 from subclass_trace.testing.pytest_plugin import ConformanceTests
@@ -21,6 +23,7 @@ from subclass_trace.testing.runner import Outcome
 from subclass_trace.testing.script import Script
 from subclass_trace.zoo import TwoTensor
 
+aten = torch.ops.aten
 ONE = {"rules": ["ST101"], "max_examples": 1}
 
 
@@ -292,10 +295,78 @@ def test_the_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str], tmp_
         load_target("fails_on_import:Thing")
 
 
+def test_expressions_use_the_names_of_the_module_of_the_class(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scaled_by_two.py").write_text(
+        "import torch\nfrom subclass_trace import WrapperTensor\n\nFACTOR = 2.0\n\n\n"
+        "def dense_of(x):\n    return x.data_ * FACTOR\n\n\n"
+        'class Times(WrapperTensor, default="refuse"):\n    data_: torch.Tensor\n    factor: float\n\n\n'
+        "def make(x):\n    return Times(x, FACTOR)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    how = ["scaled_by_two:Times", "--to-dense", "dense_of({0})", "--rules", "ST101", "--max-examples", "1"]
+    assert cli.main(["check", *how, "--factory", "Times({0}, FACTOR)"]) == 0
+    assert cli.main(["check", *how, "--factory", "Times({0}, FACTORS)"]) == 2
+    assert "name 'FACTORS' is not defined" in (said := capsys.readouterr().err) and "names of scaled_by_two" in said
+    found = resolve("scaled_by_two:Times", factory="Times({0}, FACTOR)", to_dense="dense_of({0})")
+    assert resolve("scaled_by_two:make", to_dense="dense_of({0})").imports[-1] == "from scaled_by_two import dense_of"
+    program: dict[str, Any] = {}
+    exec("\n".join([*found.imports, "import torch", f"x = {found.make.format('torch.ones(2)')}"]), program)
+    assert program["x"].factor == 2.0 and "from scaled_by_two import dense_of" in found.imports
+
+
+def test_a_projection_that_raises_is_not_called_a_factory() -> None:
+    with pytest.raises(OptionError, match=r"the projection to_dense\(\{0\}\) gives no dense tensor"):
+        resolve(TwoTensor, to_dense=lambda x: 1 / 0)
+
+
 def test_sizes_and_dtypes_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     how = ["--sizes", "2,3", "4,", "--dtypes", "bfloat16", "--rules", "ST101", "--max-examples", "2"]
     assert cli.main(["check", "subclass_trace.zoo:TwoTensor", *how]) == 0
     assert "from dense tensors of sizes (2, 3), (4,), bfloat16" in capsys.readouterr().out
+
+
+class Rows(WrapperTensor, default="dequantize"):
+    """Eight bits and a scale for each row."""
+
+    codes: torch.Tensor
+    scale: torch.Tensor
+
+    @classmethod
+    def outer_metadata(cls, fields):
+        return Outer(dtype=fields.scale.dtype)
+
+    @classmethod
+    def quantize(cls, x):
+        scale = x.detach().abs().amax(-1, keepdim=True).clamp(min=1e-6) / 127
+        return cls((x.detach() / scale).round().to(torch.int8), scale)
+
+    def dequantize(self):
+        return self.codes * self.scale
+
+    def requantize_(self, value):
+        new = type(self).quantize(value)
+        self.codes.copy_(new.codes)
+        self.scale.copy_(new.scale)
+
+
+@Rows.implements(aten.slice.Tensor)
+def _some_rows(func, x, dim=0, *bounds):
+    if dim != 0:
+        return NotImplemented
+    return x.replace(codes=func(x.codes, 0, *bounds), scale=func(x.scale, 0, *bounds))
+
+
+def test_what_st704_advises_mends_a_class_whose_views_keep_it_from_copying_parts() -> None:
+    class Copied(Rows):
+        pass
+
+    Copied.implements_per_inner(aten.copy_.default)
+    how = {"sizes": [(4, 8)], "dtypes": [torch.float32], "rules": ["ST704"], "max_examples": 4}
+    before = check(Rows, factory=Rows.quantize, **how).result("ST704")
+    assert before.outcome is Outcome.FAIL and "implements_per_inner(aten.copy_.default)" in before.rule.page
+    assert check(Copied, factory=Copied.quantize, **how).result("ST704").outcome is Outcome.PASS
 
 
 def test_a_rule_is_explained(capsys: pytest.CaptureFixture[str]) -> None:

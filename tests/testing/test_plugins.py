@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as s
 
 import subclass_trace
+from subclass_trace import WrapperTensor
+from subclass_trace.testing import register_strategy
 from subclass_trace.testing.pytest_plugin import ConformanceTests
 from subclass_trace.zoo import TwoTensor
 
@@ -123,3 +125,25 @@ assert "subclass_trace.testing.kit" not in sys.modules
 def test_types_have_strategies(x: torch.Tensor, y: torch.Tensor) -> None:
     assert type(x) is TwoTensor
     assert type(y) is torch.Tensor
+
+
+class Pruned(WrapperTensor, default="refuse"):
+    """Its inner tensors must fit together."""
+
+    values_: torch.Tensor
+    mask: torch.Tensor
+
+    def __post_init__(self) -> None:
+        if self.mask.shape != self.values_.shape or self.mask.dtype is not torch.bool:
+            raise ValueError("the mask does not fit")
+
+
+def test_a_registered_class_has_a_strategy_for_its_type() -> None:
+    register_strategy(Pruned, "Pruned({0}, {0} > 1)", dtypes=[torch.float32])
+
+    @settings(max_examples=20, deadline=None)
+    @given(s.from_type(Pruned))
+    def fits(x: Pruned) -> None:
+        assert type(x) is Pruned and x.mask.equal(x.values_ > 1)
+
+    fits()

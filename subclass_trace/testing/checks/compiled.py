@@ -126,6 +126,10 @@ def dynamic_sizes(t: Script) -> None:
 def mutation(t: Script) -> None:
     """A write to an argument inside of a compiled function must be in the argument after the call. Tracers follow in-place
     operations on the inner tensors; replacing an attribute in `__torch_dispatch__` changes the traced instance only.
+
+    torch.compile writes the result back by `copy_` of one wrapper into the other, of which each inner tensor must be copied
+    by itself: a `copy_` that quantises anew, or computes with the whole value, fails here. For a class of the kit that is
+    `MyTensor.implements_per_inner(aten.copy_.default)`.
     """
     t.wrapper("x", min_dims=1, min_side=2)
     t.require("z = x.clone()")

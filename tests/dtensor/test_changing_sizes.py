@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from spmd import COLUMNS, REPLICATE, ROWS, difference, seen, whole
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 import subclass_trace as st
 
@@ -126,3 +126,16 @@ def test_a_backward_that_takes_a_size_for_a_constant(mesh, f, placements) -> Non
             out.sum().backward()
             found.append([seen(out.detach()), seen(x.grad)])
         assert difference(*found, tolerance=1e-6) is None, difference(*found, tolerance=1e-6)
+
+
+def test_a_product_that_is_gathered_for_other_sizes(mesh_2d) -> None:
+    """What a backward assumes of the sizes fails for others: the function runs again for these, with the same graph."""
+    region = st.compile(lambda x: x @ x.t(), dynamic=True)
+    for rows, columns in ((8, 2), (6, 4), (8, 8), (4, 4), (8, 4), (4, 16)):
+        found = []
+        for run in (lambda x: x @ x.t(), region):
+            x = whole(mesh_2d, rows, columns, placements=[Shard(0), Shard(1)], grad=True)
+            out = run(x)
+            out.sin().sum().backward()
+            found.append([seen(out.detach()), seen(x.grad)])
+        assert difference(*found, tolerance=1e-5) is None, difference(*found, tolerance=1e-5)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 from case_kit import A, M, P, fact, no_grad, nonleaf, plain, root, same, tagged
 from oracle import Inputs
@@ -434,6 +437,52 @@ def _views_inside() -> None:
         assert y.a.untyped_storage().data_ptr() == x.a.untyped_storage().data_ptr()
         seen.append(y.a._is_view())
     assert seen[0] == seen[1]
+
+
+def _are_views_of_dtensors(fn: Callable[[Any], Sequence[Tensor]], requires_grad: bool) -> list[list[bool]]:
+    """Are the results of ``fn`` views of a DTensor that is split by rows: in eager mode, and in a region?"""
+    import torch.distributed as dist
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+        made = [DTensor.from_local(torch.ones(4, 4), mesh, [Shard(0)]).requires_grad_(requires_grad) for _ in range(2)]
+        calls = (lambda f: f, st.compile)
+        return [[t._is_view() for t in call(fn)(x)] for call, x in zip(calls, made, strict=True)]
+    finally:
+        dist.destroy_process_group()
+
+
+@fact(
+    P,
+    "`chunk`, `split`, `unbind` of a DTensor that requires grad, all members returned: are they views?",
+    differs="they are no views; eager's are, and a single one that is returned is one",
+    torch="not in the survey",
+)
+def _members_of_dtensors() -> None:
+    for fn in (lambda x: x.chunk(2, 1)[:1], lambda x: x.split(2, 1)[1:]):
+        eager, ours = _are_views_of_dtensors(fn, True)
+        if eager != ours:
+            raise RuntimeError("a single member is a view in a region as well")
+    found = [
+        _are_views_of_dtensors(fn, True)
+        for fn in (lambda x: x.chunk(2, 1), lambda x: x.split(2, 1), lambda x: x.unbind(1))
+    ]
+    assert any(eager == ours for eager, ours in found), found
+
+
+@fact(
+    P,
+    "a part of a DTensor along the dimension that is split (`x[:2]`, `x[0]`, `x.chunk(2)`): is it a view?",
+    differs="it is no view; eager's is one, of rows that were gathered",
+    torch="not in the survey",
+)
+def _parts_of_a_split_dimension() -> None:
+    parts = (lambda x: [x[:2]], lambda x: [x[0]], lambda x: x.chunk(2))
+    found = [_are_views_of_dtensors(fn, grad) for fn in parts for grad in (False, True)]
+    assert any(eager == ours for eager, ours in found), found
 
 
 @fact(P, "an unregistered container with tensors", torch="graph break", refused="UnsupportedError")

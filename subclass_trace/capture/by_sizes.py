@@ -20,7 +20,6 @@ from .recorder import Recorder
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
-_LEAST: Any = torch.sym_min  # torch has no annotations for it
 
 
 def by_sizes(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -119,7 +118,8 @@ def _slope(x: Tensor, dim: int, step: float) -> Tensor:
 def _fill_diagonal(x: Tensor, fill_value: Any, wrap: bool = False) -> Any:
     if wrap or x.dim() != 2 or x.layout is not torch.strided:  # of a cube torch cannot say what the steps write
         return NotImplemented
-    x.as_strided((_LEAST(x.shape[0], x.shape[1]),), (sum(x.stride()),), x.storage_offset()).fill_(fill_value)
+    count = x.shape[0] if x.shape[0] <= x.shape[1] else x.shape[1]
+    x.as_strided((count,), (sum(x.stride()),), x.storage_offset()).fill_(fill_value)
     return x
 
 

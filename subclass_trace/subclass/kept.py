@@ -300,6 +300,12 @@ def kept(context: Any, path: Path = VALUE) -> Any:
     return Keeping().context(context, path)
 
 
+def _checks_fields(value: Any) -> bool:
+    """Has a dataclass code that runs where a field is set? So has ``DTensorSpec``, DTensor's context until torch 2.11."""
+    own = any("__setattr__" in vars(k) for k in type(value).__mro__[:-1])
+    return own and not type(value).__dataclass_params__.frozen
+
+
 def _of_class(value: Any) -> Any:
     """What a guard keeps of what a class holds: itself, where that cannot be compared."""
     try:
@@ -344,6 +350,7 @@ class Keeping:
 
     def __init__(self) -> None:
         self.objects: dict[int, KeptObject] = {}
+        self.whole = 0
         self._start(VALUE)
 
     def context(self, context: Any, path: Path) -> Any:
@@ -397,7 +404,8 @@ class Keeping:
         if type(value) in (set, frozenset) and all(map(is_atom, value)):
             return type(value)(value)
         if has_generated_equality(value):
-            return map_fields(value, lambda v: self._field(v, at, inside))
+            with self._as_they_are() if _checks_fields(value) else contextlib.nullcontext():
+                return map_fields(value, lambda v: self._field(v, at, inside))
         return self._object(value, at, inside) if is_looked_inside(value) else value
 
     def _tensor(self, value: torch.Tensor, at: Path, around: tuple[int, ...]) -> Any:
@@ -410,6 +418,15 @@ class Keeping:
             return KeptReference(value)
         parts = parts_of_tensor(value)
         return KeptTensor(value, None if parts is None else self.keep(parts, at, around))
+
+    @contextlib.contextmanager
+    def _as_they_are(self) -> Iterator[None]:
+        """Inside, plain containers stay containers: a class looks at what its fields are set to."""
+        self.whole += 1
+        try:
+            yield
+        finally:
+            self.whole -= 1
 
     def _field(self, value: Any, at: Path, inside: tuple[int, ...]) -> Any:
         """A field of a dataclass. A copy of it has the very tensors too: see `snapshot`."""
@@ -471,7 +488,7 @@ class Held(Keeping):
 
     def keep(self, value: Any, at: Path, around: tuple[int, ...]) -> Any:
         """What stands for a value: `HeldObject` for one of ``objects``."""
-        plain = KeptPlain.of(value)
+        plain = None if self.whole else KeptPlain.of(value)
         if plain is not None:
             self.parts += len(value)
             return ObjectIdentity(value) if self._in_object(around) and self.parts > _MOST_PARTS else plain

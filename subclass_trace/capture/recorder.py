@@ -27,6 +27,7 @@ import torch.fx as fx
 from .. import _torch
 from ..errors import UnsupportedError
 from ..subclass.flatten import leaves_of
+from ..subclass.noting import unnoted
 from ..subclass.paths import Path
 from ..subclass.protocol import REAL, is_traceable
 from .aliasing import ByteRange, byte_range
@@ -34,7 +35,6 @@ from .default_dtype import check_default_dtype, is_factory
 from .eager_errors import REFUSALS, error_of_eager, has_out, refuse_as_eager, tensors_in
 from .foreach import steps
 from .late_code import LateState
-from .noting import unnoted
 from .otherwise import OTHERWISE
 from .overlaps import refuse_overlap
 from .perhaps_views import PerhapsViews

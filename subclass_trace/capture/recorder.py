@@ -64,6 +64,13 @@ _LAYOUT = (aten.size.default, aten.stride.default, aten.storage_offset.default)
 _CONSTANT_OPS = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
 
 
+def _numbers(func: Any, t: Tensor) -> Any:
+    """The layout of a wrapper as numbers."""
+    if func is aten.storage_offset.default:
+        return int(t.storage_offset())
+    return tuple(map(int, t.shape if func is aten.size.default else t.stride()))
+
+
 @dataclass(frozen=True, eq=False)
 class ClosedOver:
     """A real tensor that the user function reached without its arguments: a global, a closure cell, an attribute."""
@@ -339,6 +346,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             return record_higher_order(self, func, args, kwargs or {})
         for t in types:
             if t not in _DENSE:
+                if func in _LAYOUT:  # C++ asks for numbers, which in eager no class is asked for
+                    return _numbers(func, args[0])
                 self.classes.add(t)
                 self._notice_wrappers(args)
                 return NotImplemented if self.inside is None else self._run_class(func, types, args, kwargs or {})

@@ -18,6 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import autograd_would_have_decomposed as autograd_would_have_decomposed
 from torch.utils._pytree import tree_map_only as tree_map_only
 
+from .attention import AttentionKernels as AttentionKernels
+from .attention import attention_kernels as attention_kernels
+from .attention import attention_kernels_as as attention_kernels_as
+from .attention import other_attention_code as other_attention_code
 from .autograd import ACCUMULATION_HOOKS as ACCUMULATION_HOOKS
 from .autograd import CHECKPOINT_GENERATOR as CHECKPOINT_GENERATOR
 from .autograd import GRADIENT_HOOKS as GRADIENT_HOOKS

@@ -118,6 +118,7 @@ def _linear(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any
 
 def _attention(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """The same of queries without heads, which ends in such a product."""
+    recorder.met.add("attention")
     out = func(*args, **kwargs)
     given = (*args, *kwargs.values())
     return _no_view(out, given) if isinstance(given[0], Tensor) and given[0].dim() == 3 else out

@@ -144,6 +144,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.primals = 0
         self.tangents = 0
         self.views = ViewLog()
+        self.met: set[str] = set() if outer is None else outer.met  # "attention", whose kernels a caller may choose
         self.classes: set[type] = set() if outer is None else outer.classes  # of wrappers that operations ran on
         self._submodules = 0
         self._stop_frame: Any = None

@@ -116,6 +116,7 @@ def _state(ambient: Ambient) -> Iterator[None]:
         for device in ambient.devices:
             stack.enter_context(device)
         stack.enter_context(_torch.dtensor_modes_as(ambient.dtensor))
+        stack.enter_context(_torch.attention_kernels_as(ambient.attention))
         torch.set_default_dtype(ambient.dtype)
         torch.use_deterministic_algorithms(ambient.deterministic, warn_only=warns)
         try:

@@ -297,7 +297,11 @@ class Region:
         inputs = [a.value for a in arguments] + [c.value for c in captured.closed_over]
         view, one_object = site.module_view(), site.one_object()
         guards = Guards(
-            replace(ambient, dtensor=captured.session.dtensor_modes()),
+            replace(
+                ambient,
+                dtensor=captured.session.dtensor_modes(),
+                attention=ambient.attention if "attention" in captured.session.recorder.met else None,
+            ),
             site.tree,
             constants_without(site.constants(), places),
             alias_guard(captured, inputs),

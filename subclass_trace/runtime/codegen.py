@@ -258,6 +258,8 @@ class _EntryEmitter:
             parts.append("any_autocast()")
         if a.dtensor is not None:
             parts.append(_torch.other_dtensor_modes_code(s.bind("dtensor", _torch.dtensor_dispatcher()), a.dtensor))
+        if a.attention is not None:
+            parts.append(_torch.other_attention_code(a.attention, s.bind))
         s.line(f"if ({' or '.join(parts)}): return MISS")
 
     def _names(self) -> None:

@@ -43,6 +43,7 @@ class Ambient:
     dtype: torch.dtype
     devices: tuple[torch.device, ...] = ()  # default devices
     dtensor: _torch.DTensorModes | None = field(default=None, compare=False)  # compared where a trace met a DTensor
+    attention: _torch.AttentionKernels | None = field(default=None, compare=False)  # where it met attention
 
     @staticmethod
     def now() -> Ambient:
@@ -55,6 +56,7 @@ class Ambient:
             torch.get_default_dtype(),
             _torch.default_devices() or (),
             _torch.dtensor_modes(),
+            _torch.attention_kernels(),
         )
 
     def changes(self, now: Ambient) -> str:
@@ -227,6 +229,8 @@ def failed_guard(
         return f"the thread's state: {guards.ambient.changes(ambient)}"
     if guards.ambient.dtensor is not None and ambient.dtensor != guards.ambient.dtensor:
         return f"what is active around DTensors: expected {guards.ambient.dtensor}, got {ambient.dtensor}"
+    if guards.ambient.attention is not None and ambient.attention != guards.ambient.attention:
+        return f"kernels of scaled_dot_product_attention: expected {guards.ambient.attention}, got {ambient.attention}"
     if tree != guards.tree:
         return f"the structure of the arguments: expected {guards.tree}, got {tree}"
     for name in guards.names:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from ramps import two
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import subclass_trace as st
 
@@ -272,3 +274,37 @@ def test_a_miss_names_what_differs_of_the_threads_state_and_nothing_else(state: 
     assert line.split("[0] ")[1] == f"the thread's state: {text}"
     guards = [row for row in region.explain().splitlines() if row.strip().startswith("guards:")][1]
     assert ("autocast bfloat16 on cpu" in guards) == ("autocast" in text)
+
+
+def _attention(q: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, q, q)
+
+
+def test_kernels_of_attention_around_a_call() -> None:
+    """The mathematical one has a second derivative, the one that is taken by itself has none."""
+    region = st.compile(_attention)
+    for allowed in (None, SDPBackend.MATH, None, SDPBackend.MATH):
+        seen = []
+        for f in (_attention, region):
+            q = torch.linspace(-1, 1, 640).reshape(1, 2, 40, 8).requires_grad_()
+            with contextlib.nullcontext() if allowed is None else sdpa_kernel(allowed):
+                y = f(q)
+                (gradient,) = torch.autograd.grad(y.sum(), q, create_graph=True)
+                row = [y.detach().sum(), gradient.detach().sum()]
+                if allowed is not None:
+                    gradient.pow(2).sum().backward()
+                    assert q.grad is not None
+                    row.append(q.grad.sum())
+            seen.append(row)
+        for a, b in zip(*seen, strict=True):
+            torch.testing.assert_close(a, b)
+    assert len(region.specializations) == 2
+    assert "scaled_dot_product_attention" in region.explain()
+
+
+def test_kernels_of_attention_that_nothing_needs() -> None:
+    region = st.compile(lambda x: x * 2)
+    for kernel in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION):
+        with sdpa_kernel(kernel):
+            region(torch.ones(2))
+    assert len(region.specializations) == 1

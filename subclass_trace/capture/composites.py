@@ -158,8 +158,8 @@ def _tensor_split(recorder: Recorder, func: Callable[..., Any], args: Any, kwarg
     symbol, as C++ makes them, which would branch on the remainder."""
     named = "tensor_indices_or_sections" in kwargs
     places = kwargs["tensor_indices_or_sections"] if named else args[1] if len(args) > 1 else None
-    if type(places) is int and places > 0 and not kwargs and len(args) in (2, 3):
-        split = pieces(args[0], places, *args[2:])
+    if type(places) is int and places > 0 and len(args) > 1 and kwargs.keys() <= {"dim"}:
+        split = pieces(args[0], places, *args[2:], **kwargs)
         if split is not NotImplemented:
             return split
     if not isinstance(places, Tensor):

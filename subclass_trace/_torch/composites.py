@@ -10,6 +10,7 @@ apart in Python instead of in C++. These Python forms differ from the C++ kernel
     upsample_nearest and the like   wrappers get indexing by dense tensors, which DTensor refuses
     softshrink, hardshrink          another gradient of NaN, which kernels treat as they please
     multi_margin_loss               a gradient of the weights, which eager mode refuses
+    batch norms, margin losses      wrappers get the parts, where eager mode hands the operation itself to their class
 """
 
 from __future__ import annotations
@@ -80,10 +81,14 @@ def _dropout(input: Tensor, p: float, train: bool) -> Tensor:
         return input
     if p == 1:  # without random numbers
         return input.mul(torch.zeros((), dtype=input.dtype, device=input.device))
-    if input.device.type == "cpu" and input.dtype in _ROUNDED_TWICE and not input.is_nested and input.is_contiguous():
-        # As in eager mode. The fused kernel scales after it has masked, which rounds once more.
-        return input * torch.empty_like(input).bernoulli_(1 - p).div_(1 - p)
-    out: Tensor = _aten.native_dropout.default(input, p, train)[0]
+    out: Tensor
+    if input.device.type == "cpu" and not input.is_nested:
+        rounded_twice = input.dtype in _ROUNDED_TWICE and input.is_contiguous()
+        if rounded_twice or _is_wrapper(input):
+            # As in eager mode. The fused kernel scales after it has masked, which rounds once more.
+            out = input * _aten.div_.Scalar(torch.empty_like(input).bernoulli_(1 - p), 1 - p)
+            return out
+    out = _aten.native_dropout.default(input, p, train)[0]
     return out
 
 
@@ -148,18 +153,43 @@ def _whole_for_wrappers(kernel: Any, form: Callable[..., Tensor]) -> Callable[..
     """``form`` for dense tensors. A wrapper gets the operation itself, as in eager mode: its class may not know the parts."""
 
     def either(input: Tensor, output_size: Any, *rest: Any) -> Tensor:
-        if type(input) is FakeTensor or not is_traceable_wrapper_subclass(input):
+        if not _is_wrapper(input):
             return form(input, output_size, *rest)
         *options, scale_factors = rest
-        size: Any = decompositions.upsample_compute_output_size(input.size(), output_size, scale_factors)
-        before = [(kernel, key, kernel.py_kernels[key]) for key in _KEYS if key in kernel.py_kernels]
-        _set_forms([(kernel, key, None) for _, key, _ in before])
-        try:
-            return kernel(input, size, *options, *(scale_factors or [None] * len(size)))
-        finally:
-            _set_forms(before)
+        size: Any = decompositions.upsample_compute_output_size(input.size(), output_size, scale_factors)  # type: ignore[no-untyped-call]
+        with _in_cpp(kernel):
+            out: Tensor = kernel(input, size, *options, *(scale_factors or [None] * len(size)))
+        return out
 
     return either
+
+
+def _itself_for_wrappers(op: Any, form: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """``form`` (else torch's own) for dense tensors. A wrapper gets the operation itself, as in eager mode."""
+    form = form or next(op.py_kernels[key] for key in _KEYS if key in op.py_kernels)
+
+    def either(*args: Any, **kwargs: Any) -> Any:
+        if not any(map(_is_wrapper, (*args, *kwargs.values()))):
+            return form(*args, **kwargs)
+        with _in_cpp(op):
+            return op(*args, **kwargs)
+
+    return either
+
+
+@contextlib.contextmanager
+def _in_cpp(op: Any) -> Iterator[None]:
+    """Inside, an operation has no form in Python."""
+    before = [(op, key, op.py_kernels[key]) for key in _KEYS if key in op.py_kernels]
+    _set_forms([(op, key, None) for _, key, _ in before])
+    try:
+        yield
+    finally:
+        _set_forms(before)
+
+
+def _is_wrapper(value: Any) -> bool:
+    return isinstance(value, Tensor) and type(value) is not FakeTensor and is_traceable_wrapper_subclass(value)
 
 
 _INTERPOLATIONS = (
@@ -174,10 +204,17 @@ _NEAREST = [
 #: None: the kernel, and the derivative that it has in C++
 _FORMS: dict[Any, Callable[..., Any] | None] = {
     _aten.dropout.default: _dropout,
-    _aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
+    _aten.multilabel_margin_loss_forward.default: _itself_for_wrappers(
+        _aten.multilabel_margin_loss_forward.default, _multilabel_margin_loss
+    ),
     _aten.softshrink.default: None,
     _aten.hardshrink.default: None,
-    _aten.multi_margin_loss.default: _multi_margin_loss(_aten.multi_margin_loss.default),
+    _aten.multi_margin_loss.default: _itself_for_wrappers(
+        _aten.multi_margin_loss.default, _multi_margin_loss(_aten.multi_margin_loss.default)
+    ),
+    _aten.native_batch_norm.default: _itself_for_wrappers(_aten.native_batch_norm.default),
+    _aten.matmul.default: _itself_for_wrappers(_aten.matmul.default),
+    _aten.cudnn_batch_norm.default: _itself_for_wrappers(_aten.cudnn_batch_norm.default),
     **{vec: _whole_for_wrappers(kernel, _interpolation(vec, kernel)) for vec, kernel in _INTERPOLATIONS},
     **{op.vec: _whole_for_wrappers(op.default, op.vec.py_kernels[_KEYS[0]]) for op in _NEAREST},
 }

@@ -26,6 +26,7 @@ from .counters import Groups
 from .graphs import is_draw
 from .inputs import Argument, TracedInput, TracedInputs, traced_value
 from .late_code import LateState
+from .lending import dataclasses_in
 from .region import Captured, RunFunction, capture_in
 from .session import Session
 from .tape import Tape
@@ -152,7 +153,8 @@ class FirstRun:
         return fixed_run._inputs(session)
 
     def _inputs(self, session: Session) -> TracedInputs:
-        session.reads.objects.add(self.objects)
+        held = (value for number, row in enumerate(self.rows) for _, value in dataclasses_in(row[1], number))
+        session.reads.objects.add([*self.objects, *held])
         for fake in (*self.originals, *self.sizes):
             session.recorder.primal(fake, untouched=True)
         values = tuple(session.tracked(fake) for fake in self.originals)

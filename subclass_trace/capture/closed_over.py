@@ -20,6 +20,7 @@ from ..errors import UnsupportedError
 from ..plan import MutationPlan
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.kept import kept_spec
+from ..subclass.noting import unnoted
 from ..subclass.paths import Path
 from ..subclass.protocol import Kind, is_traceable, kind_of
 from ..subclass.spec import Spec
@@ -27,7 +28,6 @@ from ..subclass.visit import rebuild
 from .facts import ASKED_NOTHING, AskedOf
 from .inputs import Argument, TracedInput, TracedInputs
 from .mutation import Before, state_of
-from .noting import unnoted
 from .recorder import ClosedOver, Recorder
 
 Tensor = torch.Tensor

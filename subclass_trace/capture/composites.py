@@ -112,7 +112,8 @@ def _linear(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any
     if named.get("bias") is None:
         return _matmul(recorder, lambda x, weight: func(*args, **kwargs), (x, weight), {})
     out = func(*args, **kwargs)
-    if x.dim() == 2 or not isinstance(out, Tensor) or out._is_view():
+    known = _torch.is_fake(x) and _torch.is_fake(weight)  # a class may compute the whole at once
+    if x.dim() == 2 or not known or not isinstance(out, Tensor) or out._is_view():
         return out
     return _written(out, 1 + int((x.dim(), weight.dim()) == (1, 2)))
 

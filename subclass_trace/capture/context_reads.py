@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,15 +17,15 @@ import torch
 from .. import _torch
 from ..plan import MutationPlan
 from ..subclass.classes import KeptClass
-from ..subclass.components import Part, component, components, copies, with_components
-from ..subclass.context import Lent, Unread, snapshot
+from ..subclass.components import Part, component, components, copies, parts_of, with_components
+from ..subclass.context import Lent, StandIn, Unread, copied, has_generated_equality, snapshot
 from ..subclass.kept import Held, KeptObject
 from ..subclass.members import mentions
+from ..subclass.noting import Listener, note_all, noting, noting_getattribute
 from ..subclass.protocol import flattens_alike, is_traceable, unflatten_of
 from ..subclass.spec import Spec, WrapperSpec
 from ..subclass.visit import VALUE
 from .lending import Lending
-from .noting import noting, noting_getattribute
 from .object_reads import ObjectReads
 
 Tensor = torch.Tensor
@@ -38,7 +38,7 @@ _ROUND_THE_CLASS = frozenset({"__getattribute__", "getattr_static"})
 
 
 @dataclass(eq=False)
-class _Watched:
+class _Watched(Listener):
     """One wrapper among the traced inputs, or inside one of them.
 
     Attributes:
@@ -56,7 +56,6 @@ class _Watched:
     state: dict[str, Any]
     copies: dict[str, Part]
     read: set[Part] = field(default_factory=set)
-    listeners: int = 0
 
     def note(self, name: str) -> None:
         """An attribute is read."""
@@ -162,6 +161,29 @@ class ContextReads:
                     if id(wrapper) in known:
                         known[id(wrapper)].read_all()
 
+    def lend(self, lending: Lending, specs: Iterable[Spec]) -> None:
+        """What the traced inputs have that results may have too. ``specs``: of these inputs."""
+        self.lending = lending
+        for value in lending.others(specs):
+            note_all(value)
+
+    def hand_out(self, specs: Iterable[Spec | None], attributes: Iterable[Any] = ()) -> None:
+        """Results have these contexts and attributes: what they hold is read, but for objects that a call hands on."""
+
+        def look(context: Any) -> None:
+            if not isinstance(context, StandIn):
+                if has_generated_equality(context):
+                    note_all(context)
+                for _, part in parts_of(context):
+                    look(part)
+
+        for spec in specs:
+            if isinstance(spec, WrapperSpec):
+                look(spec.context)
+                self.hand_out(spec.inners)
+        for value in attributes:
+            look(value)
+
     def left_out(self) -> tuple[Unread, ...]:
         """The values that the guards leave out; from the first call on it is settled which."""
         if self._left_out is None:
@@ -181,7 +203,15 @@ class ContextReads:
         for mark in self.left_out():
             if mark.input == number:
                 found.setdefault(mark.names, {})[mark.part] = mark
-        return _marked(spec, found, ()) if found else spec
+        return self._marked(spec, found, ()) if found else spec
+
+    def _marked(self, spec: Spec, found: Mapping[tuple[str, ...], Mapping[Part, Any]], names: tuple[str, ...]) -> Spec:
+        if not isinstance(spec, WrapperSpec):
+            return spec
+        inners = tuple(self._marked(s, found, (*names, n)) for n, s in zip(spec.names, spec.inners, strict=True))
+        context = with_components(spec.context, found.get(names, {}))
+        self.objects.add_copy(spec.context, context)
+        return replace(spec, inners=inners, context=context)
 
     # ---------------------------------------------------------------- when a backward is traced later
     @contextlib.contextmanager
@@ -200,25 +230,24 @@ class ContextReads:
                 _take_on(row, {m.part: call[m] for m, r in (self._left_out or {}).items() if r is row})
             self.lending.take_on(call)
             stack.enter_context(self.watching())
-            yield stack.enter_context(self.first(read))
+            yield stack.enter_context(self.first(read, call))
         read.values |= {m: call[m] for m, row in (self._left_out or {}).items() if m.part in row.read}
 
     @contextlib.contextmanager
-    def first(self, read: LateReads | None = None) -> Iterator[LateReads]:
+    def first(self, read: LateReads | None = None, call: Mapping[Any, Any] | None = None) -> Iterator[LateReads]:
         """The same with the contexts of the call that was captured, whose values no guard has left out so far."""
-        read = read or LateReads()
-        with self.objects.anew() as objects:
+        read, known = read or LateReads(), self.lending.objects
+        shared = {m: (call or known)[m] for m in self.lending.shared()}
+        others = [(known[m], value) for m, value in shared.items() if value is not known[m]]
+        with self.objects.anew() as objects, objects.read_as(others):
             yield read
         keeping = Held(objects.names)
-        read.values |= {m: keeping.context(self.lending.objects[m], VALUE) for m in self.lending.outermost}
+        read.values |= {m: keeping.context(known[m], VALUE) for m in self.lending.outermost}
+        for m, value in shared.items():
+            now = copied(value)
+            objects.add_copy(known[m], now)
+            read.values[m] = keeping.context(now, VALUE)
         read.objects = keeping.rows(objects.values())
-
-
-def _marked(spec: Spec, found: Mapping[tuple[str, ...], Mapping[Part, Any]], names: tuple[str, ...]) -> Spec:
-    if not isinstance(spec, WrapperSpec):
-        return spec
-    inners = tuple(_marked(s, found, (*names, n)) for n, s in zip(spec.names, spec.inners, strict=True))
-    return replace(spec, inners=inners, context=with_components(spec.context, found.get(names, {})))
 
 
 def _take_on(row: _Watched, values: Mapping[Part, Any]) -> None:

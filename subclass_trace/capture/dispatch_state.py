@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ..errors import UnsupportedError
-from .noting import unnoted
+from ..subclass.noting import unnoted
 from .user_code import is_library, is_user_code
 
 #: changes of these are refused; bool and None are left out: flags and what is set up once

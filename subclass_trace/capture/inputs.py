@@ -153,7 +153,7 @@ def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: Dynam
             places.append(index[id(leaf)])
         rows.append((argument, spec, tuple(places)))
     if session.watches_contexts:
-        session.reads.objects.add(row.value for row in keeping.objects.values())
+        session.reads.objects.add([*(row.value for row in keeping.objects.values()), *keeping.dataclasses.values()])
     if dynamic.numbers:
         session.numbers(dynamic.numbers)
     symbols = _Symbols(session, dynamic)

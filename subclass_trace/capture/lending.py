@@ -8,6 +8,7 @@ the trace has that very copy, a call hands on the object of its own input. See d
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,13 +19,23 @@ from .. import _torch
 from ..errors import ProtocolError
 from ..subclass.arguments import attributes_inside, has_own_equality
 from ..subclass.components import Part, component, parts_of
-from ..subclass.context import Lent, has_sizes, is_atom, is_buffer, is_copied, map_parts, snapshot
+from ..subclass.context import (
+    Lent,
+    has_generated_equality,
+    has_sizes,
+    is_atom,
+    is_buffer,
+    is_copied,
+    is_frozen,
+    map_parts,
+    snapshot,
+)
 from ..subclass.flatten import wrappers_inside
 from ..subclass.kept import is_looked_inside
+from ..subclass.noting import unnoted
 from ..subclass.protocol import flattens_alike, is_traceable, unflatten_of
 from ..subclass.spec import Spec, WrapperSpec
 from ..subclass.visit import inner_values
-from .noting import unnoted
 
 Tensor = torch.Tensor
 
@@ -32,16 +43,19 @@ Tensor = torch.Tensor
 class Lending:
     """The objects in the contexts of traced inputs that results may have, by their marks."""
 
-    def __init__(self, objects: Mapping[Lent, Any], outermost: Iterable[Lent] = ()) -> None:
+    def __init__(
+        self, objects: Mapping[Lent, Any], outermost: Iterable[Lent] = (), renewed: Iterable[Lent] = ()
+    ) -> None:
         self.objects = dict(objects)
         self.outermost = tuple(outermost)
+        self.renewed = frozenset(renewed)
         self._marks = {id(value): mark for mark, value in reversed(self.objects.items())}
 
     @staticmethod
     def of(shape_env: Any, wrappers: Sequence[Any], kind: str = "input") -> Lending:
         """What these traced inputs have (or tangents, which are the ``kind``)."""
         objects: dict[Lent, Any] = {}
-        outermost = []
+        outermost, renewed = [], set[Lent]()
         aside = _torch.unbound_symbols_set_aside(shape_env)  # a class may compute its context
         with aside, unnoted(), _torch.without_tracing(), torch.no_grad():
             for number, value in enumerate(wrappers):
@@ -53,13 +67,31 @@ class Lending:
                     for steps, held, _ in copied:
                         if other is not None and _component(other, steps) is not held:
                             outermost.append(Lent(kind, number, names, steps, held))
-        return Lending(objects, outermost)
+                    for steps, held, _ in rows:
+                        mark = Lent(kind, number, names, steps, held)
+                        around = Lent(kind, number, names, steps[:-1], None)
+                        if mark in outermost or (is_copied(held) and around in renewed) or is_frozen(held):
+                            renewed.add(mark)
+        return Lending(objects, outermost, renewed)
 
     def beside(self, other: Lending) -> Lending:
         """Those of both."""
         if not other.objects:
             return self
-        return Lending({**self.objects, **other.objects}, (*self.outermost, *other.outermost))
+        marks = (*self.outermost, *other.outermost)
+        return Lending({**self.objects, **other.objects}, marks, self.renewed | other.renewed)
+
+    def shared(self) -> Iterator[Lent]:
+        """The marks of objects of which traced wrappers have no copies, but a backward the state in its own call."""
+        return (mark for mark in self.renewed if is_frozen(self.objects[mark]))
+
+    def others(self, specs: Iterable[Spec]) -> Iterator[Any]:
+        """The dataclasses in the contexts of inputs which a backward that is traced later may not know as they are then."""
+        places = [row for number, spec in enumerate(specs) for row in dataclasses_in(spec, number)]
+        frozen = Counter(id(value) for _, value in places if is_frozen(value))
+        for mark, value in places:
+            if mark not in self.renewed or frozen[id(value)] > 1:
+                yield value
 
     def marked(self, spec: Spec) -> Spec:
         """The spec of a result, with marks in the place of what it has from an input."""
@@ -81,6 +113,20 @@ class Lending:
         for mark, value in found.items():
             _take_on(self.objects[mark], value)
         return found
+
+
+def dataclasses_in(spec: Spec, number: int, names: tuple[str, ...] = ()) -> Iterator[tuple[Lent, Any]]:
+    """The dataclasses with generated equality in the contexts of an input, with the marks of their places."""
+    if not isinstance(spec, WrapperSpec):
+        return
+    for name, inner in zip(spec.names, spec.inners, strict=True):
+        yield from dataclasses_in(inner, number, (*names, name))
+    rows: list[tuple[tuple[Part, ...], Any]] = [((), spec.context)]
+    while rows:
+        steps, value = rows.pop()
+        if has_generated_equality(value):
+            yield Lent("input", number, names, steps, None), value
+        rows += (((*steps, part), v) for part, v in parts_of(value))
 
 
 def marks_in(specs: Iterable[Spec | None], attributes: Iterable[Any] = ()) -> tuple[Lent, ...]:

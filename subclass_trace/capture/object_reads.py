@@ -11,15 +11,17 @@ import contextlib
 import functools
 import struct
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from ..subclass.arguments import is_lent, slots_of
+from ..subclass.arguments import ABSENT, attribute_inside, attributes_inside, is_lent, slots_of
+from ..subclass.context import has_generated_equality
 from ..subclass.members import functions_in, mentions
-from .noting import noting, noting_getattribute, noting_stores
+from ..subclass.noting import NOTHING, Listener, Twins, noting, noting_getattribute, noting_stores
 
 #: these hand out all attributes at once
 _EVERYTHING = frozenset({"__dict__", "__getstate__", "__reduce__", "__reduce_ex__", "__dir__"})
@@ -31,19 +33,23 @@ _TAKES = {
 #: code that goes round what notes
 _ROUND = frozenset({"__getattribute__", "getattr_static", "__setattr__", "__delattr__", "__get__", "__set__"})
 #: members in which it does not: of a new object, or such that note before
-_INSIDE = frozenset({"__init__", "__post_init__", "__new__", "__setattr__", "__delattr__"})
+_INSIDE = frozenset({"__init__", "__post_init__", "__new__", "__setattr__", "__delattr__", "__setstate__"})
 _IMMUTABLE_TYPE, _HEAP_TYPE = 1 << 8, 1 << 9  # Py_TPFLAGS_IMMUTABLETYPE, Py_TPFLAGS_HEAPTYPE
 _POINTER = struct.calcsize("P")
 
 
 @dataclass(eq=False)
-class _Object:
-    """One object. ``read``: names of attributes; ``everything``: nothing says which."""
+class _Object(Listener):
+    """One object, and the copies that traced wrappers have of it.
+
+    Attributes:
+        read: names of attributes; ``everything``: nothing says which.
+    """
 
     wrapper: Any
+    twins: Twins = field(default_factory=Twins)
     read: set[str] = field(default_factory=set)
     everything: bool = False
-    listeners: int = 0
 
     def note(self, name: str) -> None:
         """An attribute is read, set or deleted."""
@@ -91,7 +97,7 @@ class ObjectReads:
     def anew(self) -> Iterator[ObjectReads]:
         """What is read inside, by itself: a backward is traced."""
         inside = ObjectReads()
-        inside.add(self.values())
+        inside._rows = {key: _Object(row.wrapper, row.twins) for key, row in self._rows.items()}
         with inside.watching():
             yield inside
 
@@ -101,10 +107,40 @@ class ObjectReads:
 
     def names(self, value: Any) -> list[str] | None:
         """The attributes of an object that a guard compares; None: all that it holds."""
-        row = self._rows.get(id(value))
-        if row is None or row.everything:
+        row = self._row(value)
+        if row is None:
             return None
+        if row.everything:  # of a dataclass also what its ``==`` leaves out
+            return [name for name, _ in attributes_inside(value)] if has_generated_equality(value) else None
         return sorted(name for name in row.read if _may_be_inside(type(value), name))
+
+    def add_copy(self, value: Any, twin: Any) -> None:
+        """Another object stands for one of these."""
+        row = self._row(value)
+        if row is not None and twin is not value:
+            row.twins.add(twin)
+
+    @contextlib.contextmanager
+    def read_as(self, values: Iterable[tuple[Any, Any]]) -> Iterator[None]:
+        """Inside, what this thread reads of some objects is what others hold: (object, the other one)."""
+        rows = [(row, now) for value, now in values if (row := self._row(value)) is not None and row.wrapper is value]
+        for row, now in rows:
+            row.instead = functools.partial(_held_by, now, threading.get_ident())
+        try:
+            yield
+        finally:
+            for row, _ in rows:
+                row.instead = None
+
+    def _row(self, value: Any) -> _Object | None:
+        found = self._rows.get(id(value))
+        return found or next((row for row in self._rows.values() if id(value) in row.twins), None)
+
+
+def _held_by(value: Any, thread: int, name: str) -> Any:
+    """What an object holds, for one thread."""
+    found = attribute_inside(value, name) if threading.get_ident() == thread else ABSENT
+    return NOTHING if found is ABSENT else found
 
 
 def _may_be_inside(cls: type, name: str) -> bool:

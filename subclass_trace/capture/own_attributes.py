@@ -20,20 +20,20 @@ from .. import _torch
 from ..errors import UnsupportedError
 from ..subclass.arguments import attributes_inside
 from ..subclass.context import same_context
+from ..subclass.noting import Listener, Withheld, noting, noting_getattribute
 from ..subclass.paths import Path, owner_of
 from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec, WrapperSpec
 from .context_reads import ContextReads
 from .facts import SIMPLE
 from .inputs import TracedInput, TracedInputs
-from .noting import Withheld, noting, noting_getattribute
 from .user_code import code_of, is_user_code
 
 Tensor = torch.Tensor
 
 
 @dataclass(eq=False)
-class _Own:
+class _Own(Listener):
     """The attributes of one traced wrapper that are watched.
 
     Attributes:
@@ -45,7 +45,6 @@ class _Own:
     known: Mapping[str, Any]
     withheld: Mapping[str, Any]
     tell: Callable[[str, Any], None]
-    listeners: int = 0
     stood: dict[str, Withheld] = field(default_factory=dict)
 
     def note(self, name: str) -> None:
@@ -164,12 +163,11 @@ def _refuse_or(fresh: Any, cls: type, path: Path, code: Any) -> Any:
 
 
 @dataclass(eq=False)
-class _Asked:
+class _Asked(Listener):
     """The names of the attributes that are read of one wrapper."""
 
     wrapper: Tensor
     names: set[str] = field(default_factory=set)
-    listeners: int = 0
 
     def note(self, name: str) -> None:
         self.names.add(name)

@@ -27,6 +27,7 @@ import torch.fx as fx
 from .. import _torch
 from ..errors import UnsupportedError
 from ..subclass.flatten import leaves_of
+from ..subclass.noting import unnoted
 from ..subclass.paths import Path
 from ..subclass.protocol import REAL, is_traceable
 from ..subclass.spec import is_ragged
@@ -35,7 +36,6 @@ from .default_dtype import check_default_dtype, is_factory
 from .eager_errors import REFUSALS, error_of_eager, has_out, refuse_as_eager, tensors_in
 from .foreach import steps
 from .late_code import LateState
-from .noting import unnoted
 from .otherwise import OTHERWISE
 from .overlaps import refuse_overlap
 from .own_operations import SymbolsInside, original
@@ -69,6 +69,13 @@ _LAYOUT: dict[Any, Callable[[Tensor], Any]] = {
 }
 #: constants that a region makes itself arrive through these
 _CONSTANT_OPS = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
+
+
+def _numbers(func: Any, t: Tensor) -> Any:
+    """The layout of a wrapper as numbers."""
+    if func is aten.storage_offset.default:
+        return int(t.storage_offset())
+    return tuple(map(int, t.shape if func is aten.size.default else t.stride()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -346,6 +353,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             return record_higher_order(self, func, args, kwargs or {})
         for t in types:
             if t not in _DENSE:
+                if func in _LAYOUT:  # C++ asks for numbers, which in eager no class is asked for
+                    return _numbers(func, args[0])
                 self.classes.add(t)
                 if func in _LAYOUT and not any(map(is_ragged, args[0].shape)):
                     return _LAYOUT[func](args[0])

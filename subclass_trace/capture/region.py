@@ -219,7 +219,10 @@ class _Capture:
             inputs = make_inputs(self.session)
             stack.callback(inputs.forget)
             stack.enter_context(kept_as_numbers(self.session, inputs.inputs))
-            self.session.reads.lending = Lending.of(self.session.shape_env, [row.traced for row in inputs.inputs])
+            given = inputs.inputs
+            self.session.reads.lend(
+                Lending.of(self.session.shape_env, [row.traced for row in given]), [row.spec for row in given]
+            )
             own = OwnAttributes(inputs, self.session.reads if self.session.watches_contexts else None)
             self.session.assumptions = _torch.assumptions_of(self.session.shape_env)
             before = remember(inputs)
@@ -263,6 +266,8 @@ class _Capture:
             held = {a.value for a in aliases if a.holder is not None}
             self.session.reads.settle(mutations, self.values, (contents - _results(outputs)) | held)
             flat = [flatten(t) for t in self.values]
+            attributes = [v for o in outputs for v in getattr(o, "attributes", {}).values()]
+            reads.hand_out((reads.lending.marked(spec) for _, spec in flat), map(reads.lending.in_place_of, attributes))
             classifier.need(n for _, spec in flat if isinstance(spec, WrapperSpec) for n in sizes_in(spec))
             classifier.need(a.delta for row in aliases for a in row.leaves if a is not None)
             forward = [recorder.node_of(leaf) for leaves, _ in flat for leaf in leaves]

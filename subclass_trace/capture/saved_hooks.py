@@ -16,8 +16,8 @@ import torch
 
 from .._torch import saved as _saved
 from ..subclass.flatten import leaves_of
+from ..subclass.noting import unnoted
 from .late_code import unpacked
-from .noting import unnoted
 from .recorder import Recorder
 
 

@@ -192,13 +192,15 @@ class Tape:
         lending = self.session.reads.lending.beside(
             Lending.of(self.session.shape_env, [theirs.get(k) for k in range(len(tangents))], "tangent")
         )
+        specs = tuple(None if r is None else lending.marked(r[1]) for r in flat)
+        self.session.reads.hand_out(specs)
         return TracedBackward(
             joint,
             len(self.forward_nodes) + hidden,
             hidden,
             joint.meta["late"],
             tuple(names),
-            tuple(None if r is None else lending.marked(r[1]) for r in flat),
+            specs,
             following,
             live,
             passed,

@@ -11,6 +11,7 @@ import torch.fx as fx
 
 from .. import _torch
 from ..plan import Detached, MutationPlan, OutputPlan, ValueAlias, ValueOutput, ViewOutput
+from ..plan.outputs import ViewStep, ViewSteps
 from ..subclass.flatten import tensors_inside
 from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec, WrapperSpec
@@ -28,16 +29,19 @@ _FILLED_BY = (torch.ops.aten.rand.generator, torch.ops.aten.randn.generator)
 def counted_once(
     outputs: Sequence[OutputPlan], values: Sequence[Tensor], mutations: Sequence[MutationPlan]
 ) -> list[OutputPlan]:
-    """The outputs, of which no two move a counter for one call in place: two views may have been made through it."""
+    """The outputs, of which no two move a counter for one call in place: several views may have been made through it."""
     left: dict[tuple[bool, int], int] = {(True, m.input): m.version_bumps for m in mutations}
     left |= {(False, k): t._version for k, t in enumerate(values) if not t.is_inference()}
     found: list[OutputPlan] = []
+    seen: dict[tuple[bool, int], set[ViewStep]] = collections.defaultdict(set)
     for o in outputs:
-        if isinstance(o, ViewOutput) and (bumps := o.version_bumps) and (o.of_input, o.base) in left:
-            if left[o.of_input, o.base] < bumps:
-                o = replace(o, counted=True)
-            else:
-                left[o.of_input, o.base] -= bumps
+        if isinstance(o, ViewOutput) and isinstance(o.replay, ViewSteps) and (o.of_input, o.base) in left:
+            base, bumps = (o.of_input, o.base), o.replay.version_bumps
+            steps = {step for step in o.replay.steps if step.in_place}
+            new = len(steps - seen[base])
+            o = replace(o, counted=bumps - new if new <= left[base] else bumps)
+            left[base] -= o.version_bumps
+            seen[base] |= steps
         found.append(o)
     return found
 

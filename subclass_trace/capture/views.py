@@ -17,10 +17,10 @@ from ..errors import UnsupportedError
 from ..plan import StridedView, ViewStep, ViewSteps
 from ..subclass.context import snapshot
 from ..subclass.flatten import flatten
+from ..subclass.noting import unnoted
 from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec
 from ..subclass.visit import map_spec
-from .noting import unnoted
 
 Tensor = torch.Tensor
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.memory_format, type(Ellipsis))

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..capture.noting import unnoted
 from ..capture.user_code import is_library
 from ..runtime.held import Slotted
 from ..subclass.flatten import leaves_of
+from ..subclass.noting import unnoted
 from ..subclass.protocol import is_traceable
 from .members import attributes_of, is_plain_object, is_thread_local
 from .python_state import ClassTable, put_back, writable

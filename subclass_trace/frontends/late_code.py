@@ -15,6 +15,7 @@ from ..capture.late_code import Judged, LateState
 from ..errors import UnsupportedError
 from ..runtime.guards import NameGuard
 from ..runtime.held import Same, Slotted, is_simple
+from ..subclass.arguments import is_iterator
 from ..subclass.paths import Path
 from .asked import Asked
 from .members import CONTAINERS, is_installed, is_own, is_plain_object, is_users_module
@@ -23,7 +24,9 @@ from .python_state import held_by, put_back, writable
 from .reach import Reached, Slot, reach
 
 #: functions that do something outside of Python's objects, or anything at all
-_OUTSIDE = frozenset({"print", "open", "input", "exec", "eval", "breakpoint", "next", "__import__"})
+_OUTSIDE = frozenset({"print", "open", "input", "exec", "eval", "breakpoint", "__import__"})
+#: containers that are deeper inside of others are not looked into for iterators
+_DEEPEST = 4
 #: Python modules whose functions only compute
 _COMPUTE = frozenset(
     {"torch", "math", "cmath", "operator", "functools", "itertools", "typing", "collections", "warnings"}
@@ -256,7 +259,7 @@ def _is_plain(value: Any) -> bool:
 
 def _is_foreign(reached: Reached, given: Sequence[Any]) -> bool:
     """May the code do what could not be put back: print, log, write files, call objects of libraries?"""
-    if any(row.key in _OUTSIDE for row in reached.unbound):
+    if any(row.key in _OUTSIDE for row in reached.unbound) or any(_gives_once(row.value) for row in reached.slots):
         return True
     return any(map(_acts_outside, [*(row.value for row in reached.slots if _is_named(row)), *given]))
 
@@ -266,7 +269,17 @@ def _is_named(row: Slot) -> bool:
     return not str(row.key).startswith("__")
 
 
+def _gives_once(value: Any, depth: int = 0) -> bool:
+    """Is it an iterator, which gives each item once, or a method of one, or a container of such?"""
+    if isinstance(value, CONTAINERS):
+        items = value.values() if isinstance(value, dict) else value
+        return depth < _DEEPEST and any(_gives_once(v, depth + 1) for v in items)
+    return is_iterator(getattr(value, "__self__", None) if isinstance(value, types.MethodWrapperType) else value)
+
+
 def _acts_outside(value: Any) -> bool:
+    if _gives_once(value):
+        return True
     if (
         is_simple(value)
         or isinstance(value, (torch.Tensor, torch.nn.Module, type, *CONTAINERS))

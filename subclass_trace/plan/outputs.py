@@ -138,7 +138,7 @@ class ViewOutput:
     ``dangling``: its history leads to no input, but to a leaf of the region's own, which nobody sees.
     ``layouts``: the base is a wrapper whose shape the region changes after this view was made of it: its layout then, and
     its layout afterwards. It is laid out so again while the view is made.
-    ``counted``: another result has moved the version counter for the calls in place that this one repeats.
+    ``counted``: for so many of its calls in place another result has moved the version counter.
     ``inner_versions``: (attribute names with dots, version) of tensors inside that were written by themselves.
     ``base`` counts inputs, or forward values and after these the rows of ``Plan.detached``; ``replay`` None: that itself.
     """
@@ -155,14 +155,14 @@ class ViewOutput:
     ahead: bool = False
     dangling: bool = False
     layouts: tuple[Spec, Spec] | None = None
-    counted: bool = False
+    counted: int = 0
     inner_versions: tuple[tuple[str, int], ...] = ()
     before_grad: bool = False
 
     @property
     def version_bumps(self) -> int:
         """By how much making it moves the version counter that it shares with its base."""
-        return self.replay.version_bumps if isinstance(self.replay, ViewSteps) and not self.counted else 0
+        return self.replay.version_bumps - self.counted if isinstance(self.replay, ViewSteps) else 0
 
 
 @dataclass(frozen=True, eq=False)

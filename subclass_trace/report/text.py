@@ -30,6 +30,7 @@ from ..plan import Plan
 from ..runtime.guards import autocast_text
 from ..subclass.components import part_source
 from ..subclass.context import AnyNumber
+from ..subclass.kept import kept_fields
 from ..subclass.spec import WrapperSpec
 from .tables import (
     Table,
@@ -201,10 +202,11 @@ def _unread(plan: Plan) -> list[tuple[str, str]]:
 def _objects(plan: Plan) -> list[tuple[str, str]]:
     """Which objects in contexts are compared by what the trace read of them."""
     rows = []
-    for row in plan.objects:
+    dataclasses = (found for i in plan.inputs for found in kept_fields(i.spec))
+    for row in (*plan.objects, *dataclasses):
         if row.names is not None:
-            names = ", ".join(f".{name}" for name in row.names)
-            rows.append(f"{row.path} ({row.cls.__qualname__}; by {names})")
+            names = f"by {', '.join(f'.{name}' for name in row.names)}" if row.names else "nothing read it"
+            rows.append(f"{row.path} ({row.cls.__qualname__}; {names})")
     return [("objects", "; ".join(rows))] if rows else []
 
 

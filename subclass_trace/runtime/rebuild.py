@@ -35,10 +35,9 @@ def replay_view(plan: ViewOutput, base: Tensor, env: Env | None = None) -> Tenso
     replay = plan.replay.at(env or {}) if isinstance(plan.replay, SymbolicView) else plan.replay
     enabled = torch.is_grad_enabled()
     with torch.set_grad_enabled(enabled and (plan.requires_grad or not base.requires_grad)):
-        version = base._version if plan.counted else None
+        if plan.counted:  # first: autograd makes the history of a view anew whose counter has another value afterwards
+            _torch.set_version(base, max(base._version - plan.counted, 0))
         view = replay(base)
-    if version is not None:
-        _torch.set_version(base, version)
     if plan.one_of_several and view._is_view():  # of a tensor of inference mode there are none
         _torch.mark_multi_output_view(view)
     if plan.before_grad:

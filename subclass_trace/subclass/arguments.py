@@ -169,7 +169,7 @@ def has_own_equality(cls: type) -> bool:
 
 
 def attributes_inside(value: Any) -> Iterator[tuple[str, Any]]:
-    """The attributes of an object, in its ``__dict__`` and its slots. Nobody is told of it: see `capture.noting`."""
+    """The attributes of an object, in its ``__dict__`` and its slots. Nobody is told of it: see `noting`."""
     held = _table(value)
     if isinstance(held, Mapping):
         yield from held.items()

@@ -12,7 +12,6 @@ docs/notes/contexts.md.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import itertools
@@ -23,7 +22,8 @@ from typing import Any
 import torch
 
 from .. import _torch
-from .context import Lent, Unread, has_generated_equality, map_parts, same_context
+from .context import Lent, Unread, copied, has_generated_equality, map_parts, same_context
+from .noting import unnoted
 from .watched import watched
 
 #: ("item", key or index), ("field", name) of a dataclass or named tuple, or ("whole", None)
@@ -48,7 +48,9 @@ def parts_of(context: Any) -> Iterator[tuple[Part, Any]]:
     elif isinstance(context, tuple) and hasattr(context, "_fields"):
         yield from ((("field", n), v) for n, v in zip(context._fields, context, strict=True))
     elif has_generated_equality(context):
-        yield from ((("field", f.name), getattr(context, f.name)) for f in dataclasses.fields(context) if f.compare)
+        with unnoted():
+            rows = [(("field", f.name), getattr(context, f.name)) for f in dataclasses.fields(context) if f.compare]
+        yield from rows
 
 
 def component(context: Any, part: Part) -> Any:
@@ -98,7 +100,7 @@ def with_components(context: Any, values: Mapping[Part, Any]) -> Any:
         return type(context)(values.get(("item", k), v) for k, v in enumerate(context))
     if isinstance(context, tuple):
         return type(context)(*(values.get(part, v) for part, v in parts_of(context)))
-    twin = copy.copy(context)
+    twin = copied(context)
     for (_, name), value in values.items():
         object.__setattr__(twin, name, value)
     return twin

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from .. import _torch
+from .noting import follow, unnoted
 from .tensors import facts_of, parts_of_tensor, same_bytes, why_not_comparable
 
 _ATOMS = (
@@ -280,8 +281,9 @@ def same_context(a: Any, b: Any, _depth: int = 0) -> bool:
             getattr(b, "shape", None),
         ) and bool(a.tobytes() == b.tobytes())
     if has_generated_equality(a):
-        fields = [f.name for f in dataclasses.fields(a) if f.compare]
-        return all(same_context(getattr(a, f), getattr(b, f), _depth + 1) for f in fields)
+        with unnoted():
+            pairs = [(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a) if f.compare]
+        return all(same_context(x, y, _depth + 1) for x, y in pairs)
     try:
         return (a == b) is True
     except Exception:  # an author's __eq__ may raise anything; a guard then says "different"
@@ -318,6 +320,11 @@ def is_copied(value: Any) -> bool:
     return type(value) in (list, dict, set) or _is_mutable_dataclass(value)
 
 
+def is_frozen(value: Any) -> bool:
+    """Is it a frozen dataclass with generated equality?"""
+    return has_generated_equality(value) and not _is_mutable_dataclass(value)
+
+
 def is_buffer(value: Any) -> bool:
     """Is it an array of numbers, or of bytes, that can be written in place?"""
     return type(value) in (bytearray, array.array) or (type(value).__module__ == "numpy" and hasattr(value, "copy"))
@@ -332,7 +339,13 @@ def map_items(context: tuple[Any, ...], function: Callable[[Any], Any]) -> Any:
 def map_fields(context: Any, function: Callable[[Any], Any]) -> Any:
     """A dataclass with ``function`` applied to each field: the same one where it is frozen and that changes none."""
     twin = _with_fields(context, function)
-    return copy.copy(context) if twin is context and _is_mutable_dataclass(context) else twin
+    return copied(context) if twin is context and _is_mutable_dataclass(context) else twin
+
+
+def copied(value: Any) -> Any:
+    """A copy of an object. The trace has read nothing of it, and what it reads of the copy it reads of the object."""
+    with unnoted():
+        return follow(value, copy.copy(value))
 
 
 def map_parts(context: Any, function: Callable[[Any], Any]) -> Any:
@@ -407,7 +420,9 @@ def has_generated_equality(value: Any) -> bool:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    """The fields of a dataclass. Nobody is told of it: see `noting`."""
+    with unnoted():
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
 
 
 def _with_fields(value: Any, function: Callable[[Any], Any]) -> Any:
@@ -416,11 +431,12 @@ def _with_fields(value: Any, function: Callable[[Any], Any]) -> Any:
     after = {name: function(v) for name, v in before.items()}
     if all(after[name] is v for name, v in before.items()):
         return value
-    twin = copy.copy(value)
-    write = object.__setattr__ if type(value).__dataclass_params__.frozen else setattr
-    for name, v in after.items():
-        write(twin, name, v)
-    return twin
+    with unnoted():
+        twin = copy.copy(value)
+        write = object.__setattr__ if type(value).__dataclass_params__.frozen else setattr
+        for name, v in after.items():
+            write(twin, name, v)
+    return follow(value, twin)
 
 
 def _is_mutable_dataclass(value: Any) -> bool:

@@ -19,7 +19,7 @@ import dis
 import functools
 import types
 from collections import ChainMap, UserDict, UserList, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +40,7 @@ from .arguments import (
     is_iterator,
 )
 from .classes import Classes, KeptClass
+from .components import parts_of
 from .context import (
     PLAIN,
     Kept,
@@ -47,6 +48,7 @@ from .context import (
     Sizes,
     StandIn,
     has_generated_equality,
+    has_sizes,
     is_atom,
     is_buffer,
     map_fields,
@@ -55,7 +57,7 @@ from .context import (
     snapshot,
 )
 from .paths import Path
-from .spec import LeafSpec, OpaqueSpec, Spec
+from .spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec
 from .tensors import facts_of, parts_of_tensor, same_bytes, why_not_comparable
 from .visit import VALUE
 
@@ -163,6 +165,41 @@ class HeldObject(Kept):
         if type(now) is not self.cls:
             return False
         return now is self.value or (same_context(self.value, now) and self.row.reads_alike(now))
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+class KeptFields(Kept):
+    """A dataclass with generated equality, of which each wrapper is given a copy: what the trace has read of it.
+
+    Attributes:
+        rows: attribute -> what is kept of it. ``path``: where it was met.
+    """
+
+    __slots__ = ("cls", "path", "rows")
+
+    def __init__(self, value: Any, rows: Mapping[str, Any], path: str) -> None:
+        self.value, self.cls, self.rows, self.path = snapshot(value), type(value), dict(rows), path
+
+    @property
+    def names(self) -> list[str]:
+        """The attributes that count."""
+        return list(self.rows)
+
+    def holds(self, now: Any) -> bool:
+        """Does another one hold the same, of what was read?"""
+        if type(now) is not self.cls:
+            return False
+        for name, part in self.rows.items():
+            found = attribute_inside(now, name)
+            if (found is not part or type(found) not in _ATOMIC) and not same_context(part, found):
+                return False
+        return True
+
+    def fresh(self) -> Any:
+        """A copy of its own."""
+        return snapshot(self.value)
 
     def __repr__(self) -> str:
         return repr(self.value)
@@ -329,6 +366,22 @@ def kept_spec(spec: Spec, path: Path = VALUE, keeping: Keeping | None = None) ->
     return replace(spec, inners=inners, context=keeping.context(spec.context, path))
 
 
+def kept_fields(spec: Spec) -> Iterator[KeptFields]:
+    """The dataclasses in a spec of which guards compare what was read."""
+
+    def look(value: Any) -> Iterator[KeptFields]:
+        if isinstance(value, KeptFields):
+            yield value
+            value = list(value.rows.values())
+        for _, part in parts_of(value):
+            yield from look(part)
+
+    if isinstance(spec, WrapperSpec):
+        for inner in spec.inners:
+            yield from kept_fields(inner)
+        yield from look(spec.context)
+
+
 def remembers_more(known: Any, now: Any, in_object: bool = False) -> bool:
     """Is a context as it was, but for what objects in it remember: in attributes that are new or were None, in dicts?
 
@@ -346,10 +399,16 @@ def remembers_more(known: Any, now: Any, in_object: bool = False) -> bool:
 
 
 class Keeping:
-    """A walk through contexts. ``objects``: those that were met, by id. What it makes of them compares their state, too."""
+    """A walk through contexts.
+
+    Attributes:
+        objects: those that were met, by id. What it makes of them compares their state, too.
+        dataclasses: those of the user's with generated equality that were met, by id.
+    """
 
     def __init__(self) -> None:
         self.objects: dict[int, KeptObject] = {}
+        self.dataclasses: dict[int, Any] = {}
         self.whole = 0
         self._start(VALUE)
 
@@ -404,9 +463,15 @@ class Keeping:
         if type(value) in (set, frozenset) and all(map(is_atom, value)):
             return type(value)(value)
         if has_generated_equality(value):
-            with self._as_they_are() if _checks_fields(value) else contextlib.nullcontext():
-                return map_fields(value, lambda v: self._field(v, at, inside))
+            if not is_foreign(type(value)):
+                self.dataclasses[id(value)] = value
+            return self.fields(value, at, inside)
         return self._object(value, at, inside) if is_looked_inside(value) else value
+
+    def fields(self, value: Any, at: Path, inside: tuple[int, ...]) -> Any:
+        """What is kept of a dataclass with generated equality."""
+        with self._as_they_are() if _checks_fields(value) else contextlib.nullcontext():
+            return map_fields(value, lambda v: self._field(v, at, inside))
 
     def _tensor(self, value: torch.Tensor, at: Path, around: tuple[int, ...]) -> Any:
         if _torch.is_fake(value) or _torch.is_functorch_wrapped(value):
@@ -502,6 +567,15 @@ class Held(Keeping):
     def met(self, value: Any, inside: bool) -> Any:
         """What stands for an object that was met."""
         return HeldObject(self.objects[id(value)])
+
+    def fields(self, value: Any, at: Path, inside: tuple[int, ...]) -> Any:
+        """`KeptFields` where the trace tells what it has read, and sizes decide none of it."""
+        names = self.names(value)
+        if names is None or has_sizes(value):
+            return super().fields(value, at, inside)
+        marks = {key: mark for (_, key), mark in parts_of(value) if isinstance(mark, StandIn)}
+        rows = {n: marks.get(n) or self._field(attribute_inside(value, n), at.attr(n), inside) for n in names}
+        return KeptFields(value, {**rows, **marks}, f"{at} of {self.path}")
 
     def rows(self, beside: Iterable[Any] = ()) -> tuple[KeptObject | KeptClass, ...]:
         """The objects, and those of ``beside`` of which attributes were read, as far as anything in them counts; and their

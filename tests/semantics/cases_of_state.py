@@ -374,15 +374,23 @@ def _changed() -> None:
         assert len(region.specializations) == 2
 
 
-@fact(C, "attributes of an object that nothing reads (a step counter)", torch="not checked")
+@fact(C, "attributes of an object, or fields of a dataclass, that nothing reads (a step counter)", torch="not checked")
 def _of_object() -> None:
-    held = Counting()
-    region = st.compile(lambda x: x.data_ * x.tag.scale)
-    for held.scale, count in ((2.0, 1), (2.0, 1), (3.0, 2)):
-        held.step += 1
-        x = Scaled(dense(2, seed=0), torch.tensor(1.0), held)
-        assert torch.equal(region(x), x.data_ * held.scale)
-        assert len(region.specializations) == count
+    for held in (Counting(), Counted()):
+        region = st.compile(lambda x: x.data_ * x.tag.scale)
+        for held.scale, count in ((2.0, 1), (2.0, 1), (3.0, 2)):
+            held.step += 1
+            x = Scaled(dense(2, seed=0), torch.tensor(1.0), held)
+            assert torch.equal(region(x), x.data_ * held.scale)
+            assert len(region.specializations) == count
+
+
+@dataclasses.dataclass
+class Counted:
+    """A configuration with a step counter."""
+
+    scale: float = 1.0
+    step: int = 0
 
 
 @dataclasses.dataclass

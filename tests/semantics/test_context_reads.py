@@ -15,8 +15,9 @@ import torch
 from torch.utils._pytree import tree_map
 
 import subclass_trace as st
-from subclass_trace.capture import context_reads, noting
+from subclass_trace.capture import context_reads
 from subclass_trace.runtime import codegen
+from subclass_trace.subclass import noting
 from subclass_trace.subclass.components import components, with_components
 from subclass_trace.subclass.flatten import flatten
 from subclass_trace.zoo import TwoTensor

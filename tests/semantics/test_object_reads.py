@@ -20,8 +20,9 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import subclass_trace as st
-from subclass_trace.capture import noting, object_reads
+from subclass_trace.capture import object_reads
 from subclass_trace.runtime import codegen
+from subclass_trace.subclass import noting
 from subclass_trace.zoo import TwoTensor
 
 Tensor = torch.Tensor

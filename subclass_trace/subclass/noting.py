@@ -9,19 +9,60 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 
-class Listener(Protocol):
-    """Is told of reads on one wrapper, or another object. ``listeners``: how many blocks it is in."""
+class Listener:
+    """Is told of reads on one wrapper, or another object, and on copies of it that the tracer makes.
+
+    Attributes:
+        listeners: how many blocks it is in.
+        twins: copies of it that are alive, see `follow`; None: it follows none.
+        instead: gives what is read in the place of an attribute that the object holds, or `NOTHING`.
+    """
 
     wrapper: Any
-    listeners: int
+    listeners: int = 0
+    twins: Twins | None = None
+    instead: Callable[[str], Any] | None = None
 
     def note(self, name: str) -> None:
         """An attribute is read."""
+        raise NotImplementedError
+
+    def ids(self) -> tuple[int, ...]:
+        """Of the objects whose reads are its."""
+        return (id(self.wrapper), *(self.twins or ()))
+
+
+NOTHING = object()
+
+
+class Twins:
+    """The copies of one object that are alive, by id."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, Any] = {}
+
+    def add(self, value: Any) -> None:
+        """One more."""
+        key = id(value)
+        with contextlib.suppress(TypeError):  # some objects with slots
+            value = weakref.ref(value, lambda _: self._forget(key))
+        self._held[key] = value
+
+    def _forget(self, key: int) -> None:
+        self._held.pop(key, None)
+        _rows.pop(key, None)
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._held
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(list(self._held))
 
 
 class Withheld:
@@ -44,6 +85,9 @@ def noting_getattribute(self: Any, name: str) -> Any:
     if rows and not _unnoted.depth:
         for row in rows:
             row.note(name)
+        found = next((row.instead(name) for row in rows if row.instead is not None), NOTHING)
+        if found is not NOTHING:
+            return found
     value = object.__getattribute__(self, name)
     if type(value) is Withheld:
         return value.read(None if _unnoted.depth else sys._getframe(1).f_code)
@@ -57,14 +101,32 @@ class _Unnoted(threading.local):
 _unnoted = _Unnoted()
 
 
-@contextlib.contextmanager
-def unnoted() -> Iterator[None]:
+class unnoted:
     """What this thread reads inside is not the trace's: the tracer looks at a wrapper, and keeps nothing of its context."""
-    _unnoted.depth += 1
-    try:
-        yield
-    finally:
+
+    def __enter__(self) -> None:
+        _unnoted.depth += 1
+
+    def __exit__(self, *error: object) -> None:
         _unnoted.depth -= 1
+
+
+def follow(value: Any, copied: Any) -> Any:
+    """The tracer has copied an object: reads of the copy, which is returned, are noted as those of the object are."""
+    if id(value) in _rows and copied is not value:
+        with _LOCK:
+            for row in _rows.get(id(value), ()):
+                known = _rows.get(id(copied), ())
+                if row.twins is not None and row not in known:
+                    row.twins.add(copied)
+                    _rows[id(copied)] = (*known, row)
+    return copied
+
+
+def note_all(value: Any) -> None:
+    """Something keeps what an object holds now: whoever listens is told that all of it is read."""
+    for row in _rows.get(id(value), ()):
+        row.note("__getstate__")
 
 
 @contextlib.contextmanager
@@ -74,9 +136,10 @@ def noting(rows: Sequence[Listener]) -> Iterator[None]:
     with _LOCK:
         for row in rows:
             row.listeners += 1
-            key, cls = id(row.wrapper), type(row.wrapper)
-            if row not in _rows.get(key, ()):
-                _rows[key] = (*_rows.get(key, ()), row)
+            cls = type(row.wrapper)
+            for key in row.ids():
+                if row not in _rows.get(key, ()):
+                    _rows[key] = (*_rows.get(key, ()), row)
             if not _classes[cls]:
                 type.__setattr__(cls, "__getattribute__", noting_getattribute)
             _classes[cls] += 1
@@ -86,11 +149,11 @@ def noting(rows: Sequence[Listener]) -> Iterator[None]:
         with _LOCK:
             for row in rows:
                 row.listeners -= 1
-                key, cls = id(row.wrapper), type(row.wrapper)
-                if not row.listeners:
-                    _rows[key] = tuple(r for r in _rows[key] if r is not row)
-                    if not _rows[key]:
-                        del _rows[key]
+                cls = type(row.wrapper)
+                for key in row.ids() if not row.listeners else ():
+                    rest = tuple(r for r in _rows.pop(key, ()) if r is not row)
+                    if rest:
+                        _rows[key] = rest
                 _classes[cls] -= 1
                 if not _classes[cls]:
                     del _classes[cls]

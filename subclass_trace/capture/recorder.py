@@ -61,7 +61,7 @@ Tensor = torch.Tensor
 _DENSE = (*_torch.FAKE_TYPES, Tensor, torch.nn.Parameter)
 _VALUES = (Tensor, *_torch.SYM_TYPES)
 _DEVICE = torch.ops.prim.device.default
-#: what kernels in C++ ask a tensor for whose sizes are symbols: numbers, which few classes know how to answer
+#: what C++ asks a tensor for whose sizes are symbols: numbers, for which no class is asked in eager
 _LAYOUT: dict[Any, Callable[[Tensor], Any]] = {
     aten.size.default: lambda t: tuple(map(int, t.shape)),
     aten.stride.default: lambda t: tuple(map(int, t.stride())),
@@ -69,13 +69,6 @@ _LAYOUT: dict[Any, Callable[[Tensor], Any]] = {
 }
 #: constants that a region makes itself arrive through these
 _CONSTANT_OPS = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
-
-
-def _numbers(func: Any, t: Tensor) -> Any:
-    """The layout of a wrapper as numbers."""
-    if func is aten.storage_offset.default:
-        return int(t.storage_offset())
-    return tuple(map(int, t.shape if func is aten.size.default else t.stride()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -353,11 +346,9 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             return record_higher_order(self, func, args, kwargs or {})
         for t in types:
             if t not in _DENSE:
-                if func in _LAYOUT:  # C++ asks for numbers, which in eager no class is asked for
-                    return _numbers(func, args[0])
-                self.classes.add(t)
                 if func in _LAYOUT and not any(map(is_ragged, args[0].shape)):
                     return _LAYOUT[func](args[0])
+                self.classes.add(t)
                 self._notice_wrappers(args)
                 if original(func) is not func:
                     return self._run_class(original(func), types, args, kwargs or {}, SymbolsInside())

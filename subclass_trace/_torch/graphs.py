@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,10 +12,12 @@ import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer, disable_autocast_cache
+from torch.utils._thunk import Thunk
 
 from .fakes import quiet_fake_errors
 from .kinds import SYM_TYPES, is_fake
 from .modes import disable_autocast, exclude_functionalize, no_modes, without_tracing
+from .symbols import sympy_to_nodes
 
 
 class _ReplayTracer(PythonKeyTracer):
@@ -60,16 +63,33 @@ class FunctionalReplay:
 
         proxy = self.tracer.create_proxy("placeholder", name, (), {}, name=name)
         numbers = _symbolic_numbers(value)
-        # A number that an earlier input has is read there: a forward must not read the sizes of tangents. Torch tells two
-        # objects apart that are one symbol.
+        # A number that earlier inputs have is read or computed there: a forward must not read the sizes of tangents. Torch
+        # tells two objects apart that are one symbol.
         for n in numbers:
-            if n.node.expr in self.first:
-                set_proxy_slot(n, self.tracer, get_proxy_slot(self.first[n.node.expr], self.tracer))
+            expr = n.node.expr
+            if expr in self.first:
+                set_proxy_slot(n, self.tracer, get_proxy_slot(self.first[expr], self.tracer))
+            elif expr.free_symbols and expr.free_symbols <= self.first.keys():
+                set_proxy_slot(n, self.tracer, Thunk(functools.partial(self._computed, n)))
         track_tensor_tree(value, proxy, constant=None, tracer=self.tracer)
         for n in numbers:
             self.first.setdefault(n.node.expr, n)
         proxy.node.meta.update({k: v for k, v in meta.items() if k == "alias_base"})
         proxy.node.meta.setdefault("val", value)
+
+    def _computed(self, number: Any) -> Any:
+        """A proxy that computes ``number`` of symbols of inputs, written where it is first asked for."""
+        from torch.fx.experimental.proxy_tensor import get_proxy_slot
+
+        expr = number.node.expr
+        symbols = {s: get_proxy_slot(self.first[s], self.tracer).force() for s in expr.free_symbols}
+        node: Any = next(iter(reversed(self.graph.nodes)))
+        made = sympy_to_nodes(expr, symbols)
+        with without_tracing():  # sub-expressions need a value too
+            while node is not made.node:
+                node = node.next
+                node.meta["val"] = node.target(*torch.fx.node.map_arg(node.args, lambda n: n.meta["val"]))
+        return made
 
     def wrap(self, value: torch.Tensor) -> Any:
         """A functional tensor around a fake one."""

@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from ..subclass.protocol import Kind, kind_of
 from .recorder import Recorder
@@ -145,10 +146,43 @@ def _combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> 
     return torch.stack([aten.index.Tensor(grid, chosen) for grid in grids], 1)
 
 
+# ---------------------------------------------------------------------------------------------- parts
+def _take_along_dim(input: Tensor, indices: Tensor, dim: Any = None) -> Any:
+    """Sizes are broadcast but for those of the dimension."""
+    if type(dim) is not int or input.dim() != indices.dim() or not -input.dim() <= dim < input.dim():
+        return NotImplemented
+    places, source = list(indices.shape), list(input.shape)
+    wanted, there = places[dim], source[dim]
+    places[dim] = source[dim] = 1
+    try:
+        common = list(torch.broadcast_shapes(places, source))  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return NotImplemented
+    chosen = indices.expand([*common[: dim % len(common)], wanted, *common[dim % len(common) + 1 :]])
+    return input.expand([*common[: dim % len(common)], there, *common[dim % len(common) + 1 :]]).gather(dim, chosen)
+
+
+def _adaptive_avg_pool1d(input: Tensor, output_size: Any) -> Any:
+    sizes = output_size if isinstance(output_size, (tuple, list)) else (output_size,)
+    if len(sizes) != 1 or input.dim() not in (2, 3) or not all(type(n) in (int, torch.SymInt) for n in sizes):
+        return NotImplemented
+    return F.adaptive_avg_pool2d(input.unsqueeze(-2), (1, sizes[0])).squeeze(-2)
+
+
+def pieces(x: Tensor, count: int, dim: int = 0) -> Any:
+    """``tensor_split`` into so many, without a branch on what remains: the first pieces have one more each."""
+    if not -x.dim() <= dim < x.dim() or not isinstance(x.shape[dim], torch.SymInt):
+        return NotImplemented
+    each, more = x.shape[dim] // count, x.shape[dim] % count
+    inner = [k * each + torch.sym_min(k, more) for k in range(1, count)]  # type: ignore[no-untyped-call]
+    return tuple(aten.slice.Tensor(x, dim, start, stop) for start, stop in pairwise([0, *inner, x.shape[dim]]))
+
+
 #: whatever the sizes are: their steps in C++ have sizes that depend on values
 _ALWAYS = ("combinations",)
 #: name of a function -> its steps
 BY_SIZES: Mapping[str, Callable[..., Any]] = {
+    "adaptive_avg_pool1d": _adaptive_avg_pool1d,
     "combinations": _combinations,
     "corrcoef": _corrcoef,
     "cov": _cov,
@@ -156,5 +190,6 @@ BY_SIZES: Mapping[str, Callable[..., Any]] = {
     "gradient": _gradient,
     "kron": _kron,
     "masked_select": _masked_select,
+    "take_along_dim": _take_along_dim,
     "vander": _vander,
 }

@@ -15,15 +15,17 @@ import torch.nn.functional as F
 
 from .. import _torch
 from ..errors import DataDependentError
-from .by_sizes import BY_SIZES, by_sizes
+from .by_sizes import BY_SIZES, by_sizes, pieces
 from .conversions import allclose, equal, is_nonzero, tensor
+from .counts import COUNTS, block_diag, counts
 from .indexing import sees_functions
 from .known import known_value
 from .looks import is_from_inside, look_in_each_call, unflattens
 from .packed import PACKED
+from .parts import PARTS, parts_by_sizes
 from .recorder import Recorder
 from .sized import SIZES, sized
-from .windows import WINDOWS, is_plain, maxima, of_symbols, windows
+from .windows import WINDOWS, maxima, may_be_ours, of_symbols, windows
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -82,9 +84,9 @@ def _pooled_as_two(
         return None
     if all(type(n) is int for n in numbers):
         return aten.max_pool1d_with_indices.default(input, [kernel], [step], [border], [spread], ceil_mode)[0]
-    if not is_plain(input, (2, 3)):
+    if not may_be_ours(input, (2, 3)):
         return None
-    as_two: Sequence[Tensor] = maxima()(
+    as_two: Sequence[Tensor] = maxima(2)(
         input.unsqueeze(-2), [1, kernel], [1, step], [0, border], [1, spread], ceil_mode
     )
     return as_two[0].squeeze(-2)
@@ -154,9 +156,14 @@ def _checked_one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
 
 
 def _tensor_split(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """By a tensor, whose values say how many pieces there are, and how large."""
+    """By a tensor, whose values say how many pieces there are, and how large; or into so many pieces of a size that is a
+    symbol, as C++ makes them, which would branch on the remainder."""
     named = "tensor_indices_or_sections" in kwargs
     places = kwargs["tensor_indices_or_sections"] if named else args[1] if len(args) > 1 else None
+    if type(places) is int and places > 0 and len(args) > 1 and kwargs.keys() <= {"dim"}:
+        split = pieces(args[0], places, *args[2:], **kwargs)
+        if split is not NotImplemented:
+            return split
     if not isinstance(places, Tensor):
         return func(*args, **kwargs)
     known = known_value(recorder, places) if recorder.knows(places) else None
@@ -232,6 +239,9 @@ COMPOSITES: Mapping[str, Callable[..., Any]] = {
     **dict.fromkeys(SIZES, sized),
     **dict.fromkeys(BY_SIZES, by_sizes),
     **dict.fromkeys(WINDOWS, windows),
+    **dict.fromkeys(COUNTS, counts),
+    **dict.fromkeys(PARTS, parts_by_sizes),  # `F.unfold` as well
+    "block_diag": block_diag,
     "one_hot": _one_hot,
     "scaled_dot_product_attention": _attention,
     **dict.fromkeys(("matmul", "__matmul__", "__rmatmul__"), _matmul),

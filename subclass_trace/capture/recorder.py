@@ -30,6 +30,7 @@ from ..subclass.flatten import leaves_of
 from ..subclass.noting import unnoted
 from ..subclass.paths import Path
 from ..subclass.protocol import REAL, is_traceable
+from ..subclass.spec import is_ragged
 from .aliasing import ByteRange, byte_range
 from .default_dtype import check_default_dtype, is_factory
 from .eager_errors import REFUSALS, error_of_eager, has_out, refuse_as_eager, tensors_in
@@ -37,6 +38,7 @@ from .foreach import steps
 from .late_code import LateState
 from .otherwise import OTHERWISE
 from .overlaps import refuse_overlap
+from .own_operations import SymbolsInside, original
 from .perhaps_views import PerhapsViews
 from .random_state import RandomState
 from .results import Results
@@ -59,16 +61,14 @@ Tensor = torch.Tensor
 _DENSE = (*_torch.FAKE_TYPES, Tensor, torch.nn.Parameter)
 _VALUES = (Tensor, *_torch.SYM_TYPES)
 _DEVICE = torch.ops.prim.device.default
-_LAYOUT = (aten.size.default, aten.stride.default, aten.storage_offset.default)
+#: what C++ asks a tensor for whose sizes are symbols: numbers, for which no class is asked in eager
+_LAYOUT: dict[Any, Callable[[Tensor], Any]] = {
+    aten.size.default: lambda t: tuple(map(int, t.shape)),
+    aten.stride.default: lambda t: tuple(map(int, t.stride())),
+    aten.storage_offset.default: lambda t: int(t.storage_offset()),
+}
 #: constants that a region makes itself arrive through these
 _CONSTANT_OPS = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
-
-
-def _numbers(func: Any, t: Tensor) -> Any:
-    """The layout of a wrapper as numbers."""
-    if func is aten.storage_offset.default:
-        return int(t.storage_offset())
-    return tuple(map(int, t.shape if func is aten.size.default else t.stride()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -347,11 +347,15 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             return record_higher_order(self, func, args, kwargs or {})
         for t in types:
             if t not in _DENSE:
-                if func in _LAYOUT:  # C++ asks for numbers, which in eager no class is asked for
-                    return _numbers(func, args[0])
+                if func in _LAYOUT and not any(map(is_ragged, args[0].shape)):
+                    return _LAYOUT[func](args[0])
                 self.classes.add(t)
                 self._notice_wrappers(args)
-                return NotImplemented if self.inside is None else self._run_class(func, types, args, kwargs or {})
+                if original(func) is not func:
+                    return self._run_class(original(func), types, args, kwargs or {}, SymbolsInside())
+                if self.inside is None:
+                    return NotImplemented
+                return self._run_class(func, types, args, kwargs or {}, self.inside)
         if _torch.function_stack_length():  # what looks at the calls of Python code is not asked about ours
             with _torch.no_overrides():
                 return self._run_dense(func, types, args, kwargs or {})
@@ -397,9 +401,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return out
         return self._record(func, args, kwargs)
 
-    def _run_class(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """What torch does next where a mode leaves an operation to the classes of its arguments, with `inside` active."""
-        assert self.inside is not None
+    def _run_class(self, func: Any, types: Any, args: Any, kwargs: Any, inside: Any) -> Any:
+        """What torch does next where a mode leaves an operation to the classes of its arguments, with ``inside`` active."""
         # By its tensors: symbolic numbers are new objects on each way through C++.
         call = func, tuple(map(id, tensors_in(args)))
         if call == self._class_call:  # torch has the rules of the class in C++
@@ -408,7 +411,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             if cls not in _DENSE:
                 outer, self._class_call = self._class_call, call
                 try:
-                    with self, self.inside:
+                    with self, inside:
                         if _torch.dispatches_in_cpp(cls):
                             out = func(*args, **kwargs)
                         else:

@@ -6,15 +6,13 @@ their place a graph has operations of ours: those of torch, but with symbols in 
     aten::hann_window(int window_length, *, ScalarType? dtype=None, ...) -> Tensor
     subclass_trace::hann_window(SymInt window_length, *, ScalarType? dtype=None, ...) -> Tensor
 
-What they compute is torch's own operation on the number of the call. What they make of symbols has the sizes that `SIZES`
-says, and looks otherwise like what torch's operation makes of the numbers in the traced call. Our own back end calls torch's
-operation (`original`).
+What they make of symbols has the sizes that `SIZES` says, and looks otherwise like what torch's operation makes of the numbers
+in the traced call.
 """
 
 from __future__ import annotations
 
 import functools
-import re
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -23,6 +21,7 @@ import torch
 
 from .. import _torch
 from ..subclass.protocol import Kind, kind_of
+from .own_operations import derive
 from .recorder import Recorder
 
 Tensor = torch.Tensor
@@ -104,43 +103,6 @@ def _is_open(n: Any) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------- operations
-_originals: dict[Any, Any] = {}
-
-
-def original(op: Any) -> Any:
-    """Torch's operation, whose schema takes numbers, for one of ours; every other operation is itself."""
-    return _originals.get(op, op)
-
-
-@functools.cache
-def library() -> Any:
-    """What is registered lasts as long as this object."""
-    return torch.library.Library("subclass_trace", "FRAGMENT")  # type: ignore[no-untyped-call]
-
-
-def derive(op: Any, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    """Ours for one of torch's: the same, but with symbols in its schema. To be called once for each.
-
-    Args:
-        kernel: computes it of numbers.
-        fake: makes tensors without data of symbols.
-    """
-    schema = _torch.op_schema(op)
-    overload = schema.overload_name
-    name = _torch.op_name(op) + (f".{overload}" if overload else "")
-    library().define(_with_symbols(str(schema)).partition("::")[2])
-    library().impl(name, kernel, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"subclass_trace::{name}", fake, lib=library())
-    own = getattr(getattr(torch.ops.subclass_trace, _torch.op_name(op)), overload or "default")
-    _originals[own] = op
-    return own
-
-
-def _with_symbols(schema: str) -> str:
-    """There is no type for symbols of floats, but for numbers of any kind."""
-    return re.sub(r"\bfloat\b", "Scalar", re.sub(r"\bint\b", "SymInt", schema))
-
-
 @functools.cache
 def operations(name: str) -> Any:
     """Ours of a name in `SIZES`, with all its overloads, registered on the first call."""

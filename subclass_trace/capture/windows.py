@@ -1,7 +1,7 @@
 """Pooling with a window that is a size, and grids: ``F.max_pool1d(x, x.shape[2])``, ``F.affine_grid(theta, x.shape)``.
 
 Torch's schemas take a window of numbers; the backward of a grid takes numbers in C++. A graph has operations of ours in their
-place (`sized.derive`), which compute what those of torch do; and so do their backwards. The sizes of what is pooled are those
+place (`own_operations`), which compute what those of torch do; and so do their backwards. The sizes of what is pooled are those
 that torch's own Python code for tensors without data makes of symbols.
 """
 
@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 
 from .. import _torch
-from ..subclass.protocol import Kind, kind_of
+from .indexing import sees_functions
+from .own_operations import derive, differentiable, holds_symbols, own
 from .recorder import Recorder
-from .sized import derive, library
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -32,7 +32,7 @@ def windows(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any
 
 def of_symbols(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """The same with our operation; NotImplemented where torch's is to be called."""
-    if not any(map(_holds_symbols, (*args, *kwargs.values()))):
+    if not any(map(holds_symbols, (*args, *kwargs.values()))):
         return NotImplemented
     try:
         return WINDOWS[func.__name__](*args, **kwargs)
@@ -40,15 +40,11 @@ def of_symbols(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return NotImplemented
 
 
-def _holds_symbols(value: Any) -> bool:
-    values = value if isinstance(value, (tuple, list)) else (value,)
-    return any(isinstance(n, torch.SymInt) for n in values)
-
-
-def is_plain(input: Any, dims: Sequence[int]) -> bool:
-    """May ours be called? A class, and a transform of ``torch.func``, would see another operation."""
-    plain = isinstance(input, Tensor) and input.dim() in dims and kind_of(type(input)) is Kind.LEAF
-    return plain and not _torch.functorch_active()
+def may_be_ours(input: Any, dims: Sequence[int]) -> bool:
+    """May ours be called? A class that sees functions, and a transform of ``torch.func``, would see another one."""
+    if not isinstance(input, Tensor) or input.dim() not in dims or sees_functions(type(input)):
+        return False
+    return not _torch.functorch_active() and not torch.is_autocast_enabled(input.device.type)
 
 
 def _numbers(value: Any, default: Any, count: int) -> list[Any]:
@@ -65,19 +61,22 @@ def _numbers(value: Any, default: Any, count: int) -> list[Any]:
     return found
 
 
-def _avg_pool2d(
-    input: Tensor,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: Any = None,
-) -> Any:
-    if not is_plain(input, (3, 4)):
-        return NotImplemented
-    window = [_numbers(n, kernel_size, 2) for n in (kernel_size, stride, padding)]
-    return averages()(input, *window, ceil_mode, count_include_pad, divisor_override)
+def _averaged(dims: int) -> Callable[..., Any]:
+    def pool(
+        input: Tensor,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: Any = None,
+    ) -> Any:
+        if not may_be_ours(input, (dims + 1, dims + 2)):
+            return NotImplemented
+        window = [_numbers(n, kernel_size, dims) for n in (kernel_size, stride, padding)]
+        return averages(dims)(input, *window, ceil_mode, count_include_pad, divisor_override)
+
+    return pool
 
 
 def _avg_pool1d(
@@ -88,31 +87,44 @@ def _avg_pool1d(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> Any:
-    if not is_plain(input, (2, 3)):
+    if not may_be_ours(input, (2, 3)):
         return NotImplemented
     kernel, step, border = (_numbers(n, kernel_size, 1) for n in (kernel_size, stride, padding))
     window = [1, *kernel], [1, *step], [0, *border]
-    return averages()(input.unsqueeze(-2), *window, ceil_mode, count_include_pad, None).squeeze(-2)
+    return averages(2)(input.unsqueeze(-2), *window, ceil_mode, count_include_pad, None).squeeze(-2)
 
 
-def _max_pool2d(
-    input: Tensor,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
-    if return_indices or not is_plain(input, (3, 4)):
-        return NotImplemented
-    window = [_numbers(n, kernel_size, 2) for n in (kernel_size, stride, padding, dilation)]
-    return maxima()(input, *window, ceil_mode)[0]
+def _most(dims: int) -> Callable[..., Any]:
+    """The values, and where they are."""
+
+    def pool(
+        input: Tensor,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+        return_indices: bool = True,
+    ) -> Any:
+        if not may_be_ours(input, (dims + 1, dims + 2)):
+            return NotImplemented
+        window = [_numbers(n, kernel_size, dims) for n in (kernel_size, stride, padding, dilation)]
+        return maxima(dims)(input, *window, ceil_mode)
+
+    return pool
+
+
+def _values(pool: Callable[..., Any]) -> Callable[..., Any]:
+    def values(*args: Any, return_indices: bool = False, **kwargs: Any) -> Any:
+        found = NotImplemented if return_indices else pool(*args, **kwargs)
+        return found if found is NotImplemented else found[0]
+
+    return values
 
 
 def _affine_grid(theta: Tensor, size: Any, align_corners: bool | None = None) -> Any:
     known = [_torch.value_in_trace(n) for n in (*theta.shape, *size)]
-    if None in known or not is_plain(theta, (3,)):
+    if None in known or not may_be_ours(theta, (3,)):
         return NotImplemented
     with _torch.no_modes():  # its checks and warnings
         F.affine_grid(theta.new_empty(known[:3], device="meta"), type(size)(known[3:]), align_corners)
@@ -125,25 +137,17 @@ def _affine_grid(theta: Tensor, size: Any, align_corners: bool | None = None) ->
 WINDOWS: Mapping[str, Callable[..., Any]] = {
     "affine_grid": _affine_grid,
     "avg_pool1d": _avg_pool1d,
-    "avg_pool2d": _avg_pool2d,
-    "max_pool2d": _max_pool2d,
+    **{f"avg_pool{dims}d": _averaged(dims) for dims in (2, 3)},
+    **{f"max_pool{dims}d": _values(_most(dims)) for dims in (2, 3)},
+    **{f"max_pool{dims}d_with_indices": _most(dims) for dims in (2, 3)},
 }
 
 
 # ---------------------------------------------------------------------------------------------- operations
-def _own(op: Any) -> Any:
-    return derive(op, lambda *args: op(*args), _torch.kernel_without_data(op))
-
-
-def _differentiable(op: Any, backward: Callable[..., Any], keep: Callable[..., Any]) -> None:
-    name = f"subclass_trace::{_torch.op_name(op)}"
-    torch.library.register_autograd(name, backward, setup_context=keep, lib=library())
-
-
 @functools.cache
-def averages() -> Any:
-    """``avg_pool2d``, which may be differentiated any number of times."""
-    forward, backward = _own(aten.avg_pool2d.default), _own(aten.avg_pool2d_backward.default)
+def averages(dims: int) -> Any:
+    """``avg_pool2d`` and its sibling, which may be differentiated any number of times."""
+    forward, backward = (own(getattr(aten, f"avg_pool{dims}d{part}").default) for part in ("", "_backward"))
 
     def keep(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.save_for_backward(inputs[0])
@@ -158,16 +162,16 @@ def averages() -> Any:
     def again(ctx: Any, grad: Tensor) -> Any:
         return forward(grad, *ctx.window), None, *[None] * len(ctx.window)
 
-    _differentiable(forward, differentiate, keep)
-    _differentiable(backward, again, keep_window)
+    differentiable(forward, differentiate, keep)
+    differentiable(backward, again, keep_window)
     return forward
 
 
 @functools.cache
-def maxima() -> Any:
+def maxima(dims: int) -> Any:
     """``max_pool2d_with_indices``, the same."""
-    forward = _own(aten.max_pool2d_with_indices.default)
-    backward = _own(aten.max_pool2d_with_indices_backward.default)
+    name = f"max_pool{dims}d_with_indices"
+    forward, backward = (own(getattr(aten, name + part).default) for part in ("", "_backward"))
 
     def keep(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.save_for_backward(inputs[0], output[1])
@@ -183,11 +187,11 @@ def maxima() -> Any:
 
     def again(ctx: Any, grad: Tensor) -> Any:
         (places,) = ctx.saved_tensors
-        found = grad.flatten(-2).gather(-1, places.flatten(-2)).view(places.shape)
+        found = grad.flatten(-dims).gather(-1, places.flatten(-dims)).view(places.shape)
         return found, *[None] * ctx.count
 
-    _differentiable(forward, differentiate, keep)
-    _differentiable(backward, again, keep_places)
+    differentiable(forward, differentiate, keep)
+    differentiable(backward, again, keep_places)
     return forward
 
 
@@ -204,8 +208,8 @@ def grids() -> Any:
     def keep(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.rest = inputs[1:]
 
-    _differentiable(forward, lambda ctx, grad: (backward(grad, *ctx.rest), None, None), keep)
-    _differentiable(backward, lambda ctx, grad: (forward(grad, *ctx.rest), None, None), keep)
+    differentiable(forward, lambda ctx, grad: (backward(grad, *ctx.rest), None, None), keep)
+    differentiable(backward, lambda ctx, grad: (forward(grad, *ctx.rest), None, None), keep)
     return forward
 
 

@@ -48,7 +48,7 @@ import torch
 import torch.fx as fx
 
 from .. import _torch
-from ..capture.sized import original
+from ..capture.own_operations import original
 
 _CACHE_LIMIT = 8192
 _CONSTANTS = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)

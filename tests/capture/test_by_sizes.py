@@ -44,6 +44,13 @@ CALLS: dict[str, Callable[[Tensor], Any]] = {
     "no diagonal": lambda x: x[0].clone().fill_diagonal_(1),
     "no cube": lambda x: torch.zeros(3, 3, x.shape[0] + 1).fill_diagonal_(1),
     "no such option": lambda x: torch.kron(x, x, upper=True),  # type: ignore[call-overload]
+    "sorted": lambda x: torch.take_along_dim(x, x.argsort(0), 0),
+    "the largest": lambda x: x.take_along_dim(x.argmax(-1, keepdim=True), dim=-1).squeeze(-1),
+    "of a row, for each": lambda x: torch.take_along_dim(x[:1], x.argsort(1)[:, :2], 1),
+    "along what does not fit": lambda x: torch.take_along_dim(x, x.flatten().argsort(0), 0),
+    "means of parts": lambda x: F.adaptive_avg_pool1d(x, 2 + x.shape[0]) * 2,
+    "means of parts of a batch": lambda x: F.adaptive_avg_pool1d(x.t()[None], [x.shape[0] // 2 + 1]),
+    "means of no parts": lambda x: F.adaptive_avg_pool1d(x, (x.shape[0], 2)),
     "bounds": lambda x: x.clamp_min(1 / x.shape[0]) + x.clamp(max=x.shape[0] / 9),
     "factors": lambda x: torch.add(x, x, alpha=x.shape[0]) + F.softplus(x, x.shape[0]) + F.elu(x, x.shape[0]),
 }
@@ -111,6 +118,53 @@ def test_as_in_eager_for_all_sizes(name: str, kind: str, dynamic: bool) -> None:
 def test_dense_as_in_eager_for_all_sizes(name: str, dynamic: bool) -> None:
     """What makes dense tensors of its own, and what has a size that depends on values."""
     _check(DENSE[name], "dense", dynamic, 2)
+
+
+@pytest.mark.parametrize("kind", ["dense", "wrapper"])
+@pytest.mark.parametrize("dim", [0, -2, 1])
+def test_pieces(dim: int, kind: str) -> None:
+    """``tensor_split``: views of the input, the first of which have what remains."""
+
+    def f(x: Tensor) -> Any:
+        return torch.tensor_split(x, 3, dim) if dim else x.tensor_split(3, dim=dim)
+
+    def run(f: Callable[[Tensor], Any], rows: int) -> Any:
+        numbers = torch.arange(rows * 6.0).view(rows, 6)
+        x: Tensor = TwoTensor(numbers, -numbers) if kind == "wrapper" else numbers
+        parts = f(x)
+        parts[1].mul_(2)
+        return type(parts), [(str(p), p.shape, p.storage_offset(), p._base is x) for p in parts], str(x), x._version
+
+    region = st.compile(f)
+    for rows in (6, 7, 8, 9, 13):
+        assert run(region, rows) == run(f, rows)
+    assert len(region.specializations) == 2
+
+
+def test_cpp_asks_for_the_sizes_of_a_wrapper() -> None:
+    """Each size has a specialization then."""
+
+    def f(x: Tensor) -> Tensor:
+        return F.embedding_bag(torch.arange(4)[None], x, padding_idx=x.shape[0] - 1) * 2
+
+    region = st.compile(f)
+    for rows in (4, 5, 6):
+        for grad in (False, True):
+            assert _run(region, rows, "wrapper", grad) == _run(f, rows, "wrapper", grad)
+    assert len(region.specializations) == 6
+
+
+@pytest.mark.parametrize("kind", ["dense", "wrapper"])
+def test_backward_of_a_view_by_its_place(kind: str) -> None:
+    """It writes into memory of its own; the sizes of the view are read from the input, and not from the tangent."""
+
+    def f(x: Tensor) -> Tensor:
+        return x.as_strided((x.shape[0] // 2, 3), (6, 1), x.shape[0]) * 2
+
+    region = st.compile(f)
+    for rows in (4, 6, 8, 11):
+        assert _run(region, rows, kind, True) == _run(f, rows, kind, True)
+    assert len(region.specializations) == 2
 
 
 @pytest.mark.filterwarnings("ignore:cov():UserWarning")

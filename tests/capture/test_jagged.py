@@ -182,6 +182,18 @@ def test_static_sizes(name: str) -> None:
     assert len(compiled.specializations) == 2
 
 
+def test_sizes_asked_for_before() -> None:
+    """Torch keeps the answer in attributes of the tensor, which say nothing more."""
+    f, make = PROGRAMS["unflatten"]
+    compiled = st.compile(f, automatic_dynamic=False)
+    for asked in (True, False, True):
+        (x,) = make(LENGTHS[0])
+        if asked:
+            f(x)
+        check(f, compiled, lambda lengths, x=x: (x,), LENGTHS[0])
+    assert len(compiled.specializations) == 1
+
+
 def test_a_weight_that_takes_the_batch_apart() -> None:
     """The gradient of a matrix that a jagged tensor is multiplied by goes over its rows one by one."""
     compiled = st.compile(lambda x, w: x @ w)

@@ -38,6 +38,10 @@ CALLS: dict[str, Callable[[Tensor], Any]] = {
     "most of lines": lambda x: F.max_pool1d(x[0], x.shape[3]),
     "most of lines, by steps": lambda x: F.max_pool1d(x[:, 1], (x.shape[3] // 2 + 1,), stride=x.shape[3], padding=1),
     "most and where": lambda x: F.max_pool2d(x, x.shape[2:], return_indices=True)[0],
+    "average of a space": lambda x: F.avg_pool3d(x, x.shape[1:]),
+    "average of a space by steps": lambda x: F.avg_pool3d(x[:, None], (1, 2, x.shape[3]), 1, (0, 1, 0)),
+    "most of a space": lambda x: F.max_pool3d(x, (3, 1, x.shape[3])),
+    "most of a space and where": lambda x: F.max_pool3d(x[None], (1, 2, x.shape[3]), 1, return_indices=True)[0],
     "grid": lambda x: F.affine_grid(x[:, 0, :2, :3], (2, 1, x.shape[3], 4), align_corners=False),
     "too wide": lambda x: F.avg_pool2d(x, x.shape[3] + 1),
     "too wide a border": lambda x: F.max_pool2d(x, x.shape[3], padding=x.shape[3]),
@@ -45,7 +49,7 @@ CALLS: dict[str, Callable[[Tensor], Any]] = {
     "too many": lambda x: F.avg_pool2d(x, (x.shape[3], 1, 1)),
 }
 #: these are left to torch
-LEFT = ("most and where", "too wide", "too wide a border", "no step", "too many")
+LEFT = ("too wide", "too wide a border", "no step", "too many")
 
 
 def _made(columns: int, grad: bool, kind: str = "dense") -> Any:
@@ -87,15 +91,18 @@ def test_two_specializations(name: str) -> None:
     assert len(region.specializations) == 2
 
 
-@pytest.mark.parametrize("name", ["average", "most", "most of lines"])
+@pytest.mark.parametrize("name", ["average", "average of lines", "most", "most of lines", "most of a space"])
 def test_wrapper(name: str) -> None:
-    """Its class sees torch's operation: each size has a specialization."""
+    """Its class sees torch's operation, with symbols for numbers."""
     region = st.compile(CALLS[name])
     for columns in (4, 5, 6):
         assert _run(region, columns, True, "wrapper") == _run(CALLS[name], columns, True, "wrapper")
+    assert len(region.specializations) == 2
 
 
-@pytest.mark.parametrize("name", ["average", "average by steps", "most", "most of rows", "most of lines"])
+@pytest.mark.parametrize(
+    "name", ["average", "average by steps", "most", "most of rows", "most of lines", "most of a space"]
+)
 def test_differentiated_again(name: str) -> None:
     """A gradient penalty, in the region and outside of it."""
 

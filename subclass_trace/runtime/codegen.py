@@ -27,6 +27,7 @@ from ..plan import (
     SizeOutput,
     SymbolicView,
     ValueOutput,
+    ViewCalls,
     ViewOutput,
     gradient_of,
 )
@@ -429,9 +430,12 @@ class _EntryEmitter:
         if plan.containers:
             s.bind("taken", taken)
             s.line(f"returned = taken({s.constant(plan.containers, 'containers')}, args, kwargs)")
+        repeats = any(isinstance(o, ViewOutput) and isinstance(o.replay, ViewCalls) for o in plan.outputs)
+        if repeats:
+            s.line("made = {}")
         ahead = {k: f"w{k}" for k, o in enumerate(plan.outputs) if isinstance(o, ViewOutput) and o.ahead}
         for k, name in ahead.items():
-            s.line(f"{name} = {self._view(plan.outputs[k], inputs, env)}")
+            s.line(f"{name} = {self._view(plan.outputs[k], inputs, env, ())}")
         if plan.trains:
             values, sizes = self._train(inputs, env)
         else:
@@ -441,7 +445,7 @@ class _EntryEmitter:
             s.bind("Call", Call)
             made = ", ".join(f"{k}: {name}" for k, name in ahead.items())
             state = f"[{', '.join(inputs)}], [{', '.join(leaves)}], {env if items else '{}'}, [{', '.join(sizes)}]"
-            call = f"Call({state}, {{{made}}})"
+            call = f"Call({state}, {{{made}}}{', made' if repeats else ''})"
             s.line(f"results = finish({s.constant(plan, 'plan')}, {call}, [{', '.join(values)}], [{', '.join(flat)}])")
             self._return(None)
             return
@@ -484,7 +488,7 @@ class _EntryEmitter:
             elif isinstance(o, GradientOutput):
                 results.append(inputs[o.input])
             elif isinstance(o, ViewOutput):
-                results.append(self._view(o, inputs if o.of_input else values, env))
+                results.append(self._view(o, inputs if o.of_input else values, env, values))
             elif isinstance(o, ValueOutput):
                 results.append(values[o.value])
             elif isinstance(o, SizeOutput):
@@ -506,11 +510,13 @@ class _EntryEmitter:
             s.line(f"{names[-1]} = {made}")
         return names
 
-    def _view(self, o: Any, bases: Sequence[str], env: str) -> str:
+    def _view(self, o: Any, bases: Sequence[str], env: str, values: Sequence[str]) -> str:
         s = self.source
         if o.replay is None:
             return str(bases[o.base])
         s.bind("replay_view", replay_view)
+        if isinstance(o.replay, ViewCalls):
+            return f"replay_view({s.constant(o, 'view')}, {bases[o.base]}, {env}, ({_tuple(values)}), made)"
         sizes = f", {env}" if isinstance(o.replay, SymbolicView) else ""
         return f"replay_view({s.constant(o, 'view')}, {bases[o.base]}{sizes})"
 

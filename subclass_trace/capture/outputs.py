@@ -232,7 +232,8 @@ class OutputClassifier:
                     continue
                 found, replay = self._until_detached(root, source, base, number)
                 if found:
-                    self._rows[id(root)] = Detached(self._place(base, number), number is not None, replay)
+                    history = source.grad_fn is not None
+                    self._rows[id(root)] = Detached(self._place(base, number), number is not None, replay, history)
                     break
         return id(root) in self._rows
 
@@ -241,8 +242,15 @@ class OutputClassifier:
     ) -> tuple[bool, Replay | None]:
         """Whether it is known how ``root`` is made of ``base`` (but for a last ``detach()``), and the way."""
         if same_place(source, root):
-            replay = None if source is base else self._plain_replay(source, base, number)
-            return source is base or replay is not None, replay
+            if source is base:
+                return True, None
+            leaves, spec = flatten(source)
+            if share_memory(leaves, leaves_of(base)):
+                replay: Replay | None = self._plain_replay(source, base, number)
+            else:
+                calls, inside = self._calls(source, number, spec, True)
+                replay = None if inside else calls
+            return replay is not None, replay
         steps = self.recorder.views.steps(root, base)
         if steps is None or steps.version_bumps or not gives(steps, base, flatten(root)[1], self.recorder):
             return False, None

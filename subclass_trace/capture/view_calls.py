@@ -56,6 +56,7 @@ class RepeatedCalls:
         self._result_of = {(o.grad_fn, o.output_nr): o for o in views}
         self._users = collections.Counter(node for o in views for node in self._nodes(o) or ())
         self._calls: dict[Any, ViewCall] = {}
+        self._views: dict[int, tuple[Tensor, ViewCalls | None]] = {}
         self._inside: set[Any] | None = None
         self._refuses_zeros: dict[type, bool] = {}
         self._given: dict[int, tuple[Tensor, int]] = {}
@@ -70,8 +71,11 @@ class RepeatedCalls:
         Args:
             moved: it does not lie in the memory of its base.
         """
-        nodes = self._nodes(o)
-        return self._found(o, spec, nodes, moved) if nodes is not None and (moved or self._is_joint(nodes)) else None
+        if id(o) not in self._views:
+            nodes = self._nodes(o)
+            wanted = nodes is not None and (moved or self._is_joint(nodes))
+            self._views[id(o)] = o, self._found(o, spec, nodes or [], moved) if wanted else None
+        return self._views[id(o)][1]
 
     def alone(self, o: Tensor, spec: Spec, *, moved: bool) -> ViewCalls | None:
         """The operations that make the view ``o``, in common with no other."""

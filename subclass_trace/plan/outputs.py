@@ -219,11 +219,20 @@ class ViewOutput:
 
 @dataclass(frozen=True, eq=False)
 class Detached:
-    """``detach()`` of an input, of a forward value, or (``replay``) of a view of one: it shares its version counter."""
+    """``detach()`` of an input, of a forward value, or (``replay``) of a view of one: it shares its version counter.
+
+    ``of_history``: that view has one.
+    """
 
     base: int
     of_input: bool
     replay: Replay | None
+    of_history: bool = False
+
+    @property
+    def values(self) -> frozenset[int]:
+        """The forward values that it is made of."""
+        return _made_of(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,13 +249,16 @@ class CustomView:
         return _made_of(self)
 
 
-def _made_of(view: ViewOutput | CustomView) -> frozenset[int]:
+def _made_of(view: ViewOutput | CustomView | Detached) -> frozenset[int]:
     given = view.replay.given if isinstance(view.replay, ViewCalls) else frozenset()
     return given if view.of_input else given | {view.base}
 
 
-def views_in(outputs: Iterable[OutputPlan]) -> Iterator[ViewOutput | CustomView]:
+def views_in(
+    outputs: Iterable[OutputPlan], detached: Iterable[Detached] = ()
+) -> Iterator[ViewOutput | CustomView | Detached]:
     """All that says how a result is made of a base."""
+    yield from detached
     for o in outputs:
         view = o.view_of if isinstance(o, ValueOutput) else o
         if isinstance(view, (ViewOutput, CustomView)):

@@ -30,6 +30,7 @@ from ..plan import (
     ViewCalls,
     ViewOutput,
     gradient_of,
+    views_in,
 )
 from ..subclass.arguments import same_argument
 from ..subclass.components import lent_source
@@ -430,7 +431,7 @@ class _EntryEmitter:
         if plan.containers:
             s.bind("taken", taken)
             s.line(f"returned = taken({s.constant(plan.containers, 'containers')}, args, kwargs)")
-        repeats = any(isinstance(o, ViewOutput) and isinstance(o.replay, ViewCalls) for o in plan.outputs)
+        repeats = any(isinstance(v.replay, ViewCalls) for v in views_in(plan.outputs, plan.detached))
         if repeats:
             s.line("made = {}")
         ahead = {k: f"w{k}" for k, o in enumerate(plan.outputs) if isinstance(o, ViewOutput) and o.ahead}
@@ -505,6 +506,8 @@ class _EntryEmitter:
                 made = f"{base}.detach()"
             else:
                 sizes = f", {env}" if isinstance(row.replay, SymbolicView) else ""
+                if isinstance(row.replay, ViewCalls):
+                    sizes = f", {env}, ({_tuple(values)}), made"
                 made = f"{s.bind('detached', detached)}({s.constant(row, 'row')}, {base}{sizes})"
             names.append(s.name("t"))
             s.line(f"{names[-1]} = {made}")

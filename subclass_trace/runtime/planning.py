@@ -99,7 +99,7 @@ def make_plan(
         fresh_leaves=captured.fresh_leaves,
         inference=captured.inference,
         dangling=captured.dangling,
-        detached=tuple(_freeze_detached(row, captured.session) for row in captured.detached),
+        detached=tuple(_freeze_detached(row, captured.session, calls) for row in captured.detached),
         versions=captured.versions,
         leaf_versions=captured.leaf_versions,
         independent=captured.independent,
@@ -290,7 +290,9 @@ def _lent_attributes(o: OutputPlan, lending: Lending) -> OutputPlan:
     return replace(o, attributes={k: lending.in_place_of(v) for k, v in o.attributes.items()})
 
 
-def _freeze_detached(row: Detached, session: Session) -> Detached:
+def _freeze_detached(row: Detached, session: Session, calls: dict[ViewCall, ViewCall]) -> Detached:
+    if isinstance(row.replay, ViewCalls):
+        return replace(row, replay=_freeze_calls(row.replay, calls))
     return replace(row, replay=_freeze_replay(row.replay, session))
 
 
@@ -394,7 +396,9 @@ def _leaf_memory(captured: Captured) -> list[set[Any]]:
 
 def _given_to_views(captured: Captured, base: int, *, of_input: bool) -> set[Any]:
     """Where the contents lie that are given to views of an input, or of a forward value: see `ViewCall`."""
-    views = [v.replay for v in views_in(captured.outputs) if (v.base, v.of_input) == (base, of_input)]
+    views = [
+        v.replay for v in views_in(captured.outputs, captured.detached) if (v.base, v.of_input) == (base, of_input)
+    ]
     given = {k for replay in views if isinstance(replay, ViewCalls) for k in replay.given}
     rows = _leaf_memory(captured) if given else []
     return {place for k in given for place in rows[k]}
@@ -417,7 +421,7 @@ def _watched_results(
     memory = {memory_of(t) for t in alive if isinstance(t, Tensor)}
     shown = {o.value for o in captured.outputs if isinstance(o, ValueOutput)}
     bases = [o for o in captured.outputs if isinstance(o, ViewOutput) and not o.of_input]
-    shown |= {view.base for view in views_in(captured.outputs) if not view.of_input}
+    shown |= {view.base for view in views_in(captured.outputs, captured.detached) if not view.of_input}
     moved = {o.base for o in bases if o.version_bumps} | {a.value for a in captured.aliases}
     moved |= {m.value for m in captured.mutations if m.value is not None}
     parts, rows = iter(outputs), dict[int, tuple[str, ...]]()

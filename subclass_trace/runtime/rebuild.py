@@ -20,13 +20,20 @@ from .sizes import Env, concrete, evaluate, evaluator
 Tensor = torch.Tensor
 
 
-def detached(row: Detached, base: Tensor, env: Env | None = None) -> Tensor:
-    """What ``detach()`` gives of ``base``, or of the view of it."""
+def detached(
+    row: Detached,
+    base: Tensor,
+    env: Env | None = None,
+    values: Sequence[Tensor] = (),
+    made: dict[ViewCall, Any] | None = None,
+) -> Tensor:
+    """What ``detach()`` gives of ``base``, or of the view of it; see `replay_view`."""
     if row.replay is None:
         return base.detach()
-    replay = row.replay.at(env or {}) if isinstance(row.replay, SymbolicView) else row.replay
-    with torch.no_grad():
-        return replay(base).detach()
+    # With a history, where a result is that very view.
+    shown = isinstance(row.replay, ViewCalls) and (row.of_history or not base.requires_grad)
+    with torch.set_grad_enabled(torch.is_grad_enabled() and shown):
+        return bound_to(row.replay, values, env or {}, {} if made is None else made)(base).detach()
 
 
 def replay_view(

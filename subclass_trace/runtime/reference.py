@@ -174,7 +174,9 @@ def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]
             deliver(m, plan.inputs[m.input], x, new, old[m.input], call.env)
         if version is not None:
             set_version(x, version + m.version_bumps - m.moved - plan.bumps_by_results.get(m.input, 0))
-    values += [detached(row, (call.inputs if row.of_input else values)[row.base], call.env) for row in plan.detached]
+    for row in plan.detached:
+        base = (call.inputs if row.of_input else values)[row.base]
+        values.append(detached(row, base, call.env, values, call.made))
     results: list[Any] = []
     for k, o in enumerate(plan.outputs):
         if isinstance(o, SameOutput):

@@ -62,6 +62,9 @@ GATHERED: dict[str, Program] = {
     "slice, and a value of it": lambda x: (lambda y: [y, y.sin()])(x[:2]),
     "slice, a view and a value of it": lambda x: (lambda y: [y.t(), y.sin(), y])(x[:2]),
     "slice of an intermediate, and a value": lambda x: (lambda y: [y, y.sin()])((x * 2)[:2]),
+    "slice, and it detached": lambda x: (lambda y: [y, y.detach()])(x[:2]),
+    "slice, it detached, and a value": lambda x: (lambda y: [y.detach(), y.sin(), y])(x[:2]),
+    "slice, a value, and it detached": lambda x: (lambda y: [y, y.sin(), y.detach()])(x[:2]),
     "gathered and not": lambda x: [x[:2], x[:, :2]],
 }
 PROGRAMS = {**MEMBERS, **USED, **GATHERED}

@@ -16,7 +16,8 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        self.calls.append((func, args, dict(kwargs or {}), out))
+        if func.namespace != "prim":  # a question, such as for the device
+            self.calls.append((func, args, dict(kwargs or {}), out))
         return out
 
 
@@ -35,7 +36,7 @@ class _Answered(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.answer = answer
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.answer
+        return func(*args, **(kwargs or {})) if func.namespace == "prim" else self.answer
 
 
 def answered(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], answer: Any) -> Any:

@@ -90,8 +90,8 @@ class RepeatedCalls:
         Args:
             others: nodes at which the history of the rest begins.
         """
-        nodes = [n for n in self._nodes(o) or () if _torch.node_gives_several(n)]
-        if not nodes or _torch.is_fake(o):
+        nodes = () if _torch.is_fake(o) else [n for n in self._nodes(o) or () if _torch.node_gives_several(n)]
+        if not nodes:
             return False
         if self._inside is None:
             self._inside = nodes_behind(others())

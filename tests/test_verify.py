@@ -23,6 +23,7 @@ from subclass_trace.options import Options
 from subclass_trace.partition.interface import Partitioned, partition, resolve_partitioner
 from subclass_trace.plan import (
     BasePrimal,
+    Given,
     GradientOutput,
     InputOutput,
     LeafAlias,
@@ -30,6 +31,8 @@ from subclass_trace.plan import (
     Plan,
     SizeOutput,
     ValueAlias,
+    ViewCall,
+    ViewCalls,
 )
 from subclass_trace.runtime import specialize
 from subclass_trace.zoo import TwoTensor
@@ -237,6 +240,7 @@ VALUE = "a forward value does not exist"
 LEAF = "a leaf does not exist"
 INPUT = "an input does not exist"
 POSITION = "a position does not exist"
+GIVEN = ViewCalls(((ViewCall(torch.ops.aten.t.default, (), {}, (Given(99, None),)), None),))
 
 BROKEN: list[tuple[str, Callable[[Subject], Any]]] = [
     # graphs
@@ -291,6 +295,7 @@ BROKEN: list[tuple[str, Callable[[Subject], Any]]] = [
     ("a symbolic number does not exist", lambda s: change_output(s, 0, SizeOutput(0))),
     (POSITION, lambda s: change_output(s, 0, InputOutput(99))),
     ("the base of a view does not exist", lambda s: change_output(s, 1, replace(s.plan.outputs[1], base=99))),
+    ("the contents of a view does not exist", lambda s: change_output(s, 1, replace(s.plan.outputs[1], replay=GIVEN))),
     ("a view cannot be replayed", lambda s: change_output(s, 1, replace(s.plan.outputs[1], replay=None))),
     (VALUE, lambda s: change_output(s, 0, replace(s.plan.outputs[0], value=99))),
     ("the result does not fit its value", lambda s: change_output(s, 0, replace(s.plan.outputs[0], value=0))),

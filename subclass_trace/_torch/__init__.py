@@ -211,6 +211,9 @@ from .symbols import unbound_symbols_set_aside as unbound_symbols_set_aside
 from .symbols import unknown_number as unknown_number
 from .symbols import value_in_trace as value_in_trace
 from .this_thread import replaced_here as replaced_here
+from .view_calls import answered as answered
+from .view_calls import calls_seen as calls_seen
+from .view_calls import node_gives_several as node_gives_several
 from .wrappers import ANSWERED as ANSWERED
 from .wrappers import WRAPPER_CONSTRUCTOR as WRAPPER_CONSTRUCTOR
 from .wrappers import build_wrapper as build_wrapper

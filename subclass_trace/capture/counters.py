@@ -82,11 +82,12 @@ def detached_from(arguments: Sequence[Tensor], results: Sequence[Tensor]) -> dic
     }
     roots = list({id(family(t)): family(t) for t in known.values()}.values())
     members: dict[Any, list[int]] = {}
-    for k, t in enumerate(roots):
+    number = {id(t): k for k, t in enumerate(roots)}
+    for t in (*roots, *known.values()):  # a view may lie in other memory than its base
         for storage in {_torch.storage_ref(leaf) for leaf in leaves_of(t) if leaf.layout is torch.strided}:
-            members.setdefault(storage, []).append(k)
+            members.setdefault(storage, []).append(number[id(family(t))])
     first: dict[int, int] = {}
-    for row in members.values():
+    for row in (sorted(set(m)) for m in members.values()):
         for place, k in enumerate(row):
             others = [n for n in row[place + 1 :] if n not in first and roots[n]._version == roots[k]._version]
             if k not in first and others:

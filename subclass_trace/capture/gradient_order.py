@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from .. import _torch
-from ..plan import MutationPlan, OutputPlan, SymbolicView, ValueOutput, ViewOutput
+from ..plan import MutationPlan, OutputPlan, SymbolicView, ValueOutput, ViewCalls, ViewOutput
 from .inputs import TracedInputs
 
 Tensor = torch.Tensor
@@ -89,6 +89,8 @@ class Arrival(torch.autograd.Function):
 
 def _may_move(o: ViewOutput) -> bool:
     if isinstance(o.replay, SymbolicView):  # a number that it needs is one of the graph
+        return False
+    if isinstance(o.replay, ViewCalls) and (o.replay.given or any(call.has_sizes for call, _ in o.replay.calls)):
         return False
     return o.of_input and o.requires_grad and not o.early and not o.starts_grad and not o.version_bumps
 

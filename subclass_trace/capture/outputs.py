@@ -26,12 +26,13 @@ from ..plan import (
     SizeOutput,
     SymbolicView,
     ValueOutput,
+    ViewCalls,
     ViewOutput,
     ViewSteps,
 )
 from ..subclass.arguments import attributes_of_wrapper
 from ..subclass.context import same_context
-from ..subclass.flatten import flatten, leaves_of, map_leaves
+from ..subclass.flatten import flatten, leaves_of
 from ..subclass.paths import Path
 from ..subclass.protocol import Kind, is_traceable, kind_of, refuse
 from ..subclass.spec import Spec, WrapperSpec, is_ragged, spec_leaves
@@ -43,8 +44,10 @@ from .inputs import TracedInputs
 from .mutation import Before, same_contexts
 from .python_numbers import KeptNumber
 from .recorder import Recorder
+from .replays import aside, fresh, gives, share_memory, tried, unseen
 from .sharing import Sharing
 from .versions import inner_versions
+from .view_calls import RepeatedCalls, sizes_of
 from .views import place_in
 
 Tensor = torch.Tensor
@@ -105,15 +108,15 @@ class OutputClassifier:
         self._gradients = {id(i.traced): n for n, i in enumerate(inputs.inputs) if i.gradient_of is not None}
         self._position_of = {id(t): k for k, t in reversed(list(enumerate(handed))) if isinstance(t, Tensor)}
         self._reshaped = {m.input for m in mutations if m.metadata is not None or m.replaced}
+        self._written = {m.input for m in mutations}
         tensors = [o for o in results if isinstance(o, Tensor)]
         self._output_ids = {id(o) for o in tensors}
         self._base_users = collections.Counter(id(o._base) for o in {id(o): o for o in tensors}.values())
-        several = [o for o in {id(o): o for o in tensors}.values() if _torch.is_multi_output_view(o)]
         self._ragged = {_ragged_symbol(n) for i in inputs.inputs for n in i.spec.size if is_ragged(n)}  # type: ignore[union-attr]
-        self._refuses_zeros: dict[type, bool] = {}
-        self._siblings = collections.Counter(o.grad_fn for o in several)
+        self._results = traced = list(filter(self._is_traced, tensors))
+        self._repeated = RepeatedCalls(traced, inputs, recorder, emit)
         given = [t for t in handed if isinstance(t, Tensor)]
-        self._detached = detached_from(given, list(filter(self._is_traced, tensors)))
+        self._detached = detached_from(given, traced)
         self._rows: dict[int, Detached] = {}
         self.unbacked: dict[Any, int] = {}
         self._emitted: dict[int, int] = {}
@@ -157,22 +160,44 @@ class OutputClassifier:
             return plan
         base = o._base
         number = self._input_of.get(id(base))
-        moved = base is not None and not self._share(leaves, leaves_of(base))
-        if moved and not (number is not None and self._share(leaves, self._as_they_came(number))):
+        moved = base is not None and not share_memory(leaves, leaves_of(base))
+        calls, inside = (None, False) if base is None else self._calls(o, number, spec, moved)
+        if base is not None and inside:
+            known = None if calls is None else CustomView(self._place(base, number), number is not None, calls)
+            return replace(self._value(o, leaves, spec), view_of=known)
+        if calls is None and moved and not (number is not None and share_memory(leaves, self._as_they_came(number))):
             return self._value(o, leaves, spec)  # its data was set
         if base is not None and not moved and (replay := self.recorder.views.by_place(o)) is not None:
-            place = self._emit_once(base) if number is None else number
-            return ViewOutput(place, number is not None, replay, True, spec, self._attributes(o, leaves, spec))
+            return ViewOutput(
+                self._place(base, number), number is not None, replay, True, spec, self._attributes(o, leaves, spec)
+            )
         if base is not None and not moved and self._goes_through_custom(o, base, number):
             return replace(self._value(o, leaves, spec), view_of=self._custom_view(o, base, number, leaves, spec))
-        if base is not None and not self._needs_siblings(o):
+        if base is not None:
             of_view = o.grad_fn is not None and not base.requires_grad  # a view of it became a leaf
             if of_view and (number is not None or self._base_is_seen(base)):
                 raise leaf_inside(o)
-            found = self._replay(o, base, number, spec, moved)
+            found = self._replay(o, base, number, spec, moved) if calls is None else _Way(calls)
             if found is not None:
                 return self._view(o, number, leaves, spec, found, dangling=of_view)
         return self._value(o, leaves, spec)
+
+    def _calls(self, o: Tensor, number: int | None, spec: Spec, moved: bool) -> tuple[ViewCalls | None, bool]:
+        """The operations that make a view, if these are to be repeated, and whether its history is in the region's node."""
+        if number in self._reshaped or self.recorder.views.reshaped:
+            return None, False
+        inside = self._repeated.meet_inside(o, self._histories)
+        # A write after the call would be noticed by the version of the input, which the region itself moves here.
+        known = not (moved and o.grad_fn is not None and number in self._written)
+        find = self._repeated.alone if inside else self._repeated.find
+        calls = find(o, spec, moved=moved) if known else None
+        self.need(() if calls is None else sizes_of(calls))
+        return calls, inside
+
+    def _histories(self) -> Iterator[Any]:
+        """Where the histories of all that the region makes begin, but for the ways from a base to its views."""
+        yield from self._repeated.rest_of(self._results)
+        yield from (i.traced.grad_fn for i in self.inputs.inputs)
 
     def need(self, sizes: Iterable[Any]) -> None:
         """The run time needs these numbers: symbols of data-dependent ones become size outputs."""
@@ -188,7 +213,7 @@ class OutputClassifier:
         root = family(o)
         if id(root) not in self._detached or o.grad_fn is not None or _torch.is_custom_function_output(o):
             return None
-        if not any(self._share(leaves, leaves_of(source)) for source in self._detached[id(root)]):
+        if not any(share_memory(leaves, leaves_of(source)) for source in self._detached[id(root)]):
             return None  # an inner tensor of one of them was replaced
         replay = None if o is root else self._plain_replay(o, root, None)
         if (o is not root and replay is None) or not self._detach(root):
@@ -207,8 +232,8 @@ class OutputClassifier:
                     continue
                 found, replay = self._until_detached(root, source, base, number)
                 if found:
-                    place = self._emit_once(base) if number is None else number
-                    self._rows[id(root)] = Detached(place, number is not None, replay)
+                    history = source.grad_fn is not None
+                    self._rows[id(root)] = Detached(self._place(base, number), number is not None, replay, history)
                     break
         return id(root) in self._rows
 
@@ -217,14 +242,17 @@ class OutputClassifier:
     ) -> tuple[bool, Replay | None]:
         """Whether it is known how ``root`` is made of ``base`` (but for a last ``detach()``), and the way."""
         if same_place(source, root):
-            replay = None if source is base else self._plain_replay(source, base, number)
-            return source is base or replay is not None, replay
+            if source is base:
+                return True, None
+            leaves, spec = flatten(source)
+            if share_memory(leaves, leaves_of(base)):
+                replay: Replay | None = self._plain_replay(source, base, number)
+            else:
+                calls, inside = self._calls(source, number, spec, True)
+                replay = None if inside else calls
+            return replay is not None, replay
         steps = self.recorder.views.steps(root, base)
-        if (
-            steps is None
-            or steps.version_bumps
-            or not self._gives(steps, _fresh(base, self.recorder), flatten(root)[1])
-        ):
+        if steps is None or steps.version_bumps or not gives(steps, base, flatten(root)[1], self.recorder):
             return False, None
         return True, steps
 
@@ -238,12 +266,12 @@ class OutputClassifier:
     def _with_own_context(self, plan: ViewOutput, o: Tensor) -> ViewOutput:
         """The plan, which sets what the replay of a view would take from its base as that is when the region ends."""
         mine = attributes_of_wrapper(o, plan.spec)
-        with self._unseen():
+        with unseen(self.recorder):
             base = self._base_of(plan)
             theirs = {} if base is None else attributes_of_wrapper(base, flatten(base)[1])
             if all(k in theirs and v is theirs[k] for k, v in mine.items()):
                 return plan  # nothing that a view would take differs
-            again = base if base is None or plan.replay is None else self._tried(plan.replay, base)
+            again = base if base is None or plan.replay is None else tried(plan.replay, base)
             known = {} if again is None else attributes_of_wrapper(again, flatten(again)[1])
         found = {k: v for k, v in mine.items() if k in known and _is_handed_on(v, known[k], theirs.get(k, known))}
         if found and base is not None and plan.base >= 0:
@@ -258,11 +286,11 @@ class OutputClassifier:
         if plan.base < 0:
             row = list(self._rows.values())[-1 - plan.base]
             source = self._base_of(row)
-            made = source if source is None or row.replay is None else self._tried(row.replay, source)
-            return None if made is None else self._tried(Tensor.detach, made)
+            made = source if source is None or row.replay is None else tried(row.replay, source)
+            return None if made is None else tried(Tensor.detach, made)
         if getattr(plan, "early", False):
             return self._as_it_came(plan.base)
-        return _fresh(self._live(plan), self.recorder)
+        return fresh(self._live(plan), self.recorder)
 
     def _live(self, plan: ViewOutput | Detached) -> Tensor:
         return self.inputs.inputs[plan.base].traced if plan.of_input else self._value_of[plan.base]
@@ -278,11 +306,6 @@ class OutputClassifier:
     def _base_is_seen(self, base: Tensor) -> bool:
         """Does the caller reach a value of the region by other ways than as the base of one result?"""
         return self._base_users[id(base)] > 1 or id(base) in self._output_ids or self.sharing.is_inside_input(base)
-
-    def _share(self, leaves: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-        """Do all of these leaves lie in memory of others? Not where ``.data`` of one was set after a view was made."""
-        storages = {_torch.storage_ref(t) for t in others if t.layout is torch.strided}
-        return all(_torch.storage_ref(t) in storages for t in leaves if t.layout is torch.strided)
 
     def _replay(self, o: Tensor, base: Tensor, number: int | None, spec: Spec, moved: bool = False) -> _Way | None:
         """How ``o`` is made of ``base``. ``moved``: of the memory that an input came with, which has other memory now."""
@@ -300,16 +323,16 @@ class OutputClassifier:
             *([by_autograd] if connected and not several else []),
             *([] if steps is None else [steps]),
         ]
-        bases = [] if moved else [(_fresh(base, self.recorder), False)]
+        bases = [] if moved else [(base, False)]
         if number is not None and reshaped:
             bases.append((self._as_it_came(number), True))
-        for fresh, early in bases:
+        for again, early in bases:
             for way in ways:
-                if self._gives(way, fresh, spec):
+                if gives(way, again, spec, self.recorder):
                     return _Way(way, early)
-        for then, fresh in () if moved else self._as_it_was(base):
+        for then, again in () if moved else self._as_it_was(base):
             for way in ways:
-                if self._gives(way, fresh, spec):
+                if gives(way, again, spec, self.recorder):
                     return _Way(way, layouts=(then, flatten(base)[1]))
         if not connected:
             raise UnsupportedError(
@@ -332,18 +355,10 @@ class OutputClassifier:
 
         # A class whose code reads values fails here; the numbers are asked for before it runs.
         unread = contextlib.suppress(*_torch.DATA_DEPENDENT_ERRORS)
-        with self._aside(), _torch.without_tracing(), torch.no_grad(), unread:
-            way(_fresh(base, self.recorder), symint_visitor_fn=note)
+        with aside(self.recorder), _torch.without_tracing(), torch.no_grad(), unread:
+            way(fresh(base, self.recorder), symint_visitor_fn=note)
         self.need(numbers)
         return SymbolicView(way, tuple(numbers)) if self.unbacked else way
-
-    def _aside(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, views at places that depend on data are made, and no operation of the graph makes the symbols of these."""
-        return _torch.unbound_symbols_set_aside(self.recorder.mode.shape_env)
-
-    def _nodes_of(self, base: Tensor, number: int | None) -> set[Any]:
-        edge = None if number is None else self.inputs.inputs[number].edge
-        return {base.grad_fn, None if edge is None else edge.node} - {None}
 
     def _custom_view(
         self, o: Tensor, base: Tensor, number: int | None, leaves: Sequence[Tensor], spec: Spec
@@ -354,13 +369,13 @@ class OutputClassifier:
         same = len(leaves) == len(held := leaves_of(base)) and all(map(same_place, leaves, held))
         ways: list[Replay | None] = [_itself] if same else [self.recorder.views.steps(o, base), place_in(base, o)]
         for way in ways:
-            if way is not None and self._gives(way, _fresh(base, self.recorder), spec):
-                return CustomView(self._emit_once(base) if number is None else number, number is not None, way)
+            if way is not None and gives(way, base, spec, self.recorder):
+                return CustomView(self._place(base, number), number is not None, way)
         return None
 
     def _goes_through_custom(self, o: Tensor, base: Tensor, number: int | None) -> bool:
         """Does a user's autograd.Function lie between a view and its base? Its backward would be lost in a replay."""
-        ends, node = self._nodes_of(base, number), o.grad_fn
+        ends, node = self._repeated.nodes_of(base), o.grad_fn
         while node is not None and node not in ends:
             if _torch.is_custom_node(node):
                 return True
@@ -371,7 +386,7 @@ class OutputClassifier:
         """Does the history of ``o`` lead to its base? A view of a view that was made under no_grad has one of its own."""
         if o.grad_fn is None or not base.requires_grad:
             return True
-        ends = self._nodes_of(base, number)
+        ends = self._repeated.nodes_of(base)
         todo, seen = [o.grad_fn], set()
         while todo:
             node = todo.pop()
@@ -409,59 +424,6 @@ class OutputClassifier:
                 again = rebuild(then, parts)
             yield then, again
 
-    def _gives(self, way: Replay, base: Tensor, spec: Spec) -> bool:
-        """Is the view of ``base`` laid out as ``spec`` says?"""
-        with self._unseen():
-            fresh = _fresh(base, self.recorder)
-            made = self._tried(way, fresh)
-            if made is None:
-                return False
-            leaves, again = flatten(made)
-            return self._share(leaves, leaves_of(fresh)) and _places(again) == _places(spec)  # ``ravel`` may copy
-
-    @contextlib.contextmanager
-    def _unseen(self) -> Iterator[None]:
-        """Inside, views are made for a look at them, of which the graph has nothing."""
-        with self._aside(), _torch.without_tracing(), _torch.quiet_fake_errors(), torch.no_grad():
-            yield
-
-    def _tried(self, way: Replay, fresh: Tensor) -> Tensor | None:
-        """The view, or None where ``fresh`` has none such. No version counter moves."""
-        counters = [t for t in (fresh, *leaves_of(fresh)) if not t.is_inference()]
-        versions = [t._version for t in counters]
-        try:
-            return way(fresh)
-        except (RuntimeError, IndexError, ValueError, NotImplementedError):
-            return None
-        finally:  # an alias shares the counter of the traced tensor, which a node may have saved
-            for t, version in zip(counters, versions, strict=True):
-                _torch.set_version(t, version)
-
-    def _needs_siblings(self, o: Tensor) -> bool:
-        """Must the gradients of several members of one ``split`` meet in one node?
-
-        Replayed one by one, each gets a node of its own, which fills in dense zeros for its siblings. A class that
-        cannot mix those with its own tensors (DTensor) refuses; its members are values of the region's autograd node
-        then, and do not keep their ``_base`` (docs/semantics.md).
-        """
-        if o.grad_fn is None or _torch.is_fake(o) or self._siblings[o.grad_fn] < 2:
-            return False
-        if type(o) not in self._refuses_zeros:
-            self._refuses_zeros[type(o)] = self._backward_alone_fails(o)
-        return self._refuses_zeros[type(o)]
-
-    def _backward_alone_fails(self, o: Tensor) -> bool:
-        with _torch.without_tracing(), torch.no_grad():
-            tangent = map_leaves(torch.empty_like, o)
-            if tangent.requires_grad:
-                tangent.requires_grad_(False)
-            try:
-                edge = torch.autograd.graph.get_gradient_edge(o._base)  # type: ignore[arg-type]
-                torch.autograd.grad([o], [edge], [tangent], retain_graph=True, allow_unused=True)
-            except Exception:  # whatever the class raises, eager would raise it too for one member alone
-                return True
-        return False
-
     def _value(self, o: Tensor, leaves: list[Tensor], spec: Spec) -> ValueOutput:
         return ValueOutput(self._emit_once(o), spec, self._attributes(o, leaves, spec))
 
@@ -476,7 +438,7 @@ class OutputClassifier:
     ) -> ViewOutput:
         base: Any = o._base
         starts_grad = is_own_leaf(o)
-        place = self._emit_once(base) if number is None else number
+        place = self._place(base, number)
         several = _torch.is_multi_output_view(o)
         rest = (self._attributes(o, leaves, spec), several, starts_grad, way.early)
         history = o.grad_fn is not None and not dangling
@@ -531,6 +493,10 @@ class OutputClassifier:
         leaves = leaves_of(o)
         return not leaves or any(map(_torch.is_fake, leaves))
 
+    def _place(self, base: Tensor, number: int | None) -> int:
+        """The number of an input that is a base, or of the forward value that it becomes."""
+        return self._emit_once(base) if number is None else number
+
     def _emit_once(self, t: Tensor) -> int:
         if id(t) not in self._emitted:
             self._emitted[id(t)] = number = self.emit(t)
@@ -560,17 +526,3 @@ def _is_handed_on(value: Any, known: Any, of_base: Any) -> bool:
 def _ragged_symbol(size: Any) -> Any:
     parts = _torch.ragged_parts(size)
     return None if parts is None else parts[0]
-
-
-def _fresh(t: Tensor, recorder: Recorder) -> Tensor:
-    """The same value over aliases of its leaves: nothing that is done to it is seen by the traced one."""
-    with _torch.without_tracing(), torch.no_grad():
-        leaves, spec = flatten(t)
-        fresh = rebuild(spec, iter([recorder.bare(leaf) for leaf in leaves]))
-        return fresh.requires_grad_(False) if fresh.requires_grad else fresh  # type: ignore[no-any-return]
-
-
-def _places(spec: Spec) -> list[Any]:
-    """Shapes and places in memory, of the value and of its leaves."""
-    rows: list[Any] = [(s.size, s.stride, s.storage_offset) for s in spec_leaves(spec)]
-    return [*rows, spec.size, spec.stride]  # type: ignore[union-attr]

@@ -35,6 +35,7 @@ from .outputs import (
     ConstantOutput,
     CustomView,
     Detached,
+    Given,
     GradientOutput,
     InputOutput,
     LeafAlias,
@@ -47,9 +48,12 @@ from .outputs import (
     SymbolicView,
     ValueAlias,
     ValueOutput,
+    ViewCall,
+    ViewCalls,
     ViewOutput,
     ViewStep,
     ViewSteps,
+    views_in,
 )
 from .reach import Reach
 from .state import (
@@ -78,6 +82,7 @@ __all__ = [
     "CountPlan",
     "CustomView",
     "Detached",
+    "Given",
     "GradientOutput",
     "HookPlan",
     "InputOutput",
@@ -106,9 +111,12 @@ __all__ = [
     "SymbolicView",
     "ValueAlias",
     "ValueOutput",
+    "ViewCall",
+    "ViewCalls",
     "ViewOutput",
     "ViewStep",
     "ViewSteps",
+    "views_in",
     "gradient_of",
 ]
 

@@ -27,8 +27,10 @@ from ..plan import (
     SizeOutput,
     SymbolicView,
     ValueOutput,
+    ViewCalls,
     ViewOutput,
     gradient_of,
+    views_in,
 )
 from ..subclass.arguments import same_argument
 from ..subclass.components import lent_source
@@ -431,9 +433,12 @@ class _EntryEmitter:
         if plan.containers:
             s.bind("taken", taken)
             s.line(f"returned = taken({s.constant(plan.containers, 'containers')}, args, kwargs)")
+        repeats = any(isinstance(v.replay, ViewCalls) for v in views_in(plan.outputs, plan.detached))
+        if repeats:
+            s.line("made = {}")
         ahead = {k: f"w{k}" for k, o in enumerate(plan.outputs) if isinstance(o, ViewOutput) and o.ahead}
         for k, name in ahead.items():
-            s.line(f"{name} = {self._view(plan.outputs[k], inputs, env)}")
+            s.line(f"{name} = {self._view(plan.outputs[k], inputs, env, ())}")
         if plan.trains:
             values, sizes = self._train(inputs, env)
         else:
@@ -443,7 +448,7 @@ class _EntryEmitter:
             s.bind("Call", Call)
             made = ", ".join(f"{k}: {name}" for k, name in ahead.items())
             state = f"[{', '.join(inputs)}], [{', '.join(leaves)}], {env if items else '{}'}, [{', '.join(sizes)}]"
-            call = f"Call({state}, {{{made}}})"
+            call = f"Call({state}, {{{made}}}{', made' if repeats else ''})"
             s.line(f"results = finish({s.constant(plan, 'plan')}, {call}, [{', '.join(values)}], [{', '.join(flat)}])")
             self._return(None)
             return
@@ -486,7 +491,7 @@ class _EntryEmitter:
             elif isinstance(o, GradientOutput):
                 results.append(inputs[o.input])
             elif isinstance(o, ViewOutput):
-                results.append(self._view(o, inputs if o.of_input else values, env))
+                results.append(self._view(o, inputs if o.of_input else values, env, values))
             elif isinstance(o, ValueOutput):
                 results.append(values[o.value])
             elif isinstance(o, SizeOutput):
@@ -503,16 +508,20 @@ class _EntryEmitter:
                 made = f"{base}.detach()"
             else:
                 sizes = f", {env}" if isinstance(row.replay, SymbolicView) else ""
+                if isinstance(row.replay, ViewCalls):
+                    sizes = f", {env}, ({_tuple(values)}), made"
                 made = f"{s.bind('detached', detached)}({s.constant(row, 'row')}, {base}{sizes})"
             names.append(s.name("t"))
             s.line(f"{names[-1]} = {made}")
         return names
 
-    def _view(self, o: Any, bases: Sequence[str], env: str) -> str:
+    def _view(self, o: Any, bases: Sequence[str], env: str, values: Sequence[str]) -> str:
         s = self.source
         if o.replay is None:
             return str(bases[o.base])
         s.bind("replay_view", replay_view)
+        if isinstance(o.replay, ViewCalls):
+            return f"replay_view({s.constant(o, 'view')}, {bases[o.base]}, {env}, ({_tuple(values)}), made)"
         sizes = f", {env}" if isinstance(o.replay, SymbolicView) else ""
         return f"replay_view({s.constant(o, 'view')}, {bases[o.base]}{sizes})"
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .. import _torch
-from ..plan import BasePrimal, LeafPrimal, MutationPlan, Plan, ValueOutput, ViewOutput
+from ..plan import BasePrimal, LeafPrimal, MutationPlan, Plan, ValueOutput, views_in
 from ..subclass.spec import LeafSpec, leaf_count
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -47,8 +47,7 @@ def _used_values(plan: Plan) -> set[int]:
     """Values that are there for more than one mutation's sake."""
     used: set[int | None] = {o.value for o in plan.outputs if isinstance(o, ValueOutput)}
     used |= {row.value for row in plan.aliases}
-    used |= {o.base for o in plan.outputs if isinstance(o, ViewOutput) and not o.of_input}
-    used |= {row.base for row in plan.detached if not row.of_input}
+    used |= {k for view in views_in(plan.outputs, plan.detached) for k in view.values}
     used |= {a.value for row in plan.aliases for a in row.leaves if a is not None}
     used |= {*plan.differentiable, *plan.fresh_leaves, *plan.dangling}
     used |= {k for k, _ in plan.inference} | {k for k, _ in plan.versions}

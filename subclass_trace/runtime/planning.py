@@ -33,12 +33,15 @@ from ..plan import (
     SymbolPlan,
     ValueAlias,
     ValueOutput,
+    ViewCall,
+    ViewCalls,
     ViewOutput,
+    views_in,
 )
 from ..subclass.flatten import leaves_of
 from ..subclass.kept import Held, kept_spec
 from ..subclass.paths import Path
-from ..subclass.spec import Spec, WrapperSpec, is_ragged, leaf_count, spec_leaves
+from ..subclass.spec import SizeExpr, Spec, WrapperSpec, is_ragged, leaf_count, spec_leaves
 from ..subclass.visit import rebuild
 from .sizes import freeze, to_expr
 
@@ -66,7 +69,8 @@ def make_plan(
     watched = _watched_results(captured, forward, kept, saved)
     lending = captured.session.reads.lending
     values = tuple(freeze(lending.marked(v)) for v in captured.values)
-    outputs = tuple(_lent_attributes(_freeze_output(o, captured), lending) for o in captured.outputs)
+    calls: dict[ViewCall, ViewCall] = {}
+    outputs = tuple(_lent_attributes(_freeze_output(o, captured, calls), lending) for o in captured.outputs)
     attributes = [v for o in outputs for v in getattr(o, "attributes", {}).values()]
     return Plan(
         inputs=inputs,
@@ -95,7 +99,7 @@ def make_plan(
         fresh_leaves=captured.fresh_leaves,
         inference=captured.inference,
         dangling=captured.dangling,
-        detached=tuple(_freeze_detached(row, captured.session) for row in captured.detached),
+        detached=tuple(_freeze_detached(row, captured.session, calls) for row in captured.detached),
         versions=captured.versions,
         leaf_versions=captured.leaf_versions,
         independent=captured.independent,
@@ -251,14 +255,32 @@ def _freeze_mutation(m: MutationPlan) -> MutationPlan:
     return replace(m, metadata=None if m.metadata is None else freeze(m.metadata))
 
 
-def _freeze_output(o: OutputPlan, captured: Captured) -> OutputPlan:
+def _freeze_output(o: OutputPlan, captured: Captured, calls: dict[ViewCall, ViewCall]) -> OutputPlan:
+    if isinstance(o, ViewOutput) and isinstance(o.replay, ViewCalls):
+        return replace(o, spec=freeze(o.spec), replay=_freeze_calls(o.replay, calls))
     if isinstance(o, ViewOutput):
         layouts = None if o.layouts is None else (freeze(o.layouts[0]), freeze(o.layouts[1]))
         base = _as_it_came(captured, o.base) if o.early else None
         return replace(o, spec=freeze(o.spec), replay=_freeze_replay(o.replay, captured.session, base), layouts=layouts)
     if isinstance(o, RaggedOutput):
         return RaggedOutput(to_expr(o.size))
-    return replace(o, spec=freeze(o.spec)) if isinstance(o, ValueOutput) else o
+    if isinstance(o, ValueOutput):
+        view = o.view_of
+        if view is not None and isinstance(view.replay, ViewCalls):
+            view = replace(view, replay=_freeze_calls(view.replay, calls))
+        return replace(o, spec=freeze(o.spec), view_of=view)
+    return o
+
+
+def _freeze_calls(way: ViewCalls, frozen: dict[ViewCall, ViewCall]) -> ViewCalls:
+    return ViewCalls(tuple((frozen.get(c) or frozen.setdefault(c, _freeze_call(c)), item) for c, item in way.calls))
+
+
+def _freeze_call(call: ViewCall) -> ViewCall:
+    args, kwargs = _torch.pytree.tree_map(to_expr, (call.args, call.kwargs))
+    given = None if call.given is None else tuple(replace(row, spec=freeze(row.spec)) for row in call.given)
+    sized = any(isinstance(n, SizeExpr) for n in _torch.pytree.tree_leaves((args, kwargs)))
+    return ViewCall(call.function, args, kwargs, given, sized)
 
 
 def _lent_attributes(o: OutputPlan, lending: Lending) -> OutputPlan:
@@ -268,7 +290,9 @@ def _lent_attributes(o: OutputPlan, lending: Lending) -> OutputPlan:
     return replace(o, attributes={k: lending.in_place_of(v) for k, v in o.attributes.items()})
 
 
-def _freeze_detached(row: Detached, session: Session) -> Detached:
+def _freeze_detached(row: Detached, session: Session, calls: dict[ViewCall, ViewCall]) -> Detached:
+    if isinstance(row.replay, ViewCalls):
+        return replace(row, replay=_freeze_calls(row.replay, calls))
     return replace(row, replay=_freeze_replay(row.replay, session))
 
 
@@ -346,27 +370,54 @@ def _freeze_alias(row: ValueAlias) -> ValueAlias:
 
 
 def _watched(captured: Captured, inputs: Sequence[InputPlan], saved: Sequence[SavedValue]) -> tuple[int, ...]:
-    """Wrappers of which a leaf is saved as it is.
+    """Wrappers of which a leaf is saved as it is, or the contents of a view that share nothing but their version counter.
 
     Operations on a wrapper do not move its leaf's version counter, so that a change by the caller between forward and
     backward would go unnoticed: the wrapper is saved as well, and autograd checks its counter, as in eager.
     """
     kept = {row.name for row in saved}
+    memory = _memory_of_nodes(captured, kept)
     mutated = {m.input for m in captured.mutations}
     rows = []
     for number, row in enumerate(inputs):
         names = {f"primals_{captured.leaf_primals[k] + 1}" for k in row.leaves}
-        if isinstance(row.spec, WrapperSpec) and number not in mutated and names & kept:
+        given = _given_to_views(captured, number, of_input=True)
+        if isinstance(row.spec, WrapperSpec) and number not in mutated and (names & kept or memory.keys() & given):
             rows.append(number)
     return tuple(rows)
+
+
+def _memory_of_nodes(captured: Captured, names: Collection[str]) -> dict[Any, list[str]]:
+    """Memory -> those of the named nodes whose value lies there."""
+    found: dict[Any, list[str]] = {}
+    for node in captured.session.recorder.graph.nodes if names else ():
+        if node.name in names and isinstance(value := node.meta.get("val"), Tensor):
+            found.setdefault(memory_of(value), []).append(node.name)
+    return found
+
+
+def _leaf_memory(captured: Captured) -> list[set[Any]]:
+    """Of each forward value, where its leaves lie."""
+    nodes = iter(captured.forward_nodes)
+    return [{memory_of(next(nodes).meta["val"]) for _ in range(leaf_count(spec))} for spec in captured.values]
+
+
+def _given_to_views(captured: Captured, base: int, *, of_input: bool) -> set[Any]:
+    """Where the contents lie that are given to views of an input, or of a forward value: see `ViewCall`."""
+    views = [
+        v.replay for v in views_in(captured.outputs, captured.detached) if (v.base, v.of_input) == (base, of_input)
+    ]
+    given = {k for replay in views if isinstance(replay, ViewCalls) for k in replay.given}
+    rows = _leaf_memory(captured) if given else []
+    return {place for k in given for place in rows[k]}
 
 
 def _watched_results(
     captured: Captured, forward: Half, kept: Collection[str], saved: Sequence[SavedValue]
 ) -> dict[int, tuple[str, ...]]:
-    """Values that eager's backward reads, and for which no saved activation shares the version counter.
+    """Values that eager's backward reads, or views of them, and for which no saved activation shares the version counter.
 
-    Each with the names of its leaves, where all of these are saved.
+    Each with the names of what is read, where all of that is saved.
 
     Those are wrappers, whose leaves have counters of their own, and results that the backward computes again.
     """
@@ -378,15 +429,21 @@ def _watched_results(
     memory = {memory_of(t) for t in alive if isinstance(t, Tensor)}
     shown = {o.value for o in captured.outputs if isinstance(o, ValueOutput)}
     bases = [o for o in captured.outputs if isinstance(o, ViewOutput) and not o.of_input]
-    shown |= {o.base for o in bases}
+    shown |= {view.base for view in views_in(captured.outputs, captured.detached) if not view.of_input}
     moved = {o.base for o in bases if o.version_bumps} | {a.value for a in captured.aliases}
     moved |= {m.value for m in captured.mutations if m.value is not None}
     parts, rows = iter(outputs), dict[int, tuple[str, ...]]()
+    read, lies = _memory_of_nodes(captured, kept), _leaf_memory(captured)
     for k, spec in enumerate(captured.values):
         own = [next(parts) for _ in range(leaf_count(spec))]
-        if k not in shown or k in moved or not own or not all(n is not None and n.name in kept for n in own):
+        if k not in shown or k in moved or not own:
             continue
-        if isinstance(spec, WrapperSpec) or memory_of(own[0].meta["val"]) not in memory:  # type: ignore[union-attr]
-            leaves = tuple(n.name for n in own if n is not None)
-            rows[k] = leaves if names.issuperset(leaves) else ()
+        found = [n.name for n in own if n is not None and n.name in kept]
+        if isinstance(spec, WrapperSpec):
+            there = lies[k] | _given_to_views(captured, k, of_input=False)
+            found += [name for place in there for name in read.get(place, ()) if name not in found]
+        elif memory_of(own[0].meta["val"]) in memory:  # type: ignore[union-attr]
+            continue
+        if found:
+            rows[k] = tuple(found) if names.issuperset(found) else ()
     return rows

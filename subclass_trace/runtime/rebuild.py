@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from .. import _torch
-from ..plan import Detached, LeafAlias, SymbolicView, ValueAlias, ViewOutput
+from ..plan import Detached, Given, LeafAlias, Replay, SymbolicView, ValueAlias, ViewCall, ViewCalls, ViewOutput
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.paths import owner_of
 from ..subclass.spec import LeafSpec, spec_leaves
@@ -19,20 +20,38 @@ from .sizes import Env, concrete, evaluate, evaluator
 Tensor = torch.Tensor
 
 
-def detached(row: Detached, base: Tensor, env: Env | None = None) -> Tensor:
-    """What ``detach()`` gives of ``base``, or of the view of it."""
+def detached(
+    row: Detached,
+    base: Tensor,
+    env: Env | None = None,
+    values: Sequence[Tensor] = (),
+    made: dict[ViewCall, Any] | None = None,
+) -> Tensor:
+    """What ``detach()`` gives of ``base``, or of the view of it; see `replay_view`."""
     if row.replay is None:
         return base.detach()
-    replay = row.replay.at(env or {}) if isinstance(row.replay, SymbolicView) else row.replay
-    with torch.no_grad():
-        return replay(base).detach()
+    # With a history, where a result is that very view.
+    shown = isinstance(row.replay, ViewCalls) and (row.of_history or not base.requires_grad)
+    with torch.set_grad_enabled(torch.is_grad_enabled() and shown):
+        return bound_to(row.replay, values, env or {}, {} if made is None else made)(base).detach()
 
 
-def replay_view(plan: ViewOutput, base: Tensor, env: Env | None = None) -> Tensor:
-    """Replay the recorded view operations on ``base``. They are those that the user issued, never ``as_strided``."""
+def replay_view(
+    plan: ViewOutput,
+    base: Tensor,
+    env: Env | None = None,
+    values: Sequence[Tensor] = (),
+    made: dict[ViewCall, Any] | None = None,
+) -> Tensor:
+    """Replay the recorded view operations on ``base``. They are those that the user issued, never ``as_strided``.
+
+    Args:
+        values: the forward values.
+        made: what operations have given in this call that several views have in common.
+    """
     if plan.replay is None:
         return base
-    replay = plan.replay.at(env or {}) if isinstance(plan.replay, SymbolicView) else plan.replay
+    replay = bound_to(plan.replay, values, env or {}, {} if made is None else made)
     enabled = torch.is_grad_enabled()
     with torch.set_grad_enabled(enabled and (plan.requires_grad or not base.requires_grad)):
         if plan.counted:  # first: autograd makes the history of a view anew whose counter has another value afterwards
@@ -45,6 +64,40 @@ def replay_view(plan: ViewOutput, base: Tensor, env: Env | None = None) -> Tenso
     for name, version in plan.inner_versions:
         _torch.set_version(getattr(*owner_of(view, name)), version)
     return view
+
+
+def bound_to(replay: Replay, values: Sequence[Tensor], env: Env, made: dict[ViewCall, Any]) -> Replay:
+    """How a view is made of a base in this call; the arguments are those of `replay_view`."""
+    if isinstance(replay, ViewCalls):
+        return functools.partial(_repeat, replay, made, values, env)
+    return replay.at(env) if isinstance(replay, SymbolicView) else replay
+
+
+def _repeat(way: ViewCalls, made: dict[ViewCall, Any], values: Sequence[Tensor], env: Env, base: Tensor) -> Tensor:
+    value: Any = base
+    for call, item in way.calls:
+        if call not in made:
+            args, kwargs = call.args, call.kwargs
+            if call.has_sizes:
+                args, kwargs = _torch.pytree.tree_map(lambda n: evaluate(n, env), (args, kwargs))
+            if call.given is None:
+                made[call] = call.function(value, *args, **kwargs)
+            else:
+                given = [_nobody_sees(row, env) if row.value is None else values[row.value] for row in call.given]
+                answer = given[0] if item is None else given
+                made[call] = _torch.answered(call.function, (value, *args), kwargs, answer)
+        value = made[call] if item is None else made[call][item]
+    return value  # type: ignore[no-any-return]
+
+
+def _nobody_sees(row: Given, env: Env) -> Tensor:
+    """Autograd asks it for its sizes. It has next to no memory."""
+    sizes, empty = evaluator(env), functools.partial(torch.empty, ())
+    leaves = spec_leaves(row.spec)
+    parts = (empty(dtype=leaf.dtype, device=leaf.device).expand(sizes(leaf.size)) for leaf in leaves)
+    with torch.no_grad():
+        made = rebuild(row.spec, parts, sizes)
+        return made.requires_grad_(False) if made.requires_grad else made  # type: ignore[no-any-return]
 
 
 def share(

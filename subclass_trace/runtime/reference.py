@@ -27,6 +27,7 @@ from ..plan import (
     RaggedOutput,
     SameOutput,
     SizeOutput,
+    ViewCall,
     ViewOutput,
 )
 from ..subclass.components import read_lent, with_lent
@@ -38,7 +39,7 @@ from .backward import Backwards
 from .containers import owners_found
 from .function import Dangling, RegionFunction, RelatedView
 from .parted import parted
-from .rebuild import detached, of_inference, replay_view, share
+from .rebuild import bound_to, detached, of_inference, replay_view, share
 from .sizes import bind, evaluate, evaluator, read_unread
 from .writeback import deliver, laid_out, set_version, write_memory
 
@@ -50,7 +51,7 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 class Call:
     """The state of one call: inputs, their dense leaves, symbol values; sizes are filled in by the forward.
 
-    ``ahead`` holds the results that are made before it, by their numbers.
+    ``ahead`` holds the results that are made before it, by their numbers; ``made`` what several views have in common.
     """
 
     inputs: list[Tensor]
@@ -58,6 +59,7 @@ class Call:
     env: dict[Any, int]
     sizes: list[Any] = field(default_factory=list)
     ahead: dict[int, Tensor] = field(default_factory=dict)
+    made: dict[ViewCall, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +78,7 @@ class Program:
                 call.inputs[m.input].requires_grad_()
         for k, o in enumerate(self.plan.outputs):
             if isinstance(o, ViewOutput) and o.ahead:
-                call.ahead[k] = replay_view(o, call.inputs[o.base], call.env)
+                call.ahead[k] = replay_view(o, call.inputs[o.base], call.env, (), call.made)
         if self.plan.trains:  # also under no_grad: the region may enable gradients itself
             differentiated = [call.inputs[i] for i in self.plan.differentiated]
             with torch.enable_grad():
@@ -172,7 +174,9 @@ def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]
             deliver(m, plan.inputs[m.input], x, new, old[m.input], call.env)
         if version is not None:
             set_version(x, version + m.version_bumps - m.moved - plan.bumps_by_results.get(m.input, 0))
-    values += [detached(row, (call.inputs if row.of_input else values)[row.base], call.env) for row in plan.detached]
+    for row in plan.detached:
+        base = (call.inputs if row.of_input else values)[row.base]
+        values.append(detached(row, base, call.env, values, call.made))
     results: list[Any] = []
     for k, o in enumerate(plan.outputs):
         if isinstance(o, SameOutput):
@@ -227,12 +231,13 @@ def make_output(
     if isinstance(o, ViewOutput):
         base = call.inputs[o.base] if o.of_input else values[o.base]
         with contextlib.nullcontext() if o.layouts is None else laid_out(base, o.layouts, call.env):
-            value = replay_view(o, base, call.env) if early is None else early
+            value = replay_view(o, base, call.env, values, call.made) if early is None else early
     elif o.view_of is None:
         value = values[o.value]
     else:
         base = call.inputs[o.view_of.base] if o.view_of.of_input else values[o.view_of.base]
-        value = _torch.apply_function(RelatedView, base, values[o.value], o.view_of.replay)
+        replay = bound_to(o.view_of.replay, values, call.env, call.made)
+        value = _torch.apply_function(RelatedView, base, values[o.value], replay)
     if isinstance(o, ViewOutput) and o.starts_grad:
         value.requires_grad_()
     if isinstance(o, ViewOutput) and o.dangling:

@@ -24,6 +24,7 @@ from ..plan import (
     ValueAlias,
     ValueOutput,
     ViewOutput,
+    views_in,
 )
 from ..subclass.spec import LeafSpec, OpaqueSpec, RaggedSize, SizeExpr, Spec, WrapperSpec, leaf_count, spec_leaves
 from .requirement import require
@@ -181,6 +182,9 @@ def _plan_mutation(plan: Plan, path: str, m: MutationPlan) -> None:
 
 def _plan_output(plan: Plan, path: str, o: OutputPlan) -> None:
     """A result refers to something that the call has."""
+    for view in views_in([o]):
+        for k in view.values - {view.base}:
+            _exists(k, len(plan.values), "the contents of a view", path)
     if isinstance(o, SizeOutput):
         _exists(o.index, plan.size_outputs, "a symbolic number", path)
     elif isinstance(o, InputOutput):

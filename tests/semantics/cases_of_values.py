@@ -439,50 +439,98 @@ def _views_inside() -> None:
     assert seen[0] == seen[1]
 
 
-def _are_views_of_dtensors(fn: Callable[[Any], Sequence[Tensor]], requires_grad: bool) -> list[list[bool]]:
-    """Are the results of ``fn`` views of a DTensor that is split by rows: in eager mode, and in a region?"""
+def _views_of_dtensors(
+    fn: Callable[[Any], Sequence[Tensor]], requires_grad: bool, write: bool = False
+) -> list[list[Any]]:
+    """What is seen of the results of ``fn``, views of a DTensor that is split by rows: in eager mode, and in a region.
+
+    Is each a view, of which tensor, its version and the version of the DTensor; of the first one too after a ``write`` to
+    it; and the gradient.
+    """
     import torch.distributed as dist
     from torch.distributed.tensor import DTensor, Shard
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    found: list[list[Any]] = []
     try:
         mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
-        made = [DTensor.from_local(torch.ones(4, 4), mesh, [Shard(0)]).requires_grad_(requires_grad) for _ in range(2)]
-        calls = (lambda f: f, st.compile)
-        return [[t._is_view() for t in call(fn)(x)] for call, x in zip(calls, made, strict=True)]
+        for call in (lambda f: f, st.compile):
+            root = DTensor.from_local(torch.arange(16.0).view(4, 4), mesh, [Shard(0)]).requires_grad_(requires_grad)
+            x = root * 1
+            results = call(fn)(x)
+            if write:
+                results[0].mul_(3)
+            seen = [(t._is_view(), t._base is x, t._version, x._version, t.to_local().tolist()) for t in results]
+            if requires_grad:
+                sum([t.sum() for t in (*results, x)]).backward()
+                seen.append(root.grad.full_tensor().tolist())
+            found.append([*seen, x.to_local().tolist()])
+        return found
     finally:
         dist.destroy_process_group()
 
 
 @fact(
     P,
-    "`chunk`, `split`, `unbind` of a DTensor that requires grad, all members returned: are they views?",
-    differs="they are no views; eager's are, and a single one that is returned is one",
+    "`chunk`, `split`, `unbind` of a DTensor that requires grad, one or all members returned: are they views?",
     torch="not in the survey",
 )
 def _members_of_dtensors() -> None:
+    every = (lambda x: x.chunk(2, 1), lambda x: x.split(2, 1), lambda x: x.unbind(1))
     for fn in (lambda x: x.chunk(2, 1)[:1], lambda x: x.split(2, 1)[1:]):
-        eager, ours = _are_views_of_dtensors(fn, True)
-        if eager != ours:
-            raise RuntimeError("a single member is a view in a region as well")
-    found = [
-        _are_views_of_dtensors(fn, True)
-        for fn in (lambda x: x.chunk(2, 1), lambda x: x.split(2, 1), lambda x: x.unbind(1))
-    ]
-    assert any(eager == ours for eager, ours in found), found
+        eager, ours = _views_of_dtensors(fn, False)
+        assert eager == ours
+    for fn in every:
+        eager, ours = _views_of_dtensors(fn, True)
+        assert eager == ours and eager[0][:2] == (True, True)
+
+
+#: eager gathers the rows first: these lie in memory of their own, and autograd takes them for views
+_GATHERED = (lambda x: [x[:2]], lambda x: [x[0]], lambda x: x.chunk(2))
 
 
 @fact(
     P,
     "a part of a DTensor along the dimension that is split (`x[:2]`, `x[0]`, `x.chunk(2)`): is it a view?",
-    differs="it is no view; eager's is one, of rows that were gathered",
     torch="not in the survey",
 )
 def _parts_of_a_split_dimension() -> None:
-    parts = (lambda x: [x[:2]], lambda x: [x[0]], lambda x: x.chunk(2))
-    found = [_are_views_of_dtensors(fn, grad) for fn in parts for grad in (False, True)]
-    assert any(eager == ours for eager, ours in found), found
+    for fn in _GATHERED:
+        for grad in (False, True):
+            eager, ours = _views_of_dtensors(fn, grad)
+            assert eager == ours and eager[0][:2] == (True, True)
+
+
+@fact(
+    P,
+    "a write to such a part after the call: the DTensor keeps its data, but its version moves, and its gradient is that of"
+    " the written part",
+    torch="not in the survey",
+)
+def _written_parts_of_a_split_dimension() -> None:
+    for fn in _GATHERED[:2]:
+        for grad in (False, True):
+            eager, ours = _views_of_dtensors(fn, grad, write=True)
+            assert eager == ours and eager[0][3] == 1
+
+
+@fact(
+    P,
+    "such a part, with a history, of an argument that the region writes: is it a view?",
+    differs="it is no view; its values and its gradients are eager's",
+    torch="not in the survey",
+)
+def _parts_of_a_written_dtensor() -> None:
+    def written(x: Any) -> Any:
+        y = x[:2]
+        x.mul_(2)
+        return [y]
+
+    eager, ours = _views_of_dtensors(written, True)
+    if (eager[-2:], eager[0][-1]) != (ours[-2:], ours[0][-1]):
+        raise RuntimeError("values and gradients are eager's")
+    assert eager == ours
 
 
 @fact(P, "an unregistered container with tensors", torch="graph break", refused="UnsupportedError")

@@ -447,3 +447,17 @@ def test_views_that_are_turned_in_place(name: str, written: bool, wrapper: bool)
                 continue
             seen.append((versions, (leaf.grad.a if wrapper else leaf.grad).tolist()))
         assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("wrap", [False, True], ids=["dense", "wrapper"])
+def test_members_of_one_operation_have_one_node(wrap: bool) -> None:
+    """With a node each, gradients would be added up, so that zeros lose their sign."""
+
+    def run(call: Callable[[Any], Any]) -> list[Any]:
+        x = torch.arange(16.0).view(4, 4)
+        x = (TwoTensor(x, x + 1) if wrap else x).requires_grad_()
+        a, b = call(lambda x: x.chunk(2, 1))(x)
+        torch.autograd.backward([a, b], [a.detach() * -0.0, b.detach() * -0.0])
+        return [a.grad_fn is b.grad_fn, type(a.grad_fn).__name__, torch.signbit(x.grad.a if wrap else x.grad).tolist()]
+
+    assert run(lambda f: f) == run(st.compile)

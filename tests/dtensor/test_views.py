@@ -1,0 +1,165 @@
+"""Views of a DTensor among the results: what they are views of, and what a write to one of them does, as in eager."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from spmd import ROWS, difference, seen, tangent, whole
+from torch.distributed.tensor import Replicate, Shard
+from torch.utils import _pytree as pytree
+
+import subclass_trace as st
+
+Tensor = torch.Tensor
+Program = Callable[[Any], Any]
+
+#: parts along a dimension that is not split, of which several are results
+MEMBERS: dict[str, Program] = {
+    "chunk": lambda x: x.chunk(2, 1),
+    "split": lambda x: x.split([1, 3], 1),
+    "unbind": lambda x: x.unbind(1),
+    "one of several": lambda x: x.chunk(2, 1)[1],
+    "two of several calls": lambda x: [x.chunk(4, 1)[k] for k in (3, 1)],
+    "some of one call": lambda x: (lambda parts: [parts[3], parts[1], parts[3]])(x.chunk(4, 1)),
+    "views of members": lambda x: [m.t() for m in x.chunk(2, 1)],
+    "members, and views of these": lambda x: (lambda a, b: [a, b, a.t(), b[:, :1]])(*x.chunk(2, 1)),
+    "members of a view": lambda x: x.t().chunk(2, 0),
+    "members of members": lambda x: [p for m in x.chunk(2, 1) for p in m.chunk(2, 1)],
+    "members of an intermediate": lambda x: (x * 2).chunk(2, 1),
+    "members, and their base": lambda x: (lambda y: [y, *y.chunk(2, 1)])(x * 2),
+}
+#: the same where the region computes with members, whose gradients meet in its own node: that refuses in other words
+USED: dict[str, Program] = {
+    "members, and a value of one": lambda x: (lambda a, b: [a, b, a * 2])(*x.chunk(2, 1)),
+    "a member, and a value of the other": lambda x: (lambda a, b: [a, b * 2])(*x.chunk(2, 1)),
+    "a member, and values of both": lambda x: (lambda a, b: [a, a * 2, b.sin()])(*x.chunk(2, 1)),
+    "members, and a value of a view of one": lambda x: (lambda a, b: [a, b, b.t().sin()])(*x.chunk(2, 1)),
+    "members of an intermediate, and a value of one": lambda x: (lambda a, b: [a, b.t(), b.sin()])(
+        *(x * 2).chunk(2, 1)
+    ),
+    "gathered members, and a value of one": lambda x: (lambda a, b: [a, b, a.sin()])(*x.chunk(2)),
+    "gathered members of an intermediate": lambda x: (lambda a, b: [a, b, a.sin()])(*(x * 2).chunk(2)),
+}
+#: parts along the dimension that is split, which are gathered first
+GATHERED: dict[str, Program] = {
+    "slice": lambda x: x[:2],
+    "select": lambda x: x[0],
+    "all chunks": lambda x: x.chunk(2),
+    "one chunk": lambda x: x.chunk(2)[1],
+    "chunks with a view": lambda x: (lambda a, b: [a.t(), b])(*x.chunk(2)),
+    "slice and its transpose": lambda x: (lambda y: [y, y.t()])(x[:2]),
+    "transpose of a slice": lambda x: x[:2].t(),
+    "slice of a transpose": lambda x: x.t()[:, 1:3],
+    "slice of both dimensions": lambda x: x[:2, 1:],
+    "slice of a slice": lambda x: x[:3][1:],
+    "slice of an intermediate": lambda x: (x * 2)[:2],
+    "slice, and its base": lambda x: (lambda y: [y, y[:2]])(x * 2),
+    "slice, and a value of it": lambda x: (lambda y: [y, y.sin()])(x[:2]),
+    "slice, a view and a value of it": lambda x: (lambda y: [y.t(), y.sin(), y])(x[:2]),
+    "slice of an intermediate, and a value": lambda x: (lambda y: [y, y.sin()])((x * 2)[:2]),
+    "slice, and it detached": lambda x: (lambda y: [y, y.detach()])(x[:2]),
+    "slice, it detached, and a value": lambda x: (lambda y: [y.detach(), y.sin(), y])(x[:2]),
+    "slice, a value, and it detached": lambda x: (lambda y: [y, y.sin(), y.detach()])(x[:2]),
+    "gathered and not": lambda x: [x[:2], x[:, :2]],
+}
+PROGRAMS = {**MEMBERS, **USED, **GATHERED}
+
+INPUTS = {"plain": (False, False), "leaf": (True, False), "not a leaf": (True, True)}
+
+
+def _nothing(x: Any, results: list[Any]) -> None:
+    """Nothing is written."""
+
+
+def _write_last_result(x: Any, results: list[Any]) -> None:
+    results[-1].mul_(3)
+
+
+def _write_first_result(x: Any, results: list[Any]) -> None:
+    results[0].mul_(3)
+
+
+def _write_base(x: Any, results: list[Any]) -> None:
+    next(r._base for r in results if r._base is not None).mul_(3)
+
+
+def _write_input(x: Any, results: list[Any]) -> None:
+    x.mul_(3)
+
+
+WRITES = (_nothing, _write_last_result, _write_first_result, _write_base, _write_input)
+
+
+def _relations(x: Any, results: list[Any], used: bool) -> list[Any]:
+    """Of the input, the results and their bases: whose view each is, its version, its node, its memory, what is in it."""
+    rows = []
+    known = [x, *results, *(r._base for r in results if r._base is not None)]
+    for t in known:
+        base = [k for k, o in enumerate(known) if o is t._base]
+        memory = [k for k, o in enumerate(known) if _memory(o) == _memory(t)]
+        rows.append([base, t._is_view(), t._version, memory, _node(t, used), seen(t, requires_grad=False)])
+    return rows
+
+
+def _memory(t: Any) -> int:
+    return int(t._local_tensor.untyped_storage().data_ptr())
+
+
+def _node(t: Tensor, used: bool) -> str | None:
+    """The node of a view; those of other values belong to the region."""
+    try:
+        node = type(t.grad_fn).__name__
+    except RuntimeError:  # of a member of a split whose base was written
+        return "refused"
+    return (str(t.requires_grad) if used else node) if t._is_view() else None
+
+
+def _behaviour(call: Any, name: str, make: Any, write: Any, grad: bool) -> dict[str, Any]:
+    root, x = make()
+    used = name in USED
+    results = pytree.tree_leaves(call(PROGRAMS[name])(x))
+    found: dict[str, Any] = {"before": _relations(x, results, used)}
+    try:
+        with contextlib.nullcontext() if grad else torch.no_grad():
+            write(x, results)
+    except RuntimeError as error:
+        return found | {"refused": "a write" if used else str(error)}
+    found["after"] = _relations(x, results, used)
+    try:
+        outs = [r for r in results if r.requires_grad]
+        outs += [x] if x.requires_grad and x.grad_fn is not None else []
+        if outs:
+            torch.autograd.backward(outs, [tangent(o) for o in outs])
+        found["gradient"] = seen(root.grad, requires_grad=False)
+    except RuntimeError as error:  # what was written is named in other words
+        found["no backward"] = "a write" if used or "modified by an inplace" in str(error) else str(error)
+    return found
+
+
+@pytest.mark.parametrize("ranks", [4, 1])
+@pytest.mark.parametrize("inputs", INPUTS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_views_are_as_in_eager(process_group, name, inputs, ranks) -> None:
+    mesh = dist.device_mesh.init_device_mesh("cpu", (4,) if ranks == 4 else (4, 1))
+    placements = ROWS if ranks == 4 else [Replicate(), Shard(0)]
+    requires_grad, moved = INPUTS[inputs]
+
+    def make():
+        root = whole(mesh, 8, 4, placements=placements, grad=requires_grad)
+        return root, root * 1 if moved else root
+
+    for grad in (True, False):
+        region = st.compile(PROGRAMS[name])
+        for write in WRITES:
+            want = _behaviour(lambda f: f, name, make, write, grad)
+            got = _behaviour(lambda f, region=region: region, name, make, write, grad)
+            where = f"{write.__name__}, gradients are {'on' if grad else 'off'}"
+            assert want.keys() == got.keys(), f"{where}: {[*want.values()][-1]}, {[*got.values()][-1]}"
+            found = difference(want, got, 1e-6)
+            assert found is None, f"{where}: {found}"
+        assert len(region.specializations) == 1, region.explain()

@@ -1,4 +1,4 @@
-"""Operations that DTensor has no rule for: from torch 2.13 on it follows a decomposition, on tensors of its own."""
+"""Operations that DTensor has no rule for: it follows a decomposition, on tensors of its own."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_as_in_eager(mesh: Any, name: str, placement: Any) -> None:
     region = st.compile(OPERATIONS[name])
     _clear_sharding_prop_cache()
     decompositions = getattr(DTensor._op_dispatcher.sharding_propagator, "decomp_strategy", None)
-    if decompositions is not None:  # from torch 2.13 on
+    if decompositions is not None:  # from torch 2.12 on
         decompositions._fake_meshes.clear()
     for size in (4, 5, 6):
         got = _outcome(region, mesh, size, placement)

@@ -214,7 +214,6 @@ from .this_thread import replaced_here as replaced_here
 from .view_calls import answered as answered
 from .view_calls import calls_seen as calls_seen
 from .view_calls import node_gives_several as node_gives_several
-from .wrappers import ANSWERED as ANSWERED
 from .wrappers import WRAPPER_CONSTRUCTOR as WRAPPER_CONSTRUCTOR
 from .wrappers import build_wrapper as build_wrapper
 from .wrappers import context_shortcut as context_shortcut

@@ -11,11 +11,15 @@ apart in Python instead of in C++. These Python forms differ from the C++ kernel
     softshrink, hardshrink          another gradient of NaN, which kernels treat as they please
     multi_margin_loss               a gradient of the weights, which eager mode refuses
     batch norms, margin losses      wrappers get the parts, where eager mode hands the operation itself to their class
+
+And the sizes of pooling's results are computed without a branch: before torch 2.13 it asks for the remainder of a division,
+which changes nothing, and a size of each remainder would get a specialization of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,6 +27,7 @@ from typing import Any
 import torch
 import torch._decomp.decompositions as decompositions
 import torch.nn.functional as F
+from torch import _meta_registrations
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import adaptive
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -50,6 +55,7 @@ def composites_as_eager() -> Iterator[None]:
     with (
         replaced_here(decompositions, "_rnn_helper", _recurrent_layers),
         replaced_here(decompositions, "select_one_layer_lstm_function", _lstm_layer_for),
+        replaced_here(_meta_registrations, "div_rtn", operator.floordiv),
     ):
         _set_forms([(op, key, _of_this_thread(_FORMS[op], kernel)) for op, key, kernel in forms])
         _set_forms([(op, key, META_KERNELS[op]) for op, key, _ in metas])

@@ -29,6 +29,7 @@ def fake_kernels() -> dict[Any, Callable[..., Any]]:
         _aten._ctc_loss.Tensor: _ctc_loss,
         _aten._ctc_loss_backward.default: _ctc_loss_backward,
         _aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
+        _aten._standard_gamma.default: lambda x, generator=None: _like_first(x),
         _aten._standard_gamma_grad.default: _like_first,
         _aten._dirichlet_grad.default: _like_first,
         _aten.fractional_max_pool3d_backward.default: lambda g, x, *windows: _like_first(x),
@@ -50,7 +51,7 @@ def _elementwise(g: Tensor, x: Tensor, lambd: float) -> Tensor:
 
 
 def _like_first(x: Tensor, *others: Tensor) -> Tensor:
-    """Torch has none. The kernels fill a contiguous tensor."""
+    """Torch has none, or one that keeps strides. The kernels fill a contiguous tensor."""
     return x.new_empty(x.shape)
 
 

@@ -65,11 +65,15 @@ SYM_TYPES = (torch.SymInt, SymFloat, SymBool)
 
 
 def is_memo(attribute: str) -> bool:
-    """Does a fake tensor remember a symbol in this attribute (that of ``item()``, of ``nonzero()``)?"""
+    """Does torch remember in this attribute what it was asked: a fake tensor a symbol (of ``item()``, of ``nonzero()``), a
+    class that says its shape itself (a jagged tensor's) what it said last?"""
     return attribute.startswith(_MEMOS)
 
 
-_MEMOS = tuple(f"_{name}" for name in vars(FakeTensor) if name.endswith("_memo"))
+_MEMOS = (
+    *(f"_{name}" for name in vars(FakeTensor) if name.endswith("_memo")),
+    *("_sizes_capsule", "_strides_capsule", "_sym_sizes_capsule", "_sym_strides_capsule"),  # and the same with "_len"
+)
 
 
 def is_dense(t: torch.Tensor) -> bool:

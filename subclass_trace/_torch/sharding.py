@@ -105,12 +105,13 @@ def _slices_a_spread_dimension(op_schema: Any) -> bool:
 
 @contextlib.contextmanager
 def _unrecorded_decompositions() -> Iterator[None]:
-    """For an operation without a rule torch 2.13 follows a decomposition of it, on tensors of its own."""
-    cls = getattr(sys.modules.get("torch.distributed.tensor._decompositions"), "DecompShardingStrategy", None)
+    """For an operation without a rule torch follows a decomposition of it, on tensors and with a mesh of its own.
+
+    Torch 2.11 imports that when it needs it first, which may be in a trace.
+    """
+    from torch.distributed.tensor._decompositions import DecompShardingStrategy as cls
+
     name = "propagate_strategy"
-    if not hasattr(cls, name):
-        yield
-        return
     original: Any = getattr(cls, name)
 
     def unrecorded(*args: Any) -> Any:

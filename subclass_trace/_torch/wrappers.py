@@ -12,11 +12,6 @@ return_and_correct_aliasing: Callable[..., Any] = _python_dispatch.return_and_co
 
 make_wrapper_subclass: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
 
-#: attributes in which torch keeps what a class has answered when it was asked for sizes or strides
-ANSWERED: frozenset[str] = frozenset(
-    f"_sym_{what}_capsule{part}" for what in ("sizes", "strides") for part in ("", "_len")
-)
-
 disabled_torch_function: Any = torch._C._disabled_torch_function_impl
 
 

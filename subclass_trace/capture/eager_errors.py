@@ -79,6 +79,15 @@ def error_of_eager(
         return error
     if found is not None:
         return found
+    given = [t for t in tensors_in((*args, *kwargs.values())) if not _torch.is_fake(t)]
+    if given:  # torch's error may not say which of them it does not take
+        return UnsupportedError(
+            f"{func} is called with a tensor that the trace has no stand-in for",
+            path=line,
+            expected="dense tensors, parameters and traceable wrappers",
+            got=f"an instance of {type(given[0]).__qualname__}",
+            fix="let its class override nothing, or give it the wrapper protocol",
+        )
     return UnsupportedError(
         f"torch refuses to trace {func} here, although it runs in eager mode",
         path=line,

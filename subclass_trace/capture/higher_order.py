@@ -97,6 +97,7 @@ def record_higher_order(recorder: Recorder, func: Any, args: Any, kwargs: Any) -
     with recorder.mode:
         out = func(*fake_args, **fake_kwargs)
         branches.record_uncalled()
+    out = pytree.tree_map(lambda o: _result(recorder, o), out)
 
     def argument(x: Any) -> Any:
         if not _is_callable(x):
@@ -120,6 +121,13 @@ def record_higher_order(recorder: Recorder, func: Any, args: Any, kwargs: Any) -
     # while_loop stacks the values of as many iterations as it needs
     recorder.symbols.bind_data_dependent(node, out, recorder.tag)
     return out
+
+
+def _result(recorder: Recorder, value: Any) -> Any:
+    """What the operator has made is no view of something inside it (in torch 2.11, that of flex attention is)."""
+    if isinstance(value, Tensor) and value._base is not None and not recorder.knows(value._base):
+        return _torch.detached(recorder.mode, value)
+    return value
 
 
 def _track(recorder: Recorder, node: fx.Node, out: Any) -> None:

@@ -313,7 +313,7 @@ class MetadataReads:
             number, row, _, prefix = self._inside[id(stand_in)]
         code = sys._getframe(3).f_code
         # What isinstance(x, nn.Buffer) looks at, it looks at in torch's code.
-        asked = name == "_is_buffer" or is_user_code(code)
+        asked = name == "_is_buffer" or (is_user_code(code) and not _torch.is_memo(name))
         value = self._fact(number, f".{prefix}{name}", row) if row is not None and asked else ASIDE
         if row is not None and value is ABSENT and (own := class_member(row.spec, name)) is not ABSENT:
             return own.__get__(stand_in, row.spec.cls)  # type: ignore[union-attr]

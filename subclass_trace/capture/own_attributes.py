@@ -84,7 +84,7 @@ class OwnAttributes:
         mine, theirs = dict(attributes_inside(traced)), dict(attributes_inside(real))
         known: dict[str, Any] = {}
         withheld: dict[str, Any] = {}
-        both = sorted(mine.keys() & theirs.keys() - {*spec.names} - _torch.ANSWERED)
+        both = sorted(mine.keys() & theirs.keys() - {*spec.names})
         told = reads.copied(traced) | (
             _read_by_flatten(real) if any(type(theirs[n]) in SIMPLE for n in both) else set()
         )

@@ -169,10 +169,14 @@ def has_own_equality(cls: type) -> bool:
 
 
 def attributes_inside(value: Any) -> Iterator[tuple[str, Any]]:
-    """The attributes of an object, in its ``__dict__`` and its slots. Nobody is told of it: see `noting`."""
+    """The attributes of an object, in its ``__dict__`` and its slots. Nobody is told of it: see `noting`.
+
+    Where torch remembers what it has asked a tensor, that is no attribute of the tensor's.
+    """
     held = _table(value)
     if isinstance(held, Mapping):
-        yield from held.items()
+        rows = held.items()
+        yield from (row for row in rows if not _torch.is_memo(row[0])) if isinstance(value, torch.Tensor) else rows
     cls: Any = type(value)
     for name in slots_of(cls):
         found = _slot(value, name)
@@ -237,7 +241,7 @@ def slots_of(cls: type) -> tuple[str, ...]:
 def attributes_of_wrapper(traced: Any, spec: Spec) -> dict[str, Any]:
     """The Python attributes of a tensor and of the wrappers inside it, by dotted names, without inner tensors."""
     names = spec.names if isinstance(spec, WrapperSpec) else ()
-    found = {k: v for k, v in attributes_inside(traced) if k not in names and not _torch.is_memo(k)}
+    found = {k: v for k, v in attributes_inside(traced) if k not in names}
     for name, inner in zip(names, getattr(spec, "inners", ()), strict=True):
         if isinstance(inner, WrapperSpec):
             found |= {f"{name}.{k}": v for k, v in attributes_of_wrapper(getattr(traced, name), inner).items()}

@@ -194,6 +194,18 @@ def test_sizes_asked_for_before() -> None:
     assert len(compiled.specializations) == 1
 
 
+def test_what_torch_remembers_of_the_sizes() -> None:
+    """It keeps the answers of a jagged tensor in attributes of it: whether it has asked yet is no matter."""
+    f = lambda x: x.sin() * len(x.shape)
+    compiled = st.compile(f, automatic_dynamic=False)
+    for asked in (True, False, True, False):
+        x = jagged(LENGTHS[0])
+        if asked:
+            (x * 2).numel(), x.stride(), x.numel(), torch.empty_like(x)
+        assert torch.equal(compiled(x).values(), f(x).values())
+    assert len(compiled.specializations) == 1
+
+
 def test_a_weight_that_takes_the_batch_apart() -> None:
     """The gradient of a matrix that a jagged tensor is multiplied by goes over its rows one by one."""
     compiled = st.compile(lambda x, w: x @ w)

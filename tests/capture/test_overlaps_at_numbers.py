@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch_features import copies_tensors_of_an_unknown_size
 
 import subclass_trace as st
 from subclass_trace import verify
@@ -32,6 +33,8 @@ COLUMNS: dict[str, Program] = {
     "one column": lambda x, k, n: x[:, k].copy_(x[:, n]),
     "to the right": lambda x, k, n: x[:, 1 : 1 + k].copy_(x[:, n : n + k]),
 }
+#: `copy_` between slices whose sizes depend on the numbers
+OF_UNKNOWN_SIZES = ("one to the right", "rows", "a row to all", "from the front", "columns", "to the right")
 NUMBERS = [(1, 1), (1, 3), (2, 1), (1, 2), (3, 1), (0, 3), (2, 2)]
 
 
@@ -51,9 +54,21 @@ def region_of(program: Program) -> tuple[Any, Any]:
     return f, st.compile(f, backend="eager")
 
 
+def is_refused(name: str, region: Any) -> bool:
+    """Does this torch ask, while it is traced, whether sizes are equal that only a call knows? Then nothing is written."""
+    if name not in OF_UNKNOWN_SIZES or copies_tensors_of_an_unknown_size():
+        return False
+    x, error = outcome(region, *NUMBERS[0])
+    assert isinstance(error, st.DataDependentError)
+    assert torch.equal(x, torch.arange(36.0).view(6, 6)) and x._version == 0
+    return True
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_error_or_the_numbers_of_eager(name: str) -> None:
     f, region = region_of(PROGRAMS[name])
+    if is_refused(name, region):
+        return
     refused = 0
     with verify.enabled():
         for k, n in NUMBERS:
@@ -69,6 +84,8 @@ def test_the_error_or_the_numbers_of_eager(name: str) -> None:
 def test_what_depends_on_the_order(name: str) -> None:
     """Refused, where the number of eager are not those of a copied source."""
     f, region = region_of(COLUMNS[name])
+    if is_refused(name, region):
+        return
     for k, n in NUMBERS:
         (x, error), (y, expected) = outcome(region, k, n), outcome(f, k, n)
         if error is None:

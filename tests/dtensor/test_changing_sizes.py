@@ -46,17 +46,20 @@ def test_interpolation(mesh, mode, grad) -> None:
     def function(x):
         return F.interpolate(x[None, None], scale_factor=2, mode=mode)
 
-    region = st.compile(function)
-    for rows in (4, 6, 5):
-        seen = []
-        for run in (function, region):
-            local = torch.arange(3.0 * rows).reshape(rows, 3).sin()
-            x = DTensor.from_local(local, mesh, REPLICATE, run_check=False).detach().requires_grad_(grad)
+    def outcome(run, rows):
+        local = torch.arange(3.0 * rows).reshape(rows, 3).sin()
+        x = DTensor.from_local(local, mesh, REPLICATE, run_check=False).detach().requires_grad_(grad)
+        try:
             out = run(x)
             if grad:
                 (out.sin() * out).sum().backward()
-            seen.append([t.to_local() for t in (out.detach(), *([x.grad] if grad else []))])
-        assert all(map(torch.equal, *seen))
+        except (NotImplementedError, st.UnsupportedError):  # torch 2.11 and 2.12 have no rule for some
+            return "refused"
+        return [t.to_local().tolist() for t in (out.detach(), *([x.grad] if grad else []))]
+
+    region = st.compile(function)
+    for rows in (4, 6, 5):
+        assert outcome(region, rows) == outcome(function, rows)
 
 
 def _written_rows(w, out):
@@ -123,8 +126,12 @@ def test_a_backward_that_takes_a_size_for_a_constant(mesh, f, placements) -> Non
         for run in (f, region):
             x = whole(mesh, rows, columns, placements=placements, grad=True)
             out = run(x)
-            out.sum().backward()
-            found.append([seen(out.detach()), seen(x.grad)])
+            try:
+                out.sum().backward()
+            except RuntimeError as error:  # torch 2.11 differentiates no sort of a DTensor
+                found.append([seen(out.detach()), str(error)])
+            else:
+                found.append([seen(out.detach()), seen(x.grad)])
         assert difference(*found, tolerance=1e-6) is None, difference(*found, tolerance=1e-6)
 
 

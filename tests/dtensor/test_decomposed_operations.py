@@ -1,4 +1,4 @@
-"""Operations that DTensor has no rule for: from torch 2.13 on it follows a decomposition, on tensors of its own."""
+"""Operations that DTensor has no rule for: it follows a decomposition, on tensors of its own."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def _outcome(f: Callable[[Any], Any], mesh: Any, size: int, placement: Any) -> A
     x = DTensor.from_local(torch.rand(size, 3), mesh, [placement], run_check=False).requires_grad_()
     try:
         out = f(x)
-    except NotImplementedError as error:
-        return type(error)
-    out.sum().backward()
+        out.sum().backward()
+    except (NotImplementedError, st.UnsupportedError):
+        return "refused"
     assert x.grad is not None
     return out.to_local().tolist(), out.placements, out.shape, x.grad.to_local().tolist(), torch.rand(1)
 
@@ -39,7 +39,7 @@ def test_as_in_eager(mesh: Any, name: str, placement: Any) -> None:
     region = st.compile(OPERATIONS[name])
     _clear_sharding_prop_cache()
     decompositions = getattr(DTensor._op_dispatcher.sharding_propagator, "decomp_strategy", None)
-    if decompositions is not None:  # from torch 2.13 on
+    if decompositions is not None:  # from torch 2.12 on
         decompositions._fake_meshes.clear()
     for size in (4, 5, 6):
         got = _outcome(region, mesh, size, placement)

@@ -116,6 +116,7 @@ from .kinds import overrides_torch_dispatch as overrides_torch_dispatch
 from .kinds import storage_ref as storage_ref
 from .kinds import tensor_guard as tensor_guard
 from .modes import GLOBAL_MODULE_HOOKS as GLOBAL_MODULE_HOOKS
+from .modes import GLOBAL_STEP_HOOKS as GLOBAL_STEP_HOOKS
 from .modes import PROXY_MODE_KEY as PROXY_MODE_KEY
 from .modes import SCALER_START as SCALER_START
 from .modes import DispatchLog as DispatchLog
@@ -145,6 +146,7 @@ from .modes import peek_functorch as peek_functorch
 from .modes import plain_dispatch as plain_dispatch
 from .modes import pytree_namespace as pytree_namespace
 from .modes import set_grad as set_grad
+from .modes import step_hooks as step_hooks
 from .modes import transformed_inputs as transformed_inputs
 from .modes import without_dispatch as without_dispatch
 from .modes import without_tracing as without_tracing

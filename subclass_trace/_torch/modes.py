@@ -11,6 +11,7 @@ import torch._functorch.eager_transforms
 import torch._functorch.utils
 import torch._functorch.vmap
 from torch._C import DispatchKey, DispatchKeySet, _ExcludeDispatchKeyGuard
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from .this_thread import replaced_here
@@ -228,3 +229,11 @@ GLOBAL_MODULE_HOOKS: tuple[dict[int, Any], ...] = (
     torch.nn.modules.module._global_backward_pre_hooks,
     torch.nn.modules.module._global_backward_hooks,
 )
+#: hooks around the step of all optimizers
+GLOBAL_STEP_HOOKS: tuple[dict[int, Any], ...] = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
+
+
+def step_hooks(optimizer: torch.optim.Optimizer) -> tuple[dict[int, Any], ...]:
+    """The hooks around the step of one optimizer."""
+    held = vars(optimizer)
+    return held.get("_optimizer_step_pre_hooks", {}), held.get("_optimizer_step_post_hooks", {})

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import array
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from .. import _torch
 from ..capture.facts import holds_traced
 from ..errors import UnsupportedError
 from ..plan import ItemPlan
@@ -32,6 +33,18 @@ def slots_of(optimizer: torch.optim.Optimizer, path: Path) -> Iterator[Slot]:
                 yield Slot(held, key, path.item(number).item(key), value)
     outline = Asked(lambda _: _outline(optimizer))
     yield Slot(outline, "outline", path, _outline(optimizer))
+
+
+def hooks_around_steps(optimizer: torch.optim.Optimizer | None, path: Path) -> tuple[Slot, list[Any]]:
+    """The hooks that run around the ``step()`` of an optimizer, or of all (None), and a place that tells which they are: by
+    their numbers, as no two hooks have one."""
+
+    def tables() -> Sequence[dict[int, Any]]:
+        return _torch.GLOBAL_STEP_HOOKS if optimizer is None else _torch.step_hooks(optimizer)
+
+    numbers = Asked(lambda _: tuple(n for table in tables() for n in table))
+    row = Slot(numbers, "step hooks", path.attr("step hooks"), numbers["step hooks"])
+    return row, [hook for table in tables() for hook in table.values()]
 
 
 def _tables(optimizer: torch.optim.Optimizer) -> Iterator[dict[str, Any]]:

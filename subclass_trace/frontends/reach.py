@@ -53,7 +53,7 @@ from .members import (
     methods_of,
 )
 from .mentions import mentions
-from .optimizers import slots_of
+from .optimizers import hooks_around_steps, slots_of
 from .reached import Reached as Reached
 from .reached import Slot as Slot
 
@@ -107,6 +107,7 @@ class _Walk:
         self.reads, self.calls, self.counted, self.everything = set[str](), set[str](), set[str](), False
         self.asked, self.texts, self.stored = set[str](), set[str](), set[str]()
         self.uncalled = set[tuple[int, str]]()
+        self._stepped = set[int]()
         self._slotted: set[tuple[int, str | None]] = set()
         self._theirs = set[int]()  # what code of libraries names
         self.late = LateParts()
@@ -131,6 +132,8 @@ class _Walk:
             for value, path in list(self.objects):
                 self._attributes(value, path)
                 self._answers(value, path)
+            if "step" in self.reads | self.calls:
+                self._around_steps()
             for holder, name, path in self.named:
                 self._set_on_tensor(holder, name, path)
             if not ENVIRONMENT.isdisjoint(self.reads | self.calls):
@@ -221,6 +224,16 @@ class _Walk:
         for row in slots_of(value, path):
             self._seen.setdefault(id(row.holder), row.holder)
             self._place(row.holder, row.key, row.path, row.value)
+
+    def _around_steps(self) -> None:
+        """The hooks of optimizers run in ``step()``."""
+        for owner, path in ((None, Path("torch.optim.Optimizer")), *self.optimizers):
+            if id(owner) not in self._stepped:
+                self._stepped.add(id(owner))
+                row, hooks = hooks_around_steps(owner, path)
+                self._place(row.holder, row.key, row.path, row.value)
+                for hook in hooks:
+                    self.look(hook, row.path)
 
     def _items(self, value: Any, path: Path) -> None:
         if len(value) <= _MOST_ITEMS:

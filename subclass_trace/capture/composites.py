@@ -17,7 +17,7 @@ from .. import _torch
 from ..errors import DataDependentError
 from .by_sizes import BY_SIZES, by_sizes, pieces
 from .conversions import allclose, equal, is_nonzero, tensor
-from .counts import COUNTS, block_diag, counts
+from .counts import COUNTS, block_diag, counts, cumprod
 from .indexing import sees_functions
 from .known import known_value
 from .looks import is_from_inside, look_in_each_call, unflattens
@@ -242,6 +242,7 @@ COMPOSITES: Mapping[str, Callable[..., Any]] = {
     **dict.fromkeys(COUNTS, counts),
     **dict.fromkeys(PARTS, parts_by_sizes),  # `F.unfold` as well
     "block_diag": block_diag,
+    "cumprod": cumprod,
     "one_hot": _one_hot,
     "scaled_dot_product_attention": _attention,
     **dict.fromkeys(("matmul", "__matmul__", "__rmatmul__"), _matmul),

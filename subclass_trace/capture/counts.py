@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from .own_operations import differentiable, holds_symbols, own
+from ..subclass.protocol import Kind, kind_of
+from .own_operations import derive, differentiable, holds_symbols, own
 from .recorder import Recorder
 from .windows import may_be_ours
 
@@ -231,6 +232,39 @@ def blocks() -> Any:
             found.append(part)
             row, column = row + rows, column + columns
         return (found,)
+
+    differentiable(forward, differentiate, keep)
+    return forward
+
+
+# ---------------------------------------------------------------------------------------------- products
+def cumprod(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Its backward in C++ takes the sizes for numbers, where it is traced, and else looks whether there are zeros."""
+    named = dict(zip(("input", "dim"), args, strict=False)) | kwargs
+    x, dim = named.get("input"), named.get("dim")
+    if len(args) <= 2 and named.keys() == {"input", "dim"} and type(dim) is int and may_be_ours(x, range(1, 16)):
+        dense = kind_of(type(x)) is Kind.LEAF and -x.dim() <= dim < x.dim() and holds_symbols(x.shape)
+        if dense and torch.is_grad_enabled() and x.requires_grad:
+            return products()(x, dim)
+    return func(*args, **kwargs)
+
+
+@functools.cache
+def products() -> Any:
+    """``cumprod``. What is differentiated again is torch's own."""
+    op = aten.cumprod.default
+    forward = derive(op, op, op)
+    op_backward = aten.cumprod_backward.default
+    backward = derive(op_backward, op_backward, lambda grad, x, dim, out: torch.empty_like(grad))
+
+    def keep(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[0], output)
+        ctx.dim = inputs[1]
+
+    def differentiate(ctx: Any, grad: Tensor) -> Any:
+        x, out = ctx.saved_tensors
+        again = op_backward if torch.is_grad_enabled() else backward
+        return again(grad, x, ctx.dim, out), None
 
     differentiable(forward, differentiate, keep)
     return forward

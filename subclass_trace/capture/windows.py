@@ -44,7 +44,8 @@ def may_be_ours(input: Any, dims: Sequence[int]) -> bool:
     """May ours be called? A class that sees functions, and a transform of ``torch.func``, would see another one."""
     if not isinstance(input, Tensor) or input.dim() not in dims or sees_functions(type(input)):
         return False
-    return not _torch.functorch_active() and not torch.is_autocast_enabled(input.device.type)
+    transformed = _torch.functorch_active() or _torch.forward_ad_level() >= 0
+    return not transformed and not torch.is_autocast_enabled(input.device.type)
 
 
 def _numbers(value: Any, default: Any, count: int) -> list[Any]:

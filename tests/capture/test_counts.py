@@ -116,7 +116,8 @@ def test_left_to_torch(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["groups", "groups, weighted", "windows", "windows put together", "pixels", "most of parts", "blocks"]
+    "name",
+    ["groups", "groups, weighted", "windows", "windows put together", "pixels", "most of parts", "blocks"],
 )
 def test_differentiated_again(name: str) -> None:
     """A gradient penalty, outside of the region and in it."""
@@ -134,6 +135,40 @@ def test_differentiated_again(name: str) -> None:
             results.append(x.grad)
         torch.testing.assert_close(results[1], results[0])
         torch.testing.assert_close(results[2], results[0])
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_products(again: bool) -> None:
+    """The gradient of ``cumprod`` is that of eager, with zeros and without; what is differentiated again has numbers."""
+
+    def f(x: Tensor) -> Tensor:
+        return x.cumprod(-1) + torch.cumprod(x * (x > 0), dim=0)
+
+    region = st.compile(f, dynamic=True)
+    for columns in SIZES:
+        grads = []
+        for g in (f, region):
+            x = _made(columns, False, "dense").double().requires_grad_()
+            (grad,) = torch.autograd.grad(g(x).pow(3).sum(), x, create_graph=again)
+            if again:
+                grad.pow(2).sum().backward()
+            grads.append(x.grad if again else grad)
+        torch.testing.assert_close(grads[1], grads[0], **({} if again else {"rtol": 0, "atol": 0}))
+    assert again or len(region.specializations) == 1
+
+
+def test_forward_mode_inside() -> None:
+    """Torch's operation is the one that has such a derivative."""
+    fw = torch.autograd.forward_ad
+
+    def f(x: Tensor) -> Tensor:
+        with fw.dual_level():
+            return fw.unpack_dual(F.pixel_shuffle(fw.make_dual(x, x * 2), x.shape[-1])).tangent
+
+    region = st.compile(f)
+    for n in (2, 3, 4):
+        x = torch.arange(1.0 * n**3).view(n**2, 1, n)
+        assert torch.equal(region(x), f(x))
 
 
 def test_class_sees_operations_of_torch() -> None:

@@ -35,7 +35,9 @@ _MOST, _DEEPEST = 500, 6
 
 def overrides_of(cls: type) -> frozenset[str]:
     """The members that classes of the user's define in the place of those of a library's class, whose code finds them."""
-    theirs = [b for b in cls.__mro__ if is_foreign(b) and b not in _OTHER_BASES and b.__module__ not in ("typing", "abc")]
+    theirs = [
+        b for b in cls.__mro__ if is_foreign(b) and b not in _OTHER_BASES and b.__module__ not in ("typing", "abc")
+    ]
     names = {name for base in theirs for name in vars(base) if not name.startswith("__")}
     mine = [vars(base) for base in cls.__mro__ if names and not is_foreign(base)]
     return frozenset(n for table in mine for n in names & table.keys() if _is_member(table[n])) - SKIPPED
@@ -46,12 +48,13 @@ def _is_member(held: Any) -> bool:
 
 
 def held_for_torch(value: Any) -> Iterator[tuple[str, Any]]:
-    """The attributes of an object by which code of torch finds what decides a trace: those that lead to the user's objects
-    and functions, and all that torch reads of distributions, which are little else than their parameters."""
+    """The attributes of an object by which code of torch finds what decides a trace: of those that its classes in torch name,
+    the ones that lead to the user's objects and functions; and all of a distribution, which is little else than parameters.
+    Of other objects torch changes some in each call."""
     if is_of_torch(value):
-        names = _read_by_torch(type(value))
+        names, whole = _named_by_torch(type(value))
         for name, held in list(vars(value).items()):
-            if name in names or (name not in _torch.KEPT_BY_DISTRIBUTIONS and _leads_to_users(held, [_MOST])):
+            if name in names and (whole or _leads_to_users(held, [_MOST])):
                 yield name, held
 
 
@@ -63,15 +66,17 @@ def is_of_torch(value: Any) -> bool:
     return any(m.startswith("torch.") for m in modules) and not any(m.startswith(_OF_NO_REGION) for m in modules)
 
 
-def _read_by_torch(cls: type) -> frozenset[str]:
-    if cls not in _READ:
-        theirs = [base for base in cls.__mro__ if base.__module__.startswith("torch.distributions")]
+def _named_by_torch(cls: type) -> tuple[frozenset[str], bool]:
+    """The names in what classes of torch define for a class, and whether it is one of distributions, or of parts of them."""
+    if cls not in _NAMED:
+        theirs = [base for base in cls.__mro__ if base.__module__.startswith("torch.")]
         codes = [f.__code__ for base in theirs for held in vars(base).values() for f in functions_in(held)]
-        _READ[cls] = frozenset(n for code in codes for n in _names(code)) - _torch.KEPT_BY_DISTRIBUTIONS
-    return _READ[cls]
+        names = frozenset(n for code in codes for n in _names(code)) - _torch.KEPT_BY_DISTRIBUTIONS
+        _NAMED[cls] = names, any(base.__module__.startswith("torch.distributions") for base in theirs)
+    return _NAMED[cls]
 
 
-_READ: MutableMapping[type, frozenset[str]] = weakref.WeakKeyDictionary()
+_NAMED: MutableMapping[type, tuple[frozenset[str], bool]] = weakref.WeakKeyDictionary()
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

@@ -360,6 +360,8 @@ class _Walk:
     def _module(self, root: Module, path: Path) -> None:
         """Its code, and what its attributes hold; its tensors, numbers and hooks have guards of their own."""
         self.modules.append((root, path))
+        if len(self.modules) == 1:
+            self._of_all_modules()
         for name, module in root.named_modules():
             where = path
             for part in filter(None, name.split(".")):
@@ -382,6 +384,14 @@ class _Walk:
                     self._items(value, where.attr(key))
                 elif key not in OF_EVERY_MODULE and not (foreign and key.startswith("_")):
                     self.look(value, where.attr(key))
+
+    def _of_all_modules(self) -> None:
+        """The hooks that run around each module; which they are has a guard of its own."""
+        before, after, *of_backwards = _torch.GLOBAL_MODULE_HOOKS
+        for table in (before, after):
+            self._items(table, Path("torch.nn.Module").attr("hooks"))
+        for table in of_backwards:
+            self.late.todo.append(functools.partial(self._items, table, Path("torch.nn.Module").attr("hooks")))
 
     def _script(self, module: Module, path: Path) -> None:
         """What TorchScript reads of a module beside tensors."""

@@ -62,6 +62,7 @@ from .batched import is_batched as is_batched
 from .batched import outside_of_vmap as outside_of_vmap
 from .batched import with_batch as with_batch
 from .batched import without_batch as without_batch
+from .branches import KEPT_BY_DISTRIBUTIONS as KEPT_BY_DISTRIBUTIONS
 from .branches import Branch as Branch
 from .branches import branch_in_function as branch_in_function
 from .branches import branch_of_torch as branch_of_torch

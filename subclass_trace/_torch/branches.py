@@ -20,6 +20,8 @@ _CHECKS = {
     ("continuous_bernoulli.py", "__init__"),
     ("geometric.py", "__init__"),
 }
+#: attributes that transforms write for themselves: the last value with its image, and the inverse
+KEPT_BY_DISTRIBUTIONS = frozenset({"_cached_x_y", "_inv"})
 #: code of functions with ``if condition: raise ValueError(text)``
 _FUNCTIONS = {torch.nn.functional.gaussian_nll_loss.__code__: "var has negative entry/entries"}
 

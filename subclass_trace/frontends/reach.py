@@ -34,6 +34,7 @@ from ..subclass.arguments import NAMESPACES
 from ..subclass.paths import Path
 from ..subclass.protocol import is_plain, is_traceable
 from .asked import ENVIRONMENT, Asked, answers_of, variables_of
+from .inside_torch import held_for_torch, overrides_of
 from .late_reach import LateParts
 from .members import (
     CONTAINERS,
@@ -114,6 +115,7 @@ class _Walk:
         self._seen: dict[int, Any] = {}
         self._codes: set[tuple[int, int]] = set()
         self._classes: set[type] = set()
+        self._of_bases: dict[type, frozenset[str]] = {}
         self._dunders: dict[type, set[str]] = {}
         self._checked: set[type] = set()
         self._tables: dict[Any, Any] = {}
@@ -217,6 +219,8 @@ class _Walk:
             followed = is_thread_local(value) or isinstance(value, torch.optim.Optimizer)
             if isinstance(getattr(value, "__dict__", None), dict) and not followed:
                 self.of_libraries.append((value, path))
+        for key, held in held_for_torch(value) if id(value) not in self._by_value else ():
+            self._slot(vars(value), key, path.attr(key), held)
 
     def _optimizer(self, value: torch.optim.Optimizer, path: Path) -> None:
         self.optimizers.append((value, path))
@@ -356,6 +360,8 @@ class _Walk:
     def _module(self, root: Module, path: Path) -> None:
         """Its code, and what its attributes hold; its tensors, numbers and hooks have guards of their own."""
         self.modules.append((root, path))
+        if len(self.modules) == 1:
+            self._of_all_modules()
         for name, module in root.named_modules():
             where = path
             for part in filter(None, name.split(".")):
@@ -378,6 +384,14 @@ class _Walk:
                     self._items(value, where.attr(key))
                 elif key not in OF_EVERY_MODULE and not (foreign and key.startswith("_")):
                     self.look(value, where.attr(key))
+
+    def _of_all_modules(self) -> None:
+        """The hooks that run around each module; which they are has a guard of its own."""
+        before, after, *of_backwards = _torch.GLOBAL_MODULE_HOOKS
+        for table in (before, after):
+            self._items(table, Path("torch.nn.Module").attr("hooks"))
+        for table in of_backwards:
+            self.late.todo.append(functools.partial(self._items, table, Path("torch.nn.Module").attr("hooks")))
 
     def _script(self, module: Module, path: Path) -> None:
         """What TorchScript reads of a module beside tensors."""
@@ -479,7 +493,13 @@ class _Walk:
         """The names of methods and properties of a class that the code may run."""
         if cls not in self.methods:
             self.methods[cls] = methods_of(cls)
-        return [n for n in self.methods[cls] if n in self.reads or n in self.calls or n.startswith("__")]
+        more = self._overriding(cls)
+        return [n for n in self.methods[cls] if n in self.reads or n in self.calls or n in more or n.startswith("__")]
+
+    def _overriding(self, cls: type) -> frozenset[str]:
+        if cls not in self._of_bases:
+            self._of_bases[cls] = overrides_of(cls)
+        return self._of_bases[cls]
 
     def _class(self, base: type, path: Path, own: frozenset[str], library: bool) -> list[str]:
         """What a class holds, but for what an instance hides. Returns the names of what is compared."""
@@ -533,7 +553,7 @@ class _Walk:
         table: Mapping[str, Any] = self._table(base)
         if base not in self._dunders:
             functions = {k for k in table if k.startswith("__") and isinstance(table[k], types.FunctionType)}
-            self._dunders[base] = (functions | ({"forward"} & table.keys())) - SKIPPED
+            self._dunders[base] = (functions | ({"forward"} | self._overriding(base)) & table.keys()) - SKIPPED
         return self._dunders[base] | (((self.reads | self.calls) & table.keys()) - SKIPPED)
 
     def _methods(self, cls: type, names: Iterable[str]) -> None:

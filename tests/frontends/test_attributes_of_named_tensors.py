@@ -74,9 +74,19 @@ def test_objects_of_libraries_keep_no_traced_tensors() -> None:
         return d.mean * 2
 
     was = d.probs
-    with pytest.raises(st.UnsupportedError, match="sets the attribute 'probs' of something"):
+    with pytest.raises(st.UnsupportedError, match="a traced tensor escapes"):
         st.compile(f)(torch.tensor([0.5, 0.5]))
     assert d.probs is was
+
+    scaler: Any = torch.amp.GradScaler("cpu")
+
+    def g(x: Tensor) -> Tensor:
+        scaler.last = x
+        return x * 2
+
+    with pytest.raises(st.UnsupportedError, match="sets the attribute 'last' of something"):
+        st.compile(g)(torch.tensor([0.5, 0.5]))
+    assert not hasattr(scaler, "last")
 
     def temporarily(x: Tensor) -> Tensor:
         old, d.probs = d.probs, x

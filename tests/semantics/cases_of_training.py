@@ -110,6 +110,33 @@ def _training_steps() -> None:
             assert all(map(torch.equal, leaves_of(a), leaves_of(b)))
 
 
+@fact(B, "hooks around the step of an optimizer that come, go, count, and read what changes", torch="not in the survey")
+def _hooks_around_steps() -> None:
+    found = []
+    for call in (lambda f: f, st.compile):
+        weight, calls, limit = torch.nn.Parameter(two(3, 3, seed=9)), [0], [0.1]
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+
+        def step(x: Tensor, optimizer: Any = optimizer, weight: Tensor = weight) -> None:
+            optimizer.zero_grad()
+            (x * weight).square().sum().backward()
+            optimizer.step()
+
+        def hook(*_: Any, calls: list[int] = calls, limit: list[float] = limit, weight: Tensor = weight) -> None:
+            calls[0] += 1
+            with torch.no_grad():
+                weight.mul_(limit[0])
+
+        region, handles = call(step), []
+        for k in range(6):
+            handles += [optimizer.register_step_post_hook(hook)] if k == 2 else []
+            handles.pop().remove() if k == 5 else None
+            limit[0] = 0.1 * k
+            region(two(3, 3, seed=k))
+        found.append((calls, [leaf.tolist() for leaf in leaves_of(weight.detach())]))
+    assert found[0] == found[1] and found[0][0] == [3]
+
+
 @fact(B, "`.grad` read, replaced, dropped and changed in place inside the region")
 def _gradients_as_state() -> None:
     def f(x: Tensor, y: Tensor) -> Any:

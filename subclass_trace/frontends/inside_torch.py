@@ -31,6 +31,8 @@ _OF_NO_REGION = (
     "torch.fx.experimental",
 )
 _MOST, _DEEPEST = 500, 6
+#: what `torch.library.custom_op` returns, and what of it runs while a region is traced
+_OPERATIONS, _OF_OPERATIONS = "torch._library.custom_ops", ("_setup_context_fn", "_abstract_fn")
 
 
 def overrides_of(cls: type) -> frozenset[str]:
@@ -51,7 +53,9 @@ def held_for_torch(value: Any) -> Iterator[tuple[str, Any]]:
     """The attributes of an object by which code of torch finds what decides a trace: of those that its classes in torch name,
     the ones that lead to the user's objects and functions; and all of a distribution, which is little else than parameters.
     Of other objects torch changes some in each call."""
-    if is_of_torch(value):
+    if type(value).__module__ == _OPERATIONS:  # its kernel runs in each call, and its backward is looked at there
+        yield from ((name, held) for name in _OF_OPERATIONS if (held := vars(value).get(name)) is not None)
+    elif is_of_torch(value):
         names, whole = _named_by_torch(type(value))
         for name, held in list(vars(value).items()):
             if name in names and (whole or _leads_to_users(held, [_MOST])):

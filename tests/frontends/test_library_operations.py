@@ -1,0 +1,81 @@
+"""Operations of ``torch.library``: Python of the user's that runs while a region is traced, and in its backwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import subclass_trace as st
+
+Tensor = torch.Tensor
+FACTOR = [1.0]
+CALLS: list[float] = []
+
+
+@torch.library.custom_op("subclass_trace_tests::scaled", mutates_args=())
+def scaled(x: Tensor) -> Tensor:
+    return x * FACTOR[0]
+
+
+@scaled.register_fake
+def _scaled_fake(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _setup(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.factor = FACTOR[0]
+
+
+def _backward(ctx: Any, g: Tensor) -> Tensor:
+    CALLS.append(FACTOR[0])
+    return g * FACTOR[0] * ctx.factor
+
+
+scaled.register_autograd(_backward, setup_context=_setup)
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    yield
+    FACTOR[0] = 1.0
+    CALLS.clear()
+
+
+def test_numbers_and_effects_of_each_call() -> None:
+    seen = []
+    for f in (scaled, st.compile(lambda x: scaled(x))):
+        CALLS.clear()
+        rows = []
+        for FACTOR[0] in (1.0, 1.5, 2.0, 1.0):
+            x = torch.ones(2, requires_grad=True)
+            y = f(x)
+            y.sum().backward()
+            assert x.grad is not None
+            rows.append((y.tolist(), x.grad.tolist()))
+        seen.append((rows, list(CALLS)))
+    assert seen[0] == seen[1]
+
+
+def test_a_number_that_changes_before_the_backward() -> None:
+    seen = []
+    for f in (scaled, st.compile(lambda x: scaled(x))):
+        rows = []
+        for later in (1.0, 3.0, 1.0):
+            FACTOR[0] = 1.0
+            x = torch.ones(2, requires_grad=True)
+            y = f(x)
+            FACTOR[0] = later
+            y.sum().backward()
+            assert x.grad is not None
+            rows.append(x.grad.tolist())
+        seen.append(rows)
+    assert seen[0] == seen[1]
+
+
+def test_what_the_kernel_reads() -> None:
+    region = st.compile(lambda x: scaled(x))
+    for FACTOR[0] in (1.0, 2.0, 3.0):
+        assert region(torch.ones(2)).tolist() == [FACTOR[0]] * 2

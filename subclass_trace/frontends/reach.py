@@ -8,7 +8,8 @@ whose state are inputs, everything else is guarded. The walk is static. It start
   all their methods with such names;
 - items of lists, tuples and dicts.
 
-Code of torch and of the standard library is taken as it is.
+Code of torch and of the standard library is taken as it is; which of the user's code it calls, and what it reads of
+distributions, is told by `inside_torch`, and the hooks that it calls are looked into.
 """
 
 from __future__ import annotations

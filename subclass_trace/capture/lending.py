@@ -88,7 +88,9 @@ class Lending:
     def others(self, specs: Iterable[Spec]) -> Iterator[Any]:
         """The dataclasses in the contexts of inputs which a backward that is traced later may not know as they are then."""
         places = [row for number, spec in enumerate(specs) for row in dataclasses_in(spec, number)]
-        frozen = Counter(type(value) for _, value in places if is_frozen(value))  # code may ask whether two are one object
+        frozen = Counter(
+            type(value) for _, value in places if is_frozen(value)
+        )  # code may ask whether two are one object
         for mark, value in places:
             if mark not in self.renewed or frozen[type(value)] > 1:
                 yield value

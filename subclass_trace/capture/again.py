@@ -16,7 +16,7 @@ import torch.fx as fx
 
 from .. import _torch
 from ..errors import TangentError
-from ..subclass.context import Unread, map_sizes, snapshot
+from ..subclass.context import Unread, map_sizes, one_copy_each, snapshot
 from ..subclass.numbers import NumberPlace
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, WrapperSpec, is_ragged
@@ -74,6 +74,12 @@ class FirstRun:
         if any(c.gradient_of is not None for c in captured.closed_over) or any(i.inside for i in inputs):
             return None
         assert session.assumptions is not None
+        copies: dict[int, tuple[Any, Any]] = {}
+
+        def own(context: Any) -> Any:
+            with one_copy_each(copies):
+                return snapshot(context)
+
         count = len(captured.originals) - len(originals_of(session.recorder))
         return FirstRun(
             session.mode,
@@ -82,7 +88,7 @@ class FirstRun:
             tuple(
                 (
                     i.path,
-                    map_spec(i.spec, tuple, snapshot),
+                    map_spec(i.spec, tuple, own),
                     i.leaves,
                     i.is_leaf,
                     i.is_parameter,

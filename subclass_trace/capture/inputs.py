@@ -20,7 +20,7 @@ from .. import _torch
 from ..errors import ProtocolError, UnsupportedError
 from ..plan import gradient_of
 from ..subclass.components import Part, with_components
-from ..subclass.context import has_sizes, map_sizes, same_context, snapshot, with_outer, without_outer
+from ..subclass.context import has_sizes, map_sizes, one_copy_each, same_context, snapshot, with_outer, without_outer
 from ..subclass.flatten import flatten, leaf_paths, wrappers_inside
 from ..subclass.kept import Keeping, kept_spec
 from ..subclass.numbers import NumberPlace
@@ -237,7 +237,8 @@ def traced_value(
     else:
         grad = torch.is_grad_enabled()
         with torch.inference_mode(inference), torch.set_grad_enabled(grad):
-            traced = rebuild(spec, iter(leaves))
+            with one_copy_each(session.copies):
+                traced = rebuild(spec, iter(leaves))
             sized = _sized_by_context(spec, traced)
             if sized is not spec:
                 spec, traced = sized, rebuild(sized, iter(leaves))

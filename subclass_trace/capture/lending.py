@@ -8,7 +8,6 @@ the trace has that very copy, a call hands on the object of its own input. See d
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -87,13 +86,8 @@ class Lending:
 
     def others(self, specs: Iterable[Spec]) -> Iterator[Any]:
         """The dataclasses in the contexts of inputs which a backward that is traced later may not know as they are then."""
-        places = [row for number, spec in enumerate(specs) for row in dataclasses_in(spec, number)]
-        frozen = Counter(
-            type(value) for _, value in places if is_frozen(value)
-        )  # code may ask whether two are one object
-        for mark, value in places:
-            if mark not in self.renewed or frozen[type(value)] > 1:
-                yield value
+        places = (row for number, spec in enumerate(specs) for row in dataclasses_in(spec, number))
+        return (value for mark, value in places if mark not in self.renewed)
 
     def marked(self, spec: Spec) -> Spec:
         """The spec of a result, with marks in the place of what it has from an input."""

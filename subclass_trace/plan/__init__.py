@@ -197,6 +197,9 @@ class Plan:
     ] = ()  # of which ``out_tree`` is ``(result, [new items])``
     unread: tuple[Unread, ...] = ()  # values of contexts that no guard compares, since the trace read none of them
     lent: tuple[Lent, ...] = ()  # objects in contexts that results and backwards have from the call's inputs
+    configurations: tuple[
+        tuple[Lent, ...], ...
+    ] = ()  # where dataclasses stand in the contexts of inputs, a row for each; none where there is one place
     objects: tuple[KeptObject | KeptClass, ...] = ()  # objects in contexts, with what the trace read of them
     apart: tuple[
         tuple[tuple[int, ...], tuple[int, ...]], ...

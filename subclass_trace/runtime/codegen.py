@@ -380,6 +380,7 @@ class _EntryEmitter:
         s, plan = self.source, self.plan
         for held in plan.objects:
             s.line(f"if not {s.constant(held.is_as_it_was, 'as_it_was')}(): return MISS")
+        self._configurations(inputs)
         for condition in plan.conditions:
             s.line(f"if not {expression_code(condition, symbols)}: return MISS")
         for row, name in zip(plan.inputs, inputs, strict=True):
@@ -403,6 +404,20 @@ class _EntryEmitter:
             strided = all(leaf.layout is torch.strided for leaf in specs)
             check = s.bind("alias_check", alias_check(self.guards.alias, strided=strided))
             s.line(f"if not {check}(({_tuple(inputs)}), ({_tuple(leaves)})): return MISS")
+
+    def _configurations(self, inputs: Sequence[str]) -> None:
+        """Which inputs have one object in their contexts."""
+        s, firsts = self.source, []
+        for row in self.plan.configurations:
+            firsts.append(s.name("k"))
+            s.line(f"{firsts[-1]} = {lent_source(row[0], inputs[row[0].place[1]])}")
+            others = [f"{lent_source(mark, inputs[mark.place[1]])} is not {firsts[-1]}" for mark in row[1:]]
+            if others:
+                s.line(f"if {' or '.join(others)}: return MISS")
+        if len(firsts) == 2:
+            s.line(f"if {' is '.join(firsts)}: return MISS")
+        elif len(firsts) > 2:
+            s.line(f"if len({{{', '.join(f'id({k})' for k in firsts)}}}) != {len(firsts)}: return MISS")
 
     def _views(self, flat: Sequence[str], inputs: Sequence[str], symbols: dict[Any, str]) -> None:
         """Views that are arguments, of an input that stands for them."""

@@ -19,6 +19,7 @@ from ..capture.inputs import has_gradient
 from ..capture.user_code import is_library
 from ..plan import InputPlan, Plan
 from ..subclass.arguments import same_argument
+from ..subclass.components import read_lent
 from ..subclass.context import has_sizes, map_sizes, same_context, without_outer
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path, owner_of
@@ -268,6 +269,9 @@ def _failed_tensor_guard(plan: Plan, guards: Guards, flat: Sequence[Any]) -> str
     for held in plan.objects:
         if not held.is_as_it_was():
             return held.changed()
+    found = [[read_lent(mark, inputs) for mark in row] for row in plan.configurations]
+    if any(v is not row[0] for row in found for v in row) or len({id(row[0]) for row in found}) != len(found):
+        return "other inputs have one object in their contexts than when the specialization was made"
     return _failed_leaf_guard(plan, guards, inputs, flat)
 
 

@@ -12,7 +12,7 @@ import torch.fx as fx
 
 from .. import _torch
 from ..capture.inputs import Argument
-from ..capture.lending import Lending, marks_in
+from ..capture.lending import Lending, dataclasses_in, marks_in
 from ..capture.region import Captured
 from ..capture.session import Session
 from ..partition.half import Half
@@ -38,6 +38,7 @@ from ..plan import (
     ViewOutput,
     views_in,
 )
+from ..subclass.context import Lent
 from ..subclass.flatten import leaves_of
 from ..subclass.kept import Held, kept_spec
 from ..subclass.paths import Path
@@ -109,9 +110,20 @@ def make_plan(
         watched_names=tuple(watched.values()),
         unread=captured.session.reads.left_out(),
         lent=marks_in(values, attributes) if captured.tape is None else tuple(lending.objects),
+        configurations=_configurations(captured, lending),
         objects=keeping.rows(objects.values()),
         apart=captured.apart,
     )
+
+
+def _configurations(captured: Captured, lending: Lending) -> tuple[tuple[Lent, ...], ...]:
+    """Code may ask whether two inputs have one configuration (``x.config is y.config``)."""
+    rows: dict[int, list[Lent]] = {}
+    for number, row in enumerate(captured.inputs):
+        for mark, value in dataclasses_in(row.spec, number):
+            if mark in lending.objects:
+                rows.setdefault(id(value), []).append(mark)
+    return tuple(map(tuple, rows.values())) if sum(map(len, rows.values())) > 1 else ()
 
 
 def _inputs(captured: Captured, arguments: Sequence[Argument], keeping: Held) -> list[InputPlan]:

@@ -7,13 +7,15 @@ array whose ``==`` is an array. See docs/notes/contexts.md.
 from __future__ import annotations
 
 import array
+import contextlib
 import copy
 import dataclasses
 import enum
 import marshal
 import math
 import operator
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -338,8 +340,31 @@ def map_items(context: tuple[Any, ...], function: Callable[[Any], Any]) -> Any:
 
 def map_fields(context: Any, function: Callable[[Any], Any]) -> Any:
     """A dataclass with ``function`` applied to each field: the same one where it is frozen and that changes none."""
+    made = _copies.made
+    if made is not None and id(context) in made:
+        return made[id(context)][1]
     twin = _with_fields(context, function)
-    return copied(context) if twin is context and _is_mutable_dataclass(context) else twin
+    twin = copied(context) if twin is context and _is_mutable_dataclass(context) else twin
+    if made is not None:
+        made[id(context)] = (context, twin)
+    return twin
+
+
+class _Copies(threading.local):
+    made: dict[int, tuple[Any, Any]] | None = None
+
+
+_copies = _Copies()
+
+
+@contextlib.contextmanager
+def one_copy_each(made: dict[int, tuple[Any, Any]]) -> Iterator[None]:
+    """Inside, this thread makes one copy of each dataclass, which ``made`` holds: what is one object stays one."""
+    before, _copies.made = _copies.made, made
+    try:
+        yield
+    finally:
+        _copies.made = before
 
 
 def copied(value: Any) -> Any:

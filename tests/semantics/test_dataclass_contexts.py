@@ -294,6 +294,27 @@ def test_one_object_in_two_wrappers(cls: type) -> None:
         assert all(torch.equal(v, w) for v, w in zip(*found, strict=True))
 
 
+@pytest.mark.parametrize("cls", [Mutable, Frozen])
+@pytest.mark.parametrize("retain", [True, False])
+def test_which_inputs_have_one_object(cls: type, retain: bool) -> None:
+    def f(x: Any, y: Any, z: Any) -> Any:
+        return x * (2 if x.q is y.q else 3) * (5 if y.q is z.q else 7)
+
+    region, one = st.compile(f, retain_trace=retain), cls()
+    a, b, c = one, cls(), _with(one, step=3)
+    rows = [(a, a, a), (a, b, b), (c, c, c), (b, b, a), (a, b, cls()), (c, a, c), (b, b, b)]
+    for row in rows:
+        assert torch.equal(f(*map(_wrapped, row)).a, region(*map(_wrapped, row)).a)
+    assert len(region.specializations) == 5
+    for row in rows:
+        grads = []
+        for g in (f, region):
+            x = _wrapped(row[0], True)
+            g(x, *map(_wrapped, row[1:])).sin().backward(_wrapped(a))
+            grads.append(x.grad.a)
+        assert torch.equal(*grads)
+
+
 def test_identity_of_a_frozen_one() -> None:
     """Frozen dataclasses are no copies in a trace: classes may compare them with ``is``."""
     special = Frozen()

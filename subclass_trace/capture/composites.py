@@ -126,6 +126,12 @@ def _attention(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: 
     return _no_view(out, given) if isinstance(given[0], Tensor) and given[0].dim() == 3 else out
 
 
+def _attends(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """A function that computes attention inside."""
+    recorder.met.add("attention")
+    return func(*args, **kwargs)
+
+
 def _no_view(out: Any, given: Sequence[Any]) -> Any:
     if not _torch.is_fake(out) or not out._is_view() or any(out._base is a for a in given):
         return out
@@ -245,6 +251,8 @@ COMPOSITES: Mapping[str, Callable[..., Any]] = {
     "cumprod": cumprod,
     "one_hot": _one_hot,
     "scaled_dot_product_attention": _attention,
+    **dict.fromkeys(("multi_head_attention_forward", "_native_multi_head_attention"), _attends),
+    "_transformer_encoder_layer_fwd": _attends,
     **dict.fromkeys(("matmul", "__matmul__", "__rmatmul__"), _matmul),
     "linear": _linear,
     "matrix_rank": _matrix_rank,

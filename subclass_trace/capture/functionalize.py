@@ -238,7 +238,7 @@ class _Replay:
     def _keep_name(self, node: fx.Node) -> None:
         """An earlier joint graph was made without a replay: what it calls this node, and has saved by that name."""
         value = self.env[node]
-        if isinstance(value, Tensor):
+        if isinstance(value, (Tensor, *_torch.SYM_TYPES)):
             made = self._node(node)
             if isinstance(made, fx.Node) and made.target is node.target:
                 self.called.setdefault(made, node.name)

@@ -83,6 +83,11 @@ class Session:
         """What of ``loss_parallel`` and the like is active around this, if the traces met a DTensor."""
         return _torch.dtensor_modes(self.recorder.classes)
 
+    def meets_attention(self) -> bool:
+        """Have the traces met attention, of which a caller chooses the kernels (``sdpa_kernel``)?"""
+        targets = (str(n.target) for n in self.recorder.graph.nodes if n.op == "call_function")
+        return "attention" in self.recorder.met or any("scaled_dot_product" in target for target in targets)
+
     @contextlib.contextmanager
     def modes(self) -> Iterator[None]:
         """Everything that must be active while traced code runs."""

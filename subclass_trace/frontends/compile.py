@@ -300,7 +300,7 @@ class Region:
             replace(
                 ambient,
                 dtensor=captured.session.dtensor_modes(),
-                attention=ambient.attention if "attention" in captured.session.recorder.met else None,
+                attention=ambient.attention if captured.session.meets_attention() else None,
             ),
             site.tree,
             constants_without(site.constants(), places),

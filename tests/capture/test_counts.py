@@ -276,3 +276,20 @@ def test_all_operations_have_a_case() -> None:
         for f in CALLS.values():
             _run(f, 4, False, "dense")
     assert called >= set(COUNTS)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_gradient_of_groups_is_differentiated_again(dynamic: bool | None) -> None:
+    """Its trace asks for the sizes in another order than the first backward, which has saved them by their names."""
+    f = lambda x: F.group_norm(x, x.shape[1] // 2)
+    region = st.compile(f) if dynamic is None else st.compile(f, dynamic=dynamic)
+    for n in (4, 6, 8):
+        found = []
+        for g in (f, region):
+            torch.manual_seed(0)
+            x = torch.randn(2, n, 5, requires_grad=True)
+            y = g(x)
+            (first,) = torch.autograd.grad(y[0, 0, :2].sum() + y.pow(2)[1, 0, 1], x, create_graph=True)
+            found.append((first.detach(), *torch.autograd.grad(first.pow(2).sum(), x)))
+        for a, b in zip(*found, strict=True):
+            torch.testing.assert_close(a, b)

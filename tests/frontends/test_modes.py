@@ -302,6 +302,27 @@ def test_kernels_of_attention_around_a_call() -> None:
     assert "scaled_dot_product_attention" in region.explain()
 
 
+ATTENTION: dict[str, Any] = {
+    "the function": lambda x: F.scaled_dot_product_attention(x, x, x),
+    "the operation": lambda x: torch.ops.aten.scaled_dot_product_attention.default(x, x, x),
+    "a module": torch.nn.MultiheadAttention(8, 2, batch_first=True),
+    "a layer": torch.nn.TransformerEncoderLayer(8, 2, batch_first=True, dropout=0.0),
+    "a layer that is evaluated": torch.nn.TransformerEncoderLayer(8, 2, batch_first=True).eval(),
+}
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_where_kernels_of_attention_count(name: str) -> None:
+    module = ATTENTION[name]
+    f = (lambda x: module(x, x, x, need_weights=False)[0]) if name == "a module" else module
+    region, x = st.compile(f), torch.linspace(-1, 1, 64).reshape(2, 4, 8)
+    with torch.no_grad():
+        for count, kernels in ((1, SDPBackend.FLASH_ATTENTION), (2, SDPBackend.MATH), (2, SDPBackend.FLASH_ATTENTION)):
+            with sdpa_kernel([kernels, SDPBackend.MATH] if kernels is not SDPBackend.MATH else kernels):
+                assert torch.equal(region(x), f(x))
+            assert len(region.specializations) == count
+
+
 def test_kernels_of_attention_that_nothing_needs() -> None:
     region = st.compile(lambda x: x * 2)
     for kernel in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION):

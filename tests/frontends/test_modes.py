@@ -304,7 +304,7 @@ def test_kernels_of_attention_around_a_call() -> None:
 
 ATTENTION: dict[str, Any] = {
     "the function": lambda x: F.scaled_dot_product_attention(x, x, x),
-    "the operation": lambda x: torch.ops.aten.scaled_dot_product_attention.default(x, x, x),
+    "the operation": lambda x: torch.ops.aten.scaled_dot_product_attention.default(x[None], x[None], x[None]),
     "a module": torch.nn.MultiheadAttention(8, 2, batch_first=True),
     "a layer": torch.nn.TransformerEncoderLayer(8, 2, batch_first=True, dropout=0.0),
     "a layer that is evaluated": torch.nn.TransformerEncoderLayer(8, 2, batch_first=True).eval(),

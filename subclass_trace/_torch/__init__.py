@@ -116,6 +116,8 @@ from .kinds import is_opaque as is_opaque
 from .kinds import overrides_torch_dispatch as overrides_torch_dispatch
 from .kinds import storage_ref as storage_ref
 from .kinds import tensor_guard as tensor_guard
+from .library_operations import traced_functions as traced_functions
+from .library_operations import written_backward as written_backward
 from .modes import GLOBAL_MODULE_HOOKS as GLOBAL_MODULE_HOOKS
 from .modes import GLOBAL_STEP_HOOKS as GLOBAL_STEP_HOOKS
 from .modes import PROXY_MODE_KEY as PROXY_MODE_KEY

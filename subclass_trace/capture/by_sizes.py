@@ -149,7 +149,8 @@ def _combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> 
 # ---------------------------------------------------------------------------------------------- parts
 def _take_along_dim(input: Tensor, indices: Tensor, dim: Any = None) -> Any:
     """Sizes are broadcast but for those of the dimension."""
-    if type(dim) is not int or input.dim() != indices.dim() or not -input.dim() <= dim < input.dim():
+    fits = type(dim) is int and input.dim() == indices.dim() and -input.dim() <= dim < input.dim()
+    if not fits or indices.dtype is not torch.int64:
         return NotImplemented
     places, source = list(indices.shape), list(input.shape)
     wanted, there = places[dim], source[dim]

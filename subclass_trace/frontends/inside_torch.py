@@ -30,16 +30,15 @@ _OF_NO_REGION = (
     "torch.jit",
     "torch.fx.experimental",
 )
+#: packages whose classes call no members of classes that are derived from them, or their own alone: `st.WrapperTensor`
+_NOT_CALLING = ("typing", "abc", "subclass_trace")
 _MOST, _DEEPEST = 500, 6
-#: what `torch.library.custom_op` returns, and what of it runs while a region is traced
-_OPERATIONS, _OF_OPERATIONS = "torch._library.custom_ops", ("_setup_context_fn", "_abstract_fn")
 
 
 def overrides_of(cls: type) -> frozenset[str]:
     """The members that classes of the user's define in the place of those of a library's class, whose code finds them."""
-    theirs = [
-        b for b in cls.__mro__ if is_foreign(b) and b not in _OTHER_BASES and b.__module__ not in ("typing", "abc")
-    ]
+    foreign = [b for b in cls.__mro__ if is_foreign(b) and b not in _OTHER_BASES]
+    theirs = [b for b in foreign if b.__module__.partition(".")[0] not in _NOT_CALLING]
     names = {name for base in theirs for name in vars(base) if not name.startswith("__")}
     mine = [vars(base) for base in cls.__mro__ if names and not is_foreign(base)]
     return frozenset(n for table in mine for n in names & table.keys() if _is_member(table[n])) - SKIPPED
@@ -53,9 +52,8 @@ def held_for_torch(value: Any) -> Iterator[tuple[str, Any]]:
     """The attributes of an object by which code of torch finds what decides a trace: of those that its classes in torch name,
     the ones that lead to the user's objects and functions; and all of a distribution, which is little else than parameters.
     Of other objects torch changes some in each call."""
-    if type(value).__module__ == _OPERATIONS:  # its kernel runs in each call, and its backward is looked at there
-        yield from ((name, held) for name in _OF_OPERATIONS if (held := vars(value).get(name)) is not None)
-    elif is_of_torch(value):
+    yield from _torch.traced_functions(value)
+    if is_of_torch(value):
         names, whole = _named_by_torch(type(value))
         for name, held in list(vars(value).items()):
             if name in names and (whole or _leads_to_users(held, [_MOST])):

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from .. import _torch
 from ..capture.late_code import Judged, LateState
 from ..errors import UnsupportedError
 from ..runtime.guards import NameGuard
@@ -231,17 +232,14 @@ def _check_wrapped(function: Any) -> None:
 
 
 #: with decorators for backwards: ``once_differentiable``, ``custom_bwd``
-_OPERATIONS = "torch._library.autograd"
 _DECORATORS = frozenset({"torch.autograd.function", "torch.amp.autocast_mode", "torch.cuda.amp.autocast_mode"})
 
 
 def _undecorated(function: Callable[..., Any]) -> Callable[..., Any]:
     """What the user wrote, in the place of what torch has made of it: by a decorator, or of a ``torch.library`` operation."""
-    held = getattr(function, "__closure__", None) if getattr(function, "__module__", None) == _OPERATIONS else None
-    for cell in held or ():
-        written = getattr(cell.cell_contents, "_backward_fn", None)
-        if isinstance(written, types.FunctionType):
-            return written
+    written = _torch.written_backward(function)
+    if written is not None:
+        return written
     while isinstance(function, types.FunctionType) and function.__globals__.get("__name__") in _DECORATORS:
         inner = getattr(function, "__wrapped__", None)
         if inner is None:

@@ -177,10 +177,11 @@ class KeptFields(Kept):
         rows: attribute -> what is kept of it. ``path``: where it was met.
     """
 
-    __slots__ = ("cls", "path", "rows")
+    __slots__ = ("cls", "path", "rows", "slotted")
 
     def __init__(self, value: Any, rows: Mapping[str, Any], path: str) -> None:
         self.value, self.cls, self.rows, self.path = snapshot(value), type(value), dict(rows), path
+        self.slotted = any("__slots__" in vars(k) for k in self.cls.__mro__[:-1])
 
     @property
     def names(self) -> list[str]:
@@ -191,8 +192,9 @@ class KeptFields(Kept):
         """Does another one hold the same, of what was read?"""
         if type(now) is not self.cls:
             return False
+        held = None if self.slotted else object.__getattribute__(now, "__dict__")
         for name, part in self.rows.items():
-            found = attribute_inside(now, name)
+            found = attribute_inside(now, name) if held is None else held.get(name, ABSENT)
             if (found is not part or type(found) not in _ATOMIC) and not same_context(part, found):
                 return False
         return True

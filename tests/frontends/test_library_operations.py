@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -37,6 +37,24 @@ def _backward(ctx: Any, g: Tensor) -> Tensor:
 scaled.register_autograd(_backward, setup_context=_setup)
 
 
+@torch.library.custom_op("subclass_trace_tests::pieces", mutates_args=())
+def pieces(xs: list[Tensor]) -> list[Tensor]:
+    return [x * FACTOR[0] for x in xs]
+
+
+@pieces.register_fake
+def _pieces_fake(xs: list[Tensor]) -> list[Tensor]:
+    return [torch.empty_like(x) for x in xs]
+
+
+def _pieces_backward(ctx: Any, grads: list[Tensor]) -> list[Tensor]:
+    CALLS.append(FACTOR[0])
+    return [g * FACTOR[0] for g in grads]
+
+
+pieces.register_autograd(_pieces_backward)
+
+
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Iterator[None]:
     yield
@@ -59,9 +77,17 @@ def test_numbers_and_effects_of_each_call() -> None:
     assert seen[0] == seen[1]
 
 
-def test_a_number_that_changes_before_the_backward() -> None:
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "a tensor": lambda x: scaled(x),
+    "lists": lambda x: sum(pieces([x, x * 2])),  # type: ignore[arg-type, return-value]
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_number_that_changes_before_the_backward(name: str) -> None:
     seen = []
-    for f in (scaled, st.compile(lambda x: scaled(x))):
+    for f in (FUNCTIONS[name], st.compile(FUNCTIONS[name])):
+        CALLS.clear()
         rows = []
         for later in (1.0, 3.0, 1.0):
             FACTOR[0] = 1.0
@@ -71,7 +97,7 @@ def test_a_number_that_changes_before_the_backward() -> None:
             y.sum().backward()
             assert x.grad is not None
             rows.append(x.grad.tolist())
-        seen.append(rows)
+        seen.append((rows, list(CALLS)))
     assert seen[0] == seen[1]
 
 

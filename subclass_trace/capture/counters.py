@@ -80,12 +80,16 @@ def detached_from(arguments: Sequence[Tensor], results: Sequence[Tensor]) -> dic
     known = {
         id(t): t for t in (*arguments, *sorted(results, key=lambda t: not t.requires_grad)) if not t.is_inference()
     }
-    roots = list({id(family(t)): family(t) for t in known.values()}.values())
+    families = [
+        family(t) for t in known.values()
+    ]  # each held: that of some classes is another object when it is asked again
+    roots = list({id(t): t for t in families}.values())
     members: dict[Any, list[int]] = {}
     number = {id(t): k for k, t in enumerate(roots)}
-    for t in (*roots, *known.values()):  # a view may lie in other memory than its base
+    rows = [*enumerate(roots), *((number[id(f)], t) for f, t in zip(families, known.values(), strict=True))]
+    for k, t in rows:  # a view may lie in other memory than its base
         for storage in {_torch.storage_ref(leaf) for leaf in leaves_of(t) if leaf.layout is torch.strided}:
-            members.setdefault(storage, []).append(number[id(family(t))])
+            members.setdefault(storage, []).append(k)
     first: dict[int, int] = {}
     for row in (sorted(set(m)) for m in members.values()):
         for place, k in enumerate(row):

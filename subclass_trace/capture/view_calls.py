@@ -178,7 +178,7 @@ class RepeatedCalls:
             if leaves[0] is result:
                 bare = result.detach()
             else:
-                with _torch.without_tracing(), torch.no_grad():
+                with torch.no_grad():  # traced: a class may keep other tensors than it is given
                     bare = rebuild(spec, iter(leaves))
                     bare = bare.requires_grad_(False) if bare.requires_grad else bare
             self._given[id(result)] = result, self._emit(bare)

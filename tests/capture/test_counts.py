@@ -145,7 +145,7 @@ def test_products(again: bool) -> None:
         return x.cumprod(-1) + torch.cumprod(x * (x > 0), dim=0)
 
     region = st.compile(f, dynamic=True)
-    for columns in SIZES:
+    for columns in SIZES[:2] if again else SIZES:  # such a trace takes seconds
         grads = []
         for g in (f, region):
             x = _made(columns, False, "dense").double().requires_grad_()
@@ -278,12 +278,11 @@ def test_all_operations_have_a_case() -> None:
     assert called >= set(COUNTS)
 
 
-@pytest.mark.parametrize("dynamic", [None, True])
-def test_a_gradient_of_groups_is_differentiated_again(dynamic: bool | None) -> None:
+def test_a_gradient_of_groups_is_differentiated_again() -> None:
     """Its trace asks for the sizes in another order than the first backward, which has saved them by their names."""
     f = lambda x: F.group_norm(x, x.shape[1] // 2)
-    region = st.compile(f) if dynamic is None else st.compile(f, dynamic=dynamic)
-    for n in (4, 6, 8):
+    region = st.compile(f, dynamic=True)
+    for n in (4, 6):
         found = []
         for g in (f, region):
             torch.manual_seed(0)

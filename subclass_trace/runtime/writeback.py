@@ -131,7 +131,7 @@ def _lay_out(x: Tensor, leaves: Sequence[Tensor], before: Spec, after: Spec, ski
             with torch.no_grad():
                 _make_room(leaf, leaf.storage_offset() + b.storage_offset - a.storage_offset, b)
                 leaf.as_strided_(b.size, b.stride, leaf.storage_offset() + b.storage_offset - a.storage_offset)
-    _write_outer(x, after)
+    _write_outer(x, before, after)
 
 
 @contextlib.contextmanager
@@ -176,15 +176,19 @@ def _make_room(leaf: Tensor, offset: int, after: LeafSpec) -> None:
         leaf.untyped_storage().resize_(needed)
 
 
-def _write_outer(x: Any, after: Spec) -> None:
-    """Outer sizes of the wrapper and of the wrappers inside it, set below the dispatch of their classes."""
-    if not isinstance(after, WrapperSpec):
+def _write_outer(x: Any, before: Spec, after: Spec) -> None:
+    """Outer sizes of the wrapper and of the wrappers inside it, set below the dispatch of their classes.
+
+    One inside may be inside of another input as well, which has changed it already.
+    """
+    if not isinstance(after, WrapperSpec) or not isinstance(before, WrapperSpec):
         return
-    if (tuple(x.shape), tuple(x.stride())) != (after.size, after.stride):
+    changes = (before.size, before.stride) != (after.size, after.stride)
+    if changes and (tuple(x.shape), tuple(x.stride())) != (after.size, after.stride):
         with _torch.without_dispatch(), torch.no_grad():
             torch.ops.aten.as_strided_.default(x, after.size, after.stride, x.storage_offset())
-    for name, inner in zip(after.names, after.inners, strict=True):
-        _write_outer(getattr(x, name), inner)
+    for name, was, inner in zip(after.names, before.inners, after.inners, strict=True):
+        _write_outer(getattr(x, name), was, inner)
 
 
 def _layout(leaf: LeafSpec) -> tuple[Any, ...]:

@@ -378,3 +378,32 @@ def test_leaves_that_are_used_in_their_own_shape(kind: Any, function: Callable[[
         gradient = torch.autograd.grad(out.sum(), x)[0] if out.requires_grad else out
         seen.append((x.shape, x.stride(), out.shape, gradient.shape, repr(gradient)))
     assert seen[1] == seen[0]
+
+
+def _sharing(kind: str) -> tuple[Any, Any]:
+    """Two arguments that share a tensor inside, or of which one is inside of the other."""
+    dense = [torch.arange(9.0).view(3, 3) + k for k in range(6)]
+    inner = dense[0] if kind in ("leaves", "a leaf") else TwoTensor(dense[0], dense[1])
+    other = (lambda k: dense[k]) if kind in ("leaves", "a leaf") else (lambda k: TwoTensor(dense[k], dense[k + 1]))
+    return (inner if kind in ("a leaf", "a wrapper") else TwoTensor(inner, other(2))), TwoTensor(other(4), inner)
+
+
+TURNS: dict[str, Callable[[Any, Any], Any]] = {
+    "unsqueeze_": lambda x, y: (x.unsqueeze_(0), y)[1],
+    "t_": lambda x, y: (x.t_(), y)[1],
+    "t_, used": lambda x, y: (x.t_(), y.b * 1)[1],
+}
+
+
+@pytest.mark.parametrize("kind", ["leaves", "wrappers", "a leaf", "a wrapper"])
+@pytest.mark.parametrize("name", TURNS)
+def test_shapes_of_shared_tensors(kind: str, name: str) -> None:
+    """A wrapper inside of two arguments is one object: its shape changes once, for both."""
+    f, seen = TURNS[name], []
+    for call in (f, st.compile(f)):
+        x, y = _sharing(kind)
+        result = call(x, y)
+        leaves = [y.b] if kind in ("leaves", "a leaf") else [y.b.a, y.b.b]
+        everything = [x, y, y.b, result, *leaves]
+        seen.append([(tuple(t.shape), t.stride(), t._version) for t in everything] + [t.tolist() for t in leaves])
+    assert seen[0] == seen[1]

@@ -17,10 +17,11 @@ import torch
 from .. import _torch
 from ..plan import MutationPlan
 from ..subclass.classes import KeptClass
-from ..subclass.components import Part, component, components, copies, parts_of, with_components
-from ..subclass.context import Lent, StandIn, Unread, copied, has_generated_equality, snapshot
+from ..subclass.components import Copies, Steps, components, copies, parts_of, value_at, with_components
+from ..subclass.context import AnyNumber, Lent, StandIn, Unread, copied, has_generated_equality, snapshot
 from ..subclass.kept import Held, KeptObject
 from ..subclass.members import mentions
+from ..subclass.noted_dict import NotedDict, plain
 from ..subclass.noting import Listener, note_all, noting, noting_getattribute
 from ..subclass.protocol import flattens_alike, is_traceable, unflatten_of
 from ..subclass.spec import Spec, WrapperSpec
@@ -44,8 +45,7 @@ class _Watched(Listener):
     Attributes:
         input, names: where it is.
         inner: its inner values by name; ``state``: its attributes when it was built.
-        copies: attribute -> the value of the context that it is a copy of.
-        read: values that the trace has read.
+        copies: what the attributes have of the context. read: values that the trace has read.
     """
 
     wrapper: Tensor
@@ -54,13 +54,14 @@ class _Watched(Listener):
     names: tuple[str, ...]
     inner: dict[str, Any]
     state: dict[str, Any]
-    copies: dict[str, Part]
-    read: set[Part] = field(default_factory=set)
+    copies: Copies = field(default_factory=lambda: Copies((), {}))
+    read: set[Steps] = field(default_factory=set)
 
     def note(self, name: str) -> None:
-        """An attribute is read."""
-        if name in self.copies:
-            self.read.add(self.copies[name])
+        """An attribute is read. A dict tells itself what is read of it."""
+        if name in self.copies.attributes:
+            if type(self.state[name]) is not NotedDict:
+                self.read.add(self.copies.attributes[name])
         elif name in self.state:
             if not any(self.state[name] is v for v in self.inner.values()):
                 self.read_all()
@@ -69,7 +70,17 @@ class _Watched(Listener):
 
     def read_all(self) -> None:
         """Nothing says what is read."""
-        self.read |= set(self.copies.values())
+        self.read |= set(self.copies.values)
+
+    def keep(self, found: Copies) -> None:
+        """It is settled what its attributes are copies of."""
+        self.copies, state = found, vars(self.wrapper)
+        made: dict[int, NotedDict] = {}  # attributes with one dict keep one
+        for name, steps in found.attributes.items():
+            if type(state[name]) is dict:
+                made.setdefault(id(state[name]), NotedDict(state[name], _Items(self, steps)))
+                state[name] = made[id(state[name])]
+        self.state = dict(state)
 
     def build(self, context: Any) -> Tensor:
         """The wrapper with another context."""
@@ -77,14 +88,33 @@ class _Watched(Listener):
         unflatten = unflatten_of(spec.cls)
         return unflatten(dict(self.inner), snapshot(context), torch.Size(spec.size), tuple(spec.stride))
 
-    def mark(self, part: Part) -> Unread:
+    def mark(self, steps: Steps) -> Unread:
         """What stands for a value in the guards."""
-        held = tuple(name for name, p in self.copies.items() if p == part)
-        return Unread(type(component(self.spec.context, part)), self.input, self.names, part, held)
+        rows = self.copies.attributes.items()
+        held = [n if s == steps else f"{n}[{steps[-1][1]!r}]" for n, s in rows if s in (steps, steps[:-1])]
+        return Unread(type(value_at(self.spec.context, steps)), self.input, self.names, steps, tuple(held))
 
-    def marks(self) -> dict[Part, Unread]:
+    def marks(self) -> dict[Steps, Unread]:
         """What was not read so far."""
-        return {part: self.mark(part) for part in dict.fromkeys(self.copies.values()) if part not in self.read}
+        return {steps: self.mark(steps) for steps in self.copies.values if steps not in self.read}
+
+
+@dataclass(frozen=True, eq=False)
+class _Items:
+    """Is told of reads of a dict that a wrapper keeps of its context, at ``steps``."""
+
+    row: _Watched
+    steps: Steps
+
+    def note(self, key: tuple[Any, ...]) -> None:
+        """The item ``key[0]`` is read, or all of them."""
+        found = {s for s in self.row.copies.values if s and s[:-1] == self.steps}
+        self.row.read |= found & {(*self.steps, ("item", k)) for k in key} if key else found
+
+    def unread(self) -> dict[Any, AnyNumber]:
+        """What stands for the items that were not read."""
+        rows = ((s[-1][1], m.kind) for s, m in self.row.marks().items() if s and s[:-1] == self.steps)
+        return {key: AnyNumber(kind) for key, kind in rows}
 
 
 @dataclass(eq=False)
@@ -117,16 +147,15 @@ class ContextReads:
         inside = self._rows[before:]
         if not possible and not inside:
             return
-        row = _Watched(traced, spec, number, names, inner, {}, {})
+        row = _Watched(traced, spec, number, names, inner, {})
         # What the wrapper takes out of those inside it while it is built is read.
         with _torch.without_tracing(), torch.no_grad(), noting(inside):
             if inside and not _builds(row):
                 for part in inside:
                     part.read_all()
             if possible:
-                row.state = dict(vars(traced))
-                row.copies = copies(row.build, traced, spec.context)
-        if row.copies:
+                row.keep(copies(row.build, traced, spec.context))
+        if row.copies.values:
             self._rows.append(row)
 
     @contextlib.contextmanager
@@ -137,7 +166,7 @@ class ContextReads:
 
     def copied(self, wrapper: Tensor) -> frozenset[str]:
         """The attributes of a traced wrapper that are copies of values of its context."""
-        return frozenset(name for row in self._rows if row.wrapper is wrapper for name in row.copies)
+        return frozenset(name for row in self._rows if row.wrapper is wrapper for name in row.copies.attributes)
 
     # ---------------------------------------------------------------- after it
     def settle(self, mutations: Sequence[MutationPlan], values: Sequence[Tensor], skip: set[int]) -> None:
@@ -193,19 +222,19 @@ class ContextReads:
 
     def leave_out(self, marks: Sequence[Unread]) -> None:
         """The guards were made by an earlier trace of the same function."""
-        known = {row.mark(part): row for row in self._rows for part in row.copies.values()}
+        known = {row.mark(steps): row for row in self._rows for steps in row.copies.values}
         self._left_out = {mark: known[mark] for mark in marks}
         self._rows = list(dict.fromkeys(self._left_out.values()))
 
     def guarded(self, number: int, spec: Spec) -> Spec:
         """The spec of an input as the guards compare it: with marks in place of the values that they leave out."""
-        found: dict[tuple[str, ...], dict[Part, Any]] = {}
+        found: dict[tuple[str, ...], dict[Steps, Any]] = {}
         for mark in self.left_out():
             if mark.input == number:
-                found.setdefault(mark.names, {})[mark.part] = mark
+                found.setdefault(mark.names, {})[mark.steps] = mark
         return self._marked(spec, found, ()) if found else spec
 
-    def _marked(self, spec: Spec, found: Mapping[tuple[str, ...], Mapping[Part, Any]], names: tuple[str, ...]) -> Spec:
+    def _marked(self, spec: Spec, found: Mapping[tuple[str, ...], Mapping[Steps, Any]], names: tuple[str, ...]) -> Spec:
         if not isinstance(spec, WrapperSpec):
             return spec
         inners = tuple(self._marked(s, found, (*names, n)) for n, s in zip(spec.names, spec.inners, strict=True))
@@ -227,11 +256,11 @@ class ContextReads:
         with contextlib.ExitStack() as stack:
             for row in self._rows:
                 row.read = set()
-                _take_on(row, {m.part: call[m] for m, r in (self._left_out or {}).items() if r is row})
+                _take_on(row, {m.steps: call[m] for m, r in (self._left_out or {}).items() if r is row})
             self.lending.take_on(call)
             stack.enter_context(self.watching())
             yield stack.enter_context(self.first(read, call))
-        read.values |= {m: call[m] for m, row in (self._left_out or {}).items() if m.part in row.read}
+        read.values |= {m: call[m] for m, row in (self._left_out or {}).items() if m.steps in row.read}
 
     @contextlib.contextmanager
     def first(self, read: LateReads | None = None, call: Mapping[Any, Any] | None = None) -> Iterator[LateReads]:
@@ -242,7 +271,7 @@ class ContextReads:
         with self.objects.anew() as objects, objects.read_as(others):
             yield read
         keeping = Held(objects.names)
-        read.values |= {m: keeping.context(known[m], VALUE) for m in self.lending.outermost}
+        read.values |= {m: keeping.context(_without_unread(known[m]), VALUE) for m in self.lending.outermost}
         for m, value in shared.items():
             now = copied(value)
             objects.add_copy(known[m], now)
@@ -250,13 +279,22 @@ class ContextReads:
         read.objects = keeping.rows(objects.values())
 
 
-def _take_on(row: _Watched, values: Mapping[Part, Any]) -> None:
+def _without_unread(value: Any) -> Any:
+    """A dict of a traced wrapper, with stand-ins for the items that the trace has not read."""
+    return plain(value) | value.keys_read.unread() if type(value) is NotedDict else value
+
+
+def _take_on(row: _Watched, values: Mapping[Steps, Any]) -> None:
     """Give a traced wrapper the attributes that it would have with these values in its context."""
     with _torch.without_tracing(), torch.no_grad():
         fresh = row.build(with_components(row.spec.context, values))
     state = vars(row.wrapper)
     for name, value in vars(fresh).items():
-        if not isinstance(value, Tensor):
+        held = state.get(name)
+        if type(held) is NotedDict:
+            dict.clear(held)
+            dict.update(held, value)
+        elif not isinstance(value, Tensor):
             state[name] = value
 
 

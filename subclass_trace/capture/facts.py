@@ -93,7 +93,7 @@ def holds_traced(value: Any, depth: int = 4) -> bool:
     if depth == 0 or isinstance(value, (type, types.ModuleType, types.FunctionType, torch.nn.Module)):
         return False
     if isinstance(value, (list, tuple, set, deque, dict)):
-        items = list(value.values()) if isinstance(value, dict) else list(value)
+        items = list(dict.values(value)) if isinstance(value, dict) else list(value)
     else:
         items = [v for _, v in attributes_inside(value)]
     return any(holds_traced(v, depth - 1) for v in items[:1000])

@@ -19,7 +19,7 @@ import torch
 from .. import _torch
 from ..errors import ProtocolError, UnsupportedError
 from ..plan import gradient_of
-from ..subclass.components import Part, with_components
+from ..subclass.components import Steps, with_components
 from ..subclass.context import has_sizes, map_sizes, one_copy_each, same_context, snapshot, with_outer, without_outer
 from ..subclass.flatten import flatten, leaf_paths, wrappers_inside
 from ..subclass.kept import Keeping, kept_spec
@@ -54,7 +54,7 @@ class DynamicDims:
         """What the strides become; empty where they follow from the sizes or are numbers."""
         return ()
 
-    def parts(self, path: Path) -> Mapping[Part, int]:
+    def parts(self, path: Path) -> Mapping[Steps, int]:
         """Which values of a wrapper's context are which outer size."""
         return {}
 

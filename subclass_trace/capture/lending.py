@@ -7,7 +7,6 @@ the trace has that very copy, a call hands on the object of its own input. See d
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 from .. import _torch
 from ..errors import ProtocolError
 from ..subclass.arguments import attributes_inside, has_own_equality
-from ..subclass.components import Part, component, parts_of
+from ..subclass.components import Part, parts_of, value_at
 from ..subclass.context import (
     Lent,
     has_generated_equality,
@@ -31,6 +30,7 @@ from ..subclass.context import (
 )
 from ..subclass.flatten import wrappers_inside
 from ..subclass.kept import is_looked_inside
+from ..subclass.noted_dict import ROWS, NotedDict, plain
 from ..subclass.noting import unnoted
 from ..subclass.protocol import flattens_alike, is_traceable, unflatten_of
 from ..subclass.spec import Spec, WrapperSpec
@@ -91,17 +91,21 @@ class Lending:
 
     def marked(self, spec: Spec) -> Spec:
         """The spec of a result, with marks in the place of what it has from an input."""
-        if not self.objects or not isinstance(spec, WrapperSpec):
+        if not isinstance(spec, WrapperSpec):
             return spec
         return replace(spec, inners=tuple(map(self.marked, spec.inners)), context=self._mark(spec.context))
 
     def _mark(self, context: Any) -> Any:
         mark = self._marks.get(id(context))
-        return map_parts(context, self._mark) if mark is None else mark
+        if mark is not None:
+            return mark
+        if type(context) is NotedDict:  # the result keeps what it holds
+            context.read()
+        return map_parts(plain(context), self._mark)
 
     def in_place_of(self, value: Any) -> Any:
         """The same for an attribute of a result."""
-        return self._mark(value) if self.objects else value
+        return self._mark(value)
 
     def take_on(self, call: Mapping[Any, Any]) -> dict[Lent, Any]:
         """Let the copies of the trace hold what the objects of a call hold now, which is returned by their marks."""
@@ -180,7 +184,7 @@ def _built_again(wrapper: Tensor) -> Any:
 
 def _component(context: Any, steps: Sequence[Part]) -> Any:
     try:
-        return functools.reduce(component, steps, context)
+        return value_at(context, tuple(steps))
     except (AttributeError, LookupError, TypeError):
         return None
 
@@ -205,14 +209,14 @@ def _may_be_lent(value: Any) -> bool:
 
 def _take_on(held: Any, value: Any) -> None:
     """Let a copy hold what an object holds. Parts of it that may be held elsewhere stay the same objects."""
-    if held is value or type(held) is not type(value):
+    if held is value or type(plain(held)) is not type(value):
         return
     if type(held) is list:
         held[:] = [_part(held[k] if k < len(held) else None, v) for k, v in enumerate(value)]
-    elif type(held) is dict:
-        rows = {k: _part(held.get(k), v) for k, v in value.items()}
-        held.clear()
-        held.update(rows)
+    elif type(held) in ROWS:
+        rows = {k: _part(dict.get(held, k), v) for k, v in value.items()}
+        dict.clear(held)
+        dict.update(held, rows)
     elif type(held) is set:
         held.clear()
         held.update(value)
@@ -225,7 +229,7 @@ def _take_on(held: Any, value: Any) -> None:
 
 
 def _part(held: Any, value: Any) -> Any:
-    if type(held) is type(value) and is_copied(value):
+    if type(plain(held)) is type(value) and is_copied(value):
         _take_on(held, value)
         return held
     return value

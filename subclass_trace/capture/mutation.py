@@ -12,7 +12,7 @@ from .. import _torch
 from ..errors import AliasingError, UnsupportedError
 from ..plan import MutationPlan
 from ..subclass.arguments import attributes_of_wrapper
-from ..subclass.context import numbers_in, same_context, without_outer
+from ..subclass.context import numbers_in, same_context, told, without_outer
 from ..subclass.flatten import flatten, wrappers_inside
 from ..subclass.kept import kept_spec, remembers_more
 from ..subclass.paths import Path, owner_of
@@ -268,7 +268,7 @@ def _change(row: TracedInput, was: Before, inputs: TracedInputs, recorder: Recor
     assigned = {
         k: v for k, v in attributes_of_wrapper(row.traced, after).items() if was.attributes.get(k, was) is not v
     }
-    attributes = {k: v for k, v in assigned.items() if not isinstance(v, (Tensor, *_torch.SYM_TYPES))}
+    attributes = {k: told(v) for k, v in assigned.items() if not isinstance(v, (Tensor, *_torch.SYM_TYPES))}
     for name, value in attributes.items():
         if holds_traced(value):
             raise _escapes(row.path, name, value)

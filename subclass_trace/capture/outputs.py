@@ -31,7 +31,7 @@ from ..plan import (
     ViewSteps,
 )
 from ..subclass.arguments import attributes_of_wrapper
-from ..subclass.context import same_context
+from ..subclass.context import same_context, told
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.paths import Path
 from ..subclass.protocol import Kind, is_traceable, kind_of, refuse
@@ -143,7 +143,7 @@ class OutputClassifier:
             self.sizes.append(o)
             return SizeOutput(len(self.sizes) - 1)
         if not isinstance(o, Tensor) or not self._is_traced(o):
-            return ConstantOutput(o)
+            return ConstantOutput(told(o))
         if id(o) in self._position_of:
             return InputOutput(self._position_of[id(o)])
         if id(o) in self._gradients:

@@ -14,7 +14,7 @@ from ..capture.inputs import Argument, DynamicDims
 from ..capture.python_numbers import NeedsNumbers
 from ..capture.session import Dim
 from ..options import Options
-from ..subclass.components import Part, components
+from ..subclass.components import Steps, components
 from ..subclass.context import same_context, without_outer
 from ..subclass.numbers import NumberPlace
 from ..subclass.paths import Path
@@ -72,8 +72,8 @@ def _loose_strides(t: Tensor) -> tuple[int, ...]:
     return tuple(out)
 
 
-def _numbers(context: Any) -> dict[Part, int]:
-    return {part: n for part, n in components(context).items() if type(n) is int}
+def _numbers(context: Any) -> dict[Steps, int]:
+    return {steps: n for steps, n in components(context).items() if type(n) is int}
 
 
 class SizeHistory:
@@ -153,7 +153,7 @@ class _Choice(DynamicDims):
     def __init__(self, history: SizeHistory) -> None:
         self.history = history
         self.chosen: dict[str, list[int]] = {}
-        self._parts: dict[str, dict[Part, int]] = {}
+        self._parts: dict[str, dict[Steps, int]] = {}
         self._strides: dict[str, list[int]] = {}
         self.frees_sizes = False  # sizes became symbols so that strides could
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -226,7 +226,7 @@ class _Choice(DynamicDims):
             if dim < len(dims):
                 dims[dim] = Dim.STATIC
 
-    def parts(self, path: Path) -> Mapping[Part, int]:
+    def parts(self, path: Path) -> Mapping[Steps, int]:
         """Which values of a wrapper's context are which outer size."""
         return self._parts.get(str(path), {})
 

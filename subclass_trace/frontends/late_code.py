@@ -17,6 +17,7 @@ from ..errors import UnsupportedError
 from ..runtime.guards import NameGuard
 from ..runtime.held import Same, Slotted, is_simple
 from ..subclass.arguments import is_iterator
+from ..subclass.noting import unnoted
 from ..subclass.paths import Path
 from .asked import Asked
 from .members import CONTAINERS, is_installed, is_own, is_plain_object, is_users_module
@@ -57,6 +58,12 @@ class _Seen:
     put_back: Callable[[], None] = _as_it_was
 
 
+def _content(held: Any) -> Any:
+    """What a container holds. Nobody is told of it."""
+    with unnoted():
+        return held.content()
+
+
 @dataclass(frozen=True, eq=False)
 class _Watched:
     """What code reaches. ``handed``: copies of containers among the arguments, see `judge`; ``inside``: what it reaches and
@@ -70,14 +77,14 @@ class _Watched:
     def watch(self) -> Iterator[_Seen]:
         """Note whether what the code reaches is changed inside, and put it back."""
         seen, found = _Seen(), list[Path | None]()
-        rows = [(held, held.content()) for held in held_by(self.reached)]
+        rows = [(held, _content(held)) for held in held_by(self.reached)]
         slots = [(row, row.read()) for row in writable(self.reached)]
-        own = [] if self.inside is None else [(held, held.content()) for held in held_by(self.inside)]
+        own = [] if self.inside is None else [(held, _content(held)) for held in held_by(self.inside)]
         own_slots = [] if self.inside is None else [(row, row.read()) for row in writable(self.inside)]
         try:
             yield seen
         finally:
-            seen.inside = any(not _same(held.content(), was) for held, was in own)
+            seen.inside = any(not _same(_content(held), was) for held, was in own)
             seen.inside |= any(row.read() is not was for row, was in own_slots)
             seen.put_back = functools.partial(_put_back, own, own_slots)
             for row, was in slots:
@@ -85,7 +92,7 @@ class _Watched:
                     seen.changed = True
                     put_back(row, was)
             for held, was in rows:
-                if not _same(held.content(), was):
+                if not _same(_content(held), was):
                     seen.changed = True
                     held.restore(was)
                     found += [held.path for c in self.handed if c is held.value]
@@ -172,6 +179,7 @@ def _parted(reached: Reached, before: Collection[int]) -> tuple[Reached, Reached
     return replace(reached, slots=slots, held=tuple(row for row in reached.held if id(row[0]) in before)), made
 
 
+@unnoted()
 def judge(
     handed: Sequence[Any], before: Collection[int], function: Callable[..., Any], more: Sequence[Any], inside: bool
 ) -> Judged | None:

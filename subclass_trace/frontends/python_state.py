@@ -27,6 +27,7 @@ from ..capture.user_code import is_foreign
 from ..errors import UnsupportedError
 from ..plan import AppendPlan, AssignmentPlan, RemovalPlan
 from ..runtime.held import ABSENT, is_simple
+from ..subclass.context import told
 from ..subclass.paths import Path
 from .asked import Asked
 from .counting import Count, Counted, Place, counters_of, tallies_of
@@ -116,7 +117,7 @@ def effects_on(reached: Reached, readable: Collection[int] = ()) -> Iterator[lis
         for place in counters:
             effects += _settle(place)
         for row, was in slots:
-            now = row.read()
+            now = _as_kept(was, row.read(), row.holder, row.key)
             of_python = not isinstance(row.holder, Asked)
             if _is_effect(was, now) or (of_python and (_is_first(was, now) or _is_replaced(was, now, known))):
                 effects.append(Effect(row.holder, row.key, now, _is_made(now, known)))
@@ -211,6 +212,14 @@ def _bind(holder: Any, key: str | None, value: Any) -> None:
         holder[key] = value
 
 
+def _as_kept(was: Any, now: Any, holder: Any, key: str | None) -> Any:
+    """What a slot holds, as it outlives the trace: see `told`."""
+    kept = now if now is was else told(now)
+    if kept is not now:
+        _bind(holder, key, kept)
+    return kept
+
+
 def _is_effect(was: Any, now: Any) -> bool:
     """Was a number, a flag or a string assigned, or a size?"""
     if now is was or now is ABSENT or not (isinstance(now, _SYMBOLS) or is_simple(now)):
@@ -267,7 +276,7 @@ def _take_back(
 ) -> Iterator[Change]:
     """Of attributes, or of a dict. ``old``: ids of the containers that are not new, ``known``: the same, for attributes."""
     for key in list(table):
-        before, now = was.get(key, ABSENT), table[key]
+        before, now = was.get(key, ABSENT), _as_kept(was.get(key, ABSENT), table[key], table, key)
         first = _is_first(before, now) and (known is not None or (_is_made(now, old) and _is_plain(now)))
         first = first or _is_replaced(before, now, old)
         if key is None or key in skip or not (first or _is_effect(before, now)):
@@ -309,7 +318,7 @@ def _shorten(container: Any, was: Any, emptied: bool, known: Collection[int]) ->
     ``emptied``: it was empty when the function began.
     """
     now, old = list(container), list(was)
-    new = now if emptied else _added(now, old, container)
+    new = [told(v) for v in (now if emptied else _added(now, old, container))]
     made = [_is_made(v, known) and _is_plain(v) for v in new]
     simple = all(anew or isinstance(v, _SYMBOLS) or is_simple(v) for v, anew in zip(new, made, strict=True))
     if emptied or (new and simple):

@@ -28,7 +28,7 @@ from typing import Any
 from ..capture.python_numbers import place_text
 from ..plan import Plan
 from ..runtime.guards import autocast_text
-from ..subclass.components import part_source
+from ..subclass.components import source_at
 from ..subclass.context import AnyNumber
 from ..subclass.kept import kept_fields
 from ..subclass.spec import WrapperSpec
@@ -195,7 +195,7 @@ def _unread(plan: Plan) -> list[tuple[str, str]]:
     for mark in plan.unread:
         path = ".".join((str(plan.inputs[mark.input].path), *mark.names))
         held = ", ".join(f".{name}" for name in mark.held)
-        rows.append(f"{part_source(mark.part, 'context')} of {path} (any {mark.kind.__name__}; nothing read {held})")
+        rows.append(f"{source_at(mark.steps, 'context')} of {path} (any {mark.kind.__name__}; nothing read {held})")
     return [("unguarded", "; ".join(rows))] if rows else []
 
 

@@ -15,11 +15,11 @@ from ..capture.facts import failed_fact
 from ..capture.inputs import has_gradient
 from ..capture.lending import marks_in
 from ..plan import InputPlan, Plan
-from ..subclass.components import part_source, unread_of
-from ..subclass.context import AnyNumber, KeptPlain, Lent, Unread, has_sizes, same_context, with_outer, without_outer
+from ..subclass.context import AnyNumber, Lent, Unread, has_sizes, same_context, with_outer, without_outer
 from ..subclass.protocol import flattens_alike, unflatten_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec, leaf_count
 from ..subclass.template import Examples
+from .context_code import IDENTITY, ContextCheck, plain_of
 from .guards import NameGuard
 from .held import ABSENT, Same, Slotted, as_held, is_simple, parts_of
 from .one_object import Held, Item, KnownTensors, OneObject
@@ -28,7 +28,6 @@ from .source import EXPRESSION_GLOBALS, Source
 Tensor = torch.Tensor
 _NAMES = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
 _KNOWN_NAMES = {*EXPRESSION_GLOBALS, *keyword.kwlist, "abs", "float", "int", "max", "min", "round"}
-_IDENTITY = (bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, type)
 
 
 class NotGenerated(Exception):
@@ -114,23 +113,9 @@ class Unwrapper:
         if dynamic:
             source.bind("without_outer", without_outer)
             source.line(f"c = without_outer(c, tuple({variable}.shape), {variable}.stride())")
-        known = source.constant(spec.context, "context")
-        if isinstance(spec.context, _IDENTITY):
-            source.line(f"if c is not {known}: {self.miss}")
-        elif type(spec.context) in (int, str, bytes):
-            source.line(f"if type(c) is not {type(spec.context).__name__} or c != {known}: {self.miss}")
-        elif (plain := _plain(spec.context)) is not None:
-            source.line(f"if not {source.constant(plain.holds, 'is_context')}(c): {self.miss}")
-        elif type(spec.context) is tuple:
-            source.bind("same_context", same_context)
-            source.line(f"if not same_context({known}, c): {self.miss}")
-        else:
-            source.bind("same_context", same_context)
-            source.line(f"if c is not {known} and not same_context({known}, c): {self.miss}")
-        for mark in unread_of(spec.context):
-            local = source.name("k")
-            source.line(f"{local} = {part_source(mark.part, 'c')}")
-            self.unread.append((mark, local))
+        context = ContextCheck(source, "c", self.miss)
+        context.check(spec.context)
+        self.unread += context.unread
         for name, inner in zip(spec.names, spec.inners, strict=True):
             if isinstance(inner, OpaqueSpec):
                 source.bind("same_context", same_context)
@@ -141,10 +126,6 @@ class Unwrapper:
 
     #: maps a local name to the real value's shortcut attribute; set by the entry emitter, which has real inputs
     shortcut_value: Callable[[str], Any] | None = None
-
-
-def _plain(context: Any) -> KeptPlain | None:
-    return context if isinstance(context, KeptPlain) else KeptPlain.of(context)
 
 
 class Wrapper:
@@ -206,14 +187,14 @@ class Wrapper:
         source.bind("with_outer", with_outer)
         parts = ", ".join(f"{name!r}: {local}" for name, local in inner)
         size, stride = sizes_code(spec.size, self.symbols), sizes_code(spec.stride, self.symbols)
-        plain, marks = _plain(spec.context), marks_in([replace(spec, inners=())])
+        plain, marks = plain_of(spec.context), marks_in([replace(spec, inners=())])
         if isinstance(spec.context, Lent) and self.lent is not None:
             context = self.lent(spec.context)
         elif plain is not None:
             context = f"{source.constant(plain.fresh, 'fresh_context')}()"
         else:
             context = source.constant(spec.context, "context")
-            if not isinstance(spec.context, _IDENTITY):
+            if not isinstance(spec.context, IDENTITY):
                 lend = ""
                 if marks and self.lent is not None:
                     rows = [f"{source.constant(mark, 'lent')}: {self.lent(mark)}" for mark in marks]

@@ -1,13 +1,13 @@
-"""The plain values at the top of a context, and which attributes of a wrapper are copies of them.
+"""The plain values at the top of a context and in the dicts there, and which attributes of a wrapper are copies of them.
 
 A guard may leave a value out that the trace never read. To know what "read" means for it, the wrapper is built again
-with other values in its context: an attribute that always follows one value, and no other, is a copy of it. See
-docs/notes/contexts.md.
+with other values in its context: an attribute that always follows one value, and no other, is a copy of it; so is one that
+follows a dict as a whole. See docs/notes/contexts.md.
 
->>> components({"bits": 4, "name": "w", "table": [1]})
-{('item', 'bits'): 4, ('item', 'name'): 'w'}
->>> with_components({"bits": 4, "name": "w"}, {("item", "bits"): 8})
-{'bits': 8, 'name': 'w'}
+>>> components({"bits": 4, "table": [1], "meta": {"name": "w"}})
+{(('item', 'bits'),): 4, (('item', 'meta'), ('item', 'name')): 'w'}
+>>> with_components({"bits": 4, "meta": {"name": "w"}}, {(("item", "meta"), ("item", "name")): "v"})
+{'bits': 4, 'meta': {'name': 'v'}}
 """
 
 from __future__ import annotations
@@ -23,26 +23,33 @@ import torch
 
 from .. import _torch
 from .context import Lent, Unread, copied, has_generated_equality, map_parts, same_context
+from .noted_dict import ROWS
 from .noting import unnoted
 from .watched import watched
 
-#: ("item", key or index), ("field", name) of a dataclass or named tuple, or ("whole", None)
+#: ("item", key or index), or ("field", name) of a dataclass or named tuple
 Part = tuple[str, Any]
+#: the parts that lead to a value of a context, from outside in
+Steps = tuple[Part, ...]
 _PLAIN = (bool, int, float, complex, str, bytes)
-_WHOLE: Part = ("whole", None)
 
 
-def components(context: Any) -> dict[Part, Any]:
-    """The plain immutable values at the top of a context: items of a dict, list or tuple, fields, or all of it."""
+def components(context: Any) -> dict[Steps, Any]:
+    """The plain immutable values of a context: items of a dict, list or tuple, or fields; those of the dicts in it; or all
+    of it."""
     if type(context) in _PLAIN:
-        return {_WHOLE: context}
-    return {part: value for part, value in parts_of(context) if type(value) in _PLAIN}
+        return {(): context}
+    found: dict[Steps, Any] = {}
+    for part, value in parts_of(context):
+        rows = parts_of(value) if type(value) is dict else ()
+        found |= {(part,): value} if type(value) in _PLAIN else {(part, p): v for p, v in rows if type(v) in _PLAIN}
+    return found
 
 
 def parts_of(context: Any) -> Iterator[tuple[Part, Any]]:
     """The parts of a container or dataclass."""
-    if type(context) is dict:
-        yield from ((("item", k), v) for k, v in context.items())
+    if type(context) in ROWS:
+        yield from ((("item", k), v) for k, v in dict.items(context))
     elif type(context) in (list, tuple):
         yield from ((("item", k), v) for k, v in enumerate(context))
     elif isinstance(context, tuple) and hasattr(context, "_fields"):
@@ -56,13 +63,19 @@ def parts_of(context: Any) -> Iterator[tuple[Part, Any]]:
 def component(context: Any, part: Part) -> Any:
     """One value of a context."""
     kind, key = part
-    return context if kind == "whole" else context[key] if kind == "item" else getattr(context, key)
+    return context[key] if kind == "item" else getattr(context, key)
 
 
-def part_source(part: Part, context: str) -> str:
+def value_at(context: Any, steps: Steps) -> Any:
+    """The value that these steps lead to."""
+    return functools.reduce(component, steps, context)
+
+
+def source_at(steps: Steps, context: str) -> str:
     """The expression that reads the value, as source."""
-    kind, key = part
-    return context if kind == "whole" else f"{context}[{key!r}]" if kind == "item" else f"{context}.{key}"
+    for kind, key in steps:
+        context = f"{context}[{key!r}]" if kind == "item" else f"{context}.{key}"
+    return context
 
 
 def read_lent(mark: Lent, values: Sequence[Any]) -> Any:
@@ -71,7 +84,7 @@ def read_lent(mark: Lent, values: Sequence[Any]) -> Any:
     wrapper: Any = values[number]
     for name in names:
         wrapper = getattr(wrapper, name)
-    return functools.reduce(component, steps, wrapper.__tensor_flatten__()[1])
+    return value_at(wrapper.__tensor_flatten__()[1], steps)
 
 
 def with_lent(value: Any, call: Mapping[Any, Any]) -> Any:
@@ -82,39 +95,61 @@ def with_lent(value: Any, call: Mapping[Any, Any]) -> Any:
 def lent_source(mark: Lent, variable: str) -> str:
     """The expression that reads it, as source; ``variable``: the input."""
     _, _, names, steps = mark.place
-    source = ".".join((variable, *names)) + ".__tensor_flatten__()[1]"
-    for step in steps:
-        source = part_source(step, source)
-    return source
+    return source_at(steps, ".".join((variable, *names)) + ".__tensor_flatten__()[1]")
 
 
-def with_components(context: Any, values: Mapping[Part, Any]) -> Any:
+def with_components(context: Any, values: Mapping[Steps, Any]) -> Any:
     """A copy of a context with some of its values replaced."""
     if not values:
         return context
-    if _WHOLE in values:
-        return values[_WHOLE]
+    if () in values:
+        return values[()]
+    inside: dict[Part, dict[Steps, Any]] = {}
+    for (part, *rest), value in values.items():
+        inside.setdefault(part, {})[tuple(rest)] = value
+    new = {part: with_components(component(context, part), rows) for part, rows in inside.items()}
     if type(context) is dict:
-        return {k: values.get(("item", k), v) for k, v in context.items()}
+        return {k: new.get(("item", k), v) for k, v in context.items()}
     if type(context) in (list, tuple):
-        return type(context)(values.get(("item", k), v) for k, v in enumerate(context))
+        return type(context)(new.get(("item", k), v) for k, v in enumerate(context))
     if isinstance(context, tuple):
-        return type(context)(*(values.get(part, v) for part, v in parts_of(context)))
+        return type(context)(*(new.get(part, v) for part, v in parts_of(context)))
     twin = copied(context)
-    for (_, name), value in values.items():
+    for (_, name), value in new.items():
         object.__setattr__(twin, name, value)
     return twin
 
 
 def unread_of(context: Any) -> list[Unread]:
     """The marks that a guard's context holds."""
-    found = [context] if isinstance(context, Unread) else [v for _, v in parts_of(context)]
-    return [v for v in found if isinstance(v, Unread)]
+    if isinstance(context, Unread):
+        return [context]
+    found = [v for _, v in parts_of(context)]
+    inside = [w for v in found if type(v) is dict for w in v.values()]
+    return [v for v in (*found, *inside) if isinstance(v, Unread)]
 
 
 # ---------------------------------------------------------------------------------------------- copies of them
-def copies(build: Callable[[Any], torch.Tensor], built: torch.Tensor, context: Any) -> dict[str, Part]:
-    """Attribute -> the value of the context that it is a copy of, for the values that nothing else can have read.
+@dataclasses.dataclass(frozen=True)
+class Copies:
+    """What a wrapper keeps of its context as it is.
+
+    Attributes:
+        values: those that nothing can have read but through these attributes.
+        attributes: name -> the value that it is a copy of, or the dict that some are in.
+    """
+
+    values: tuple[Steps, ...]
+    attributes: Mapping[str, Steps]
+
+    def under(self, name: str) -> list[Steps]:
+        """The values that an attribute holds."""
+        steps = self.attributes[name]
+        return [s for s in self.values if s == steps or s[:-1] == steps != s]
+
+
+def copies(build: Callable[[Any], torch.Tensor], built: torch.Tensor, context: Any) -> Copies:
+    """Which attributes of a wrapper are copies of values of its context.
 
     Args:
         build: makes the wrapper from a context and the same inner values; it may raise.
@@ -125,7 +160,7 @@ def copies(build: Callable[[Any], torch.Tensor], built: torch.Tensor, context: A
     class does more with it than to keep it (compares it, computes with it), since then an attribute may depend on it for
     other values than were tried.
     """
-    found = {p: v for p, v in components(context).items() if any(_same(a, v) for a in vars(built).values())}
+    found = _perhaps_kept(vars(built), context)
     for part in _used(build, built, context, found):
         del found[part]
     trials = []
@@ -139,21 +174,39 @@ def copies(build: Callable[[Any], torch.Tensor], built: torch.Tensor, context: A
         values = {part: other(value) for part, value in found.items()}
         trial = _built(build, built, context, values) if values else None
         if trial is None:
-            return {}
+            return Copies((), {})
         trials.append((values, trial))
     trials = [(values, state) for values, state in trials if set(values) <= set(found)]
-    state = vars(built)
-    return {
-        name: part
-        for name in state
-        for part, value in found.items()
-        if _same(state[name], value) and all(_same(t[name], values.get(part, value)) for values, t in trials)
+    contexts = [(context, vars(built)), *((with_components(context, values), state) for values, state in trials)]
+    kept = {
+        name: steps
+        for name in vars(built)
+        for steps in (*_tables(context), *found)
+        if all(_same(state[name], value_at(now, steps)) for now, state in contexts)
     }
+    within = {*kept.values()}
+    return Copies(tuple(s for s in found if s in within or (s and s[:-1] in within)), kept)
+
+
+def _perhaps_kept(state: Mapping[str, Any], context: Any) -> dict[Steps, Any]:
+    """The values that an attribute may be a copy of, or a copy of the dict that they are in."""
+
+    def is_kept(value: Any) -> bool:
+        return any(_same(a, value) for a in state.values())
+
+    tables = [steps for steps in _tables(context) if is_kept(value_at(context, steps))]
+    return {s: v for s, v in components(context).items() if (s and s[:-1] in tables) or is_kept(v)}
+
+
+def _tables(context: Any) -> list[Steps]:
+    """The steps that lead to the dicts in a context."""
+    found: list[Steps] = [()] if type(context) is dict else []
+    return found + [(part,) for part, value in parts_of(context) if type(value) is dict]
 
 
 def _used(
-    build: Callable[[Any], torch.Tensor], built: torch.Tensor, context: Any, values: Mapping[Part, Any]
-) -> set[Part]:
+    build: Callable[[Any], torch.Tensor], built: torch.Tensor, context: Any, values: Mapping[Steps, Any]
+) -> set[Steps]:
     """The values that the class does something with while it builds a wrapper, whatever the truth values are."""
     switches = [part for part, value in values.items() if type(value) is bool]  # bool has no subclasses
     used = set(switches) if len(switches) > _SWITCHES else set()
@@ -170,7 +223,7 @@ _SWITCHES = 3
 
 
 def _built(
-    build: Callable[[Any], torch.Tensor], like: torch.Tensor, context: Any, values: Mapping[Part, Any]
+    build: Callable[[Any], torch.Tensor], like: torch.Tensor, context: Any, values: Mapping[Steps, Any]
 ) -> dict[str, Any] | None:
     """The attributes of a wrapper with these values in its context; None where it differs from ``like`` otherwise."""
     try:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from .. import _torch
+from .noted_dict import ROWS, NotedDict, like, plain
 from .noting import follow, unnoted
 from .tensors import facts_of, parts_of_tensor, same_bytes, why_not_comparable
 
@@ -81,7 +82,7 @@ class Lent(Kept):
     __slots__ = ("place",)
 
     def __init__(self, kind: str, number: int, names: tuple[str, ...], steps: tuple[Any, ...], value: Any) -> None:
-        self.place, self.value = (kind, number, names, steps), snapshot(value)
+        self.place, self.value = (kind, number, names, steps), snapshot(plain(value))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Lent) and other.place == self.place
@@ -153,14 +154,14 @@ class Unread(StandIn):
     Attributes:
         kind: the type of the value.
         input: the number of the input; ``names``: the attributes that lead from it to the wrapper.
-        part: which value of the context; see `components`.
+        steps: the parts of the context that lead to the value; see `components`.
         held: the attributes of the wrapper that hold the value, none of which was read.
     """
 
     kind: type
     input: int
     names: tuple[str, ...]
-    part: tuple[str, Any]
+    steps: tuple[tuple[str, Any], ...]
     held: tuple[str, ...]
 
     def holds(self, now: Any) -> bool:
@@ -213,7 +214,7 @@ def has_sizes(context: Any) -> bool:
     if isinstance(context, (tuple, list)):
         return any(map(has_sizes, context))
     if isinstance(context, dict):
-        return any(map(has_sizes, context.values()))
+        return any(map(has_sizes, dict.values(context)))
     return has_generated_equality(context) and any(map(has_sizes, _fields(context).values()))
 
 
@@ -236,7 +237,7 @@ def map_sizes(context: Any, function: Callable[[Any], Any]) -> Any:
     if isinstance(context, _SIZES):
         return function(context)
     if isinstance(context, dict):
-        return {k: map_sizes(v, function) for k, v in context.items()}
+        return like(context, {k: map_sizes(v, function) for k, v in dict.items(context)})
     if has_generated_equality(context):
         return _with_fields(context, lambda v: map_sizes(v, function))
     items = [map_sizes(v, function) for v in context]
@@ -266,6 +267,8 @@ def same_context(a: Any, b: Any, _depth: int = 0) -> bool:
     if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt):
         return bool(size_key(a) == size_key(b))
     if type(a) is not type(b) or _depth > _MAX_DEPTH:
+        if type(b) is NotedDict:
+            return same_context(a, plain(b), _depth)
         return isinstance(a, StandIn) and a.holds(b)
     if isinstance(a, (float, complex)):
         return _same_number(a, b)
@@ -303,8 +306,8 @@ def snapshot(context: Any) -> Any:
         return map_items(context, snapshot)
     if type(context) is list:
         return list(map(snapshot, context))
-    if type(context) is dict:
-        return {k: snapshot(v) for k, v in context.items()}
+    if type(context) in ROWS:
+        return like(context, {k: snapshot(v) for k, v in dict.items(context)})
     if type(context) is set:
         return set(context)
     if has_generated_equality(context):
@@ -319,7 +322,7 @@ def snapshot(context: Any) -> Any:
 
 def is_copied(value: Any) -> bool:
     """Is it a container or a dataclass that can be changed in place, of which wrappers are given copies?"""
-    return type(value) in (list, dict, set) or _is_mutable_dataclass(value)
+    return type(value) in (list, *ROWS, set) or _is_mutable_dataclass(value)
 
 
 def is_frozen(value: Any) -> bool:
@@ -380,10 +383,17 @@ def map_parts(context: Any, function: Callable[[Any], Any]) -> Any:
         if all(map(operator.is_, items, context)):
             return context
         return items if isinstance(context, list) else _like(context, items)
-    if type(context) is dict:
-        rows = {k: function(v) for k, v in context.items()}
-        return context if all(rows[k] is v for k, v in context.items()) else rows
+    if type(context) in ROWS:
+        rows = {k: function(v) for k, v in dict.items(context)}
+        return context if all(rows[k] is v for k, v in dict.items(context)) else like(context, rows)
     return _with_fields(context, function) if has_generated_equality(context) else context
+
+
+def told(value: Any, depth: int = 4) -> Any:
+    """What outlives the trace, with dicts in the place of noted ones, all of which is read then."""
+    if type(value) is NotedDict:
+        value.read()
+    return map_parts(plain(value), lambda v: told(v, depth - 1)) if depth else plain(value)
 
 
 class _Outer(enum.Enum):
@@ -406,8 +416,8 @@ def without_outer(context: Any, size: tuple[Any, ...], stride: tuple[Any, ...]) 
         return _like(context, [without_outer(x, size, stride) for x in context])
     if type(context) is list:
         return [without_outer(x, size, stride) for x in context]
-    if type(context) is dict:
-        return {k: without_outer(v, size, stride) for k, v in context.items()}
+    if type(context) in ROWS:
+        return like(context, {k: without_outer(v, size, stride) for k, v in dict.items(context)})
     if has_generated_equality(context):
         return _with_fields(context, lambda v: without_outer(v, size, stride))
     return context
@@ -430,8 +440,8 @@ def with_outer(
         return _like(context, [with_outer(x, size, stride, lend) for x in context])
     if type(context) is list:
         return [with_outer(x, size, stride, lend) for x in context]
-    if type(context) is dict:
-        return {k: with_outer(v, size, stride, lend) for k, v in context.items()}
+    if type(context) in ROWS:
+        return like(context, {k: with_outer(v, size, stride, lend) for k, v in dict.items(context)})
     if has_generated_equality(context):
         return map_fields(context, lambda v: v if isinstance(v, torch.Tensor) else with_outer(v, size, stride, lend))
     return snapshot(context)

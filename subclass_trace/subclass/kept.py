@@ -56,6 +56,7 @@ from .context import (
     same_context,
     snapshot,
 )
+from .noted_dict import ROWS
 from .paths import Path
 from .spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec
 from .tensors import facts_of, parts_of_tensor, same_bytes, why_not_comparable
@@ -460,8 +461,8 @@ class Keeping:
             return map_items(value, lambda v: self.keep(v, at, inside))
         if type(value) is list:
             return [self.keep(v, at.item(k), inside) for k, v in enumerate(value)]
-        if type(value) is dict:
-            return {k: self.keep(v, at.item(k), inside) for k, v in value.items()}
+        if type(value) in ROWS:
+            return {k: self.keep(v, at.item(k), inside) for k, v in dict.items(value)}
         if type(value) in (set, frozenset) and all(map(is_atom, value)):
             return type(value)(value)
         if has_generated_equality(value):

@@ -101,7 +101,7 @@ class _Unnoted(threading.local):
 _unnoted = _Unnoted()
 
 
-class unnoted:
+class unnoted(contextlib.ContextDecorator):
     """What this thread reads inside is not the trace's: the tracer looks at a wrapper, and keeps nothing of its context."""
 
     def __enter__(self) -> None:
@@ -109,6 +109,11 @@ class unnoted:
 
     def __exit__(self, *error: object) -> None:
         _unnoted.depth -= 1
+
+
+def is_unnoted() -> bool:
+    """Is this thread inside of `unnoted`?"""
+    return _unnoted.depth > 0
 
 
 def follow(value: Any, copied: Any) -> Any:

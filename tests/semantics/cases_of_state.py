@@ -399,12 +399,15 @@ def _arrays() -> None:
 
 @fact(C, "a dict that is changed in place between calls")
 def _dict() -> None:
-    region = st.compile(lambda x: x * 2)
-    tag = {"k": 1}
-    region(Scaled(dense(2, seed=0), torch.tensor(1.0), tag))
-    tag["k"] = 2
-    assert region(Scaled(dense(2, seed=0), torch.tensor(1.0), tag)).tag == {"k": 2}
-    assert len(region.specializations) == 2
+    for function, count in ((lambda x: x * 2, 1), (lambda x: x * x.tag["k"], 2)):
+        region = st.compile(function)
+        tag = {"k": 1}
+        region(Scaled(dense(2, seed=0), torch.tensor(1.0), tag))
+        tag["k"] = 2
+        x = Scaled(dense(2, seed=0), torch.tensor(1.0), tag)
+        out, expected = region(x), function(x)
+        assert out.tag is tag and torch.equal(out.data_, expected.data_)
+        assert len(region.specializations) == count
 
 
 @fact(C, "an object or a closure that is changed in place between calls", torch="error (guard)")

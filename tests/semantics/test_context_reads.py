@@ -18,7 +18,7 @@ import subclass_trace as st
 from subclass_trace.capture import context_reads
 from subclass_trace.runtime import codegen
 from subclass_trace.subclass import noting
-from subclass_trace.subclass.components import components, with_components
+from subclass_trace.subclass.components import Copies, components, with_components
 from subclass_trace.subclass.flatten import flatten
 from subclass_trace.zoo import TwoTensor
 
@@ -76,7 +76,7 @@ def _of_step(value: int) -> Tagged:
 
 def test_a_counter_makes_no_specialization() -> None:
     region = _twice(lambda x: (x * 2).sin(), _of_step, count=1)
-    assert [m.part for m in region.specializations[0].plan.unread] == [("item", "scale"), ("item", "step")]
+    assert [m.steps for m in region.specializations[0].plan.unread] == [(("item", "scale"),), (("item", "step"),)]
     text = region.explain()
     assert "context['step'] of args[0] (any int; nothing read .step)" in text
 
@@ -189,12 +189,12 @@ def test_forms_of_contexts(form: str) -> None:
 
 def test_components() -> None:
     context = {"a": 1, "b": [2], "c": "x", "d": None, "e": torch.float32}
-    assert components(context) == {("item", "a"): 1, ("item", "c"): "x"}
-    assert with_components(Frozen(1, 2), {("field", "step"): 5}) == Frozen(1, 5)
-    assert with_components(Named(1, 2), {("field", "step"): 5}) == Named(1, 5)
+    assert components(context) == {(("item", "a"),): 1, (("item", "c"),): "x"}
+    assert with_components(Frozen(1, 2), {(("field", "step"),): 5}) == Frozen(1, 5)
+    assert with_components(Named(1, 2), {(("field", "step"),): 5}) == Named(1, 5)
     assert components(torch.Size([2, 3])) == {} and components(Mutable(1, 2)) == {
-        ("field", "scale"): 1,
-        ("field", "step"): 2,
+        (("field", "scale"),): 1,
+        (("field", "step"),): 2,
     }
 
 
@@ -382,7 +382,7 @@ def test_a_value_that_the_class_checks_is_guarded() -> None:
     region = st.compile(lambda x: x * 2)
     for value in (1, 2, 1):
         region(Checked(torch.ones(3), 3, value))
-    assert [m.part for m in region.specializations[1].plan.unread] == [("item", "scale")]
+    assert [m.steps for m in region.specializations[1].plan.unread] == [(("item", "scale"),)]
 
 
 CONDITIONS: dict[str, tuple[Callable[[int], bool], tuple[int, ...]]] = {
@@ -519,7 +519,8 @@ def test_nested_traces_of_one_class() -> None:
     watched = []
     for _ in range(2):
         x = _of_step(1)
-        row = context_reads._Watched(x, flatten(x)[1], 0, (), {"a": x.a}, dict(vars(x)), {"step": ("item", "step")})
+        kept = Copies(((("item", "step"),),), {"step": (("item", "step"),)})
+        row = context_reads._Watched(x, flatten(x)[1], 0, (), {"a": x.a}, dict(vars(x)), kept)
         watched.append(row)
     first, second = watched
     with noting.noting([first]):

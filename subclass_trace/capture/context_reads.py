@@ -19,7 +19,8 @@ from ..plan import MutationPlan
 from ..subclass.classes import KeptClass
 from ..subclass.components import Copies, Steps, components, copies, parts_of, value_at, with_components
 from ..subclass.context import AnyNumber, Lent, StandIn, Unread, copied, has_generated_equality, snapshot
-from ..subclass.kept import Held, KeptObject
+from ..subclass.kept import Held
+from ..subclass.kept_objects import KeptObject
 from ..subclass.members import mentions
 from ..subclass.noted_dict import NotedDict, plain
 from ..subclass.noting import Listener, note_all, noting, noting_getattribute

@@ -29,7 +29,7 @@ from ..subclass.context import (
     snapshot,
 )
 from ..subclass.flatten import wrappers_inside
-from ..subclass.kept import is_looked_inside
+from ..subclass.kept_objects import is_looked_inside
 from ..subclass.noted_dict import ROWS, NotedDict, plain
 from ..subclass.noting import unnoted
 from ..subclass.protocol import flattens_alike, is_traceable, unflatten_of

@@ -14,7 +14,8 @@ from ..plan import MutationPlan
 from ..subclass.arguments import attributes_of_wrapper
 from ..subclass.context import numbers_in, same_context, told, without_outer
 from ..subclass.flatten import flatten, wrappers_inside
-from ..subclass.kept import kept_spec, remembers_more
+from ..subclass.kept import kept_spec
+from ..subclass.kept_objects import remembers_more
 from ..subclass.paths import Path, owner_of
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
 from .aliasing import family

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..subclass.classes import KeptClass
 from ..subclass.context import Lent, Unread
-from ..subclass.kept import KeptObject
+from ..subclass.kept_objects import KeptObject
 from ..subclass.spec import Spec
 from .inputs import (
     BasePrimal,

@@ -30,7 +30,7 @@ from ..subclass.classes import KeptClass
 from ..subclass.components import read_lent
 from ..subclass.context import Lent, Unread, same_context
 from ..subclass.flatten import flatten
-from ..subclass.kept import KeptObject
+from ..subclass.kept_objects import KeptObject
 from ..subclass.protocol import is_traceable
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
 from ..subclass.visit import rebuild

@@ -191,6 +191,7 @@ class Plan:
         tuple[str, ...], ...
     ] = ()  # of each: the saved activations that it consists of, if it is saved
     independent: tuple[tuple[int, ...], ...] = ()  # groups of differentiable values: see `capture.tape.independent`
+    rewritten: tuple[int, ...] = ()  # places in ``differentiated`` of inputs that the region gives another history
     reach: Reach | None = None  # of ``differentiable`` values to ``differentiated`` inputs; None if all to all
     containers: tuple[
         ContainerChange | ReturnedContainer, ...

@@ -57,6 +57,7 @@ from .emit import (
     tensor_checks,
     wrapped,
 )
+from .function import KeptHistory
 from .function_code import FunctionEmitter, needs_extra
 from .guards import HOOK_TABLES, Guards, failed_view
 from .parted import parted
@@ -606,15 +607,21 @@ class _EntryEmitter:
         emitter = FunctionEmitter(self.program, self.guards.ambient, self.examples, self.use_cpp, self._left_out())
         function = emitter.emit()
         s.bind("apply", _torch.base_apply(function))
-        args = ["p", *[inputs[i] for i in plan.differentiated]]
+        given = [inputs[i] for i in plan.differentiated]
+        for k in plan.rewritten:
+            s.bind("with_history", _torch.base_apply(KeptHistory))
+            history = s.name("h")
+            kept = f"{history} = with_history({given[k]})"
+            s.line(kept if self.guards.ambient.grad else f"with {s.bind('enable_grad', torch.enable_grad)}(): {kept}")
+            given[k] = history
+        args = ["p", *given]
         if needs_extra(plan):
             s.line(f"extra = [{env}, ({_tuple([inputs[i] for i in plan.kept_inputs])}), None]")
             args.insert(1, "extra")
         made = f"apply({', '.join(args)})"
         if plan.reach is not None:
             s.bind("parted", parted)
-            given = f"({_tuple([inputs[i] for i in plan.differentiated])})"
-            made = f"parted({s.constant(plan.reach, 'reach')}, {plan.differentiable}, {given}, {made})"
+            made = f"parted({s.constant(plan.reach, 'reach')}, {plan.differentiable}, ({_tuple(given)}), {made})"
         call = f"v = {made}"
         if self.guards.ambient.grad:
             s.line(call)

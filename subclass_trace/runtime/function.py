@@ -7,8 +7,9 @@ expected ones.
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -17,6 +18,7 @@ from .. import _torch
 from .._torch.dynamo import never_compiled
 from .._torch.tape import saves_for_torch
 from ..capture.aliasing import storage_key
+from ..errors import UnsupportedError
 from ..plan import Plan, Replay, SavedValue
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.protocol import is_traceable
@@ -28,12 +30,22 @@ from .sizes import Env
 Tensor = torch.Tensor
 
 
+#: refuses to lead to some of a node's inputs: see `check_histories`
+Check: TypeAlias = Callable[[Collection[int]], None]
+
+
 def run_backward(
-    backwards: Backwards, inputs: Sequence[Tensor], saved: dict[str, Any], tangents: Sequence[Tensor | None], env: Env
+    backwards: Backwards,
+    inputs: Sequence[Tensor],
+    saved: dict[str, Any],
+    tangents: Sequence[Tensor | None],
+    env: Env,
+    check: Check,
 ) -> Sequence[Tensor | None]:
     """Gradients for whatever tangents arrive.
 
     Args:
+        check: called with the numbers of the inputs that gradients which are differentiated again lead to.
         inputs: the differentiated inputs; used (for their history) only when the backward is differentiated again.
         saved: name -> saved value; consumed, unless the backward is differentiated again.
         tangents: one per differentiable output; None where the caller uses that output not at all.
@@ -42,7 +54,7 @@ def run_backward(
         return [None] * backwards.inputs
     batched = any(map(_torch.is_batched, tangents))
     if batched and backwards.row_by_row:
-        return row_by_row(lambda own: run_backward(backwards, inputs, dict(saved), own, env), tangents)
+        return row_by_row(lambda own: run_backward(backwards, inputs, dict(saved), own, env, check), tangents)
     create_graph = torch.is_grad_enabled()
     rows = [None if t is None else flatten(t) for t in tangents]
     with _torch.outside_of_vmap() if batched else contextlib.nullcontext():
@@ -50,8 +62,39 @@ def run_backward(
     if not create_graph:
         leaves = [leaf for r in rows if r is not None for leaf in r[0]]
         return entry.pass_on(entry.run(saved, leaves, entry.with_tangents(tangents, env)), tangents, inputs)
+    check(range(len(inputs)) if entry.reach is None else entry.reach.needed)
     grads = _with_history(entry, inputs, saved, tangents, env)
     return entry.pass_on(grads, tangents, inputs)
+
+
+def check_histories(ctx: Any, inputs: Mapping[int, Tensor], path: Callable[[int], Any], asked: Collection[int]) -> None:
+    """Refuse to differentiate a backward again where an input has another history than when the node ``ctx`` was made.
+
+    Eager's nodes keep the history of then; here it is gone with the first write.
+
+    Args:
+        inputs: what the node leads to, in order, by number. ``path``: of such a one. ``asked``: those that matter.
+
+    Raises:
+        UnsupportedError: one was written, under autograd, since.
+    """
+    for (k, x), (node, number) in zip(inputs.items(), getattr(ctx, "next_functions", ()), strict=False):
+        with _torch.without_dispatch():
+            same = node is None or x.is_leaf or (x.grad_fn is node and x.output_nr == number)
+        if k in asked and not same:
+            raise UnsupportedError(
+                "a backward is differentiated again, after an input of the region was written in place",
+                path=str(path(k)),
+                expected=f"the history that it had in the call, {node.name()}",
+                got=f"{x.grad_fn.name() if x.grad_fn is not None else 'none'}",
+                fix="write to a clone of it, or write to it inside of the region",
+            )
+
+
+def check_of(ctx: Any, plan: Plan) -> Check:
+    """`check_histories` of the node of a region."""
+    inputs = dict(enumerate(ctx.inputs))
+    return functools.partial(check_histories, ctx, inputs, lambda k: plan.inputs[plan.differentiated[k]].path)
 
 
 def _with_history(
@@ -277,7 +320,10 @@ class DifferentiableBackward(torch.autograd.Function):
         assert entry.next is not None
         tangents = [grads[k] for k in entry.differentiable]
         saved = {**ctx.numbers, **dict(zip(ctx.names, ctx.saved_tensors, strict=False))}
-        found = run_backward(entry.next, ctx.tracked, saved, tangents, ctx.env)
+        places = range(len(ctx.tracked)) if entry.reach is None else entry.reach.needed
+        leads = {k: ctx.tracked[k] for k in places}
+        check = functools.partial(check_histories, ctx, leads, lambda k: "an input of the region, or a tangent")
+        found = run_backward(entry.next, ctx.tracked, saved, tangents, ctx.env, check)
         wanted = found if entry.reach is None else [found[k] for k in entry.reach.needed]
         return (None, None, None, None, None, None, *wanted)
 
@@ -287,6 +333,30 @@ def _wrappers_around(saved: Iterable[Tensor], given: Sequence[Tensor]) -> list[T
     storages = {storage_key(t) for t in saved if t.layout is torch.strided}
     rows = [(t, leaves_of(t)) for t in given if is_traceable(t)]
     return [t for t, own in rows if any(x.layout is torch.strided and storage_key(x) in storages for x in own)]
+
+
+class KeptHistory(torch.autograd.Function):
+    """A tensor with the history that another one has now: what is written to that one gives it a new history.
+
+    Eager's nodes keep the history that their inputs had (``SavedVariable``). A backward that is differentiated again
+    leads there, so the Function of a region is given such a tensor for each input that the region writes to.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """Another tensor in the same memory, which is no view for autograd."""
+        ctx.set_materialize_grads(False)
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> Tensor | None:
+        """It all belongs to ``x``."""
+        return grad
+
+
+def with_kept_history(inputs: Sequence[Tensor], places: Collection[int]) -> list[Tensor]:
+    """What the Function of a region is given for its differentiated inputs; ``places``: see `Plan.rewritten`."""
+    return [_torch.apply_function(KeptHistory, x) if k in places else x for k, x in enumerate(inputs)]
 
 
 class Dangling(torch.autograd.Function):
@@ -351,7 +421,7 @@ class RegionFunction(torch.autograd.Function):
         names = [row.name for row in plan.saved]
         named = {n: saved.pop() if v is None else v for n, v in zip(names, ctx.numbers, strict=True)}
         saved.clear()
-        result = run_backward(ctx.program.backwards, ctx.inputs, named, given, ctx.env)
+        result = run_backward(program.backwards, ctx.inputs, named, given, ctx.env, check_of(ctx, plan))
         if not keep:
             ctx.inputs = ()
         return (None, None, *result)

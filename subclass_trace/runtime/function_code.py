@@ -25,7 +25,17 @@ from ..subclass.spec import LeafSpec, SizeExpr, Spec, WrapperSpec, leaf_count, s
 from ..subclass.template import Examples
 from .backward import CompiledBackward
 from .emit import NotGenerated, Unwrapper, Wrapper, detached_outputs, set_versions, wrapped
-from .function import Read, changed_since_forward, check_watched, pending, read_for, run_backward, save, saved_of
+from .function import (
+    Read,
+    changed_since_forward,
+    check_of,
+    check_watched,
+    pending,
+    read_for,
+    run_backward,
+    save,
+    saved_of,
+)
 from .guards import Ambient
 from .inlined import make_inlinable
 from .rebuild import fit_strides, is_lazy
@@ -114,7 +124,9 @@ class FastBackward(FastPath):
         named = {row.name: values.pop() if n is None else n for row, n in rows}
         values.clear()
         tangents = [grads[k] for k in program.plan.differentiable]
-        result = run_backward(program.backwards, ctx.inputs, named, tangents, getattr(ctx, "env", None) or {})
+        env = getattr(ctx, "env", None) or {}
+        check = check_of(ctx, program.plan)
+        result = run_backward(program.backwards, ctx.inputs, named, tangents, env, check)
         if (
             self.use_cpp
             and not torch.is_grad_enabled()

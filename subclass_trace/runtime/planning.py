@@ -92,6 +92,7 @@ def make_plan(
         containers=captured.containers,
         differentiable=captured.differentiable,
         differentiated=captured.differentiated,
+        rewritten=_rewritten(captured, arguments),
         grad_mode_after=captured.grad_mode_after,
         saved=saved,
         offsets_matter=_offsets_matter(captured),
@@ -256,6 +257,15 @@ def _saved_results(forward: Half, captured: Captured, saved: int) -> frozenset[i
             plain |= {memory_of(t) for t in own if isinstance(t, Tensor)}
     rows = enumerate(nodes[len(nodes) - saved :])
     return frozenset(k for k, t in rows if isinstance(t, Tensor) and memory_of(t) in plain)
+
+
+def _rewritten(captured: Captured, arguments: Sequence[Argument]) -> tuple[int, ...]:
+    """The differentiated inputs in memory that is written with a history: those of views of what is written change, too."""
+
+    values = [*(a.value for a in arguments), *(c.value for c in captured.closed_over)]
+    written = {memory_of(t) for m in captured.mutations if m.differentiable for t in leaves_of(values[m.input])}
+    rows = enumerate(captured.differentiated) if written else ()
+    return tuple(k for k, number in rows if not written.isdisjoint(map(memory_of, leaves_of(values[number]))))
 
 
 def memory_of(value: Tensor) -> Any:

@@ -52,8 +52,9 @@ def replay_view(
     if plan.replay is None:
         return base
     replay = bound_to(plan.replay, values, env or {}, {} if made is None else made)
-    enabled = torch.is_grad_enabled()
-    with torch.set_grad_enabled(enabled and (plan.requires_grad or not base.requires_grad)):
+    tracked = base.requires_grad  # under no_grad of the caller too: the region may have enabled gradients itself
+    enabled = plan.requires_grad and not plan.starts_grad if tracked else torch.is_grad_enabled()
+    with torch.set_grad_enabled(enabled):
         if plan.counted:  # first: autograd makes the history of a view anew whose counter has another value afterwards
             _torch.set_version(base, max(base._version - plan.counted, 0))
         view = replay(base)

@@ -37,7 +37,7 @@ from ..subclass.protocol import REAL
 from ..subclass.visit import rebuild
 from .backward import Backwards
 from .containers import owners_found
-from .function import Dangling, RegionFunction, RelatedView
+from .function import Dangling, RegionFunction, RelatedView, with_kept_history
 from .parted import parted
 from .rebuild import bound_to, detached, of_inference, replay_view, share
 from .sizes import bind, evaluate, evaluator, read_unread
@@ -82,7 +82,8 @@ class Program:
         if self.plan.trains:  # also under no_grad: the region may enable gradients itself
             differentiated = [call.inputs[i] for i in self.plan.differentiated]
             with torch.enable_grad():
-                values = list(_torch.apply_function(RegionFunction, self, call, *differentiated))
+                given = with_kept_history(differentiated, self.plan.rewritten)
+                values = list(_torch.apply_function(RegionFunction, self, call, *given))
                 if self.plan.reach is not None:
                     values = list(parted(self.plan.reach, self.plan.differentiable, differentiated, values))
         else:

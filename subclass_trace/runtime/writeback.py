@@ -58,7 +58,8 @@ def deliver(plan: MutationPlan, inp: InputPlan, x: Tensor, new: Tensor | None, o
             _write_metadata(x, inp, plan, old, env)
     fresh = [] if new is None else leaves_of(new)
     if plan.differentiable and new is not None:
-        _torch.apply_function(WriteBack, x, new, plan)
+        with torch.enable_grad():  # the region may have enabled gradients itself
+            _torch.apply_function(WriteBack, x, new, plan)
     else:
         with torch.no_grad():
             _copy_leaves(plan, x, old, fresh)

@@ -232,6 +232,29 @@ def _double() -> None:
     assert torch.allclose(*found)
 
 
+@fact(B, "double backward of an argument that the region writes (`x.sin_()`)", torch="refused")
+def _double_of_written() -> None:
+    found = []
+    for call in (lambda f: f, st.compile):
+        x = two(3, seed=1).requires_grad_()
+        y = call(lambda x: x.sin_() * 2)(x * 3)
+        (g,) = torch.autograd.grad(y.sum(), x, torch.ones_like(y.sum()), create_graph=True)
+        penalty = (g * g).sum()
+        penalty.backward(torch.ones_like(penalty))
+        found.append(x.grad.b)
+    assert torch.allclose(*found)
+
+
+@fact(B, "double backward that leads to an argument which is written after the call", refused="UnsupportedError")
+def _double_of_written_later() -> None:
+    region = st.compile(lambda x: x.exp(), partitioner="default")
+    x = torch.ones(3, requires_grad=True)
+    y = x * 3
+    out = region(y)
+    y.mul_(2)
+    torch.autograd.grad(out.sum(), x, create_graph=True)
+
+
 @fact(
     B,
     'with `create_graph`, products of several zeros in one place (`scatter_reduce("prod")`, `index_reduce`)',

@@ -181,6 +181,7 @@ from .strided_shards import numbers_as_split_factors as numbers_as_split_factors
 from .strided_shards import repaired_unflatten as repaired_unflatten
 from .symbols import SYMBOLIC_MATH as SYMBOLIC_MATH
 from .symbols import Assumptions as Assumptions
+from .symbols import SymNode as SymNode
 from .symbols import assumptions_of as assumptions_of
 from .symbols import computed_float as computed_float
 from .symbols import constant_symbol as constant_symbol

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import SymBool
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.sym_node import SymNode as _SymNode
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     ShapeEnv,
@@ -297,6 +298,10 @@ def surely(condition: Any) -> bool:
     from torch.fx.experimental.symbolic_shapes import guard_or_false
 
     return bool(guard_or_false(condition))
+
+
+#: what a symbol of a number holds
+SymNode: Any = _SymNode
 
 
 def is_nested(size: Any) -> bool:

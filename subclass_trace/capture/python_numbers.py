@@ -208,6 +208,7 @@ class PythonNumbers:
         for cls in _CLASSES:
             for name, hook in self._hooks(cls).items():
                 self._set(cls, name, hook)
+        self._set(_torch.SymNode, "guard_float", self._in_cpp(_torch.SymNode.guard_float))
         self._set(builtins, "print", _printing(builtins.print))
         if self.inputs is None:  # while the user function runs, `functions` knows more
             for name, hook in _texts().items():
@@ -267,6 +268,16 @@ class PythonNumbers:
             self.needed = NeedsNumbers(places, what, line)
             raise self.needed
         return int(n) if isinstance(n, torch.SymInt) else n.node.guard_float("", 0)
+
+    def _in_cpp(self, plain: Callable[..., float]) -> Callable[..., float]:
+        def guard_float(node: Any, file: str, line: int) -> float:
+            """Code in C++ says in which file it asks; Python, and what makes formulas, does not."""
+            n: Any = torch.SymFloat(node)  # type: ignore[no-untyped-call]
+            if not file or not self.covers(n) or not node.expr.free_symbols:
+                return plain(node, file, line)
+            return float(self.number(n, "a float in C++", self.session.recorder.user_line()))
+
+        return guard_float
 
     def _places(self, symbols: Collection[Any] | None) -> list[Place]:
         return places_of(self.session, () if self.inputs is None else self.inputs.inputs, symbols)

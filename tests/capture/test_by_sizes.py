@@ -106,7 +106,11 @@ def _check(f: Callable[[Tensor], Any], kind: str, dynamic: bool, count: int) -> 
     assert len(region.specializations) <= (count if dynamic else 2 * count)
 
 
-@pytest.mark.parametrize(("kind", "dynamic"), [("dense", False), ("wrapper", False), ("dense", True)])
+@pytest.mark.parametrize(
+    ("kind", "dynamic"),
+    # The second specialization of a wrapper is that of its dense inner tensors.
+    [("wrapper", False), ("dense", True), pytest.param("dense", False, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("name", CALLS)
 def test_as_in_eager_for_all_sizes(name: str, kind: str, dynamic: bool) -> None:
     """With and without gradients."""
@@ -115,7 +119,7 @@ def test_as_in_eager_for_all_sizes(name: str, kind: str, dynamic: bool) -> None:
     _check(CALLS[name], kind, dynamic, 2 + more)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True])  # False: as with CALLS
 @pytest.mark.parametrize("name", DENSE)
 def test_dense_as_in_eager_for_all_sizes(name: str, dynamic: bool) -> None:
     """What makes dense tensors of its own, and what has a size that depends on values."""

@@ -87,8 +87,16 @@ def _run(f: Callable[[Tensor], Any], columns: int, grad: bool, kind: str) -> Any
     return [_shown(o) for o in outs], str(x.grad)
 
 
-@pytest.mark.parametrize("kind", ["dense", "wrapper"])
-@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(
+    ("grad", "kind"),
+    [
+        (False, "dense"),
+        (True, "wrapper"),
+        # Each forward and each backward is a part of one of those.
+        pytest.param(True, "dense", marks=pytest.mark.slow),
+        pytest.param(False, "wrapper", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("name", CALLS)
 def test_two_specializations(name: str, grad: bool, kind: str) -> None:
     """One for the first size, one for all others."""
@@ -119,7 +127,10 @@ def test_left_to_torch(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["groups", "groups, weighted", "windows", "windows put together", "pixels", "most of parts", "blocks"],
+    [
+        pytest.param("groups", marks=pytest.mark.slow),  # a part of the next one
+        *("groups, weighted", "windows", "windows put together", "pixels", "most of parts", "blocks"),
+    ],
 )
 def test_differentiated_again(name: str) -> None:
     """A gradient penalty, outside of the region and in it."""

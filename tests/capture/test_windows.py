@@ -72,7 +72,7 @@ def _run(f: Callable[[Tensor], Any], columns: int, grad: bool, kind: str = "dens
     return shown, str(x.grad)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True])  # False: a sample is below
 @pytest.mark.parametrize("name", CALLS)
 def test_as_in_eager_for_all_sizes(name: str, dynamic: bool) -> None:
     """With and without gradients."""

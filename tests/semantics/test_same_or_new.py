@@ -101,10 +101,21 @@ def _make(kind: str, history: str) -> Tensor:
 
 KINDS = ["dense", "wrapper", "nested wrapper", "complex", "complex wrapper"]
 REFUSED = {"native_dropout": "complex", "imag": "complex wrapper"}  # by eager mode
-#: for wrappers inside wrappers: views, what may be the argument itself, what never is, and several
-SAMPLE = ("contiguous", "detach", "slice", "split", "twice transposed", "cat", "all three")
+#: for wrappers inside wrappers and of complex numbers: views, what may be the argument itself, what never is, and several
+SAMPLE = (
+    "contiguous",
+    "conj",
+    "imag of conj, detached",
+    "resolve_conj",
+    "detach",
+    "slice",
+    "split",
+    "twice transposed",
+    "cat",
+    "all three",
+)
 CASES = [
-    pytest.param(n, k, marks=pytest.mark.slow if k == "nested wrapper" and n not in SAMPLE else ())
+    pytest.param(n, k, marks=pytest.mark.slow if " wrapper" in k and n not in SAMPLE else ())
     for n in PROGRAMS
     for k in KINDS
     if not any(a in n and b in k for a, b in REFUSED.items())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from called_functions import names_called
 
 import subclass_trace as st
 from subclass_trace.capture.by_sizes import BY_SIZES
@@ -104,7 +106,11 @@ def _check(f: Callable[[Tensor], Any], kind: str, dynamic: bool, count: int) -> 
     assert len(region.specializations) <= (count if dynamic else 2 * count)
 
 
-@pytest.mark.parametrize(("kind", "dynamic"), [("dense", False), ("wrapper", False), ("dense", True)])
+@pytest.mark.parametrize(
+    ("kind", "dynamic"),
+    # The second specialization of a wrapper is that of its dense inner tensors.
+    [("wrapper", False), ("dense", True), pytest.param("dense", False, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("name", CALLS)
 def test_as_in_eager_for_all_sizes(name: str, kind: str, dynamic: bool) -> None:
     """With and without gradients."""
@@ -113,7 +119,7 @@ def test_as_in_eager_for_all_sizes(name: str, kind: str, dynamic: bool) -> None:
     _check(CALLS[name], kind, dynamic, 2 + more)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True])  # False: as with CALLS
 @pytest.mark.parametrize("name", DENSE)
 def test_dense_as_in_eager_for_all_sizes(name: str, dynamic: bool) -> None:
     """What makes dense tensors of its own, and what has a size that depends on values."""
@@ -176,16 +182,7 @@ def test_left_to_torch(name: str) -> None:
 
 def test_all_operations_have_a_case() -> None:
     """`BY_SIZES` has none that is not called above."""
-    called: set[str] = set()
-
-    class Calls(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            called.add(getattr(func, "__name__", ""))
-            return func(*args, **(kwargs or {}))
-
-    with Calls():
-        for f in (*CALLS.values(), *DENSE.values()):
-            _run(f, 5, "dense", False)
+    called = names_called(partial(_run, f, 5, "dense", False) for f in {**CALLS, **DENSE}.values())
     assert called >= set(BY_SIZES)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from called_functions import names_called
 
 import subclass_trace as st
 from subclass_trace.capture.counts import COUNTS
@@ -85,8 +87,16 @@ def _run(f: Callable[[Tensor], Any], columns: int, grad: bool, kind: str) -> Any
     return [_shown(o) for o in outs], str(x.grad)
 
 
-@pytest.mark.parametrize("kind", ["dense", "wrapper"])
-@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(
+    ("grad", "kind"),
+    [
+        (False, "dense"),
+        (True, "wrapper"),
+        # Each forward and each backward is a part of one of those.
+        pytest.param(True, "dense", marks=pytest.mark.slow),
+        pytest.param(False, "wrapper", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("name", CALLS)
 def test_two_specializations(name: str, grad: bool, kind: str) -> None:
     """One for the first size, one for all others."""
@@ -117,7 +127,10 @@ def test_left_to_torch(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["groups", "groups, weighted", "windows", "windows put together", "pixels", "most of parts", "blocks"],
+    [
+        pytest.param("groups", marks=pytest.mark.slow),  # a part of the next one
+        *("groups, weighted", "windows", "windows put together", "pixels", "most of parts", "blocks"),
+    ],
 )
 def test_differentiated_again(name: str) -> None:
     """A gradient penalty, outside of the region and in it."""
@@ -265,17 +278,7 @@ def test_with_inductor() -> None:
 
 def test_all_operations_have_a_case() -> None:
     """`COUNTS` has none that is not called above."""
-    called: set[str] = set()
-
-    class Calls(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            called.add(getattr(func, "__name__", ""))
-            return func(*args, **(kwargs or {}))
-
-    with Calls():
-        for f in CALLS.values():
-            _run(f, 4, False, "dense")
-    assert called >= set(COUNTS)
+    assert names_called(partial(_run, f, 4, False, "dense") for f in CALLS.values()) >= set(COUNTS)
 
 
 def test_a_gradient_of_groups_is_differentiated_again() -> None:

@@ -313,8 +313,17 @@ def test_a_differentiated_backward_for_the_rows_of_another_call_is_refused() -> 
     assert len(region.specializations) == 2
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("beside", [torch.sgn, lambda h: h.sum(-1), lambda h: h.sum(1)])
+@pytest.mark.parametrize(
+    ("beside", "dynamic"),
+    [
+        (torch.sgn, False),
+        (torch.sgn, True),
+        (lambda h: h.sum(-1), False),
+        (lambda h: h.sum(1), True),
+        pytest.param(lambda h: h.sum(-1), True, marks=pytest.mark.slow),
+        pytest.param(lambda h: h.sum(1), False, marks=pytest.mark.slow),
+    ],
+)
 def test_beside_a_result_whose_backward_cannot_be_traced(beside: Callable[[Tensor], Tensor], dynamic: bool) -> None:
     """The backward of a product with a weight has an operation for each row, also where no guess tells."""
     w = dense(4, 3)

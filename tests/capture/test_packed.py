@@ -32,10 +32,16 @@ class Encoder(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("kind", "first", "lengths", "total"),
-    [("gru", True, [5, 3, 3, 1], None), ("lstm", False, [2, 5, 1, 4], 7), ("rnn", True, [4, 4, 4, 4], 5)],
+    ("kind", "first", "lengths", "total", "dynamic"),
+    [
+        ("gru", True, [5, 3, 3, 1], None, True),
+        ("lstm", False, [2, 5, 1, 4], 7, False),
+        ("rnn", True, [4, 4, 4, 4], 5, True),
+        pytest.param("gru", True, [5, 3, 3, 1], None, False, marks=pytest.mark.slow),
+        pytest.param("lstm", False, [2, 5, 1, 4], 7, True, marks=pytest.mark.slow),
+        pytest.param("rnn", True, [4, 4, 4, 4], 5, False, marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("dynamic", [False, True])
 def test_recurrent_layers(kind: str, first: bool, lengths: list[int], total: int | None, dynamic: bool) -> None:
     torch.manual_seed(0)
     model = Encoder(kind, first, lengths == sorted(lengths, reverse=True), total)

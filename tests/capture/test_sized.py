@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from called_functions import names_called
 from torch.utils.checkpoint import checkpoint
 
 import subclass_trace as st
@@ -91,17 +93,7 @@ def test_as_in_eager_for_all_sizes(name: str, dynamic: bool) -> None:
 
 def test_all_operations_have_a_case() -> None:
     """`SIZES` has none that is not called above."""
-    called: set[str] = set()
-
-    class Calls(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            called.add(getattr(func, "__name__", ""))
-            return func(*args, **(kwargs or {}))
-
-    with Calls():
-        for make, _ in MADE.values():
-            _run(make, 5)
-    assert called >= set(SIZES)
+    assert names_called(partial(_run, make, 5) for make, _ in MADE.values()) >= set(SIZES)
 
 
 def test_places_of_a_matrix() -> None:

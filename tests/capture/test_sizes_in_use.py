@@ -99,7 +99,11 @@ def _run(f: Callable[[Tensor], Any], columns: int, kind: str, grad: bool) -> Any
     return shown, str(x.detach()), str(x.grad)
 
 
-@pytest.mark.parametrize(("kind", "dynamic"), [("dense", False), ("wrapper", False), ("dense", True)])
+@pytest.mark.parametrize(
+    ("kind", "dynamic"),
+    # The second specialization of a wrapper is that of its dense inner tensors.
+    [("wrapper", False), ("dense", True), pytest.param("dense", False, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("f", [pytest.param(f, id=name) for name, f in {**INDEXED, **COUNTED, **POOLED}.items()])
 def test_as_in_eager_for_all_sizes(f: Callable[[Tensor], Any], kind: str, dynamic: bool) -> None:
     """With and without gradients: at most two specializations each."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from called_functions import names_called
 
 import subclass_trace as st
 from subclass_trace.capture.windows import WINDOWS
@@ -70,7 +72,7 @@ def _run(f: Callable[[Tensor], Any], columns: int, grad: bool, kind: str = "dens
     return shown, str(x.grad)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True])  # False: a sample is below
 @pytest.mark.parametrize("name", CALLS)
 def test_as_in_eager_for_all_sizes(name: str, dynamic: bool) -> None:
     """With and without gradients."""
@@ -148,14 +150,4 @@ def test_with_inductor() -> None:
 
 def test_all_operations_have_a_case() -> None:
     """`WINDOWS` has none that is not called above."""
-    called: set[str] = set()
-
-    class Calls(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            called.add(getattr(func, "__name__", ""))
-            return func(*args, **(kwargs or {}))
-
-    with Calls():
-        for f in CALLS.values():
-            _run(f, 5, False)
-    assert called >= set(WINDOWS)
+    assert names_called(partial(_run, f, 5, False) for f in CALLS.values()) >= set(WINDOWS)

@@ -135,10 +135,18 @@ def test_a_backward_that_takes_a_size_for_a_constant(mesh, f, placements) -> Non
         assert difference(*found, tolerance=1e-6) is None, difference(*found, tolerance=1e-6)
 
 
-def test_a_product_that_is_gathered_for_other_sizes(mesh_2d) -> None:
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [(6, 4), (8, 8)],
+        pytest.param([(8, 2), (6, 4), (8, 8), (4, 4), (8, 4), (4, 16)], marks=pytest.mark.slow),
+    ],
+    ids=len,
+)
+def test_a_product_that_is_gathered_for_other_sizes(mesh_2d, shapes) -> None:
     """What a backward assumes of the sizes fails for others: the function runs again for these, with the same graph."""
     region = st.compile(lambda x: x @ x.t(), dynamic=True)
-    for rows, columns in ((8, 2), (6, 4), (8, 8), (4, 4), (8, 4), (4, 16)):
+    for rows, columns in shapes:
         found = []
         for run in (lambda x: x @ x.t(), region):
             x = whole(mesh_2d, rows, columns, placements=[Shard(0), Shard(1)], grad=True)

@@ -83,8 +83,15 @@ def test_a_changing_batch(mesh) -> None:
 
 
 @of_2_13
-@pytest.mark.parametrize("f", [torch.Tensor.flatten, lambda x: x.view(x.shape[0] * x.shape[1])])
-@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(
+    ("f", "grad"),
+    [
+        (torch.Tensor.flatten, True),
+        (lambda x: x.view(x.shape[0] * x.shape[1]), False),
+        pytest.param(torch.Tensor.flatten, False, marks=pytest.mark.slow),
+        pytest.param(lambda x: x.view(x.shape[0] * x.shape[1]), True, marks=pytest.mark.slow),
+    ],
+)
 def test_a_view_as_the_result_with_symbolic_sizes(mesh, f, grad) -> None:
     """The view is made once more for the plan, where the split factor is the number that it was while tracing."""
     region = st.compile(f, dynamic=True)

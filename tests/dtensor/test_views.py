@@ -141,8 +141,14 @@ def _behaviour(call: Any, name: str, make: Any, write: Any, grad: bool) -> dict[
     return found
 
 
-@pytest.mark.parametrize("ranks", [4, 1])
-@pytest.mark.parametrize("inputs", INPUTS)
+@pytest.mark.parametrize(
+    ("inputs", "ranks"),
+    [
+        *((inputs, 4) for inputs in INPUTS),
+        ("not a leaf", 1),
+        *(pytest.param(inputs, 1, marks=pytest.mark.slow) for inputs in ("plain", "leaf")),
+    ],
+)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_views_are_as_in_eager(process_group, name, inputs, ranks) -> None:
     mesh = dist.device_mesh.init_device_mesh("cpu", (4,) if ranks == 4 else (4, 1))

@@ -437,8 +437,16 @@ def tensor_functions(t: Tensor) -> dict[str, Callable[..., Any]]:
     }
 
 
-@pytest.mark.parametrize("backwards", [False, True], ids=["same first", "other first"])
-@pytest.mark.parametrize("kind", MAKES)
+@pytest.mark.parametrize(
+    ("kind", "backwards"),
+    [
+        pytest.param(
+            k, b, marks=pytest.mark.slow if b and k == "nested" else (), id=f"{k}-{'other' if b else 'same'} first"
+        )
+        for k in MAKES
+        for b in (False, True)
+    ],
+)
 @pytest.mark.parametrize("name", tensor_functions(one()))
 def test_an_argument_that_stands_elsewhere_too(name: str, kind: str, backwards: bool) -> None:
     def case() -> tuple[Any, Calls]:

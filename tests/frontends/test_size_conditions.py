@@ -35,8 +35,15 @@ def _two(*shape: int) -> TwoTensor:
     return TwoTensor(torch.ones(shape), torch.ones(shape) * 2)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("make", [torch.ones, _two])
+@pytest.mark.parametrize(
+    ("make", "dynamic"),
+    [
+        (torch.ones, False),
+        (torch.ones, True),
+        (_two, True),
+        pytest.param(_two, False, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("function", [_square, _multiple, _constant])
 @pytest.mark.parametrize("backwards", [False, True])
 def test_conditions_on_sizes_that_were_found_to_be_equal(

@@ -120,7 +120,9 @@ def train(formula: Formula, pairs: bool, compile: bool, **how: bool) -> Tensors:
     return dense([*losses, *layer.parameters(), *(t for ts in lists for t in ts)])
 
 
-@pytest.mark.parametrize("pairs", [False, True], ids=["plain", "pairs"])
+@pytest.mark.parametrize(
+    "pairs", [pytest.param(False, id="plain", marks=pytest.mark.slow), pytest.param(True, id="pairs")]
+)
 @pytest.mark.parametrize("name", FORMULAS)
 def test_a_whole_step_is_one_region(name: str, pairs: bool) -> None:
     """Numbers that eager reads from the counters in double precision are float32 tensors in a graph."""

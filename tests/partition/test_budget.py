@@ -157,7 +157,7 @@ def values_under_a_budget(budget: float, seeds: range) -> None:
                 torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("budget", [0.0, 0.4, 2000])
+@pytest.mark.parametrize("budget", [0.4, 2000, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_values_under_a_budget(budget: float) -> None:
     values_under_a_budget(budget, range(1))
 
@@ -408,7 +408,7 @@ def test_shares_with_packed_values() -> None:
     assert all(now <= share * sizes[0] for now, share in zip(sizes, (1, 0.75, 0.5, 0.25, 0), strict=True))
 
 
-@pytest.mark.parametrize("budget", [0.6, 0.3, 0.0, 60_000])
+@pytest.mark.parametrize("budget", [0.3, 60_000, *(pytest.param(b, marks=pytest.mark.slow) for b in (0.6, 0.0))])
 def test_gradients_under_a_budget_with_packed_values(budget: float) -> None:
     for make in (MODELS["mlp8"], MODELS["tf2"]):
         function, args = make()

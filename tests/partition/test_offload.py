@@ -43,8 +43,14 @@ def layers(x, w):
 
 
 # ---------------------------------------------------------------------------------------------- values
-@pytest.mark.parametrize("in_flight", [1, 2, 5])
-@pytest.mark.parametrize("name", ["mlp8", "conv4", "tf2"])
+@pytest.mark.parametrize(
+    ("name", "in_flight"),
+    [
+        *(("mlp8", 1), ("mlp8", 5), ("conv4", 2), ("tf2", 2)),
+        *(pytest.param(n, k, marks=pytest.mark.slow) for n in ("conv4", "tf2") for k in (1, 5)),
+        pytest.param("mlp8", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_gradients_are_those_of_eager_though_copies_come_late(streams, name, in_flight) -> None:
     function, args = MODELS[name]()
     wanted = [a for a in args if a.requires_grad]

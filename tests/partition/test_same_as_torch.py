@@ -52,7 +52,7 @@ def state_of(module: fx.GraphModule) -> list[tuple[object, ...]]:
 
 
 #: the dearest of them
-_SLOW = ("gpt2+dec", "tf6", "tf6_dropout", "tf6_dropout+dec", "llama+dec")
+_SLOW = ("gpt2", "gpt2+dec", "tf6", "tf6_dropout", "tf6_dropout+dec", "llama+dec")
 
 
 @pytest.mark.parametrize(

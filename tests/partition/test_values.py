@@ -45,12 +45,13 @@ def compare(seed: int, options: dict[str, Any]) -> None:
             torch.testing.assert_close(a, c, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
+@pytest.mark.parametrize("seeds", [range(7), pytest.param(range(7, 15), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize(
     "options",
     [pytest.param(o, id=k, marks=[] if k == "storage" else pytest.mark.slow) for k, o in PARTITIONERS.items()],
 )
-def test_generated_programs(options: dict[str, Any]) -> None:
-    for seed in range(15):
+def test_generated_programs(options: dict[str, Any], seeds: range) -> None:
+    for seed in seeds:
         compare(seed, options)
 
 

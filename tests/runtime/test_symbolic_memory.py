@@ -39,9 +39,18 @@ CUTS: tuple[Cut, ...] = (
 )
 
 
-@pytest.mark.parametrize("function", [_behind_autograd, _without_gradients, _detached])
+@pytest.mark.parametrize(
+    ("function", "second"),
+    [
+        (_behind_autograd, CUTS[1]),
+        (_behind_autograd, CUTS[4]),
+        (_without_gradients, CUTS[1]),
+        (_detached, CUTS[4]),
+        pytest.param(_without_gradients, CUTS[4], marks=pytest.mark.slow),
+        pytest.param(_detached, CUTS[1], marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("first", CUTS)
-@pytest.mark.parametrize("second", CUTS[1::3])
 def test_views_that_require_grad(function: Callable[..., Any], first: Cut, second: Cut) -> None:
     """The graph knows their sizes by numbers of its own: those of tangents, which are the same, come too late."""
     seen = []

@@ -14,7 +14,9 @@ for part in (
     "cases_of_values",
     "cases_of_gradients",
     "cases_of_training",
-    "cases_of_state",
+    "cases_of_sizes",
+    "cases_of_contexts",
+    "cases_of_surroundings",
 ):  # in the order of the table
     importlib.import_module(part)
 

@@ -71,8 +71,14 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("kind", ["dense", "leaf", "wrapper", "nested"])
+@pytest.mark.parametrize(
+    ("kind", "dynamic"),
+    [
+        *((kind, False) for kind in ("dense", "leaf", "wrapper", "nested")),
+        *((kind, True) for kind in ("dense", "wrapper")),
+        *(pytest.param(kind, True, marks=pytest.mark.slow) for kind in ("leaf", "nested")),
+    ],
+)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_gradients(name: str, kind: str, dynamic: bool) -> None:
     seen = []

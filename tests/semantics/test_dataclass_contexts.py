@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_object_reads import Quantised
+from objects_in_contexts import Quantised
 
 import subclass_trace as st
 from subclass_trace.runtime import codegen

@@ -101,7 +101,25 @@ def _make(kind: str, history: str) -> Tensor:
 
 KINDS = ["dense", "wrapper", "nested wrapper", "complex", "complex wrapper"]
 REFUSED = {"native_dropout": "complex", "imag": "complex wrapper"}  # by eager mode
-CASES = [(n, k) for n in PROGRAMS for k in KINDS if not any(a in n and b in k for a, b in REFUSED.items())]
+#: for wrappers inside wrappers and of complex numbers: views, what may be the argument itself, what never is, and several
+SAMPLE = (
+    "contiguous",
+    "conj",
+    "imag of conj, detached",
+    "resolve_conj",
+    "detach",
+    "slice",
+    "split",
+    "twice transposed",
+    "cat",
+    "all three",
+)
+CASES = [
+    pytest.param(n, k, marks=pytest.mark.slow if " wrapper" in k and n not in SAMPLE else ())
+    for n in PROGRAMS
+    for k in KINDS
+    if not any(a in n and b in k for a, b in REFUSED.items())
+]
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)

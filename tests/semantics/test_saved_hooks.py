@@ -87,9 +87,14 @@ def _directly_before_use(graph: fx.Graph) -> bool:
     return True
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("partitioner", "dynamic"),
+    [
+        *((name, False) for name in PARTITIONERS),
+        *(pytest.param(n, True, marks=() if n == "min_cut" else pytest.mark.slow) for n in PARTITIONERS),
+    ],
+)
 @pytest.mark.parametrize("wrapped", [False, True])
-@pytest.mark.parametrize("partitioner", PARTITIONERS)
 def test_what_pack_returns_is_saved(partitioner: str, wrapped: bool, dynamic: bool) -> None:
     region = st.compile(compressed, partitioner=partitioner, dynamic=dynamic)
     for found, expected in zip(_train(region, *_inputs(wrapped)), _train(compressed, *_inputs(wrapped)), strict=True):
@@ -243,8 +248,13 @@ def _written(x: Tensor, weights: list[Tensor]) -> Tensor:
 KINDS = [_by_index, _as_it_is, _object, _on_cpu, _nested, _rounded_at_random, _own_function, _written]
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
-@pytest.mark.parametrize("partitioner", PARTITIONERS)
+@pytest.mark.parametrize(
+    ("partitioner", "wrapped"),
+    [
+        *(("min_cut", wrapped) for wrapped in (False, True)),
+        *(pytest.param(n, w, marks=pytest.mark.slow if w else ()) for n in PARTITIONERS[1:] for w in (False, True)),
+    ],
+)
 @pytest.mark.parametrize("function", KINDS, ids=lambda f: f.__name__)
 def test_kinds_of_hooks(function: Callable[..., Any], partitioner: str, wrapped: bool) -> None:
     region = st.compile(function, partitioner=partitioner)

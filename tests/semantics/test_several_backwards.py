@@ -83,8 +83,14 @@ def _checkpointed(function: Any, *args: Any) -> Any:
     return checkpoint(function, *args, use_reentrant=False)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("make", [_dense, _two])
+@pytest.mark.parametrize(
+    ("make", "dynamic"),
+    [
+        (_dense, True),
+        (_two, False),
+        *(pytest.param(m, d, marks=pytest.mark.slow) for m, d in ((_dense, False), (_two, True))),
+    ],
+)
 @pytest.mark.parametrize("around", [_hooked, _checkpointed])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_eager_mode_decides_where_hooks_save_the_activations(
@@ -122,6 +128,7 @@ def test_what_hooks_have_packed_goes_after_the_last_backward_or_with_the_results
             self.value = value
             rows.append(weakref.ref(self))
 
+    st.compile(torch.sin)(_dense().requires_grad_()).sum().backward()  # what is imported on the way is imported now
     region = st.compile(PROGRAMS["of saved results"])
     gc.collect()
     gc.disable()

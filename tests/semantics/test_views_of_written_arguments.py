@@ -36,8 +36,15 @@ def write_sibling(x: Tensor, y: Tensor) -> Tensor:
     return z.sum() + y
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("wrapper", [False, True])
+@pytest.mark.parametrize(
+    ("wrapper", "dynamic"),
+    [
+        (False, True),
+        (True, False),
+        pytest.param(False, False, marks=pytest.mark.slow),
+        pytest.param(True, True, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("f", [write_base, write_view, write_sibling])
 def test_each_call_sees_its_own_view(f: Callable[..., Tensor], wrapper: bool, dynamic: bool) -> None:
     region = st.compile(f, dynamic=dynamic)

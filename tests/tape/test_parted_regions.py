@@ -30,9 +30,20 @@ def noting(log: list[int], k: int) -> Any:
     return lambda g: log.append(k)
 
 
-@pytest.mark.parametrize("around", [contextlib.nullcontext, compiled_autograd, by_torch])
-@pytest.mark.parametrize("choice", [(0,), (2,), (0, 1), (0, 1, 2)])
-@pytest.mark.parametrize("wrapper", [False, True])
+CHOICES = [(0,), (2,), (0, 1), (0, 1, 2)]
+#: on torch's tape, which compiles each of them for a second
+SAMPLE = [(False, (0,)), (False, (0, 1, 2)), (True, (2,)), (True, (0, 1))]
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "choice", "around"),
+    [
+        pytest.param(w, c, a, marks=pytest.mark.slow if a is by_torch and (w, c) not in SAMPLE else ())
+        for w in (False, True)
+        for c in CHOICES
+        for a in (contextlib.nullcontext, compiled_autograd, by_torch)
+    ],
+)
 def test_hooks_and_gradients(wrapper: bool, choice: tuple[int, ...], around: Any) -> None:
     runs = []
     for call in (heads, st.compile(heads)):

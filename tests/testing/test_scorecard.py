@@ -57,8 +57,8 @@ def _quiet() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", QUICK)
 def test_a_class_breaks_no_more_than_the_card_says(name: str) -> None:
-    """Rules that compile on three of them; on all, and with more examples, in the slow test."""
-    dear = name.endswith(("TwoTensor", ".DTensor"))
+    """Rules that compile on two of them; on all, and with more examples, in the slow test."""
+    dear = name.endswith((".zoo.two.TwoTensor", ".DTensor"))
     assert _broken(name, FEW, [r for r in load() if dear or r.cost is Cost.CHEAP]) <= FINDINGS.get(of(name), {}).keys()
 
 

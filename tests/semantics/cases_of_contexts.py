@@ -1,0 +1,201 @@
+"""Cases: contexts of wrappers."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from typing import Any, ClassVar
+
+import torch
+from case_kit import A, C, fact, same
+from wrappers import Scaled, dense, masked
+
+import subclass_trace as st
+
+Tensor = torch.Tensor
+
+
+@fact(A, "a global that is bound to another tensor is an input like others", torch="a specialization each")
+def _rebound() -> None:
+    region = st.compile(lambda x: x * _SCALE)
+    for seed in range(3):
+        globals()["_SCALE"] = dense(3, seed=seed)
+        x = dense(3, seed=9)
+        assert torch.equal(region(x), x * _SCALE)
+    assert len(region.specializations) == 1
+    globals()["_SCALE"] = x  # now it is the argument
+    assert torch.equal(region(x), x * x) and len(region.specializations) == 2
+
+
+_SCALE = torch.zeros(3)
+
+
+@fact(C, "equal contexts hit, other contexts specialize")
+def _context() -> None:
+    region = st.compile(lambda x: x * 2)
+    for tag in ("a", "a", "b", "b"):
+        assert region(Scaled(dense(2, seed=0), torch.tensor(1.0), tag)).tag == tag
+    assert len(region.specializations) == 2
+
+
+@fact(C, "values that nothing reads", torch="a graph each")
+def _unread() -> None:
+    region = st.compile(lambda x: x.data_.sin())
+    for tag in ("a", "b"):
+        x = Scaled(dense(2, seed=0), torch.tensor(1.0), tag)
+        assert torch.equal(region(x), x.data_.sin())
+    assert len(region.specializations) == 1
+
+
+@fact(C, "NaN equals itself", torch="error (guard)")
+def _nan() -> None:
+    region = st.compile(lambda x: x * 2)
+    for _ in range(2):
+        region(Scaled(dense(2, seed=0), torch.tensor(1.0), float("nan")))
+    assert len(region.specializations) == 1
+
+
+@fact(C, "objects compared by identity", torch="error (guard)")
+def _identity() -> None:
+    region = st.compile(lambda x: x * 2)
+    for tag in (one := object(), one, object()):
+        assert region(Scaled(dense(2, seed=0), torch.tensor(1.0), tag)).tag is tag
+    assert len(region.specializations) == 2
+
+
+@fact(C, "tensors and arrays compared by value", torch="silently wrong")
+def _arrays() -> None:
+    region = st.compile(lambda x: x * 2)
+    for values in ([1, 2], [1, 2], [3, 4]):
+        out = region(Scaled(dense(2, seed=0), torch.tensor(1.0), torch.tensor(values)))
+        assert out.tag.tolist() == values
+    assert len(region.specializations) == 2
+
+
+@fact(C, "a dict that is changed in place between calls")
+def _dict() -> None:
+    for function, count in ((lambda x: x * 2, 1), (lambda x: x * x.tag["k"], 2)):
+        region = st.compile(function)
+        tag = {"k": 1}
+        region(Scaled(dense(2, seed=0), torch.tensor(1.0), tag))
+        tag["k"] = 2
+        x = Scaled(dense(2, seed=0), torch.tensor(1.0), tag)
+        out, expected = region(x), function(x)
+        assert out.tag is tag and torch.equal(out.data_, expected.data_)
+        assert len(region.specializations) == count
+
+
+@fact(C, "an object or a closure that is changed in place between calls", torch="error (guard)")
+def _changed() -> None:
+    box = types.SimpleNamespace(v=2.0)
+    for tag, value in ((box, lambda: box.v), (lambda: box.v, lambda: box.v)):
+        region = st.compile(lambda x: x.data_ * (x.tag() if callable(x.tag) else x.tag.v))
+        for box.v in (2.0, 3.0, 2.0):
+            x = Scaled(dense(2, seed=0), torch.tensor(1.0), tag)
+            assert torch.equal(region(x), x.data_ * value())
+        assert len(region.specializations) == 2
+
+
+@fact(C, "attributes of an object, or fields of a dataclass, that nothing reads (a step counter)", torch="not checked")
+def _of_object() -> None:
+    for held in (Counting(), Counted()):
+        region = st.compile(lambda x: x.data_ * x.tag.scale)
+        for held.scale, count in ((2.0, 1), (2.0, 1), (3.0, 2)):
+            held.step += 1
+            x = Scaled(dense(2, seed=0), torch.tensor(1.0), held)
+            assert torch.equal(region(x), x.data_ * held.scale)
+            assert len(region.specializations) == count
+
+
+@dataclasses.dataclass
+class Counted:
+    """A configuration with a step counter."""
+
+    scale: float = 1.0
+    step: int = 0
+
+
+@dataclasses.dataclass
+class Config:
+    """A context that can be changed."""
+
+    scale: float
+    factor: ClassVar[float] = 1.0
+
+
+def _configured(scale: float) -> Any:
+    return Scaled(dense(2, seed=0), torch.tensor(1.0), Config(scale)).requires_grad_()
+
+
+class _Configured(torch.autograd.Function):
+    """Multiplied with what the context says, in the backward too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return x.data_ * x.tag.scale * x.tag.factor
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return Scaled(grad * x.tag.scale * x.tag.factor, torch.tensor(1.0), x.tag)
+
+
+@fact(C, "a result has the dataclass, dict or list of its input", torch="not checked")
+def _handed_on() -> None:
+    region = st.compile(lambda x: x * 2)
+    for tag in (Config(2.0), Config(2.0), {"scale": 2.0}, [2.0]):
+        assert region(Scaled(dense(2, seed=0), torch.tensor(1.0), tag)).tag is tag
+    assert len(region.specializations) == 3
+
+
+@fact(C, "a context that is changed between forward and backward", torch="not checked")
+def _between() -> None:
+    region = st.compile(_Configured.apply)
+    for scale in (1.0, 3.0, 1.0):
+        x = _configured(1.0)
+        y = region(x)
+        x.tag.scale = scale
+        y.sum().backward()
+        assert torch.equal(x.grad.data_, torch.full((2,), scale))
+    assert len(region.specializations) == 1
+
+
+@fact(C, "attributes of the class of an object in a context", torch="not checked")
+def _of_class() -> None:
+    region = st.compile(lambda x: x.data_ * x.tag.factor)
+    for Config.factor in (1.0, 2.0, 1.0):
+        x = _configured(1.0)
+        assert torch.equal(region(x), x.data_ * Config.factor)
+    assert len(region.specializations) == 2
+
+
+class Counting:
+    """A quantiser of which ``scale`` is read."""
+
+    def __init__(self) -> None:
+        self.scale, self.step = 1.0, 0
+
+
+@fact(C, "an object that the operations of the class change", torch="not checked", refused="UnsupportedError")
+def _counted() -> None:
+    def f(x: Any) -> Any:
+        x.tag.calls += 1
+        return x.data_ * 2
+
+    st.compile(f)(Scaled(dense(2, seed=0), torch.tensor(1.0), types.SimpleNamespace(calls=0)))
+
+
+@fact(
+    C,
+    "what cannot be compared: a quantized tensor, an iterator, a list that contains itself",
+    torch="not checked",
+    refused="UnsupportedError",
+)
+def _incomparable() -> None:
+    tag: list[Any] = []
+    tag.append(tag)
+    st.compile(lambda x: x * 2)(Scaled(dense(2, seed=0), torch.tensor(1.0), tag))
+
+
+same(C, "optional inner tensors that come and go", lambda x: x * 2, lambda c: masked(3, seed=c))

@@ -1,0 +1,315 @@
+"""Cases: what is around a region."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import pickle
+import threading
+from typing import Any
+
+import torch
+from case_kit import S, fact, plain, root, same
+from torch.utils.checkpoint import checkpoint
+from wrappers import dense, two
+
+import subclass_trace as st
+from subclass_trace.zoo import TwoTensor
+
+Tensor = torch.Tensor
+
+
+@fact(S, "forward-mode AD: runs eagerly, recorded in `explain()`", torch="silently wrong (tangent dropped)")
+def _forward_ad() -> None:
+    import torch.autograd.forward_ad as fwad
+
+    region = st.compile(lambda x: x.sin())
+    with fwad.dual_level():
+        x = fwad.make_dual(torch.zeros(2), torch.ones(2))
+        assert torch.equal(fwad.unpack_dual(region(x)).tangent, torch.ones(2))
+    assert "forward-mode" in region.explain()
+
+
+@fact(S, "vmap, grad, jvp around the call: run eagerly, recorded in `explain()`")
+def _functorch() -> None:
+    region = st.compile(lambda x: x.sin().sum())
+    x = dense(3, seed=0)
+    assert torch.allclose(torch.func.grad(region)(x), x.cos())
+    assert "functorch" in region.explain()
+
+
+same(S, "torch.func.grad inside the region", lambda x: torch.func.grad(lambda y: y.sin().sum())(x), plain(dense))
+same(
+    S,
+    "checkpoint inside the region",
+    lambda x: checkpoint(lambda y: y.sin().cos(), x, use_reentrant=False) * 2,
+    root(),
+    back=(0,),
+)
+
+
+@fact(S, "checkpoint around the region")
+def _checkpoint_around() -> None:
+    found = []
+    for call in (lambda f: f, st.compile):
+        x = two(3, seed=1).requires_grad_()
+        y = checkpoint(call(lambda x: x.sin() * 2), x, use_reentrant=False)
+        y.backward(y.detach())
+        found.append(x.grad.a)
+    assert torch.allclose(*found)
+
+
+def _statistics_in_a_checkpoint(**kinds: Any) -> list[torch.Tensor]:
+    """The running mean after one step, eager's and ours."""
+    found = []
+    for call in (lambda f: f, st.compile):
+        norm = torch.nn.BatchNorm1d(2)
+        checkpoint(call(norm), dense(4, 2, seed=1).requires_grad_(), use_reentrant=False, **kinds).sum().backward()
+        found.append(norm.running_mean.clone())
+    return found
+
+
+@fact(
+    S,
+    "a checkpoint around the region that updates statistics of a batch norm",
+    differs="once: the second run stops at the last saved tensor, before they are written back (`early_stop=False`: twice, "
+    "as in eager)",
+)
+def _batch_norm_in_a_checkpoint() -> None:
+    assert torch.equal(*_statistics_in_a_checkpoint())
+
+
+@fact(S, "a checkpoint with `early_stop=False` around the region that updates statistics of a batch norm")
+def _batch_norm_in_a_whole_checkpoint() -> None:
+    assert torch.equal(*_statistics_in_a_checkpoint(early_stop=False))
+
+
+@fact(S, "backwards of several results, one after the other, of a checkpoint around the region")
+def _several_results_of_a_checkpoint() -> None:
+    found = []
+    for call in (lambda f: f, st.compile):
+        x = dense(3, seed=1).requires_grad_()
+        for y in checkpoint(call(lambda x: (x.sin().exp(), x.cos())), x, use_reentrant=False):
+            y.sum().backward()
+        found.append(x.grad)
+    assert torch.allclose(*found)
+
+
+@fact(S, "saved_tensors_hooks inside the region: pack runs in each call, unpack in each backward")
+def _unpack_hooks_inside() -> None:
+    found = []
+    for call in (lambda f: f, st.compile):
+        seen = [0, 0]
+
+        def pack(t: torch.Tensor, seen: list[int] = seen) -> torch.Tensor:
+            seen[0] += 1
+            return t
+
+        def unpack(t: torch.Tensor, seen: list[int] = seen) -> torch.Tensor:
+            seen[1] += 1
+            return t
+
+        def function(x: torch.Tensor, pack: Any = pack, unpack: Any = unpack) -> torch.Tensor:
+            with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+                return x.sin().exp()
+
+        region = call(function)
+        for k in range(3):
+            region(dense(3, seed=k).requires_grad_()).sum().backward()
+        found.append(seen)
+    assert found[0] == found[1] == [6, 6]
+
+
+@fact(
+    S,
+    "saved_tensors_hooks around the region",
+    torch="differs in the same way",
+    differs="they see the dense saved activations, not wrappers",
+)
+def _saved_hooks() -> None:
+    seen: list[Any] = []
+    x = two(3, seed=1).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (seen.append(type(t)), t)[1], lambda t: t):
+        y = st.compile(lambda x: x.sin())(x)
+    y.backward(y.detach())
+    assert seen and TwoTensor not in seen
+    raise AssertionError("eager packs wrappers")
+
+
+@fact(S, "saved_tensors_hooks in the region", torch="graph break")
+def _hooks_inside() -> None:
+    def f(x: Tensor, seen: Any) -> Tensor:
+        pack, unpack = lambda t: (seen(type(t)), t.to(torch.float16))[1], lambda t: t.to(torch.float32)
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            return (x.sin() * x).exp()
+
+    rows = []
+    for call in (lambda f: f, st.compile):
+        x, seen = two(3, seed=1).requires_grad_(), Log()
+        y = call(f)(x, seen)
+        y.backward(y.detach())
+        rows.append((x.grad.a, seen.rows))
+    assert torch.equal(rows[0][0], rows[1][0]) and rows[0][1] == rows[1][1] and TwoTensor in rows[0][1]
+
+
+class Log:
+    """Keeps what it is called with."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+
+    def __call__(self, value: Any) -> None:
+        self.rows.append(value)
+
+
+@fact(S, "torch.func.functional_call of a module inside of a region")
+def _functional_call() -> None:
+    module = torch.nn.Linear(2, 2)
+    region = st.compile(lambda weights, x: torch.func.functional_call(module, weights, (x,)))
+    weights = {"weight": torch.ones(2, 2, requires_grad=True), "bias": torch.ones(2)}
+    x = dense(1, 2, seed=0)
+    want = torch.func.functional_call(module, weights, (x,))
+    found = region(weights, x)
+    assert torch.allclose(found, want)
+    (grad,) = torch.autograd.grad(found.sum(), [weights["weight"]])
+    assert torch.allclose(grad, torch.autograd.grad(want.sum(), [weights["weight"]])[0])
+    assert module.weight.grad is None
+
+
+@fact(S, "deepcopy of a compiled module")
+def _deepcopy() -> None:
+    region = st.compile(torch.nn.Linear(2, 2))
+    other = copy.deepcopy(region)
+    x = dense(1, 2, seed=0)
+    assert torch.equal(region(x), other(x)) and other.function is not region.function
+
+
+@fact(S, "pickle of a compiled module")
+def _pickle() -> None:
+    region = st.compile(torch.nn.Linear(2, 2))
+    x = dense(1, 2, seed=0)
+    assert torch.equal(region(x), pickle.loads(pickle.dumps(region))(x))
+
+
+@fact(S, "threads share a region")
+def _threads() -> None:
+    region = st.compile(lambda x: x.sin() * 2)
+    wrong: list[int] = []
+
+    def work(k: int) -> None:
+        for n in range(2, 5):
+            x = two(n, seed=k)
+            if not torch.allclose(region(x).a, x.a.sin() * 2):
+                wrong.append(k)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+@fact(S, "an exception of the user's code passes unchanged, nothing is half written")
+def _exception() -> None:
+    x = two(2, seed=0)
+    before = x.a.clone()
+
+    def f(x: Tensor) -> Tensor:
+        x.add_(1)
+        raise KeyError("mine")
+
+    try:
+        st.compile(f)(x)
+    except KeyError:
+        assert torch.equal(x.a, before)
+    else:
+        raise AssertionError("no error")
+
+
+@fact(
+    S,
+    "a write before an exception",
+    torch="graph break or nothing written",
+    differs="nothing is written; eager keeps what was written before it",
+)
+def _exception_differs() -> None:
+    results = []
+    for call in (lambda f: f, st.compile):
+        x = two(2, seed=0)
+        with contextlib.suppress(KeyError):
+            call(lambda x: (x.add_(1), {}["mine"]))(x)
+        results.append(x.a)
+    assert torch.equal(*results)
+
+
+@fact(
+    S,
+    "an operation that is called for its effect (no result, or a registered effect): once, in order",
+    torch="silently dropped without a registered effect",
+)
+def _effects() -> None:
+    log: list[float] = []
+    library = torch.library.Library("st_semantics", "DEF")
+    library.define("note(Tensor x) -> ()")
+    library.impl("note", lambda x: log.append(float(x.sum())), "CPU")
+    torch.library.register_fake("st_semantics::note", lambda x: None, lib=library)
+    note = torch.ops.st_semantics.note
+    f = st.compile(lambda x: (note(x), x.mul_(2), note(x), x * 1)[3])
+    f(torch.ones(2)), f(torch.ones(3))
+    assert log == [2, 4, 3, 6]
+    library._destroy()
+
+
+@fact(
+    S,
+    "Python side effects: what is counted, appended and assigned",
+    torch="supported (graph break where needed)",
+)
+def _side_effects() -> None:
+    counts = []
+    for call in (lambda f: f, st.compile):
+        log: list[int] = []
+        f = call(lambda x, log=log: (log.append(1), x * 2)[1])
+        f(two(2, seed=0)), f(two(2, seed=1))
+        counts.append(len(log))
+    assert counts[0] == counts[1]
+
+
+@fact(
+    S,
+    "tables and sets by tensor or by its `id()`: `names[id(p)]`, `state[p]`, `p in frozen`",
+    torch="not in the survey",
+)
+def _tables_by_tensor() -> None:
+    layer, other = torch.nn.Linear(2, 2), two(2, seed=0)
+    names = {id(p): n for n, p in layer.named_parameters()} | {id(other): "other"}
+    lengths = {p: p.numel() for p in layer.parameters()}
+
+    def f(x: Tensor) -> Any:
+        return x * 2, names.get(id(x)), [(names[id(p)], lengths[p]) for p in layer.parameters()]
+
+    region = st.compile(f)
+    for x in (two(2, seed=1), other, two(2, seed=2), other):
+        assert region(x)[1:] == f(x)[1:]
+    assert len(region.specializations) == 2
+
+
+@fact(
+    S,
+    "Python side effects: a call of a function for its effect (`print`, a file)",
+    torch="supported (graph break where needed)",
+    differs="they happen once per specialization, when it is traced",
+)
+def _calls_for_effect() -> None:
+    counts = []
+    for call in (lambda f: f, st.compile):
+        log: list[int] = []
+        note = functools.partial(log.insert, 0)
+        f = call(lambda x, note=note: (note(1), x * 2)[1])
+        f(two(2, seed=0)), f(two(2, seed=1))
+        counts.append(len(log))
+    assert counts[0] == counts[1]

@@ -1,0 +1,259 @@
+"""Objects in several contexts, containers and threads, and objects that any program reads and changes."""
+
+from __future__ import annotations
+
+import copy
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from objects_in_contexts import Plain, Quantised, check_call, sine
+
+import subclass_trace as st
+from subclass_trace.subclass import noting
+from subclass_trace.zoo import TwoTensor
+
+Tensor = torch.Tensor
+
+
+def test_one_object_of_several_wrappers_is_compared_once() -> None:
+    q = Plain()
+    region = st.compile(lambda *xs: [x.sin() for x in xs])
+    region(*[Quantised(torch.ones(2), q) for _ in range(4)])
+    (entry,) = region.specializations
+    assert len(entry.plan.objects) == 1
+    assert entry.source.count("as_it_was") == 1
+    q.scale = 3.0
+    region(*[Quantised(torch.ones(2), q) for _ in range(4)])
+    assert len(region.specializations) == 2
+
+
+def test_an_object_that_is_reached_in_another_way() -> None:
+    """Nothing reads the attribute that leads to it; it is read all the same."""
+    inner = Plain()
+
+    class Leads(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def use(self) -> float:
+            return float(inner.scale)
+
+    q, region = Leads(), st.compile(sine)
+    for scale, count in ((1.0, 1), (2.0, 2), (1.0, 2)):
+        inner.scale = scale
+        inner.step += 1
+        q.step += 1
+        check_call(region, sine, q, count)
+
+
+def test_objects_in_containers() -> None:
+    class Several(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = [Plain(), Plain()]
+
+        def use(self) -> float:
+            return float(self.parts[1].scale)
+
+    q, region = Several(), st.compile(sine)
+    for change, count in (
+        (lambda: None, 1),
+        (lambda: setattr(q.parts[0], "scale", 7.0), 1),
+        (lambda: setattr(q.parts[1], "scale", 7.0), 2),
+        (lambda: q.parts.pop(0), 3),
+    ):
+        change()
+        if len(q.parts) == 1:
+            q.parts.append(q.parts[0])
+        check_call(region, sine, q, count)
+
+
+def test_an_exception_restores_the_classes() -> None:
+    class Fails(Plain):
+        def use(self) -> float:
+            raise KeyError("none")
+
+    q = Fails()
+    with pytest.raises(KeyError):
+        st.compile(sine)(Quantised(torch.ones(2), q))
+    assert not {"__getattribute__", "__setattr__", "__delattr__"} & {*vars(Fails)}
+    assert not noting._rows and not noting._classes and not noting._stored and not noting._originals
+
+
+def test_threads_that_trace_at_once() -> None:
+    q, results = Plain(), list[Any]()
+
+    def run() -> None:
+        region = st.compile(sine)
+        for _ in range(3):
+            results.append(region(Quantised(torch.ones(3), q)).a)
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 12 and all(torch.equal(r, results[0]) for r in results)
+    assert not {"__getattribute__", "__setattr__"} & {*vars(Plain)}
+    assert not noting._rows and not noting._stored
+
+
+def test_own_methods_for_attributes_are_put_back() -> None:
+    class Sets(Plain):
+        def __setattr__(self, name: str, value: Any) -> None:
+            object.__setattr__(self, name, value)
+
+    own = vars(Sets)["__setattr__"]
+    q, region = Sets(), st.compile(sine)
+    for _ in range(2):
+        q.step += 1
+        check_call(region, sine, q, 1)
+    assert vars(Sets)["__setattr__"] is own
+
+
+def test_explain_tells_what_is_compared() -> None:
+    q, region = Plain(), st.compile(sine)
+    region(Quantised(torch.ones(2), q))
+    assert "context['q'] of args[0] (Plain; by .scale, .use)" in region.explain()
+    q.scale = 3.0
+    region(Quantised(torch.ones(2), q))
+    assert "context['q'] of args[0]: expected scale=2.0, got 3.0" in region.explain()
+
+
+def test_a_nested_wrapper() -> None:
+    q, region = Plain(), st.compile(sine)
+    for scale, count in ((2.0, 1), (2.0, 1), (3.0, 2)):
+        q.scale = scale
+        q.step += 1
+        x = TwoTensor(Quantised(torch.ones(2), q), Quantised(torch.ones(2), q))
+        assert torch.equal(region(x).a.a, x.sin().a.a)
+        assert len(region.specializations) == count
+
+
+# ---------------------------------------------------------------------------------------------- any program
+class Part:
+    kind = 1.0
+
+    def __init__(self) -> None:
+        self.n, self.step = 1.0, 0
+
+    @property
+    def twice(self) -> float:
+        return self.n * 2
+
+    def method(self) -> float:
+        return self.n + self.kind
+
+
+class Loose(Part):
+    def __getattr__(self, name: str) -> float:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self.n + len(name)
+
+
+class Tree(Part):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.items = Part(), Loose(), [Part(), 2.0, 3]
+        self.table: dict[str, Any] = {"k": 1.0, "o": Part()}
+        self.alias = self.left
+        self.up = self
+
+    def use(self) -> float:
+        return sum(float(read(self)) for read in type(self).reads)
+
+    reads: tuple[Callable[[Any], Any], ...] = ()
+
+
+_READERS: tuple[Callable[[Any], Any], ...] = (
+    lambda q: q.n,
+    lambda q: q.left.n,
+    lambda q: q.right.n,
+    lambda q: q.left.twice,
+    lambda q: q.right.method(),
+    lambda q: q.right.unknown,
+    lambda q: getattr(q.left, "extra", 5.0),
+    lambda q: hasattr(q, "extra"),
+    lambda q: q.items[0].n,
+    lambda q: sum(v for v in q.items if isinstance(v, (int, float))),
+    lambda q: q.table["k"],
+    lambda q: q.table["o"].n,
+    lambda q: len(q.table),
+    lambda q: len(vars(q.left)),
+    lambda q: q.alias.n,
+    lambda q: q.alias is q.left,
+    lambda q: q.up.up.left.kind,
+    lambda q: type(q.left) is Part,
+    lambda q: copy.copy(q.right).n,
+)
+
+
+_CHANGES: tuple[Callable[[Any], Any], ...] = (
+    lambda q: setattr(q, "step", q.step + 1),
+    lambda q: setattr(q, "n", q.n + 1),
+    lambda q: setattr(q.left, "n", q.left.n + 1),
+    lambda q: setattr(q.left, "step", q.left.step + 1),
+    lambda q: setattr(q.right, "n", q.right.n + 1),
+    lambda q: setattr(q.left, "extra", 2.0),
+    lambda q: vars(q.left).pop("extra", None),
+    lambda q: setattr(q, "extra", 2.0),
+    lambda q: setattr(q.items[0], "n", 7.0),
+    lambda q: q.items.append(4.0),
+    lambda q: q.items.__setitem__(1, q.items[1] + 1),
+    lambda q: q.table.__setitem__("k", q.table["k"] + 1),
+    lambda q: q.table.__setitem__("new", 1.0),
+    lambda q: setattr(q.table["o"], "n", 9.0),
+    lambda q: setattr(q, "left", Loose()),
+    lambda q: setattr(q, "alias", q.right),
+    lambda q: setattr(q, "left", q.alias),
+    lambda q: setattr(q, "table", dict(q.table)),
+    lambda q: setattr(q.left, "kind", 3.0),
+    lambda q: setattr(q, "up", Tree()),
+    lambda q: setattr(q.right, "unknown", 3.0),
+    lambda q: setattr(q.right, "method", lambda: 8.0),
+    lambda q: setattr(q.left, "__class__", Loose),
+)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_any_reads_and_changes(seed: int) -> None:
+    chance = random.Random(seed)
+
+    class Program(Tree):
+        reads = tuple(chance.sample(_READERS, chance.randint(1, 4)))
+
+    q, region = Program(), st.compile(sine)
+    for _ in range(7):
+        found, expected = region(Quantised(torch.ones(1), q)), sine(Quantised(torch.ones(1), q))
+        assert found.a.item() == expected.a.item()
+        for change in chance.sample(_CHANGES, chance.randint(1, 2)):
+            change(q)
+
+
+class _LeavesOut:
+    """Equal by ``n`` alone; its operations read ``scale``."""
+
+    def __init__(self, scale: float, n: int) -> None:
+        self.scale, self.n = scale, n
+
+    def __eq__(self, other: Any) -> bool:
+        return type(other) is _LeavesOut and self.n == other.n
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_what_was_read_counts_though_the_class_calls_others_equal() -> None:
+    f = lambda x: x * x.q.scale
+    compiled = st.compile(f)
+    changed = _LeavesOut(2.0, 1)
+    for c in (changed, _LeavesOut(2.0, 1), _LeavesOut(3.0, 1), changed):
+        x = Quantised(torch.ones(2), c)
+        assert torch.equal(compiled(x).a, f(x).a)
+        changed.scale += 1
+        assert torch.equal(compiled(x).a, f(x).a)

@@ -18,7 +18,7 @@ from .. import _torch
 from ..plan import MutationPlan
 from ..subclass.classes import KeptClass
 from ..subclass.components import Copies, Steps, components, copies, parts_of, value_at, with_components
-from ..subclass.context import AnyNumber, Lent, StandIn, Unread, copied, has_generated_equality, snapshot
+from ..subclass.context import Lent, StandIn, Unread, copied, has_generated_equality, snapshot
 from ..subclass.kept import Held
 from ..subclass.kept_objects import KeptObject
 from ..subclass.members import mentions
@@ -112,10 +112,9 @@ class _Items:
         found = {s for s in self.row.copies.values if s and s[:-1] == self.steps}
         self.row.read |= found & {(*self.steps, ("item", k)) for k in key} if key else found
 
-    def unread(self) -> dict[Any, AnyNumber]:
+    def unread(self) -> dict[Any, Unread]:
         """What stands for the items that were not read."""
-        rows = ((s[-1][1], m.kind) for s, m in self.row.marks().items() if s and s[:-1] == self.steps)
-        return {key: AnyNumber(kind) for key, kind in rows}
+        return {s[-1][1]: mark for s, mark in self.row.marks().items() if s and s[:-1] == self.steps}
 
 
 @dataclass(eq=False)

@@ -49,6 +49,7 @@ from ..runtime.trees import unflatten_tree
 from ..subclass.template import Examples
 from .again import second_run
 from .calls import CallSite
+from .class_code import class_guards
 from .dynamic import SizeHistory, choose, sizes_of
 from .eagerly import EagerCalls
 from .late_code import late_state
@@ -295,7 +296,8 @@ class Region:
         captured.session.no_branch_on_floats()
         places = [row.place for row in program.plan.symbols if row.place is not None]
         inputs = [a.value for a in arguments] + [c.value for c in captured.closed_over]
-        view, one_object = site.module_view(), site.one_object()
+        view, one_object, names = site.module_view(), site.one_object(), site.name_guards()
+        names += class_guards(self.__function, captured, names)
         guards = Guards(
             replace(
                 ambient,
@@ -307,7 +309,7 @@ class Region:
             alias_guard(captured, inputs),
             modules_without(view.modules, places),
             view.states,
-            names_without(site.name_guards(), places),
+            names_without(names, places),
             view.hooks,
             one_object,
             KnownTensors.of(program.plan, site.flat, [*one_object.tensors, *site.met], site.not_these),

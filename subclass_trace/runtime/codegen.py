@@ -217,7 +217,7 @@ class _EntryEmitter:
         s = self.source
         for position, value in self.guards.constants.items():
             if isinstance(value, AnyNumber):
-                s.line(f"if type({names[position]}) is not {value.kind.__name__}: return MISS")
+                s.line(f"if {value.failed_source(names[position])}: return MISS")
                 continue
             known = s.constant(value, "value")
             if isinstance(value, (bool, type(None))):
@@ -315,7 +315,12 @@ class _EntryEmitter:
         s = self.source
         for table in ("_parameters", "_buffers", "_modules"):
             held = getattr(module, table)
-            s.line(f"if len(m{k}.{table}) != {len(held)}: return MISS")
+            # Layers of libraries use their tensors by name, in whatever order these were set.
+            ordered = len(held) > 1 and (table == "_modules" or not is_library(type(module)) or _is_container(module))
+            known = (
+                f"[*m{k}.{table}] != {s.constant([*held], 'order')}" if ordered else f"len(m{k}.{table}) != {len(held)}"
+            )
+            s.line(f"if {known}: return MISS")
             for name, value in held.items():
                 if value is None:
                     s.line(f"if m{k}.{table}[{name!r}] is not None: return MISS")
@@ -650,6 +655,11 @@ class _EntryEmitter:
                 s.bind("delivered", delivered)
                 made = f"delivered({s.constant(self.plan.containers, 'containers')}, args, kwargs, {made}, returned)"
             s.line(f"return {made}")
+
+
+def _is_container(module: torch.nn.Module) -> bool:
+    known = torch.nn.ParameterDict, torch.nn.ParameterList, torch.nn.ModuleDict
+    return type(module) is torch.nn.Module or isinstance(module, known)
 
 
 def _tuple(names: Sequence[str]) -> str:

@@ -334,7 +334,7 @@ def held_checks(source: Source, rows: Iterable[tuple[str, Any]]) -> None:
             changed.append(now)
             continue
         if isinstance(held, AnyNumber):
-            changed.append(f"type({now}) is not {held.kind.__name__}")
+            changed.append(held.failed_source(now))
             continue
         known = source.bind(source.name("known"), held.value if identity else held)
         if identity:

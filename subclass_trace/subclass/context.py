@@ -174,13 +174,21 @@ class Unread(StandIn):
 
 @dataclasses.dataclass(frozen=True)
 class AnyNumber(StandIn):
-    """Stands in what a guard keeps for a number that is an input of the graph: a guard asks for its type alone."""
+    """Stands in what a guard keeps for a number that is an input of the graph: a guard asks for its type alone.
+
+    But NaN is a number of its own: it is not equal to itself, which a formula of symbols is.
+    """
 
     kind: type
 
     def holds(self, now: Any) -> bool:
-        """Is it of that type?"""
-        return type(now) is self.kind
+        """Is it a number of that type?"""
+        return type(now) is self.kind and now == now
+
+    def failed_source(self, now: str) -> str:
+        """The condition that it is none, as source."""
+        other = f"type({now}) is not {self.kind.__name__}"
+        return f"({other} or {now} != {now})" if self.kind is float else other
 
     def __repr__(self) -> str:
         return f"<any {self.kind.__name__}>"

@@ -145,6 +145,7 @@ from .modes import jit_tracing as jit_tracing
 from .modes import no_modes as no_modes
 from .modes import no_overrides as no_overrides
 from .modes import no_transforms as no_transforms
+from .modes import parametrizations_cached as parametrizations_cached
 from .modes import peek_functorch as peek_functorch
 from .modes import plain_dispatch as plain_dispatch
 from .modes import pytree_namespace as pytree_namespace

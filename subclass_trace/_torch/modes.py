@@ -186,6 +186,11 @@ def function_modes_active() -> bool:
     return int(torch._C._len_torch_function_stack()) > 0 and default_devices() is None
 
 
+def parametrizations_cached() -> bool:
+    """Is ``torch.nn.utils.parametrize.cached()`` active?"""
+    return bool(torch.nn.utils.parametrize._cache_enabled)
+
+
 def pytree_namespace() -> str:
     """optree's namespace that holds every pytree node registered with torch (and, by inheritance, globally)."""
     import torch.utils._cxx_pytree  # noqa: F401

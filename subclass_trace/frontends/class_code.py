@@ -8,45 +8,52 @@ far as somebody may have set it: numbers and strings, functions, and containers 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-from ..capture.region import Captured
+import torch
+
 from ..capture.user_code import is_library
 from ..runtime.guards import NameGuard
 from ..runtime.held import ABSENT, Slotted, as_held, is_simple
+from ..subclass.flatten import wrappers_inside
 from ..subclass.paths import Path
-from ..subclass.spec import Spec, WrapperSpec
+from ..subclass.protocol import is_traceable
 from .asked import Asked
 from .members import SKIPPED, is_installed, is_own
 from .reach import reach
 from .reached import Slot
 
+Tensor = torch.Tensor
 _MEMBERS = (types.FunctionType, classmethod, staticmethod, property)
 _MOST_ITEMS = 200
 
 
-def class_guards(function: Callable[..., Any], captured: Captured, known: Collection[NameGuard]) -> Iterator[NameGuard]:
-    """Guards of what the code of the wrapper classes of a trace names, as it is now, and of their methods that the region's
-    function calls; ``known``: those of what it names itself."""
-    classes = set(captured.session.recorder.classes)
-    for row in captured.inputs:
-        classes |= set(_classes_in(row.spec))
+def class_guards(
+    function: Callable[..., Any], values: Iterable[Any], known: Collection[NameGuard]
+) -> Sequence[NameGuard]:
+    """Guards of what the code of the classes of wrappers names, as it is now, and of their methods that a function calls.
+
+    Call it before the trace: what does not hold afterwards is changed by that code itself.
+
+    Args:
+        function: the region's; ``values``: inputs. ``known``: guards of what the function names itself.
+    """
+    classes = {cls for value in values if isinstance(value, Tensor) for cls in _classes_in(value)}
     own = sorted((cls for cls in classes if not is_library(cls)), key=lambda cls: cls.__qualname__)
     if not own:
-        return
+        return ()
     found = reach(function, [(cls, Path(cls.__qualname__)) for cls in own])
     moved, seen = found.stored | found.counters, {(id(g.holder), g.key) for g in known}
-    for row in found.slots:
-        if row.name not in moved and (id(row.holder), row.key) not in seen and _may_be_set(row):
-            yield NameGuard(row.holder, row.key, as_held(row.value), row.path)
+    rows = [row for row in found.slots if row.name not in moved and (id(row.holder), row.key) not in seen]
+    return [NameGuard(row.holder, row.key, as_held(row.value), row.path) for row in rows if _may_be_set(row)]
 
 
-def _classes_in(spec: Spec) -> Iterator[type]:
-    if isinstance(spec, WrapperSpec):
-        yield spec.cls
-        for inner in spec.inners:
-            yield from _classes_in(inner)
+def _classes_in(value: Tensor) -> Iterator[type]:
+    if is_traceable(value):
+        yield type(value)
+        for _, inner in wrappers_inside(value):
+            yield type(inner)
 
 
 def _may_be_set(row: Slot) -> bool:

@@ -40,7 +40,7 @@ from ..plan import Plan, SavedValue
 from ..runtime.backward import TRACE_LOCK
 from ..runtime.codegen import MISS, Entry, generate
 from ..runtime.containers import delivered, taken
-from ..runtime.guards import Ambient, Guards, eager_reason, failed_guard
+from ..runtime.guards import Ambient, Guards, caches_parametrizations, eager_reason, failed_guard
 from ..runtime.one_object import KnownTensors
 from ..runtime.reference import Program
 from ..runtime.sizes import hint_of
@@ -167,6 +167,9 @@ class Region:
         if reason is not None:
             return self.__eagerly.run(reason, self.__function, args, kwargs)
         site = CallSite.of_function(self.__function, args, kwargs)
+        if caches_parametrizations(module for module, _ in site.modules()):
+            reason = "torch.nn.utils.parametrize.cached() is active around the call"
+            return self.__eagerly.run(reason, self.__function, args, kwargs)
         ambient = Ambient.now()
         entry = self.__find(site, ambient)
         if entry is not None:
@@ -274,6 +277,7 @@ class Region:
         backend = resolve_backend(options.backend, fw_compiler=options.fw_compiler, bw_compiler=options.bw_compiler)
         partitioner = resolve_partitioner(options.partitioner, options.activation_memory_budget)
         table = options.table(backend)
+        of_classes = class_guards(self.__function, site.flat, site.name_guards())
         captured, arguments, positions = self.__capture(site, table, numbers, backend.backward is not compile_eager)
         try:
             with kept_as_numbers(captured.session, captured.inputs):
@@ -297,7 +301,7 @@ class Region:
         places = [row.place for row in program.plan.symbols if row.place is not None]
         inputs = [a.value for a in arguments] + [c.value for c in captured.closed_over]
         view, one_object, names = site.module_view(), site.one_object(), site.name_guards()
-        names += class_guards(self.__function, captured, names)
+        names += [guard for guard in of_classes if guard.holds()]
         guards = Guards(
             replace(
                 ambient,

@@ -279,6 +279,8 @@ class _EntryEmitter:
             modules = s.constant(tuple(guard.module for guard in self.guards.modules), "modules")
             kinds = s.constant([guard.cls for guard in self.guards.modules], "kinds")
             s.line(f"if [*map(type, {modules})] != {kinds}: return MISS")
+        if any("parametrizations" in guard.module._modules for guard in self.guards.modules):
+            s.line(f"if {s.bind('cached', _torch.parametrizations_cached)}(): return MISS")
         for k, ((parent, key), guard) in enumerate(zip(self.layout.children, self.guards.modules, strict=True)):
             known = s.constant(guard.module, "module")
             if parent == "root":

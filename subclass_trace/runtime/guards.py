@@ -101,6 +101,11 @@ def eager_reason() -> str | None:
     return None
 
 
+def caches_parametrizations(modules: Iterable[torch.nn.Module]) -> bool:
+    """Are there parametrized modules, whose tensors ``torch.nn.utils.parametrize.cached()`` keeps from call to call?"""
+    return _torch.parametrizations_cached() and any("parametrizations" in module._modules for module in modules)
+
+
 #: where a module keeps its hooks
 HOOK_TABLES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 

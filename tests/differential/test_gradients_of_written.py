@@ -82,7 +82,9 @@ def _assert_close(found: list[Tensor], expected: list[Tensor]) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("kind", "generated"), [("dense", True), ("dense", False), ("wrapper", True), ("nested", True)])
+@pytest.mark.parametrize(
+    ("kind", "generated"), [("dense", True), ("dense", False), ("wrapper", True), ("nested", True)]
+)
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_of_a_written_argument(
     function: Callable[..., Any], kind: str, generated: bool, monkeypatch: pytest.MonkeyPatch

@@ -32,6 +32,13 @@ def fake_kernels() -> dict[Any, Callable[..., Any]]:
         _aten._standard_gamma.default: lambda x, generator=None: _like_first(x),
         _aten._standard_gamma_grad.default: _like_first,
         _aten._dirichlet_grad.default: _like_first,
+        _aten._sample_dirichlet.default: lambda x, generator=None: _like_first(x),
+        _aten.binomial.default: lambda count, prob, generator=None: _like_first(count),
+        _aten.histogram.bin_ct: histogram_without_data,
+        _aten.histogram.bins_tensor: lambda x, bins, **options: (
+            x.new_empty(bins.shape[0] - 1),
+            x.new_empty(bins.shape),
+        ),
         _aten.fractional_max_pool3d_backward.default: lambda g, x, *windows: _like_first(x),
         _aten.rand.generator: _random,
         _aten.randn.generator: _random,
@@ -53,6 +60,11 @@ def _elementwise(g: Tensor, x: Tensor, lambd: float) -> Tensor:
 def _like_first(x: Tensor, *others: Tensor) -> Tensor:
     """Torch has none, or one that keeps strides. The kernels fill a contiguous tensor."""
     return x.new_empty(x.shape)
+
+
+def histogram_without_data(x: Tensor, bins: int = 100, **options: Any) -> tuple[Tensor, Tensor]:
+    """How many there are, and the edges."""
+    return x.new_empty(bins), x.new_empty(bins + 1)
 
 
 def _native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:

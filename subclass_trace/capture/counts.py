@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from .. import _torch
 from ..subclass.protocol import Kind, kind_of
 from .own_operations import derive, differentiable, holds_symbols, own
 from .recorder import Recorder
@@ -163,6 +164,20 @@ def bin_counts() -> Any:
     return own(aten.histc.default)
 
 
+def _histogram(input: Tensor, bins: Any = 100, **options: Any) -> Any:
+    asks = torch.is_grad_enabled() and isinstance(input, Tensor) and input.requires_grad
+    if not isinstance(bins, torch.SymInt) or bins <= 0 or asks or not may_be_ours(input, range(16)):
+        return NotImplemented
+    return torch.return_types.histogram(edged_counts()(input, bins, **options))
+
+
+@functools.cache
+def edged_counts() -> Any:
+    """``histogram``, which has no gradient."""
+    op = aten.histogram.bin_ct
+    return derive(op, lambda *args, **kwargs: op(*args, **kwargs), _torch.histogram_without_data)
+
+
 # ---------------------------------------------------------------------------------------------- maxima of so many parts
 def _adaptive(dims: int) -> Callable[..., Any]:
     """The values, and where they are."""
@@ -279,6 +294,7 @@ COUNTS: Mapping[str, Callable[..., Any]] = {
     "fold": _col2im,
     "group_norm": _group_norm,
     "histc": _histc,
+    "histogram": _histogram,
     "unfold": _im2col,
     "pixel_shuffle": _shuffled(0),
     "pixel_unshuffle": _shuffled(1),

@@ -37,6 +37,7 @@ from ..subclass.paths import Path
 from ..subclass.protocol import is_plain, is_traceable, look_again
 from ..subclass.spec import Spec
 from .assignments import ModuleChange, replaced
+from .class_code import class_guards
 from .containers import GivenContainers, HandedContainers, found_anew, made_containers, named_containers
 from .counting import left_out, read_late
 from .exchanged import Pairs, exchanged, with_inner
@@ -135,6 +136,7 @@ class CallSite:
         met: inputs of which the trace assumes which tensors they are; ``not_these``: ids that no other input has.
         rebuilt: the positions of views that are represented by their bases, and which attributes these have.
         views: the positions of all of them, and how they lie.
+        function: what is called.
     """
 
     flat: list[Any]
@@ -155,6 +157,7 @@ class CallSite:
     not_these: set[int] = field(default_factory=set)
     rebuilt: dict[int, AttributesOf] = field(default_factory=dict)
     views: dict[int, Spec] = field(default_factory=dict)
+    function: Callable[..., Any] | None = None
 
     @staticmethod
     def of_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallSite:
@@ -165,12 +168,14 @@ class CallSite:
         objects += [k for k, v in enumerate(leaves) if isinstance(v, Tensor) and is_plain(type(v))]  # it has methods
         paths = argument_paths(tree) if objects else []
         by_value = {id(v) for k, v in enumerate(leaves) if not named[k] and not _is_one_object(v)}
-        site = CallSite.of(args, kwargs, reach(function, [(leaves[k], paths[k]) for k in objects], by_value))
+        site = CallSite.of(args, kwargs, reach(function, [(leaves[k], paths[k]) for k in objects], by_value), function)
         site.given.extend((args, kwargs))
         return site
 
     @staticmethod
-    def of(args: tuple[Any, ...], kwargs: dict[str, Any], reached: Reached) -> CallSite:
+    def of(
+        args: tuple[Any, ...], kwargs: dict[str, Any], reached: Reached, function: Callable[..., Any] | None = None
+    ) -> CallSite:
         """Flatten a call; modules among the arguments are found here."""
         leaves, tree = flatten_tree((args, kwargs))
         found = roots_of(reached)
@@ -185,7 +190,8 @@ class CallSite:
         states = states_of(found) if found else []
         flat = [*leaves, *[s.read() for s in states], *[n.read() for n in names]]
         slots = tuple(states), tuple(found), tuple(names)
-        return CallSite(flat, tree, len(leaves), *slots, reached, containers=GivenContainers.of(args, kwargs, reached))
+        given = GivenContainers.of(args, kwargs, reached)
+        return CallSite(flat, tree, len(leaves), *slots, reached, containers=given, function=function)
 
     def layout(self) -> Layout:
         """How the generated entry finds the flat arguments."""
@@ -221,6 +227,11 @@ class CallSite:
     def name_guards(self) -> list[NameGuard]:
         """What the names of the function hold, as guards see it."""
         return names_of(self.reached)
+
+    @functools.cached_property
+    def class_guards(self) -> Sequence[NameGuard]:
+        """What the code of wrapper classes names, as it was before the call; see `class_code`."""
+        return () if self.function is None else class_guards(self.function, self.flat, self.name_guards())
 
     def modules(self) -> list[tuple[torch.nn.Module, Path]]:
         """All modules of the call, with their paths."""

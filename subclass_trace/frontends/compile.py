@@ -49,7 +49,6 @@ from ..runtime.trees import unflatten_tree
 from ..subclass.template import Examples
 from .again import second_run
 from .calls import CallSite
-from .class_code import class_guards
 from .dynamic import SizeHistory, choose, sizes_of
 from .eagerly import EagerCalls
 from .late_code import late_state
@@ -277,7 +276,7 @@ class Region:
         backend = resolve_backend(options.backend, fw_compiler=options.fw_compiler, bw_compiler=options.bw_compiler)
         partitioner = resolve_partitioner(options.partitioner, options.activation_memory_budget)
         table = options.table(backend)
-        of_classes = class_guards(self.__function, site.flat, site.name_guards())
+        of_classes = site.class_guards
         captured, arguments, positions = self.__capture(site, table, numbers, backend.backward is not compile_eager)
         try:
             with kept_as_numbers(captured.session, captured.inputs):

@@ -44,7 +44,7 @@ def numbers_of(site: CallSite) -> dict[NumberPlace, float]:
     found = {NumberPlace(site.path(k), position=k): n for k, n in enumerate(flat) if _is_number(n) and k not in lent}
     starts = [
         NumberPlace(g.path, None, g.holder, g.key)
-        for g in site.name_guards()
+        for g in (*site.name_guards(), *site.class_guards)
         if type(g.holder) in (dict, types.CellType) or (type(g.holder) is Slotted and g.key in g.holder.slots())
     ]
     paths = {id(m): path for m, path in site.modules()}

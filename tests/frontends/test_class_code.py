@@ -144,3 +144,13 @@ def test_what_the_class_counts_and_keeps_is_not_compared() -> None:
         x * 2  # counts, logs and caches outside of the region
         region(x)
     assert len(region.specializations) == 1
+
+
+def test_a_number_that_changes_in_each_call_becomes_a_symbol() -> None:
+    global GAIN
+    region = st.compile(lambda x: x * 2)
+    x = Gained(torch.arange(3.0))
+    for step in range(6):
+        GAIN = 1.0 + step
+        assert torch.equal(region(x), x * 2)
+    assert len(region.specializations) == 2

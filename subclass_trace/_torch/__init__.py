@@ -178,6 +178,7 @@ from .scripts import script_methods as script_methods
 from .scripts import script_twin as script_twin
 from .scripts import scripted_calls as scripted_calls
 from .sharding import sharding_as_eager as sharding_as_eager
+from .sizes import parameters_of_distributions as parameters_of_distributions
 from .sizes import products_of_sizes as products_of_sizes
 from .strided_shards import numbers_as_split_factors as numbers_as_split_factors
 from .strided_shards import repaired_unflatten as repaired_unflatten

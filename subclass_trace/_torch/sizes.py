@@ -36,3 +36,15 @@ def products_of_sizes() -> Iterator[None]:
 def _exchange(table: dict[str, Any], method: Any) -> None:
     table["numel"] = method
     ctypes.pythonapi.PyType_Modified(ctypes.py_object(torch.Size))
+
+
+@contextlib.contextmanager
+def parameters_of_distributions() -> Iterator[None]:
+    """Inside, ``torch.distributions`` takes symbols among the parameters of a distribution for numbers."""
+    holder: Any = torch.distributions.utils
+    before = holder._Number
+    holder._Number = (*before, torch.SymInt, torch.SymFloat) if isinstance(before, tuple) else before
+    try:
+        yield
+    finally:
+        holder._Number = before

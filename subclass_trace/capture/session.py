@@ -100,6 +100,7 @@ class Session:
                 enter(_torch.enable_python_dispatcher())
                 enter(_torch.writes_told())
             enter(_torch.composites_as_eager())
+            enter(_torch.parameters_of_distributions())
             enter(_torch.fast_paths_as_eager())
             enter(_torch.compiled_functions_run_eagerly())
             enter(_torch.disable_autocast_cache())

@@ -318,7 +318,8 @@ class _EntryEmitter:
         for table in ("_parameters", "_buffers", "_modules"):
             held = getattr(module, table)
             # Layers of libraries use their tensors by name, in whatever order these were set.
-            ordered = len(held) > 1 and (table == "_modules" or not is_library(type(module)) or _is_container(module))
+            plain = type(held) is dict and len(held) > 1  # a scripted module has tables of its own
+            ordered = plain and (table == "_modules" or not is_library(type(module)) or _is_container(module))
             known = (
                 f"[*m{k}.{table}] != {s.constant([*held], 'order')}" if ordered else f"len(m{k}.{table}) != {len(held)}"
             )

@@ -298,3 +298,25 @@ def test_a_gradient_of_groups_is_differentiated_again() -> None:
             found.append((first.detach(), *torch.autograd.grad(first.pow(2).sum(), x)))
         for a, b in zip(*found, strict=True):
             torch.testing.assert_close(a, b)
+
+
+DISTRIBUTIONS: dict[str, Callable[[Tensor], Any]] = {
+    "normal": lambda x: torch.distributions.Normal(x, 1 / x.shape[1]).log_prob(x),
+    "normal of numbers": lambda x: torch.distributions.Normal(1 / x.shape[1], x.shape[1]).sample() + x,
+    "beta": lambda x: torch.distributions.Beta(x.exp(), 1 / x.shape[1]).sample(),
+    "shares": lambda x: torch.distributions.Dirichlet(x.exp()).sample(),
+    "trials": lambda x: torch.binomial(x.abs().mul(9).round(), x.sigmoid()),
+}
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_parameters_of_distributions(name: str) -> None:
+    region = st.compile(DISTRIBUTIONS[name])
+    for columns in SIZES:
+        x = (torch.arange(7.0 * columns) * 0.7).sin().view(7, columns)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(columns)
+            expected = DISTRIBUTIONS[name](x)
+            torch.manual_seed(columns)
+            assert torch.equal(region(x), expected)
+    assert len(region.specializations) == 2

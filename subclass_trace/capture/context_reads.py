@@ -78,7 +78,7 @@ class _Watched(Listener):
         self.copies, state = found, vars(self.wrapper)
         made: dict[int, NotedDict] = {}  # attributes with one dict keep one
         for name, steps in found.attributes.items():
-            if type(state[name]) is dict:
+            if type(state[name]) is dict and found.items_of(steps):
                 made.setdefault(id(state[name]), NotedDict(state[name], _Items(self, steps)))
                 state[name] = made[id(state[name])]
         self.state = dict(state)
@@ -109,12 +109,13 @@ class _Items:
 
     def note(self, key: tuple[Any, ...]) -> None:
         """The item ``key[0]`` is read, or all of them."""
-        found = {s for s in self.row.copies.values if s and s[:-1] == self.steps}
+        found = self.row.copies.items_of(self.steps)
         self.row.read |= found & {(*self.steps, ("item", k)) for k in key} if key else found
 
     def unread(self) -> dict[Any, Unread]:
         """What stands for the items that were not read."""
-        return {s[-1][1]: mark for s, mark in self.row.marks().items() if s and s[:-1] == self.steps}
+        own = self.row.copies.items_of(self.steps)
+        return {s[-1][1]: mark for s, mark in self.row.marks().items() if s in own}
 
 
 @dataclass(eq=False)

@@ -70,7 +70,7 @@ def run_backward(
 def check_histories(ctx: Any, inputs: Mapping[int, Tensor], path: Callable[[int], Any], asked: Collection[int]) -> None:
     """Refuse to differentiate a backward again where an input has another history than when the node ``ctx`` was made.
 
-    Eager's nodes keep the history of then; here it is gone with the first write.
+    Eager's nodes keep the history of then; here it is gone with the first write, or with ``detach_()``.
 
     Args:
         inputs: what the node leads to, in order, by number. ``path``: of such a one. ``asked``: those that matter.
@@ -79,15 +79,20 @@ def check_histories(ctx: Any, inputs: Mapping[int, Tensor], path: Callable[[int]
         UnsupportedError: one was written, under autograd, since.
     """
     for (k, x), (node, number) in zip(inputs.items(), getattr(ctx, "next_functions", ()), strict=False):
+        if node is None or k not in asked:
+            continue
         with _torch.without_dispatch():
-            same = node is None or x.is_leaf or (x.grad_fn is node and x.output_nr == number)
-        if k in asked and not same:
+            if x.is_leaf:
+                same = x.requires_grad and hasattr(node, "variable")  # its ``AccumulateGrad``
+            else:
+                same = x.grad_fn is node and x.output_nr == number
+        if not same:
             raise UnsupportedError(
-                "a backward is differentiated again, after an input of the region was written in place",
+                "a backward is differentiated again, after an input of the region was written or detached in place",
                 path=str(path(k)),
                 expected=f"the history that it had in the call, {node.name()}",
                 got=f"{x.grad_fn.name() if x.grad_fn is not None else 'none'}",
-                fix="write to a clone of it, or write to it inside of the region",
+                fix="write to (or detach) a clone of it, or do it inside of the region",
             )
 
 

@@ -263,7 +263,8 @@ def _rewritten(captured: Captured, arguments: Sequence[Argument]) -> tuple[int, 
     """The differentiated inputs in memory that is written with a history: those of views of what is written change, too."""
 
     values = [*(a.value for a in arguments), *(c.value for c in captured.closed_over)]
-    written = {memory_of(t) for m in captured.mutations if m.differentiable for t in leaves_of(values[m.input])}
+    anew = [m for m in captured.mutations if m.differentiable or m.stops_grad or m.metadata is not None]
+    written = {memory_of(t) for m in anew for t in leaves_of(values[m.input])}
     rows = enumerate(captured.differentiated) if written else ()
     return tuple(k for k, number in rows if not written.isdisjoint(map(memory_of, leaves_of(values[number]))))
 

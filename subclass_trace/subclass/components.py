@@ -142,10 +142,9 @@ class Copies:
     values: tuple[Steps, ...]
     attributes: Mapping[str, Steps]
 
-    def under(self, name: str) -> list[Steps]:
-        """The values that an attribute holds."""
-        steps = self.attributes[name]
-        return [s for s in self.values if s == steps or s[:-1] == steps != s]
+    def items_of(self, steps: Steps) -> set[Steps]:
+        """Those that lie in the dict at ``steps``."""
+        return {s for s in self.values if s and s[:-1] == steps}
 
 
 def copies(build: Callable[[Any], torch.Tensor], built: torch.Tensor, context: Any) -> Copies:

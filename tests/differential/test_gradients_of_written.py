@@ -48,7 +48,19 @@ def _each(x: Tensor) -> Tensor:
     return (x * x).sin()
 
 
-FUNCTIONS = [_part, _all, _twice, _copied, _not_returned, _each]
+def _turned(x: Tensor) -> Tensor:
+    y = x.exp()
+    x.t_()
+    return y.t() * x.t().exp().t()
+
+
+def _detached(x: Tensor) -> Tensor:
+    y = x.exp()
+    x.detach_()
+    return y * x
+
+
+FUNCTIONS = [_turned, _detached, _part, _all, _twice, _copied, _not_returned, _each]
 
 
 def _start(kind: str) -> Tensor:
@@ -69,6 +81,7 @@ def _orders(function: Callable[..., Any], kind: str, make: Callable[[Tensor], An
     given = make(start * 1.5)
     out = function(*given) if isinstance(given, tuple) else function(given)
     total = (out * out).sum() + sum((t * t).sum() for t in (given if isinstance(given, tuple) else [given]))
+    assert total.requires_grad
     found = [total]
     for n in range(order):
         (grad,) = torch.autograd.grad(total, start, create_graph=n + 1 < order)
@@ -158,7 +171,13 @@ def test_what_is_written_after_the_call() -> None:
     out = region(x)
     x.mul_(2)
     torch.testing.assert_close(torch.autograd.grad(out.sum(), start, retain_graph=True)[0], (start * 1.5).exp() * 1.5)
-    with pytest.raises(UnsupportedError, match=r"after an input of the region was written"):
+    with pytest.raises(UnsupportedError, match=r"after an input of the region was written or detached"):
+        torch.autograd.grad(out.sum(), start, create_graph=True)
+
+    x = start * 1.5
+    out = region(x)
+    x.detach_()
+    with pytest.raises(UnsupportedError, match=r"written or detached in place"):
         torch.autograd.grad(out.sum(), start, create_graph=True)
 
     linear = st.compile(lambda x, w: x.sum() + w)

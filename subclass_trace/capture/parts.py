@@ -7,6 +7,7 @@ its steps, which are NotImplemented where torch's is to be called.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,8 +16,9 @@ import torch.nn.functional as F
 
 from ..subclass.protocol import Kind, kind_of
 from .counts import counts
-from .own_operations import holds_symbols
+from .own_operations import derive, differentiable, holds_symbols
 from .recorder import Recorder
+from .windows import may_be_ours
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -79,6 +81,8 @@ def _diag_embed(input: Tensor, offset: Any = 0, dim1: int = -2, dim2: int = -1) 
     known = all(type(d) is int and -dims <= d < dims for d in (dim1, dim2)) and (dim1 - dim2) % dims != 0
     if not known or input.dim() < 1 or not isinstance(offset, torch.SymInt):
         return NotImplemented
+    if torch.is_grad_enabled() and input.requires_grad and may_be_ours(input, range(1, 16)):
+        return matrices()(input, offset, dim1, dim2)
     above = offset >= 0
     width = offset if above else -offset
     before = (dim2 if above else dim1) % dims
@@ -86,6 +90,29 @@ def _diag_embed(input: Tensor, offset: Any = 0, dim1: int = -2, dim2: int = -1) 
     pads[2 * (dims - 1 - before)] = width
     pads[2 * (dims - 1 - (dim1 if above else dim2) % dims) + 1] = width
     return aten.constant_pad_nd.default(torch.diag_embed(input, 0, dim1, dim2), pads)
+
+
+@functools.cache
+def matrices() -> Any:
+    """``diag_embed``, whose gradient is a view of the matrix's gradient, as in eager mode: padding's is a copy."""
+
+    def fake(input: Tensor, offset: Any = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
+        *sizes, width = input.shape
+        for dim in sorted(d % (input.dim() + 1) for d in (dim1, dim2)):
+            sizes.insert(dim, width + abs(offset))
+        return input.new_empty(sizes)
+
+    def keep(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.place = inputs[1:]
+
+    def differentiate(ctx: Any, grad: Tensor) -> Any:
+        found = _diagonal(grad, *ctx.place)
+        return grad.diagonal(*ctx.place) if found is NotImplemented else found, None, None, None
+
+    op = aten.diag_embed.default
+    forward = derive(op, op, fake)
+    differentiable(forward, differentiate, keep)
+    return forward
 
 
 # ---------------------------------------------------------------------------------------------- windows

@@ -98,6 +98,33 @@ def test_windows_that_overlap(name: str) -> None:
         assert _run(region, rows, True, "dense") == _run(OVERLAPPING[name], rows, True, "dense")
 
 
+MATRICES: dict[str, Callable[[Tensor], Tensor]] = {
+    "above": lambda x: torch.diag_embed(x, x.shape[0] - 1),
+    "below": lambda x: torch.diag_embed(x, 1 - x.shape[0]),
+    "of a batch": lambda x: torch.diag_embed(x.expand(3, -1), x.shape[0], 0, 2),
+    "diag": lambda x: torch.diag(x, x.shape[0] - 2),
+    "flat": lambda x: torch.diagflat(x, x.shape[0] - 1),
+}
+
+
+@pytest.mark.parametrize("twice", [False, True])
+@pytest.mark.parametrize("name", MATRICES)
+def test_gradients_of_diagonal_matrices(name: str, twice: bool) -> None:
+    """They are views of the matrix's gradient, with its strides."""
+    region = st.compile(MATRICES[name])
+    for size in SIZES:
+        found = []
+        for f in (MATRICES[name], region):
+            x = torch.arange(1.0, size + 1).requires_grad_() * 1
+            y = f(x)
+            tangent = torch.arange(float(y.numel())).view_as(y).requires_grad_(twice)
+            (grad,) = torch.autograd.grad(y, x, tangent, create_graph=twice)
+            again = torch.autograd.grad(grad.sin().sum(), tangent)[0] if twice else None
+            found.append((str(y.detach()), y.stride(), str(grad.detach()), grad.stride(), str(again)))
+        assert found[0] == found[1]
+    assert len(region.specializations) == 2
+
+
 @pytest.mark.parametrize("name", LEFT)
 def test_left_to_torch(name: str) -> None:
     """Errors are those of torch."""

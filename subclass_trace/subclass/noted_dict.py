@@ -42,6 +42,10 @@ class NotedDict(dict[Any, Any]):
 
     __slots__ = ("keys_read",)
 
+    def __new__(cls, rows: Any = (), keys_read: Keys | None = None, **more: Any) -> Any:
+        """Who makes another of the class (``type(d)(rows)``) gets a dict."""
+        return dict(rows, **more) if keys_read is None else super().__new__(cls)
+
     def __init__(self, rows: Mapping[Any, Any], keys_read: Keys) -> None:
         super().__init__(rows)
         self.keys_read = keys_read

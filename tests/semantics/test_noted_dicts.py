@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import pickle
 import string
@@ -157,11 +158,18 @@ READ: dict[str, Callable[[Any], Any]] = {
     "text": lambda x: (x * 2, repr(x.meta), f"{x.meta}", json.dumps(x.meta)),
     "a pickle": lambda x: (x * 2, pickle.loads(pickle.dumps(x.meta))),
     "a tree": lambda x: (x * 2, tree_map(lambda v: v, x.meta), tree_map_with_path(lambda p, v: (str(p), v), x.meta)),
+    "another of its class": lambda x: (x * 2, type(x.meta)(x.meta), x.meta.fromkeys(["a"], x.meta["step"])),
+    "in a dataclass": lambda x: (x * 2, dataclasses.asdict(_Record(x.meta))),
     "equality": lambda x: x * 2 if x.meta == _FIRST else x,
     "equality, turned": lambda x: x * 2 if dict(_FIRST) == x.meta else x,
     "inequality": lambda x: x * 2 if x.meta != _FIRST else x,
     "a result with more": lambda x: type(x)(x.a * 2, {**x.meta, "more": 1}),
 }
+
+
+@dataclasses.dataclass
+class _Record:
+    held: Any
 
 
 def _bits(meta: Any) -> int:

@@ -110,12 +110,12 @@ class _Items:
     def note(self, key: tuple[Any, ...]) -> None:
         """The item ``key[0]`` is read, or all of them."""
         found = self.row.copies.items_of(self.steps)
-        self.row.read |= found & {(*self.steps, ("item", k)) for k in key} if key else found
+        self.row.read |= {s for s in found if not key or s[len(self.steps)] == ("item", key[0])}
 
     def unread(self) -> dict[Any, Unread]:
         """What stands for the items that were not read."""
         own = self.row.copies.items_of(self.steps)
-        return {s[-1][1]: mark for s, mark in self.row.marks().items() if s in own}
+        return {s[-1][1]: mark for s, mark in self.row.marks().items() if s in own and s[:-1] == self.steps}
 
 
 @dataclass(eq=False)

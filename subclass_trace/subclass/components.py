@@ -143,8 +143,8 @@ class Copies:
     attributes: Mapping[str, Steps]
 
     def items_of(self, steps: Steps) -> set[Steps]:
-        """Those that lie in the dict at ``steps``."""
-        return {s for s in self.values if s and s[:-1] == steps}
+        """Those that lie in the dict at ``steps``, or in one of its items."""
+        return {s for s in self.values if len(s) > len(steps) and s[: len(steps)] == steps}
 
 
 def copies(build: Callable[[Any], torch.Tensor], built: torch.Tensor, context: Any) -> Copies:

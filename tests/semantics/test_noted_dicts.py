@@ -388,3 +388,22 @@ def test_it_never_leaves_the_trace() -> None:
         y, (meta,), _ = region(x)
         kept = (holder.seen, x.other[0], y.tag, y.meta, meta)
         assert all(type(value) is dict and value == x.meta for value in kept)
+
+
+def test_a_dict_in_a_dict_that_is_kept_too() -> None:
+    class Twofold(Table):
+        def __init__(self, a: Tensor, meta: dict[str, Any]) -> None:
+            self.a, self.meta, self.q = a, meta, meta["q"]
+
+    def make(zero: int, step: int) -> Any:
+        return Twofold(torch.ones(2), {"step": step, "q": {"zero": zero, "name": f"n{step}"}})
+
+    ways: list[Callable[[Any], Any]] = [
+        lambda x: x.a * x.meta["q"]["zero"],
+        lambda x: x.a * x.q["zero"],
+        lambda x: x.a * (x * 2).q["zero"],
+    ]
+    for way in ways:
+        region = st.compile(way)
+        for zero, step in ((1, 1), (2, 1), (2, 2), (3, 3)):
+            assert torch.equal(region(make(zero, step)), torch.full((2,), float(zero)))

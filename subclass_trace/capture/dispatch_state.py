@@ -153,7 +153,7 @@ def _places(cls: type) -> Iterator[Place]:
         holders = {id(h): h for h in (*cls.__mro__, *named) if _may_hold(h)}
         rows = [(h, name, line) for name, line in stores.attributes for h in holders.values()]
         for holder, name, line in rows:
-            if type(getattr(holder, name, None)) in _VALUES:
+            if type(_held(holder, name)) in _VALUES:
                 yield Place(cls, holder, name, line, name in wanted)
     for holder, name, line in stores.others:
         yield Place(cls, holder, name, line, name in wanted)
@@ -231,3 +231,8 @@ def _is_filled(cell: types.CellType) -> bool:
         return cell.cell_contents is not None
     except ValueError:
         return False
+
+
+def _held(holder: Any, name: str) -> Any:
+    """An attribute of an object; None where there is none. A proxy is not asked what it stands for."""
+    return None if hasattr(type(holder), "__getattr__") else getattr(holder, name, None)

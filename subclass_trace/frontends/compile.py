@@ -49,6 +49,7 @@ from ..runtime.trees import unflatten_tree
 from ..subclass.template import Examples
 from .again import second_run
 from .calls import CallSite
+from .class_code import lasting
 from .dynamic import SizeHistory, choose, sizes_of
 from .eagerly import EagerCalls
 from .late_code import late_state
@@ -300,7 +301,7 @@ class Region:
         places = [row.place for row in program.plan.symbols if row.place is not None]
         inputs = [a.value for a in arguments] + [c.value for c in captured.closed_over]
         view, one_object, names = site.module_view(), site.one_object(), site.name_guards()
-        names += [guard for guard in of_classes if guard.holds()]
+        names += lasting(of_classes, [entry.guards.names for entry in self.__entries])
         guards = Guards(
             replace(
                 ambient,

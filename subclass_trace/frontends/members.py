@@ -80,6 +80,8 @@ def methods_of(cls: type) -> Mapping[str, tuple[types.FunctionType, ...]]:
 
 def functions_in(held: Any) -> Iterator[types.FunctionType]:
     """The function behind a member of a class."""
+    if hasattr(type(held), "__getattr__"):  # a proxy, which would ask what it stands for
+        return
     for value in (held, getattr(held, "fget", None), getattr(held, "__func__", None), getattr(held, "func", None)):
         if isinstance(value, types.FunctionType):
             yield value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -154,3 +155,62 @@ def test_a_number_that_changes_in_each_call_becomes_a_symbol() -> None:
         GAIN = 1.0 + step
         assert torch.equal(region(x), x * 2)
     assert len(region.specializations) == 2
+
+
+class Mode(enum.Enum):
+    """How to scale."""
+
+    ONE = 1
+    TWO = 2
+
+
+class _Proxy:
+    """Whoever asks it for anything gets an error."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+_PROXY = _Proxy()
+_MEMO: dict[Any, Any] = {}
+
+
+class Moded(Gained):
+    """Scaled by a mode, a class and an object, with a cache that other code fills as well."""
+
+    mode = Mode.ONE
+    scaling: Any = _times_one
+    helper: Any = types.SimpleNamespace
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _PROXY is None or len(_MEMO) > 1000:
+            raise AssertionError
+
+        def plain(x: Any) -> Any:
+            return x.d * cls.mode.value * (5 if cls.helper is Mode else 1)
+
+        return func(*tree_map_only(cls, plain, args), **tree_map_only(cls, plain, kwargs or {}))
+
+
+def test_enum_members_classes_and_proxies() -> None:
+    region = st.compile(lambda x: x * 2)
+    x = Moded(torch.arange(3.0))
+    helper = Moded.helper
+    try:
+        for mode, other in ((Mode.ONE, helper), (Mode.TWO, helper), (Mode.TWO, Mode), (Mode.ONE, helper)):
+            Moded.mode, Moded.helper = mode, other
+            assert torch.equal(region(x), x * 2)
+    finally:
+        Moded.mode, Moded.helper = Mode.ONE, helper
+    assert len(region.specializations) == 3
+
+
+def test_what_other_code_puts_into_a_cache() -> None:
+    region = st.compile(lambda x: x * 2)
+    x = Moded(torch.arange(3.0))
+    for number in range(12):
+        _MEMO[number] = number
+        assert torch.equal(region(x), x * 2)
+    _MEMO.clear()
+    assert len(region.specializations) <= 4

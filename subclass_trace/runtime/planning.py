@@ -260,13 +260,19 @@ def _saved_results(forward: Half, captured: Captured, saved: int) -> frozenset[i
 
 
 def _rewritten(captured: Captured, arguments: Sequence[Argument]) -> tuple[int, ...]:
-    """The differentiated inputs in memory that is written with a history: those of views of what is written change, too."""
+    """The differentiated inputs in memory that is written with a history: those of views of what is written change, too.
+
+    Autograd makes the history of a view anew after any write.
+    """
 
     values = [*(a.value for a in arguments), *(c.value for c in captured.closed_over)]
-    anew = [m for m in captured.mutations if m.differentiable or m.stops_grad or m.metadata is not None]
-    written = {memory_of(t) for m in anew for t in leaves_of(values[m.input])}
-    rows = enumerate(captured.differentiated) if written else ()
-    return tuple(k for k, number in rows if not written.isdisjoint(map(memory_of, leaves_of(values[number]))))
+    memory = [{memory_of(t) for t in leaves_of(values[m.input])} for m in captured.mutations]
+    anew = [m.differentiable or m.stops_grad or m.metadata is not None for m in captured.mutations]
+    written = set[Any]().union(*memory)
+    of_history = set[Any]().union(*(own for own, known in zip(memory, anew, strict=True) if known))
+    rows = [(k, values[number]) for k, number in enumerate(captured.differentiated)] if written else []
+    places = ((k, written if t._is_view() else of_history, map(memory_of, leaves_of(t))) for k, t in rows)
+    return tuple(k for k, there, own in places if not there.isdisjoint(own))
 
 
 def memory_of(value: Tensor) -> Any:

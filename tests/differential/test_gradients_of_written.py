@@ -127,6 +127,22 @@ def test_of_a_view_beside_it(written: int, kind: str) -> None:
     _assert_close(_orders(region, kind, pair, 2), _orders(function, kind, pair, 2))
 
 
+@pytest.mark.parametrize("way", ["no_grad", "detached"])
+def test_of_a_view_that_is_written_without_a_history(way: str) -> None:
+    def function(x: Tensor) -> Tensor:
+        y = x.exp() * 2
+        if way == "no_grad":
+            with torch.no_grad():
+                x.mul_(2)
+        else:
+            x.detach().mul_(2)
+        return y
+
+    region = st.compile(function)
+    for _ in range(2):
+        _assert_close(*(_orders(f, "dense", lambda x: x[1], 2) for f in (region, function)))
+
+
 def test_of_a_tensor_that_is_closed_over() -> None:
     held: list[Tensor] = []
 

@@ -26,6 +26,7 @@ from ..subclass.context import (
     is_copied,
     is_frozen,
     map_parts,
+    note_inside,
     snapshot,
 )
 from ..subclass.flatten import wrappers_inside
@@ -101,7 +102,10 @@ class Lending:
             return mark
         if type(context) is NotedDict:  # the result keeps what it holds
             context.read()
-        return map_parts(plain(context), self._mark)
+        found = map_parts(plain(context), self._mark)
+        if found is context:
+            note_inside(context)
+        return found
 
     def in_place_of(self, value: Any) -> Any:
         """The same for an attribute of a result."""

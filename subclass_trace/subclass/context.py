@@ -11,11 +11,13 @@ import contextlib
 import copy
 import dataclasses
 import enum
+import gc
 import marshal
 import math
 import operator
 import threading
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -45,6 +47,8 @@ _WRITTEN = frozenset({int, float, complex, str, bool, type(None)})
 #: the version of the format that does not tell one object twice from two equal ones
 _BY_VALUE = 2
 _MAX_DEPTH = 20
+_MOST_LOOKED_AT = 2000
+_LEADS_NOWHERE = (torch.Tensor, torch.nn.Module, types.ModuleType)
 
 
 class StandIn:
@@ -397,11 +401,32 @@ def map_parts(context: Any, function: Callable[[Any], Any]) -> Any:
     return _with_fields(context, function) if has_generated_equality(context) else context
 
 
+def note_inside(value: Any) -> None:
+    """An object, a closure or another container keeps the noted dicts that it leads to: all of these is read."""
+    seen, todo = set[int](), [(value, 0)]
+    while todo and len(seen) < _MOST_LOOKED_AT:
+        held, depth = todo.pop()
+        if type(held) is NotedDict:
+            held.read()
+        elif id(held) not in seen and depth < _MAX_DEPTH and not isinstance(held, _LEADS_NOWHERE) and not is_atom(held):
+            seen.add(id(held))
+            todo += ((v, depth + 1) for v in _kept_by(held))
+
+
+def _kept_by(value: Any) -> Sequence[Any]:
+    if isinstance(value, types.FunctionType):
+        return value.__closure__, value.__defaults__, value.__kwdefaults__
+    return () if type(value).__module__.startswith("torch") else gc.get_referents(value)
+
+
 def told(value: Any, depth: int = 4) -> Any:
     """What outlives the trace, with dicts in the place of noted ones, all of which is read then."""
     if type(value) is NotedDict:
         value.read()
-    return map_parts(plain(value), lambda v: told(v, depth - 1)) if depth else plain(value)
+    found = map_parts(plain(value), lambda v: told(v, depth - 1)) if depth else plain(value)
+    if found is value:
+        note_inside(value)
+    return found
 
 
 class _Outer(enum.Enum):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import dataclasses
+import functools
 import json
 import pickle
 import string
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -407,3 +410,45 @@ def test_a_dict_in_a_dict_that_is_kept_too() -> None:
         region = st.compile(way)
         for zero, step in ((1, 1), (2, 1), (2, 2), (3, 3)):
             assert torch.equal(region(make(zero, step)), torch.full((2,), float(zero)))
+
+
+HOLDERS: dict[str, Callable[[Any], Any]] = {
+    "object": lambda meta: types.SimpleNamespace(held=meta),
+    "deque": lambda meta: collections.deque([meta]),
+    "ordered": lambda meta: collections.OrderedDict(a=meta),
+    "partial": lambda meta: functools.partial(_bits, meta),
+    "closure": lambda meta: lambda: meta["name"],
+    "method": lambda meta: meta.get,
+    "proxy": lambda meta: types.MappingProxyType(meta),
+    "deep": lambda meta: [[[[[[meta]]]]]],
+}
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+def test_objects_that_keep_it(name: str) -> None:
+    holder = _Holder()
+
+    def keep(x: Any) -> Any:
+        holder.seen = HOLDERS[name](x.meta)
+        y = x * 2
+        y.aux = HOLDERS[name](x.meta)
+        return y
+
+    region = st.compile(keep)
+    for number in (1, 2, 3):
+        holder.seen = None
+        y = region(_make(Table, number))
+        for kept in (holder.seen, y.aux):
+            assert f"layer{number}" in repr(_name_in(kept))
+
+
+def _name_in(kept: Any) -> Any:
+    if isinstance(kept, types.SimpleNamespace):
+        return kept.held
+    if isinstance(kept, functools.partial):
+        return kept.args
+    if isinstance(kept, types.FunctionType):
+        return kept()
+    if isinstance(kept, types.BuiltinMethodType) or callable(kept):
+        return kept("name")
+    return dict(kept) if isinstance(kept, types.MappingProxyType) else kept

@@ -31,8 +31,8 @@ from .reached import Reached, Slot
 Tensor = torch.Tensor
 _CONTAINERS = (dict, list, tuple, set, frozenset)
 _MOST_ITEMS = 200
-#: a container that was met in so many states is a cache
-_MOST_STATES = 3
+#: a container that had so many other sizes is a cache
+_MOST_SIZES = 3
 
 
 def class_guards(
@@ -66,13 +66,13 @@ def _classes_in(value: Tensor) -> Iterator[type]:
 
 
 def lasting(guards: Iterable[NameGuard], earlier: Sequence[Sequence[NameGuard]]) -> Iterator[NameGuard]:
-    """Those that hold after the trace. A container that differed in several ``earlier`` specializations is taken for a cache,
-    which other code fills as well."""
+    """Those that hold after the trace. A container that had other sizes in several ``earlier`` specializations is taken for a
+    cache, which other code fills as well."""
     for guard in guards:
         if guard.holds():
             now, simple = guard.value, is_simple(guard.value) or type(guard.value) is Same
             rows = [g.value for names in (() if simple else earlier) for g in names if _is_place(g, guard)]
-            if sum(value != now for value in rows) < _MOST_STATES:
+            if sum(type(value) is tuple and len(value) != len(now) for value in rows) < _MOST_SIZES:
                 yield guard
 
 

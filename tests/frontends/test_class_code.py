@@ -173,6 +173,7 @@ class _Proxy:
 
 _PROXY = _Proxy()
 _MEMO: dict[Any, Any] = {}
+_NAMED = {"mode": ""}
 
 
 class Moded(Gained):
@@ -188,7 +189,7 @@ class Moded(Gained):
             raise AssertionError
 
         def plain(x: Any) -> Any:
-            return x.d * cls.mode.value * (5 if cls.helper is Mode else 1)
+            return x.d * cls.mode.value * (5 if cls.helper is Mode else 1) + len(_NAMED["mode"])
 
         return func(*tree_map_only(cls, plain, args), **tree_map_only(cls, plain, kwargs or {}))
 
@@ -214,3 +215,15 @@ def test_what_other_code_puts_into_a_cache() -> None:
         assert torch.equal(region(x), x * 2)
     _MEMO.clear()
     assert len(region.specializations) <= 4
+
+
+def test_settings_with_many_values() -> None:
+    region = st.compile(lambda x: x * 2)
+    x = Moded(torch.arange(3.0))
+    try:
+        for name in ("a", "bb", "ccc", "dddd", "eeeee", "a"):
+            _NAMED["mode"] = name
+            assert torch.equal(region(x), x * 2)
+    finally:
+        _NAMED["mode"] = ""
+    assert len(region.specializations) == 5

@@ -229,6 +229,7 @@ from .wrappers import context_shortcut as context_shortcut
 from .wrappers import disabled_torch_function as disabled_torch_function
 from .wrappers import dispatches_in_cpp as dispatches_in_cpp
 from .wrappers import make_wrapper_subclass as make_wrapper_subclass
+from .wrappers import outer_tensor as outer_tensor
 from .wrappers import return_and_correct_aliasing as return_and_correct_aliasing
 from .wrappers import shortcut_constructor as shortcut_constructor
 

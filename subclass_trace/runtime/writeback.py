@@ -187,7 +187,10 @@ def _write_outer(x: Any, before: Spec, after: Spec) -> None:
     changes = (before.size, before.stride) != (after.size, after.stride)
     if changes and (tuple(x.shape), tuple(x.stride())) != (after.size, after.stride):
         with _torch.without_dispatch(), torch.no_grad():
-            torch.ops.aten.as_strided_.default(x, after.size, after.stride, x.storage_offset())
+            try:
+                torch.ops.aten.as_strided_.default(x, after.size, after.stride, x.storage_offset())
+            except RuntimeError:  # the storage that stands for its memory is smaller
+                x.data = _torch.outer_tensor(x, after.size, after.stride)
     for name, was, inner in zip(after.names, before.inners, after.inners, strict=True):
         _write_outer(getattr(x, name), was, inner)
 

@@ -410,3 +410,25 @@ def test_data_has_a_counter_of_its_own(f: Callable[[Tensor], Any], wrapper: bool
             rows.append([t._version for t in results])
         seen.append((rows, [dense(t).tolist() for t in results]))
     assert seen[0] == seen[1]
+
+
+def test_a_wrapper_takes_the_data_of_one_that_spans_more() -> None:
+    """``x.data = y``, where the strides of ``y`` reach further than what stands for the memory of ``x``."""
+
+    def made() -> tuple[Any, Any]:
+        numbers = torch.arange(80.0)
+        x = TwoTensor(numbers.as_strided((2, 3), (7, 2), 0), numbers.as_strided((2, 3), (7, 2), 40))
+        return x, TwoTensor(numbers.as_strided((2, 3), (7, 3), 1), numbers.as_strided((2, 3), (7, 3), 41))
+
+    def function(x: Any, y: Any) -> Any:
+        x.data = y
+        return x.add_(1), y * 1
+
+    region = st.compile(function)
+    for _ in range(2):
+        (x, y), (p, q) = made(), made()
+        found, expected = region(x, y), function(p, q)
+        for a, b in ((x, p), (y, q), *zip(found, expected, strict=True)):
+            assert (a.stride(), a._version) == (b.stride(), b._version)
+            assert torch.equal(a.a, b.a) and torch.equal(a.b, b.b)
+        assert found[0] is x

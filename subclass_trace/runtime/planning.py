@@ -264,7 +264,6 @@ def _rewritten(captured: Captured, arguments: Sequence[Argument]) -> tuple[int, 
 
     Autograd makes the history of a view anew after any write.
     """
-
     values = [*(a.value for a in arguments), *(c.value for c in captured.closed_over)]
     memory = [{memory_of(t) for t in leaves_of(values[m.input])} for m in captured.mutations]
     anew = [m.differentiable or m.stops_grad or m.metadata is not None for m in captured.mutations]

@@ -222,7 +222,7 @@ class Tied(nn.Module):
         return self.two(self.body(self.one(x))) * self.calls
 
 
-@settings(max_examples=12)
+@settings(max_examples=25)
 @given(
     s.lists(s.sampled_from(sorted(LAYERS)), min_size=1, max_size=4),
     s.booleans(),

@@ -62,7 +62,8 @@ class _Watched(Listener):
         """An attribute is read. A dict tells itself what is read of it."""
         if name in self.copies.attributes:
             if type(self.state[name]) is not NotedDict:
-                self.read.add(self.copies.attributes[name])
+                steps = self.copies.attributes[name]
+                self.read |= {steps, *self.copies.items_of(steps)}
         elif name in self.state:
             if not any(self.state[name] is v for v in self.inner.values()):
                 self.read_all()
@@ -84,10 +85,9 @@ class _Watched(Listener):
         self.state = dict(state)
 
     def build(self, context: Any) -> Tensor:
-        """The wrapper with another context."""
+        """The wrapper with another context, which is its own."""
         spec = self.spec
-        unflatten = unflatten_of(spec.cls)
-        return unflatten(dict(self.inner), snapshot(context), torch.Size(spec.size), tuple(spec.stride))
+        return unflatten_of(spec.cls)(dict(self.inner), context, torch.Size(spec.size), tuple(spec.stride))
 
     def mark(self, steps: Steps) -> Unread:
         """What stands for a value in the guards."""
@@ -261,7 +261,7 @@ class ContextReads:
             self.lending.take_on(call)
             stack.enter_context(self.watching())
             yield stack.enter_context(self.first(read, call))
-        read.values |= {m: call[m] for m, row in (self._left_out or {}).items() if m.steps in row.read}
+        read.values |= {m: snapshot(call[m]) for m, row in (self._left_out or {}).items() if m.steps in row.read}
 
     @contextlib.contextmanager
     def first(self, read: LateReads | None = None, call: Mapping[Any, Any] | None = None) -> Iterator[LateReads]:
@@ -288,7 +288,7 @@ def _without_unread(value: Any) -> Any:
 def _take_on(row: _Watched, values: Mapping[Steps, Any]) -> None:
     """Give a traced wrapper the attributes that it would have with these values in its context."""
     with _torch.without_tracing(), torch.no_grad():
-        fresh = row.build(with_components(row.spec.context, values))
+        fresh = row.build(snapshot(with_components(row.spec.context, values)))
     state = vars(row.wrapper)
     for name, value in vars(fresh).items():
         held = state.get(name)
@@ -301,7 +301,7 @@ def _take_on(row: _Watched, values: Mapping[Steps, Any]) -> None:
 
 def _builds(row: _Watched) -> bool:
     try:
-        row.build(row.spec.context)
+        row.build(snapshot(row.spec.context))
     except Exception:  # an author's code may raise anything
         return False
     return True

@@ -1,11 +1,11 @@
-"""The plain values at the top of a context and in the dicts there, and which attributes of a wrapper are copies of them.
+"""The values at the top of a context and in the dicts there, and which attributes of a wrapper are copies of them.
 
 A guard may leave a value out that the trace never read. To know what "read" means for it, the wrapper is built again
 with other values in its context: an attribute that always follows one value, and no other, is a copy of it; so is one that
 follows a dict as a whole. See docs/notes/contexts.md.
 
 >>> components({"bits": 4, "table": [1], "meta": {"name": "w"}})
-{(('item', 'bits'),): 4, (('item', 'meta'), ('item', 'name')): 'w'}
+{(('item', 'bits'),): 4, (('item', 'table'),): [1], (('item', 'meta'), ('item', 'name')): 'w'}
 >>> with_components({"bits": 4, "meta": {"name": "w"}}, {(("item", "meta"), ("item", "name")): "v"})
 {'bits': 4, 'meta': {'name': 'v'}}
 """
@@ -13,6 +13,7 @@ follows a dict as a whole. See docs/notes/contexts.md.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import itertools
 import math
@@ -22,28 +23,62 @@ from typing import Any
 import torch
 
 from .. import _torch
-from .context import Lent, Unread, copied, has_generated_equality, map_parts, same_context
+from .context import (
+    PLAIN,
+    Lent,
+    Unread,
+    copied,
+    has_generated_equality,
+    is_buffer,
+    map_parts,
+    same_context,
+    snapshot,
+)
 from .noted_dict import ROWS
 from .noting import unnoted
-from .watched import watched
+from .watched import watched, watched_whole
 
 #: ("item", key or index), or ("field", name) of a dataclass or named tuple
 Part = tuple[str, Any]
 #: the parts that lead to a value of a context, from outside in
 Steps = tuple[Part, ...]
 _PLAIN = (bool, int, float, complex, str, bytes)
+_CONTAINERS = (list, tuple, set, frozenset, dict)
+#: so deep, and so long, are the containers that are looked through
+_DEPTH, _LENGTH = 4, 1000
 
 
 def components(context: Any) -> dict[Steps, Any]:
-    """The plain immutable values of a context: items of a dict, list or tuple, or fields; those of the dicts in it; or all
-    of it."""
-    if type(context) in _PLAIN:
+    """The values of a context that a guard may leave out: items of a dict, list or tuple, or fields; those of the dicts
+    in it; or all of it.
+
+    They are numbers, strings and members of an enum; and arrays, and containers of nothing but such values, each of them
+    as a whole. Not dtypes and the like, of which there are many and which code compares by ``is``.
+    """
+    if type(context) not in (dict, list, tuple) and _is_component(context):
         return {(): context}
     found: dict[Steps, Any] = {}
     for part, value in parts_of(context):
-        rows = parts_of(value) if type(value) is dict else ()
-        found |= {(part,): value} if type(value) in _PLAIN else {(part, p): v for p, v in rows if type(v) in _PLAIN}
+        if type(value) is dict:
+            found |= {(part, p): v for p, v in parts_of(value) if _is_component(v)}
+        elif _is_component(value):
+            found[(part,)] = value
     return found
+
+
+def _is_component(value: Any) -> bool:
+    if type(value) in _PLAIN or is_buffer(value) or (isinstance(value, enum.Enum) and not isinstance(value, enum.Flag)):
+        return True
+    return type(value) in _CONTAINERS and _holds_plain(value, _DEPTH)
+
+
+def _holds_plain(value: Any, depth: int) -> bool:
+    if type(value) in PLAIN or isinstance(value, enum.Enum):
+        return True
+    if type(value) not in _CONTAINERS or len(value) > _LENGTH or not depth:
+        return False
+    inside = [*value, *value.values()] if type(value) is dict else value
+    return all(_holds_plain(v, depth - 1) for v in inside)
 
 
 def parts_of(context: Any) -> Iterator[tuple[Part, Any]]:
@@ -151,7 +186,7 @@ def copies(build: Callable[[Any], torch.Tensor], built: torch.Tensor, context: A
     """Which attributes of a wrapper are copies of values of its context.
 
     Args:
-        build: makes the wrapper from a context and the same inner values; it may raise.
+        build: makes the wrapper from a context of its own and the same inner values; it may raise.
         built: the wrapper for ``context``.
 
     The wrapper is built once with each value changed and twice with all of them changed. A value is left out when that
@@ -159,16 +194,25 @@ def copies(build: Callable[[Any], torch.Tensor], built: torch.Tensor, context: A
     class does more with it than to keep it (compares it, computes with it), since then an attribute may depend on it for
     other values than were tried.
     """
+
+    def is_built(values: Mapping[Steps, Any]) -> bool:
+        return _built(build, built, context, values) is not None
+
     found = _perhaps_kept(vars(built), context)
-    for part in _used(build, built, context, found):
-        del found[part]
+    used = _used(build, built, context, found)
+    if used is None:  # perhaps C code has asked for one that is no number and no string
+        asked = {p for p, v in found.items() if type(v) not in _PLAIN and not is_built({p: _near(v)})}
+        found = {part: value for part, value in found.items() if part not in asked}
+        used = _used(build, built, context, found)
+    found = {part: value for part, value in found.items() if used is not None and part not in used}
     trials = []
     for part, value in list(found.items()):
-        trial = _built(build, built, context, {part: _near(value)})
-        if trial is None:
-            del found[part]
-        else:
-            trials.append(({part: _near(value)}, trial))
+        for other_value in _states(value) or (_near(value),):
+            values = {part: other_value}
+            trial = _built(build, built, context, values)
+            trials.append((values, trial or {}))
+            if trial is None:
+                found.pop(part, None)
     for other in (_near, _far):
         values = {part: other(value) for part, value in found.items()}
         trial = _built(build, built, context, values) if values else None
@@ -198,27 +242,41 @@ def _perhaps_kept(state: Mapping[str, Any], context: Any) -> dict[Steps, Any]:
 
 
 def _tables(context: Any) -> list[Steps]:
-    """The steps that lead to the dicts in a context."""
-    found: list[Steps] = [()] if type(context) is dict else []
+    """The steps that lead to the dicts in a context, and to itself where it is a container."""
+    found: list[Steps] = [()] if type(context) in (dict, list, tuple) else []
     return found + [(part,) for part, value in parts_of(context) if type(value) is dict]
 
 
 def _used(
     build: Callable[[Any], torch.Tensor], built: torch.Tensor, context: Any, values: Mapping[Steps, Any]
-) -> set[Steps]:
-    """The values that the class does something with while it builds a wrapper, whatever the truth values are."""
-    switches = [part for part, value in values.items() if type(value) is bool]  # bool has no subclasses
-    used = set(switches) if len(switches) > _SWITCHES else set()
-    switches = [part for part in switches if part not in used]
-    for positions in itertools.product((False, True), repeat=len(switches)):
-        trial = {p: watched(v, functools.partial(used.add, p)) for p, v in values.items() if type(v) is not bool}
-        if _built(build, built, context, {**trial, **dict(zip(switches, positions, strict=True))}) is None:
-            return set(values)
+) -> set[Steps] | None:
+    """The values that the class does something with while it builds a wrapper, whatever the truth values are.
+
+    None where it raises.
+    """
+    switches = {part: _states(value) for part, value in values.items() if _states(value)}
+    used = set(switches) if math.prod(map(len, switches.values())) > _MOST_STATES else set()
+    switches = {part: states for part, states in switches.items() if part not in used}
+    for states in itertools.product(*switches.values()):
+        trial = {p: _telling(v, functools.partial(used.add, p)) for p, v in values.items() if not _states(v)}
+        if _built(build, built, context, {**trial, **dict(zip(switches, states, strict=True))}) is None:
+            return None
     return used
 
 
-#: so many truth values are tried in all their combinations
-_SWITCHES = 3
+def _telling(value: Any, note: Callable[[], object]) -> Any:
+    return watched(value, note) if type(value) in _PLAIN else watched_whole(value, note)
+
+
+def _states(value: Any) -> tuple[Any, ...]:
+    """All that could be in the place of a truth value or member of an enum, which code compares by ``is``."""
+    if type(value) is bool:
+        return (False, True)
+    return tuple(type(value)) if isinstance(value, enum.Enum) else ()
+
+
+#: so many combinations of truth values and members of enums are tried
+_MOST_STATES = 8
 
 
 def _built(
@@ -226,7 +284,7 @@ def _built(
 ) -> dict[str, Any] | None:
     """The attributes of a wrapper with these values in its context; None where it differs from ``like`` otherwise."""
     try:
-        made = build(with_components(context, values))
+        made = build(with_components(snapshot(context), values))
     except Exception:  # an author's check of the context: whatever it raises, the value decides something
         return None
     same = type(made) is type(like) and _outside(made) == _outside(like) and set(vars(made)) == set(vars(like))
@@ -234,15 +292,21 @@ def _built(
 
 
 def _outside(t: torch.Tensor) -> tuple[Any, ...]:
-    meta = (t.dtype, t.device, t.layout, t.is_leaf, _torch.dispatch_keys(t))
-    return (tuple(t.shape), tuple(t.stride()), t.storage_offset(), *meta)
+    with _torch.no_overrides():  # a class may compute when its tensors are asked for these
+        meta = (t.dtype, t.device, t.layout, t.is_leaf, _torch.dispatch_keys(t))
+        return (tuple(t.shape), tuple(t.stride()), t.storage_offset(), *meta)
 
 
 def _same(a: Any, b: Any) -> bool:
-    return type(a) is type(b) and same_context(a, b)
+    return a is b or (type(a) is type(b) and same_context(a, b))
 
 
 def _near(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        states = _states(value)
+        return states[(states.index(value) + 1) % len(states)]
+    if type(value) not in _PLAIN:
+        return _telling(value, lambda: None)  # an object of its own, which an attribute holds or does not
     if isinstance(value, bool):
         return not value
     if isinstance(value, str):
@@ -255,6 +319,10 @@ def _near(value: Any) -> Any:
 
 
 def _far(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return _near(_near(value))
+    if type(value) not in _PLAIN:
+        return _near(value)
     if isinstance(value, bool):
         return not value
     if isinstance(value, str):

@@ -91,7 +91,7 @@ class Compared:
 @pytest.mark.parametrize(
     ("first", "same", "other"),
     [
-        ({"a": [1]}, {"a": [1]}, {"a": [2]}),
+        ({"a": [Compared(1)]}, {"a": [Compared(1)]}, {"a": [Compared(2)]}),
         ([1, {2}], [1, {2}], [1, {3}]),
         (float("nan"), math.nan, 0.0),
         ((1, float("nan")), (1, float("nan")), (2, float("nan"))),

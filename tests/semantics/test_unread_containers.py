@@ -1,0 +1,219 @@
+"""Lists, tuples, sets, arrays and members of enums in contexts: unguarded where nothing reads them."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._pytree import tree_map
+
+import subclass_trace as st
+
+Tensor = torch.Tensor
+
+
+class Kind(enum.Enum):
+    ROW, COLUMN, BLOCK = "row", "column", "block"
+
+
+class Noted(Tensor):
+    """Keeps a value that its operations do not look at; results are dense. The context is that value."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, a: Tensor, note: Any) -> Any:
+        return Tensor._make_wrapper_subclass(cls, a.shape, dtype=a.dtype, requires_grad=a.requires_grad)
+
+    def __init__(self, a: Tensor, note: Any) -> None:
+        self.a, self.note = a.detach(), note
+
+    def __tensor_flatten__(self) -> Any:
+        return ["a"], self.note
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: Any, context: Any, size: Any, stride: Any) -> Any:
+        return cls(inner["a"], context)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def dense(t: Any) -> Any:
+            return t.a if isinstance(t, Noted) else t
+
+        return func(*tree_map(dense, args), **tree_map(dense, kwargs or {}))
+
+
+class InDict(Noted):
+    def __tensor_flatten__(self) -> Any:
+        return ["a"], {"note": self.note, "bits": 4}
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: Any, context: Any, size: Any, stride: Any) -> Any:
+        return cls(inner["a"], context["note"])
+
+
+class InTuple(Noted):
+    def __tensor_flatten__(self) -> Any:
+        return ["a"], (4, self.note)
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: Any, context: Any, size: Any, stride: Any) -> Any:
+        return cls(inner["a"], context[1])
+
+
+VALUES: dict[str, list[Any]] = {
+    "a list": [[1], [2, 3], []],
+    "a tuple": [("a", 1), ("b",), ("c", 2)],
+    "a list of lists": [[[1], {"k": (2,)}], [[2]], [[]]],
+    "a set": [{1}, {2, 3}, set()],
+    "a frozenset": [frozenset({1}), frozenset({2}), frozenset()],
+    "an array": [np.ones(2), np.zeros(3), np.ones((2, 2), np.int8)],
+    "bytes": [bytearray(b"1"), bytearray(b"23"), bytearray()],
+    "a member of an enum": list(Kind),
+}
+CASES = [(cls, name) for cls in (Noted, InDict, InTuple) for name in VALUES]
+#: a context that is a list is looked through item by item
+LOOKED_THROUGH = {(Noted, "a list"), (Noted, "a tuple"), (Noted, "a list of lists")}
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray):
+        return bool(a.dtype == b.dtype and np.array_equal(a, b))
+    return type(a) is type(b) and bool(a == b)
+
+
+@pytest.mark.parametrize(("cls", "name"), CASES, ids=lambda v: getattr(v, "__name__", v))
+def test_unread(cls: Any, name: str) -> None:
+    region = st.compile(lambda x: x * 2)
+    for value in VALUES[name]:
+        torch.testing.assert_close(region(cls(torch.ones(3), value)), torch.full((3,), 2.0))
+    count = len({len(v) for v in VALUES[name]}) if (cls, name) in LOOKED_THROUGH else 1
+    assert len(region.specializations) == count
+
+
+@pytest.mark.parametrize(("cls", "name"), CASES, ids=lambda v: getattr(v, "__name__", v))
+def test_read(cls: Any, name: str) -> None:
+    region = st.compile(lambda x: (x * 2, x.note))
+    for value in (*VALUES[name], *VALUES[name]):
+        assert _same(region(cls(torch.ones(3), value))[1], value)
+    assert len(region.specializations) == len(VALUES[name])
+
+
+class Counts(InDict):
+    """Keeps how many there are, too."""
+
+    def __init__(self, a: Tensor, note: Any) -> None:
+        super().__init__(a, note)
+        self.count = len(note)
+
+
+class First(InDict):
+    """Keeps the first of them, too."""
+
+    def __init__(self, a: Tensor, note: Any) -> None:
+        super().__init__(a, note)
+        self.first = note[0]
+
+
+class OwnTuple(InDict):
+    """Keeps a tuple of them."""
+
+    def __init__(self, a: Tensor, note: Any) -> None:
+        super().__init__(a, tuple(note))
+
+
+class ByIdentity(InDict):
+    """What it keeps of one member is another one."""
+
+    def __init__(self, a: Tensor, note: Any) -> None:
+        super().__init__(a, note)
+        self.scale = 3.0 if note is Kind.BLOCK else 4.0
+
+
+READS: dict[str, tuple[Any, Callable[[Any], Any], list[Any]]] = {
+    "how many": (Counts, lambda x: x * x.count, [[1], [1, 2], [3]]),
+    "the first": (First, lambda x: x * x.first, [[1], [2], [1, 4]]),
+    "a copy": (OwnTuple, lambda x: x * x.note[0], [[1], [2], [1, 4]]),
+    "which member": (ByIdentity, lambda x: x * x.scale, list(Kind)),
+    "whether an item is there": (InDict, lambda x: x * (2 if 1 in x.note else 3), [{1}, {2}, {1, 3}]),
+    "an item of an array": (InTuple, lambda x: x * float(x.note[0]), [np.ones(2), np.zeros(2)]),
+    "an attribute by its name": (InTuple, lambda x: x * len(getattr(x, "note")), [[1], [2, 3]]),  # noqa: B009
+    "all attributes": (InTuple, lambda x: x * len(vars(x)["note"]), [[1], [2, 3]]),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_what_is_read_is_guarded(name: str) -> None:
+    cls, function, values = READS[name]
+    region = st.compile(function)
+    for value in (*values, *values):
+        x = cls(torch.arange(3.0), value)
+        torch.testing.assert_close(region(x), function(x))
+
+
+class Strict(InDict):
+    """C code asks for one of its values, which it is given as a list."""
+
+    def __init__(self, a: Tensor, note: Any, step: int = 0) -> None:
+        super().__init__(a, note)
+        self.size, self.step = torch.empty(note, device="meta").numel(), step
+
+    @staticmethod
+    def __new__(cls, a: Tensor, note: Any, step: int = 0) -> Any:
+        return InDict.__new__(cls, a, note)
+
+    def __tensor_flatten__(self) -> Any:
+        return ["a"], {"note": self.note, "step": self.step}
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: Any, context: Any, size: Any, stride: Any) -> Any:
+        return cls(inner["a"], context["note"], context["step"])
+
+
+def test_c_code_that_asks_for_a_list_takes_nothing_from_the_others() -> None:
+    region = st.compile(lambda x: x * 2)
+    for step, note in ((0, [2, 3]), (1, [2, 3]), (2, [2, 3])):
+        region(Strict(torch.ones(3), note, step))
+    assert len(region.specializations) == 1
+    region(Strict(torch.ones(3), [4, 3], 3))
+    assert len(region.specializations) == 2
+
+
+class Late(InDict):
+    """The backward of the backward reads what the forward does not."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _Sum.apply(args[0]) if func is torch.sum else super().__torch_function__(func, types, args, kwargs or {})
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.x = x
+        return x.a.sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:  # type: ignore[override]
+        return (grad * (sum(ctx.x.note) if torch.is_grad_enabled() else 1)).expand(3)
+
+
+def test_a_backward_that_is_traced_later_reads_the_lists_of_its_call() -> None:
+    region = st.compile(lambda x: torch.sum(x))
+    for note in ([1, 2], [3, 4], [1, 2], [5]):
+        x = Late(torch.ones(3), note).requires_grad_()
+        for create_graph in (False, True):
+            (now,) = torch.autograd.grad(region(x), x, create_graph=create_graph)
+            (expected,) = torch.autograd.grad(torch.sum(x), x, create_graph=create_graph)
+            torch.testing.assert_close(now, expected)
+    assert len(region.specializations) == 1
+
+
+def test_explain_names_them() -> None:
+    region = st.compile(lambda x: x * 2)
+    region(InDict(torch.ones(3), [1, 2]))
+    assert "context['note'] of args[0] (any list; nothing read .note)" in str(region.explain())

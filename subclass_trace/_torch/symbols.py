@@ -100,14 +100,17 @@ def is_one_step(made: torch.SymFloat, operands: Sequence[Any]) -> bool:
     )
 
 
+#: class of symbols -> class of what they stand for
+_NUMBER_OF: dict[type, Any] = {torch.SymInt: int, torch.SymFloat: float, SymBool: bool}
+
+
 def value_in_trace(number: Any) -> Any:
     """The value that a symbolic number has in the call that is traced; None where it depends on data. A number is itself."""
-    if not isinstance(number, (torch.SymInt, torch.SymFloat, SymBool)):
+    kind = _NUMBER_OF.get(type(number))
+    if kind is None:
         return number
     expr = number.node.expr
-    if expr.free_symbols:
-        return number.node.hint
-    return bool(expr) if isinstance(number, SymBool) else int(expr) if isinstance(number, torch.SymInt) else float(expr)
+    return number.node.hint if expr.free_symbols else kind(expr)
 
 
 def dynamic_context(

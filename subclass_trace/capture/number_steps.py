@@ -48,6 +48,10 @@ _COMPARISONS: Mapping[str, Callable[..., Any]] = {n: getattr(operator, n) for n 
 #: these divide by their second operand
 _DIVIDES = (operator.floordiv, operator.mod)
 _SHIFTS = (operator.lshift, operator.rshift)
+#: torch's formulas of these are Python's steps where the operands are whole, whether they are known or not
+_WHOLE_FORMULAS = frozenset({operator.add, operator.sub, operator.mul, *_COMPARISONS.values()})
+_WHOLE = frozenset({int, torch.SymInt})
+_SYMBOLS = frozenset(_torch.SYM_TYPES)
 
 
 def real_power(base: Any, exponent: Any) -> Any:
@@ -139,7 +143,11 @@ class Steps:
         return hooks
 
     def _binary(self, function: Callable[..., Any], plain: Any, *, swapped: bool = False) -> Callable[..., Any]:
+        is_formula = function in _WHOLE_FORMULAS
+
         def compute(n: Any, *others: Any) -> Any:
+            if is_formula and type(n) is torch.SymInt and len(others) == 1 and type(others[0]) in _WHOLE:
+                return _plain(plain, n, others)  # nearly all
             others = tuple(map(self._whole, others))
             operands = (*others, n) if swapped else (n, *others)
             if len(others) == 2 and self.covers(n):
@@ -152,7 +160,7 @@ class Steps:
 
     def _whole(self, n: Any) -> Any:
         """Truths are 1 and 0, which torch's methods do not know."""
-        if isinstance(n, torch.SymBool) and self.covers(n):
+        if type(n) is torch.SymBool and self.covers(n):
             return self.session.whole(n)
         return int(n) if type(n) is bool else n
 
@@ -274,14 +282,14 @@ class Steps:
             self._plans -= 1
 
     def _is_symbol(self, n: Any) -> bool:
-        return isinstance(n, _torch.SYM_TYPES) and self.covers(n)
+        return type(n) in _SYMBOLS and self.covers(n)
 
     def _are_known(self, operands: Sequence[Any]) -> bool:
         return all(map(_torch.is_known, filter(self._is_symbol, operands)))
 
     def _is_of_sizes(self, n: Any) -> bool:
         """Is it a float that steps compute of sizes, and of no float of the call?"""
-        return isinstance(n, torch.SymFloat) and self.covers(n) and self.session.is_of_sizes(n)
+        return type(n) is torch.SymFloat and self.covers(n) and self.session.is_of_sizes(n)
 
 
 _FOR_FLOATS: Mapping[Any, Callable[..., Any]] = {operator.pow: real_power}
@@ -299,7 +307,7 @@ def _kind(function: Callable[..., Any], operands: Sequence[Any]) -> type:
 def _plain(method: Any, n: Any, others: Sequence[Any]) -> Any:
     """What torch's method makes of them: a number where that is the same for all values."""
     made = NotImplemented if method is None else method(n, *others)
-    constant = isinstance(made, _torch.SYM_TYPES) and not _torch.is_nested(made) and not made.node.expr.free_symbols
+    constant = type(made) in _SYMBOLS and not _torch.is_nested(made) and not made.node.expr.free_symbols
     return _torch.value_in_trace(made) if constant else made
 
 

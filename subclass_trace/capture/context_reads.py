@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from .. import _torch
 from ..plan import MutationPlan
 from ..subclass.classes import KeptClass
-from ..subclass.components import Copies, Steps, components, copies, parts_of, value_at, with_components
+from ..subclass.components import Copies, Steps, components, copies, parts_of, value_at, wholes, with_components
 from ..subclass.context import Lent, StandIn, Unread, copied, has_generated_equality, snapshot
 from ..subclass.kept import Held
 from ..subclass.kept_objects import KeptObject
@@ -27,6 +27,7 @@ from ..subclass.noting import Listener, note_all, noting, noting_getattribute
 from ..subclass.protocol import flattens_alike, is_traceable, unflatten_of
 from ..subclass.spec import Spec, WrapperSpec
 from ..subclass.visit import VALUE
+from ..subclass.wholes import Wholes
 from .lending import Lending
 from .object_reads import ObjectReads
 
@@ -97,7 +98,17 @@ class _Watched(Listener):
 
     def marks(self) -> dict[Steps, Unread]:
         """What was not read so far."""
-        return {steps: self.mark(steps) for steps in self.copies.values if steps not in self.read}
+        read = {steps[:k] for steps in self.read for k in range(len(steps) + 1)}  # and what some of is
+        return {steps: self.mark(steps) for steps in self.copies.values if steps not in read}
+
+    def wholes(self, unread: Collection[Steps]) -> Wholes | None:
+        """What a call has to keep that has other containers and the like; None where nothing hangs on them."""
+        steps = [s for s in unread if s in self.copies.wholes]
+        others = [s for s in unread if s not in self.copies.wholes]
+        attributes = {name: s for name, s in self.copies.attributes.items() if s not in steps}
+        if not steps or not attributes:
+            return None
+        return Wholes(self.input, self.names, steps, others, attributes, self.spec.context)
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +155,8 @@ class ContextReads:
         inner = {n: getattr(traced, n, None) for n in spec.names}
         for name, inner_spec in zip(spec.names, spec.inners, strict=True):
             self.add(number, inner[name], inner_spec, (*names, name))
-        possible = bool(components(spec.context)) and _is_watchable(spec.cls) and not traced.is_nested
+        some = components(spec.context) or wholes(spec.context)
+        possible = bool(some) and _is_watchable(spec.cls) and not traced.is_nested
         inside = self._rows[before:]
         if not possible and not inside:
             return
@@ -155,7 +167,7 @@ class ContextReads:
                 for part in inside:
                     part.read_all()
             if possible:
-                row.keep(copies(row.build, traced, spec.context))
+                row.keep(_copies(row))
         if row.copies.values:
             self._rows.append(row)
 
@@ -220,6 +232,11 @@ class ContextReads:
             self._left_out = {mark: row for row in self._rows for mark in row.marks().values()}
             self._rows = list(dict.fromkeys(self._left_out.values()))
         return tuple(self._left_out)
+
+    def wholes(self) -> tuple[Wholes, ...]:
+        """What calls with other containers and the like in contexts have to keep."""
+        found = {row: [m.steps for m, r in (self._left_out or {}).items() if r is row] for row in self._rows}
+        return tuple(w for row, steps in found.items() if (w := row.wholes(steps)) is not None)
 
     def leave_out(self, marks: Sequence[Unread]) -> None:
         """The guards were made by an earlier trace of the same function."""
@@ -297,6 +314,34 @@ def _take_on(row: _Watched, values: Mapping[Steps, Any]) -> None:
             dict.update(held, value)
         elif not isinstance(value, Tensor):
             state[name] = value
+
+
+def _copies(row: _Watched) -> Copies:
+    """What a wrapper keeps of its context."""
+    found, spec = _nothing_inside_changes(row), row.spec
+    if not spec.has_dynamic_size:
+        return found
+    # A copy of the outer size or stride is compared with those of the call.
+    sizes = {s for s in found.wholes if _may_be_size(value_at(spec.context, s), len(spec.size))}
+    return replace(found, values=tuple(s for s in found.values if s not in sizes), wholes=found.wholes - sizes)
+
+
+def _may_be_size(value: Any, dims: int) -> bool:
+    return isinstance(value, tuple) and len(value) == dims and all(type(n) is int for n in value)
+
+
+def _nothing_inside_changes(row: _Watched) -> Copies:
+    """A class may leave parts of the context on the inner tensors, where nobody notes that they are read."""
+    inner = [vars(t) for t in row.inner.values() if isinstance(t, Tensor)]
+    before = [dict(state) for state in inner]
+    found = copies(row.build, row.wrapper, row.spec.context)
+    changed = False
+    for now, was in zip(inner, before, strict=True):
+        if now.keys() != was.keys() or any(now[name] is not value for name, value in was.items()):
+            changed = True
+            now.clear()
+            now.update(was)
+    return Copies((), {}) if changed else found
 
 
 def _builds(row: _Watched) -> bool:

@@ -22,6 +22,7 @@ from ..subclass.classes import KeptClass
 from ..subclass.context import Lent, Unread
 from ..subclass.kept_objects import KeptObject
 from ..subclass.spec import Spec
+from ..subclass.wholes import Wholes
 from .inputs import (
     BasePrimal,
     InputPlan,
@@ -197,6 +198,7 @@ class Plan:
         ContainerChange | ReturnedContainer, ...
     ] = ()  # of which ``out_tree`` is ``(result, [new items])``
     unread: tuple[Unread, ...] = ()  # values of contexts that no guard compares, since the trace read none of them
+    wholes: tuple[Wholes, ...] = ()  # what calls with other ones have to keep, where these are containers and the like
     lent: tuple[Lent, ...] = ()  # objects in contexts that results and backwards have from the call's inputs
     configurations: tuple[
         tuple[Lent, ...], ...

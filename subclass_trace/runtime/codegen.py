@@ -389,6 +389,8 @@ class _EntryEmitter:
         s, plan = self.source, self.plan
         for held in plan.objects:
             s.line(f"if not {s.constant(held.is_as_it_was, 'as_it_was')}(): return MISS")
+        for kept in plan.wholes:
+            s.line(f"if not {s.constant(kept.holds, 'keeps')}({inputs[kept.input]}): return MISS")
         self._configurations(inputs)
         for condition in plan.conditions:
             s.line(f"if not {expression_code(condition, symbols)}: return MISS")

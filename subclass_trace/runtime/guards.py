@@ -274,6 +274,9 @@ def _failed_tensor_guard(plan: Plan, guards: Guards, flat: Sequence[Any]) -> str
     for held in plan.objects:
         if not held.is_as_it_was():
             return held.changed()
+    for kept in plan.wholes:
+        if not kept.holds(inputs[kept.input]):
+            return f"{plan.inputs[kept.input].path}: it keeps something else of its context"
     found = [[read_lent(mark, inputs) for mark in row] for row in plan.configurations]
     if any(v is not row[0] for row in found for v in row) or len({id(row[0]) for row in found}) != len(found):
         return "other inputs have one object in their contexts than when the specialization was made"

@@ -110,6 +110,7 @@ def make_plan(
         watched_results=tuple(watched),
         watched_names=tuple(watched.values()),
         unread=captured.session.reads.left_out(),
+        wholes=captured.session.reads.wholes(),
         lent=marks_in(values, attributes) if captured.tape is None else tuple(lending.objects),
         configurations=_configurations(captured, lending),
         objects=keeping.rows(objects.values()),

@@ -5,7 +5,7 @@ with other values in its context: an attribute that always follows one value, an
 follows a dict as a whole. See docs/notes/contexts.md.
 
 >>> components({"bits": 4, "table": [1], "meta": {"name": "w"}})
-{(('item', 'bits'),): 4, (('item', 'table'),): [1], (('item', 'meta'), ('item', 'name')): 'w'}
+{(('item', 'bits'),): 4, (('item', 'meta'), ('item', 'name')): 'w'}
 >>> with_components({"bits": 4, "meta": {"name": "w"}}, {(("item", "meta"), ("item", "name")): "v"})
 {'bits': 4, 'meta': {'name': 'v'}}
 """
@@ -36,7 +36,7 @@ from .context import (
 )
 from .noted_dict import ROWS
 from .noting import unnoted
-from .watched import watched, watched_whole
+from .watched import watched
 
 #: ("item", key or index), or ("field", name) of a dataclass or named tuple
 Part = tuple[str, Any]
@@ -44,36 +44,41 @@ Part = tuple[str, Any]
 Steps = tuple[Part, ...]
 _PLAIN = (bool, int, float, complex, str, bytes)
 _CONTAINERS = (list, tuple, set, frozenset, dict)
+_NAMED = (torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum)
 #: so deep, and so long, are the containers that are looked through
 _DEPTH, _LENGTH = 4, 1000
 
 
 def components(context: Any) -> dict[Steps, Any]:
-    """The values of a context that a guard may leave out: items of a dict, list or tuple, or fields; those of the dicts
-    in it; or all of it.
-
-    They are numbers, strings and members of an enum; and arrays, and containers of nothing but such values, each of them
-    as a whole. Not dtypes and the like, of which there are many and which code compares by ``is``.
-    """
-    if type(context) not in (dict, list, tuple) and _is_component(context):
+    """The plain immutable values of a context: items of a dict, list or tuple, or fields; those of the dicts in it; or all
+    of it."""
+    if type(context) in _PLAIN:
         return {(): context}
     found: dict[Steps, Any] = {}
     for part, value in parts_of(context):
-        if type(value) is dict:
-            found |= {(part, p): v for p, v in parts_of(value) if _is_component(v)}
-        elif _is_component(value):
-            found[(part,)] = value
+        rows = parts_of(value) if type(value) is dict else ()
+        found |= {(part,): value} if type(value) in _PLAIN else {(part, p): v for p, v in rows if type(v) in _PLAIN}
     return found
 
 
-def _is_component(value: Any) -> bool:
-    if type(value) in _PLAIN or is_buffer(value) or (isinstance(value, enum.Enum) and not isinstance(value, enum.Flag)):
-        return True
-    return type(value) in _CONTAINERS and _holds_plain(value, _DEPTH)
+def wholes(context: Any) -> dict[Steps, Any]:
+    """The other values of a context that a guard may leave out, each as a whole: of the same places, and all of it.
+
+    Members of an enum, dtypes and the like; arrays; and containers of nothing but such values and plain ones.
+    """
+    found: dict[Steps, Any] = {(): context} if _is_whole(context) and type(context) is not dict else {}
+    for part, value in parts_of(context):
+        rows = parts_of(value) if type(value) is dict else ()
+        found |= {(part,): value} if not rows and _is_whole(value) else {(part, p): v for p, v in rows if _is_whole(v)}
+    return found
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) not in (*_PLAIN, type(None)) and _holds_plain(value, _DEPTH)
 
 
 def _holds_plain(value: Any, depth: int) -> bool:
-    if type(value) in PLAIN or isinstance(value, enum.Enum):
+    if type(value) in PLAIN or isinstance(value, _NAMED) or is_buffer(value):
         return True
     if type(value) not in _CONTAINERS or len(value) > _LENGTH or not depth:
         return False
@@ -172,13 +177,15 @@ class Copies:
     Attributes:
         values: those that nothing can have read but through these attributes.
         attributes: name -> the value that it is a copy of, or the dict that some are in.
+        wholes: of ``values``, those that no other ones were tried of; see `wholes`.
     """
 
     values: tuple[Steps, ...]
     attributes: Mapping[str, Steps]
+    wholes: frozenset[Steps] = frozenset()
 
     def items_of(self, steps: Steps) -> set[Steps]:
-        """Those that lie in the dict at ``steps``, or in one of its items."""
+        """Those that lie in the container at ``steps``, or in one of its items."""
         return {s for s in self.values if len(s) > len(steps) and s[: len(steps)] == steps}
 
 
@@ -192,43 +199,49 @@ def copies(build: Callable[[Any], torch.Tensor], built: torch.Tensor, context: A
     The wrapper is built once with each value changed and twice with all of them changed. A value is left out when that
     raises, or when anything but attributes differs then: the outer tensor, or which attributes there are; and when the
     class does more with it than to keep it (compares it, computes with it), since then an attribute may depend on it for
-    other values than were tried.
+    other values than were tried. No other containers and the like are tried: what a wrapper keeps of another one is
+    looked at when there is one.
     """
-
-    def is_built(values: Mapping[Steps, Any]) -> bool:
-        return _built(build, built, context, values) is not None
-
     found = _perhaps_kept(vars(built), context)
-    used = _used(build, built, context, found)
-    if used is None:  # perhaps C code has asked for one that is no number and no string
-        asked = {p for p, v in found.items() if type(v) not in _PLAIN and not is_built({p: _near(v)})}
-        found = {part: value for part, value in found.items() if part not in asked}
-        used = _used(build, built, context, found)
-    found = {part: value for part, value in found.items() if used is not None and part not in used}
+    trials = _trials(build, built, context, found)
+    contexts = [(context, vars(built)), *((with_components(context, values), state) for values, state in trials)]
+    rest = wholes(context)
+    kept = {
+        name: steps
+        for name in vars(built)
+        for steps in (*_tables(context), *rest, *found)
+        if all(_same(state[name], value_at(now, steps)) for now, state in contexts)
+    }
+    within = {*kept.values()}
+    values = tuple(s for s in (*rest, *found) if s in within or (s and s[:-1] in within))
+    return Copies(values, kept, frozenset(rest).intersection(values))
+
+
+def _trials(
+    build: Callable[[Any], torch.Tensor], built: torch.Tensor, context: Any, found: dict[Steps, Any]
+) -> list[tuple[dict[Steps, Any], dict[str, Any]]]:
+    """Other values, and the attributes of the wrapper with them. What cannot be tried is taken out of ``found``."""
     trials = []
-    for part, value in list(found.items()):
-        for other_value in _states(value) or (_near(value),):
-            values = {part: other_value}
-            trial = _built(build, built, context, values)
-            trials.append((values, trial or {}))
-            if trial is None:
-                found.pop(part, None)
+    for part in _used(build, built, context, found):
+        del found[part]
+    switches = [part for part, value in found.items() if type(value) is bool]
+    several = list(itertools.product((False, True), repeat=len(switches))) if len(switches) > 1 else []
+    tried: list[dict[Steps, Any]] = [{part: _near(value)} for part, value in found.items()]
+    tried += [dict(zip(switches, states, strict=True)) for states in several]
+    for values in tried:
+        trial = _built(build, built, context, values) if values.keys() <= found.keys() else None
+        if trial is not None:
+            trials.append((values, trial))
+        for part in values if trial is None else ():
+            found.pop(part, None)
     for other in (_near, _far):
         values = {part: other(value) for part, value in found.items()}
         trial = _built(build, built, context, values) if values else None
         if trial is None:
-            return Copies((), {})
-        trials.append((values, trial))
-    trials = [(values, state) for values, state in trials if set(values) <= set(found)]
-    contexts = [(context, vars(built)), *((with_components(context, values), state) for values, state in trials)]
-    kept = {
-        name: steps
-        for name in vars(built)
-        for steps in (*_tables(context), *found)
-        if all(_same(state[name], value_at(now, steps)) for now, state in contexts)
-    }
-    within = {*kept.values()}
-    return Copies(tuple(s for s in found if s in within or (s and s[:-1] in within)), kept)
+            found.clear()
+        else:
+            trials.append((values, trial))
+    return [(values, state) for values, state in trials if values.keys() <= found.keys()]
 
 
 def _perhaps_kept(state: Mapping[str, Any], context: Any) -> dict[Steps, Any]:
@@ -242,41 +255,27 @@ def _perhaps_kept(state: Mapping[str, Any], context: Any) -> dict[Steps, Any]:
 
 
 def _tables(context: Any) -> list[Steps]:
-    """The steps that lead to the dicts in a context, and to itself where it is a container."""
-    found: list[Steps] = [()] if type(context) in (dict, list, tuple) else []
+    """The steps that lead to the dicts in a context."""
+    found: list[Steps] = [()] if type(context) is dict else []
     return found + [(part,) for part, value in parts_of(context) if type(value) is dict]
 
 
 def _used(
     build: Callable[[Any], torch.Tensor], built: torch.Tensor, context: Any, values: Mapping[Steps, Any]
-) -> set[Steps] | None:
-    """The values that the class does something with while it builds a wrapper, whatever the truth values are.
-
-    None where it raises.
-    """
-    switches = {part: _states(value) for part, value in values.items() if _states(value)}
-    used = set(switches) if math.prod(map(len, switches.values())) > _MOST_STATES else set()
-    switches = {part: states for part, states in switches.items() if part not in used}
-    for states in itertools.product(*switches.values()):
-        trial = {p: _telling(v, functools.partial(used.add, p)) for p, v in values.items() if not _states(v)}
-        if _built(build, built, context, {**trial, **dict(zip(switches, states, strict=True))}) is None:
-            return None
+) -> set[Steps]:
+    """The values that the class does something with while it builds a wrapper, whatever the truth values are."""
+    switches = [part for part, value in values.items() if type(value) is bool]  # bool has no subclasses
+    used = set(switches) if len(switches) > _SWITCHES else set()
+    switches = [part for part in switches if part not in used]
+    for positions in itertools.product((False, True), repeat=len(switches)):
+        trial = {p: watched(v, functools.partial(used.add, p)) for p, v in values.items() if type(v) is not bool}
+        if _built(build, built, context, {**trial, **dict(zip(switches, positions, strict=True))}) is None:
+            return set(values)
     return used
 
 
-def _telling(value: Any, note: Callable[[], object]) -> Any:
-    return watched(value, note) if type(value) in _PLAIN else watched_whole(value, note)
-
-
-def _states(value: Any) -> tuple[Any, ...]:
-    """All that could be in the place of a truth value or member of an enum, which code compares by ``is``."""
-    if type(value) is bool:
-        return (False, True)
-    return tuple(type(value)) if isinstance(value, enum.Enum) else ()
-
-
-#: so many combinations of truth values and members of enums are tried
-_MOST_STATES = 8
+#: so many truth values are tried in all their combinations
+_SWITCHES = 3
 
 
 def _built(
@@ -298,15 +297,10 @@ def _outside(t: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _same(a: Any, b: Any) -> bool:
-    return a is b or (type(a) is type(b) and same_context(a, b))
+    return type(a) is type(b) and same_context(a, b)
 
 
 def _near(value: Any) -> Any:
-    if isinstance(value, enum.Enum):
-        states = _states(value)
-        return states[(states.index(value) + 1) % len(states)]
-    if type(value) not in _PLAIN:
-        return _telling(value, lambda: None)  # an object of its own, which an attribute holds or does not
     if isinstance(value, bool):
         return not value
     if isinstance(value, str):
@@ -319,10 +313,6 @@ def _near(value: Any) -> Any:
 
 
 def _far(value: Any) -> Any:
-    if isinstance(value, enum.Enum):
-        return _near(_near(value))
-    if type(value) not in _PLAIN:
-        return _near(value)
     if isinstance(value, bool):
         return not value
     if isinstance(value, str):

@@ -18,7 +18,7 @@ import subclass_trace as st
 from subclass_trace.capture import context_reads
 from subclass_trace.runtime import codegen
 from subclass_trace.subclass import noting
-from subclass_trace.subclass.components import Copies, components, with_components
+from subclass_trace.subclass.components import Copies, components, wholes, with_components
 from subclass_trace.subclass.flatten import flatten
 from subclass_trace.zoo import TwoTensor
 
@@ -189,7 +189,8 @@ def test_forms_of_contexts(form: str) -> None:
 
 def test_components() -> None:
     context = {"a": 1, "b": [2], "c": "x", "d": None, "e": torch.float32}
-    assert components(context) == {(("item", k),): context[k] for k in "abc"}
+    assert components(context) == {(("item", k),): context[k] for k in "ac"}
+    assert wholes(context) == {(("item", k),): context[k] for k in "be"}
     assert with_components(Frozen(1, 2), {(("field", "step"),): 5}) == Frozen(1, 5)
     assert with_components(Named(1, 2), {(("field", "step"),): 5}) == Named(1, 5)
     assert components(torch.Size([2, 3])) == {} and components(Mutable(1, 2)) == {

@@ -98,8 +98,13 @@ class _Watched(Listener):
 
     def marks(self) -> dict[Steps, Unread]:
         """What was not read so far."""
-        read = {steps[:k] for steps in self.read for k in range(len(steps) + 1)}  # and what some of is
-        return {steps: self.mark(steps) for steps in self.copies.values if steps not in read}
+        unread = {steps for steps in self.copies.values if not self.has_read(steps)}
+        inside = {s for s in unread if any(s[:k] in unread for k in range(len(s)))}
+        return {steps: self.mark(steps) for steps in self.copies.values if steps in unread - inside}
+
+    def has_read(self, steps: Steps) -> bool:
+        """Is this value read, or a part of it?"""
+        return any(s[: len(steps)] == steps for s in self.read)
 
     def wholes(self, unread: Collection[Steps]) -> Wholes | None:
         """What a call has to keep that has other containers and the like; None where nothing hangs on them."""
@@ -278,7 +283,7 @@ class ContextReads:
             self.lending.take_on(call)
             stack.enter_context(self.watching())
             yield stack.enter_context(self.first(read, call))
-        read.values |= {m: snapshot(call[m]) for m, row in (self._left_out or {}).items() if m.steps in row.read}
+        read.values |= {m: snapshot(call[m]) for m, row in (self._left_out or {}).items() if row.has_read(m.steps)}
 
     @contextlib.contextmanager
     def first(self, read: LateReads | None = None, call: Mapping[Any, Any] | None = None) -> Iterator[LateReads]:
@@ -289,7 +294,9 @@ class ContextReads:
         with self.objects.anew() as objects, objects.read_as(others):
             yield read
         keeping = Held(objects.names)
-        read.values |= {m: keeping.context(_without_unread(known[m]), VALUE) for m in self.lending.outermost}
+        unread = {("input", m.input, m.names, m.steps) for row in self._rows for m in row.marks().values()}
+        outermost = [m for m in self.lending.outermost if m.place not in unread]
+        read.values |= {m: keeping.context(_without_unread(known[m]), VALUE) for m in outermost}
         for m, value in shared.items():
             now = copied(value)
             objects.add_copy(known[m], now)
@@ -332,7 +339,10 @@ def _may_be_size(value: Any, dims: int) -> bool:
 
 def _nothing_inside_changes(row: _Watched) -> Copies:
     """A class may leave parts of the context on the inner tensors, where nobody notes that they are read."""
-    inner = [vars(t) for t in row.inner.values() if isinstance(t, Tensor)]
+    tensors = [t for t in row.inner.values() if isinstance(t, Tensor)]
+    if any(type(t) in _torch.FAKE_TYPES and vars(t).keys() - vars(t.detach()).keys() for t in tensors):
+        return Copies((), {})
+    inner = [vars(t) for t in tensors]
     before = [dict(state) for state in inner]
     found = copies(row.build, row.wrapper, row.spec.context)
     changed = False

@@ -207,7 +207,7 @@ def _may_be_lent(value: Any) -> bool:
     """Can it be changed in place, and may another one stand in its place in the next call?"""
     if is_copied(value) or is_buffer(value):
         return True
-    other = is_atom(value) or isinstance(value, (tuple, Tensor))
+    other = is_atom(value) or isinstance(value, (tuple, frozenset, Tensor))
     return not other and is_looked_inside(value) and has_own_equality(type(value))
 
 

@@ -33,7 +33,7 @@ from ..plan import (
     views_in,
 )
 from ..subclass.arguments import same_argument
-from ..subclass.components import lent_source
+from ..subclass.components import mark_source
 from ..subclass.context import AnyNumber, Lent
 from ..subclass.spec import OpaqueSpec, Spec, spec_leaves
 from ..subclass.template import Examples
@@ -420,9 +420,10 @@ class _EntryEmitter:
         """Which inputs have one object in their contexts."""
         s, firsts = self.source, []
         for row in self.plan.configurations:
+            held = [mark_source(mark, inputs[mark.place[1]], s.constant) for mark in row]
             firsts.append(s.name("k"))
-            s.line(f"{firsts[-1]} = {lent_source(row[0], inputs[row[0].place[1]])}")
-            others = [f"{lent_source(mark, inputs[mark.place[1]])} is not {firsts[-1]}" for mark in row[1:]]
+            s.line(f"{firsts[-1]} = {held[0]}")
+            others = [f"{other} is not {firsts[-1]}" for other in held[1:]]
             if others:
                 s.line(f"if {' or '.join(others)}: return MISS")
         if len(firsts) == 2:
@@ -450,10 +451,13 @@ class _EntryEmitter:
         s.line(f"p = [{', '.join(self._primal(p, leaves, symbols) for p in plan.primals)}]")
         items = [f"{s.constant(k, 'symbol')}: {v}" for k, v in symbols.items()]
         if plan.trains:
-            items += [f"{s.constant(mark, 'unread')}: {local}" for mark, local in self.unwrapper.unread]
+            known = dict(self.unwrapper.unread)  # but not those in objects, which are compared as a whole
+            for unread in plan.unread:
+                value = known.get(unread) or mark_source(unread, inputs[unread.input], s.constant)
+                items.append(f"{s.constant(unread, 'unread')}: {value}")
         for mark in plan.lent:
             self.lent[mark] = s.name("k")
-            s.line(f"{self.lent[mark]} = {lent_source(mark, inputs[mark.place[1]])}")
+            s.line(f"{self.lent[mark]} = {mark_source(mark, inputs[mark.place[1]], s.constant)}")
             items.append(f"{s.constant(mark, 'lent')}: {self.lent[mark]}")
         env = "{" + ", ".join(items) + "}" if items else "None"
         if plan.containers:

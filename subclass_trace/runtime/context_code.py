@@ -54,7 +54,7 @@ class ContextCheck:
         else:
             self._unless(self._same(now, known))
             for mark in marks:
-                self.unread.append((mark, self._local(source_at(mark.steps, self.context))))
+                self.unread.append((mark, self._local(source_at(mark.steps, self.context, self.source.constant))))
 
     def _same(self, now: str, known: Any) -> str:
         constant = self.source.constant(known, "context")

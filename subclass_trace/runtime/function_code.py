@@ -18,7 +18,7 @@ import torch
 from .. import _torch
 from .._torch.tape import saves_for_torch
 from ..plan import Plan
-from ..subclass.components import lent_source
+from ..subclass.components import mark_source
 from ..subclass.context import same_context
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.spec import LeafSpec, SizeExpr, Spec, WrapperSpec, leaf_count, same_spec, spec_leaves
@@ -387,7 +387,7 @@ class FunctionEmitter:
             s.line(f"{name} = {self._tangent_names()[place] if kind == 'tangent' else f'ctx.inputs[{place}]'}")
         lent = {mark: s.name("k") for mark in entry.lent}
         for mark, name in lent.items():
-            s.line(f"{name} = {lent_source(mark, self._tangent_names()[mark.place[1]])}")
+            s.line(f"{name} = {mark_source(mark, self._tangent_names()[mark.place[1]], s.constant)}")
         if leaves:
             s.line(f"if fast.fit is not None: {', '.join(leaves)}, = fast.fit({', '.join(leaves)})")
         number = {row.name: k for k, row in enumerate(r for r in self.plan.saved if r.is_tensor)}

@@ -111,10 +111,10 @@ def value_at(context: Any, steps: Steps) -> Any:
     return functools.reduce(component, steps, context)
 
 
-def source_at(steps: Steps, context: str) -> str:
-    """The expression that reads the value, as source."""
+def source_at(steps: Steps, context: str, name_of: Callable[[Any], str] = repr) -> str:
+    """The expression that reads the value, as source. ``name_of``: what stands there for a key of a dict."""
     for kind, key in steps:
-        context = f"{context}[{key!r}]" if kind == "item" else f"{context}.{key}"
+        context = f"{context}[{name_of(key)}]" if kind == "item" else f"{context}.{key}"
     return context
 
 
@@ -132,10 +132,10 @@ def with_lent(value: Any, call: Mapping[Any, Any]) -> Any:
     return call[value] if isinstance(value, Lent) else map_parts(value, lambda v: with_lent(v, call))
 
 
-def lent_source(mark: Lent, variable: str) -> str:
+def mark_source(mark: Lent | Unread, variable: str, name_of: Callable[[Any], str]) -> str:
     """The expression that reads it, as source; ``variable``: the input."""
-    _, _, names, steps = mark.place
-    return source_at(steps, ".".join((variable, *names)) + ".__tensor_flatten__()[1]")
+    names, steps = (mark.names, mark.steps) if isinstance(mark, Unread) else mark.place[2:]
+    return source_at(steps, ".".join((variable, *names)) + ".__tensor_flatten__()[1]", name_of)
 
 
 def with_components(context: Any, values: Mapping[Steps, Any]) -> Any:

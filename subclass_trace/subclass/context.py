@@ -344,7 +344,9 @@ def is_frozen(value: Any) -> bool:
 
 def is_buffer(value: Any) -> bool:
     """Is it an array of numbers, or of bytes, that can be written in place?"""
-    return type(value) in (bytearray, array.array) or (type(value).__module__ == "numpy" and hasattr(value, "copy"))
+    if type(value) in (bytearray, array.array):
+        return True  # a number of numpy's cannot be written, and an iterator of it has no bytes
+    return type(value).__module__ == "numpy" and hasattr(value, "__setitem__") and hasattr(value, "tobytes")
 
 
 def map_items(context: tuple[Any, ...], function: Callable[[Any], Any]) -> Any:
@@ -433,6 +435,7 @@ class _Outer(enum.Enum):
     """Stands in a context for the outer size or stride of its wrapper, when that is dynamic."""
 
     SIZE = "outer size"
+    NUMBERS = "outer size, as a tuple"
     STRIDE = "outer stride"
 
 
@@ -443,7 +446,7 @@ def without_outer(context: Any, size: tuple[Any, ...], stride: tuple[Any, ...]) 
     """
     if isinstance(context, tuple):
         if context and _same_sizes(context, size):
-            return _Outer.SIZE
+            return _Outer.NUMBERS if type(context) is tuple else _Outer.SIZE
         if context and _same_sizes(context, stride):
             return _Outer.STRIDE
         return _like(context, [without_outer(x, size, stride) for x in context])
@@ -467,6 +470,8 @@ def with_outer(
         return lend(context)
     if context is _Outer.SIZE:
         return torch.Size(size)
+    if context is _Outer.NUMBERS:
+        return tuple(size)
     if context is _Outer.STRIDE:
         return tuple(stride)
     if isinstance(context, tuple):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import enum
+import itertools
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 import subclass_trace as st
 
@@ -210,7 +214,212 @@ def test_a_backward_that_is_traced_later_reads_the_lists_of_its_call() -> None:
     assert len(region.specializations) == 1
 
 
+# ---------------------------------------------------------------------------------------------- while it is built
+class Derived(InDict):
+    """Keeps numbers beside the value; ``scale`` says what it makes of the value."""
+
+    def __init__(self, a: Tensor, note: Any, bits: float = 4.0) -> None:
+        super().__init__(a, note)
+        self.bits, self.scale = bits, self._scale(note, bits)
+
+    @staticmethod
+    def __new__(cls, a: Tensor, note: Any, bits: float = 4.0) -> Any:
+        return InDict.__new__(cls, a, note)
+
+    def __tensor_flatten__(self) -> Any:
+        return ["a"], {"note": self.note, "bits": self.bits}
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: Any, context: Any, size: Any, stride: Any) -> Any:
+        return cls(inner["a"], context["note"], context["bits"])
+
+    def _scale(self, note: Any, bits: float) -> float:
+        raise NotImplementedError
+
+
+class ByPattern(Derived):
+    def _scale(self, note: Any, bits: float) -> float:
+        match note:
+            case [n]:
+                return float(n)
+        return bits
+
+
+class ByClass(Derived):
+    def _scale(self, note: Any, bits: float) -> float:
+        return 9.0 if type(note) is list and len(note) == 1 else bits
+
+
+class ByLeaves(Derived):
+    def _scale(self, note: Any, bits: float) -> float:
+        return 3.0 if len(tree_leaves(note)) == 1 else bits
+
+
+class TwoSwitches(Derived):
+    def _scale(self, note: Any, bits: float) -> float:
+        return 7.0 if note[0] is Kind.BLOCK and note[1] is Kind.ROW else bits
+
+
+class Consumes(Derived):
+    def _scale(self, note: Any, bits: float) -> float:
+        n = len(note)
+        note.clear()
+        return bits + 0 * n
+
+
+class Locked(Derived):
+    lock = threading.Lock()
+
+    def _scale(self, note: Any, bits: float) -> float:
+        self.lock.acquire()
+        torch.empty(note, device="meta")  # C code asks for a list; no ``finally``
+        self.lock.release()
+        return bits
+
+
+class OnTheInnerTensor(Derived):
+    def _scale(self, note: Any, bits: float) -> float:
+        self.a.tag = (note, bits)
+        return bits
+
+
+#: a class, values, and what the region reads
+BUILT: dict[str, tuple[Any, list[Any], Callable[[Any], Any]]] = {
+    "a pattern": (ByPattern, [[1, 2], [9], [5, 6]], lambda x: x * x.scale),
+    "its class": (ByClass, [[1, 2], [8], (8,)], lambda x: x * x.scale),
+    "its leaves": (ByLeaves, [[1, 2], [8], [5, 6]], lambda x: x * x.scale),
+    "two members": (TwoSwitches, [(a, b) for a in Kind for b in Kind], lambda x: x * x.scale),
+    "consumed": (Consumes, [[1, 2], [3], [4, 5]], lambda x: x * x.scale),
+    "under a lock": (Locked, [[1, 2], [2, 3], []], lambda x: x * x.scale),
+    "left inside": (OnTheInnerTensor, [[1], [2], [2]], lambda x: (x * 2, x.a.tag)),
+}
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_what_a_class_does_with_it_while_it_is_built(name: str) -> None:
+    cls, values, function = BUILT[name]
+    region = st.compile(function)
+    for k, value in enumerate((*values, *values)):
+        mine, other = (cls(torch.arange(3.0), copy.copy(value), 4.0 + k // 3) for _ in range(2))
+        torch.testing.assert_close(region(mine), function(other))
+        assert mine.note == other.note
+
+
+def test_three_truth_values_that_decide_together() -> None:
+    class Three(InDict):
+        def __init__(self, a: Tensor, p: bool, q: bool, bits: float) -> None:
+            super().__init__(a, None)
+            self.p, self.q, self.bits, self.scale = p, q, bits, 7.0 if p and q else bits
+
+        @staticmethod
+        def __new__(cls, a: Tensor, p: bool, q: bool, bits: float) -> Any:
+            return InDict.__new__(cls, a, None)
+
+        def __tensor_flatten__(self) -> Any:
+            return ["a"], (self.p, self.q, self.bits)
+
+        @classmethod
+        def __tensor_unflatten__(cls, inner: Any, context: Any, size: Any, stride: Any) -> Any:
+            return cls(inner["a"], *context)
+
+    region = st.compile(lambda x: x * x.scale)
+    for p, q in itertools.product((False, True), repeat=2):
+        x = Three(torch.ones(3), p, q, 4.0)
+        torch.testing.assert_close(region(x), x * x.scale)
+
+
+class Made(enum.Enum):
+    """Has members that it makes when they are asked for."""
+
+    A = 1
+
+    @classmethod
+    def _missing_(cls, value: Any) -> Any:
+        member = object.__new__(cls)
+        member._name_, member._value_ = f"M{value}", value
+        return member
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [Made(5), Made(6), Made.A],
+        [[[1], [2]], [[1]], []],
+        [[{"u": [1]}], [{"v": 2}], []],
+        [{Kind.ROW: [1]}, {Kind.BLOCK: [1, 2]}, {}],
+        [{int: [1]}, {torch.device("cpu"): 2}, {float("inf"): [3]}],
+    ],
+    ids=["members made later", "lists in lists", "dicts in lists", "keys that are members", "keys of other kinds"],
+)
+def test_training(values: list[Any]) -> None:
+    for cls in (Noted, InDict, InTuple):
+        region = st.compile(lambda x: (x * 2).sum())
+        for value in (*values, *values):
+            x = cls(torch.ones(3), value).requires_grad_()
+            (grad,) = torch.autograd.grad(region(x), x)
+            torch.testing.assert_close(grad, torch.full((3,), 2.0))
+
+
+@dataclasses.dataclass
+class Settings:
+    note: list[int]
+    bits: int = 4
+
+
+class KeepsBoth(Late):
+    """Keeps the dataclass and a list of it."""
+
+    def __init__(self, a: Tensor, settings: Settings) -> None:
+        super().__init__(a, settings.note)
+        self.settings = settings
+
+    def __tensor_flatten__(self) -> Any:
+        return ["a"], self.settings
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: Any, context: Any, size: Any, stride: Any) -> Any:
+        return cls(inner["a"], context)
+
+
+def test_double_backward_with_a_dataclass_and_its_list() -> None:
+    for note in ([1, 2], [3, 4]):
+        x = KeepsBoth(torch.ones(3), Settings(note)).requires_grad_()
+        (now,) = torch.autograd.grad(st.compile(torch.sum)(x), x, create_graph=True)
+        torch.testing.assert_close(now, torch.full((3,), float(sum(note))))
+
+
+def test_numbers_of_numpy_and_frozen_sets_are_values() -> None:
+    class Kept(InDict):
+        @classmethod
+        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return Kept(args[0].a + args[1].a, args[1].note) if func is torch.ops.aten.add.Tensor else NotImplemented
+
+    region = st.compile(torch.add)
+    for one, two in ((np.float32(1), np.float32(5)), (frozenset({1}), frozenset({5}))):
+        for x, y in ((one, one), (two, one), (one, two), (two, two)):
+            assert region(Kept(torch.ones(2), x), Kept(torch.ones(2), y)).note == y
+
+
+def test_a_tuple_of_the_outer_sizes_stays_a_tuple() -> None:
+    class Sized(InDict):
+        def __init__(self, a: Tensor, note: Any) -> None:
+            super().__init__(a, tuple(a.shape))
+
+    region = st.compile(lambda x: (x * 2, x.note))
+    for n in (3, 4, 5):
+        note = region(Sized(torch.ones(n, 2), None))[1]
+        assert type(note) is tuple and note == (n, 2)
+
+
 def test_explain_names_them() -> None:
     region = st.compile(lambda x: x * 2)
     region(InDict(torch.ones(3), [1, 2]))
     assert "context['note'] of args[0] (any list; nothing read .note)" in str(region.explain())
+
+
+def test_one_backward_for_all_of_them() -> None:
+    region = st.compile(lambda x: (x * 2).sum())
+    for k in range(4):
+        region(InDict(torch.ones(3), [k] * k).requires_grad_()).backward()
+    assert len(region.specializations) == 1
+    assert "1 backward compiled" in str(region.explain())

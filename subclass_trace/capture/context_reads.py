@@ -17,7 +17,17 @@ import torch
 from .. import _torch
 from ..plan import MutationPlan
 from ..subclass.classes import KeptClass
-from ..subclass.components import Copies, Steps, components, copies, parts_of, value_at, wholes, with_components
+from ..subclass.components import (
+    Copies,
+    Steps,
+    components,
+    copies,
+    is_inside,
+    parts_of,
+    value_at,
+    wholes,
+    with_components,
+)
 from ..subclass.context import Lent, StandIn, Unread, copied, has_generated_equality, snapshot
 from ..subclass.kept import Held
 from ..subclass.kept_objects import KeptObject
@@ -28,7 +38,7 @@ from ..subclass.protocol import flattens_alike, is_traceable, unflatten_of
 from ..subclass.spec import Spec, WrapperSpec
 from ..subclass.visit import VALUE
 from ..subclass.wholes import Wholes
-from .lending import Lending
+from .lending import Lending, brought_to
 from .object_reads import ObjectReads
 
 Tensor = torch.Tensor
@@ -294,8 +304,8 @@ class ContextReads:
         with self.objects.anew() as objects, objects.read_as(others):
             yield read
         keeping = Held(objects.names)
-        unread = {("input", m.input, m.names, m.steps) for row in self._rows for m in row.marks().values()}
-        outermost = [m for m in self.lending.outermost if m.place not in unread]
+        unread = [m for row in self._rows for m in row.marks().values()]
+        outermost = [m for m in self.lending.outermost if not is_inside(m, unread)]
         read.values |= {m: keeping.context(_without_unread(known[m]), VALUE) for m in outermost}
         for m, value in shared.items():
             now = copied(value)
@@ -320,7 +330,7 @@ def _take_on(row: _Watched, values: Mapping[Steps, Any]) -> None:
             dict.clear(held)
             dict.update(held, value)
         elif not isinstance(value, Tensor):
-            state[name] = value
+            state[name] = brought_to(held, value)  # results have, and `lending` changes, the very objects
 
 
 def _copies(row: _Watched) -> Copies:

@@ -216,9 +216,9 @@ def _take_on(held: Any, value: Any) -> None:
     if held is value or type(plain(held)) is not type(value):
         return
     if type(held) is list:
-        held[:] = [_part(held[k] if k < len(held) else None, v) for k, v in enumerate(value)]
+        held[:] = [brought_to(held[k] if k < len(held) else None, v) for k, v in enumerate(value)]
     elif type(held) in ROWS:
-        rows = {k: _part(dict.get(held, k), v) for k, v in value.items()}
+        rows = {k: brought_to(dict.get(held, k), v) for k, v in value.items()}
         dict.clear(held)
         dict.update(held, rows)
     elif type(held) is set:
@@ -229,10 +229,11 @@ def _take_on(held: Any, value: Any) -> None:
         for name in before.keys() - now.keys():
             object.__delattr__(held, name)
         for name, v in now.items():
-            object.__setattr__(held, name, _part(before.get(name), v))
+            object.__setattr__(held, name, brought_to(before.get(name), v))
 
 
-def _part(held: Any, value: Any) -> Any:
+def brought_to(held: Any, value: Any) -> Any:
+    """What holds as much as ``value``: the very container that was held, where it can be changed in place."""
     if type(plain(held)) is type(value) and is_copied(value):
         _take_on(held, value)
         return held

@@ -33,7 +33,7 @@ from ..plan import (
     views_in,
 )
 from ..subclass.arguments import same_argument
-from ..subclass.components import mark_source
+from ..subclass.components import is_inside, mark_source, read_lent
 from ..subclass.context import AnyNumber, Lent
 from ..subclass.spec import OpaqueSpec, Spec, spec_leaves
 from ..subclass.template import Examples
@@ -457,7 +457,11 @@ class _EntryEmitter:
                 items.append(f"{s.constant(unread, 'unread')}: {value}")
         for mark in plan.lent:
             self.lent[mark] = s.name("k")
-            s.line(f"{self.lent[mark]} = {mark_source(mark, inputs[mark.place[1]], s.constant)}")
+            if is_inside(mark, plan.unread):
+                value = f"{s.bind('read_lent', read_lent)}({s.constant(mark, 'lent')}, ({_tuple(inputs)}))"
+            else:
+                value = mark_source(mark, inputs[mark.place[1]], s.constant)
+            s.line(f"{self.lent[mark]} = {value}")
             items.append(f"{s.constant(mark, 'lent')}: {self.lent[mark]}")
         env = "{" + ", ".join(items) + "}" if items else "None"
         if plan.containers:

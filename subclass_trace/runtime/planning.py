@@ -111,22 +111,11 @@ def make_plan(
         watched_names=tuple(watched.values()),
         unread=captured.session.reads.left_out(),
         wholes=captured.session.reads.wholes(),
-        lent=marks_in(values, attributes) if captured.tape is None else _lent(captured, lending),
+        lent=marks_in(values, attributes) if captured.tape is None else tuple(lending.objects),
         configurations=_configurations(captured, lending),
         objects=keeping.rows(objects.values()),
         apart=captured.apart,
     )
-
-
-def _lent(captured: Captured, lending: Lending) -> tuple[Lent, ...]:
-    """What backwards may ask for. What lies in a container that nothing reads may lie elsewhere in another call."""
-    unread = {("input", m.input, m.names, m.steps) for m in captured.session.reads.left_out()}
-
-    def is_inside(mark: Lent) -> bool:
-        *wrapper, steps = mark.place
-        return any((*wrapper, steps[:k]) in unread for k in range(len(steps)))
-
-    return tuple(mark for mark in lending.objects if not is_inside(mark))
 
 
 def _configurations(captured: Captured, lending: Lending) -> tuple[tuple[Lent, ...], ...]:

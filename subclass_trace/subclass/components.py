@@ -17,7 +17,7 @@ import enum
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -119,12 +119,24 @@ def source_at(steps: Steps, context: str, name_of: Callable[[Any], str] = repr) 
 
 
 def read_lent(mark: Lent, values: Sequence[Any]) -> Any:
-    """What an input (or tangent) of this call has in the place of an object of the traced one."""
+    """What an input (or tangent) of this call has in the place of an object of the traced one.
+
+    The mark where nothing is: inside of a container that no guard compares.
+    """
     _, number, names, steps = mark.place
     wrapper: Any = values[number]
     for name in names:
         wrapper = getattr(wrapper, name)
-    return value_at(wrapper.__tensor_flatten__()[1], steps)
+    try:
+        return value_at(wrapper.__tensor_flatten__()[1], steps)
+    except (AttributeError, LookupError, TypeError):
+        return mark
+
+
+def is_inside(mark: Lent, unread: Iterable[Unread]) -> bool:
+    """Is the object one of these values, or in one?"""
+    kind, *wrapper, steps = mark.place
+    return kind == "input" and any([m.input, m.names] == wrapper and m.steps == steps[: len(m.steps)] for m in unread)
 
 
 def with_lent(value: Any, call: Mapping[Any, Any]) -> Any:

@@ -417,6 +417,46 @@ def test_explain_names_them() -> None:
     assert "context['note'] of args[0] (any list; nothing read .note)" in str(region.explain())
 
 
+class Scales(InTuple):
+    """The kernel of ``sin`` reads the list; a tag beside it is not read."""
+
+    def __init__(self, a: Tensor, note: Any, tag: Any = "a") -> None:
+        super().__init__(a, note)
+        self.tag = tag
+
+    @staticmethod
+    def __new__(cls, a: Tensor, note: Any, tag: Any = "a") -> Any:
+        return InTuple.__new__(cls, a, note)
+
+    def __tensor_flatten__(self) -> Any:
+        return ["a"], (self.tag, self.note)
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: Any, context: Any, size: Any, stride: Any) -> Any:
+        return cls(inner["a"], context[1], context[0])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        x = next(t for t in args if isinstance(t, Scales))
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        return out * sum(x.note) if func is torch.ops.aten.sin.default else out
+
+
+@pytest.mark.parametrize("tag", ["a", [1], None])
+@pytest.mark.parametrize("changes", [(False, True), (True, False)])
+def test_a_list_that_changes_between_forward_and_backward(tag: Any, changes: tuple[bool, ...]) -> None:
+    def gradient(function: Any, changed: bool) -> Tensor:
+        x = Scales(torch.ones(2), [1, 2], tag).requires_grad_()
+        y = function(x)
+        if changed:
+            x.note[0] = 50
+        return torch.autograd.grad(y.sum(), x)[0]
+
+    region = st.compile(torch.cos)
+    for changed in (*changes, *changes):
+        torch.testing.assert_close(gradient(region, changed), gradient(torch.cos, changed))
+
+
 def test_one_backward_for_all_of_them() -> None:
     region = st.compile(lambda x: (x * 2).sum())
     for k in range(4):

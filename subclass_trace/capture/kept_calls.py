@@ -97,8 +97,11 @@ class Template:
 
         def make(given: Sequence[Tensor], numbers: Sequence[int]) -> Any:
             own = [given[k] for k in places]
-            made = own[0] if isinstance(spec, LeafSpec) else rebuild(spec, iter(own), sizes(numbers))
-            return made.detach().requires_grad_() if tracked and not made.requires_grad else made
+            fresh = not isinstance(spec, LeafSpec)  # and a class need not have a ``detach`` that gives its own kind
+            made = rebuild(spec, iter(own), sizes(numbers)) if fresh else own[0]
+            if tracked and not made.requires_grad:
+                made = (made if fresh else made.detach()).requires_grad_()
+            return made
 
         return make
 

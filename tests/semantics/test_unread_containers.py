@@ -463,3 +463,35 @@ def test_one_backward_for_all_of_them() -> None:
         region(InDict(torch.ones(3), [k] * k).requires_grad_()).backward()
     assert len(region.specializations) == 1
     assert "1 backward compiled" in str(region.explain())
+
+
+COUNTED: list[int] = []
+
+
+class Counted(Late):
+    """The backward of its sum counts, and reads the wrapper that its ``ctx`` holds. ``detach`` gives a dense tensor."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return (
+            _CountedSum.apply(args[0])
+            if func is torch.sum
+            else super().__torch_function__(func, types, args, kwargs or {})
+        )
+
+
+class _CountedSum(_Sum):
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:  # type: ignore[override]
+        COUNTED.append(1)
+        return (grad * sum(ctx.x.note)).expand(3)
+
+
+def test_a_backward_with_effects_that_reads_a_wrapper() -> None:
+    region = st.compile(lambda x: torch.sum(x))
+    COUNTED.clear()
+    for k, note in enumerate(([1, 2], [3, 4], [1, 2]), 1):
+        x = Counted(torch.ones(3), note).requires_grad_()
+        (grad,) = torch.autograd.grad(region(x), x)
+        torch.testing.assert_close(grad, torch.full((3,), float(sum(note))))
+        assert len(COUNTED) == k

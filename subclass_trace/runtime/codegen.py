@@ -38,6 +38,7 @@ from ..subclass.context import AnyNumber, Lent
 from ..subclass.spec import OpaqueSpec, Spec, spec_leaves
 from ..subclass.template import Examples
 from .containers import delivered, taken
+from .context_code import keeps_code
 from .delivery_code import Delivery, is_plain
 from .emit import (
     NotGenerated,
@@ -390,7 +391,8 @@ class _EntryEmitter:
         for held in plan.objects:
             s.line(f"if not {s.constant(held.is_as_it_was, 'as_it_was')}(): return MISS")
         for kept in plan.wholes:
-            s.line(f"if not {s.constant(kept.holds, 'keeps')}({inputs[kept.input]}): return MISS")
+            holds = keeps_code(s, kept, inputs[kept.input], dict(self.unwrapper.unread))
+            s.line(f"if not {holds}: return MISS")
         self._configurations(inputs)
         for condition in plan.conditions:
             s.line(f"if not {expression_code(condition, symbols)}: return MISS")

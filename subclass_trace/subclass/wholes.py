@@ -26,7 +26,8 @@ class Wholes:
 
     Attributes:
         input: the number of the input; ``names``: the attributes that lead from it to the wrapper.
-        steps: where they are in the context; ``others``: where numbers and strings are that it has not read.
+        steps: where they are in the context, and ``traced``, what the trace had there.
+        others: where numbers and strings are that it has not read.
         attributes: of the wrapper, that are copies of other values of the context: name -> where these are.
     """
 
@@ -41,7 +42,7 @@ class Wholes:
     ) -> None:
         self.input, self.names, self.attributes = input, tuple(names), dict(attributes)
         self.steps, self.others = tuple(steps), tuple(others)
-        self._traced = _values(snapshot(context), self.steps)
+        self.traced = _values(snapshot(context), self.steps)
         self._seen: Any = None  # what was found to be right last; threads may put in what they saw
 
     def holds(self, value: Any) -> bool:
@@ -49,7 +50,7 @@ class Wholes:
         for name in self.names:
             value = getattr(value, name)
         names, inners, context = inner_values(value)
-        if same_context(self._traced, _values(context, self.steps)):
+        if same_context(self.traced, _values(context, self.steps)):
             return True
         if same_context(self._seen, _values(context, (*self.steps, *self.others))):
             return True

@@ -34,10 +34,12 @@ from ..subclass.kept_objects import KeptObject
 from ..subclass.members import mentions
 from ..subclass.noted_dict import NotedDict, plain
 from ..subclass.noting import Listener, note_all, noting, noting_getattribute
+from ..subclass.paths import Path
 from ..subclass.protocol import flattens_alike, is_traceable, unflatten_of
 from ..subclass.spec import Spec, WrapperSpec
 from ..subclass.visit import VALUE
 from ..subclass.wholes import Wholes
+from .changed_contexts import may_change
 from .lending import Lending, brought_to
 from .object_reads import ObjectReads
 
@@ -160,10 +162,17 @@ class ContextReads:
         self.objects = ObjectReads()
         self.lending = Lending({})
         self._left_out: dict[Unread, _Watched] | None = None  # once the guards are made
+        self.wrappers: list[tuple[Path, Any]] = []  # the inputs that are some
 
     # ---------------------------------------------------------------- before the run
+    def meet(self, number: int, traced: Any, spec: Spec, path: Path) -> None:
+        """An input of the trace. Call it when it was built, before anybody reads it."""
+        self.add(number, traced, spec)
+        if _holds_what_may_change(spec):
+            self.wrappers.append((path, traced))
+
     def add(self, number: int, traced: Any, spec: Spec, names: tuple[str, ...] = ()) -> None:
-        """Look at input ``number`` and the wrappers inside it. Call it when it was built, before anybody reads it."""
+        """Look at input ``number`` and the wrappers inside it."""
         if not isinstance(spec, WrapperSpec):
             return
         before = len(self._rows)
@@ -362,6 +371,10 @@ def _nothing_inside_changes(row: _Watched) -> Copies:
             now.clear()
             now.update(was)
     return Copies((), {}) if changed else found
+
+
+def _holds_what_may_change(spec: Spec) -> bool:
+    return isinstance(spec, WrapperSpec) and (may_change(spec.context) or any(map(_holds_what_may_change, spec.inners)))
 
 
 def _builds(row: _Watched) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import UnsupportedError
+from ..subclass.context import is_buffer, is_copied
 from ..subclass.flatten import leaves_of
 from ..subclass.protocol import is_traceable
 
@@ -41,12 +42,22 @@ def deep_copy(t: Tensor, memo: dict[int, Any], line: Callable[[], str | None]) -
                 torch.autograd.graph.increment_version(new)
         if type(made) is not type(t) and is_traceable(t):
             raise RuntimeError("deepcopy of a wrapper whose clone() gives another class")
+        if is_traceable(t):
+            _copy_containers(t, made, memo)
         if t.grad is not None:
             raise UnsupportedError("the region copies the gradient of a tensor", path=line(), got="copy.deepcopy")
         if t.requires_grad:
             made.requires_grad_()
     memo[id(t)] = made
     return made
+
+
+def _copy_containers(t: Tensor, made: Tensor, memo: dict[int, Any]) -> None:
+    """A class hands its context on to the clone, and eager then makes deep copies of all attributes."""
+    for name in vars(t).keys() & vars(made).keys():
+        value = getattr(t, name)
+        if is_copied(value) or is_buffer(value) or type(value) is tuple:
+            vars(made)[name] = copy.deepcopy(value, memo)
 
 
 def _sets_memory(t: Tensor) -> bool:

@@ -252,7 +252,7 @@ def traced_value(
             )
         session.recorder.know_wrapper(traced)
         if session.watches_contexts:
-            session.reads.add(number, traced, spec)
+            session.reads.meet(number, traced, spec, path)
     if traced.requires_grad:  # some classes set it themselves
         traced.requires_grad_(False)
     if spec.requires_grad:  # type: ignore[union-attr]

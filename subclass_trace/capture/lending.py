@@ -107,6 +107,10 @@ class Lending:
             note_inside(context)
         return found
 
+    def mark_of(self, value: Any) -> Any:
+        """The mark of an object; anything else is itself."""
+        return self._marks.get(id(value), value)
+
     def in_place_of(self, value: Any) -> Any:
         """The same for an attribute of a result."""
         return self._mark(value)

@@ -26,6 +26,7 @@ from ..subclass.flatten import flatten, leaves_of, map_leaves
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, WrapperSpec, spec_leaves
 from ..subclass.visit import rebuild
+from .changed_contexts import ChangedContexts
 from .gradient_order import Arrival
 from .graphs import finish_joint, kept_after, placeholders
 from .late_code import NO_LATE_CODE, Late, late_functions
@@ -97,6 +98,12 @@ def _decides(frame: FrameType) -> bool:
     return is_user_code(frame.f_code) and frame.f_code.co_name not in _BUILDERS
 
 
+_IN_A_BACKWARD = (
+    "a custom backward or a hook changes the flatten context of an input in place",
+    "keep what it changes in an object that is no part of a context, or in an inner tensor",
+)
+
+
 class Tape:
     """Differentiable outputs, the gradient edges of the inputs, and the session that they were traced in."""
 
@@ -166,7 +173,9 @@ class Tape:
                     _sequence_numbers(roots, self.edges, recorder, questions, python),
                     late_functions(recorder, [*_nodes_behind(outs, self.edges)]),
                 ):
+                    contexts = ChangedContexts(self.session.reads.wrappers)
                     grads = self._differentiate(outs, values, create_graph)
+                    contexts.check(*_IN_A_BACKWARD)
             finally:
                 recorder.tag, recorder.outliving = "is_forward", frozenset()
             self._check_layouts(grads)

@@ -15,6 +15,7 @@ import torch
 
 from .. import _torch
 from ..capture.aliasing import family
+from ..capture.changed_contexts import ChangedContexts
 from ..capture.clocks import Clocks, clocks
 from ..capture.conversions import CONVERSIONS, conversions
 from ..capture.facts import holds_traced
@@ -451,12 +452,14 @@ class CallSite:
                 lent = {id(c) for c in self.containers.lent.values()}
                 self.handed[:] = [c for _, c, _ in containers.rows if id(c) not in lent]
                 before = flatten_tree((args, kwargs))[0]
+                contexts = ChangedContexts((a.path, a.value) for a in arguments)
                 self.met[:] = elsewhere.items  # from here on the function adds those that it comes upon
                 try:
                     with ids_as_eager(self.reached, (args, kwargs), given, [*of_modules, *named], asked):
                         result = function(*args, **kwargs)
                     changes, new, places = containers.changes()
                     self._check_containers(args, kwargs, before)
+                    contexts.check(*_BY_ANOTHER_NAME)
                 except Exception:
                     self.unfinished.extend(
                         (effects, settings)
@@ -485,6 +488,12 @@ class CallSite:
             return Run(flat, tree, handed, tuple(plans), (*changes, *returned))
 
         return run
+
+
+_BY_ANOTHER_NAME = (
+    "the region changes an object that the flatten context of an input holds, by another name",
+    "give the wrapper an object of its own, or make the change before or after the call",
+)
 
 
 def _attributes_plans(row: _Rebuilt, results: list[Any]) -> list[AssignmentPlan]:

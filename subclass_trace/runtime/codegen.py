@@ -521,7 +521,8 @@ class _EntryEmitter:
             if k in ahead:
                 results.append(ahead[k])
             elif isinstance(o, ConstantOutput):
-                results.append(s.constant(o.value, "result"))
+                mark = o.value
+                results.append(self.lent[mark] if isinstance(mark, Lent) else s.constant(mark, "result"))
             elif isinstance(o, InputOutput):
                 results.append(flat[o.position])
             elif isinstance(o, GradientOutput):

@@ -18,6 +18,7 @@ from ..capture.session import Session
 from ..partition.half import Half
 from ..plan import (
     BasePrimal,
+    ConstantOutput,
     Detached,
     InputPlan,
     LeafPrimal,
@@ -71,8 +72,9 @@ def make_plan(
     lending = captured.session.reads.lending
     values = tuple(freeze(lending.marked(v)) for v in captured.values)
     calls: dict[ViewCall, ViewCall] = {}
-    outputs = tuple(_lent_attributes(_freeze_output(o, captured, calls), lending) for o in captured.outputs)
+    outputs = tuple(_with_lent(_freeze_output(o, captured, calls), lending) for o in captured.outputs)
     attributes = [v for o in outputs for v in getattr(o, "attributes", {}).values()]
+    attributes += [o.value for o in outputs if isinstance(o, ConstantOutput)]
     return Plan(
         inputs=inputs,
         positions=tuple(positions),
@@ -312,8 +314,10 @@ def _freeze_call(call: ViewCall) -> ViewCall:
     return ViewCall(call.function, args, kwargs, given, sized)
 
 
-def _lent_attributes(o: OutputPlan, lending: Lending) -> OutputPlan:
-    """With marks in the place of objects that the attributes of a result have from inputs."""
+def _with_lent(o: OutputPlan, lending: Lending) -> OutputPlan:
+    """With marks in the place of objects from contexts of inputs, which a result is, or its attributes have."""
+    if isinstance(o, ConstantOutput):
+        return replace(o, value=lending.mark_of(o.value))
     if not isinstance(o, (ValueOutput, ViewOutput)) or not o.attributes:
         return o
     return replace(o, attributes={k: lending.in_place_of(v) for k, v in o.attributes.items()})

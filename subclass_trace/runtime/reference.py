@@ -31,6 +31,7 @@ from ..plan import (
     ViewOutput,
 )
 from ..subclass.components import read_lent, with_lent
+from ..subclass.context import Lent
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import owner_of
 from ..subclass.protocol import REAL
@@ -219,7 +220,7 @@ def make_output(
 ) -> Any:
     """One flat result; ``early``: it was made already."""
     if isinstance(o, ConstantOutput):
-        return o.value
+        return call.env[o.value] if isinstance(o.value, Lent) else o.value
     if isinstance(o, SizeOutput):
         return call.sizes[o.index]
     if isinstance(o, RaggedOutput):

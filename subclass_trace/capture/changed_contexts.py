@@ -1,0 +1,72 @@
+"""Has anybody changed what the contexts of wrappers hold, while code ran that may not?
+
+A traced wrapper has copies of what can be changed in place: of a list that a module logs into as well, or of a configuration
+of both. A region that changes such an object by its other name would read the old one through the wrapper; and a change that
+a custom backward makes would be made to the copy.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from .. import _torch
+from ..errors import UnsupportedError
+from ..subclass.components import parts_of
+from ..subclass.context import is_buffer, is_copied, snapshot
+from ..subclass.flatten import wrappers_inside
+from ..subclass.kept_objects import remembers_more
+from ..subclass.noting import unnoted
+from ..subclass.paths import Path
+from ..subclass.protocol import flattens_alike, is_traceable
+from ..subclass.visit import inner_values
+
+
+class ChangedContexts:
+    """The contexts of some values, and of what is inside of them, as they are when this is made."""
+
+    def __init__(self, values: Iterable[tuple[Path, Any]]) -> None:
+        self._rows: list[tuple[Path, Callable[[], Any], Any]] = []
+        with unnoted(), _torch.plain_dispatch():  # the trace sees none of it
+            for path, value in values:
+                for names, wrapper in _own_contexts(value):
+                    context = inner_values(wrapper)[2]
+                    if may_change(context):
+                        self._rows.append((_inside(path, names), weakref.ref(wrapper), snapshot(context)))
+
+    def check(self, what: str, fix: str) -> None:
+        """Call it when the code has run.
+
+        Raises:
+            UnsupportedError: a context holds something else now; but objects may remember more.
+        """
+        with unnoted(), _torch.plain_dispatch():
+            for path, reference, before in self._rows:
+                wrapper = reference()
+                now = before if wrapper is None else inner_values(wrapper)[2]
+                if not remembers_more(before, now):
+                    raise UnsupportedError(
+                        what, path=path, expected="the context as it was before", got=f"{now!r:.200}", fix=fix
+                    )
+
+
+def _inside(path: Path, names: tuple[str, ...]) -> Path:
+    for name in names:
+        path = path.attr(name)
+    return path
+
+
+def may_change(context: Any) -> bool:
+    """Does a context hold anything of which a traced wrapper has a copy?"""
+    return is_copied(context) or is_buffer(context) or any(may_change(v) for _, v in parts_of(context))
+
+
+def _own_contexts(value: Any) -> list[tuple[tuple[str, ...], torch.Tensor]]:
+    """The wrappers in a value, itself among them, whose classes write contexts of their own."""
+    if not is_traceable(value) or value.is_nested:
+        return []
+    rows = [((), value), *wrappers_inside(value)]
+    return [r for r in rows if not flattens_alike(type(r[1])) and _torch.context_shortcut(type(r[1])) is None]

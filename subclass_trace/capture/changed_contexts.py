@@ -16,9 +16,10 @@ import torch
 from .. import _torch
 from ..errors import UnsupportedError
 from ..subclass.components import parts_of
-from ..subclass.context import is_buffer, is_copied, snapshot
+from ..subclass.context import is_atom, is_buffer, is_copied, snapshot
 from ..subclass.flatten import wrappers_inside
-from ..subclass.kept_objects import remembers_more
+from ..subclass.kept import kept
+from ..subclass.kept_objects import is_looked_inside, remembers_more
 from ..subclass.noting import unnoted
 from ..subclass.paths import Path
 from ..subclass.protocol import flattens_alike, is_traceable
@@ -26,16 +27,22 @@ from ..subclass.visit import inner_values
 
 
 class ChangedContexts:
-    """The contexts of some values, and of what is inside of them, as they are when this is made."""
+    """The contexts of some values, and of what is inside of them, as they are when this is made.
 
-    def __init__(self, values: Iterable[tuple[Path, Any]]) -> None:
+    Args:
+        objects: look into objects of the user's, too, which traced wrappers have themselves.
+    """
+
+    def __init__(self, values: Iterable[tuple[Path, Any]], objects: bool = False) -> None:
         self._rows: list[tuple[Path, Callable[[], Any], Any]] = []
         with unnoted(), _torch.plain_dispatch():  # the trace sees none of it
             for path, value in values:
                 for names, wrapper in _own_contexts(value):
                     context = inner_values(wrapper)[2]
-                    if may_change(context):
-                        self._rows.append((_inside(path, names), weakref.ref(wrapper), snapshot(context)))
+                    where = _inside(path, names)
+                    if may_change(context, objects):
+                        before = kept(context, where) if objects else snapshot(context)
+                        self._rows.append((where, weakref.ref(wrapper), before))
 
     def check(self, what: str, fix: str) -> None:
         """Call it when the code has run.
@@ -59,9 +66,11 @@ def _inside(path: Path, names: tuple[str, ...]) -> Path:
     return path
 
 
-def may_change(context: Any) -> bool:
-    """Does a context hold anything of which a traced wrapper has a copy?"""
-    return is_copied(context) or is_buffer(context) or any(may_change(v) for _, v in parts_of(context))
+def may_change(context: Any, objects: bool = False) -> bool:
+    """Does a context hold anything of which a traced wrapper has a copy, or an object of the user's?"""
+    if is_copied(context) or is_buffer(context) or (objects and not is_atom(context) and is_looked_inside(context)):
+        return True
+    return any(may_change(v, objects) for _, v in parts_of(context))
 
 
 def _own_contexts(value: Any) -> list[tuple[tuple[str, ...], torch.Tensor]]:

@@ -374,7 +374,9 @@ def _nothing_inside_changes(row: _Watched) -> Copies:
 
 
 def _holds_what_may_change(spec: Spec) -> bool:
-    return isinstance(spec, WrapperSpec) and (may_change(spec.context) or any(map(_holds_what_may_change, spec.inners)))
+    return isinstance(spec, WrapperSpec) and (
+        may_change(spec.context, True) or any(map(_holds_what_may_change, spec.inners))
+    )
 
 
 def _builds(row: _Watched) -> bool:

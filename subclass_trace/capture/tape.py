@@ -173,7 +173,7 @@ class Tape:
                     _sequence_numbers(roots, self.edges, recorder, questions, python),
                     late_functions(recorder, [*_nodes_behind(outs, self.edges)]),
                 ):
-                    contexts = ChangedContexts(self.session.reads.wrappers)
+                    contexts = ChangedContexts(self.session.reads.wrappers, objects=True)
                     grads = self._differentiate(outs, values, create_graph)
                     contexts.check(*_IN_A_BACKWARD)
             finally:

@@ -186,6 +186,72 @@ def _counted() -> None:
     st.compile(f)(Scaled(dense(2, seed=0), torch.tensor(1.0), types.SimpleNamespace(calls=0)))
 
 
+class _Logs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, w: Any, x: Any) -> Any:
+        ctx.x = x
+        return w * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:  # type: ignore[override]
+        ctx.x.tag.append(1)
+        return grad * len(ctx.x.tag), None
+
+
+@fact(C, "a context that a custom backward or a hook changes", torch="not checked", refused="UnsupportedError")
+def _changed_in_backward() -> None:
+    x = Scaled(dense(2, seed=0), torch.tensor(1.0), [])
+    st.compile(_Logs.apply)(torch.ones(2, requires_grad=True), x).sum().backward()
+
+
+@fact(
+    C,
+    "an object of a context that the region changes by another name (a list that a module logs into)",
+    torch="not checked",
+    refused="UnsupportedError",
+)
+def _by_another_name() -> None:
+    log: list[int] = []
+    x = Scaled(dense(2, seed=0), torch.tensor(1.0), log)
+
+    def f(x: Any) -> Any:
+        log.append(1)
+        return x.data_ * len(x.tag)
+
+    st.compile(f)(x)
+
+
+@fact(C, "a plain tensor in a context that requires grad", torch="not checked", refused="UnsupportedError")
+def _with_gradient() -> None:
+    tag = [torch.ones(2, requires_grad=True)]
+    st.compile(lambda x: x.data_ * x.tag[0])(Scaled(dense(2, seed=0), torch.tensor(1.0), tag))
+
+
+@fact(
+    C,
+    "a list or dict of a context is asked whether it is one from elsewhere (`x.tag is TABLE`)",
+    torch="not checked",
+    differs="False: a traced wrapper has a copy",
+)
+def _is_another() -> None:
+    table = [1]
+    x = Scaled(dense(2, seed=0), torch.tensor(1.0), table)
+    assert x.tag is table
+    assert st.compile(lambda x: (x * 2, x.tag is table))(x)[1] is False
+
+
+@fact(
+    C,
+    "an in-place write to a plain tensor in a context",
+    torch="not checked",
+    differs="it is lost: there it is a value, not a tensor of the program",
+)
+def _written() -> None:
+    x = Scaled(dense(2, seed=0), torch.tensor(1.0), [torch.ones(2)])
+    st.compile(lambda x: x.data_ * x.tag[0].mul_(2))(x)
+    assert torch.equal(x.tag[0], torch.ones(2))
+
+
 @fact(
     C,
     "what cannot be compared: a quantized tensor, an iterator, a list that contains itself",

@@ -11,18 +11,14 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
-
 from .. import _torch
 from ..errors import UnsupportedError
-from ..subclass.components import parts_of
-from ..subclass.context import is_atom, is_buffer, is_copied, snapshot
-from ..subclass.flatten import wrappers_inside
+from ..subclass.changeable import may_change, own_contexts
+from ..subclass.context import snapshot
 from ..subclass.kept import kept
-from ..subclass.kept_objects import is_looked_inside, remembers_more
+from ..subclass.kept_objects import remembers_more
 from ..subclass.noting import unnoted
 from ..subclass.paths import Path
-from ..subclass.protocol import flattens_alike, is_traceable
 from ..subclass.visit import inner_values
 
 
@@ -37,7 +33,7 @@ class ChangedContexts:
         self._rows: list[tuple[Path, Callable[[], Any], Any]] = []
         with unnoted(), _torch.plain_dispatch():  # the trace sees none of it
             for path, value in values:
-                for names, wrapper in _own_contexts(value):
+                for names, wrapper in own_contexts(value):
                     context = inner_values(wrapper)[2]
                     where = _inside(path, names)
                     if may_change(context, objects):
@@ -64,18 +60,3 @@ def _inside(path: Path, names: tuple[str, ...]) -> Path:
     for name in names:
         path = path.attr(name)
     return path
-
-
-def may_change(context: Any, objects: bool = False) -> bool:
-    """Does a context hold anything of which a traced wrapper has a copy, or an object of the user's?"""
-    if is_copied(context) or is_buffer(context) or (objects and not is_atom(context) and is_looked_inside(context)):
-        return True
-    return any(may_change(v, objects) for _, v in parts_of(context))
-
-
-def _own_contexts(value: Any) -> list[tuple[tuple[str, ...], torch.Tensor]]:
-    """The wrappers in a value, itself among them, whose classes write contexts of their own."""
-    if not is_traceable(value) or value.is_nested:
-        return []
-    rows = [((), value), *wrappers_inside(value)]
-    return [r for r in rows if not flattens_alike(type(r[1])) and _torch.context_shortcut(type(r[1])) is None]

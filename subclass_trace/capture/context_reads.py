@@ -17,6 +17,7 @@ import torch
 from .. import _torch
 from ..plan import MutationPlan
 from ..subclass.classes import KeptClass
+from ..subclass.changeable import may_change
 from ..subclass.components import (
     Copies,
     Steps,
@@ -39,7 +40,6 @@ from ..subclass.protocol import flattens_alike, is_traceable, unflatten_of
 from ..subclass.spec import Spec, WrapperSpec
 from ..subclass.visit import VALUE
 from ..subclass.wholes import Wholes
-from .changed_contexts import may_change
 from .lending import Lending, brought_to
 from .object_reads import ObjectReads
 

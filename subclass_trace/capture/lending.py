@@ -107,6 +107,10 @@ class Lending:
             note_inside(context)
         return found
 
+    def lends(self, value: Any) -> bool:
+        """Is it an object that an input has, and that a result is then handed on as a whole?"""
+        return id(value) in self._marks
+
     def mark_of(self, value: Any) -> Any:
         """The mark of an object; anything else is itself."""
         return self._marks.get(id(value), value)

@@ -65,8 +65,8 @@ Tensor = torch.Tensor
 
 
 #: runs the function on the traced inputs; its second argument is `StandIns.adopt`, the third has the numbers that stand in
-#: their places meanwhile
-RunFunction = Callable[[Sequence[Tensor], Callable[..., None], Mapping[NumberPlace, Any]], Run]
+#: their places meanwhile, and the fourth is `Lending.lends`
+RunFunction = Callable[[Sequence[Tensor], Callable[..., None], Mapping[NumberPlace, Any], Callable[[Any], bool]], Run]
 
 
 @dataclass(frozen=True, eq=False)
@@ -324,7 +324,8 @@ class _Capture:
                 watching,
                 own.watching(),
             ):
-                run = call([i.traced for i in inputs.inputs], functions.stand_ins.adopt, self.session.arguments)
+                traced, lends = [i.traced for i in inputs.inputs], self.session.reads.lending.lends
+                run = call(traced, functions.stand_ins.adopt, self.session.arguments, lends)
             if recorder.views.reshaped:  # of a result alone, eager's own way may be left to the call
                 stale = (o for o in run.results if not isinstance(o, Tensor) or recorder.views.by_place(o) is None)
                 functions.check_histories(stale, "the results")

@@ -25,21 +25,23 @@ from ..capture.region import RunFunction
 from ..capture.run import Run
 from ..errors import UnsupportedError
 from ..plan import AssignmentPlan, ContainerChange, OfResult, StatePlan
+from ..runtime.changed_objects import copied_among
 from ..runtime.codegen import Layout, StateSlot
-from ..runtime.containers import change_containers
+from ..runtime.containers import change_containers, value_at_way
 from ..runtime.guards import ModuleGuard, ModuleView, NameGuard
 from ..runtime.held import ABSENT
 from ..runtime.one_object import OneObject
 from ..runtime.trees import twins_in
 from ..subclass.arguments import AttributesOf, ObjectIdentity, ObjectState, argument_snapshot, has_own_equality
 from ..subclass.flatten import flatten, leaves_of
+from ..subclass.noting import unnoted
 from ..subclass.numbers import NumberPlace
 from ..subclass.paths import Path
 from ..subclass.protocol import is_plain, is_traceable, look_again
 from ..subclass.spec import Spec
 from .assignments import ModuleChange, replaced
 from .class_code import class_guards
-from .containers import GivenContainers, HandedContainers, found_anew, made_containers, named_containers
+from .containers import GivenContainers, HandedContainers, found_anew, made_containers, named_containers, path_of
 from .counting import left_out, read_late
 from .exchanged import Pairs, exchanged, with_inner
 from .identities import Asked, ids_as_eager, plain_number
@@ -64,13 +66,13 @@ def flatten_tree(tree: Any) -> tuple[list[Any], Any]:
     return optree.tree_flatten(tree, namespace=_torch.pytree_namespace())
 
 
-def flatten_results(tree: Any) -> tuple[list[Any], Any]:
-    """Like `flatten_tree`; a torch.Size of plain numbers is a leaf."""
+def flatten_results(tree: Any, is_whole: Callable[[Any], bool] = lambda _: False) -> tuple[list[Any], Any]:
+    """Like `flatten_tree`; a torch.Size of plain numbers is a leaf, and what ``is_whole`` says."""
 
-    def is_size(value: Any) -> bool:
-        return isinstance(value, torch.Size) and all(type(n) is int for n in value)
+    def is_leaf(value: Any) -> bool:
+        return is_whole(value) or (isinstance(value, torch.Size) and all(type(n) is int for n in value))
 
-    return optree.tree_flatten(tree, is_leaf=is_size, namespace=_torch.pytree_namespace())
+    return optree.tree_flatten(tree, is_leaf=is_leaf, namespace=_torch.pytree_namespace())
 
 
 def argument_paths(tree: Any) -> list[Path]:
@@ -334,6 +336,16 @@ class CallSite:
             fix="return the new value instead",
         )
 
+    def _check_apart(self, changes: Sequence[ContainerChange]) -> None:
+        """A wrapper whose context holds one of the changed containers has a copy of the caller's."""
+        rows = [(change, value_at_way(self.given, change.keys)) for change in changes]
+        with unnoted(), _torch.plain_dispatch():  # the trace sees none of it
+            held = copied_among([container for _, container in rows], self.flat) if rows else None
+        for change, container in rows:
+            if container is held:
+                what, fix = _BY_ANOTHER_NAME
+                raise UnsupportedError(what, path=path_of(change.keys), got=f"{held!r:.200}", fix=fix)
+
     def _check_rebuilt(self, made: Mapping[int, _Rebuilt]) -> None:
         """What changes a view other than its values, and its attributes, has no place in the plan: only its base is an input
         there."""
@@ -421,7 +433,12 @@ class CallSite:
         if self.given:
             self.containers.nodes.update(twins_in(tuple(self.given)))
 
-        def run(traced: Sequence[Tensor], adopt: Callable[..., None], numbers: Mapping[NumberPlace, Any]) -> Run:
+        def run(
+            traced: Sequence[Tensor],
+            adopt: Callable[..., None],
+            numbers: Mapping[NumberPlace, Any],
+            lends: Callable[[Any], bool],
+        ) -> Run:
             handed, made = self._handed(traced, arguments, positions, numbers)
             self._adopt(adopt, handed)
             args, kwargs = self.containers.placed(self.tree, handed[: self.user_count])
@@ -460,6 +477,7 @@ class CallSite:
                     changes, new, places = containers.changes()
                     self._check_containers(args, kwargs, before)
                     contexts.check(*_BY_ANOTHER_NAME)
+                    self._check_apart(changes)
                 except Exception:
                     self.unfinished.extend(
                         (effects, settings)
@@ -473,7 +491,7 @@ class CallSite:
                 for value in flatten_results(added)[0]:
                     check_result(value, path)
             self._check_rebuilt(made)
-            results, tree = flatten_results((result, new) if changes or returned else result)
+            results, tree = flatten_results((result, new) if changes or returned else result, lends)
             results = [plain_number(value) for value in results]
             for k, value in enumerate(results):
                 check_result(value, Path("result").item(k))

@@ -111,7 +111,7 @@ class HandedContainers:
                 if id(value) in place:
                     items.append((key, Item(before=place[id(value)])))
                     continue
-                path = _path(keys).item(key)
+                path = path_of(keys).item(key)
                 self._check_new(value, path)
                 items.append((key, Item(new=len(new))))
                 new.append(value)
@@ -188,7 +188,7 @@ def _change(keys: Any, before: Any, after: Any, items: tuple[tuple[Any, Item], .
     return ContainerChange(keys, items, replaced, reordered)
 
 
-def _path(keys: Any) -> Path:
+def path_of(keys: Any) -> Path:
     first, *rest = keys
     path = Path("args" if first == 0 else "kwargs")
     for key in rest:

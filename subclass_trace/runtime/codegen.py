@@ -37,6 +37,7 @@ from ..subclass.components import is_inside, mark_source, read_lent
 from ..subclass.context import AnyNumber, Lent
 from ..subclass.spec import OpaqueSpec, Spec, spec_leaves
 from ..subclass.template import Examples
+from .changed_objects import ChangedObjects, holds_copied
 from .containers import delivered, taken
 from .context_code import keeps_code
 from .delivery_code import Delivery, is_plain
@@ -394,6 +395,9 @@ class _EntryEmitter:
             holds = keeps_code(s, kept, inputs[kept.input], dict(self.unwrapper.unread))
             s.line(f"if not {holds}: return MISS")
         self._configurations(inputs)
+        if (changed := ChangedObjects.of(plan)) is not None and any(map(holds_copied, self.real_inputs)):
+            apart = s.constant(changed.are_apart, "are_apart")
+            s.line(f"if not {apart}(({_tuple(inputs)}), args, kwargs): return MISS")
         for condition in plan.conditions:
             s.line(f"if not {expression_code(condition, symbols)}: return MISS")
         for row, name in zip(plan.inputs, inputs, strict=True):

@@ -34,7 +34,7 @@ Taken: TypeAlias = Mapping[ReturnedContainer, Any]
 def taken(rows: Sequence[ContainerChange | ReturnedContainer], args: Any, kwargs: Any) -> Taken:
     """The containers that a call returns and does not make, before it runs."""
     returned = [row for row in rows if isinstance(row, ReturnedContainer) and not row.after]
-    return {row: _at((args, kwargs) if row.read is None else row.read(), row.keys) for row in returned}
+    return {row: value_at_way((args, kwargs) if row.read is None else row.read(), row.keys) for row in returned}
 
 
 def delivered(
@@ -52,7 +52,7 @@ def delivered(
     known = dict(held)
     for row in rows:
         if isinstance(row, ReturnedContainer) and row.after and row.read is not None:
-            known[row] = _at(row.read(), row.keys)
+            known[row] = value_at_way(row.read(), row.keys)
     return map_containers(result, lambda v: known[v] if type(v) is ReturnedContainer else v)
 
 
@@ -60,7 +60,7 @@ def change_containers(rows: Sequence[ContainerChange], args: Any, kwargs: Any, n
     """Make these changes in the containers of a call; ``new``: its new values."""
     found = []
     for row in rows:
-        container = _at((args, kwargs), row.keys)
+        container = value_at_way((args, kwargs), row.keys)
         found.append((row, container, dict(container) if isinstance(container, dict) else list(container)))
     for change, container, old in found:
         change.deliver(container, old, new)
@@ -76,10 +76,11 @@ def owners_found(plans: Sequence[StatePlan]) -> list[StatePlan]:
 def container_now(row: ReturnedContainer) -> Any:
     """The one at the end of a way that begins with ``read()``."""
     assert row.read is not None
-    return _at(row.read(), row.keys)
+    return value_at_way(row.read(), row.keys)
 
 
-def _at(values: Any, keys: Sequence[Hashable]) -> Any:
+def value_at_way(values: Any, keys: Sequence[Hashable]) -> Any:
+    """What these keys lead to, one after another."""
     for key in keys:
         values = values[key]
     return values

@@ -27,6 +27,7 @@ from ..subclass.protocol import Kind, class_of_leaf, kind_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, spec_leaves
 from ..subclass.visit import inner_values
 from .held import ABSENT, LOGS, Same, as_held
+from .changed_objects import ChangedObjects
 from .one_object import KnownTensors, OneObject
 from .sizes import bind, evaluate, holds
 
@@ -250,10 +251,10 @@ def failed_guard(
             return f"flat argument {position}: expected {value!r}, got {flat[position]!r}"
     if not guards.one_object.holds(*given):
         return "other containers are one object than when the specialization was made"
-    return _failed_tensor_guard(plan, guards, flat)
+    return _failed_tensor_guard(plan, guards, flat, given)
 
 
-def _failed_tensor_guard(plan: Plan, guards: Guards, flat: Sequence[Any]) -> str | None:
+def _failed_tensor_guard(plan: Plan, guards: Guards, flat: Sequence[Any], given: tuple[Any, Any]) -> str | None:
     for row in plan.inputs:
         if not isinstance(row.of(flat), Tensor):
             return f"{row.path}: expected a tensor, got {type(row.of(flat)).__qualname__}"
@@ -280,6 +281,8 @@ def _failed_tensor_guard(plan: Plan, guards: Guards, flat: Sequence[Any]) -> str
     found = [[read_lent(mark, inputs) for mark in row] for row in plan.configurations]
     if any(v is not row[0] for row in found for v in row) or len({id(row[0]) for row in found}) != len(found):
         return "other inputs have one object in their contexts than when the specialization was made"
+    if (changed := ChangedObjects.of(plan)) is not None and not changed.are_apart(inputs, *given):
+        return "the region changes an object that the context of an input holds, and did not when it was traced"
     return _failed_leaf_guard(plan, guards, inputs, flat)
 
 

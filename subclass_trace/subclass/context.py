@@ -326,10 +326,35 @@ def snapshot(context: Any) -> Any:
         return map_fields(context, lambda v: v if isinstance(v, torch.Tensor) else snapshot(v))
     if is_buffer(context):
         return copy.copy(context)
-    if type(context) is torch.Tensor:
-        with _torch.no_modes():
-            return context.detach().clone()
-    return context
+    return _twin(context) if type(context) is torch.Tensor else context
+
+
+def _twin(t: torch.Tensor) -> torch.Tensor:
+    """A copy of a plain tensor with the same facts."""
+    with _torch.no_modes(), torch.no_grad():
+        bits = t.is_conj(), t.is_neg()
+        memory = t.detach()
+        if any(bits):  # which a clone resolves
+            _torch.set_lazy_bits(memory, False, False)
+        made = memory.clone()
+        if t.layout is torch.strided and made.stride() != t.stride():  # there are gaps in its memory, or it repeats itself
+            extent = 1 + sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
+            all_of_it = memory.as_strided((extent,), (1,)).clone()
+            made = made.new_empty(0).set_(all_of_it.untyped_storage(), 0, t.shape, t.stride())
+        if any(bits):
+            _torch.set_lazy_bits(made, *bits)
+        if t.requires_grad:
+            made.requires_grad_()
+            vars(made)[_NO_GRADIENT] = True
+    return made
+
+
+def loses_gradient(t: torch.Tensor) -> bool:
+    """Is it the copy of a tensor in a context, to which no gradient would find its way?"""
+    return _NO_GRADIENT in vars(t)
+
+
+_NO_GRADIENT = "_copied_by_subclass_trace"
 
 
 def is_copied(value: Any) -> bool:

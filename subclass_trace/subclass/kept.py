@@ -201,13 +201,6 @@ class Keeping:
             raise self._refused(at, reason)
         if type(value) is not torch.Tensor or self._in_object(around):
             return KeptReference(value)
-        if value.requires_grad:  # the trace has a copy of its numbers
-            raise UnsupportedError(
-                "a flatten context holds a plain tensor that requires grad: its gradient would be lost",
-                path=f"{at} of {self.path}",
-                expected="tensors that require grad among the inner tensors, or as an nn.Parameter",
-                fix="let __tensor_flatten__ name it as an inner tensor, or detach it",
-            )
         parts = parts_of_tensor(value)
         return KeptTensor(value, None if parts is None else self.keep(parts, at, around))
 

@@ -154,3 +154,53 @@ def test_a_deep_copy_has_objects_of_its_own(make: Callable[[], Any]) -> None:
     region = st.compile(copied)
     for _ in range(2):
         assert run(region) == run(copied)
+
+
+def _append_and_read(x: Any, log: list[int]) -> Tensor:
+    log.append(3)
+    return x.a * len(x.held)
+
+
+def test_a_list_that_is_an_argument_too() -> None:
+    log = [1]
+    with pytest.raises(UnsupportedError, match=r"args\[1\]"):
+        st.compile(_append_and_read)(Held(torch.ones(2), log), log)
+    assert log == [1]
+
+
+def test_a_list_that_is_an_argument_too_in_a_later_call() -> None:
+    """The specialization that has served calls with two lists does not serve one with a single list."""
+    f, log = st.compile(_append_and_read), [1]
+    for _ in range(2):
+        assert torch.equal(f(Held(torch.ones(2), [1]), [1]), torch.ones(2))
+    with pytest.raises(UnsupportedError, match=r"args\[1\]"):
+        f(Held(torch.ones(2), log), log)
+    assert log == [1]
+
+
+def test_a_global_list_in_the_context_of_a_later_call() -> None:
+    f = st.compile(_global_log)
+    LOG[:] = [1]
+    try:
+        assert torch.equal(f(Held(torch.ones(2), [1])), torch.ones(2))
+        LOG[:] = [1]
+        with pytest.raises(UnsupportedError, match="by another name"):
+            f(Held(torch.ones(2), LOG))
+        assert LOG == [1]
+    finally:
+        LOG.clear()
+
+
+def test_a_configuration_of_a_module_in_the_context_of_a_later_call() -> None:
+    def made() -> Counts:
+        module = Counts()
+        module.weight = torch.nn.Parameter(Held(torch.ones(2), Config()))
+        return module
+
+    module, x = made(), torch.ones(2)
+    f = st.compile(module)
+    assert torch.equal(f(x), x * 4) and module.config.bits == 5
+    module.weight.held = module.config
+    module.config.bits = 4
+    with pytest.raises(UnsupportedError, match="by another name"):
+        f(x)

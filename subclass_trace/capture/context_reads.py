@@ -16,8 +16,8 @@ import torch
 
 from .. import _torch
 from ..plan import MutationPlan
-from ..subclass.classes import KeptClass
 from ..subclass.changeable import may_change
+from ..subclass.classes import KeptClass
 from ..subclass.components import (
     Copies,
     Steps,

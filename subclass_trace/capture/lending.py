@@ -7,7 +7,7 @@ the trace has that very copy, a call hands on the object of its own input. See d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from ..subclass.context import (
 )
 from ..subclass.flatten import wrappers_inside
 from ..subclass.kept_objects import is_looked_inside
+from ..subclass.made import Made
 from ..subclass.noted_dict import ROWS, NotedDict, plain
 from ..subclass.noting import unnoted
 from ..subclass.protocol import flattens_alike, is_traceable, unflatten_of
@@ -81,6 +82,23 @@ class Lending:
         marks = (*self.outermost, *other.outermost)
         return Lending({**self.objects, **other.objects}, marks, self.renewed | other.renewed)
 
+    def with_made(self, rows: Iterable[tuple[Any, bool]]) -> Lending:
+        """Those and what the region has made: see `objects_made`."""
+        found = self
+        for number, (value, alone) in enumerate(rows):
+            made = Made(number, value, alone, found.in_place_of)
+            found = Lending({**found.objects, made: value}, found.outermost, found.renewed)
+        return found
+
+    def in_calls(self, used: Collection[Lent], trains: bool) -> tuple[Lent, ...]:
+        """The marks of which a call needs the objects, in this order. ``used``: by its results; in a region that trains,
+        a backward that is traced later may use others."""
+        needed = set(used)
+        for mark in reversed(self.objects):
+            if isinstance(mark, Made) and (mark in needed or (trains and not _left_to_specs(mark))):
+                needed |= {mark, *marks_in((), [mark.inside()])}
+        return tuple(m for m in self.objects if m in needed or (trains and not isinstance(m, Made)))
+
     def shared(self) -> Iterator[Lent]:
         """The marks of objects of which traced wrappers have no copies, but a backward the state in its own call."""
         return (mark for mark in self.renewed if is_frozen(self.objects[mark]))
@@ -94,15 +112,16 @@ class Lending:
         """The spec of a result, with marks in the place of what it has from an input."""
         if not isinstance(spec, WrapperSpec):
             return spec
-        return replace(spec, inners=tuple(map(self.marked, spec.inners)), context=self._mark(spec.context))
+        return replace(spec, inners=tuple(map(self.marked, spec.inners)), context=self._in_spec(spec.context))
 
-    def _mark(self, context: Any) -> Any:
+    def _in_spec(self, context: Any) -> Any:
         mark = self._marks.get(id(context))
-        if mark is not None:
-            return mark
+        return self._inside(context, self._in_spec) if mark is None or _left_to_specs(mark) else mark
+
+    def _inside(self, context: Any, mark: Callable[[Any], Any]) -> Any:
         if type(context) is NotedDict:  # the result keeps what it holds
             context.read()
-        found = map_parts(plain(context), self._mark)
+        found = map_parts(plain(context), mark)
         if found is context:
             note_inside(context)
         return found
@@ -117,7 +136,8 @@ class Lending:
 
     def in_place_of(self, value: Any) -> Any:
         """The same for an attribute of a result."""
-        return self._mark(value)
+        mark = self._marks.get(id(value))
+        return self._inside(value, self.in_place_of) if mark is None else mark
 
     def take_on(self, call: Mapping[Any, Any]) -> dict[Lent, Any]:
         """Let the copies of the trace hold what the objects of a call hold now, which is returned by their marks."""
@@ -125,6 +145,11 @@ class Lending:
         for mark, value in found.items():
             _take_on(self.objects[mark], value)
         return found
+
+
+def _left_to_specs(mark: Lent) -> bool:
+    """Does a call make a copy for the context of a result anyway, and is that the only place where it stands?"""
+    return isinstance(mark, Made) and mark.alone and mark.is_copied
 
 
 def dataclasses_in(spec: Spec, number: int, names: tuple[str, ...] = ()) -> Iterator[tuple[Lent, Any]]:

@@ -88,11 +88,12 @@ def read_mutations(
     emit: Callable[[Tensor], int],
     borrowed: Mapping[int, int],
     leads_to: Callable[[Tensor], bool],
+    marked: Callable[[Any], Any],
 ) -> list[MutationPlan]:
     """One plan per input that the region changed; where ``before`` is None, nobody looks.
 
     ``emit`` adds a live tensor to the forward values; ``borrowed``: see `SharedCounters`;
-    ``leads_to`` tells whether results were computed of a leaf.
+    ``leads_to`` tells whether results were computed of a leaf; ``marked``: see `Lending.in_place_of`.
 
     Raises:
         RuntimeError: eager would refuse too (a leaf that requires grad is written in place).
@@ -105,7 +106,7 @@ def read_mutations(
     for number, (row, was, argument) in enumerate(zip(inputs.inputs, before, arguments, strict=True)):
         if was is None:
             continue
-        change = _change(row, was, inputs, recorder)
+        change = _change(row, was, inputs, recorder, marked)
         differentiable = _moved_history(row)
         starts = row.edge is None and row.traced.requires_grad and row.traced.grad_fn is None
         stops = row.edge is not None and not row.traced.requires_grad
@@ -253,7 +254,9 @@ class _Change:
     attributes: dict[str, Any]
 
 
-def _change(row: TracedInput, was: Before, inputs: TracedInputs, recorder: Recorder) -> _Change:
+def _change(
+    row: TracedInput, was: Before, inputs: TracedInputs, recorder: Recorder, marked: Callable[[Any], Any]
+) -> _Change:
     leaves, after = flatten(row.traced, row.path)
     originals = [inputs.leaf_values[k] for k in row.leaves]
     _check_inner_names(row, was.spec, after)
@@ -269,7 +272,7 @@ def _change(row: TracedInput, was: Before, inputs: TracedInputs, recorder: Recor
     assigned = {
         k: v for k, v in attributes_of_wrapper(row.traced, after).items() if was.attributes.get(k, was) is not v
     }
-    attributes = {k: told(v) for k, v in assigned.items() if not isinstance(v, (Tensor, *_torch.SYM_TYPES))}
+    attributes = {k: told(marked(v)) for k, v in assigned.items() if not isinstance(v, (Tensor, *_torch.SYM_TYPES))}
     for name, value in attributes.items():
         if holds_traced(value):
             raise _escapes(row.path, name, value)

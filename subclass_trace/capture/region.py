@@ -229,7 +229,8 @@ class _Capture:
             run = self._call(call, inputs, own)
             recorder.write_assertions()
             run = with_attributes(run, inputs, before, recorder, self.gradients)
-            results = run.results
+            self.session.reads.lending = self.session.reads.lending.with_made(run.made)
+            results = [r if isinstance(r, Tensor) else self.session.reads.lending.mark_of(r) for r in run.results]
             after = torch.is_grad_enabled()
             torch.set_grad_enabled(grad_mode)
             closed = ClosedOverTensors(recorder, self.stand_ins, inputs, self.gradients.facts())
@@ -242,7 +243,14 @@ class _Capture:
             )
             every = [t for t in (*results, *(i.traced for i in inputs.inputs)) if isinstance(t, Tensor)]
             mutations = read_mutations(
-                inputs, states, recorder, arguments, self._emit, self.counters.borrowed, partial(_leads_to, every)
+                inputs,
+                states,
+                recorder,
+                arguments,
+                self._emit,
+                self.counters.borrowed,
+                partial(_leads_to, every),
+                reads.lending.in_place_of,
             )
             mutations += closed.mutations(versions, self._emit)
             own.settle()

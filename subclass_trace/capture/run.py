@@ -35,6 +35,7 @@ class Run(NamedTuple):
     handed: list[Any]
     assignments: tuple[StatePlan, ...] = ()
     containers: tuple[ContainerChange | ReturnedContainer, ...] = ()
+    made: tuple[tuple[Any, bool], ...] = ()  # see `objects_made`
 
 
 def with_attributes(

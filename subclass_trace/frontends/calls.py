@@ -20,6 +20,7 @@ from ..capture.clocks import Clocks, clocks
 from ..capture.conversions import CONVERSIONS, conversions
 from ..capture.facts import holds_traced
 from ..capture.inputs import Argument
+from ..capture.objects_made import looked_at, objects_made
 from ..capture.python_numbers import types_as_eager
 from ..capture.region import RunFunction
 from ..capture.run import Run
@@ -471,13 +472,17 @@ class CallSite:
                 before = flatten_tree((args, kwargs))[0]
                 contexts = ChangedContexts((a.path, a.value) for a in arguments)
                 self.met[:] = elsewhere.items  # from here on the function adds those that it comes upon
+                there = looked_at((*args, *kwargs.values(), *handed))
                 try:
                     with ids_as_eager(self.reached, (args, kwargs), given, [*of_modules, *named], asked):
-                        result = function(*args, **kwargs)
+                        results = [function(*args, **kwargs), *handed]
+                    mine = objects_made(results)
+                    result = results[0]
                     changes, new, places = containers.changes()
                     self._check_containers(args, kwargs, before)
                     contexts.check(*_BY_ANOTHER_NAME)
                     self._check_apart(changes)
+                    del there
                 except Exception:
                     self.unfinished.extend(
                         (effects, settings)
@@ -491,7 +496,10 @@ class CallSite:
                 for value in flatten_results(added)[0]:
                     check_result(value, path)
             self._check_rebuilt(made)
-            results, tree = flatten_results((result, new) if changes or returned else result, lends)
+            whole = {id(made) for made, alone in mine if not alone}
+            results, tree = flatten_results(
+                (result, new) if changes or returned else result, lambda v: lends(v) or id(v) in whole
+            )
             results = [plain_number(value) for value in results]
             for k, value in enumerate(results):
                 check_result(value, Path("result").item(k))
@@ -503,7 +511,7 @@ class CallSite:
             flat = [*results, *[row.value for row in rows]]
             for rebuilt in made.values():
                 plans += _attributes_plans(rebuilt, flat)
-            return Run(flat, tree, handed, tuple(plans), (*changes, *returned))
+            return Run(flat, tree, handed, tuple(plans), (*changes, *returned), tuple(mine))
 
         return run
 

@@ -16,6 +16,7 @@ import torch
 
 from .. import _torch
 from ..capture.aliasing import alias_check
+from ..capture.lending import marks_in
 from ..capture.user_code import is_library
 from ..plan import (
     BasePrimal,
@@ -35,6 +36,7 @@ from ..plan import (
 from ..subclass.arguments import same_argument
 from ..subclass.components import is_inside, mark_source, read_lent
 from ..subclass.context import AnyNumber, Lent
+from ..subclass.made import Made
 from ..subclass.spec import OpaqueSpec, Spec, spec_leaves
 from ..subclass.template import Examples
 from .changed_objects import ChangedObjects, holds_copied
@@ -463,7 +465,10 @@ class _EntryEmitter:
                 items.append(f"{s.constant(unread, 'unread')}: {value}")
         for mark in plan.lent:
             self.lent[mark] = s.name("k")
-            if is_inside(mark, plan.unread):
+            if isinstance(mark, Made):
+                inside = [f"{s.constant(m, 'lent')}: {self.lent[m]}" for m in marks_in((), [mark.inside()])]
+                value = f"{s.constant(mark.new, 'new')}({{{', '.join(inside)}}})"
+            elif is_inside(mark, plan.unread):
                 value = f"{s.bind('read_lent', read_lent)}({s.constant(mark, 'lent')}, ({_tuple(inputs)}))"
             else:
                 value = mark_source(mark, inputs[mark.place[1]], s.constant)

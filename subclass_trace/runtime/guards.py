@@ -26,8 +26,8 @@ from ..subclass.paths import Path, owner_of
 from ..subclass.protocol import Kind, class_of_leaf, kind_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, spec_leaves
 from ..subclass.visit import inner_values
-from .held import ABSENT, LOGS, Same, as_held
 from .changed_objects import ChangedObjects
+from .held import ABSENT, LOGS, Same, as_held
 from .one_object import KnownTensors, OneObject
 from .sizes import bind, evaluate, holds
 
@@ -254,7 +254,7 @@ def failed_guard(
     return _failed_tensor_guard(plan, guards, flat, given)
 
 
-def _failed_tensor_guard(plan: Plan, guards: Guards, flat: Sequence[Any], given: tuple[Any, Any]) -> str | None:
+def _failed_tensor_guard(plan: Plan, guards: Guards, flat: Sequence[Any], given: Sequence[Any]) -> str | None:
     for row in plan.inputs:
         if not isinstance(row.of(flat), Tensor):
             return f"{row.path}: expected a tensor, got {type(row.of(flat)).__qualname__}"

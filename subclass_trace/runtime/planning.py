@@ -75,6 +75,8 @@ def make_plan(
     outputs = tuple(_with_lent(_freeze_output(o, captured, calls), lending) for o in captured.outputs)
     attributes = [v for o in outputs for v in getattr(o, "attributes", {}).values()]
     attributes += [o.value for o in outputs if isinstance(o, ConstantOutput)]
+    mutations = tuple(map(_freeze_mutation, captured.mutations))
+    attributes += [v for m in mutations for v in m.attributes.values()]
     return Plan(
         inputs=inputs,
         positions=tuple(positions),
@@ -88,7 +90,7 @@ def make_plan(
         saved_results=_saved_results(forward, captured, len(saved)),
         detach_values=_detach(forward, captured),
         size_outputs=len(captured.size_outputs),
-        mutations=tuple(map(_freeze_mutation, captured.mutations)),
+        mutations=mutations,
         outputs=outputs,
         out_tree=captured.result,
         containers=captured.containers,
@@ -113,7 +115,7 @@ def make_plan(
         watched_names=tuple(watched.values()),
         unread=captured.session.reads.left_out(),
         wholes=captured.session.reads.wholes(),
-        lent=marks_in(values, attributes) if captured.tape is None else tuple(lending.objects),
+        lent=lending.in_calls(marks_in(values, attributes), captured.tape is not None),
         configurations=_configurations(captured, lending),
         objects=keeping.rows(objects.values()),
         apart=captured.apart,
@@ -315,9 +317,7 @@ def _freeze_call(call: ViewCall) -> ViewCall:
 
 
 def _with_lent(o: OutputPlan, lending: Lending) -> OutputPlan:
-    """With marks in the place of objects from contexts of inputs, which a result is, or its attributes have."""
-    if isinstance(o, ConstantOutput):
-        return replace(o, value=lending.mark_of(o.value))
+    """With marks in the place of objects that the attributes of a result have from inputs, or that the region made."""
     if not isinstance(o, (ValueOutput, ViewOutput)) or not o.attributes:
         return o
     return replace(o, attributes={k: lending.in_place_of(v) for k, v in o.attributes.items()})

@@ -33,6 +33,7 @@ from ..plan import (
 from ..subclass.components import read_lent, with_lent
 from ..subclass.context import Lent
 from ..subclass.flatten import leaves_of
+from ..subclass.made import Made
 from ..subclass.paths import owner_of
 from ..subclass.protocol import REAL
 from ..subclass.visit import rebuild
@@ -103,7 +104,8 @@ class Program:
         env = bind(plan, inputs, table, flat)
         if plan.trains:  # a backward that is traced later may read them
             env.update({mark: read_unread(mark, inputs) for mark in plan.unread})
-        env.update({mark: read_lent(mark, inputs) for mark in plan.lent})
+        for mark in plan.lent:
+            env[mark] = mark.new(env) if isinstance(mark, Made) else read_lent(mark, inputs)
         return Call(inputs, table, env)
 
     def run_forward(self, call: Call) -> tuple[list[Tensor], list[Any], list[Any]]:

@@ -16,6 +16,7 @@ from ..capture.aliasing import repeats
 from ..capture.mutation import multi_view_error
 from ..errors import UnsupportedError
 from ..plan import InputPlan, MutationPlan
+from ..subclass.components import with_lent
 from ..subclass.flatten import leaves_of, map_leaves, tensors_inside
 from ..subclass.paths import owner_of
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
@@ -73,7 +74,7 @@ def deliver(plan: MutationPlan, inp: InputPlan, x: Tensor, new: Tensor | None, o
             _torch.set_version(inner, inner._version + bumps)
     for name, value in plan.attributes.items():
         owner, last = owner_of(x, name)
-        setattr(owner, last, value)
+        setattr(owner, last, with_lent(value, env))
     if plan.stops_grad:
         with _torch.without_dispatch():
             if x._is_view():  # which is detached by ``requires_grad_(False)`` alone

@@ -79,7 +79,7 @@ class Lent(Kept):
     Where no call is at hand, it stands for a copy of the one that was traced.
 
     Attributes:
-        kind: "input" or "tangent"; ``number``: which; ``names``: the attributes that lead from it to the wrapper.
+        kind: "input" or "tangent" (or "made", see `Made`); ``number``: which; ``names``: the attributes that lead from it to the wrapper.
         steps: the parts of the context that lead to the object; see `components`.
     """
 
@@ -337,7 +337,9 @@ def _twin(t: torch.Tensor) -> torch.Tensor:
         if any(bits):  # which a clone resolves
             _torch.set_lazy_bits(memory, False, False)
         made = memory.clone()
-        if t.layout is torch.strided and made.stride() != t.stride():  # there are gaps in its memory, or it repeats itself
+        if (
+            t.layout is torch.strided and made.stride() != t.stride()
+        ):  # there are gaps in its memory, or it repeats itself
             extent = 1 + sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
             all_of_it = memory.as_strided((extent,), (1,)).clone()
             made = made.new_empty(0).set_(all_of_it.untyped_storage(), 0, t.shape, t.stride())

@@ -1,0 +1,78 @@
+"""Objects that a region makes: each call has to be given another one. See `capture.objects_made`."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from .components import with_lent
+from .context import Lent, is_buffer, is_copied, same_context
+
+
+class Made(Lent):
+    """Stands for such an object.
+
+    Attributes:
+        value: one like it, in which the marks of others that a call has, or makes, stand for these.
+        alone: it stands in one place; ``is_copied``: in a context it is copied for each call anyway.
+    """
+
+    __slots__ = ("alone", "is_copied")
+
+    def __init__(self, number: int, value: Any, alone: bool, mark: Callable[[Any], Any]) -> None:
+        """``mark``: gives the mark of what is inside of the object, or that itself."""
+        self.place, self.alone = ("made", number, (), ()), alone
+        self.is_copied, self.value = is_copied(value) or is_buffer(value), _like(value, mark)
+
+    def new(self, call: Mapping[Any, Any]) -> Any:
+        """One for a call, which has these objects."""
+        return _like(self.value, lambda v: with_lent(v, call))
+
+    def inside(self) -> list[Any]:
+        """What it holds."""
+        if isinstance(self.value, dict):
+            return list(self.value.values())
+        if isinstance(self.value, (list, deque)):
+            return list(self.value)
+        return (
+            [] if isinstance(self.value, (set, bytearray)) or is_buffer(self.value) else list(vars(self.value).values())
+        )
+
+    def fresh(self) -> Any:
+        """One that nobody else has."""
+        return self.new(_Fresh())
+
+    def holds(self, now: Any) -> bool:
+        """Is ``now`` another one of them?"""
+        if type(now) is not type(self.value):
+            return False
+        if self.is_copied or not hasattr(now, "__dict__"):
+            return same_context(self.value, now)
+        return same_context(dict(vars(self.value)), dict(vars(now)))
+
+
+class _Fresh(dict[Any, Any]):
+    """Gives each mark one object."""
+
+    def __missing__(self, mark: Lent) -> Any:
+        return self.setdefault(mark, mark.fresh())
+
+
+def _like(value: Any, function: Callable[[Any], Any]) -> Any:
+    """A copy of an object, with ``function`` applied to what it holds."""
+    if isinstance(value, (set, bytearray)) or is_buffer(value):
+        return copy.copy(value)
+    if isinstance(value, list):
+        return list(map(function, value))
+    if isinstance(value, deque):
+        return deque(map(function, value), value.maxlen)
+    if isinstance(value, dict):
+        made = copy.copy(value)
+        made.update({k: function(v) for k, v in value.items()})
+        return made
+    other = SimpleNamespace() if type(value) is SimpleNamespace else object.__new__(type(value))
+    other.__dict__.update({k: function(v) for k, v in vars(value).items()})
+    return other

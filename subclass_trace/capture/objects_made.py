@@ -25,7 +25,7 @@ from ..subclass.kept_objects import is_foreign
 from ..subclass.noting import unnoted
 
 _CONTAINERS = (list, dict, set, deque, bytearray, OrderedDict, defaultdict, Counter)
-_ENOUGH = 10_000  # objects to look at
+_ENOUGH = 20_000  # objects to look at, and what is in them
 
 
 @dataclass(eq=False)
@@ -55,8 +55,9 @@ def objects_made(held: list[Any]) -> list[tuple[Any, bool]]:
     with unnoted():
         met = _walk(held)
     probe = id(held[-1])
-    beside = _references(met, probe) - 1
-    del met[probe], held[-1]
+    beside = _references(met, probe) - 1 if met else 0
+    met.pop(probe, None)
+    del held[-1]
     known = {key: _references(met, key) - beside == row.count for key, row in met.items()}
     todo = [key for key, mine in known.items() if not mine]
     while todo:  # what others hold, they hold with all that is inside
@@ -71,13 +72,16 @@ def _references(met: dict[int, _Met], key: int) -> int:
 
 
 def _walk(held: list[Any]) -> dict[int, _Met]:
+    """The objects, by their ids; none where there are too many."""
     met: dict[int, _Met] = {}
     seen: dict[int, Any] = {}  # the tensors and tuples
     outside = _Met(None)
     todo: list[tuple[Any, _Met, bool]] = [
         (v, outside, True) for v in reversed(held)
     ]  # what, in what, and does it count?
-    while todo and len(met) + len(seen) < _ENOUGH:
+    while todo:
+        if len(met) + len(seen) + len(todo) > _ENOUGH:
+            return {}
         value, around, counts = todo.pop()
         first = id(value) not in seen
         if isinstance(value, (torch.Tensor, *_torch.SYM_TYPES)):
@@ -93,8 +97,8 @@ def _walk(held: list[Any]) -> dict[int, _Met]:
                 row = met[key] = _Met(value)
                 todo += ((v, row, True) for v in _parts(value))
             met[key].count += counts
-            continue
-        seen[id(value)] = value
+        if isinstance(value, (torch.Tensor, tuple)):
+            seen[id(value)] = value
     return met
 
 

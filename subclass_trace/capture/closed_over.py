@@ -18,7 +18,6 @@ import torch
 from .. import _torch
 from ..errors import UnsupportedError
 from ..plan import MutationPlan
-from ..subclass.context import loses_gradient
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.kept import kept_spec
 from ..subclass.noting import unnoted
@@ -139,18 +138,7 @@ class StandIns:
         return traced
 
     def stand_in(self, real: Tensor) -> Tensor:
-        """The traced tensor for a real one.
-
-        Raises:
-            UnsupportedError: it stands in a flatten context, requires grad, and is differentiated.
-        """
-        if torch.is_grad_enabled() and loses_gradient(real):
-            raise UnsupportedError(
-                "a flatten context holds a plain tensor that requires grad: its gradient would be lost",
-                expected="tensors that require grad among the inner tensors, or as an nn.Parameter",
-                got=f"a tensor of shape {tuple(real.shape)} that the region computes with",
-                fix="let __tensor_flatten__ name it as an inner tensor, or detach it",
-            )
+        """The traced tensor for a real one."""
         traced: Tensor = self.known(real)
         if traced is not real:
             return traced

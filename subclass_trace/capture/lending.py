@@ -90,6 +90,11 @@ class Lending:
             found = Lending({**found.objects, made: value}, found.outermost, found.renewed)
         return found
 
+    def with_tensors(self, results: Iterable[Any]) -> Lending:
+        """Those and tensors of contexts that results stand for by their marks: see `TensorsOfContexts`."""
+        marks = {r: r.value for r in results if isinstance(r, Lent) and r not in self.objects}
+        return Lending({**self.objects, **marks}, self.outermost, self.renewed) if marks else self
+
     def in_calls(self, used: Collection[Lent], trains: bool) -> tuple[Lent, ...]:
         """The marks of which a call needs the objects, in this order. ``used``: by its results; in a region that trains,
         a backward that is traced later may use others."""

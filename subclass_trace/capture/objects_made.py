@@ -25,7 +25,7 @@ from ..subclass.kept_objects import is_foreign
 from ..subclass.noting import unnoted
 
 _CONTAINERS = (list, dict, set, deque, bytearray, OrderedDict, defaultdict, Counter)
-_ENOUGH = 20_000  # objects to look at, and what is in them
+_ENOUGH = 100_000  # objects to look at, and what is in them
 
 
 @dataclass(eq=False)

@@ -57,6 +57,7 @@ from .recorder import Recorder
 from .run import Run, with_attributes
 from .session import Session
 from .sharing import Sharing
+from .tensors_of_contexts import TensorsOfContexts
 from .tape import Tape, connected, independent, leaves_behind, reaches, saved_by_autograd, saves_out_of_sight
 from .typed_errors import typed_errors
 from .versions import counted_once, leaf_versions_of, versions_of
@@ -223,21 +224,25 @@ class _Capture:
             self.session.reads.lend(
                 Lending.of(self.session.shape_env, [row.traced for row in given]), [row.spec for row in given]
             )
+            tensors = TensorsOfContexts(given, recorder)
             own = OwnAttributes(inputs, self.session.reads if self.session.watches_contexts else None)
             self.session.assumptions = _torch.assumptions_of(self.session.shape_env)
             before = remember(inputs)
             run = self._call(call, inputs, own)
             recorder.write_assertions()
             run = with_attributes(run, inputs, before, recorder, self.gradients)
-            self.session.reads.lending = self.session.reads.lending.with_made(run.made)
-            results = [r if isinstance(r, Tensor) else self.session.reads.lending.mark_of(r) for r in run.results]
+            reads = self.session.reads
+            reads.lending = reads.lending.with_made(run.made)
+            results = [
+                tensors.mark_of(self.stand_ins.back.get(id(r), r)) or reads.lending.mark_of(r) for r in run.results
+            ]
+            reads.lending = reads.lending.with_tensors(results)
             after = torch.is_grad_enabled()
             torch.set_grad_enabled(grad_mode)
             closed = ClosedOverTensors(recorder, self.stand_ins, inputs, self.gradients.facts())
             mine = inputs
             inputs, arguments, states = closed.among(inputs, self.arguments, before)
             others = [row.traced for row in inputs.inputs[len(mine.inputs) :]]
-            reads = self.session.reads
             reads.lending = reads.lending.beside(
                 Lending.of(self.session.shape_env, [*([None] * len(mine.inputs)), *others])
             )
@@ -256,6 +261,7 @@ class _Capture:
             own.settle()
             own.handed_out(results, mine)
             closed.check(results)
+            tensors.check(closed, mutations, results, [a.value for a in arguments])
             contents = {n for m in mutations for n in (m.value, *m.memory.values()) if n is not None}
             replaced = [m for m in mutations if m.value is not None and m.replaced]
             sharing = Sharing(inputs, recorder)

@@ -55,6 +55,7 @@ from .python_random import no_random_numbers
 from .python_state import Change, Effect, effects_on
 from .reach import Reached, Slot, reach
 from .refused_results import check_arrays, check_result, is_array, no_other_attributes
+from .stored_globals import no_traced_globals
 from .torch_settings import SettingChange, settings_of_torch
 from .weak_tables import no_weak_writes
 
@@ -451,6 +452,7 @@ class CallSite:
             given, of_modules, named = self._standing(handed)
             asked = Asked(self._tell(), self.met, self.not_these)
             with (
+                no_traced_globals(function, self.reached),
                 exchanged(self.reached, [function, *self.flat[: self.user_count]], given, of_modules) as elsewhere,
                 no_weak_writes(self.reached),
                 no_managed_modules(self.roots),

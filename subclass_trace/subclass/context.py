@@ -79,7 +79,8 @@ class Lent(Kept):
     Where no call is at hand, it stands for a copy of the one that was traced.
 
     Attributes:
-        kind: "input" or "tangent" (or "made", see `Made`); ``number``: which; ``names``: the attributes that lead from it to the wrapper.
+        kind: "input" or "tangent" (or "made", see `Made`); ``number``: which.
+        names: the attributes that lead from it to the wrapper.
         steps: the parts of the context that lead to the object; see `components`.
     """
 
@@ -347,16 +348,7 @@ def _twin(t: torch.Tensor) -> torch.Tensor:
             _torch.set_lazy_bits(made, *bits)
         if t.requires_grad:
             made.requires_grad_()
-            vars(made)[_NO_GRADIENT] = True
     return made
-
-
-def loses_gradient(t: torch.Tensor) -> bool:
-    """Is it the copy of a tensor in a context, to which no gradient would find its way?"""
-    return _NO_GRADIENT in vars(t)
-
-
-_NO_GRADIENT = "_copied_by_subclass_trace"
 
 
 def is_copied(value: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -124,7 +125,7 @@ def test_changed_in_a_backward() -> None:
 
 def test_a_plain_tensor_whose_gradient_would_be_lost() -> None:
     region = st.compile(lambda x: x.a * x.held[0])
-    with pytest.raises(UnsupportedError, match="requires grad"):
+    with pytest.raises(UnsupportedError, match="there would be a gradient of a plain tensor"):
         region(Held(torch.ones(2), [torch.ones(2, requires_grad=True)]))
     torch.testing.assert_close(region(Held(torch.ones(2), [torch.full((2,), 3.0)])), torch.full((2,), 3.0))
 
@@ -204,3 +205,62 @@ def test_a_configuration_of_a_module_in_the_context_of_a_later_call() -> None:
     module.config.bits = 4
     with pytest.raises(UnsupportedError, match="by another name"):
         f(x)
+
+
+def test_a_plain_tensor_that_requires_grad_where_no_gradient_is_wanted() -> None:
+    def region(x: Any) -> Tensor:
+        with torch.no_grad():
+            return x.a * x.held[0]
+
+    compiled = st.compile(region)
+    assert torch.equal(compiled(Held(torch.ones(2), [torch.ones(2, requires_grad=True)])), torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("region", "message"),
+    [
+        (lambda x, t: x.a * x.held[0].mul_(2), "the region writes to a plain tensor"),
+        (lambda x, t: (x.a * 2, x.held[0][1:]), "a result shares memory with a plain tensor"),
+        (lambda x, t: t.add_(1) * x.held[0], "the region writes memory of, by an argument, a plain tensor"),
+    ],
+    ids=["written", "a view as a result", "an argument too"],
+)
+def test_what_cannot_be_done_with_a_plain_tensor_in_a_context(region: Any, message: str) -> None:
+    t = torch.ones(2)
+    with pytest.raises(UnsupportedError, match=message):
+        st.compile(region)(Held(torch.ones(2), [t]), t)
+    assert torch.equal(t, torch.ones(2))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_plain_tensor_of_a_context_as_a_result(grad: bool) -> None:
+    compiled = st.compile(lambda x: (x * 2, x.held[0], x.held[0] + 1))
+    for _ in range(3):
+        t = torch.ones(2)
+        y, held, z = compiled(Held(torch.ones(2), [t]).requires_grad_(grad))
+        assert held is t and y.held[0] is t and torch.equal(z, t + 1)
+        held.add_(1)
+        z.add_(1)
+
+
+def _by_globals(x: Tensor) -> Tensor:
+    globals().update(TRACED=x * 2)
+    return x + 1
+
+
+def _by_module(x: Tensor) -> Tensor:
+    setattr(sys.modules[__name__], "TRACED", x * 2)
+    return x + 1
+
+
+class ByGlobals(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        globals()["TRACED"] = [x * 2]
+        return x + 1
+
+
+@pytest.mark.parametrize("region", [_by_globals, _by_module, ByGlobals()])
+def test_a_traced_tensor_in_a_global(region: Any) -> None:
+    with pytest.raises(UnsupportedError, match="global"):
+        st.compile(region)(torch.ones(2))
+    assert "TRACED" not in globals()

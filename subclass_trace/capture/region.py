@@ -57,8 +57,8 @@ from .recorder import Recorder
 from .run import Run, with_attributes
 from .session import Session
 from .sharing import Sharing
-from .tensors_of_contexts import TensorsOfContexts
 from .tape import Tape, connected, independent, leaves_behind, reaches, saved_by_autograd, saves_out_of_sight
+from .tensors_of_contexts import TensorsOfContexts
 from .typed_errors import typed_errors
 from .versions import counted_once, leaf_versions_of, versions_of
 

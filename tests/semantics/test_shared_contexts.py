@@ -249,7 +249,8 @@ def _by_globals(x: Tensor) -> Tensor:
 
 
 def _by_module(x: Tensor) -> Tensor:
-    setattr(sys.modules[__name__], "TRACED", x * 2)
+    name = "TRACED"
+    setattr(sys.modules[__name__], name, x * 2)
     return x + 1
 
 

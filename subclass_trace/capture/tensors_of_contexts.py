@@ -67,11 +67,13 @@ class TensorsOfContexts:
         Raises:
             UnsupportedError: it does more than compute with one.
         """
+        if not self._copies:
+            return
         written = {m.input for m in mutations if m.value is not None}
         memory = {s for k in written if k < len(arguments) for s in _memory(arguments[k])}
         handed_out = {s for o in results if isinstance(o, Tensor) for s in _memory(o)}
         differentiable = any(isinstance(o, Tensor) and o.requires_grad for o in results)
-        for number, c in enumerate(closed.rows if self._copies else (), closed.first):
+        for number, c in enumerate(closed.rows, closed.first):
             row = self._copies.get(id(c.value))
             if row is None:
                 continue

@@ -24,7 +24,7 @@ import torch
 
 from .. import _torch
 from .noted_dict import ROWS, NotedDict, like, plain
-from .noting import follow, unnoted
+from .noting import follow, note_all, unnoted
 from .tensors import facts_of, parts_of_tensor, same_bytes, why_not_comparable
 
 _ATOMS = (
@@ -422,11 +422,14 @@ def map_parts(context: Any, function: Callable[[Any], Any]) -> Any:
     return _with_fields(context, function) if has_generated_equality(context) else context
 
 
-def note_inside(value: Any) -> None:
-    """An object, a closure or another container keeps the noted dicts that it leads to: all of these is read."""
+def note_inside(value: Any, objects: bool = False) -> None:
+    """An object, a closure or another container keeps the noted dicts that it leads to: all of these is read.
+    ``objects``: and all of the objects that it leads to."""
     seen, todo = set[int](), [(value, 0)]
     while todo and len(seen) < _MOST_LOOKED_AT:
         held, depth = todo.pop()
+        if objects:
+            note_all(held)
         if type(held) is NotedDict:
             held.read()
         elif id(held) not in seen and depth < _MAX_DEPTH and not isinstance(held, _LEADS_NOWHERE) and not is_atom(held):

@@ -7,6 +7,7 @@ import dataclasses
 import enum
 import itertools
 import threading
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -495,3 +496,77 @@ def test_a_backward_with_effects_that_reads_a_wrapper() -> None:
         (grad,) = torch.autograd.grad(region(x), x)
         torch.testing.assert_close(grad, torch.full((3,), float(sum(note))))
         assert len(COUNTED) == k
+
+
+class InTable(Tensor):
+    """Its context is a dict, which it keeps as it is. The backward of its sum counts, and adds up what the dict holds."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, a: Tensor, table: Any) -> Any:
+        return Tensor._make_wrapper_subclass(cls, a.shape, dtype=a.dtype, requires_grad=a.requires_grad)
+
+    def __init__(self, a: Tensor, table: Any) -> None:
+        self.a, self.table = a.detach(), table
+
+    def __tensor_flatten__(self) -> Any:
+        return ["a"], self.table
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: Any, context: Any, size: Any, stride: Any) -> Any:
+        return cls(inner["a"], context)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*tree_map(lambda t: t.a if isinstance(t, InTable) else t, args), **(kwargs or {}))
+
+
+class _TableSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:  # type: ignore[override]
+        ctx.x = x
+        return x.a.sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:  # type: ignore[override]
+        COUNTED.append(1)
+        return (grad * _added_up(ctx.x.table)).expand(3)
+
+
+@dataclasses.dataclass
+class Pair:
+    v: int
+    w: int = 3
+
+
+def _added_up(value: Any) -> float:
+    if isinstance(value, dict):
+        return 1.0 + sum(map(_added_up, value.values()))
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return 2.0 + sum(map(_added_up, value))
+    return _added_up(vars(value)) if hasattr(value, "__dict__") else float(value)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        int,
+        lambda v: [v],
+        lambda v: (v,),
+        lambda v: {v},
+        lambda v: frozenset({v}),
+        lambda v: {"k": v},
+        lambda v: types.SimpleNamespace(v=v),
+        Pair,
+    ],
+    ids=["number", "list", "tuple", "set", "frozen set", "dict", "object", "dataclass"],
+)
+def test_a_backward_with_effects_that_reads_values_of_a_context(make: Callable[[int], Any]) -> None:
+    """Nobody sees what its code reads in a call: so all of it counts as read."""
+    region = st.compile(lambda x: _TableSum.apply(x) * 2)
+    for v in (1, 2, 2, 1):
+        x = InTable(torch.ones(3), {"a": 1, "b": make(v)}).requires_grad_()
+        (grad,) = torch.autograd.grad(region(x), x)
+        (expected,) = torch.autograd.grad(_TableSum.apply(x) * 2, x)
+        assert torch.equal(grad, expected)

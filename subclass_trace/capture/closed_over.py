@@ -18,13 +18,14 @@ import torch
 from .. import _torch
 from ..errors import UnsupportedError
 from ..plan import MutationPlan
+from ..subclass.changeable import copied_in, own_contexts
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.kept import kept_spec
 from ..subclass.noting import unnoted
 from ..subclass.paths import Path
 from ..subclass.protocol import Kind, is_traceable, kind_of
 from ..subclass.spec import Spec
-from ..subclass.visit import rebuild
+from ..subclass.visit import inner_values, rebuild
 from .facts import ASKED_NOTHING, AskedOf
 from .inputs import Argument, TracedInput, TracedInputs
 from .mutation import Before, state_of
@@ -109,6 +110,12 @@ class StandIns:
     def is_from_outside(self, t: Tensor) -> bool:
         """Is it a real tensor, or the stand-in of one that the function names or closes over?"""
         return id(t) in self.back or self._is_real(t)
+
+    def in_a_context(self, value: Any) -> bool:
+        """Does the context of a stand-in hold this very object?"""
+        with unnoted(), _torch.plain_dispatch():
+            rows = [w for s in self.of.values() for _, w in own_contexts(s.traced)]
+            return any(part is value for w in rows for part in copied_in(inner_values(w)[2]))
 
     def swapped(self, t: Tensor) -> Tensor:
         """The stand-in for a real tensor; any other tensor itself."""

@@ -31,7 +31,7 @@ from ..subclass.context import (
 )
 from ..subclass.flatten import wrappers_inside
 from ..subclass.kept_objects import is_looked_inside
-from ..subclass.made import Made
+from ..subclass.made import Elsewhere, Made
 from ..subclass.noted_dict import ROWS, NotedDict, plain
 from ..subclass.noting import unnoted
 from ..subclass.protocol import flattens_alike, is_traceable, unflatten_of
@@ -89,6 +89,11 @@ class Lending:
             made = Made(number, value, alone, found.in_place_of)
             found = Lending({**found.objects, made: value}, found.outermost, found.renewed)
         return found
+
+    def with_elsewhere(self, rows: Iterable[tuple[Any, Elsewhere]]) -> Lending:
+        """Those and objects of the call that are not in the contexts of its inputs."""
+        marks: dict[Lent, Any] = {mark: value for value, mark in rows if id(value) not in self._marks}
+        return Lending({**self.objects, **marks}, self.outermost, self.renewed) if marks else self
 
     def with_tensors(self, results: Iterable[Any]) -> Lending:
         """Those and tensors of contexts that results stand for by their marks: see `TensorsOfContexts`."""

@@ -45,9 +45,9 @@ def looked_at(values: Iterable[Any]) -> list[Any]:
         return [met.value for met in _walk(list(values)).values()]
 
 
-def objects_made(held: list[Any]) -> list[tuple[Any, bool]]:
-    """The objects in these values that nobody else holds, what is inside of others first; and if there is one place alone
-    where each of them is.
+def objects_made(held: list[Any]) -> tuple[list[tuple[Any, bool]], list[Any]]:
+    """The objects in these values that nobody else holds, what is inside of others first, and if there is one place alone
+    where each of them is; and the objects that others hold as well.
 
     ``held`` has to be the only one that holds these values, except for tensors.
     """
@@ -64,7 +64,10 @@ def objects_made(held: list[Any]) -> list[tuple[Any, bool]]:
         inside = [k for k in met[todo.pop()].holds if known[k]]
         known.update(dict.fromkeys(inside, False))
         todo += inside
-    return [(met[key].value, met[key].count == 1) for key in _inside_first(met, known)]
+    order = _inside_first(met, known)
+    made = {k for k in order if not is_frozen(met[k].value) or not known.keys().isdisjoint(met[k].holds)}
+    rows = [(met[key].value, met[key].count == 1) for key in order if key in made]
+    return rows, [row.value for key, row in met.items() if not known[key]]
 
 
 def _references(met: dict[int, _Met], key: int) -> int:
@@ -105,7 +108,7 @@ def _walk(held: list[Any]) -> dict[int, _Met]:
 def is_makeable(value: Any) -> bool:
     """Is it of a kind of which a call can be given a new one?"""
     cls = type(value)
-    if is_atom(value) or isinstance(value, (tuple, frozenset, torch.Tensor, torch.nn.Module, type)) or is_frozen(value):
+    if is_atom(value) or isinstance(value, (tuple, frozenset, torch.Tensor, torch.nn.Module, type)):
         return False
     if cls in _CONTAINERS or is_buffer(value) or cls is SimpleNamespace:
         return True

@@ -19,12 +19,11 @@ import torch.fx as fx
 from .. import _torch
 from ..errors import NeedsEager, UnsupportedError
 from ..plan import (
-    ContainerChange,
+    ContainerRow,
     Detached,
     MutationPlan,
     OutputPlan,
     Reach,
-    ReturnedContainer,
     StatePlan,
     ValueAlias,
     ValueOutput,
@@ -38,6 +37,7 @@ from .aliasing import alias_groups
 from .checkpoint import checkpoint_as_tags
 from .closed_over import ClosedOverInput, ClosedOverTensors, originals_of, restored_versions
 from .counters import Groups, SharedCounters
+from .escapes import check_escapes
 from .formulas import formulas
 from .functionalize import overlapping_views
 from .functions import CapturedFunctions
@@ -66,7 +66,7 @@ Tensor = torch.Tensor
 
 
 #: runs the function on the traced inputs; its second argument is `StandIns.adopt`, the third has the numbers that stand in
-#: their places meanwhile, and the fourth is `Lending.lends`
+#: their places meanwhile, and the fourth tells of an object if an input has it
 RunFunction = Callable[[Sequence[Tensor], Callable[..., None], Mapping[NumberPlace, Any], Callable[[Any], bool]], Run]
 
 
@@ -119,7 +119,7 @@ class Captured:
     views: frozenset[int]
     result: Any
     assignments: tuple[StatePlan, ...]
-    containers: tuple[ContainerChange | ReturnedContainer, ...]
+    containers: tuple[ContainerRow, ...]
     differentiable: tuple[int, ...]
     differentiated: tuple[int, ...]
     tape: Tape | None
@@ -231,21 +231,21 @@ class _Capture:
             run = self._call(call, inputs, own)
             recorder.write_assertions()
             run = with_attributes(run, inputs, before, recorder, self.gradients)
-            reads = self.session.reads
-            reads.lending = reads.lending.with_made(run.made)
-            results = [
-                tensors.mark_of(self.stand_ins.back.get(id(r), r)) or reads.lending.mark_of(r) for r in run.results
-            ]
-            reads.lending = reads.lending.with_tensors(results)
             after = torch.is_grad_enabled()
             torch.set_grad_enabled(grad_mode)
             closed = ClosedOverTensors(recorder, self.stand_ins, inputs, self.gradients.facts())
             mine = inputs
             inputs, arguments, states = closed.among(inputs, self.arguments, before)
             others = [row.traced for row in inputs.inputs[len(mine.inputs) :]]
+            reads = self.session.reads
             reads.lending = reads.lending.beside(
                 Lending.of(self.session.shape_env, [*([None] * len(mine.inputs)), *others])
             )
+            reads.lending = reads.lending.with_elsewhere(run.elsewhere).with_made(run.made)
+            results = [
+                tensors.mark_of(self.stand_ins.back.get(id(r), r)) or reads.lending.mark_of(r) for r in run.results
+            ]
+            reads.lending = reads.lending.with_tensors(results)
             every = [t for t in (*results, *(i.traced for i in inputs.inputs)) if isinstance(t, Tensor)]
             mutations = read_mutations(
                 inputs,
@@ -280,6 +280,8 @@ class _Capture:
             held = {a.value for a in aliases if a.holder is not None}
             self.session.reads.settle(mutations, self.values, (contents - _results(outputs)) | held)
             flat = [flatten(t) for t in self.values]
+            for k, (_, spec) in enumerate(flat):
+                check_escapes(spec, Path("result").item(k))
             attributes = [v for o in outputs for v in getattr(o, "attributes", {}).values()]
             reads.hand_out((reads.lending.marked(spec) for _, spec in flat), map(reads.lending.in_place_of, attributes))
             classifier.need(n for _, spec in flat if isinstance(spec, WrapperSpec) for n in sizes_in(spec))
@@ -312,6 +314,10 @@ class _Capture:
         )
 
     # ---------------------------------------------------------------- steps
+    def _lends(self, value: Any) -> bool:
+        """Is it an object in the context of an input, or of a wrapper that the region closes over?"""
+        return self.session.reads.lending.lends(value) or self.stand_ins.in_a_context(value)
+
     def _call(self, call: RunFunction, inputs: TracedInputs, own: OwnAttributes) -> Run:
         recorder = self.recorder
         recorder.start_at(sys._getframe())
@@ -338,8 +344,8 @@ class _Capture:
                 watching,
                 own.watching(),
             ):
-                traced, lends = [i.traced for i in inputs.inputs], self.session.reads.lending.lends
-                run = call(traced, functions.stand_ins.adopt, self.session.arguments, lends)
+                traced = [i.traced for i in inputs.inputs]
+                run = call(traced, functions.stand_ins.adopt, self.session.arguments, self._lends)
             if recorder.views.reshaped:  # of a result alone, eager's own way may be left to the call
                 stale = (o for o in run.results if not isinstance(o, Tensor) or recorder.views.by_place(o) is None)
                 functions.check_histories(stale, "the results")

@@ -9,9 +9,10 @@ import torch
 
 from .. import _torch
 from ..errors import UnsupportedError
-from ..plan import AssignmentPlan, ContainerChange, OfResult, ReturnedContainer, StatePlan
+from ..plan import AssignmentPlan, ContainerRow, OfResult, StatePlan
 from ..subclass.arguments import attributes_of_wrapper
 from ..subclass.flatten import flatten, leaves_of
+from ..subclass.made import Elsewhere
 from ..subclass.paths import Path, owner_of
 from ..subclass.protocol import Kind, is_traceable, kind_of
 from ..subclass.spec import Spec, WrapperSpec, is_ragged
@@ -34,8 +35,9 @@ class Run(NamedTuple):
     tree: Any
     handed: list[Any]
     assignments: tuple[StatePlan, ...] = ()
-    containers: tuple[ContainerChange | ReturnedContainer, ...] = ()
+    containers: tuple[ContainerRow, ...] = ()
     made: tuple[tuple[Any, bool], ...] = ()  # see `objects_made`
+    elsewhere: tuple[tuple[Any, Elsewhere], ...] = ()  # objects in results and attributes that the call has elsewhere
 
 
 def with_attributes(

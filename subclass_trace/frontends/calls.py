@@ -7,7 +7,7 @@ import sys
 import types
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import optree
@@ -25,7 +25,7 @@ from ..capture.python_numbers import types_as_eager
 from ..capture.region import RunFunction
 from ..capture.run import Run
 from ..errors import UnsupportedError
-from ..plan import AssignmentPlan, ContainerChange, OfResult, StatePlan
+from ..plan import AppendPlan, AssignedContainer, AssignmentPlan, ContainerChange, OfResult, StatePlan
 from ..runtime.changed_objects import copied_among
 from ..runtime.codegen import Layout, StateSlot
 from ..runtime.containers import change_containers, value_at_way
@@ -42,7 +42,15 @@ from ..subclass.protocol import is_plain, is_traceable, look_again
 from ..subclass.spec import Spec
 from .assignments import ModuleChange, replaced
 from .class_code import class_guards
-from .containers import GivenContainers, HandedContainers, found_anew, made_containers, named_containers, path_of
+from .containers import (
+    GivenContainers,
+    HandedContainers,
+    found_anew,
+    made_containers,
+    named_containers,
+    path_of,
+    row_value,
+)
 from .counting import left_out, read_late
 from .exchanged import Pairs, exchanged, with_inner
 from .identities import Asked, ids_as_eager, plain_number
@@ -54,9 +62,10 @@ from .optimizers import Stored, stored_by
 from .python_random import no_random_numbers
 from .python_state import Change, Effect, effects_on
 from .reach import Reached, Slot, reach
-from .refused_results import check_arrays, check_result, is_array, no_other_attributes
+from .refused_results import check_arrays, check_keys, check_result, is_array, no_other_attributes
 from .stored_globals import no_traced_globals
 from .torch_settings import SettingChange, settings_of_torch
+from .ways import found_elsewhere
 from .weak_tables import no_weak_writes
 
 Tensor = torch.Tensor
@@ -461,7 +470,7 @@ class CallSite:
                 no_items_taken(self.reached),
                 no_other_attributes(self.reached),
                 settings_of_torch() as settings,
-                effects_on(self.reached, self._readable()) as effects,
+                effects_on(self.reached, self._readable(), lends) as effects,
                 stored_by(self.reached, elsewhere.real) as stored,
                 types_as_eager(_tables_without_type(self.reached)),
                 conversions(_called_conversions(self.reached)),
@@ -478,7 +487,7 @@ class CallSite:
                 try:
                     with ids_as_eager(self.reached, (args, kwargs), given, [*of_modules, *named], asked):
                         results = [function(*args, **kwargs), *handed]
-                    mine = objects_made(results)
+                    mine, others = objects_made(results)
                     result = results[0]
                     changes, new, places = containers.changes()
                     self._check_containers(args, kwargs, before)
@@ -498,22 +507,39 @@ class CallSite:
                 for value in flatten_results(added)[0]:
                     check_result(value, path)
             self._check_rebuilt(made)
+            check_keys(result)
             whole = {id(made) for made, alone in mine if not alone}
+            rows: list[ModuleChange | Change | Stored | SettingChange] = [*assigned, *effects, *stored, *settings]
+            others += looked_at(row.value for row in rows)
+            found = found_elsewhere(others, self.flat[: self.user_count], self.reached)
+            whole |= {id(v) for v, _ in found}
+            handed_on = containers.assigned(rows)
             results, tree = flatten_results(
-                (result, new) if changes or returned else result, lambda v: lends(v) or id(v) in whole
+                (result, new) if changes or returned or handed_on else result, lambda v: lends(v) or id(v) in whole
             )
             results = [plain_number(value) for value in results]
             for k, value in enumerate(results):
-                check_result(value, Path("result").item(k))
-            rows: list[ModuleChange | Change | Stored | SettingChange] = [*assigned, *effects, *stored, *settings]
+                if id(value) not in whole and not lends(value):
+                    check_result(value, Path("result").item(k))
             plans: list[StatePlan] = [row.plan(len(results) + k) for k, row in enumerate(rows)]
+            plans = [
+                replace(p, anew=False) if isinstance(p, (AssignmentPlan, AppendPlan)) and lends(row.value) else p
+                for p, row in zip(plans, rows, strict=True)
+            ]
             _refuse_times(times, results, rows, plans)
             self.assigned_to.update(id(plan.owner) for plan in plans)
+            of_arguments = [
+                AssignedContainer(replace(p, anew=False), handed_on[k])
+                for k, p in enumerate(plans)
+                if k in handed_on and isinstance(p, AssignmentPlan)
+            ]
             plans = found_anew(plans, self.reached)
-            flat = [*results, *[row.value for row in rows]]
+            flat = [*results, *[None if k in handed_on else row_value(row, found) for k, row in enumerate(rows)]]
             for rebuilt in made.values():
                 plans += _attributes_plans(rebuilt, flat)
-            return Run(flat, tree, handed, tuple(plans), (*changes, *returned), tuple(mine))
+            return Run(
+                flat, tree, handed, tuple(plans), (*changes, *returned, *of_arguments), tuple(mine), tuple(found)
+            )
 
         return run
 

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import UnsupportedError
-from ..plan import ContainerChange, ReturnedContainer, StatePlan
+from ..plan import AssignmentPlan, ContainerChange, ReturnedContainer, StatePlan
 from ..plan import ContainerItem as Item
 from ..runtime.containers import CHANGEABLE, containers_in, map_containers
 from ..runtime.guards import OF_EVERY_MODULE
 from ..runtime.held import ABSENT
 from ..runtime.trees import unflatten_with_twins
+from ..subclass.made import Elsewhere
 from ..subclass.paths import Path
 from .reach import Reached
 
@@ -156,8 +157,14 @@ class HandedContainers:
 
         return map_containers(result, mark), rows
 
+    def assigned(self, rows: Sequence[Any]) -> dict[int, tuple[Any, ...]]:
+        """Which of these assignments, by their numbers, are of a container among the arguments; and the way to that."""
+        mine = {id(container): keys for keys, container, _ in self.rows}
+        found = {k: mine[id(row.value)] for k, row in enumerate(rows) if id(row.value) in mine}
+        return {k: keys for k, keys in found.items() if isinstance(rows[k].plan(0), AssignmentPlan)}
+
     def _check_new(self, value: Any, path: Path) -> None:
-        for inner in _inside(value):
+        for inner in inside_of(value):
             if any(inner is container for _, container, _ in self.rows):
                 raise UnsupportedError(
                     "the region puts a container among its arguments into another one",
@@ -168,12 +175,21 @@ class HandedContainers:
                 )
 
 
-def _inside(value: Any, depth: int = 8) -> Iterator[Any]:
+def row_value(row: Any, found: Sequence[tuple[Any, Elsewhere]]) -> Any:
+    """What is assigned; in a new container, marks stand for those to which names lead."""
+    if not getattr(row, "anew", False):
+        return row.value
+    marks = {id(value): mark for value, mark in found if mark.read is not None and value is not row.value}
+    return map_containers(row.value, lambda v: marks.get(id(v), v))
+
+
+def inside_of(value: Any, depth: int = 8) -> Iterator[Any]:
+    """A container and those inside of it; tuples are among them."""
     if type(value) in CHANGEABLE or isinstance(value, tuple):
         yield value
         if depth:
             for inner in value.values() if isinstance(value, dict) else value:
-                yield from _inside(inner, depth - 1)
+                yield from inside_of(inner, depth - 1)
 
 
 def _pairs(container: Any) -> list[tuple[Any, Any]]:

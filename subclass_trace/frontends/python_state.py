@@ -14,7 +14,7 @@ import gc
 import operator
 import types
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -86,14 +86,17 @@ Change: TypeAlias = Effect | Removal | Count | Append
 
 
 @contextlib.contextmanager
-def effects_on(reached: Reached, readable: Collection[int] = ()) -> Iterator[list[Change]]:
+def effects_on(
+    reached: Reached, readable: Collection[int] = (), lends: Callable[[Any], bool] = lambda _: False
+) -> Iterator[list[Change]]:
     """Inside, the function runs. Afterwards what it reaches is as it was, but for objects that containers got, and for those
     that were moved in lists: these happen at trace time.
 
     Yields a list that is filled on the way out: what was done with numbers, flags and strings. Torch's own modules make
     good what they keep for themselves (an RNN the list of its weights).
 
-    ``readable``: ids of containers that it reads otherwise than by the names with which it counts or appends.
+    ``readable``: ids of containers that it reads otherwise than by the names with which it counts or appends;
+    ``lends``: tells of an object if an input has it.
 
     Raises:
         UnsupportedError: traced tensors were left somewhere.
@@ -117,7 +120,12 @@ def effects_on(reached: Reached, readable: Collection[int] = ()) -> Iterator[lis
         for place in counters:
             effects += _settle(place)
         for row, was in slots:
-            now = _as_kept(was, row.read(), row.holder, row.key)
+            now = row.read()
+            if now is not was and lends(now):
+                effects.append(Effect(row.holder, row.key, now))
+                _bind(row.holder, row.key, was)
+                continue
+            now = _as_kept(was, now, row.holder, row.key)
             of_python = not isinstance(row.holder, Asked)
             if _is_effect(was, now) or (of_python and (_is_first(was, now) or _is_replaced(was, now, known))):
                 effects.append(Effect(row.holder, row.key, now, _is_made(now, known)))
@@ -133,7 +141,7 @@ def effects_on(reached: Reached, readable: Collection[int] = ()) -> Iterator[lis
             if held.attributes or isinstance(held.value, dict):
                 others = {name for owner, name in skip if owner == id(held.owner)}
                 first = known if held.attributes and held.path is not None else None
-                effects += _take_back(held.value, was, id(held.value) in tallies, others, first, known)
+                effects += _take_back(held.value, was, id(held.value) in tallies, others, first, known, lends)
             elif isinstance(held.value, (list, deque, set)):
                 effects += _items_back(held.value, was)
                 effects += _shorten(held.value, was, id(held.value) in emptied, known)
@@ -273,10 +281,16 @@ def _take_back(
     skip: Collection[str],
     known: Collection[int] | None,
     old: Collection[int],
+    lends: Callable[[Any], bool],
 ) -> Iterator[Change]:
     """Of attributes, or of a dict. ``old``: ids of the containers that are not new, ``known``: the same, for attributes."""
     for key in list(table):
-        before, now = was.get(key, ABSENT), _as_kept(was.get(key, ABSENT), table[key], table, key)
+        before, now = was.get(key, ABSENT), table[key]
+        if now is not before and lends(now):
+            yield Effect(table, key, now)
+            _bind(table, key, before)
+            continue
+        now = _as_kept(before, now, table, key)
         first = _is_first(before, now) and (known is not None or (_is_made(now, old) and _is_plain(now)))
         first = first or _is_replaced(before, now, old)
         if key is None or key in skip or not (first or _is_effect(before, now)):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import types
-from collections.abc import Collection, Iterator, Sequence
+from collections import deque
+from collections.abc import Collection, ItemsView, Iterator, KeysView, Sequence, ValuesView
 from typing import Any
 
 import torch
@@ -15,8 +16,10 @@ from ..capture.facts import holds_traced
 from ..capture.python_numbers import needs_number
 from ..errors import UnsupportedError
 from ..plan import ReturnedContainer
+from ..subclass.arguments import attributes_inside
 from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
+from .containers import inside_of
 from .reached import Reached
 
 Tensor = torch.Tensor
@@ -78,6 +81,20 @@ def _changed(now: dict[str, Any], was: dict[str, Any], names: Collection[str]) -
     return [n for n in names if (n in now) != (n in was) or (n in now and now[n] is not was[n])]
 
 
+def check_keys(result: Any) -> None:
+    """Refuse traced tensors that are keys of dicts in a result: the structure of results would hold them."""
+    for value in inside_of(result):
+        for key in value if isinstance(value, dict) else ():
+            if isinstance(key, Tensor) and any(map(_torch.is_fake, leaves_of(key))):
+                raise UnsupportedError(
+                    "the region returns a dict with a tensor of its own as a key",
+                    path="result",
+                    expected="keys that are known while tracing",
+                    got=f"a tensor of shape {tuple(key.shape)}",
+                    fix="return pairs of tensors and values, and make the dict outside of the region",
+                )
+
+
 def check_result(value: Any, path: Path, depth: int = 0) -> None:
     """An object that is no pytree node but holds traced tensors would hand fake tensors to the caller."""
     lazy = isinstance(value, (Iterator, types.CoroutineType, types.FunctionType, functools.partial, types.MethodType))
@@ -91,17 +108,28 @@ def check_result(value: Any, path: Path, depth: int = 0) -> None:
         )
     if isinstance(value, (Tensor, torch.nn.Module, type, ReturnedContainer, *_torch.SYM_TYPES)) or depth > 3:
         return
-    held = [(path.attr(k), v) for k, v in getattr(value, "__dict__", {}).items()]
-    if isinstance(value, (list, tuple, set)):
+    held = [(path.attr(k), v) for k, v in attributes_inside(value)]
+    if isinstance(value, (list, tuple, set, frozenset, deque, KeysView, ValuesView, ItemsView)):
         held += [(path.item(k), v) for k, v in enumerate(value)]
-    elif isinstance(value, dict):
+    elif isinstance(value, (dict, types.MappingProxyType)):
         held += [(path.item(k), v) for k, v in value.items()]
+    elif is_array(value) and value.dtype == object:
+        held += [(path.item(k), v) for k, v in enumerate(value.flat)]
+    elif isinstance(value, BaseException):
+        held += [(path.attr("args").item(k), v) for k, v in enumerate(value.args)]
     elif isinstance(value, slice):
         held += [(path.attr(name), getattr(value, name)) for name in ("start", "stop", "step")]
     for where, inner in held:
         check_result(inner, where, depth + 1)
         if isinstance(inner, _torch.SYM_TYPES):
             needs_number(inner, f"{where}, inside of a {type(value).__qualname__} that is no registered pytree node")
+            raise UnsupportedError(
+                f"the region returns a {type(value).__qualname__} that holds a comparison of sizes",
+                path=where,
+                expected="True or False",
+                got=inner,
+                fix="call bool() on it: each answer is a specialization of its own",
+            )
         if isinstance(inner, Tensor) and any(map(_torch.is_fake, leaves_of(inner))):
             raise UnsupportedError(
                 f"the region returns a {type(value).__qualname__} that holds tensors and is no registered pytree node",

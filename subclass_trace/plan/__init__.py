@@ -59,9 +59,11 @@ from .outputs import (
 from .reach import Reach
 from .state import (
     AppendPlan,
+    AssignedContainer,
     AssignmentPlan,
     ContainerChange,
     ContainerItem,
+    ContainerRow,
     CountPlan,
     HookPlan,
     ItemPlan,
@@ -101,6 +103,8 @@ __all__ = [
     "RemovalPlan",
     "Replay",
     "ReturnedContainer",
+    "AssignedContainer",
+    "ContainerRow",
     "SameOutput",
     "SavedValue",
     "SettingPlan",
@@ -194,9 +198,7 @@ class Plan:
     independent: tuple[tuple[int, ...], ...] = ()  # groups of differentiable values: see `capture.tape.independent`
     rewritten: tuple[int, ...] = ()  # places in ``differentiated`` of inputs that the region gives another history
     reach: Reach | None = None  # of ``differentiable`` values to ``differentiated`` inputs; None if all to all
-    containers: tuple[
-        ContainerChange | ReturnedContainer, ...
-    ] = ()  # of which ``out_tree`` is ``(result, [new items])``
+    containers: tuple[ContainerRow, ...] = ()  # of which ``out_tree`` is ``(result, [new items])``
     unread: tuple[Unread, ...] = ()  # values of contexts that no guard compares, since the trace read none of them
     wholes: tuple[Wholes, ...] = ()  # what calls with other ones have to keep, where these are containers and the like
     lent: tuple[Lent, ...] = ()  # objects in contexts that results and backwards have from the call's inputs

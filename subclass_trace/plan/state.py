@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from ..subclass.made import Elsewhere
 from ..subclass.paths import owner_of
 from ..subclass.spec import Spec
 
@@ -104,7 +105,9 @@ class AssignmentPlan:
 
 
 def _anew(value: Any) -> Any:
-    """A copy of a container and of the containers in it."""
+    """A copy of a container and of the containers in it, but for those that a name leads to: these stand there as marks."""
+    if isinstance(value, Elsewhere):
+        return value.of(None)
     if type(value) is dict:
         return {k: _anew(v) for k, v in value.items()}
     if type(value) in (list, tuple):
@@ -239,6 +242,14 @@ class ReturnedContainer:
     after: bool = False
 
 
+@dataclass(frozen=True, eq=False)
+class AssignedContainer:
+    """The region assigns a list or dict among its arguments, the one at ``keys`` of ``(args, kwargs)``: ``plan`` does it."""
+
+    plan: AssignmentPlan
+    keys: tuple[Hashable, ...]
+
+
 @dataclass(frozen=True)
 class ContainerChange:
     """What the region did to a list or dict among its arguments.
@@ -269,3 +280,7 @@ class ContainerChange:
         for key, value in made:
             if self.reordered or key in self.replaced:
                 container[key] = value
+
+
+#: what a call does with containers: of those among its arguments, and of those in its result
+ContainerRow: TypeAlias = ContainerChange | ReturnedContainer | AssignedContainer

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from ..plan import ContainerChange, ReturnedContainer, StatePlan
+from ..plan import AssignedContainer, ContainerChange, ContainerRow, ReturnedContainer, StatePlan
 
 #: containers that a function may change, and pytree nodes of optree's own
 CHANGEABLE = (list, dict, OrderedDict, defaultdict, deque)
@@ -31,15 +31,13 @@ def containers_in(values: Any, keys: tuple[Hashable, ...] = ()) -> Iterator[tupl
 Taken: TypeAlias = Mapping[ReturnedContainer, Any]
 
 
-def taken(rows: Sequence[ContainerChange | ReturnedContainer], args: Any, kwargs: Any) -> Taken:
+def taken(rows: Sequence[ContainerRow], args: Any, kwargs: Any) -> Taken:
     """The containers that a call returns and does not make, before it runs."""
     returned = [row for row in rows if isinstance(row, ReturnedContainer) and not row.after]
     return {row: value_at_way((args, kwargs) if row.read is None else row.read(), row.keys) for row in returned}
 
 
-def delivered(
-    rows: Sequence[ContainerChange | ReturnedContainer], args: Any, kwargs: Any, results: Any, held: Taken
-) -> Any:
+def delivered(rows: Sequence[ContainerRow], args: Any, kwargs: Any, results: Any, held: Taken) -> Any:
     """Make the changes of a call whose ``results`` are ``(result, [new values])``; returns the result.
 
     ``held``: what was `taken` before it ran.
@@ -47,7 +45,10 @@ def delivered(
     result, new = results
     changes = [row for row in rows if isinstance(row, ContainerChange)]
     change_containers(changes, args, kwargs, new)
-    if len(changes) == len(rows):
+    for row in rows:
+        if isinstance(row, AssignedContainer):
+            replace(row.plan, result=0).deliver((), [value_at_way((args, kwargs), row.keys)])
+    if not any(isinstance(row, ReturnedContainer) for row in rows):
         return result
     known = dict(held)
     for row in rows:

@@ -33,7 +33,7 @@ from ..plan import (
 from ..subclass.components import read_lent, with_lent
 from ..subclass.context import Lent
 from ..subclass.flatten import leaves_of
-from ..subclass.made import Made
+from ..subclass.made import Elsewhere, Made
 from ..subclass.paths import owner_of
 from ..subclass.protocol import REAL
 from ..subclass.visit import rebuild
@@ -105,7 +105,12 @@ class Program:
         if plan.trains:  # a backward that is traced later may read them
             env.update({mark: read_unread(mark, inputs) for mark in plan.unread})
         for mark in plan.lent:
-            env[mark] = mark.new(env) if isinstance(mark, Made) else read_lent(mark, inputs)
+            if isinstance(mark, Made):
+                env[mark] = mark.new(env)
+            elif isinstance(mark, Elsewhere):
+                env[mark] = mark.of(None if mark.position is None else flat[mark.position])
+            else:
+                env[mark] = read_lent(mark, inputs)
         return Call(inputs, table, env)
 
     def run_forward(self, call: Call) -> tuple[list[Tensor], list[Any], list[Any]]:

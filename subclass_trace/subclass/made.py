@@ -1,10 +1,11 @@
-"""Objects that a region makes: each call has to be given another one. See `capture.objects_made`."""
+"""Objects of which each call has its own: those that a region makes (see `capture.objects_made`), or has from elsewhere."""
 
 from __future__ import annotations
 
 import copy
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,6 +55,37 @@ class Made(Lent):
         return same_context(dict(vars(self.value)), dict(vars(now)))
 
 
+@dataclass(frozen=True)
+class Attribute:
+    """A step to an attribute; other steps are keys of items."""
+
+    name: str
+
+
+class Elsewhere(Lent):
+    """Stands for an object that a region has from an argument or by a name: each call has its own there.
+
+    Attributes:
+        position: of the argument among the flat ones; None where ``read`` gives what a name leads to.
+        steps: from there to the object.
+    """
+
+    __slots__ = ("position", "read", "steps")
+
+    def __init__(
+        self, number: int, value: Any, position: int | None, read: Callable[[], Any] | None, steps: tuple[Any, ...]
+    ) -> None:
+        super().__init__("elsewhere", number, (), (), value)
+        self.position, self.read, self.steps = position, read, steps
+
+    def of(self, argument: Any) -> Any:
+        """The object of a call with this argument at the position."""
+        value = argument if self.read is None else self.read()
+        for step in self.steps:
+            value = getattr(value, step.name) if type(step) is Attribute else value[step]
+        return value
+
+
 class _Fresh(dict[Any, Any]):
     """Gives each mark one object."""
 
@@ -71,7 +103,7 @@ def _like(value: Any, function: Callable[[Any], Any]) -> Any:
         return deque(map(function, value), value.maxlen)
     if isinstance(value, dict):
         made = copy.copy(value)
-        made.update({k: function(v) for k, v in value.items()})
+        dict.update(made, {k: function(v) for k, v in value.items()})  # a Counter's own adds
         return made
     other = SimpleNamespace() if type(value) is SimpleNamespace else object.__new__(type(value))
     other.__dict__.update({k: function(v) for k, v in vars(value).items()})

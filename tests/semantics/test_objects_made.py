@@ -239,7 +239,9 @@ def test_who_holds_it_tells() -> None:
     inside = outside.tags
     held = [[1], [outside], (inside, [2]), torch.ones(2)]
     held[3].note = Plain({3})  # type: ignore[attr-defined]
-    found = [v for v, _ in objects_made(held)]
+    made, others = objects_made(held)
+    found = [v for v, _ in made]
+    assert any(v is outside for v in others) and any(v is inside for v in others)
     assert not any(v is outside or v is inside for v in found) and len(held) == 4
     assert sorted(type(v).__name__ for v in found) == ["Plain", "list", "list", "list", "set"]
     assert found.index({3}) < next(k for k, v in enumerate(found) if isinstance(v, Plain))  # what is inside comes first

@@ -33,6 +33,8 @@ class Counted:
     def __add__(self, amount: Any) -> Any:
         return _moved(self, amount) if isinstance(amount, _AMOUNTS) else NotImplemented
 
+    __radd__ = __add__  # as a Counter does
+
     def __sub__(self, amount: Any) -> Any:
         return _moved(self, 0 - amount) if isinstance(amount, _AMOUNTS) else NotImplemented
 

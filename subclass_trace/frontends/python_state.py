@@ -295,7 +295,8 @@ def _take_back(
         first = first or _is_replaced(before, now, old)
         if key is None or key in skip or not (first or _is_effect(before, now)):
             continue
-        if counted and before is ABSENT and isinstance(now, (int, float, *_SYMBOLS)):  # of a defaultdict
+        missing = before is ABSENT and hasattr(type(table), "__missing__")  # a plain dict has nothing to add to there
+        if counted and missing and isinstance(now, (int, float, *_SYMBOLS)):
             yield Count(table, key, True, now)
         else:
             yield Effect(table, key, now, _is_made(now, old))

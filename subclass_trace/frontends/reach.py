@@ -30,7 +30,7 @@ from .. import _torch
 from ..capture.conversions import CONVERSIONS
 from ..capture.user_code import is_foreign, is_library
 from ..runtime.guards import HOOK_TABLES, OF_EVERY_MODULE
-from ..runtime.held import ABSENT, Slotted, container_behind, is_fixed, is_simple
+from ..runtime.held import ABSENT, TEXTS, Slotted, container_behind, is_fixed, is_simple
 from ..subclass.arguments import NAMESPACES
 from ..subclass.paths import Path
 from ..subclass.protocol import is_plain, is_traceable
@@ -425,7 +425,8 @@ class _Walk:
         if cls is types.ModuleType and "__getattr__" in own:
             self._slot(own, "__getattr__", path.attr("__getattr__"), own["__getattr__"])
         for key in () if isinstance(value, Module) else list(own):
-            if everything or key in self.reads or (key in self.calls and callable(own.get(key))):
+            grows = key in self.counted and isinstance(own.get(key), TEXTS)  # a text that grows is another one
+            if everything or key in self.reads or grows or (key in self.calls and callable(own.get(key))):
                 if id(value) in self._by_value:
                     self.look(own.get(key), path.attr(key))
                 else:

@@ -27,7 +27,7 @@ from ..subclass.protocol import Kind, class_of_leaf, kind_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, spec_leaves
 from ..subclass.visit import inner_values
 from .changed_objects import ChangedObjects
-from .held import ABSENT, LOGS, Same, as_held
+from .held import ABSENT, Same, as_held, is_log
 from .one_object import KnownTensors, OneObject
 from .sizes import bind, evaluate, holds
 
@@ -138,7 +138,7 @@ class ModuleGuard:
     @staticmethod
     def of(module: torch.nn.Module, counters: frozenset[str] = frozenset()) -> ModuleGuard:
         """The guard for a module as it is now; ``counters``: attributes that the region only moves on, or appends to."""
-        held = {k: v for k, v in vars(module).items() if k not in counters or not isinstance(v, LOGS)}
+        held = {k: v for k, v in vars(module).items() if k not in counters or not is_log(v)}
         names = [k for k in compared_attributes(module) if k in held]
         rows = [(k, as_held(held[k])) for k in names if not isinstance(held[k], Tensor)]
         hooks = [number for table in HOOK_TABLES for number in vars(module)[table]]  # no two hooks have one number

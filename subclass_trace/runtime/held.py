@@ -217,6 +217,13 @@ BY_VALUE = (bool, int, float, complex, str, bytes, type(None), *READINGS)
 
 #: what code may move on, or append to, without reading it
 LOGS = (int, float, list, set, dict, collections.deque)
+#: what is another object when something is added to it
+TEXTS = (str, bytes, tuple)
+
+
+def is_log(value: Any) -> bool:
+    """May code move it on, or append to it, so that nothing has to be known of what it holds?"""
+    return isinstance(value, LOGS) and not (type(value) is dict and any(isinstance(v, TEXTS) for v in value.values()))
 
 
 class Slotted:

@@ -12,7 +12,7 @@ from ..subclass.arguments import attributes_inside
 from ..subclass.components import parts_of
 from ..subclass.context import Lent, is_atom
 from ..subclass.paths import Path
-from ..subclass.protocol import flattens_alike
+from ..subclass.protocol import flattens_alike, is_traceable
 from ..subclass.spec import Spec, WrapperSpec
 from .facts import holds_traced
 from .python_numbers import KeptNumber
@@ -39,6 +39,8 @@ def _look(value: Any, path: Path, depth: int = 8) -> None:
     parts = dict(parts_of(value))
     for part in parts.values():
         _look(part, path, depth - 1)
+    if isinstance(value, torch.Tensor) and not is_traceable(value) and not _torch.is_fake(value):
+        return
     inside = () if parts or isinstance(value, torch.Tensor) else attributes_inside(value)
     for name, held in inside:
         if isinstance(held, _torch.SYM_TYPES):

@@ -20,12 +20,12 @@ from ..capture.clocks import Clocks, clocks
 from ..capture.conversions import CONVERSIONS, conversions
 from ..capture.facts import holds_traced
 from ..capture.inputs import Argument
-from ..capture.objects_made import looked_at, objects_made
+from ..capture.objects_made import is_makeable, looked_at, objects_made
 from ..capture.python_numbers import types_as_eager
 from ..capture.region import RunFunction
 from ..capture.run import Run
 from ..errors import UnsupportedError
-from ..plan import AppendPlan, AssignedContainer, AssignmentPlan, ContainerChange, OfResult, StatePlan
+from ..plan import AppendPlan, AssignmentPlan, ContainerChange, OfResult, StatePlan
 from ..runtime.changed_objects import copied_among
 from ..runtime.codegen import Layout, StateSlot
 from ..runtime.containers import change_containers, value_at_way
@@ -46,10 +46,11 @@ from .containers import (
     GivenContainers,
     HandedContainers,
     found_anew,
+    made_around,
     made_containers,
     named_containers,
     path_of,
-    row_value,
+    twins_marked,
 )
 from .counting import left_out, read_late
 from .exchanged import Pairs, exchanged, with_inner
@@ -62,7 +63,15 @@ from .optimizers import Stored, stored_by
 from .python_random import no_random_numbers
 from .python_state import Change, Effect, effects_on
 from .reach import Reached, Slot, reach
-from .refused_results import check_arrays, check_keys, check_result, is_array, no_other_attributes
+from .refused_results import (
+    check_arrays,
+    check_error,
+    check_keys,
+    check_memory,
+    check_result,
+    is_array,
+    no_other_attributes,
+)
 from .stored_globals import no_traced_globals
 from .torch_settings import SettingChange, settings_of_torch
 from .ways import found_elsewhere
@@ -459,6 +468,7 @@ class CallSite:
             self.not_these.clear()
             arrays = [(self.path(k), v, v.copy()) for k, v in enumerate(self.flat[: self.user_count]) if is_array(v)]
             given, of_modules, named = self._standing(handed)
+            objects = {id(v) for v in self.flat[: self.user_count] if is_makeable(v)}
             asked = Asked(self._tell(), self.met, self.not_these)
             with (
                 no_traced_globals(function, self.reached),
@@ -470,7 +480,7 @@ class CallSite:
                 no_items_taken(self.reached),
                 no_other_attributes(self.reached),
                 settings_of_torch() as settings,
-                effects_on(self.reached, self._readable(), lends) as effects,
+                effects_on(self.reached, self._readable(), lambda v: lends(v) or id(v) in objects) as effects,
                 stored_by(self.reached, elsewhere.real) as stored,
                 types_as_eager(_tables_without_type(self.reached)),
                 conversions(_called_conversions(self.reached)),
@@ -494,7 +504,8 @@ class CallSite:
                     contexts.check(*_BY_ANOTHER_NAME)
                     self._check_apart(changes)
                     del there
-                except Exception:
+                except Exception as error:
+                    check_error(error)
                     self.unfinished.extend(
                         (effects, settings)
                     )  # no state of optimizers: nothing has moved the parameters
@@ -502,44 +513,42 @@ class CallSite:
                     raise
             check_arrays(arrays)
             made_here = made_containers((e.value, e.read) for e in effects if isinstance(e, Effect) and e.anew)
+            (result, new), same = twins_marked((result, new))
             result, returned = containers.marked(result, lambda: named_containers(self.reached) | made_here)
             for added, path in zip(new, places, strict=True):
                 for value in flatten_results(added)[0]:
                     check_result(value, path)
             self._check_rebuilt(made)
             check_keys(result)
+            check_memory(result, self.flat[: self.user_count])
             whole = {id(made) for made, alone in mine if not alone}
             rows: list[ModuleChange | Change | Stored | SettingChange] = [*assigned, *effects, *stored, *settings]
             others += looked_at(row.value for row in rows)
             found = found_elsewhere(others, self.flat[: self.user_count], self.reached)
             whole |= {id(v) for v, _ in found}
-            handed_on = containers.assigned(rows)
+            found += containers.found(others, len(found))
+            known = {id(v) for v, _ in found}
             results, tree = flatten_results(
-                (result, new) if changes or returned or handed_on else result, lambda v: lends(v) or id(v) in whole
+                (result, new) if changes or returned or same else result, lambda v: lends(v) or id(v) in whole
             )
             results = [plain_number(value) for value in results]
             for k, value in enumerate(results):
                 if id(value) not in whole and not lends(value):
                     check_result(value, Path("result").item(k))
             plans: list[StatePlan] = [row.plan(len(results) + k) for k, row in enumerate(rows)]
-            plans = [
-                replace(p, anew=False) if isinstance(p, (AssignmentPlan, AppendPlan)) and lends(row.value) else p
-                for p, row in zip(plans, rows, strict=True)
-            ]
+            for k, row in enumerate(rows):
+                around = made_around(row.value, known) if getattr(row, "anew", False) else []
+                mine += around
+                if isinstance(plan := plans[k], (AssignmentPlan, AppendPlan)):
+                    its_own = bool(around) or lends(row.value) or id(row.value) in known
+                    plans[k] = replace(plan, anew=plan.anew and not its_own)
             _refuse_times(times, results, rows, plans)
             self.assigned_to.update(id(plan.owner) for plan in plans)
-            of_arguments = [
-                AssignedContainer(replace(p, anew=False), handed_on[k])
-                for k, p in enumerate(plans)
-                if k in handed_on and isinstance(p, AssignmentPlan)
-            ]
             plans = found_anew(plans, self.reached)
-            flat = [*results, *[None if k in handed_on else row_value(row, found) for k, row in enumerate(rows)]]
+            flat = [*results, *[row.value for row in rows]]
             for rebuilt in made.values():
                 plans += _attributes_plans(rebuilt, flat)
-            return Run(
-                flat, tree, handed, tuple(plans), (*changes, *returned, *of_arguments), tuple(mine), tuple(found)
-            )
+            return Run(flat, tree, handed, tuple(plans), (*changes, *returned, *same), tuple(mine), tuple(found))
 
         return run
 

@@ -188,7 +188,7 @@ class Region:
     def __interpret(self, entry: Specialization, site: CallSite, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         changes = entry.plan.containers
         held = taken(changes, args, kwargs)
-        results = unflatten_tree(entry.plan.out_tree, entry.program(site.flat))
+        results = unflatten_tree(entry.plan.out_tree, entry.program(site.flat, (args, kwargs)))
         return delivered(changes, args, kwargs, results, held) if changes else results
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import functools
 import operator
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import UnsupportedError
-from ..plan import AssignmentPlan, ContainerChange, ReturnedContainer, StatePlan
+from ..plan import ContainerChange, ReturnedContainer, SameContainer, StatePlan
 from ..plan import ContainerItem as Item
 from ..runtime.containers import CHANGEABLE, containers_in, map_containers
 from ..runtime.guards import OF_EVERY_MODULE
 from ..runtime.held import ABSENT
 from ..runtime.trees import unflatten_with_twins
-from ..subclass.made import Elsewhere
+from ..subclass.made import GIVEN, Elsewhere
 from ..subclass.paths import Path
 from .reach import Reached
 
@@ -157,11 +157,11 @@ class HandedContainers:
 
         return map_containers(result, mark), rows
 
-    def assigned(self, rows: Sequence[Any]) -> dict[int, tuple[Any, ...]]:
-        """Which of these assignments, by their numbers, are of a container among the arguments; and the way to that."""
-        mine = {id(container): keys for keys, container, _ in self.rows}
-        found = {k: mine[id(row.value)] for k, row in enumerate(rows) if id(row.value) in mine}
-        return {k: keys for k, keys in found.items() if isinstance(rows[k].plan(0), AssignmentPlan)}
+    def found(self, objects: Iterable[Any], number: int) -> list[tuple[Any, Elsewhere]]:
+        """Those among the objects, with the marks of their places. ``number``: how many marks there are besides."""
+        wanted = set(map(id, objects))
+        rows = [(keys, c) for keys, c, _ in self.rows if id(c) in wanted]
+        return [(c, Elsewhere(number + k, c, GIVEN, None, keys)) for k, (keys, c) in enumerate(rows)]
 
     def _check_new(self, value: Any, path: Path) -> None:
         for inner in inside_of(value):
@@ -175,12 +175,52 @@ class HandedContainers:
                 )
 
 
-def row_value(row: Any, found: Sequence[tuple[Any, Elsewhere]]) -> Any:
-    """What is assigned; in a new container, marks stand for those to which names lead."""
-    if not getattr(row, "anew", False):
-        return row.value
-    marks = {id(value): mark for value, mark in found if mark.read is not None and value is not row.value}
-    return map_containers(row.value, lambda v: marks.get(id(v), v))
+def twins_marked(results: Any) -> tuple[Any, list[SameContainer]]:
+    """Results in which marks stand for containers that stand at another place of them as well."""
+    first: dict[int, tuple[Any, tuple[Any, ...]]] = {}
+    rows: list[SameContainer] = []
+
+    def put(value: Any, keys: tuple[Any, ...]) -> Any:
+        if type(value) not in CHANGEABLE and not isinstance(value, tuple):
+            return value
+        if type(value) in CHANGEABLE:
+            if id(value) in first:
+                rows.append(SameContainer(first[id(value)][1]))
+                return rows[-1]
+            first[id(value)] = value, keys
+        if len(keys) > _DEEPEST:
+            return value
+        items = {k: put(v, (*keys, k)) for k, v in _pairs(value)}
+        changed = {k: now for (k, v) in _pairs(value) if (now := items[k]) is not v}
+        if not changed:
+            return value
+        if isinstance(value, tuple):
+            return tuple(items.values()) if type(value) is tuple else type(value)(*items.values())
+        copy = value.copy()
+        for k, now in changed.items():
+            copy[k] = now
+        return copy
+
+    return put(results, ()), rows
+
+
+def made_around(value: Any, known: Collection[int]) -> list[tuple[Any, bool]]:
+    """The containers of a new value that hold, somewhere inside, one of those with these ids; what is inside comes first."""
+    found: list[tuple[Any, bool]] = []
+
+    def holds(held: Any, depth: int) -> bool:
+        if id(held) in known:
+            return True
+        if not (type(held) in CHANGEABLE or isinstance(held, tuple)) or depth > _DEEPEST:
+            return False
+        inside = [holds(v, depth + 1) for _, v in _pairs(held)]
+        around = any(inside)
+        if around and type(held) in CHANGEABLE:
+            found.append((held, False))
+        return around
+
+    holds(value, 0)
+    return found
 
 
 def inside_of(value: Any, depth: int = 8) -> Iterator[Any]:

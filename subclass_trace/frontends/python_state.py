@@ -144,7 +144,7 @@ def effects_on(
                 effects += _take_back(held.value, was, id(held.value) in tallies, others, first, known, lends)
             elif isinstance(held.value, (list, deque, set)):
                 effects += _items_back(held.value, was)
-                effects += _shorten(held.value, was, id(held.value) in emptied, known)
+                effects += _shorten(held.value, was, id(held.value) in emptied, known, lends)
             traced = [v for v in held.added(was) if holds_traced(v)]
             if traced:
                 held.restore(was)
@@ -326,16 +326,18 @@ def _items_back(container: Any, was: Any) -> Iterator[Change]:
             container.append(item)
 
 
-def _shorten(container: Any, was: Any, emptied: bool, known: Collection[int]) -> Iterator[Change]:
+def _shorten(
+    container: Any, was: Any, emptied: bool, known: Collection[int], lends: Callable[[Any], bool]
+) -> Iterator[Change]:
     """What was appended to a list or a deque, or added to a set, if it is nothing but numbers, strings, and containers of
     such that the function made.
 
     ``emptied``: it was empty when the function began.
     """
     now, old = list(container), list(was)
-    new = [told(v) for v in (now if emptied else _added(now, old, container))]
+    new = [v if lends(v) else told(v) for v in (now if emptied else _added(now, old, container))]
     made = [_is_made(v, known) and _is_plain(v) for v in new]
-    simple = all(anew or isinstance(v, _SYMBOLS) or is_simple(v) for v, anew in zip(new, made, strict=True))
+    simple = all(anew or lends(v) or isinstance(v, _SYMBOLS) or is_simple(v) for v, anew in zip(new, made, strict=True))
     if emptied or (new and simple):
         container.clear()
         extend = container.update if isinstance(container, set) else container.extend

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import types
 from collections import deque
-from collections.abc import Collection, ItemsView, Iterator, KeysView, Sequence, ValuesView
+from collections.abc import Collection, ItemsView, Iterable, Iterator, KeysView, Sequence, ValuesView
 from typing import Any
 
 import torch
@@ -14,10 +15,11 @@ import torch
 from .. import _torch
 from ..capture.facts import holds_traced
 from ..capture.python_numbers import needs_number
-from ..errors import UnsupportedError
+from ..errors import SubclassTraceError, UnsupportedError
 from ..plan import ReturnedContainer
 from ..subclass.arguments import attributes_inside
 from ..subclass.flatten import leaves_of
+from ..subclass.noted_dict import NotedDict
 from ..subclass.paths import Path
 from .containers import inside_of
 from .reached import Reached
@@ -95,6 +97,49 @@ def check_keys(result: Any) -> None:
                 )
 
 
+def check_memory(result: Any, arguments: Sequence[Any]) -> None:
+    """Refuse arrays of numpy in a result that share memory with each other, or with one among the arguments."""
+    arrays = {id(v): v for held in inside_of((result,)) for v in _items_of(held) if is_array(v)}
+    others = {id(v): v for v in arguments if is_array(v)}
+    for key, array in arrays.items():
+        for other, held in (arrays | others).items():
+            if key not in others and key != other and array.size and may_share_memory(array, held):
+                raise UnsupportedError(
+                    "the region returns a numpy array that shares memory with another one",
+                    path="result",
+                    expected="arrays with memory of their own, or the very arguments",
+                    got=f"an array of shape {array.shape}, a view of one of shape {held.shape}",
+                    fix="return a copy of it, or take the view outside of the region",
+                )
+
+
+def _items_of(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
+
+
+def may_share_memory(a: Any, b: Any) -> bool:
+    import numpy
+
+    return bool(numpy.shares_memory(a, b))
+
+
+def check_error(error: Exception) -> None:
+    """Refuse an exception of the user's with traced values inside."""
+    held = [*error.args, *(v for _, v in attributes_inside(error))]
+    if isinstance(error, SubclassTraceError):
+        return
+    for value in held:
+        if isinstance(value, _torch.SYM_TYPES):
+            needs_number(value, f"a number in a {type(error).__qualname__}")
+    if any(map(holds_traced, held)):
+        raise UnsupportedError(
+            f"the region raises a {type(error).__qualname__} with a tensor or a size of its own inside",
+            expected="exceptions that hold what is known while tracing",
+            got=f"{type(error).__qualname__}{tuple(type(v).__name__ for v in error.args)}",
+            fix="raise it outside of the region, or without the tensor",
+        ) from error
+
+
 def check_result(value: Any, path: Path, depth: int = 0) -> None:
     """An object that is no pytree node but holds traced tensors would hand fake tensors to the caller."""
     lazy = isinstance(value, (Iterator, types.CoroutineType, types.FunctionType, functools.partial, types.MethodType))
@@ -111,7 +156,9 @@ def check_result(value: Any, path: Path, depth: int = 0) -> None:
     held = [(path.attr(k), v) for k, v in attributes_inside(value)]
     if isinstance(value, (list, tuple, set, frozenset, deque, KeysView, ValuesView, ItemsView)):
         held += [(path.item(k), v) for k, v in enumerate(value)]
-    elif isinstance(value, (dict, types.MappingProxyType)):
+    elif isinstance(value, types.MappingProxyType):
+        held += [(path, v) for v in gc.get_referents(value)]
+    elif isinstance(value, dict):
         held += [(path.item(k), v) for k, v in value.items()]
     elif is_array(value) and value.dtype == object:
         held += [(path.item(k), v) for k, v in enumerate(value.flat)]
@@ -121,6 +168,14 @@ def check_result(value: Any, path: Path, depth: int = 0) -> None:
         held += [(path.attr(name), getattr(value, name)) for name in ("start", "stop", "step")]
     for where, inner in held:
         check_result(inner, where, depth + 1)
+        if type(inner) is NotedDict:
+            raise UnsupportedError(
+                f"the region returns a {type(value).__qualname__} around a dict that a flatten context holds",
+                path=where,
+                expected="the dict itself, or a copy of it",
+                got=type(value).__qualname__,
+                fix="return the dict, or make the other one of a copy: dict(x.meta)",
+            )
         if isinstance(inner, _torch.SYM_TYPES):
             needs_number(inner, f"{where}, inside of a {type(value).__qualname__} that is no registered pytree node")
             raise UnsupportedError(

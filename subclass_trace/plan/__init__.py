@@ -59,7 +59,6 @@ from .outputs import (
 from .reach import Reach
 from .state import (
     AppendPlan,
-    AssignedContainer,
     AssignmentPlan,
     ContainerChange,
     ContainerItem,
@@ -71,6 +70,7 @@ from .state import (
     OfResult,
     RemovalPlan,
     ReturnedContainer,
+    SameContainer,
     SettingPlan,
     StatePlan,
 )
@@ -103,7 +103,7 @@ __all__ = [
     "RemovalPlan",
     "Replay",
     "ReturnedContainer",
-    "AssignedContainer",
+    "SameContainer",
     "ContainerRow",
     "SameOutput",
     "SavedValue",

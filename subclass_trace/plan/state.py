@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ..subclass.made import Elsewhere
 from ..subclass.paths import owner_of
 from ..subclass.spec import Spec
 
@@ -105,9 +104,7 @@ class AssignmentPlan:
 
 
 def _anew(value: Any) -> Any:
-    """A copy of a container and of the containers in it, but for those that a name leads to: these stand there as marks."""
-    if isinstance(value, Elsewhere):
-        return value.of(None)
+    """A copy of a container and of the containers in it."""
     if type(value) is dict:
         return {k: _anew(v) for k, v in value.items()}
     if type(value) in (list, tuple):
@@ -243,10 +240,9 @@ class ReturnedContainer:
 
 
 @dataclass(frozen=True, eq=False)
-class AssignedContainer:
-    """The region assigns a list or dict among its arguments, the one at ``keys`` of ``(args, kwargs)``: ``plan`` does it."""
+class SameContainer:
+    """Stands in ``(result, [new values])`` for a list or dict that the region makes, the one at ``keys`` of the same."""
 
-    plan: AssignmentPlan
     keys: tuple[Hashable, ...]
 
 
@@ -283,4 +279,4 @@ class ContainerChange:
 
 
 #: what a call does with containers: of those among its arguments, and of those in its result
-ContainerRow: TypeAlias = ContainerChange | ReturnedContainer | AssignedContainer
+ContainerRow: TypeAlias = ContainerChange | ReturnedContainer | SameContainer

@@ -36,7 +36,7 @@ from ..plan import (
 from ..subclass.arguments import same_argument
 from ..subclass.components import is_inside, mark_source, read_lent
 from ..subclass.context import AnyNumber, Lent
-from ..subclass.made import Elsewhere, Made
+from ..subclass.made import GIVEN, Elsewhere, Made
 from ..subclass.spec import OpaqueSpec, Spec, spec_leaves
 from ..subclass.template import Examples
 from .changed_objects import ChangedObjects, holds_copied
@@ -470,6 +470,7 @@ class _EntryEmitter:
                 value = f"{s.constant(mark.new, 'new')}({{{', '.join(inside)}}})"
             elif isinstance(mark, Elsewhere):
                 argument = "None" if mark.position is None else flat[mark.position]
+                argument = "(args, kwargs)" if mark.position == GIVEN else argument
                 value = f"{s.constant(mark.of, 'elsewhere')}({argument})"
             elif is_inside(mark, plan.unread):
                 value = f"{s.bind('read_lent', read_lent)}({s.constant(mark, 'lent')}, ({_tuple(inputs)}))"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from ..plan import AssignedContainer, ContainerChange, ContainerRow, ReturnedContainer, StatePlan
+from ..plan import ContainerChange, ContainerRow, ReturnedContainer, SameContainer, StatePlan
 
 #: containers that a function may change, and pytree nodes of optree's own
 CHANGEABLE = (list, dict, OrderedDict, defaultdict, deque)
@@ -42,12 +42,9 @@ def delivered(rows: Sequence[ContainerRow], args: Any, kwargs: Any, results: Any
 
     ``held``: what was `taken` before it ran.
     """
-    result, new = results
+    result, new = _with_twins(results) if any(isinstance(row, SameContainer) for row in rows) else results
     changes = [row for row in rows if isinstance(row, ContainerChange)]
     change_containers(changes, args, kwargs, new)
-    for row in rows:
-        if isinstance(row, AssignedContainer):
-            replace(row.plan, result=0).deliver((), [value_at_way((args, kwargs), row.keys)])
     if not any(isinstance(row, ReturnedContainer) for row in rows):
         return result
     known = dict(held)
@@ -55,6 +52,24 @@ def delivered(rows: Sequence[ContainerRow], args: Any, kwargs: Any, results: Any
         if isinstance(row, ReturnedContainer) and row.after and row.read is not None:
             known[row] = value_at_way(row.read(), row.keys)
     return map_containers(result, lambda v: known[v] if type(v) is ReturnedContainer else v)
+
+
+def _with_twins(results: Any) -> Any:
+    """With the very container wherever a mark stands for one; what a call has just made is changed in place."""
+
+    def put(value: Any) -> Any:
+        if type(value) is SameContainer:
+            return value_at_way(results, value.keys)
+        if isinstance(value, tuple) and (type(value) is tuple or hasattr(value, "_fields")):
+            items = [put(v) for v in value]
+            made = tuple(items) if type(value) is tuple else type(value)(*items)
+            return made if any(map(operator.is_not, items, value)) else value
+        if type(value) in CHANGEABLE:
+            for key in list(value) if isinstance(value, dict) else range(len(value)):
+                value[key] = put(value[key])
+        return value
+
+    return put(results)
 
 
 def change_containers(rows: Sequence[ContainerChange], args: Any, kwargs: Any, new: Sequence[Any]) -> None:

@@ -33,7 +33,7 @@ from ..plan import (
 from ..subclass.components import read_lent, with_lent
 from ..subclass.context import Lent
 from ..subclass.flatten import leaves_of
-from ..subclass.made import Elsewhere, Made
+from ..subclass.made import GIVEN, Elsewhere, Made
 from ..subclass.paths import owner_of
 from ..subclass.protocol import REAL
 from ..subclass.visit import rebuild
@@ -72,9 +72,9 @@ class Program:
     forward: Boxed
     backwards: Backwards | None
 
-    def __call__(self, flat: Sequence[Any]) -> list[Any]:
-        """Flat results for flat arguments. The guards must hold."""
-        call = self.prepare(flat)
+    def __call__(self, flat: Sequence[Any], given: tuple[Any, Any] = ((), {})) -> list[Any]:
+        """Flat results for flat arguments; ``given``: args and kwargs. The guards must hold."""
+        call = self.prepare(flat, given)
         for m in self.plan.mutations:
             if m.starts_grad:
                 call.inputs[m.input].requires_grad_()
@@ -84,8 +84,8 @@ class Program:
         if self.plan.trains:  # also under no_grad: the region may enable gradients itself
             differentiated = [call.inputs[i] for i in self.plan.differentiated]
             with torch.enable_grad():
-                given = with_kept_history(differentiated, self.plan.rewritten)
-                values = list(_torch.apply_function(RegionFunction, self, call, *given))
+                leading = with_kept_history(differentiated, self.plan.rewritten)
+                values = list(_torch.apply_function(RegionFunction, self, call, *leading))
                 if self.plan.reach is not None:
                     values = list(parted(self.plan.reach, self.plan.differentiable, differentiated, values))
         else:
@@ -93,7 +93,7 @@ class Program:
                 values, call.sizes, _ = self.run_forward(call)
         return finish(self.plan, call, values, flat)
 
-    def prepare(self, flat: Sequence[Any]) -> Call:
+    def prepare(self, flat: Sequence[Any], given: tuple[Any, Any] = ((), {})) -> Call:
         """Take the inputs apart."""
         plan = self.plan
         inputs = [row.of(flat) for row in plan.inputs]
@@ -108,7 +108,10 @@ class Program:
             if isinstance(mark, Made):
                 env[mark] = mark.new(env)
             elif isinstance(mark, Elsewhere):
-                env[mark] = mark.of(None if mark.position is None else flat[mark.position])
+                argument: Any = given if mark.position == GIVEN else None
+                if mark.position is not None and mark.position != GIVEN:
+                    argument = flat[mark.position]
+                env[mark] = mark.of(argument)
             else:
                 env[mark] = read_lent(mark, inputs)
         return Call(inputs, table, env)

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from .components import with_lent
-from .context import Lent, is_buffer, is_copied, same_context
+from .context import Lent, is_buffer, is_copied, same_context, snapshot
+from .noted_dict import plain
 
 
 class Made(Lent):
@@ -62,11 +63,15 @@ class Attribute:
     name: str
 
 
+#: the place of ``(args, kwargs)`` themselves
+GIVEN = -1
+
+
 class Elsewhere(Lent):
     """Stands for an object that a region has from an argument or by a name: each call has its own there.
 
     Attributes:
-        position: of the argument among the flat ones; None where ``read`` gives what a name leads to.
+        position: of the argument among the flat ones, or `GIVEN`; None where ``read`` gives what a name leads to.
         steps: from there to the object.
     """
 
@@ -75,7 +80,11 @@ class Elsewhere(Lent):
     def __init__(
         self, number: int, value: Any, position: int | None, read: Callable[[], Any] | None, steps: tuple[Any, ...]
     ) -> None:
-        super().__init__("elsewhere", number, (), (), value)
+        self.place = ("elsewhere", number, (), ())
+        try:
+            self.value = snapshot(plain(value))
+        except RecursionError:  # it is inside of itself
+            self.value = value
         self.position, self.read, self.steps = position, read, steps
 
     def of(self, argument: Any) -> Any:

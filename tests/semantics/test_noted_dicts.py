@@ -133,6 +133,7 @@ def _make(cls: type, number: int, grad: bool = False) -> Any:
 _FIRST = {"name": "layer1", "bits": 4, "step": 1}
 #: what reads nothing that differs, and what does
 SAME: dict[str, Callable[[Any], Any]] = {
+    "all, which a call hands on": lambda x: (x * 2, x.meta),
     "an operation": lambda x: x * 2,
     "views": lambda x: (x.view(-1), x[1:], x.detach(), x.t()),
     "an item": lambda x: x * x.meta["bits"],
@@ -150,7 +151,6 @@ SAME: dict[str, Callable[[Any], Any]] = {
 }
 READ: dict[str, Callable[[Any], Any]] = {
     "the item": lambda x: (x * 2, x.meta["name"]),
-    "all": lambda x: (x * 2, x.meta),
     "a copy": lambda x: (x * 2, dict(x.meta)),
     "its copy": lambda x: (x * 2, x.meta.copy(), copy.copy(x.meta), copy.deepcopy(x.meta)),
     "unpacked": lambda x: (x * 2, {**x.meta}),

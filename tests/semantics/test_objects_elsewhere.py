@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import dataclasses
 import types
@@ -184,3 +185,66 @@ def test_a_comparison_of_sizes_in_a_result() -> None:
         region(torch.ones(5))
     said = st.compile(lambda x: (x * 2, _Info(bool(x.shape[0] > 4))), dynamic=True)
     assert [said(torch.ones(n))[1].long for n in (3, 5, 6)] == [False, True, True]
+
+
+def test_one_list_at_two_places_of_a_result() -> None:
+    def region(x: Tensor, d: dict[str, Any]) -> Any:
+        rows, sizes = [x * 2, x.shape[0]], {"n": x.shape[0]}
+        log = d.setdefault("log", [])
+        log.append(x.shape[0])
+        return rows, (rows, {"again": [rows, sizes]}), sizes, log
+
+    for dynamic in (False, True):
+        compiled = st.compile(region, dynamic=dynamic)
+        for n in (3, 4, 4):
+            d: dict[str, Any] = {}
+            rows, (again, inside), sizes, log = compiled(torch.ones(n), d)
+            assert rows is again is inside["again"][0] and sizes is inside["again"][1] and log is d["log"]
+            assert torch.equal(rows[0], torch.full((n,), 2.0)) and rows[1] == n and sizes == {"n": n} and log == [n]
+
+
+def test_arrays_that_share_memory() -> None:
+    def shared(x: Tensor) -> Any:
+        a = np.zeros(3)
+        return x * 2, a, a[1:]
+
+    with pytest.raises(UnsupportedError, match="shares memory"):
+        st.compile(shared)(torch.ones(2))
+    with pytest.raises(UnsupportedError, match="shares memory"):
+        st.compile(lambda x, a: (x, a[1:]))(torch.ones(2), np.zeros(3))
+    region = st.compile(lambda x: (x, np.arange(6).reshape(2, 3)))  # a view of what nobody else has
+    first, second = region(torch.ones(2))[1], region(torch.ones(2))[1]
+    first[0, 0] = 7
+    assert second.tolist() == [[0, 1, 2], [3, 4, 5]] == region(torch.ones(2))[1].tolist()
+
+
+class _Overflow(Exception):
+    def __init__(self, rows: Any, value: Any = None) -> None:
+        self.rows, self.value = rows, value
+
+
+def test_exceptions_with_traced_values() -> None:
+    def with_tensor(x: Tensor) -> Tensor:
+        raise _Overflow(3, x * 2)
+
+    def with_size(x: Tensor) -> Tensor:
+        if x.shape[0] > 3:
+            raise _Overflow(x.shape[0])
+        return x * 2
+
+    with pytest.raises(UnsupportedError, match="_Overflow"):
+        st.compile(with_tensor)(torch.ones(2))
+    region = st.compile(with_size)
+    for n in (3, 4, 5, 2, 6):
+        if n <= 3:
+            assert torch.equal(region(torch.ones(n)), torch.full((n,), 2.0))
+            continue
+        with pytest.raises(_Overflow) as caught:
+            region(torch.ones(n))
+        assert type(caught.value.rows) is int and caught.value.rows == n
+
+
+def test_a_view_of_the_dict_of_a_context() -> None:
+    for around in (types.MappingProxyType, lambda d: Plain(collections.ChainMap(d))):
+        with pytest.raises(UnsupportedError, match="around a dict"):
+            st.compile(lambda x, around=around: (x * 2, around(x.held)))(Held(torch.ones(2), {"a": 1}))

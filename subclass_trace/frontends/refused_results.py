@@ -167,7 +167,6 @@ def check_result(value: Any, path: Path, depth: int = 0) -> None:
     elif isinstance(value, slice):
         held += [(path.attr(name), getattr(value, name)) for name in ("start", "stop", "step")]
     for where, inner in held:
-        check_result(inner, where, depth + 1)
         if type(inner) is NotedDict:
             raise UnsupportedError(
                 f"the region returns a {type(value).__qualname__} around a dict that a flatten context holds",
@@ -176,6 +175,7 @@ def check_result(value: Any, path: Path, depth: int = 0) -> None:
                 got=type(value).__qualname__,
                 fix="return the dict, or make the other one of a copy: dict(x.meta)",
             )
+        check_result(inner, where, depth + 1)
         if isinstance(inner, _torch.SYM_TYPES):
             needs_number(inner, f"{where}, inside of a {type(value).__qualname__} that is no registered pytree node")
             raise UnsupportedError(

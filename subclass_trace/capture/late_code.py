@@ -15,7 +15,7 @@ docs/notes/late_code.md.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -428,10 +428,13 @@ class _LateFunction:
         state = {k: v for k, v in vars(node).items() if k != "apply"}
         more = [v for v in state.values() if not isinstance(v, Tensor)]
         written = [t for t in gradients if isinstance(t, Tensor)]
+        moved: list[str] = []
 
         def trace() -> Any:
             try:
-                return function(node, *gradients)
+                result = function(node, *gradients)
+                moved.extend(self._moved(state))
+                return result
             finally:
                 if vars(node).keys() - {"apply"} != state.keys() or any(
                     vars(node)[k] is not v for k, v in state.items()
@@ -443,7 +446,23 @@ class _LateFunction:
             context = SavedContext(tuple(node.saved_tensors), tuple(node.needs_input_grad), state)
             return tuple(_record(self.recorder, function, (context, *gradients), self._results(result), "function"))
 
-        return _Code(node, function, more, written, trace, keep, False).run(self.recorder)
+        result = _Code(node, function, more, written, trace, keep, False).run(self.recorder)
+        if moved:  # a second backward would see it; but each runs on what the forward has left
+            raise UnsupportedError(
+                "the backward of a custom autograd.Function changes a number or a string that its ctx holds",
+                path=place_of(function),
+                expected="attributes of ctx that are set in the forward, and read in the backward",
+                got=moved[0],
+                fix="keep it in a list or an object that the forward puts there, or do without it",
+            )
+        return result
+
+    def _moved(self, before: Mapping[str, Any]) -> Iterator[str]:
+        """The numbers and strings in ``ctx`` that are others now."""
+        for name, was in before.items():
+            value = vars(self.node).get(name)
+            if value is not was and isinstance(value, (int, float, str)) and value != was:
+                yield f"ctx.{name} = {value!r}, which was {was!r}"
 
     def _results(self, traced: Any) -> list[Tensor | None]:
         """Tensors like those that it gives; where the trace could not tell, as autograd wants them."""

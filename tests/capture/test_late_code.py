@@ -553,3 +553,27 @@ def test_a_number_that_the_forward_reads_too_and_that_changes_in_between(make: C
         found.append(torch.stack(grads))
     torch.testing.assert_close(*found)
     assert len(function.specializations) == 2
+
+
+@pytest.mark.parametrize("logs", [False, True])
+def test_a_backward_that_moves_a_number_of_its_ctx_on(logs: bool) -> None:
+    """A second backward would read what the first one has left there."""
+    log: list[int] = []
+
+    class Moves(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+            ctx.calls = 0
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+            ctx.calls += 1
+            if logs:
+                log.append(ctx.calls)
+            return grad * ctx.calls
+
+    x = torch.ones(2, requires_grad=True)
+    with pytest.raises(st.UnsupportedError, match=r"ctx\.calls"):
+        st.compile(lambda x: Moves.apply(x))(x).sum().backward()
+    assert x.grad is None

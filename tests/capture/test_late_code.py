@@ -562,12 +562,12 @@ def test_a_backward_that_moves_a_number_of_its_ctx_on(logs: bool) -> None:
 
     class Moves(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
             ctx.calls = 0
             return x * 2
 
         @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
             ctx.calls += 1
             if logs:
                 log.append(ctx.calls)

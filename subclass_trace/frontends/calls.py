@@ -513,8 +513,11 @@ class CallSite:
                     raise
             check_arrays(arrays)
             made_here = made_containers((e.value, e.read) for e in effects if isinstance(e, Effect) and e.anew)
-            (result, new), same = twins_marked((result, new))
-            result, returned = containers.marked(result, lambda: named_containers(self.reached) | made_here)
+            named_now = functools.cache(lambda: named_containers(self.reached) | made_here)
+            (result, new), same = twins_marked(
+                (result, new), lambda: {*named_now(), *(id(c) for _, c, _ in containers.rows)}
+            )
+            result, returned = containers.marked(result, named_now)
             for added, path in zip(new, places, strict=True):
                 for value in flatten_results(added)[0]:
                     check_result(value, path)

@@ -175,13 +175,20 @@ class HandedContainers:
                 )
 
 
-def twins_marked(results: Any) -> tuple[Any, list[SameContainer]]:
-    """Results in which marks stand for containers that stand at another place of them as well."""
+def twins_marked(results: Any, others: Callable[[], Collection[int]]) -> tuple[Any, list[SameContainer]]:
+    """Results in which marks stand for containers that stand at another place of them as well.
+
+    ``others``: ids of those that the function did not make, which are marked otherwise.
+    """
+    met = Counter(id(c) for c in inside_of(results) if type(c) in CHANGEABLE)
+    if max(met.values(), default=0) < 2:
+        return results, []
+    known = others()
     first: dict[int, tuple[Any, tuple[Any, ...]]] = {}
     rows: list[SameContainer] = []
 
     def put(value: Any, keys: tuple[Any, ...]) -> Any:
-        if type(value) not in CHANGEABLE and not isinstance(value, tuple):
+        if (type(value) not in CHANGEABLE and not isinstance(value, tuple)) or id(value) in known:
             return value
         if type(value) in CHANGEABLE:
             if id(value) in first:

@@ -36,8 +36,8 @@ def check_escapes(spec: Spec, path: Path) -> None:
 def _look(value: Any, path: Path, depth: int = 8) -> None:
     if isinstance(value, (Lent, *_torch.SYM_TYPES)) or is_atom(value) or depth == 0:
         return
-    parts = dict(parts_of(value))
-    for part in parts.values():
+    parts = list(value) if isinstance(value, tuple) else [part for _, part in parts_of(value)]
+    for part in parts:
         _look(part, path, depth - 1)
     if isinstance(value, torch.Tensor) and not is_traceable(value) and not _torch.is_fake(value):
         return

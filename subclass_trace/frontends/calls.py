@@ -7,7 +7,7 @@ import sys
 import types
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import optree
@@ -25,7 +25,7 @@ from ..capture.python_numbers import types_as_eager
 from ..capture.region import RunFunction
 from ..capture.run import Run
 from ..errors import UnsupportedError
-from ..plan import AppendPlan, AssignmentPlan, ContainerChange, OfResult, StatePlan
+from ..plan import AssignmentPlan, ContainerChange, OfResult
 from ..runtime.changed_objects import copied_among
 from ..runtime.codegen import Layout, StateSlot
 from ..runtime.containers import change_containers, value_at_way
@@ -46,35 +46,28 @@ from .containers import (
     GivenContainers,
     HandedContainers,
     found_anew,
-    made_around,
-    made_containers,
-    named_containers,
     path_of,
-    twins_marked,
 )
 from .counting import left_out, read_late
 from .exchanged import Pairs, exchanged, with_inner
-from .identities import Asked, ids_as_eager, plain_number
+from .identities import Asked, ids_as_eager
 from .iterators import no_items_taken
 from .managed_modules import check_flat_parameters, no_managed_modules
 from .members import callable_code, is_plain_object
 from .modules import Root, State, containers_of, named_tensors, names_of, original, roots_of, states_of, submodules
 from .optimizers import Stored, stored_by
+from .outcome import Outcome
 from .python_random import no_random_numbers
-from .python_state import Change, Effect, effects_on
+from .python_state import Change, effects_on
 from .reach import Reached, Slot, reach
 from .refused_results import (
     check_arrays,
     check_error,
-    check_keys,
-    check_memory,
-    check_result,
     is_array,
     no_other_attributes,
 )
 from .stored_globals import no_traced_globals
 from .torch_settings import SettingChange, settings_of_torch
-from .ways import found_elsewhere
 from .weak_tables import no_weak_writes
 
 Tensor = torch.Tensor
@@ -84,15 +77,6 @@ Optimizer = torch.optim.Optimizer
 def flatten_tree(tree: Any) -> tuple[list[Any], Any]:
     """Flat leaves and structure of a user pytree: whatever is registered with optree or torch; None is structure."""
     return optree.tree_flatten(tree, namespace=_torch.pytree_namespace())
-
-
-def flatten_results(tree: Any, is_whole: Callable[[Any], bool] = lambda _: False) -> tuple[list[Any], Any]:
-    """Like `flatten_tree`; a torch.Size of plain numbers is a leaf, and what ``is_whole`` says."""
-
-    def is_leaf(value: Any) -> bool:
-        return is_whole(value) or (isinstance(value, torch.Size) and all(type(n) is int for n in value))
-
-    return optree.tree_flatten(tree, is_leaf=is_leaf, namespace=_torch.pytree_namespace())
 
 
 def argument_paths(tree: Any) -> list[Path]:
@@ -512,46 +496,18 @@ class CallSite:
                     self.unfinished_items[:] = containers.unfinished(functools.partial(self._real, handed))
                     raise
             check_arrays(arrays)
-            made_here = made_containers((e.value, e.read) for e in effects if isinstance(e, Effect) and e.anew)
-            named_now = functools.cache(lambda: named_containers(self.reached) | made_here)
-            (result, new), same = twins_marked(
-                (result, new), lambda: {*named_now(), *(id(c) for _, c, _ in containers.rows)}
-            )
-            result, returned = containers.marked(result, named_now)
-            for added, path in zip(new, places, strict=True):
-                for value in flatten_results(added)[0]:
-                    check_result(value, path)
             self._check_rebuilt(made)
-            check_keys(result)
-            check_memory(result, self.flat[: self.user_count])
-            whole = {id(made) for made, alone in mine if not alone}
             rows: list[ModuleChange | Change | Stored | SettingChange] = [*assigned, *effects, *stored, *settings]
-            others += looked_at(row.value for row in rows)
-            found = found_elsewhere(others, self.flat[: self.user_count], self.reached)
-            whole |= {id(v) for v, _ in found}
-            found += containers.found(others, len(found))
-            known = {id(v) for v, _ in found}
-            results, tree = flatten_results(
-                (result, new) if changes or returned or same else result, lambda v: lends(v) or id(v) in whole
-            )
-            results = [plain_number(value) for value in results]
-            for k, value in enumerate(results):
-                if id(value) not in whole and not lends(value):
-                    check_result(value, Path("result").item(k))
-            plans: list[StatePlan] = [row.plan(len(results) + k) for k, row in enumerate(rows)]
-            for k, row in enumerate(rows):
-                around = made_around(row.value, known) if getattr(row, "anew", False) else []
-                mine += around
-                if isinstance(plan := plans[k], (AssignmentPlan, AppendPlan)):
-                    its_own = bool(around) or lends(row.value) or id(row.value) in known
-                    plans[k] = replace(plan, anew=plan.anew and not its_own)
+            outcome = Outcome(self.reached, self.flat[: self.user_count], containers, lends, mine, others, rows)
+            results, tree, changed = outcome.results(result, changes, new, places)
+            plans = outcome.plans(len(results))
             _refuse_times(times, results, rows, plans)
             self.assigned_to.update(id(plan.owner) for plan in plans)
             plans = found_anew(plans, self.reached)
             flat = [*results, *[row.value for row in rows]]
             for rebuilt in made.values():
                 plans += _attributes_plans(rebuilt, flat)
-            return Run(flat, tree, handed, tuple(plans), (*changes, *returned, *same), tuple(mine), tuple(found))
+            return Run(flat, tree, handed, tuple(plans), changed, tuple(outcome.made), tuple(outcome.found))
 
         return run
 

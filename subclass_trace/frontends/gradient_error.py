@@ -25,8 +25,9 @@ from ..partition.min_cut import MinCut
 from ..report.tables import Table, bytes_text, shape_text
 from ..report.text import render
 from ..subclass.flatten import leaves_of
-from .calls import CallSite, flatten_results
+from .calls import CallSite
 from .compile import Region, Specialization, region_of
+from .outcome import flatten_results
 
 Tensor = torch.Tensor
 

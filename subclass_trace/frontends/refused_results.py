@@ -126,7 +126,7 @@ def may_share_memory(a: Any, b: Any) -> bool:
 def check_error(error: Exception) -> None:
     """Refuse an exception of the user's with traced values inside."""
     held = [*error.args, *(v for _, v in attributes_inside(error))]
-    if isinstance(error, SubclassTraceError):
+    if isinstance(error, SubclassTraceError) or type(error).__module__.partition(".")[0] == "torch":
         return
     for value in held:
         if isinstance(value, _torch.SYM_TYPES):

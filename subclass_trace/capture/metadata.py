@@ -70,7 +70,7 @@ class MetadataReads:
         for number, row in self._rows.values():
             state = getattr(row.traced, "__dict__", None)
             if state is not None and "_is_param" not in state:
-                state["_is_param"] = _IsParameter(self, number, row.is_parameter)
+                state["_is_param"] = IsParameter(self, number, row.is_parameter)
                 marked.append(state)
         inside = (type(t) for _, _, t, _ in self._inside.values())
         classes = dict.fromkeys([*(type(row.traced) for _, row in self._rows.values()), *inside])
@@ -400,7 +400,7 @@ def _history(kind: str, name: str, path: Path) -> Any:
     return type(kind, (), {"name": lambda self: name, "__getattr__": other, "__repr__": lambda self: f"<{kind}>"})()
 
 
-class _IsParameter:
+class IsParameter:
     """The ``_is_param`` of a stand-in: true or false as that of the input, and noted when it is asked."""
 
     def __init__(self, reads: MetadataReads, number: int, value: bool) -> None:

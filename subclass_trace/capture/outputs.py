@@ -41,6 +41,7 @@ from .aliasing import family
 from .counters import detached_from, same_place
 from .facts import SIMPLE, holds_traced
 from .inputs import TracedInputs
+from .metadata import IsParameter
 from .mutation import Before, same_contexts
 from .python_numbers import KeptNumber
 from .recorder import Recorder
@@ -461,7 +462,9 @@ class OutputClassifier:
             )
         symbolic = (Tensor, *_torch.SYM_TYPES)
         mine = {k: v for k, v in attributes_of_wrapper(o, spec).items() if not isinstance(v, symbolic)}
-        if mine.get("_is_param") is False:  # of a deep copy
+        if isinstance(mine.get("_is_param"), IsParameter):  # of a copy of an input
+            mine["_is_param"] = bool(mine["_is_param"])
+        if mine.get("_is_param") is False:
             del mine["_is_param"]
         known = attributes_of_wrapper(fresh, spec)
         found = {k: v for k, v in mine.items() if k not in known or _is_another(v, known[k])}

@@ -248,3 +248,11 @@ def test_a_view_of_the_dict_of_a_context() -> None:
     for around in (types.MappingProxyType, lambda d: Plain(collections.ChainMap(d))):
         with pytest.raises(UnsupportedError, match="around a dict"):
             st.compile(lambda x, around=around: (x * 2, around(x.held)))(Held(torch.ones(2), {"a": 1}))
+
+
+@pytest.mark.parametrize("make", [lambda: Held(torch.ones(2), 1), lambda: torch.nn.Parameter(Held(torch.ones(2), 1))])
+def test_a_copy_of_a_wrapper_has_its_attributes(make: Callable[[], Any]) -> None:
+    x = make()
+    found, expected = st.compile(copy.copy)(x), copy.copy(x)
+    assert vars(found).keys() == vars(expected).keys()
+    assert isinstance(found, torch.nn.Parameter) == isinstance(expected, torch.nn.Parameter)

@@ -60,12 +60,7 @@ from .outcome import Outcome
 from .python_random import no_random_numbers
 from .python_state import Change, effects_on
 from .reach import Reached, Slot, reach
-from .refused_results import (
-    check_arrays,
-    check_error,
-    is_array,
-    no_other_attributes,
-)
+from .refused_results import check_error, no_other_attributes, no_written_arrays
 from .stored_globals import no_traced_globals
 from .torch_settings import SettingChange, settings_of_torch
 from .weak_tables import no_weak_writes
@@ -450,7 +445,7 @@ class CallSite:
             self.unfinished.clear()
             self.unfinished_items.clear()
             self.not_these.clear()
-            arrays = [(self.path(k), v, v.copy()) for k, v in enumerate(self.flat[: self.user_count]) if is_array(v)]
+            arrays = [(v, self.path(k)) for k, v in enumerate(self.flat[: self.user_count])]
             given, of_modules, named = self._standing(handed)
             objects = {id(v) for v in self.flat[: self.user_count] if is_makeable(v)}
             asked = Asked(self._tell(), self.met, self.not_these)
@@ -463,6 +458,7 @@ class CallSite:
                 clocks((row.holder, row.key) for row in self.reached.slots if type(row.holder) is dict) as times,
                 no_items_taken(self.reached),
                 no_other_attributes(self.reached),
+                no_written_arrays([*arrays, *self.reached.held]),
                 settings_of_torch() as settings,
                 effects_on(self.reached, self._readable(), lambda v: lends(v) or id(v) in objects) as effects,
                 stored_by(self.reached, elsewhere.real) as stored,
@@ -495,7 +491,6 @@ class CallSite:
                     )  # no state of optimizers: nothing has moved the parameters
                     self.unfinished_items[:] = containers.unfinished(functools.partial(self._real, handed))
                     raise
-            check_arrays(arrays)
             self._check_rebuilt(made)
             rows: list[ModuleChange | Change | Stored | SettingChange] = [*assigned, *effects, *stored, *settings]
             outcome = Outcome(self.reached, self.flat[: self.user_count], containers, lends, mine, others, rows)

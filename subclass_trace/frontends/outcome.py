@@ -20,7 +20,7 @@ from .containers import HandedContainers, made_around, made_containers, named_co
 from .identities import plain_number
 from .python_state import Effect
 from .reached import Reached
-from .refused_results import check_keys, check_memory, check_result
+from .refused_results import check_keys, check_kept, check_memory, check_result
 from .ways import found_elsewhere
 
 
@@ -98,6 +98,7 @@ class Outcome:
         """What a call does to Python state, with results from number ``first`` on."""
         plans: list[StatePlan] = []
         for k, row in enumerate(self.rows):
+            check_kept(row.value)
             plan = row.plan(first + k)
             around = made_around(row.value, self._known) if getattr(row, "anew", False) else []
             self.made += around

@@ -27,11 +27,12 @@ from ..capture.user_code import is_foreign
 from ..errors import UnsupportedError
 from ..plan import AppendPlan, AssignmentPlan, RemovalPlan
 from ..runtime.held import ABSENT, is_simple
+from ..subclass.arguments import attributes_inside
 from ..subclass.context import told
 from ..subclass.paths import Path
 from .asked import Asked
 from .counting import Count, Counted, Place, counters_of, tallies_of
-from .members import attributes_of
+from .members import attributes_of, is_plain_object
 from .reach import Reached, Slot
 
 _MUTABLE = (list, dict, set, deque)
@@ -127,7 +128,7 @@ def effects_on(
                 continue
             now = _as_kept(was, now, row.holder, row.key)
             of_python = not isinstance(row.holder, Asked)
-            if _is_effect(was, now) or (of_python and (_is_first(was, now) or _is_replaced(was, now, known))):
+            if _is_effect(was, now) or (of_python and _is_another(was, now)):
                 effects.append(Effect(row.holder, row.key, now, _is_made(now, known)))
                 _bind(row.holder, row.key, was)
             elif now is ABSENT and was is not ABSENT and row.key is not None and of_python:
@@ -188,11 +189,14 @@ def _containers(value: Any) -> Iterator[Any]:
 
 
 def _inside(value: Any, depth: int = 4) -> Iterator[Any]:
-    """What lies in a list, and in containers there."""
-    if type(value) not in (*_MUTABLE, tuple) or not depth:
+    """What lies in a list, and in containers and objects there."""
+    if type(value) in (*_MUTABLE, tuple):
+        items = list(value.values() if isinstance(value, dict) else value)
+    else:
+        items = [v for _, v in attributes_inside(value)] if is_plain_object(value) else []
+    if not items or not depth:
         yield value
-        return
-    for item in list(value.values() if isinstance(value, dict) else value):
+    for item in items if depth else ():
         yield from _inside(item, depth - 1)
 
 
@@ -239,20 +243,16 @@ def _is_same(was: Any, now: Any) -> bool:
     return now is was or (type(now) is type(was) and is_simple(now) and bool(now == was))
 
 
-def _is_first(was: Any, now: Any) -> bool:
-    """Was an object, a function or a container assigned where nothing, None, a number or a string was?"""
-    first = was is ABSENT or is_simple(was) or isinstance(was, _SYMBOLS)
-    return first and not (now is ABSENT or isinstance(now, torch.Tensor) or is_simple(now) or holds_traced(now))
+def _is_another(was: Any, now: Any) -> bool:
+    """Was an object, a function or a container assigned where something else was, and no tensor?"""
+    if now is was or isinstance(was, torch.Tensor):
+        return False
+    return not (now is ABSENT or isinstance(now, torch.Tensor) or is_simple(now) or holds_traced(now))
 
 
 def _is_made(value: Any, known: Collection[int]) -> bool:
     """Is it a container that the function made?"""
     return type(value) in _MUTABLE and id(value) not in known
-
-
-def _is_replaced(was: Any, now: Any, known: Collection[int]) -> bool:
-    """Was a container replaced by one that the function made, of numbers and strings?"""
-    return now is not was and _is_made(now, known) and type(was) in (*_MUTABLE, tuple) and _is_plain(now)
 
 
 def _is_plain(value: Any) -> bool:
@@ -291,9 +291,8 @@ def _take_back(
             _bind(table, key, before)
             continue
         now = _as_kept(before, now, table, key)
-        first = _is_first(before, now) and (known is not None or (_is_made(now, old) and _is_plain(now)))
-        first = first or _is_replaced(before, now, old)
-        if key is None or key in skip or not (first or _is_effect(before, now)):
+        another = _is_another(before, now) and (known is not None or (_is_made(now, old) and _is_plain(now)))
+        if key is None or key in skip or not (another or _is_effect(before, now)):
             continue
         missing = before is ABSENT and hasattr(type(table), "__missing__")  # a plain dict has nothing to add to there
         if counted and missing and isinstance(now, (int, float, *_SYMBOLS)):
@@ -419,7 +418,7 @@ class ClassTable:
 
 
 class _Stored:
-    """The globals of a Python module, as far as the code assigns them as attributes."""
+    """The globals of a Python module, or the attributes of an ``nn.Module``, as far as the code assigns them as attributes."""
 
     def __init__(self, table: dict[str, Any], names: Collection[str]) -> None:
         self.table, self.names = table, names
@@ -471,5 +470,7 @@ def held_by(reached: Reached) -> Iterator[_Held]:
             yield _Held(attributes, path, attributes=True, owner=value)
     for root, path in reached.modules:
         for name, module in root.named_modules():
-            place = None if is_foreign(type(module)) else path.attr(name) if name else path
-            yield _Held(vars(module), place, attributes=True, owner=module)
+            place, foreign = path.attr(name) if name else path, is_foreign(type(module))
+            if foreign:  # what torch's own modules keep for themselves is nobody's business
+                yield _Held(_Stored(vars(module), reached.stored), place, attributes=True, owner=module)
+            yield _Held(vars(module), None if foreign else place, attributes=True, owner=module)

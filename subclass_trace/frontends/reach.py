@@ -32,6 +32,7 @@ from ..capture.user_code import is_foreign, is_library
 from ..runtime.guards import HOOK_TABLES, OF_EVERY_MODULE
 from ..runtime.held import ABSENT, TEXTS, Slotted, container_behind, is_fixed, is_simple
 from ..subclass.arguments import NAMESPACES
+from ..subclass.context import is_buffer
 from ..subclass.paths import Path
 from ..subclass.protocol import is_plain, is_traceable
 from .asked import ENVIRONMENT, Asked, answers_of, variables_of
@@ -187,6 +188,8 @@ class _Walk:
             self._items(value, path)
             if not is_library(type(value)) and hasattr(value, "__dict__"):  # a container of a class of the user's
                 self.objects.append((value, path))
+        elif is_buffer(value):
+            self.held.append((value, path))
         else:
             self._object(value, path)
 

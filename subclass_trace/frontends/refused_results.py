@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import gc
 import types
@@ -17,7 +18,9 @@ from ..capture.facts import holds_traced
 from ..capture.python_numbers import needs_number
 from ..errors import SubclassTraceError, UnsupportedError
 from ..plan import ReturnedContainer
+from ..runtime.held import is_simple
 from ..subclass.arguments import attributes_inside
+from ..subclass.context import is_buffer
 from ..subclass.flatten import leaves_of
 from ..subclass.noted_dict import NotedDict
 from ..subclass.paths import Path
@@ -31,19 +34,39 @@ def is_array(value: Any) -> bool:
     return type(value).__module__ == "numpy" and type(value).__qualname__ == "ndarray"
 
 
-def check_arrays(rows: Sequence[tuple[Path, Any, Any]]) -> None:
-    """``rows``: path, array among the arguments, and a copy of before the function ran."""
-    changed = [(path, array, was) for path, array, was in rows if array.tobytes() != was.tobytes()]
-    for _, array, was in changed:
-        array[...] = was
+@contextlib.contextmanager
+def no_written_arrays(rows: Iterable[tuple[Any, Path]]) -> Iterator[None]:
+    """Inside, the function may not write to arrays and buffers from outside (numpy's, bytearray, array.array), which later
+    calls would not do.
+
+    Raises:
+        UnsupportedError: it has done so; they are what they were.
+    """
+    before = [(value, path, copy.copy(value)) for value, path in rows if is_buffer(value)]
+    changed: list[tuple[Any, Path]] = []
+    try:
+        yield
+    finally:
+        for array, path, was in before:
+            if _bytes_of(array) != _bytes_of(was):
+                array[... if is_array(array) else slice(None)] = was
+                changed.append((array, path))
     if changed:
+        array, path = changed[0]
+        kind = "numpy array" if is_array(array) else type(array).__qualname__
         raise UnsupportedError(
-            "the region writes to a numpy array among its arguments",
-            path=changed[0][0],
-            expected="arrays that are only read",
-            got=f"an array of shape {changed[0][1].shape} with other contents",
+            f"the region writes to a {kind} from outside",
+            path=path,
+            expected="arrays and buffers that are only read",
+            got=f"one of shape {array.shape if is_array(array) else (len(array),)} with other contents",
             fix="pass torch.from_numpy(array), or write to a copy",
         )
+
+
+def _bytes_of(array: Any) -> bytes:
+    """What it holds; of an array of objects, which ones they are."""
+    found: bytes = bytes(array) if isinstance(array, bytearray) else array.tobytes()
+    return found
 
 
 @contextlib.contextmanager
@@ -140,6 +163,54 @@ def check_error(error: Exception) -> None:
         ) from error
 
 
+def check_kept(value: Any, depth: int = 0) -> None:
+    """Refuse functions with traced values inside, in what a region assigns; stand-ins are gone by now, so these are new."""
+    if depth > 4 or isinstance(value, (Tensor, type, torch.nn.Module, *_torch.SYM_TYPES)) or is_simple(value):
+        return
+    if isinstance(value, types.FunctionType):
+        held = [_content(cell) for cell in value.__closure__ or ()] + [*(value.__defaults__ or ())]
+        held += (value.__kwdefaults__ or {}).values()
+    elif isinstance(value, functools.partial):
+        held = [value.func, *value.args, *value.keywords.values()]
+    elif isinstance(value, types.MethodType):
+        held = [value.__self__]
+    else:
+        held = [v for inner in inside_of(value) for v in _items_of(inner)]
+        held = held or [v for _, v in attributes_inside(value)]
+        for inner in held[:1000]:
+            check_kept(inner, depth + 1)
+        return
+    for inner in held:
+        check_kept(inner, depth + 1)
+        if isinstance(inner, _torch.SYM_TYPES):
+            needs_number(inner, f"a number that {getattr(value, '__qualname__', 'a partial')} refers to, which is kept")
+        if holds_traced(inner):
+            raise UnsupportedError(
+                "the region keeps a function that refers to a tensor of its own",
+                path=getattr(value, "__qualname__", type(value).__qualname__),
+                expected="functions that refer to what is there before the region is called, and to numbers",
+                got=f"a {type(inner).__qualname__}",
+                fix="make the function outside of the region, or give it the tensor when it is called",
+            )
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not set yet
+        return None
+
+
+def _held_by_module(module: torch.nn.Module, path: Path) -> Iterator[tuple[Path, Any]]:
+    """Its parameters, buffers and other attributes, and those of the modules inside."""
+    for name, inner in module.named_modules():
+        place = path.attr(name) if name else path
+        own = vars(inner)
+        for key, value in (own["_parameters"] | own["_buffers"] | own).items():
+            if key not in ("_parameters", "_buffers", "_modules"):
+                yield place.attr(key), value
+
+
 def check_result(value: Any, path: Path, depth: int = 0) -> None:
     """An object that is no pytree node but holds traced tensors would hand fake tensors to the caller."""
     lazy = isinstance(value, (Iterator, types.CoroutineType, types.FunctionType, functools.partial, types.MethodType))
@@ -151,9 +222,10 @@ def check_result(value: Any, path: Path, depth: int = 0) -> None:
             got=type(value).__qualname__,
             fix="return a list or tuple, and make functions outside of the region",
         )
-    if isinstance(value, (Tensor, torch.nn.Module, type, ReturnedContainer, *_torch.SYM_TYPES)) or depth > 3:
+    if isinstance(value, (Tensor, type, ReturnedContainer, *_torch.SYM_TYPES)) or depth > 3:
         return
-    held = [(path.attr(k), v) for k, v in attributes_inside(value)]
+    is_module = isinstance(value, torch.nn.Module)
+    held = [*_held_by_module(value, path)] if is_module else [(path.attr(k), v) for k, v in attributes_inside(value)]
     if isinstance(value, (list, tuple, set, frozenset, deque, KeysView, ValuesView, ItemsView)):
         held += [(path.item(k), v) for k, v in enumerate(value)]
     elif isinstance(value, types.MappingProxyType):
@@ -191,5 +263,5 @@ def check_result(value: Any, path: Path, depth: int = 0) -> None:
                 path=where,
                 expected="tensors, containers, or a class registered with optree or torch.utils._pytree",
                 got=f"{type(value).__module__}.{type(value).__qualname__}",
-                fix="register the class with optree.register_pytree_node, or return its tensors",
+                fix="return its tensors; a class may be registered with optree.register_pytree_node",
             )

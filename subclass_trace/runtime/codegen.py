@@ -63,7 +63,7 @@ from .emit import (
 )
 from .function import KeptHistory
 from .function_code import FunctionEmitter, needs_extra
-from .guards import HOOK_TABLES, Guards, failed_view
+from .guards import HOOK_TABLES, Guards, ModuleGuard, failed_view
 from .parted import parted
 from .rebuild import detached, replay_view
 from .reference import Call, Program, base_value, finish, share_values
@@ -295,7 +295,7 @@ class _EntryEmitter:
                 s.line(f"m{k} = m{parent}._modules[{key!r}]")
             hooks = other_hooks_code(s, [f"m{k}.{table}" for table in HOOK_TABLES], guard.hooks)
             s.line(f"if m{k} is not {known} or m{k}.training is not {guard.training} or {hooks}: return MISS")
-            self._check_slots(k, guard.module)
+            self._check_slots(k, guard)
             s.line(f"d = m{k}.__dict__")
             if not is_library(type(guard.module)):
                 s.line(f"if len(d) != {len(vars(guard.module))}: return MISS")
@@ -316,9 +316,12 @@ class _EntryEmitter:
             names.append(name)
         return names
 
-    def _check_slots(self, k: int, module: torch.nn.Module) -> None:
+    def _check_slots(self, k: int, guard: ModuleGuard) -> None:
         """The module must have the very slots and children that it had."""
-        s = self.source
+        s, module = self.source, guard.module
+        for name, child in guard.children:
+            if child is not None and (k, name) not in self.layout.children:  # it has been read by another name
+                s.line(f"if m{k}._modules.get({name!r}) is not {s.constant(child, 'module')}: return MISS")
         for table in ("_parameters", "_buffers", "_modules"):
             held = getattr(module, table)
             # Layers of libraries use their tensors by name, in whatever order these were set.

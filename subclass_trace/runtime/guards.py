@@ -126,7 +126,7 @@ class ModuleGuard:
     """What of a module decides a trace beside its tensors: which object it is, its training flag, its hooks.
 
     ``attributes``: those that are no tensors, and an instance's own ``forward``, as `as_held` sees them; of modules of
-    torch and of installed libraries the public ones.
+    torch and of installed libraries the public ones. ``children``: those under their names; one may have several names.
     """
 
     module: torch.nn.Module
@@ -134,6 +134,7 @@ class ModuleGuard:
     training: bool
     hooks: tuple[int, ...]
     attributes: tuple[tuple[str, Any], ...] = ()
+    children: tuple[tuple[str, torch.nn.Module | None], ...] = ()
 
     @staticmethod
     def of(module: torch.nn.Module, counters: frozenset[str] = frozenset()) -> ModuleGuard:
@@ -142,8 +143,9 @@ class ModuleGuard:
         names = [k for k in compared_attributes(module) if k in held]
         rows = [(k, as_held(held[k])) for k in names if not isinstance(held[k], Tensor)]
         hooks = [number for table in HOOK_TABLES for number in vars(module)[table]]  # no two hooks have one number
+        own = tuple(row for row in rows if row[0] != "training")
         return ModuleGuard(
-            module, type(module), module.training, tuple(hooks), tuple(row for row in rows if row[0] != "training")
+            module, type(module), module.training, tuple(hooks), own, tuple(module._modules.items())
         )
 
     def failed(self, now: ModuleGuard) -> str | None:
@@ -157,6 +159,10 @@ class ModuleGuard:
             return f"a module {name}: expected training={self.training}, got {now.training}"
         if self.hooks != now.hooks:
             return f"a module {name} has other hooks"
+        if len(self.children) == len(now.children):  # else it is told what is another object
+            for (key, child), (other, is_now) in zip(self.children, now.children, strict=True):
+                if key != other or child is not is_now:
+                    return f"a module {name}: another module is its {key!r}"
         was, held = dict(self.attributes), dict(now.attributes)
         changed = sorted({*was} ^ {*held} | {k for k in was if k in held and not same_context(was[k], held[k])})
         return f"a module {name}: another value of {', '.join(changed)}" if changed else None

@@ -45,20 +45,22 @@ def looked_at(values: Iterable[Any]) -> list[Any]:
         return [met.value for met in _walk(list(values)).values()]
 
 
-def objects_made(held: list[Any]) -> tuple[list[tuple[Any, bool]], list[Any]]:
+def objects_made(held: list[Any], beside: Iterable[int] = ()) -> tuple[list[tuple[Any, bool]], list[Any]]:
     """The objects in these values that nobody else holds, what is inside of others first, and if there is one place alone
     where each of them is; and the objects that others hold as well.
 
-    ``held`` has to be the only one that holds these values, except for tensors.
+    ``held`` has to be the only one that holds these values, except for tensors. ``beside``: the ids of those that somebody
+    of whom it is known holds as well, each as often as that is so.
     """
+    more = Counter(beside)
     held.append([])  # one of which it is known who holds it
     with unnoted():
         met = _walk(held)
     probe = id(held[-1])
-    beside = _references(met, probe) - 1 if met else 0
+    always = _references(met, probe) - 1 if met else 0
     met.pop(probe, None)
     del held[-1]
-    known = {key: _references(met, key) - beside == row.count for key, row in met.items()}
+    known = {key: _references(met, key) - always - more[key] == row.count for key, row in met.items()}
     todo = [key for key, mine in known.items() if not mine]
     while todo:  # what others hold, they hold with all that is inside
         inside = [k for k in met[todo.pop()].holds if known[k]]

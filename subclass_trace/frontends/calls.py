@@ -56,7 +56,7 @@ from .managed_modules import check_flat_parameters, no_managed_modules
 from .members import callable_code, is_plain_object
 from .modules import Root, State, containers_of, named_tensors, names_of, original, roots_of, states_of, submodules
 from .optimizers import Stored, stored_by
-from .outcome import Outcome
+from .outcome import Outcome, with_kept
 from .python_random import no_random_numbers
 from .python_state import Change, effects_on
 from .reach import Reached, Slot, reach
@@ -493,6 +493,7 @@ class CallSite:
                     raise
             self._check_rebuilt(made)
             rows: list[ModuleChange | Change | Stored | SettingChange] = [*assigned, *effects, *stored, *settings]
+            mine, others = with_kept(results, rows, mine, others)
             outcome = Outcome(self.reached, self.flat[: self.user_count], containers, lends, mine, others, rows)
             results, tree, changed = outcome.results(result, changes, new, places)
             plans = outcome.plans(len(results))

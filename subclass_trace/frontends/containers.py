@@ -211,25 +211,6 @@ def twins_marked(results: Any, others: Callable[[], Collection[int]]) -> tuple[A
     return put(results, ()), rows
 
 
-def made_around(value: Any, known: Collection[int]) -> list[tuple[Any, bool]]:
-    """The containers of a new value that hold, somewhere inside, one of those with these ids; what is inside comes first."""
-    found: list[tuple[Any, bool]] = []
-
-    def holds(held: Any, depth: int) -> bool:
-        if id(held) in known:
-            return True
-        if not (type(held) in CHANGEABLE or isinstance(held, tuple)) or depth > _DEEPEST:
-            return False
-        inside = [holds(v, depth + 1) for _, v in _pairs(held)]
-        around = any(inside)
-        if around and type(held) in CHANGEABLE:
-            found.append((held, False))
-        return around
-
-    holds(value, 0)
-    return found
-
-
 def inside_of(value: Any, depth: int = 8) -> Iterator[Any]:
     """A container and those inside of it; tuples are among them."""
     if type(value) in CHANGEABLE or isinstance(value, tuple):

@@ -12,11 +12,12 @@ import optree
 import torch
 
 from .. import _torch
-from ..capture.objects_made import looked_at
+from ..capture.objects_made import looked_at, objects_made
+from ..errors import UnsupportedError
 from ..plan import AppendPlan, AssignmentPlan, ContainerChange, ContainerRow, StatePlan
 from ..subclass.made import Elsewhere
 from ..subclass.paths import Path
-from .containers import HandedContainers, made_around, made_containers, named_containers, twins_marked
+from .containers import HandedContainers, inside_of, made_containers, named_containers, twins_marked
 from .identities import plain_number
 from .python_state import Effect
 from .reached import Reached
@@ -31,6 +32,17 @@ def flatten_results(tree: Any, is_whole: Callable[[Any], bool] = lambda _: False
         return is_whole(value) or (isinstance(value, torch.Size) and all(type(n) is int for n in value))
 
     return optree.tree_flatten(tree, is_leaf=is_leaf, namespace=_torch.pytree_namespace())
+
+
+def with_kept(
+    results: list[Any], rows: Sequence[Any], made: list[tuple[Any, bool]], others: list[Any]
+) -> tuple[list[tuple[Any, bool]], list[Any]]:
+    """The objects that a function has made, and others: those in its results, and those that it has put into Python state,
+    which is as it was by now."""
+    beside = [*(id(row.value) for row in rows), *(id(v) for v, _ in made), *map(id, others)]
+    now, elsewhere = objects_made([*results, *(row.value for row in rows)], beside)
+    known = {id(v) for v, _ in now}
+    return [*(row for row in made if id(row[0]) not in known), *now], elsewhere
 
 
 @dataclass(eq=False)
@@ -97,13 +109,28 @@ class Outcome:
     def plans(self, first: int) -> list[StatePlan]:
         """What a call does to Python state, with results from number ``first`` on."""
         plans: list[StatePlan] = []
+        copied: list[Any] = []
+        known = self._known | {id(v) for v, _ in self.made}
         for k, row in enumerate(self.rows):
             check_kept(row.value)
             plan = row.plan(first + k)
-            around = made_around(row.value, self._known) if getattr(row, "anew", False) else []
-            self.made += around
             if isinstance(plan, (AssignmentPlan, AppendPlan)) and plan.anew:
-                its_own = around or self.lends(row.value) or id(row.value) in self._known
-                plan = replace(plan, anew=not its_own)
+                if self.lends(row.value) or id(row.value) in known:
+                    plan = replace(plan, anew=False)
+                else:
+                    copied.append(row.value)
             plans.append(plan)
+        _refuse_one_at_two_places(copied)
         return plans
+
+
+def _refuse_one_at_two_places(copied: Sequence[Any]) -> None:
+    """Each call would put another container at each of the places."""
+    kept = [id(v) for value in copied for v in inside_of(value) if not isinstance(v, tuple)]
+    if len(set(kept)) < len(kept):
+        raise UnsupportedError(
+            "the region keeps one container that it made at two places",
+            expected="a container of its own at each place of Python state",
+            got=", ".join(map(repr, copied))[:200],
+            fix="put a copy at one of them, or make the container outside of the region",
+        )

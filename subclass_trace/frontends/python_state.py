@@ -141,10 +141,9 @@ def effects_on(
         for held, was in rows:
             if held.attributes or isinstance(held.value, dict):
                 others = {name for owner, name in skip if owner == id(held.owner)}
-                first = known if held.attributes and held.path is not None else None
-                effects += _take_back(held.value, was, id(held.value) in tallies, others, first, known, lends)
+                effects += _take_back(held, was, id(held.value) in tallies, others, known, lends)
             elif isinstance(held.value, (list, deque, set)):
-                effects += _items_back(held.value, was)
+                effects += _items_back(held.value, was, known)
                 effects += _shorten(held.value, was, id(held.value) in emptied, known, lends)
             traced = [v for v in held.added(was) if holds_traced(v)]
             if traced:
@@ -152,7 +151,6 @@ def effects_on(
                 left += traced
                 if held.path is not None:
                     found.append(held.path)
-    _refuse_one_at_two_places(effects)
     if found:
         for n in filter(lambda v: isinstance(v, _SYMBOLS), _inside(left)):
             needs_number(n, f"a number to keep in {found[0]}")
@@ -164,28 +162,6 @@ def effects_on(
             fix="return it and store it outside of the region, hand over the list or dict as an argument, or keep a tensor "
             "in a buffer of a module",
         )
-
-
-def _refuse_one_at_two_places(effects: Sequence[Change]) -> None:
-    """Each call would put another container at each of the places."""
-    new = [e.value for e in effects if isinstance(e, (Effect, Append)) and e.anew]
-    kept = [v for value in new for v in _containers(value)]
-    if len({id(v) for v in kept}) < len(kept):
-        raise UnsupportedError(
-            "the region keeps one container that it made at two places",
-            expected="a container of its own at each place of Python state",
-            got=", ".join(map(repr, new))[:200],
-            fix="put a copy at one of them, or make the container outside of the region",
-        )
-
-
-def _containers(value: Any) -> Iterator[Any]:
-    """A container, and those in it; it holds nothing but numbers and strings besides."""
-    if type(value) in (*_MUTABLE, tuple):
-        if type(value) is not tuple:
-            yield value
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _containers(item)
 
 
 def _inside(value: Any, depth: int = 4) -> Iterator[Any]:
@@ -255,15 +231,6 @@ def _is_made(value: Any, known: Collection[int]) -> bool:
     return type(value) in _MUTABLE and id(value) not in known
 
 
-def _is_plain(value: Any) -> bool:
-    """Does a container hold nothing but numbers, strings, and such containers?"""
-    if type(value) not in (*_MUTABLE, tuple):
-        return is_simple(value)
-    if isinstance(value, dict) and not all(map(is_simple, value)):
-        return False
-    return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
-
-
 def _settle(place: Place) -> Iterator[Change]:
     """What a counter was moved by, or what was assigned to it."""
     now = place.read()
@@ -275,15 +242,15 @@ def _settle(place: Place) -> Iterator[Change]:
 
 
 def _take_back(
-    table: Any,
+    held: _Held,
     was: dict[Any, Any],
     counted: bool,
     skip: Collection[str],
-    known: Collection[int] | None,
-    old: Collection[int],
+    known: Collection[int],
     lends: Callable[[Any], bool],
 ) -> Iterator[Change]:
-    """Of attributes, or of a dict. ``old``: ids of the containers that are not new, ``known``: the same, for attributes."""
+    """Of attributes, or of a dict. ``known``: ids of the containers that are not new."""
+    table, of_torch = held.value, held.attributes and held.path is None
     for key in list(table):
         before, now = was.get(key, ABSENT), table[key]
         if now is not before and lends(now):
@@ -291,33 +258,33 @@ def _take_back(
             _bind(table, key, before)
             continue
         now = _as_kept(before, now, table, key)
-        another = _is_another(before, now) and (known is not None or (_is_made(now, old) and _is_plain(now)))
+        another = not of_torch and _is_another(before, now)
         if key is None or key in skip or not (another or _is_effect(before, now)):
             continue
         missing = before is ABSENT and hasattr(type(table), "__missing__")  # a plain dict has nothing to add to there
         if counted and missing and isinstance(now, (int, float, *_SYMBOLS)):
             yield Count(table, key, True, now)
         else:
-            yield Effect(table, key, now, _is_made(now, old))
+            yield Effect(table, key, now, _is_made(now, known))
         _bind(table, key, before)
     gone = [key for key in was if key not in table and key not in skip]
     for key in gone:
         yield Removal(table, key)
         table[key] = was[key]
-    if gone and type(table) is dict and known is None:  # in their old order
+    if gone and type(table) is dict and not held.attributes:  # in their old order
         new = {key: table.pop(key) for key in list(table)}
         table.update({key: new.pop(key) for key in was if key in new} | new)
 
 
-def _items_back(container: Any, was: Any) -> Iterator[Change]:
-    """Numbers and strings that were assigned to items of a list or a deque, or moved there as it became shorter, and what
-    was taken from its end, if that is all that was done to them."""
+def _items_back(container: Any, was: Any, known: Collection[int]) -> Iterator[Change]:
+    """What was assigned to items of a list or a deque, or moved there as it became shorter, and what was taken from its
+    end, if that is all that was done to them."""
     if isinstance(container, set) or getattr(container, "maxlen", None):
         return
     changed = [k for k, (now, old) in enumerate(zip(container, was, strict=False)) if not _is_same(old, now)]
-    if all(_is_effect(was[k], container[k]) for k in changed):
+    if all(_is_effect(was[k], container[k]) or _is_another(was[k], container[k]) for k in changed):
         for k in changed:
-            yield Effect(container, k, container[k])
+            yield Effect(container, k, container[k], _is_made(container[k], known))
         for k in range(min(len(container), len(was))):
             container[k] = was[k]
         for item in list(was)[len(container) :]:
@@ -328,15 +295,14 @@ def _items_back(container: Any, was: Any) -> Iterator[Change]:
 def _shorten(
     container: Any, was: Any, emptied: bool, known: Collection[int], lends: Callable[[Any], bool]
 ) -> Iterator[Change]:
-    """What was appended to a list or a deque, or added to a set, if it is nothing but numbers, strings, and containers of
-    such that the function made.
+    """What was appended to a list or a deque, or added to a set, if no tensors are among it.
 
     ``emptied``: it was empty when the function began.
     """
     now, old = list(container), list(was)
     new = [v if lends(v) else told(v) for v in (now if emptied else _added(now, old, container))]
-    made = [_is_made(v, known) and _is_plain(v) for v in new]
-    simple = all(anew or lends(v) or isinstance(v, _SYMBOLS) or is_simple(v) for v, anew in zip(new, made, strict=True))
+    made = [_is_made(v, known) for v in new]
+    simple = all(lends(v) or isinstance(v, _SYMBOLS) or is_simple(v) or _is_another(None, v) for v in new)
     if emptied or (new and simple):
         container.clear()
         extend = container.update if isinstance(container, set) else container.extend

@@ -144,9 +144,7 @@ class ModuleGuard:
         rows = [(k, as_held(held[k])) for k in names if not isinstance(held[k], Tensor)]
         hooks = [number for table in HOOK_TABLES for number in vars(module)[table]]  # no two hooks have one number
         own = tuple(row for row in rows if row[0] != "training")
-        return ModuleGuard(
-            module, type(module), module.training, tuple(hooks), own, tuple(module._modules.items())
-        )
+        return ModuleGuard(module, type(module), module.training, tuple(hooks), own, tuple(module._modules.items()))
 
     def failed(self, now: ModuleGuard) -> str | None:
         """How the module differs now, as a sentence; None if it does not."""

@@ -21,7 +21,7 @@ from .containers import HandedContainers, inside_of, made_containers, named_cont
 from .identities import plain_number
 from .python_state import Effect
 from .reached import Reached
-from .refused_results import check_keys, check_kept, check_memory, check_result
+from .refused_results import check_kept, check_keys, check_memory, check_result
 from .ways import found_elsewhere
 
 

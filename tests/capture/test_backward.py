@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from runs import Runs
 
 import subclass_trace as st
 from subclass_trace.subclass.flatten import leaves_of
@@ -70,10 +71,10 @@ def test_some_outputs_only(make, which) -> None:
 
 @makes
 def test_each_subset_in_turn_runs_the_function_once(make) -> None:
-    ran = []
+    ran = Runs()
 
     def f(x):
-        ran.append(object())
+        ran.note()
         return x.sin(), x * x
 
     region = st.compile(f)

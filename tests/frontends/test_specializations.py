@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from ramps import two
+from runs import Runs
 from torch import nn
 
 import subclass_trace as st
@@ -61,8 +62,8 @@ def test_reset_and_explain() -> None:
 
 
 def test_python_runs_once_per_specialization() -> None:
-    ran = []
-    region = st.compile(lambda x: ran.append(object()) or x * x)
+    ran = Runs()
+    region = st.compile(lambda x: ran.note() or x * x)
     for _ in range(3):
         region(two(2).requires_grad_()).sum().backward(two(1).sum())
     assert len(ran) == 1

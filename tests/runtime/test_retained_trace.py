@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from runs import Runs
 
 import subclass_trace as st
 from subclass_trace.capture.session import Session
@@ -62,10 +63,10 @@ class Counted:
     """A function, and how often its Python code ran."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.log: list[object] = []
+        self.log = Runs()
 
         def run(*args: Any) -> Any:
-            self.log.append(object())  # a number would be appended in each call
+            self.log.note()
             return function(*args)
 
         self.run = run
@@ -205,10 +206,10 @@ def test_modules_random_numbers_and_buffers(wrapped: bool) -> None:
 
 def test_state_of_the_thread_closures_and_numbers() -> None:
     scale, table = torch.tensor(3.0, requires_grad=True), [torch.tensor(2.0)]
-    counted: list[object] = []
+    counted = Runs()
 
     def f(x: Tensor, power: int, flag: bool) -> Any:
-        counted.append(object())
+        counted.note()
         h = (x @ x) * scale * table[0]
         return h**power, h.cos() if flag else h
 
@@ -277,10 +278,10 @@ def test_a_module_that_changed_since() -> None:
 
 
 def test_a_function_that_does_something_else() -> None:
-    runs: list[object] = []
+    runs = Runs()
 
     def f(x: Tensor) -> Any:
-        runs.append(object())
+        runs.note()
         return x.sin(), x.cos() if len(runs) == 1 else x.tanh()
 
     region = st.compile(f, retain_trace=False)

@@ -14,7 +14,7 @@ import gc
 import operator
 import types
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -86,6 +86,40 @@ class Append:
 Change: TypeAlias = Effect | Removal | Count | Append
 
 
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """What a region leaves in Python state, as it outlives the trace.
+
+    Attributes:
+        known: ids of the containers that are not new.
+        lends: tells of an object if an input has it.
+    """
+
+    known: Collection[int]
+    lends: Callable[[Any], bool]
+
+    def told(self, value: Any) -> Any:
+        """The value: see `context.told`."""
+        return value if self.lends(value) else told(value)
+
+    def is_made(self, value: Any) -> bool:
+        """Is it a container that the function made?"""
+        return type(value) in _MUTABLE and id(value) not in self.known
+
+    def is_traced(self, value: Any) -> bool:
+        """Is it a tensor, or holds it traced ones?"""
+        simple = self.lends(value) or isinstance(value, _SYMBOLS) or is_simple(value)
+        return not simple and (isinstance(value, torch.Tensor) or holds_traced(value))
+
+    def effect(self, holder: Any, key: Any, value: Any) -> Effect:
+        """It was put there."""
+        return Effect(holder, key, value, self.is_made(value))
+
+    def append(self, holder: Any, value: Any) -> Append:
+        """It was added to this."""
+        return Append(holder, value, self.is_made(value))
+
+
 @contextlib.contextmanager
 def effects_on(
     reached: Reached, readable: Collection[int] = (), lends: Callable[[Any], bool] = lambda _: False
@@ -104,7 +138,7 @@ def effects_on(
     """
     skip = {(id(place.holder), place.name) for place in assigned()}  # what wrapper classes count is not the function's
     rows = [(held, held.content()) for held in held_by(reached)]
-    known = {id(value) for value, _ in reached.held}
+    kept = Kept({id(value) for value, _ in reached.held}, lends)
     slots = [(row, row.read()) for row in writable(reached) if (id(row.holder), row.name) not in skip]
     effects: list[Change] = []
     found: list[Path] = []
@@ -129,7 +163,7 @@ def effects_on(
             now = _as_kept(was, now, row.holder, row.key)
             of_python = not isinstance(row.holder, Asked)
             if _is_effect(was, now) or (of_python and _is_another(was, now)):
-                effects.append(Effect(row.holder, row.key, now, _is_made(now, known)))
+                effects.append(kept.effect(row.holder, row.key, now))
                 _bind(row.holder, row.key, was)
             elif now is ABSENT and was is not ABSENT and row.key is not None and of_python:
                 effects.append(Removal(row.holder, row.key))
@@ -141,10 +175,9 @@ def effects_on(
         for held, was in rows:
             if held.attributes or isinstance(held.value, dict):
                 others = {name for owner, name in skip if owner == id(held.owner)}
-                effects += _take_back(held, was, id(held.value) in tallies, others, known, lends)
+                effects += _take_back(held, was, id(held.value) in tallies, others, kept)
             elif isinstance(held.value, (list, deque, set)):
-                effects += _items_back(held.value, was, known)
-                effects += _shorten(held.value, was, id(held.value) in emptied, known, lends)
+                effects += _items_back(held.value, was, id(held.value) in emptied, kept)
             traced = [v for v in held.added(was) if holds_traced(v)]
             if traced:
                 held.restore(was)
@@ -226,11 +259,6 @@ def _is_another(was: Any, now: Any) -> bool:
     return not (now is ABSENT or isinstance(now, torch.Tensor) or is_simple(now) or holds_traced(now))
 
 
-def _is_made(value: Any, known: Collection[int]) -> bool:
-    """Is it a container that the function made?"""
-    return type(value) in _MUTABLE and id(value) not in known
-
-
 def _settle(place: Place) -> Iterator[Change]:
     """What a counter was moved by, or what was assigned to it."""
     now = place.read()
@@ -246,14 +274,13 @@ def _take_back(
     was: dict[Any, Any],
     counted: bool,
     skip: Collection[str],
-    known: Collection[int],
-    lends: Callable[[Any], bool],
+    kept: Kept,
 ) -> Iterator[Change]:
-    """Of attributes, or of a dict. ``known``: ids of the containers that are not new."""
+    """Of attributes, or of a dict."""
     table, of_torch = held.value, held.attributes and held.path is None
     for key in list(table):
         before, now = was.get(key, ABSENT), table[key]
-        if now is not before and lends(now):
+        if now is not before and kept.lends(now):
             yield Effect(table, key, now)
             _bind(table, key, before)
             continue
@@ -265,7 +292,7 @@ def _take_back(
         if counted and missing and isinstance(now, (int, float, *_SYMBOLS)):
             yield Count(table, key, True, now)
         else:
-            yield Effect(table, key, now, _is_made(now, known))
+            yield kept.effect(table, key, now)
         _bind(table, key, before)
     gone = [key for key in was if key not in table and key not in skip]
     for key in gone:
@@ -276,53 +303,56 @@ def _take_back(
         table.update({key: new.pop(key) for key in was if key in new} | new)
 
 
-def _items_back(container: Any, was: Any, known: Collection[int]) -> Iterator[Change]:
-    """What was assigned to items of a list or a deque, or moved there as it became shorter, and what was taken from its
-    end, if that is all that was done to them."""
-    if isinstance(container, set) or getattr(container, "maxlen", None):
-        return
-    changed = [k for k, (now, old) in enumerate(zip(container, was, strict=False)) if not _is_same(old, now)]
-    if all(_is_effect(was[k], container[k]) or _is_another(was[k], container[k]) for k in changed):
-        for k in changed:
-            yield Effect(container, k, container[k], _is_made(container[k], known))
-        for k in range(min(len(container), len(was))):
-            container[k] = was[k]
-        for item in list(was)[len(container) :]:
-            yield Removal(container, -1)
-            container.append(item)
+def _items_back(container: Any, was: Any, emptied: bool, kept: Kept) -> Iterator[Change]:
+    """What was done to a list, a deque or a set, if no tensors are among what it got.
 
-
-def _shorten(
-    container: Any, was: Any, emptied: bool, known: Collection[int], lends: Callable[[Any], bool]
-) -> Iterator[Change]:
-    """What was appended to a list or a deque, or added to a set, if no tensors are among it.
-
-    ``emptied``: it was empty when the function began.
+    ``emptied``: it was empty when the function began, and code only adds to it.
     """
-    now, old = list(container), list(was)
-    new = [v if lends(v) else told(v) for v in (now if emptied else _added(now, old, container))]
-    made = [_is_made(v, known) for v in new]
-    simple = all(lends(v) or isinstance(v, _SYMBOLS) or is_simple(v) or _is_another(None, v) for v in new)
-    if emptied or (new and simple):
-        container.clear()
-        extend = container.update if isinstance(container, set) else container.extend
-        extend(old if simple else [*old, *new])
-    if simple:
-        yield from (Append(container, value, anew) for value, anew in zip(new, made, strict=True))
+    old = list(was)
+    now = [kept.told(v) for v in container] if emptied or _is_changed(container, was) else old
+    if any(kept.is_traced(v) for v in _new_ones(now, () if emptied else old)):
+        if emptied:
+            _fill(container, [*old, *now])
+        return
+    changes: list[Change]
+    if emptied:
+        changes = [kept.append(container, v) for v in now]
+    elif isinstance(container, set):
+        changes = [Removal(container, v) for v in old if v not in container]
+        changes += [kept.append(container, v) for v in _new_ones(now, old)]
+    elif (new := _appended(now, old, getattr(container, "maxlen", None))) is not None:
+        changes = [kept.append(container, v) for v in new]
+    else:
+        changes = [Removal(container, -1) for _ in old[len(now) :]]
+        both = enumerate(zip(now, old, strict=False))
+        changes += [kept.effect(container, k, value) for k, (value, before) in both if not _is_same(before, value)]
+        changes += [kept.append(container, v) for v in now[len(old) :]]
+    if emptied or now is not old:
+        _fill(container, old)
+    yield from changes
 
 
-def _added(now: list[Any], old: list[Any], container: Any) -> list[Any]:
-    """The new items, where nothing else was done; none otherwise."""
-    if isinstance(container, set):
-        known = set(map(id, old))
-        new = [v for v in now if id(v) not in known]
-        return new if len(now) == len(old) + len(new) else []
-    dropped = range(len(old) + 1) if getattr(container, "maxlen", None) == len(now) else range(1)
-    for k in dropped:
+def _is_changed(container: Any, was: Any) -> bool:
+    return len(container) != len(was) or any(map(operator.is_not, container, was))
+
+
+def _fill(container: Any, items: Sequence[Any]) -> None:
+    container.clear()
+    (container.update if isinstance(container, set) else container.extend)(items)
+
+
+def _new_ones(now: Sequence[Any], old: Sequence[Any]) -> list[Any]:
+    known = set(map(id, old))
+    return [v for v in now if id(v) not in known]
+
+
+def _appended(now: list[Any], old: list[Any], most: int | None) -> list[Any] | None:
+    """The new items, where nothing else was done, but that a deque of at most so many has dropped others; else None."""
+    for k in range(len(old) + 1) if most == len(now) else range(1):
         rest = old[k:]
         if len(rest) <= len(now) and not any(map(operator.is_not, now, rest)):
             return now[len(rest) :]
-    return []
+    return None
 
 
 # ---------------------------------------------------------------------------------------------- what may be changed

@@ -144,6 +144,10 @@ class Lending:
         """The mark of an object; anything else is itself."""
         return self._marks.get(id(value), value)
 
+    def result(self, value: Any) -> Any:
+        """The same, also of those in a tuple that is a leaf of the results: what a region assigns is one."""
+        return self.in_place_of(value) if isinstance(value, tuple) else self.mark_of(value)
+
     def in_place_of(self, value: Any) -> Any:
         """The same for an attribute of a result."""
         mark = self._marks.get(id(value))

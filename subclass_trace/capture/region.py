@@ -243,7 +243,7 @@ class _Capture:
             )
             reads.lending = reads.lending.with_elsewhere(run.elsewhere).with_made(run.made)
             results = [
-                tensors.mark_of(self.stand_ins.back.get(id(r), r)) or reads.lending.mark_of(r) for r in run.results
+                tensors.mark_of(self.stand_ins.back.get(id(r), r)) or reads.lending.result(r) for r in run.results
             ]
             reads.lending = reads.lending.with_tensors(results)
             every = [t for t in (*results, *(i.traced for i in inputs.inputs)) if isinstance(t, Tensor)]

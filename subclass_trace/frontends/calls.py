@@ -7,7 +7,7 @@ import sys
 import types
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import optree
@@ -25,7 +25,7 @@ from ..capture.python_numbers import types_as_eager
 from ..capture.region import RunFunction
 from ..capture.run import Run
 from ..errors import UnsupportedError
-from ..plan import AssignmentPlan, ContainerChange, OfResult
+from ..plan import AppendPlan, AssignmentPlan, ContainerChange, OfResult
 from ..runtime.changed_objects import copied_among
 from ..runtime.codegen import Layout, StateSlot
 from ..runtime.containers import change_containers, value_at_way
@@ -221,7 +221,9 @@ class CallSite:
         modules: dict[int, ModuleGuard] = {}
         for root in self.roots:
             for module, _ in submodules(root):
-                unread = self.reached.counters | left_out(module, self.reached) | read_late(module, self.reached)
+                held = vars(module)
+                added = frozenset(n for n in self.reached.counters if self.reached.only_adds(n, held.get(n)))
+                unread = added | left_out(module, self.reached) | read_late(module, self.reached)
                 modules.setdefault(id(module), ModuleGuard.of(module, unread))
         hooks = tuple(n for table in _torch.GLOBAL_MODULE_HOOKS for n in table) if modules else ()
         return ModuleView(tuple(modules.values()), self._slots(), hooks)
@@ -296,7 +298,10 @@ class CallSite:
         for row in (row for rows in self.unfinished for row in rows):
             value = _torch.value_in_trace(row.value)
             if value is not None or row.value is None:
-                row.plan(0).deliver((), [value])
+                plan = row.plan(0)
+                if isinstance(plan, (AssignmentPlan, AppendPlan)):
+                    plan = replace(plan, anew=False)  # no other call gets this one
+                plan.deliver((), [value])
         if self.given:
             args, kwargs = self.given
             for change, new in self.unfinished_items:

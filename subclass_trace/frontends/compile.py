@@ -56,6 +56,7 @@ from .late_code import late_state
 from .members import is_plain_object
 from .modules import generators_of
 from .numbers import NONE, Numbers, choices, constants_without, modules_without, names_without, numbers_of
+from .python_state import left_alone
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -301,6 +302,7 @@ class Region:
         places = [row.place for row in program.plan.symbols if row.place is not None]
         inputs = [a.value for a in arguments] + [c.value for c in captured.closed_over]
         view, one_object, names = site.module_view(), site.one_object(), site.name_guards()
+        names += left_alone(site.reached, program.plan.assignments)
         names += lasting(of_classes, [entry.guards.names for entry in self.__entries])
         guards = Guards(
             replace(

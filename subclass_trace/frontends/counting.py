@@ -53,6 +53,10 @@ class _Float(Counted, float):
     pass
 
 
+class Text(str):
+    """A text that nobody reads."""
+
+
 def counted(value: float, steps: tuple[Any, ...] = ()) -> Counted:
     """The number ``value`` as one that notes what is added to it."""
     made = _Float(value) if isinstance(value, float) else _Int(value)
@@ -87,7 +91,7 @@ class Place:
     def read(self) -> Any:
         if self.table is None:
             return self.owner.cell_contents
-        return _at(self.table, self.name)
+        return value_at(self.table, self.name)
 
     def put(self, value: Any) -> None:
         if self.table is None:
@@ -100,6 +104,8 @@ class Place:
     def settle(self) -> Iterator[Count]:
         """Put back what was there, unless something else was assigned; what was added."""
         now = self.read()
+        if isinstance(now, Text):
+            self.put(self.was)
         if isinstance(now, Counted):
             self.put(self.was)
             whole = isinstance(now, int) and all(isinstance(n, (int, torch.SymInt)) for n in now.steps)
@@ -113,25 +119,29 @@ def counters_of(
     skip: Collection[tuple[int, str]] = (),
     readable: Collection[int] = (),
 ) -> list[Place]:
-    """The numbers that the code of a function only moves on, or only assigns; from now on they note what is added.
+    """The numbers that the code of a function only moves on, or only assigns; from now on they note what is added. And texts
+    that it only assigns: from now on others like them, which shows if the code assigns what was there already.
 
     ``tables``: (object, module or class, its attributes as a dict); ``skip``: (id of an owner, name) of others;
     ``readable``: ids of containers whose numbers are read.
     """
     found = [*_places(reached, tables)] if reached.counters else []
-    found += [Place(owner, table, n, False, table[n]) for owner, table in tables for n in left_out(owner, reached)]
+    for owner, table in tables:
+        names = left_out(owner, reached) if isinstance(owner, torch.nn.Module) else _unread(owner, table, reached)
+        found += [Place(owner, table, n, False, table[n]) for n in names]
     places = [p for p in found if (id(p.owner), p.name) not in skip and id(p.owner) not in readable]
     for place in places:
         start = getattr(type(place.owner), place.name) if place.was is ABSENT else place.was
-        place.put(counted(start))
+        place.put(Text(start) if isinstance(start, str) else counted(start))
     return places
 
 
 def tallies_of(reached: Reached, tables: Sequence[tuple[Any, Any]]) -> dict[int, Any]:
     """The containers that the code only counts in (``tally[key] += 1``) or appends to, by their ids."""
-    rows = [row.read() for row in reached.slots if row.name in reached.counters]
-    rows += [_at(table, name) for _, table in tables for name in reached.counters]
-    return {id(value): value for value in rows if isinstance(value, (dict, list, deque, set))}
+    rows = [(row.name, row.read()) for row in reached.slots if row.name in reached.counters]
+    rows += [(name, value_at(table, name)) for _, table in tables for name in reached.counters]
+    found = [v for name, v in rows if isinstance(v, deque) or reached.only_adds(name, v)]
+    return {id(value): value for value in found if isinstance(value, (dict, list, deque, set))}
 
 
 def _places(reached: Reached, tables: Sequence[tuple[Any, Any]]) -> Iterator[Place]:
@@ -151,7 +161,7 @@ def _places(reached: Reached, tables: Sequence[tuple[Any, Any]]) -> Iterator[Pla
                 yield from fresh(item)
     for owner, table in tables:
         for name in names:
-            value = _at(table, name)
+            value = value_at(table, name)
             of_class = getattr(type(owner), name, None) if value is ABSENT else None
             if type(value) in (int, float) or type(of_class) in (int, float):
                 yield from fresh(Place(owner, table, name, False, value))
@@ -179,7 +189,16 @@ def left_out(owner: Any, reached: Reached) -> frozenset[str]:
     return frozenset(names) if names and not any(map(is_library, bases)) else frozenset()
 
 
-def _at(table: Any, name: Any) -> Any:
+def _unread(owner: Any, table: Any, reached: Reached) -> list[str]:
+    """The same, and texts, of an object, a class, a function or a Python module, all of whose attributes are in a table."""
+    cls = owner if isinstance(owner, type) else type(owner)
+    classes = [] if isinstance(owner, (types.FunctionType, types.ModuleType)) else cls.__mro__[:-1]
+    if any(map(is_library, classes)):
+        return []
+    return sorted(n for n in reached.unread if type(value_at(table, n)) in (int, float, str))
+
+
+def value_at(table: Any, name: Any) -> Any:
     try:
         return table[name]
     except LookupError:

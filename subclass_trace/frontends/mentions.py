@@ -20,6 +20,7 @@ class Mentions(NamedTuple):
     reads: frozenset[str]
     calls: frozenset[str]
     counted: frozenset[str]
+    lessened: frozenset[str]  # those of them from which it takes something (``-=``)
     everything: bool  # it may read any attribute
     inside: tuple[types.CodeType, ...]
     asked: frozenset[str]  # attributes that need not be there (``getattr``, ``hasattr``)
@@ -37,6 +38,7 @@ def mentions(code: types.CodeType) -> Mentions:
     """What ``code`` names, without the code inside of it."""
     names: dict[str, None] = {}
     reads, calls, counted, texts = set[str](), set[str](), set[str](), set[str]()
+    lessened = set[str]()
     imports, stores, uncalled = list[tuple[str, int]](), set[str](), set[str]()
     steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "EXTENDED_ARG")]
     hooks, late = late_mentions(steps), set[str]()
@@ -53,6 +55,8 @@ def mentions(code: types.CodeType) -> Mentions:
         elif step.opname in _READS:
             moved = _moves_on(steps, k) or _moves_item_on(steps, k) or _grows(steps[k : k + 2])
             (counted if moved else reads).add(step.argval)
+            if moved and _takes(steps, k):
+                lessened.add(step.argval)
         elif step.opname == "IMPORT_NAME":
             imports.append((step.argval, steps[k - 2].argval))
         elif step.opname == "IMPORT_FROM":
@@ -77,6 +81,7 @@ def mentions(code: types.CodeType) -> Mentions:
         frozen(reads),
         frozen(calls),
         frozen(counted),
+        frozen(lessened),
         everything,
         inside,
         frozen(asked),
@@ -112,6 +117,12 @@ def _moves_on(steps: Sequence[dis.Instruction], k: int) -> bool:
     return end is not None and any(
         s.opname.startswith("STORE_") and s.argval == steps[k].argval for s in steps[end + 1 : end + 4]
     )
+
+
+def _takes(steps: Sequence[dis.Instruction], k: int) -> bool:
+    """Is it ``name -= amount``?"""
+    end = _added_to(steps, k)
+    return end is not None and (steps[end].opname == "INPLACE_SUBTRACT" or steps[end].argrepr == "-=")
 
 
 def _moves_item_on(steps: Sequence[dis.Instruction], k: int) -> bool:

@@ -15,7 +15,7 @@ import torch
 
 from .. import _torch
 from ..runtime.guards import NameGuard, compared_attributes
-from ..runtime.held import ABSENT, Same, Slotted, as_held, is_fixed, is_log, is_simple
+from ..runtime.held import ABSENT, Same, Slotted, as_held, is_fixed, is_simple
 from ..runtime.one_object import Held
 from ..subclass.paths import Path
 from ..subclass.protocol import Kind, kind_of
@@ -108,7 +108,7 @@ def containers_of(reached: Reached, modules: Iterable[Module]) -> Iterator[Held]
             yield Held(row.holder, row.key, value, alone=not _is_guarded(row, reached))
     for module in modules:
         for name in compared_attributes(module):
-            alone = name in reached.counters and is_log(vars(module)[name])
+            alone = reached.only_adds(name, vars(module)[name])
             if not isinstance(vars(module)[name], torch.Tensor):
                 yield Held(vars(module), name, vars(module)[name], alone)
 
@@ -126,7 +126,7 @@ def _is_guarded(row: Slot, reached: Reached) -> bool:
     value = row.value
     if is_input(value) or (isinstance(value, types.ModuleType) and not is_users_module(value)):
         return False
-    return not (row.name in reached.counters and is_log(value))
+    return not reached.only_adds(row.name, value)
 
 
 def named_tensors(reached: Reached) -> list[Slot]:

@@ -42,9 +42,11 @@ def numbers_of(site: CallSite) -> dict[NumberPlace, float]:
     flat = site.flat[: site.user_count]
     lent = site.containers.positions(site.tree)
     found = {NumberPlace(site.path(k), position=k): n for k, n in enumerate(flat) if _is_number(n) and k not in lent}
+    hashed = {id(vars(v) if hasattr(v, "__dict__") else v) for v, _ in site.reached.held if _is_hashed_by_value(v)}
     starts = [
         NumberPlace(g.path, None, g.holder, g.key)
         for g in (*site.name_guards(), *site.class_guards)
+        if id(g.holder.value if type(g.holder) is Slotted else g.holder) not in hashed
         if type(g.holder) in (dict, types.CellType) or (type(g.holder) is Slotted and g.key in g.holder.slots())
     ]
     paths = {id(m): path for m, path in site.modules()}
@@ -59,6 +61,12 @@ def numbers_of(site: CallSite) -> dict[NumberPlace, float]:
         if not times[id(place.holder)]:
             found.update(_inside(place, value, times))
     return found
+
+
+def _is_hashed_by_value(value: Any) -> bool:
+    """Would another number in it be another place in a set, or another key?"""
+    own: Any = type(value).__hash__
+    return own is not None and own is not object.__hash__ and not isinstance(value, type)
 
 
 def _is_number(value: Any) -> bool:

@@ -111,8 +111,8 @@ class Outcome:
         plans: list[StatePlan] = []
         copied: list[Any] = []
         known = self._known | {id(v) for v, _ in self.made}
+        check_kept(row.value for row in self.rows)
         for k, row in enumerate(self.rows):
-            check_kept(row.value)
             plan = row.plan(first + k)
             if isinstance(plan, (AssignmentPlan, AppendPlan)) and plan.anew:
                 if self.lends(row.value) or id(row.value) in known:

@@ -14,7 +14,7 @@ import gc
 import operator
 import types
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -26,12 +26,13 @@ from ..capture.python_numbers import needs_number
 from ..capture.user_code import is_foreign
 from ..errors import UnsupportedError
 from ..plan import AppendPlan, AssignmentPlan, RemovalPlan
-from ..runtime.held import ABSENT, is_simple
+from ..runtime.guards import NameGuard
+from ..runtime.held import ABSENT, Same, Slotted, as_held, is_simple
 from ..subclass.arguments import attributes_inside
-from ..subclass.context import told
+from ..subclass.context import is_atom, told
 from ..subclass.paths import Path
 from .asked import Asked
-from .counting import Count, Counted, Place, counters_of, tallies_of
+from .counting import Count, Counted, Place, Text, counters_of, tallies_of, value_at
 from .members import attributes_of, is_plain_object
 from .reach import Reached, Slot
 
@@ -262,7 +263,7 @@ def _is_another(was: Any, now: Any) -> bool:
 def _settle(place: Place) -> Iterator[Change]:
     """What a counter was moved by, or what was assigned to it."""
     now = place.read()
-    if isinstance(now, Counted) or not is_simple(now):
+    if isinstance(now, (Counted, Text)) or not is_simple(now):
         yield from place.settle()
     elif now is not ABSENT:
         yield Effect(place.owner if place.table is None else place.table, place.name, now)
@@ -353,6 +354,47 @@ def _appended(now: list[Any], old: list[Any], most: int | None) -> list[Any] | N
         if len(rest) <= len(now) and not any(map(operator.is_not, now, rest)):
             return now[len(rest) :]
     return None
+
+
+def left_alone(reached: Reached, plans: Iterable[Any]) -> list[NameGuard]:
+    """Guards for attributes that code assigns and does not read, where the trace has assigned nothing, or what was there:
+    a call in which something else is there is of another kind. For numbers and texts it is known which: see `counters_of`.
+    Flags, functions and the like are few, and so are objects that are found elsewhere as well; others are not compared.
+
+    ``plans``: what a call does to Python state.
+    """
+    assigned = {
+        (_table_key(plan.owner), plan.name) for plan in plans if isinstance(plan, (AssignmentPlan, RemovalPlan))
+    }
+    found, known = [], {id(value) for value, _ in reached.held}
+    for held in held_by(reached) if reached.unread else ():
+        if not held.attributes or held.path is None or isinstance(held.owner, torch.nn.Module):
+            continue
+        for name in sorted(reached.unread):
+            value = value_at(held.value, name)
+            if (_table_key(held.value), name) not in assigned and (_is_fixed(value) or id(value) in known):
+                table = held.value if type(held.value) is dict else Slotted(held.owner)
+                seen = as_held(value) if is_simple(value) else Same(value)
+                found.append(NameGuard(table, name, seen, held.path.attr(name)))
+    return found
+
+
+def _table_key(table: Any) -> int:
+    """One number for all tables of the attributes of one object."""
+    if isinstance(table, ClassTable):
+        return id(table.cls)
+    if isinstance(table, Slotted):
+        return id(table.value)
+    return id(table.table) if isinstance(table, _Stored) else id(table)
+
+
+def _is_fixed(value: Any) -> bool:
+    """Is it one of few: a flag, a member of an enum, a dtype, a function?"""
+    if value is ABSENT or type(value) in (int, float, str):
+        return False
+    return (
+        is_simple(value) or is_atom(value) or isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType))
+    )
 
 
 # ---------------------------------------------------------------------------------------------- what may be changed

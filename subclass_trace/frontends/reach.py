@@ -95,6 +95,7 @@ def reach(
         on_nodes,
         frozenset(walk.uncalled),
         tuple(walk.of_libraries),
+        frozenset(walk.lessened),
     )
 
 
@@ -108,6 +109,7 @@ class _Walk:
         self.optimizers: list[tuple[torch.optim.Optimizer, Path]] = []
         self.objects: list[tuple[Any, Path]] = []
         self.reads, self.calls, self.counted, self.everything = set[str](), set[str](), set[str](), False
+        self.lessened = set[str]()
         self.asked, self.texts, self.stored = set[str](), set[str](), set[str]()
         self.uncalled = set[tuple[int, str]]()
         self._stepped = set[int]()
@@ -336,6 +338,7 @@ class _Walk:
         self.reads |= said.reads
         self.calls |= said.calls
         self.counted |= said.counted
+        self.lessened |= said.lessened
         self.asked |= said.asked
         self.stored |= said.stores
         self.texts |= set() if is_installed(code) else said.texts
@@ -429,6 +432,7 @@ class _Walk:
             self._slot(own, "__getattr__", path.attr("__getattr__"), own["__getattr__"])
         for key in () if isinstance(value, Module) else list(own):
             grows = key in self.counted and isinstance(own.get(key), TEXTS)  # a text that grows is another one
+            grows = grows or (key in self.lessened and isinstance(own.get(key), (set, dict)))
             if everything or key in self.reads or grows or (key in self.calls and callable(own.get(key))):
                 if id(value) in self._by_value:
                     self.look(own.get(key), path.attr(key))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..runtime.held import ABSENT
+from ..runtime.held import ABSENT, is_log
 from ..subclass.paths import Path
 
 Module = torch.nn.Module
@@ -55,3 +55,9 @@ class Reached:
         frozenset()
     )  # `CONVERSIONS` that are not only called: id of the globals, name
     of_libraries: tuple[tuple[Any, Path], ...] = ()  # objects of classes of torch and other libraries, but optimizers
+    lessened: frozenset[str] = frozenset()  # counters from which the code takes something (``-=``)
+
+    def only_adds(self, name: str | None, value: Any) -> bool:
+        """Does code no more with what a name holds than to move it on, or to add to it? Nobody has to know what it holds."""
+        takes = name in self.lessened and isinstance(value, (set, dict))
+        return name in self.counters and is_log(value) and not takes

@@ -15,6 +15,7 @@ import torch
 
 from .. import _torch
 from ..capture.facts import holds_traced
+from ..capture.objects_made import is_makeable
 from ..capture.python_numbers import needs_number
 from ..errors import SubclassTraceError, UnsupportedError
 from ..plan import ReturnedContainer
@@ -163,35 +164,43 @@ def check_error(error: Exception) -> None:
         ) from error
 
 
-def check_kept(value: Any, depth: int = 0) -> None:
+def check_kept(values: Iterable[Any]) -> None:
     """Refuse functions with traced values inside, in what a region assigns; stand-ins are gone by now, so these are new."""
-    if depth > 4 or isinstance(value, (Tensor, type, torch.nn.Module, *_torch.SYM_TYPES)) or is_simple(value):
-        return
-    if isinstance(value, types.FunctionType):
-        held = [_content(cell) for cell in value.__closure__ or ()] + [*(value.__defaults__ or ())]
-        held += (value.__kwdefaults__ or {}).values()
-    elif isinstance(value, functools.partial):
-        held = [value.func, *value.args, *value.keywords.values()]
-    elif isinstance(value, types.MethodType):
-        held = [value.__self__]
-    else:
-        held = [v for inner in inside_of(value) for v in _items_of(inner)]
-        held = held or [v for _, v in attributes_inside(value)]
-        for inner in held[:1000]:
-            check_kept(inner, depth + 1)
-        return
-    for inner in held:
-        check_kept(inner, depth + 1)
-        if isinstance(inner, _torch.SYM_TYPES):
-            needs_number(inner, f"a number that {getattr(value, '__qualname__', 'a partial')} refers to, which is kept")
-        if holds_traced(inner):
+    seen: dict[int, Any] = {}
+    todo: deque[tuple[Any, str | None]] = deque(
+        (v, None) for v in values
+    )  # a value, and the function that refers to it
+    while todo and len(seen) < _MOST_LOOKED_AT:
+        value, around = todo.popleft()
+        if id(value) in seen or is_simple(value):
+            continue
+        seen[id(value)] = value
+        name = getattr(value, "__qualname__", type(value).__qualname__)
+        if around is not None and isinstance(value, _torch.SYM_TYPES):
+            needs_number(value, f"a number that {around} refers to, which is kept")
+        elif around is not None and isinstance(value, Tensor) and holds_traced(value):
             raise UnsupportedError(
                 "the region keeps a function that refers to a tensor of its own",
-                path=getattr(value, "__qualname__", type(value).__qualname__),
+                path=around,
                 expected="functions that refer to what is there before the region is called, and to numbers",
-                got=f"a {type(inner).__qualname__}",
+                got=f"a {type(value).__qualname__}",
                 fix="make the function outside of the region, or give it the tensor when it is called",
             )
+        elif isinstance(value, types.FunctionType):
+            held = [*map(_content, value.__closure__ or ()), *(value.__defaults__ or ())]
+            todo += ((v, name) for v in (*held, *(value.__kwdefaults__ or {}).values()))
+        elif isinstance(value, functools.partial):
+            todo += ((v, name) for v in (value.func, *value.args, *value.keywords.values()))
+        elif isinstance(value, types.MethodType):
+            todo.append((value.__self__, name))
+        elif isinstance(value, (list, tuple, set, frozenset, deque, dict)):
+            todo += ((v, around) for v in list(_items_of(value)))
+        elif is_makeable(value):
+            todo += ((v, around) for _, v in attributes_inside(value))
+
+
+#: no more objects are looked at
+_MOST_LOOKED_AT = 1000
 
 
 def _content(cell: types.CellType) -> Any:

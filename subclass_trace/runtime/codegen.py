@@ -34,7 +34,7 @@ from ..plan import (
     views_in,
 )
 from ..subclass.arguments import same_argument
-from ..subclass.components import is_inside, mark_source, read_lent
+from ..subclass.components import is_inside, mark_source, read_lent, with_lent
 from ..subclass.context import AnyNumber, Lent
 from ..subclass.made import GIVEN, Elsewhere, Made
 from ..subclass.spec import OpaqueSpec, Spec, spec_leaves
@@ -269,6 +269,19 @@ class _EntryEmitter:
             parts.append(_torch.other_attention_code(a.attention, s.bind))
         s.line(f"if ({' or '.join(parts)}): return MISS")
 
+    def _constant(self, value: Any) -> str:
+        """A result that is no tensor, with the objects of the call in the place of marks."""
+        s = self.source
+        if isinstance(value, Lent):
+            return self.lent[value]
+        known = s.constant(value, "result")
+        return f"{s.bind('with_lent', with_lent)}({known}, {marks})" if (marks := self._marks_in(value)) else known
+
+    def _marks_in(self, value: Any) -> str:
+        """The objects of the call for the marks in a value, as a dict; empty where there are none."""
+        rows = [f"{self.source.constant(m, 'lent')}: {self.lent[m]}" for m in marks_in((), [value])]
+        return f"{{{', '.join(rows)}}}" if rows else ""
+
     def _names(self) -> None:
         """What the function names (closure cells, globals, attributes of objects) must be as it was."""
         s = self.source
@@ -469,8 +482,7 @@ class _EntryEmitter:
         for mark in plan.lent:
             self.lent[mark] = s.name("k")
             if isinstance(mark, Made):
-                inside = [f"{s.constant(m, 'lent')}: {self.lent[m]}" for m in marks_in((), [mark.inside()])]
-                value = f"{s.constant(mark.new, 'new')}({{{', '.join(inside)}}})"
+                value = f"{s.constant(mark.new, 'new')}({self._marks_in(mark.inside()) or '{}'})"
             elif isinstance(mark, Elsewhere):
                 argument = "None" if mark.position is None else flat[mark.position]
                 argument = "(args, kwargs)" if mark.position == GIVEN else argument
@@ -532,13 +544,12 @@ class _EntryEmitter:
         env: str,
         ahead: Mapping[int, str],
     ) -> list[str]:
-        s, results = self.source, []
+        results: list[str] = []
         for k, o in enumerate(self.plan.outputs):
             if k in ahead:
                 results.append(ahead[k])
             elif isinstance(o, ConstantOutput):
-                mark = o.value
-                results.append(self.lent[mark] if isinstance(mark, Lent) else s.constant(mark, "result"))
+                results.append(self._constant(o.value))
             elif isinstance(o, InputOutput):
                 results.append(flat[o.position])
             elif isinstance(o, GradientOutput):

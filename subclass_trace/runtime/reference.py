@@ -14,6 +14,7 @@ import torch
 
 from .. import _torch
 from ..capture.aliasing import byte_range
+from ..capture.lending import marks_in
 from ..plan import (
     BasePrimal,
     ConstantOutput,
@@ -31,7 +32,6 @@ from ..plan import (
     ViewOutput,
 )
 from ..subclass.components import read_lent, with_lent
-from ..subclass.context import Lent
 from ..subclass.flatten import leaves_of
 from ..subclass.made import GIVEN, Elsewhere, Made
 from ..subclass.paths import owner_of
@@ -230,7 +230,7 @@ def make_output(
 ) -> Any:
     """One flat result; ``early``: it was made already."""
     if isinstance(o, ConstantOutput):
-        return call.env[o.value] if isinstance(o.value, Lent) else o.value
+        return with_lent(o.value, call.env) if marks_in((), [o.value]) else o.value
     if isinstance(o, SizeOutput):
         return call.sizes[o.index]
     if isinstance(o, RaggedOutput):

@@ -130,16 +130,19 @@ def _parts(value: Any) -> Iterator[Any]:
 def _inside_first(met: dict[int, _Met], known: dict[int, bool]) -> list[int]:
     """The keys of those that were made and can be made anew: which hold no tensor, and are not inside of themselves."""
     done: dict[int, bool] = {}
-
-    def look(key: int, around: frozenset[int]) -> bool:
-        if key in around:
-            return False
-        if key not in done:
-            row = met[key]
-            inside = [look(k, around | {key}) for k in row.holds if known[k]]
-            done[key] = known[key] and not row.tensors and all(inside)
-        return done[key]
-
     for key in met:
-        look(key, frozenset())
+        _look(key, frozenset(), met, known, done)
     return [key for key, right in done.items() if right]
+
+
+# A function inside of another that calls itself would keep what it refers to until the next garbage collection.
+def _look(
+    key: int, around: frozenset[int], met: dict[int, _Met], known: dict[int, bool], done: dict[int, bool]
+) -> bool:
+    if key in around:
+        return False
+    if key not in done:
+        row = met[key]
+        inside = [_look(k, around | {key}, met, known, done) for k in row.holds if known[k]]
+        done[key] = known[key] and not row.tensors and all(inside)
+    return done[key]

@@ -1,9 +1,9 @@
 """What a function does to Python state while it is traced.
 
-A trace runs the function once, on tensors without data. Numbers, flags and strings that it assigns to globals, cells,
-attributes and items of dicts are taken back, and assigned in each call; so is what it counts and what it appends. A traced
-tensor that it puts into a list, a dict or an object would stay there in the place of a real one, and no later call would put
-another there: it is taken out, and refused.
+A trace runs the function once, on tensors without data. What it assigns to globals, cells, attributes and items, what it
+counts, appends and removes is taken back, and done in each call; objects that it makes are made anew for each (see
+`capture.objects_made`). A traced tensor that it puts into a list, a dict or an object would stay there in the place of a real
+one, and no later call would put another there: it is taken out, and refused.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 import copy
 import functools
@@ -277,6 +278,69 @@ def _side_effects() -> None:
         f(two(2, seed=0)), f(two(2, seed=1))
         counts.append(len(log))
     assert counts[0] == counts[1]
+
+
+class _Record:
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+
+@fact(
+    S,
+    "Python side effects: objects that the function makes, in attributes, lists and dicts: each call puts its own there",
+    torch="not in the survey",
+)
+def _kept_objects() -> None:
+    seen = []
+    for call in (lambda f: f, st.compile):
+        state: dict[str, Any] = {"last": _Record(0), "log": []}
+
+        def f(x: Tensor, state: dict[str, Any] = state) -> Tensor:
+            state["last"] = made = _Record(state["last"].n + x.shape[0])
+            state["log"].insert(0, made)
+            return x * 2
+
+        region = call(f)
+        for n in (2, 2, 3):
+            region(two(n, seed=0))
+        assert state["last"] is state["log"][0] and len(set(map(id, state["log"]))) == 3
+        seen.append([made.n for made in state["log"]])
+    assert seen[0] == seen[1]
+
+
+@fact(
+    S,
+    "a module that has two names, one of which is given to another module",
+    torch="not in the survey",
+)
+def _names_of_modules() -> None:
+    net = torch.nn.Module()
+    net.first, net.second = torch.nn.ReLU(), torch.nn.Sigmoid()
+    net.active = net.first
+    region, x = st.compile(lambda x: net.active(x)), two(2, seed=0)
+    for active in (net.first, net.second, net.first):
+        net.active = active
+        assert same(region(x), active(x))
+    assert len(region.specializations) == 2
+
+
+@fact(
+    S,
+    "a write to an array or a buffer from outside (numpy's, `bytearray`, `array.array`)",
+    refused="UnsupportedError",
+    torch="not in the survey",
+)
+def _written_array() -> None:
+    numbers = array.array("i", [0])
+
+    def f(x: Tensor) -> Tensor:
+        numbers[0] += 1
+        return x * 2
+
+    try:
+        st.compile(f)(two(2, seed=0))
+    finally:
+        assert numbers[0] == 0
 
 
 @fact(

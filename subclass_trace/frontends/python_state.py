@@ -279,6 +279,11 @@ def _take_back(
 ) -> Iterator[Change]:
     """Of attributes, or of a dict."""
     table, of_torch = held.value, held.attributes and held.path is None
+    moved = [] if held.attributes else _moved(list(table), list(was))
+    if any(kept.is_traced(table[key]) for key in moved):
+        moved = []  # which is refused
+    again = set(map(id, moved))  # a tensor that is a key has no simple ``==``
+    yield from (Removal(table, key) for key in moved if key in was)
     for key in list(table):
         before, now = was.get(key, ABSENT), table[key]
         if now is not before and kept.lends(now):
@@ -287,7 +292,7 @@ def _take_back(
             continue
         now = _as_kept(before, now, table, key)
         another = not of_torch and _is_another(before, now)
-        if key is None or key in skip or not (another or _is_effect(before, now)):
+        if key is None or key in skip or not (another or _is_effect(before, now) or id(key) in again):
             continue
         missing = before is ABSENT and hasattr(type(table), "__missing__")  # a plain dict has nothing to add to there
         if counted and missing and isinstance(now, (int, float, *_SYMBOLS)):
@@ -299,9 +304,17 @@ def _take_back(
     for key in gone:
         yield Removal(table, key)
         table[key] = was[key]
-    if gone and type(table) is dict and not held.attributes:  # in their old order
+    if (gone or moved) and type(table) is dict and not held.attributes:  # in their old order
         new = {key: table.pop(key) for key in list(table)}
         table.update({key: new.pop(key) for key in was if key in new} | new)
+
+
+def _moved(now: list[Any], was: list[Any]) -> list[Any]:
+    """The keys that stand elsewhere than they would if others had gone and new ones had come."""
+    there = set(now)
+    expected = [key for key in was if key in there]
+    first = next((k for k, (a, b) in enumerate(zip(now, expected, strict=False)) if a is not b), None)
+    return [] if first is None else now[first:]
 
 
 def _items_back(container: Any, was: Any, emptied: bool, kept: Kept) -> Iterator[Change]:
@@ -334,6 +347,8 @@ def _items_back(container: Any, was: Any, emptied: bool, kept: Kept) -> Iterator
 
 
 def _is_changed(container: Any, was: Any) -> bool:
+    if isinstance(container, set):  # a copy may have another order
+        return set(map(id, container)) != set(map(id, was))
     return len(container) != len(was) or any(map(operator.is_not, container, was))
 
 

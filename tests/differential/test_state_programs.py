@@ -90,6 +90,10 @@ STATEMENTS = (
     "o.table.update(k={v})",
     "o.table.pop('k', None)",
     "o.table.clear()",
+    "k, v = next(iter(o.table.items())); del o.table[k]; o.table[k] = v",
+    "o.table['k'] = o.table.pop('n', {v})",
+    "o.items.sort(key=str)",
+    "del o.items[1:2]",
     "o.table = {{**o.table, 'z': {v}}}",
     "o.table['k'], o.table['n'] = o.table.get('n'), o.table.get('k')",
     "o.members.add({k})",
@@ -101,6 +105,8 @@ STATEMENTS = (
     "o.queue.popleft()",
     "o.queue.rotate(1)",
     "o.recent.append({v})",
+    "o.slots.s = {v}",
+    "helper.tag = {v}",
     "o.a, o.b = o.b, o.a",
     "t = {v}; o.a = t; o.b = t",
     "t = {v}; o.a = t; o.items.append(t)",
@@ -128,6 +134,11 @@ def programs(draw: hs.DrawFn) -> str:
 
 
 def _world(source: str, is_module: bool) -> dict[str, Any]:
+    def helper() -> None: ...
+
+    class Slots:
+        __slots__ = ("s",)
+
     class Kind:
         c = unread = 0
 
@@ -138,9 +149,16 @@ def _world(source: str, is_module: bool) -> dict[str, Any]:
             self.items, self.table = [Record(0), 5, Frozen(6)], {"k": Record(7), "n": 8}
             self.members, self.queue = {1, Frozen(9)}, collections.deque([Record(0), 1])
             self.recent = collections.deque([Record(0), 1], maxlen=3)
-            self.inner = types.SimpleNamespace(a=Record(1), rows=[])
+            self.inner, self.slots = types.SimpleNamespace(a=Record(1), rows=[]), Slots()
+            self.slots.s = 0
 
-    world: dict[str, Any] = {"o": Owner(), "NAMES": types.SimpleNamespace(a=0), "GLOBAL": {}, "ROWS": []}
+    world: dict[str, Any] = {
+        "o": Owner(),
+        "NAMES": types.SimpleNamespace(a=0),
+        "helper": helper,
+        "GLOBAL": {},
+        "ROWS": [],
+    }
     world |= {
         "FIRST": Record(100),
         "SECOND": Record(200),
@@ -172,7 +190,7 @@ def _seen(value: Any, known: dict[int, int], kept: list[Any], depth: int = 0) ->
         return number, sorted(str(_seen(v, known, kept, depth + 1)) for v in value)
     if isinstance(value, (list, collections.deque)):
         return number, type(value).__name__, [_seen(v, known, kept, depth + 1) for v in value]
-    names = value if isinstance(value, dict) else vars(value)
+    names = value if isinstance(value, dict) else vars(value) if hasattr(value, "__dict__") else {"s": value.s}
     return number, [(k, _seen(v, known, kept, depth + 1)) for k, v in names.items() if k[:1] != "_" and k != "training"]
 
 
@@ -192,7 +210,15 @@ def _run(source: str, is_module: bool, compiled: Callable[[Any], Any]) -> tuple[
         except (IndexError, KeyError, AttributeError, TypeError, ValueError) as error:
             result = type(error).__name__
         class_attributes = owner.kind.c, owner.kind.unread
-        outside = class_attributes, world["NAMES"], world["GLOBAL"], world["ROWS"], world["FIRST"], world["SECOND"]
+        outside = (
+            class_attributes,
+            vars(world["helper"]),
+            world["NAMES"],
+            world["GLOBAL"],
+            world["ROWS"],
+            world["FIRST"],
+            world["SECOND"],
+        )
         if isinstance(result, str) and source.count("rows") > 1:  # a container with a size is then not put anywhere
             return [*rows, result], False
         rows.append([_seen(v, known, kept) for v in (result, owner, *outside)])

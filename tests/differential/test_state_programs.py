@@ -207,7 +207,7 @@ def _run(source: str, is_module: bool, compiled: Callable[[Any], Any]) -> tuple[
             result = function(torch.ones(n))
         except st.SubclassTraceError:
             return rows, True
-        except (IndexError, KeyError, AttributeError, TypeError, ValueError) as error:
+        except (IndexError, KeyError, AttributeError, TypeError, ValueError, StopIteration) as error:
             result = type(error).__name__
         class_attributes = owner.kind.c, owner.kind.unread
         outside = (

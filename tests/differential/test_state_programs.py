@@ -92,7 +92,7 @@ STATEMENTS = (
     "o.table.clear()",
     "k, v = next(iter(o.table.items())); del o.table[k]; o.table[k] = v",
     "o.table['k'] = o.table.pop('n', {v})",
-    "o.items.sort(key=str)",
+    "o.items.sort(key=lambda v: type(v).__name__)",
     "del o.items[1:2]",
     "o.table = {{**o.table, 'z': {v}}}",
     "o.table['k'], o.table['n'] = o.table.get('n'), o.table.get('k')",

@@ -54,6 +54,10 @@ class UnsupportedError(SubclassTraceError):
     """The region uses something that is not supported (yet); the message names it."""
 
 
+class SideEffectError(UnsupportedError):
+    """The region changes Python state, or asks the world, in a way that cannot be done again in each call."""
+
+
 class DataDependentError(UnsupportedError):
     """Python control flow, or a Python number, depends on the values inside a tensor."""
 

@@ -102,6 +102,9 @@ from .fast_paths import fast_paths_as_eager as fast_paths_as_eager
 from .graphs import FunctionalReplay as FunctionalReplay
 from .graphs import graph_module as graph_module
 from .graphs import lazy_graph_modules as lazy_graph_modules
+from .guards import dict_version as dict_version
+from .guards import own_table as own_table
+from .guards import versions_see_writes as versions_see_writes
 from .inductor import inductor_compile as inductor_compile
 from .inductor import inductor_decompositions as inductor_decompositions
 from .inductor import inductor_obstacle as inductor_obstacle

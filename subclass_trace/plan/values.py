@@ -1,0 +1,167 @@
+"""Recipes: how a value of Python's, the result of a call or one that is put into a source, is made in each call.
+
+>>> recipe = Make(tuple, (Output(0), Constant(3)))
+>>> build(recipe, Given(outputs=["y"]))
+('y', 3)
+"""
+
+from __future__ import annotations
+
+import collections
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """The same object in each call."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Output:
+    """Flat output number ``index`` of the region: a tensor, or a number that is computed of sizes."""
+
+    index: int
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """Object number ``number`` of those that are taken from the arguments of the call before anything runs."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Again:
+    """The object that `New` number ``number`` has made."""
+
+    number: int
+
+
+@dataclass(frozen=True, eq=False)
+class Make:
+    """An immutable thing of others: a tuple (named or not), a frozenset, a torch.Size, a slice."""
+
+    cls: type
+    items: tuple[Recipe, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Method:
+    """A method of an object."""
+
+    function: Any
+    of: Recipe
+
+
+@dataclass(frozen=True, eq=False)
+class New:
+    """An object of its own in each call; what refers to itself does so again.
+
+    Attributes:
+        number: by which `Again` finds it.
+        cls: its class; ``args``: what ``__new__`` is given (the factory of a defaultdict, the length of a deque).
+        items: of a list, a deque or a set; ``pairs``: of a dict.
+        fields, slots: attributes, past every ``__setattr__``.
+    """
+
+    number: int
+    cls: type
+    args: tuple[Any, ...] = ()
+    items: tuple[Recipe, ...] | None = None
+    pairs: tuple[tuple[Recipe, Recipe], ...] | None = None
+    fields: tuple[tuple[str, Recipe], ...] = ()
+    slots: tuple[tuple[Any, Recipe], ...] = ()
+
+
+Recipe: TypeAlias = Constant | Output | Entry | Again | Make | Method | New
+
+
+@dataclass(eq=False)
+class Given:
+    """What the recipes of one call are made of: its flat outputs, the objects from its arguments, the objects made so far."""
+
+    outputs: Sequence[Any] = ()
+    entries: Sequence[Any] = ()
+    made: dict[int, Any] = field(default_factory=dict)
+
+
+def build(recipe: Recipe, given: Given) -> Any:
+    """The value of a recipe. (Generated code does the same; see `runtime.value_code`.)"""
+    if isinstance(recipe, Constant):
+        return recipe.value
+    if isinstance(recipe, Output):
+        return given.outputs[recipe.index]
+    if isinstance(recipe, Entry):
+        return given.entries[recipe.number]
+    if isinstance(recipe, Again):
+        return given.made[recipe.number]
+    if isinstance(recipe, Make):
+        return make(recipe.cls, [build(item, given) for item in recipe.items])
+    if isinstance(recipe, Method):
+        return types.MethodType(recipe.function, build(recipe.of, given))
+    return _new(recipe, given)
+
+
+def make(cls: type, items: Sequence[Any]) -> Any:
+    """An immutable thing: a named tuple past its own ``__new__``, which may take other arguments."""
+    if issubclass(cls, tuple) and not hasattr(cls, "n_sequence_fields"):
+        return tuple(items) if cls is tuple else tuple.__new__(cls, items)
+    return cls(*items) if cls is slice else cls(items)
+
+
+def _new(recipe: New, given: Given) -> Any:
+    value = given.made[recipe.number] = empty(recipe.cls, recipe.args)
+    if recipe.pairs is not None:
+        put = dict_setter(recipe.cls)
+        for key, item in recipe.pairs:
+            put(value, build(key, given), build(item, given))
+    elif recipe.items is not None:
+        base = next(c for c in (list, set, collections.deque) if issubclass(recipe.cls, c))
+        add: Callable[..., Any] = base.update if base is set else base.extend  # type: ignore[attr-defined]
+        add(value, [build(item, given) for item in recipe.items])
+    for name, item in recipe.fields:
+        value.__dict__[name] = build(item, given)
+    for member, item in recipe.slots:
+        member.__set__(value, build(item, given))
+    return value
+
+
+def dict_setter(cls: type) -> Callable[[Any, Any, Any], None]:
+    """How an item is set past the class's own ``__setitem__``: an OrderedDict keeps the order of its keys beside."""
+    return collections.OrderedDict.__setitem__ if issubclass(cls, collections.OrderedDict) else dict.__setitem__
+
+
+def empty(cls: type, args: tuple[Any, ...] = ()) -> Any:
+    """An instance whose ``__init__`` did not run."""
+    if issubclass(cls, (collections.defaultdict, collections.deque)):
+        value = cls.__new__(cls)
+        base: Any = collections.deque if issubclass(cls, collections.deque) else collections.defaultdict
+        base.__init__(value, *args)
+        return value
+    return cls.__new__(cls)
+
+
+def outputs_of(recipe: Recipe) -> set[int]:
+    """The numbers of the flat outputs that a recipe needs."""
+    if isinstance(recipe, Output):
+        return {recipe.index}
+    found: set[int] = set()
+    for part in _parts(recipe):
+        found |= outputs_of(part)
+    return found
+
+
+def _parts(recipe: Recipe) -> list[Recipe]:
+    if isinstance(recipe, Make):
+        return list(recipe.items)
+    if isinstance(recipe, Method):
+        return [recipe.of]
+    if isinstance(recipe, New):
+        pairs = [part for pair in recipe.pairs or () for part in pair]
+        return [*(recipe.items or ()), *pairs, *[v for _, v in recipe.fields], *[v for _, v in recipe.slots]]
+    return []

@@ -1,0 +1,280 @@
+"""Who says that code is entered: ``sys.monitoring`` from Python 3.12 on, a profile function before.
+
+Two things are told, of this thread alone: ``enter(code, globals)`` once per code object, before its first instruction, and
+``called(name, frame)`` before code of the user's calls what asks or changes the world: clocks, files, random numbers. The
+events are off while torch and this package work (`Events.off`): below the recorder, and below arithmetic of symbols.
+"""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import functools
+import importlib
+import logging
+import os
+import random
+import sys
+import sysconfig
+import threading
+import time
+import types
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from .source import is_walked
+
+
+class Listener(Protocol):
+    """What is told; an exception that it raises is raised in the code of the user's."""
+
+    def enter(self, code: types.CodeType, space: dict[str, Any]) -> None:
+        """Code runs for the first time."""
+
+    def world(self, name: str, frame: types.FrameType) -> None:
+        """Code of this frame is about to call something outside of Python's memory."""
+
+
+_WORLD: dict[Any, str] = {
+    function: f"{module.__name__}.{name}"
+    for module in (time, random)
+    for name, function in vars(module).items()
+    if callable(function) and not isinstance(function, type)
+}
+_WORLD |= {os.urandom: "os.urandom", builtins.open: "open", builtins.input: "input", builtins.id: "id"}
+_WORLD |= {os.putenv: "os.putenv", os.unsetenv: "os.unsetenv", os.system: "os.system"}
+#: what only writes: users of torch.compile know that the graph breaks there
+_WRITES: dict[Any, str] = {builtins.print: "print"}
+_WORLD_CODE: dict[types.CodeType, str] = {
+    random.Random.randint.__code__: "random.randint",
+    random.Random.choice.__code__: "random.choice",
+    random.Random.uniform.__code__: "random.uniform",
+    random.Random.shuffle.__code__: "random.shuffle",
+    type(os.environ).__setitem__.__code__: "os.environ[...] = ...",
+    type(os.environ).__delitem__.__code__: "del os.environ[...]",
+    type(os.environ).__getitem__.__code__: "os.environ",
+    importlib.import_module.__code__: "importlib.import_module",
+}
+_LOG_CODE: dict[types.CodeType, str] = {logging.Logger._log.__code__: "logging"}
+_WORLD_MODULES = ("_io", "numpy.random.mtrand", "numpy.random._generator", "_thread", "_queue", "_random")
+_C_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
+
+_PATHS = {name: os.path.join(path, "") for name, path in sysconfig.get_paths().items()}
+_HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+#: parts of torch that never read an object of the user's
+_DISPATCHER = (
+    tuple(
+        os.path.join("torch", *name.split("/"))
+        for name in [
+            "_subclasses/",
+            "fx/",
+            "_ops.py",
+            "_prims",
+            "_refs/",
+            "_decomp/",
+            "_meta_registrations.py",
+            "_library/",
+            "_guards.py",
+            "_higher_order_ops/",
+            "utils/_python_dispatch.py",
+            "utils/_stats.py",
+            "utils/weak.py",
+            "utils/_pytree.py",
+            "utils/_sympy/",
+        ]
+    )
+    + tuple(os.path.join("", name, "") for name in ("sympy", "mpmath"))
+    + (os.path.join("logging", "__init__.py"),)
+)
+
+
+@functools.lru_cache(None)
+def is_below(filename: str) -> bool:
+    """Code of the dispatcher and of this package: its names are no names of the region."""
+    if filename.startswith(_HERE):
+        return os.sep + "zoo" + os.sep not in filename[len(_HERE) - 1 :]
+    return any(part in filename for part in _DISPATCHER)
+
+
+@functools.lru_cache(None)
+def is_users(filename: str) -> bool:
+    """Neither of an installed package, nor of Python, nor of this one."""
+    installed = (_PATHS["purelib"], _PATHS["platlib"], _PATHS["stdlib"], _PATHS["platstdlib"], _HERE, "<frozen")
+    return not filename.startswith(installed)
+
+
+def _caller(frame: types.FrameType | None) -> types.FrameType | None:
+    """The nearest frame that is not the standard library's."""
+    while frame is not None and frame.f_code.co_filename.startswith((_PATHS["stdlib"], "<frozen")):
+        if frame.f_code.co_filename.startswith((_PATHS["purelib"], _PATHS["platlib"])):
+            break
+        frame = frame.f_back
+    return frame
+
+
+def _of_world(function: Any, owner: Any) -> str | None:
+    """The name of a C function that asks or changes what is outside of the region."""
+    try:
+        known = _WORLD.get(function)
+    except TypeError:  # it has no hash
+        return None
+    if known is not None:
+        return known
+    kind = type(owner)
+    name = getattr(function, "__name__", "")
+    if issubclass(kind, random.Random) or kind.__module__ in _WORLD_MODULES:
+        return f"{kind.__qualname__}.{name}"
+    if kind.__name__ == "ContextVar" and name != "get":
+        return f"ContextVar.{name}"
+    return None
+
+
+class Events:
+    """What both ways have in common: whether they are on, and what they make of a call."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
+        self.entered: set[types.CodeType] = set()
+
+    def started(self, code: types.CodeType, frame: types.FrameType) -> None:
+        """A Python function starts."""
+        if code not in self.entered:
+            self.entered.add(code)
+            self.listener.enter(code, frame.f_globals)
+        if code in _WORLD_CODE and self._follows(_caller(frame.f_back)):
+            self.listener.world(_WORLD_CODE[code], frame)
+        elif code in _LOG_CODE and self._is_users(_caller(frame.f_back)):
+            self.listener.world(_LOG_CODE[code], frame)
+
+    def called(self, function: Any, owner: Any, frame: types.FrameType) -> None:
+        """A C function is called by this frame."""
+        name = _of_world(function, owner)
+        if name is not None and self._follows(frame):
+            self.listener.world(name, frame)
+        elif function is builtins.print and self._is_users(frame):
+            self.listener.world("print", frame)
+
+    @staticmethod
+    def _follows(frame: types.FrameType | None) -> bool:
+        return frame is not None and is_walked(frame.f_globals.get("__name__"))
+
+    @staticmethod
+    def _is_users(frame: types.FrameType | None) -> bool:
+        return frame is not None and is_users(frame.f_code.co_filename)
+
+    def on(self) -> None:
+        """Code of the user's runs from here."""
+
+    def off(self) -> None:
+        """Code of torch's and of this package runs from here."""
+
+    def close(self) -> None:
+        """The trace is over."""
+
+
+class Profile(Events):
+    """Python 3.10 and 3.11. A profiler that was active is set aside for as long as the region is traced."""
+
+    def __init__(self, listener: Listener) -> None:
+        super().__init__(listener)
+        self.before = sys.getprofile()
+
+    def __call__(self, frame: types.FrameType, event: str, arg: Any) -> None:
+        """One event of the interpreter's."""
+        if event == "call":
+            code = frame.f_code
+            if (code not in self.entered or code in _WORLD_CODE or code in _LOG_CODE) and not is_below(
+                code.co_filename
+            ):
+                self.started(code, frame)
+        elif event == "c_call":
+            self.called(arg, getattr(arg, "__self__", None), frame)
+
+    def on(self) -> None:
+        """See `Events`."""
+        sys.setprofile(self)
+
+    def off(self) -> None:
+        """See `Events`."""
+        sys.setprofile(None)
+
+    def close(self) -> None:
+        """See `Events`."""
+        sys.setprofile(self.before)
+
+
+#: of code that runs below the recorder again and again, the names join: that guards more than is needed, and costs nothing
+_OFTEN = 50
+
+
+class Monitor(Events):
+    """Python 3.12 and later: each code object fires once, and calls only in code that is followed."""
+
+    TOOL = 4  # of the six that there are; 0, 1, 2 and 5 have a meaning of their own
+
+    def __init__(self, listener: Listener) -> None:
+        super().__init__(listener)
+        monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
+        self.monitoring, self.thread, self.live = monitoring, threading.get_ident(), False
+        self.local: list[types.CodeType] = []
+        self.below = collections.Counter[types.CodeType]()
+        self.late: list[tuple[types.CodeType, dict[str, Any]]] = []
+        monitoring.use_tool_id(self.TOOL, "subclass_trace")
+        monitoring.register_callback(self.TOOL, monitoring.events.PY_START, self._start)
+        monitoring.register_callback(self.TOOL, monitoring.events.CALL, self._call)
+        monitoring.restart_events()
+        monitoring.set_events(self.TOOL, monitoring.events.PY_START)
+
+    def _start(self, code: types.CodeType, offset: int) -> Any:
+        if threading.get_ident() != self.thread:
+            return None
+        judged = code in _WORLD_CODE or code in _LOG_CODE
+        if is_below(code.co_filename) or (code in self.entered and not judged):
+            return self.monitoring.DISABLE
+        frame = sys._getframe(1)
+        if not self.live:  # it may run above the recorder later
+            self.below[code] += 1
+            if self.below[code] < _OFTEN:
+                return None
+            self.late.append((code, frame.f_globals))
+            return self.monitoring.DISABLE
+        self.started(code, frame)
+        if judged:
+            return None
+        if is_walked(frame.f_globals.get("__name__")):
+            self.monitoring.set_local_events(self.TOOL, code, self.monitoring.events.CALL)
+            self.local.append(code)
+        return self.monitoring.DISABLE
+
+    def _call(self, code: types.CodeType, offset: int, function: Any, first: Any) -> None:
+        if self.live and threading.get_ident() == self.thread and not isinstance(function, types.FunctionType):
+            owner = first if type(function) in _C_METHODS else getattr(function, "__self__", None)
+            self.called(function, owner, sys._getframe(1))
+
+    def on(self) -> None:
+        """See `Events`."""
+        while self.late:
+            code, space = self.late.pop()
+            if code not in self.entered:
+                self.entered.add(code)
+                self.listener.enter(code, space)
+        self.live = True
+
+    def off(self) -> None:
+        """See `Events`."""
+        self.live = False
+
+    def close(self) -> None:
+        """See `Events`."""
+        self.live = False
+        if self.monitoring.get_tool(self.TOOL) is not None:
+            for code in self.local:
+                self.monitoring.set_local_events(self.TOOL, code, 0)
+            self.monitoring.set_events(self.TOOL, 0)
+            self.monitoring.free_tool_id(self.TOOL)
+
+
+def events(listener: Listener) -> Events:
+    """The way of this interpreter."""
+    make: Callable[[Listener], Events] = Monitor if sys.version_info >= (3, 12) else Profile
+    return make(listener)

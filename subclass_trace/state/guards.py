@@ -1,0 +1,345 @@
+"""Guards of one specialization on Python state: records, and the readable reference. `guard_code` makes them fast.
+
+In: a `Walk`, on the state as it was before the trace. Out: `StateGuards`, which say whether a call finds the same, and where
+it finds the inputs of the region.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from .source import (
+    ATOMS,
+    MISSING,
+    Bag,
+    Call,
+    Defaults,
+    Holder,
+    Mapping,
+    Names,
+    Slots,
+    Source,
+    is_a,
+    namespace_of,
+    same,
+    short,
+)
+from .source import (
+    Sequence as ListLike,
+)
+from .walk import Walk
+
+
+class _Any:
+    """Stands in the items of a list for what is no constant: an input, or a number that is a symbol."""
+
+    def __init__(self, *kinds: type) -> None:
+        self.kinds = kinds
+
+    def __repr__(self) -> str:
+        return " or ".join(kind.__name__ for kind in self.kinds)
+
+
+_TENSOR = _Any(torch.Tensor)
+
+
+@dataclass(frozen=True, eq=False)
+class Exact:
+    """The same object, or one of the same type that is equal to the letter."""
+
+    source: Source
+    value: Any
+
+    def failed(self, call: Call) -> str | None:
+        """Why it does not hold."""
+        return _differs(self.source, self.source.read(call), self.value, alike)
+
+
+@dataclass(frozen=True, eq=False)
+class Identity:
+    """The very object."""
+
+    source: Source
+    value: Any
+
+    def failed(self, call: Call) -> str | None:
+        """Why it does not hold."""
+        return _differs(self.source, self.source.read(call), self.value, lambda a, b: a is b)
+
+
+@dataclass(frozen=True, eq=False)
+class OfType:
+    """An object of this class, found anew in each call, or a number that is a symbol."""
+
+    source: Source
+    kind: type
+
+    def failed(self, call: Call) -> str | None:
+        """Why it does not hold."""
+        now = type(self.source.read(call))
+        return None if now is self.kind else f"{self.source} was a {self.kind.__name__}, is a {now.__name__}"
+
+
+@dataclass(frozen=True, eq=False)
+class IsTensor:
+    """A tensor stands there: it is an input, whose metadata is guarded with the others."""
+
+    source: Source
+
+    def failed(self, call: Call) -> str | None:
+        """Why it does not hold."""
+        now = self.source.read(call)
+        return None if is_a(now, torch.Tensor) else f"{self.source} was a tensor, is {short(now)}"
+
+
+@dataclass(frozen=True, eq=False)
+class Keys:
+    """A dict has these keys, in this order."""
+
+    holder: Holder
+    keys: tuple[Any, ...]
+
+    def failed(self, call: Call) -> str | None:
+        """Why it does not hold."""
+        now = list(self.holder.table(self.holder.now(call)))
+        same_keys = len(now) == len(self.keys) and all(map(same_key, now, self.keys))
+        return None if same_keys else f"the keys of {self.holder.path} were {_few(self.keys)}, are {_few(now)}"
+
+
+@dataclass(frozen=True, eq=False)
+class NoNewNames:
+    """A namespace got no name that code of the region uses: it would hide another, or be found where there was none."""
+
+    holder: Holder
+    known: frozenset[Any]
+    names: Collection[str]
+
+    def failed(self, call: Call) -> str | None:
+        """Why it does not hold."""
+        table = self.holder.table(self.holder.now(call))
+        new = next((key for key in table if key not in self.known and key in self.names), None)
+        return None if new is None else f"{self.holder.text(new)} is new"
+
+
+@dataclass(frozen=True, eq=False)
+class ItemsOf:
+    """A list, a deque or a set holds these items: constants by value, others by identity, or a tensor or number (`_Any`)."""
+
+    holder: Holder
+    kind: type
+    items: list[Any]
+
+    def failed(self, call: Call) -> str | None:
+        """Why it does not hold."""
+        thing = self.holder.now(call)
+        if type(thing) is not self.kind:
+            return f"{self.holder.path} was a {self.kind.__name__}, is a {type(thing).__name__}"
+        now = list(self.holder.table(thing).values())
+        if len(now) != len(self.items):
+            return f"{self.holder.path} had {len(self.items)} items, has {len(now)}"
+        k = next((k for k, (a, b) in enumerate(zip(now, self.items, strict=True)) if not same_item(a, b)), None)
+        return None if k is None else f"{self.holder.text(k)} was {_item(self.items[k])}, is {short(now[k])}"
+
+
+Guard: TypeAlias = Exact | Identity | OfType | IsTensor | Keys | NoNewNames | ItemsOf
+
+
+def _item(value: Any) -> str:
+    return repr(value) if type(value) is _Any else short(value)
+
+
+def _few(keys: Iterable[Any]) -> str:
+    listed = [short(key) for key in keys]
+    return f"[{', '.join(listed[:8])}{', ...' if len(listed) > 8 else ''}]"
+
+
+def _differs(source: Source, now: Any, was: Any, agree: Callable[[Any, Any], bool]) -> str | None:
+    if agree(now, was):
+        return None
+    if now is MISSING:
+        return f"{source} is gone"
+    return f"{source} was {short(was)}, is {short(now)}" if was is not MISSING else f"{source} is new"
+
+
+def same_key(a: Any, b: Any) -> bool:
+    """Are two keys one?"""
+    return a is b or same(a, b)
+
+
+def same_item(now: Any, was: Any) -> bool:
+    """Does an item agree with what a guard keeps of it?"""
+    if type(was) is _Any:
+        return any(type(now) is kind or (kind is torch.Tensor and is_a(now, kind)) for kind in was.kinds)
+    return now is was or same(now, was)
+
+
+def alike(now: Any, was: Any) -> bool:
+    """Like `same`, with tensors in tuples, which are inputs."""
+    if is_a(was, tuple) and type(was) not in ATOMS:
+        return type(now) is type(was) and len(now) == len(was) and all(map(alike, now, was))
+    if is_a(was, torch.Tensor):
+        return is_a(now, torch.Tensor)
+    return now is was or same(now, was)
+
+
+class StateGuards:
+    """The guards of a specialization on the sources of its call.
+
+    Attributes:
+        tensors: where each input of the region is found (one place each; `same_tensors` are the others).
+        numbers: where each number that is a symbol is found.
+        entries: the objects of the arguments that results hand on.
+        by_holder: guards of holders that are fixed dicts: they hold for as long as the dict was not written.
+        each: guards that every call compares.
+    """
+
+    def __init__(
+        self,
+        walk: Walk,
+        call: Call,
+        tensors: Sequence[Source],
+        numbers: Sequence[Source],
+        entries: Sequence[Source] = (),
+    ) -> None:
+        self.walk, self.tensors, self.numbers, self.entries = walk, tuple(tensors), tuple(numbers), tuple(entries)
+        self.positional, self.keywords = len(call[0]), tuple(call[1])
+        self.by_holder: dict[Holder, list[Guard]] = {}
+        self.each: list[Guard] = []
+        self._symbols = {(s.holder, s.key) for s in numbers if not s.items}
+        for holder in walk.everything():
+            if holder is walk.arguments or not walk.is_write_only(holder):
+                guards = list(self._of_holder(holder, call))
+                if holder.fixed and isinstance(holder, Mapping):
+                    self.by_holder[holder] = guards
+                else:
+                    self.each += guards
+        self.functions = [(f, f.__code__, f.__defaults__) for f in walk.functions]
+        self.objects = [(o, type(o), namespace_of(o)) for o in walk.objects]
+        self.bases = list(walk.bases)
+        self.caches = [(path, f, f.cache_info()[1::2]) for path, f, _ in walk.caches]
+        self.aliases = list(walk.aliases)
+        self.moving = [h for h in walk.holders.values() if not h.fixed and not isinstance(h, Slots)]
+        self.same_tensors = walk.same_tensors
+
+    # ------------------------------------------------------------------------------------------ making
+    def _of_holder(self, holder: Holder, call: Call) -> Iterable[Guard]:
+        thing = holder.now(call)
+        if holder.kept is None or isinstance(holder, (ListLike, Bag)):
+            rows = holder.table(thing).items()
+            yield ItemsOf(holder, type(thing), [self._kept_item(holder, key, value) for key, value in rows])
+            return
+        if isinstance(holder, Defaults) and all(type(v) in ATOMS for v in holder.table(thing).values()):
+            if not any(h is holder for h, _ in self._symbols):
+                return  # compared with their function
+        for key in holder.kept:
+            yield self._of_place(holder, Source(holder, key), holder.get(thing, key))
+        if type(holder) is Mapping:
+            yield Keys(holder, tuple(holder.table(thing)))
+        elif isinstance(holder, Names):
+            yield NoNewNames(holder, frozenset(holder.table(thing)) | holder.left_out, self.walk.names)
+
+    def _of_place(self, holder: Holder, source: Source, value: Any) -> Guard:
+        if value is MISSING:
+            return Exact(source, MISSING)
+        if (holder, source.key) in self._symbols:
+            return OfType(source, type(value))
+        if is_a(value, torch.Tensor):
+            return IsTensor(source)
+        if type(value) in ATOMS or is_a(value, (tuple, frozenset)):
+            return Exact(source, value)
+        if holder.fixed or is_a(value, (types.FunctionType, type, types.ModuleType, types.MethodType)):
+            return Identity(source, value)
+        return OfType(source, type(value))
+
+    def _kept_item(self, holder: Holder, key: Any, value: Any) -> Any:
+        if (holder, key) in self._symbols:
+            return _Any(type(value))
+        if is_a(value, torch.Tensor):
+            return _TENSOR
+        if holder.fixed or type(value) in ATOMS or is_a(value, (types.FunctionType, type, types.ModuleType)):
+            return value
+        return _Any(type(value))
+
+    # ------------------------------------------------------------------------------------------ reference
+    def failed(self, call: Call) -> str | None:
+        """The first guard that does not hold in a call, as a sentence; None if all do."""
+        if len(call[0]) != self.positional or tuple(call[1]) != self.keywords:
+            given = f"{len(call[0])} positional arguments and the keywords {list(call[1])}"
+            return f"the call was of {self.positional} and {list(self.keywords)}, is of {given}"
+        for guard in (*self.each, *(g for guards in self.by_holder.values() for g in guards)):
+            try:
+                why = guard.failed(call)
+            except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+                holder = guard.source.holder if hasattr(guard, "source") else guard.holder
+                why = f"{holder.path} is gone ({type(error).__name__})"
+            if why is not None:
+                return why
+        return self.other_code() or self._other_objects(call)
+
+    def other_code(self) -> str | None:
+        """Which function, object or class is another one by its code, class or bases."""
+        for function, code, defaults in self.functions:
+            if function.__code__ is not code:
+                return f"the code of {function.__qualname__} changed"
+            if function.__defaults__ is not defaults and not same(function.__defaults__, defaults):
+                return f"the defaults of {function.__qualname__} changed"
+        for value, kind, space in self.objects:
+            if type(value) is not kind:
+                return f"the class of a {kind.__qualname__} changed"
+            if namespace_of(value) is not space:
+                return f"a {kind.__qualname__} has another __dict__"
+        for cls, mro in self.bases:
+            if cls.__mro__ is not mro:
+                return f"the bases of {cls.__qualname__} changed"
+        for path, function, counts in self.caches:
+            if function.cache_info()[1::2] != counts:
+                return f"the cache of {path} changed"
+        return None
+
+    def _other_objects(self, call: Call) -> str | None:
+        for first, second in self.aliases:
+            if first.read(call) is not second.read(call):
+                return f"{first} and {second} were one object, are two"
+        ids = [id(h.now(call)) for h in self.moving]
+        fixed = {number for number, h in self.walk.holders.items() if h.fixed}
+        if len(set(ids)) != len(ids) or not fixed.isdisjoint(ids):
+            return "two arguments are one object, or one is an object that the region names"
+        seen: dict[int, Source] = {}
+        for first, others in self.same_tensors.items():
+            tensor = first.read(call)
+            if id(tensor) in seen:
+                return f"{seen[id(tensor)]} and {first} were two tensors, are one"
+            seen[id(tensor)] = first
+            for other in others:
+                if other.read(call) is not tensor:
+                    return f"{first} and {other} were one tensor, are two"
+        return None
+
+
+def changed_numbers(guards: StateGuards, call: Call) -> set[str]:
+    """The paths of ints and floats that changed since the trace and kept their type: they may become symbols."""
+    found = set()
+    for guard in (*guards.each, *(g for rows in guards.by_holder.values() for g in rows)):
+        try:
+            if isinstance(guard, Exact):
+                found.update(_numbers_in(guard.source.path, guard.value, guard.source.read(call)))
+            elif isinstance(guard, ItemsOf):
+                now = guard.holder.table(guard.holder.now(call)).values()
+                for k, (item, was) in enumerate(zip(now, guard.items, strict=False)):
+                    found.update(_numbers_in(guard.holder.text(k), was, item))
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            continue  # the place is gone
+    return found
+
+
+def _numbers_in(path: str, was: Any, now: Any) -> Iterable[str]:
+    if type(was) is type(now) and type(was) in (int, float) and not same(was, now):
+        yield path
+    elif type(was) is tuple and type(now) is tuple and len(was) == len(now):
+        for k, (a, b) in enumerate(zip(was, now, strict=True)):
+            yield from _numbers_in(f"{path}[{k}]", a, b)

@@ -1,0 +1,302 @@
+"""Snapshot of the sources of a trace: stand-ins in, changes out, and all as it was afterwards.
+
+In: a `Walk` while it grows, and what stands in for its tensors and numbers. Out: `SideEffect` rows and the recipe of the
+result, over the flat outputs that the region has to compute for them.
+"""
+
+from __future__ import annotations
+
+import collections
+import types
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from .. import _torch
+from ..errors import SideEffectError, UnsupportedError
+from ..plan.side_effects import Extend, Fill, Put, SideEffect
+from ..plan.values import Again, Constant, Entry, Make, Method, New, Output, Recipe
+from .source import (
+    MISSING,
+    Bag,
+    Holder,
+    Mapping,
+    Names,
+    Source,
+    is_a,
+    is_atom,
+    is_heap_type,
+    members_of,
+    namespace_of,
+    same,
+    short,
+)
+from .source import (
+    Sequence as ListLike,
+)
+from .walk import Walk
+
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+#: classes of C whose state is all in what recipes rebuild
+_KNOWN_BASES = frozenset(
+    {object, list, dict, set, tuple, collections.OrderedDict, collections.deque, collections.defaultdict}
+    | {BaseException, Exception, collections.Counter}
+)
+_CONSTANT_KINDS = (type, types.ModuleType, types.BuiltinFunctionType, _torch.OpOverload, torch.Generator)
+_CONSTANT_KEYS = (*_CONSTANT_KINDS, types.FunctionType, types.MethodType)
+
+Table = dict[Any, Any]
+
+
+class Snapshot:
+    """The tables of all holders before the trace (`Holder.before`), and with stand-ins, as the trace started (``base``)."""
+
+    def __init__(self, walk: Walk) -> None:
+        self.walk = walk
+        self.base: dict[Holder, Table] = {}
+
+    def stand_in(self, sources: Iterable[Source], replaced: Callable[[Any, Source], Any]) -> None:
+        """Put stand-ins where these sources are.
+
+        Args:
+            replaced: the value that shall stand in place of one.
+
+        Raises:
+            SideEffectError: the place has been written before any name led to it.
+        """
+        for holder, key in dict.fromkeys((s.holder, s.key) for s in sources):
+            if holder is self.walk.arguments:
+                continue
+            if holder.live is holder.thing and holder.get(holder.thing, key) is not holder.before[key]:
+                raise SideEffectError(
+                    "a place was written by the region before any name of its code led to it",
+                    path=holder.text(key),
+                    expected="a place that the code names before something else writes it",
+                    fix="write it by that name",
+                )
+            value = replaced(holder.before[key], Source(holder, key))
+            self.base.setdefault(holder, dict(holder.before))[key] = value
+            holder.put(holder.live, key, value)
+
+    def changes(self) -> dict[Holder, tuple[Table, Table]]:
+        """Holder -> (its table now, and at the start), for those that changed.
+
+        Raises:
+            SideEffectError: an object has another ``__dict__``.
+        """
+        found: dict[Holder, tuple[Table, Table]] = {}
+        for holder in self.walk.holders.values():
+            if _has_moved(holder):
+                raise SideEffectError(
+                    "the region gives an object another __dict__",
+                    path=holder.path,
+                    fix="change the attributes instead",
+                )
+            base, now = self.base.get(holder, holder.before), holder.table(holder.live)
+            ordered = type(holder) is Mapping and list(now) != list(base)
+            other = ordered or now.keys() != base.keys()
+            if other or any(base[key] is not value and not same(base[key], value) for key, value in now.items()):
+                found[holder] = now, base
+        return found
+
+    def restore(self) -> None:
+        """All sources hold what they held before the trace."""
+        for holder in self.walk.holders.values():
+            if _has_moved(holder):
+                object.__setattr__(holder.owner, "__dict__", holder.thing)
+            before, now = holder.before, holder.table(holder.thing)
+            if list(now) == list(before) and all(now[key] is value for key, value in before.items()):
+                continue
+            if isinstance(holder, Names) and now.keys() == before.keys():
+                for key, value in before.items():
+                    if now[key] is not value:
+                        holder.put(holder.thing, key, value)
+            elif not holder.left_out:
+                holder.fill(holder.thing, before)
+
+
+def _has_moved(holder: Holder) -> bool:
+    if type(holder) is not Names or holder.owner is None or holder.live is not holder.thing:
+        return False
+    return is_heap_type(type(holder.owner)) and namespace_of(holder.owner) not in (None, holder.thing)
+
+
+class Recipes:
+    """Values at the end of a trace -> how each call makes them.
+
+    Attributes:
+        outputs: the tensors and symbols that the recipes need, which the region returns as flat outputs.
+        entries: where the objects of the arguments are that the recipes hand on.
+    """
+
+    def __init__(self, walk: Walk) -> None:
+        self.outputs: list[Any] = []
+        self.entries: list[Source] = []
+        self._walk = walk
+        self._holders = walk.by_object()
+        self._number: dict[int, int] = {}
+        self._entry: dict[int, int] = {}
+        self._made: dict[int, int] = {}
+        self._alive: list[Any] = []
+
+    def __call__(self, value: Any, path: str) -> Recipe:
+        """The recipe of a value.
+
+        Raises:
+            SideEffectError: it is, or holds, something that cannot be made anew in each call.
+        """
+        if is_a(value, (torch.Tensor, *_SYMBOLS)):
+            return self._output(value)
+        if is_atom(value) and not _holds_symbol(value):
+            return Constant(value)
+        holder = self._holders.get(id(value))
+        if holder is not None:
+            return Constant(value) if holder.fixed else self._from_entry(value, holder)
+        if self._is_constant(value):
+            return Constant(value)
+        if is_a(value, types.MethodType):
+            return Method(value.__func__, self(value.__self__, path))
+        if is_a(value, slice):
+            return Make(slice, tuple(self(v, path) for v in (value.start, value.stop, value.step)))
+        if is_a(value, (tuple, frozenset)):
+            return Make(type(value), tuple(self(item, f"{path}[{k}]") for k, item in enumerate(value)))
+        if id(value) in self._made:
+            return Again(self._made[id(value)])
+        return self._new(value, path)
+
+    def _output(self, value: Any) -> Recipe:
+        number = self._number.setdefault(id(value), len(self.outputs))
+        if number == len(self.outputs):
+            self.outputs.append(value)
+        return Output(number)
+
+    def _from_entry(self, value: Any, holder: Holder) -> Recipe:
+        number = self._entry.setdefault(id(value), len(self.entries))
+        if number == len(self.entries):
+            assert holder.parent is not None
+            self.entries.append(Source(holder.parent, holder.parent_key))
+        return Entry(number)
+
+    def _is_constant(self, value: Any) -> bool:
+        if id(value) in self._walk.known or is_a(value, _CONSTANT_KINDS):
+            return True
+        if is_a(value, types.FunctionType):
+            defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+            return not value.__closure__ and all(map(is_atom, defaults))
+        return False
+
+    def _new(self, value: Any, path: str) -> Recipe:
+        cls = type(value)
+        solid = next((c for c in cls.__mro__ if not is_heap_type(c) or c in _KNOWN_BASES), object)
+        if solid not in _KNOWN_BASES:
+            raise SideEffectError(
+                f"the region hands out a {cls.__qualname__} that it has made, which cannot be made anew in each call",
+                path=path,
+                expected="tensors, numbers, containers, and objects whose state is in attributes",
+                got=f"an object of {solid.__qualname__}, which holds state of its own",
+                fix="make it outside of the region",
+            )
+        number = self._made[id(value)] = len(self._made)
+        self._alive.append(value)
+        items = pairs = None
+        args: tuple[Any, ...] = ()
+        if is_a(value, dict):
+            rows = Mapping(value, path).table(value).items()
+            pairs = tuple((self._key(k, path), self(v, f"{path}[{short(k)}]")) for k, v in rows)
+        elif is_a(value, (list, set, collections.deque)):
+            items = tuple(self(item, f"{path}[{k}]") for k, item in enumerate(value))
+        if is_a(value, collections.defaultdict):
+            args = (value.default_factory,)
+        elif is_a(value, collections.deque):
+            args = ((), value.maxlen)
+        held = namespace_of(value) or {}
+        fields = tuple((name, self(v, f"{path}.{name}")) for name, v in held.items())
+        members = [(name, m) for name, m in members_of(cls).items() if _has(m, value)]
+        slots = tuple((m, self(m.__get__(value), f"{path}.{name}")) for name, m in members)
+        return New(number, cls, args, items, pairs, fields, slots)
+
+    def _key(self, key: Any, path: str) -> Recipe:
+        check_key(key, path)
+        return self(key, path)
+
+
+def _has(member: Any, value: Any) -> bool:
+    try:
+        member.__get__(value)
+    except AttributeError:
+        return False
+    return True
+
+
+def _holds_symbol(value: Any) -> bool:
+    if type(value) is slice:
+        return any(is_a(n, _SYMBOLS) for n in (value.start, value.stop, value.step))
+    return type(value) is torch.Size and any(is_a(n, _SYMBOLS) for n in value)
+
+
+def check_key(key: Any, path: str) -> None:
+    """A key, and an item of a set, is the same in each call.
+
+    Raises:
+        SideEffectError: it is computed by the region.
+    """
+    if is_a(key, tuple):
+        for item in key:
+            check_key(item, path)
+    elif is_a(key, (torch.Tensor, *_SYMBOLS)) or not (is_atom(key) or is_a(key, _CONSTANT_KEYS)):
+        raise SideEffectError(
+            "a key of a dict, or an item of a set, is made of what the region computes",
+            path=path,
+            expected="numbers, texts and other constants",
+            got=short(key),
+            fix="use a list, or a number as the key",
+        )
+
+
+def side_effects(changes: dict[Holder, tuple[Table, Table]], recipes: Recipes) -> list[SideEffect]:
+    """What each call does to the changed sources.
+
+    Raises:
+        SideEffectError: a source holds what cannot be made anew in each call.
+    """
+    effects: list[SideEffect] = []
+    for holder, (now, was) in changes.items():
+        if isinstance(holder, (Mapping, Bag)):
+            for key in now.keys() - was.keys():
+                check_key(key, holder.path)
+        if isinstance(holder, ListLike):
+            effects.append(_of_list(holder, list(was.values()), list(now.values()), recipes))
+            continue
+        kept = [key for key in was if key in now]
+        if type(holder) is Mapping and kept != list(now)[: len(kept)]:
+            effects.append(Fill(holder, tuple((key, recipes(v, holder.text(key))) for key, v in now.items())))
+            continue
+        effects += [Put(holder, key, None) for key in was if key not in now]
+        for key, value in now.items():
+            if was.get(key, MISSING) is not value and not same(was.get(key, MISSING), value):
+                removed = value is MISSING
+                effects.append(Put(holder, key, None if removed else recipes(value, holder.text(key))))
+    return effects
+
+
+def _of_list(holder: ListLike, was: Sequence[Any], now: Sequence[Any], recipes: Recipes) -> SideEffect:
+    grown = len(now) >= len(was) and all(a is b or same(a, b) for a, b in zip(was, now, strict=False))
+    if grown and getattr(holder.thing, "maxlen", None) is None:
+        added = enumerate(now[len(was) :], len(was))
+        return Extend(holder, tuple(recipes(v, holder.text(k)) for k, v in added))
+    return Fill(holder, tuple((k, recipes(v, holder.text(k))) for k, v in enumerate(now)))
+
+
+def refuse_unknown(value: Any, path: str) -> None:
+    """A real tensor that no source holds would be the one of the trace for ever.
+
+    Raises:
+        UnsupportedError: always.
+    """
+    raise UnsupportedError(
+        "the region uses a tensor that no argument, name or attribute of it holds",
+        path=path,
+        got=f"a {value.dtype} tensor of shape {tuple(value.shape)}",
+        fix="pass it as an argument, or hold it in an attribute",
+    )

@@ -1,0 +1,503 @@
+"""Sources: the places that hold the values of a call, as tables of key -> value.
+
+A `Holder` is one mutable thing: a namespace (the dict of globals, of an instance, of a class), a container, a cell, slots,
+defaults. A `Source` is a holder and a key in it; it prints as code. A holder that a name reaches is *fixed*: the guard of its
+name is identity, so that guards and delivery bind the thing itself. A holder inside of the arguments is found anew in each
+call, by its parent and the key there.
+
+Places are read and written by the methods of the built-in base (``dict``'s, ``OrderedDict``'s, ``object``'s), never through a
+property, ``__getattr__``, ``isinstance`` or ``__setitem__`` of the user's: nothing here runs code of the user's.
+
+>>> settings = {"lr": 0.1}
+>>> place = Source(Mapping(settings, "settings"), "lr")
+>>> place.path, place.read(((), {}))
+("settings['lr']", 0.1)
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import functools
+import gc
+import sys
+import types
+from collections.abc import Mapping as MappingType
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from ..errors import SideEffectError
+
+#: the positional and keyword arguments of one call
+Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "nothing"
+
+    def __reduce__(self) -> str:
+        return "MISSING"
+
+
+#: there is no value at a place
+MISSING: Any = _Missing()
+
+#: classes of values that are compared by type and value, and lead nowhere
+ATOMS: frozenset[type] = frozenset(
+    {int, float, bool, str, bytes, complex, type(None), type(Ellipsis), type(NotImplemented), range, slice}
+    | {torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
+)
+#: of instances of classes that Python code makes (Py_TPFLAGS_HEAPTYPE)
+_HEAP_TYPE = 1 << 9
+
+
+def is_a(value: Any, kinds: Any) -> bool:
+    """Like isinstance, which would ask the ``__getattribute__`` of the user's class for ``__class__``."""
+    return issubclass(type(value), kinds)
+
+
+def is_atom(value: Any) -> bool:
+    """Is it compared by type and value?"""
+    return type(value) in ATOMS or is_a(value, enum.Enum)
+
+
+def is_heap_type(cls: type) -> bool:
+    """Was the class made by a ``class`` statement, or by C code that makes it look so?"""
+    return bool(cls.__flags__ & _HEAP_TYPE)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Identity, then exact: the types, and an ``==`` that cannot run code of the user's. 0.0 is not -0.0, nan is nan."""
+    if a is b:
+        return True
+    kind = type(a)
+    if kind is not type(b):
+        return False
+    if kind is tuple:
+        return len(a) == len(b) and all(map(same, a, b))
+    if kind is frozenset:
+        return bool(a == b) and {(type(x), x) for x in a} == {(type(x), x) for x in b}
+    if kind is float or kind is complex:
+        return repr(a) == repr(b)
+    if kind is slice:
+        return same((a.start, a.stop, a.step), (b.start, b.stop, b.step))
+    return kind in ATOMS and bool(a == b)
+
+
+def short(value: Any) -> str:
+    """A value in a message: never the contents of a tensor, never code of the user's."""
+    text = repr(value) if type(value) in ATOMS or value is MISSING else f"a {type(value).__qualname__}"
+    return text if len(text) < 80 else text[:77] + "..."
+
+
+def namespace_of(value: Any) -> dict[str, Any] | None:
+    """The dict of an object, past any property; None where it has none."""
+    if is_a(value, type):
+        return None
+    try:
+        held = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return held if type(held) is dict else None
+
+
+def dict_of_class(cls: type) -> dict[str, Any]:
+    """The dict behind the proxy: read for its version, never written."""
+    return next(d for d in gc.get_referents(cls.__dict__) if type(d) is dict)
+
+
+def members_of(cls: type) -> MappingType[str, Any]:
+    """The slots of a class that hold values, by name: descriptors that no code of the user's is behind."""
+    return {
+        name: member
+        for base in reversed(cls.__mro__)
+        if is_heap_type(base) and "__slots__" in base.__dict__
+        for name, member in base.__dict__.items()
+        if type(member) is types.MemberDescriptorType and name not in ("__dict__", "__weakref__")
+    }
+
+
+_NOT_WALKED = frozenset(sys.stdlib_module_names) | frozenset(
+    [
+        "torch",
+        "functorch",
+        "torchgen",
+        "numpy",
+        "sympy",
+        "mpmath",
+        "optree",
+        "subclass_trace",
+        "pytest",
+        "_pytest",
+        "pluggy",
+        "hypothesis",
+    ]
+)
+
+
+@functools.lru_cache(None)
+def is_walked(module_name: str | None) -> bool:
+    """Is code of this module followed? Installed packages are; torch, the standard library and this package are not."""
+    name = module_name or ""
+    root, _, rest = name.partition(".")
+    return name == "__main__" or root not in _NOT_WALKED or (root == "subclass_trace" and rest.startswith("zoo"))
+
+
+# ---------------------------------------------------------------------------------------------- holders
+class Holder:
+    """One mutable thing, as a table.
+
+    Attributes:
+        thing: what it is; of one inside of the arguments: in the call that is traced.
+        path: for people.
+        parent, parent_key: where each call finds it; ``fixed`` where that is None.
+        before: the table as it was when the walk came to it.
+        kept: the keys whose values are guarded; None where one comparison holds for all.
+        live: what the trace sees in its place; of the attributes of a tensor those of its stand-in, else the thing.
+        left_out: keys that are no sources.
+    """
+
+    #: what stands there is guarded by name, but not walked on from
+    shallow = False
+    owner: Any = None
+
+    def __init__(self, thing: Any, path: str, parent: Holder | None = None, parent_key: Any = None) -> None:
+        self.thing, self.path, self.parent, self.parent_key = thing, path, parent, parent_key
+        self.fixed = parent is None
+        self.live: Any = thing
+        self.left_out: frozenset[Any] = frozenset()
+        self.before: dict[Any, Any] = {}
+        self.kept: dict[Any, None] | None = {}
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.path}>"
+
+    def text(self, key: Any) -> str:
+        """The path of the value at a key."""
+        return f"{self.path}[{key!r}]" if type(key) in ATOMS else f"{self.path}[{short(key)}]"
+
+    def find(self, value: Any) -> Any:
+        """The thing, from the value that stands in the parent's place."""
+        return value
+
+    def now(self, call: Call) -> Any:
+        """The thing in a given call."""
+        if self.parent is None:
+            return self.thing
+        return self.find(self.parent.get(self.parent.now(call), self.parent_key))
+
+    def table(self, thing: Any) -> dict[Any, Any]:
+        """All that it holds."""
+        raise NotImplementedError
+
+    def get(self, thing: Any, key: Any) -> Any:
+        """The value at a key, or `MISSING`."""
+        raise NotImplementedError
+
+    def put(self, thing: Any, key: Any, value: Any) -> None:
+        """Write a value; `MISSING` takes it away."""
+        raise NotImplementedError
+
+    def fill(self, thing: Any, table: MappingType[Any, Any]) -> None:
+        """Make it hold exactly this, in this order."""
+        for key in self.table(thing).keys() - table.keys():
+            self.put(thing, key, MISSING)
+        for key, value in table.items():
+            self.put(thing, key, value)
+
+
+class Arguments(Holder):
+    """The arguments themselves: a number is a positional one, a text a keyword."""
+
+    def __init__(self) -> None:
+        super().__init__(None, "args")
+        self.fixed = False
+
+    def now(self, call: Call) -> Any:
+        """The call itself."""
+        return call
+
+    def table(self, thing: Call) -> dict[Any, Any]:
+        """Positional ones, then keywords."""
+        return {**dict(enumerate(thing[0])), **thing[1]}
+
+    def get(self, thing: Call, key: Any) -> Any:
+        """One argument."""
+        if type(key) is int:
+            return thing[0][key] if key < len(thing[0]) else MISSING
+        return thing[1].get(key, MISSING)
+
+    def text(self, key: Any) -> str:
+        """``args[0]`` or ``kwargs['mask']``."""
+        return f"args[{key}]" if type(key) is int else f"kwargs[{key!r}]"
+
+
+class Items(Holder):
+    """The items of a tuple: read, never written."""
+
+    def table(self, thing: Any) -> dict[Any, Any]:
+        """All items."""
+        return dict(enumerate(thing))
+
+    def get(self, thing: Any, key: Any) -> Any:
+        """One item."""
+        return tuple.__getitem__(thing, key) if key < len(thing) else MISSING
+
+
+class Mapping(Holder):
+    """A dict of the user's, whatever its subclass: its contents in order."""
+
+    def __init__(self, thing: Any, path: str, parent: Holder | None = None, parent_key: Any = None) -> None:
+        super().__init__(thing, path, parent, parent_key)
+        # The methods of dict leave the list of keys of an OrderedDict behind, and do not see its order.
+        self.base: Any = collections.OrderedDict if is_a(thing, collections.OrderedDict) else dict
+
+    def table(self, thing: Any) -> dict[Any, Any]:
+        """A copy."""
+        return dict(self.base.items(thing))
+
+    def get(self, thing: Any, key: Any) -> Any:
+        """The value of a key."""
+        return dict.get(thing, key, MISSING)
+
+    def put(self, thing: Any, key: Any, value: Any) -> None:
+        """Set an item, or take it away."""
+        if value is MISSING:
+            self.base.pop(thing, key, None)
+        elif dict.__contains__(thing, key):
+            dict.__setitem__(thing, key, value)
+        else:
+            self.base.__setitem__(thing, key, value)
+
+    def fill(self, thing: Any, table: MappingType[Any, Any]) -> None:
+        """In this order."""
+        self.base.clear(thing)
+        for key, value in table.items():
+            self.base.__setitem__(thing, key, value)
+
+
+class Names(Mapping):
+    """The namespace of an instance, a function, a tensor (``owner``) or of a Python module or globals (no owner).
+
+    ``wanted``: the names that have been walked; ``whole``: all of them are, whatever code names.
+    """
+
+    def table(self, thing: Any) -> dict[Any, Any]:
+        """A copy, without what is no source."""
+        if not self.left_out:
+            return dict(thing)
+        return {key: value for key, value in thing.items() if key not in self.left_out}
+
+    def __init__(
+        self, thing: Any, path: str, parent: Holder | None = None, parent_key: Any = None, owner: Any = None
+    ) -> None:
+        super().__init__(thing, path, parent, parent_key)
+        self.owner = owner
+        self.wanted: set[str] = set()
+        self.whole = self.opened = False
+
+    def find(self, value: Any) -> Any:
+        """The dict of the object at the parent's place."""
+        return object.__getattribute__(value, "__dict__")
+
+    def text(self, key: Any) -> str:
+        """``module.name``."""
+        return f"{self.path}.{key}" if self.path else str(key)
+
+
+class OfClass(Names):
+    """The attributes of a class, written through ``type``."""
+
+    def __init__(self, cls: type, path: str) -> None:
+        super().__init__(dict_of_class(cls), path, owner=cls)
+
+    def put(self, thing: Any, key: Any, value: Any) -> None:
+        """By ``type``'s own methods, which the caches of methods know of."""
+        if value is not MISSING:
+            type.__setattr__(self.owner, key, value)
+        elif key in thing:
+            type.__delattr__(self.owner, key)
+
+    def fill(self, thing: Any, table: MappingType[Any, Any]) -> None:
+        """Only what differs is written."""
+        for key in [key for key in thing if key not in table]:
+            self.put(thing, key, MISSING)
+        for key, value in table.items():
+            if thing.get(key, MISSING) is not value:
+                self.put(thing, key, value)
+
+
+class Sequence(Holder):
+    """A list or a deque."""
+
+    def __init__(self, thing: Any, path: str, parent: Holder | None = None, parent_key: Any = None) -> None:
+        super().__init__(thing, path, parent, parent_key)
+        self.base: Any = list if is_a(thing, list) else collections.deque
+
+    def table(self, thing: Any) -> dict[Any, Any]:
+        """Numbers -> items."""
+        return dict(enumerate(self.base.__iter__(thing)))
+
+    def get(self, thing: Any, key: Any) -> Any:
+        """One item."""
+        return self.base.__getitem__(thing, key) if key < self.base.__len__(thing) else MISSING
+
+    def put(self, thing: Any, key: Any, value: Any) -> None:
+        """Set an item that is there."""
+        self.base.__setitem__(thing, key, value)
+
+    def fill(self, thing: Any, table: MappingType[Any, Any]) -> None:
+        """All items anew."""
+        self.base.clear(thing)
+        self.base.extend(thing, table.values())
+
+
+class Bag(Holder):
+    """A set: each item is its own key."""
+
+    def table(self, thing: Any) -> dict[Any, Any]:
+        """Items -> themselves."""
+        return {item: item for item in set.__iter__(thing)}
+
+    def get(self, thing: Any, key: Any) -> Any:
+        """The item, if it is there."""
+        return key if set.__contains__(thing, key) else MISSING
+
+    def put(self, thing: Any, key: Any, value: Any) -> None:
+        """Add or discard."""
+        set.discard(thing, key) if value is MISSING else set.add(thing, value)
+
+    def fill(self, thing: Any, table: MappingType[Any, Any]) -> None:
+        """All items anew."""
+        set.clear(thing)
+        set.update(thing, table)
+
+
+#: the one key of a cell or of a context variable
+CONTENTS = "cell_contents"
+
+
+class Cell(Holder):
+    """A closure cell."""
+
+    def get(self, thing: Any, key: Any = CONTENTS) -> Any:
+        """What it holds."""
+        try:
+            return thing.cell_contents
+        except ValueError:
+            return MISSING
+
+    def table(self, thing: Any) -> dict[Any, Any]:
+        """One row."""
+        return {CONTENTS: self.get(thing)}
+
+    def put(self, thing: Any, key: Any, value: Any) -> None:
+        """Bind it, or empty it."""
+        if value is MISSING:
+            del thing.cell_contents
+        else:
+            thing.cell_contents = value
+
+    def text(self, key: Any) -> str:
+        """The name of the variable."""
+        return self.path
+
+
+class Variable(Cell):
+    """A ``ContextVar``."""
+
+    def get(self, thing: Any, key: Any = CONTENTS) -> Any:
+        """Its value in this context."""
+        return thing.get(MISSING)
+
+    def put(self, thing: Any, key: Any, value: Any) -> None:
+        """Set it; there is no way to make it have no value."""
+        if value is not MISSING:
+            thing.set(value)
+        elif thing.get(MISSING) is not MISSING:
+            raise SideEffectError("a ContextVar cannot be emptied", path=self.path, fix="set it outside of the region")
+
+
+class Slots(Holder):
+    """The slots of an object."""
+
+    def __init__(self, thing: Any, path: str, parent: Holder | None = None, parent_key: Any = None) -> None:
+        super().__init__(thing, path, parent, parent_key)
+        self.members = members_of(type(thing))
+
+    def get(self, thing: Any, key: Any) -> Any:
+        """By its descriptor."""
+        try:
+            return self.members[key].__get__(thing)
+        except AttributeError:
+            return MISSING
+
+    def table(self, thing: Any) -> dict[Any, Any]:
+        """All slots."""
+        return {key: self.get(thing, key) for key in self.members}
+
+    def put(self, thing: Any, key: Any, value: Any) -> None:
+        """By its descriptor."""
+        if self.get(thing, key) is not value:
+            member = self.members[key]
+            member.__delete__(thing) if value is MISSING else member.__set__(thing, value)
+
+    def text(self, key: Any) -> str:
+        """``object.slot``."""
+        return f"{self.path}.{key}"
+
+
+class Defaults(Holder):
+    """The defaults of a function's positional parameters."""
+
+    def get(self, thing: Any, key: Any) -> Any:
+        """One of them."""
+        held = thing.__defaults__ or ()
+        return held[key] if key < len(held) else MISSING
+
+    def table(self, thing: Any) -> dict[Any, Any]:
+        """All of them."""
+        return dict(enumerate(thing.__defaults__ or ()))
+
+    def put(self, thing: Any, key: Any, value: Any) -> None:
+        """In a new tuple."""
+        held = list(thing.__defaults__)
+        held[key] = value
+        thing.__defaults__ = tuple(held)
+
+    def fill(self, thing: Any, table: MappingType[Any, Any]) -> None:
+        """In a new tuple."""
+        thing.__defaults__ = tuple(table.values()) or None
+
+    def text(self, key: Any) -> str:
+        """``f.__defaults__[0]``."""
+        return f"{self.path}.__defaults__[{key}]"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A place that holds a value: ``key`` in ``holder``, and from there the numbers of items of tuples."""
+
+    holder: Holder
+    key: Any
+    items: tuple[int, ...] = ()
+
+    def read(self, call: Call) -> Any:
+        """What stands there in a call; `MISSING` where nothing does."""
+        value = self.holder.get(self.holder.now(call), self.key)
+        for k in self.items:
+            if value is MISSING:
+                break
+            value = value[k]
+        return value
+
+    @property
+    def path(self) -> str:
+        """As code."""
+        return self.holder.text(self.key) + "".join(f"[{k}]" for k in self.items)
+
+    def __str__(self) -> str:
+        return self.path

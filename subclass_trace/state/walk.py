@@ -1,0 +1,544 @@
+"""One walk from a call to its sources, done while the function runs.
+
+When a code object is entered for the first time, what its names reach (globals, cells, defaults, attributes) is walked and
+snapshotted (``before`` of each holder), before its first instruction. Nothing else is ever walked, so that snapshot,
+stand-ins and guards are one set, and the cost follows the code that ran. Objects are whole: all attributes of an instance,
+a class, a function, a module. Names decide which globals, attributes of Python modules and of a library's objects count.
+
+In: a function and its arguments, then code objects as they are entered. Out: `Walk.holders` and the lists beside it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import contextvars
+import functools
+import gc
+import itertools
+import random
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ..errors import SideEffectError, UnsupportedError
+from .code_names import COMPUTED, names_of, only_appended
+from .source import (
+    ATOMS,
+    CONTENTS,
+    MISSING,
+    Arguments,
+    Bag,
+    Cell,
+    Defaults,
+    Holder,
+    Items,
+    Mapping,
+    Names,
+    OfClass,
+    Sequence,
+    Slots,
+    Source,
+    Variable,
+    dict_of_class,
+    is_a,
+    is_heap_type,
+    is_walked,
+    members_of,
+    namespace_of,
+)
+
+#: so many places, and no more; Llama with 32 layers has 10,500
+LIMIT = 200_000
+#: tables of a module that say nothing that others do not
+_MODULE_TABLES = frozenset(
+    [
+        "_forward_hooks_with_kwargs",
+        "_forward_hooks_always_called",
+        "_forward_pre_hooks_with_kwargs",
+        "_state_dict_hooks",
+        "_state_dict_pre_hooks",
+        "_load_state_dict_pre_hooks",
+        "_load_state_dict_post_hooks",
+        "_non_persistent_buffers_set",
+    ]
+)
+_ITERABLE: tuple[Any, ...] = ([], (), {}, {}.values(), {}.items(), set(), "", b"", range(1))
+_ITERATORS: tuple[type, ...] = (
+    types.GeneratorType,
+    types.CoroutineType,
+    *{type(iter(of)) for of in _ITERABLE},
+    *(enumerate, zip, map, filter, reversed),
+    *(kind for kind in vars(itertools).values() if isinstance(kind, type)),
+)
+_WEAK = (weakref.ref, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet, weakref.ProxyType)
+_SHARED_MEMORY = ("ndarray", "bytearray", "memoryview", "array", "mmap")
+_CONTAINERS = {
+    list,
+    dict,
+    set,
+    collections.OrderedDict,
+    collections.defaultdict,
+    collections.deque,
+    collections.Counter,
+}
+_BUILTINS = frozenset(vars(builtins))
+_NOT_NAMESPACES = ("__builtins__", "__loader__", "__spec__")
+#: a list of more plain values than this is compared in one go
+_LONG = 64
+
+
+def cannot_be_put_back(value: Any) -> str | None:
+    """Why a value may stand in no source that code names: each rare kind is one line."""
+    kind = type(value)
+    if is_a(value, _ITERATORS):
+        return f"a {kind.__name__}, which cannot be put back once something was taken from it"
+    if is_a(value, _WEAK) or kind.__name__.startswith(("WeakTensor", "WeakIdKey")):
+        return f"a {kind.__name__}: weak references do not outlive the trace as they would a call"
+    if kind.__name__ in _SHARED_MEMORY:
+        return f"a {kind.__name__}, whose memory Python code writes without notice"
+    if kind is threading.local or kind in (type(threading.Lock()), type(threading.RLock())):
+        return f"a {kind.__name__}, which is the state of a thread"
+    return None
+
+
+class Walk:
+    """The sources of one call, as far as the code that has been entered names them.
+
+    Attributes:
+        holders: the places, by the id of the thing.
+        tensors, numbers: sources of tensors and of ints and floats, in the order in which they were met.
+        same_tensors: the first place of each tensor -> the other places that hold it.
+        functions, objects, bases, caches: what is guarded by identity of code, class, bases and counts.
+        aliases: pairs of places inside of the arguments that hold one mutable object.
+        entered: the code objects that ran.
+        names: all that they name.
+    """
+
+    def __init__(self) -> None:
+        self.arguments = Arguments()
+        self.holders: dict[int, Holder] = {}
+        self.tensors: list[tuple[Source, torch.Tensor]] = []
+        self.same_tensors: dict[Source, list[Source]] = {}
+        self.numbers: list[Source] = []
+        self.functions: list[types.FunctionType] = []
+        self.objects: list[Any] = []
+        self.bases: list[tuple[type, tuple[type, ...]]] = []
+        self.caches: list[tuple[str, Any, int]] = []
+        self.aliases: list[tuple[Source, Source]] = []
+        self.entered: dict[types.CodeType, dict[str, Any]] = {}
+        self.names: set[str] = set()
+        self.computed = False  # code reads attributes by computed names
+        self.paths: dict[int, set[str]] = collections.defaultdict(set)
+        self.known: dict[int, Source | None] = {}  # id of each value that was met -> where
+        self._first_place: dict[int, Source] = {}
+        self._alive: list[Any] = []  # so that an id stays what it is
+        self._classes: set[type] = set()
+        self._modules: list[Names] = []  # Python modules, by whose attributes code that computes names may ask
+        self._waiting: dict[str, list[Names]] = collections.defaultdict(list)
+        self._asleep: dict[types.CodeType, list[tuple[types.FunctionType, str]]] = collections.defaultdict(list)
+        self._uses: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
+        self._todo: collections.deque[tuple[Callable[..., None], Any, Any]] = collections.deque()
+        self._count = 0
+        self._places: dict[type, Callable[[Any, str, Holder | None, Any], None]] = {}
+
+    def start(self, function: Any, call: tuple[tuple[Any, ...], dict[str, Any]], path: str = "f") -> None:
+        """The function itself and its arguments."""
+        self.arguments.thing = call
+        for name, table in vars(torch.nn.modules.module).items():  # hooks of all modules
+            if name.startswith("_global_") and is_a(table, dict):
+                self.value(table, name)
+        self.value(function, path)
+        for key, value in self.arguments.table(call).items():
+            self.place(self.arguments, key, value)
+        self._run()
+
+    def _run(self) -> None:
+        while self._todo:
+            action, first, second = self._todo.popleft()
+            action(first, second)
+
+    # ------------------------------------------------------------------------------------------ code
+    def enter(self, code: types.CodeType, space: dict[str, Any]) -> None:
+        """Code runs for the first time: its names join, and what waits for them is walked.
+
+        Raises:
+            UnsupportedError: it has variables of an enclosing function that no name leads to, so that they are no sources.
+        """
+        self.entered[code] = space
+        for name, (uses, adds) in only_appended(code).items():
+            row = self._uses[name]
+            row[0] += uses
+            row[1] += adds
+        for name in names_of(code) - self.names:
+            self._join(name)
+        followed = is_walked(space.get("__name__"))
+        if followed:
+            self.computed = self.computed or not COMPUTED.isdisjoint(code.co_names)
+            self._globals(code, space)
+        while self.computed and self._modules:
+            self._whole_module(self._modules.pop())
+        functions = self._asleep.pop(code, ())
+        for function, path in functions:
+            self._awake(function, path)
+        self._run()
+        if followed and code.co_freevars and not functions and not any(code in c.co_consts for c in self.entered):
+            raise UnsupportedError(
+                "the region calls a function that closes over variables, and that no name leads to",
+                path=f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})",
+                expected="functions that arguments, globals, attributes, items or closures hold",
+                fix="hold it in a variable, an attribute or a list that the region reads",
+            )
+
+    def _join(self, name: str) -> None:
+        self.names.add(name)
+        for holder in self._waiting.pop(name, ()):
+            self._todo.append((self._want, holder, name))
+
+    def _globals(self, code: types.CodeType, space: dict[str, Any]) -> None:
+        holder = self._namespace(space, space.get("__name__", "globals"))
+        names = set(code.co_names) if "globals" not in code.co_names else set(space)
+        for name in names:  # an import inside of the function
+            for full in (name, f"{space.get('__package__')}.{name}"):
+                module = sys.modules.get(full)
+                if module is not None and is_walked(full):
+                    self.value(module, full)
+        for name in names & space.keys():
+            self._todo.append((self._want, holder, name))
+        if added := names & (vars(builtins).keys() - _BUILTINS):
+            holder = self._namespace(vars(builtins), "builtins")
+            for name in added:
+                self._todo.append((self._want, holder, name))
+
+    def _function(self, function: types.FunctionType, path: str) -> None:
+        if not is_walked(function.__module__) and not is_walked(function.__globals__.get("__name__")):
+            return
+        if function.__dict__:
+            self._opened(self._namespace(function.__dict__, path, owner=function))
+        if function.__defaults__:  # here and not at entry: by then the frame's variables hold them
+            holder = self._holder(Defaults, function, path)
+            for key, value in enumerate(function.__defaults__) if holder else ():
+                self.place(holder, key, value)
+        if function.__kwdefaults__:
+            self.value(function.__kwdefaults__, f"{path}.__kwdefaults__")
+        if function.__code__ in self.entered:
+            self._awake(function, path)
+        else:
+            self._asleep[function.__code__].append((function, path))
+
+    def _awake(self, function: types.FunctionType, path: str) -> None:
+        self.functions.append(function)
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+            holder = self._holder(Cell, cell, name)
+            if holder:
+                self.place(holder, CONTENTS, holder.before[CONTENTS])
+
+    # ------------------------------------------------------------------------------------------ namespaces
+    def _namespace(
+        self, thing: dict[str, Any], path: str, parent: Holder | None = None, key: Any = None, owner: Any = None
+    ) -> Names:
+        known = self.holders.get(id(thing))
+        if isinstance(known, Names):
+            return known
+        holder = OfClass(owner, path) if is_a(owner, type) else Names(thing, path, parent, key, owner)
+        self._keep(holder, None if known is None else known.before)  # a dict that was met as a value is one too
+        return holder
+
+    def _opened(self, holder: Names) -> Names:
+        """Its attributes are walked: all of them, or those that code names."""
+        if not holder.opened:
+            holder.opened = True
+            self._open(holder)
+        return holder
+
+    def _open(self, holder: Names) -> None:
+        """An object is whole, whatever names its attributes; one of a library's own and a Python module by names."""
+        kind = type(holder.owner)
+        holder.whole = holder.owner is not None and (
+            is_walked(kind.__module__)
+            or kind.__name__ in ("SimpleNamespace", "Namespace")
+            or issubclass(kind, (type, types.FunctionType, torch.nn.Module, torch.Tensor))
+        )
+        if holder.owner is None and not holder.shallow:
+            self._modules.append(holder)
+        for name, value in holder.before.items():
+            special = isinstance(holder, OfClass) and name.startswith("__") and name.endswith("__")
+            if name in self.names or (holder.whole and not special and cannot_be_put_back(value) is None):
+                self._todo.append((self._want, holder, name))
+            else:
+                self._waiting[name].append(holder)
+
+    def _whole_module(self, holder: Names) -> None:
+        """Code reads attributes by names that it computes: the plain values of Python modules are sources."""
+        for name, value in holder.before.items():
+            if not name.startswith("__") and (type(value) in ATOMS or is_a(value, torch.Tensor)):
+                self._todo.append((self._want, holder, name))
+
+    def _want(self, holder: Names, name: str) -> None:
+        if name in holder.wanted or name not in holder.before or name in _NOT_NAMESPACES:
+            return
+        holder.wanted.add(name)
+        value = holder.before[name]
+        if holder.shallow:
+            if type(value) in ATOMS and holder.kept is not None:
+                holder.kept[name] = None
+            return
+        if name in _MODULE_TABLES and is_a(holder.owner, torch.nn.Module):
+            return
+        foreign = holder.owner is not None and not is_walked(type(holder.owner).__module__)
+        if foreign and cannot_be_put_back(value) is not None:
+            return
+        self.place(holder, name, value)
+
+    def attributes_of(self, tensor: torch.Tensor, source: Source, stand_in: torch.Tensor) -> Names | None:
+        """The plain attributes of a tensor, which its stand-in shall have meanwhile.
+
+        Those that its class sets by itself, as the stand-in shows, follow from its context and are no sources.
+        """
+        held = namespace_of(tensor)
+        if held is None or id(held) in self.holders:
+            return None
+        parent, key = (None, None) if source.holder.fixed and not source.items else self._within(source)
+        holder = Names(held, source.path, parent, key, tensor)
+        holder.live, holder.left_out = vars(stand_in), frozenset(vars(stand_in))
+        self._keep(holder)
+        self._opened(holder)
+        self._run()
+        return holder
+
+    def _within(self, source: Source) -> tuple[Holder, Any]:
+        """Parent and key of what stands at a source that each call reads anew."""
+        holder, key = source.holder, source.key
+        for item in source.items:
+            holder, key = Items(holder.get(holder.thing, key), holder.text(key), holder, key), item
+        return holder, key
+
+    # ------------------------------------------------------------------------------------------ values
+    def _keep(self, holder: Holder, before: dict[Any, Any] | None = None) -> None:
+        holder.before = holder.table(holder.thing) if before is None else before
+        self.holders[id(holder.thing)] = holder
+        self._alive.append(holder.thing)
+        self._counted(1)
+
+    def _counted(self, more: int) -> None:
+        self._count += more
+        if self._count > LIMIT:
+            roots = collections.Counter(h.path.split(".")[0].split("[")[0] for h in self.holders.values())
+            raise UnsupportedError(
+                f"the region reaches more than {LIMIT:,} places of Python state",
+                path=roots.most_common(1)[0][0],
+                fix="compile a smaller function, or pass what it needs as arguments",
+            )
+
+    def _holder(self, kind: type[Holder], thing: Any, path: str, parent: Holder | None = None, key: Any = None) -> Any:
+        """A new holder, or None where the walk has been already."""
+        if id(thing) in self.holders:
+            return None
+        holder = kind(thing, path, parent, key)
+        self._keep(holder)
+        return holder
+
+    def place(self, holder: Any, key: Any, value: Any) -> None:
+        """The value at a key of a holder is a source."""
+        if holder.kept is not None:
+            holder.kept[key] = None
+        self._counted(1)
+        self.value(value, holder.text(key), None if holder.fixed else holder, key, Source(holder, key))
+
+    def value(
+        self, value: Any, path: str, parent: Holder | None = None, key: Any = None, source: Source | None = None
+    ) -> None:
+        """Walk on from a value; ``parent`` and ``key``: where each call finds it, if it is inside of the arguments."""
+        kind = type(value)
+        if kind in ATOMS:
+            if kind in (int, float) and source:
+                self.numbers.append(source)
+            return
+        if value is MISSING:
+            return
+        if is_a(value, torch.Tensor):
+            self._tensor(value, source)
+        elif kind is frozenset or is_a(value, tuple):
+            self._items(value, path, parent, key, source)
+        elif self._is_new(value, path, parent, source):
+            self._mutable(value, path, parent, key)
+
+    def _tensor(self, value: torch.Tensor, source: Source | None) -> None:
+        if source:
+            self.tensors.append((source, value))
+            first = self._first_place.setdefault(id(value), source)
+            self.same_tensors.setdefault(first, [])
+            if first != source:
+                self.same_tensors[first].append(source)
+        if id(value) not in self.known:
+            self.known[id(value)] = source
+            self._alive.append(value)
+            if type(value) is not torch.Tensor and is_walked(type(value).__module__):
+                self._class(type(value))
+
+    def _items(self, value: Any, path: str, parent: Holder | None, key: Any, source: Source | None) -> None:
+        if parent is not None:
+            parent, key = Items(value, path, parent, key), None
+        for k, item in enumerate(value):
+            if type(item) in ATOMS and type(item) not in (int, float):
+                continue
+            inside = source and Source(source.holder, source.key, (*source.items, k))
+            self.value(item, f"{path}[{k}]", parent, k, inside)
+
+    def _is_new(self, value: Any, path: str, parent: Holder | None, source: Source | None) -> bool:
+        self.paths[id(value)].add(path)
+        if id(value) not in self.known:
+            self.known[id(value)] = source
+            self._alive.append(value)
+            return True
+        first = self.known[id(value)]
+        if source is not None and first is not None and (parent is not None or not first.holder.fixed):
+            self.aliases.append((first, source))
+        return False
+
+    def _mutable(self, value: Any, path: str, parent: Holder | None, key: Any) -> None:
+        kind = type(value)
+        if is_a(value, dict):
+            self._container(Mapping, value, path, parent, key)
+        elif is_a(value, (list, collections.deque)):
+            self._container(Sequence, value, path, parent, key)
+        elif is_a(value, set):
+            self._container(Bag, value, path, parent, key)
+        if is_a(value, types.ModuleType):
+            holder = self._namespace(vars(value), value.__name__)
+            holder.shallow = not is_walked(value.__name__)  # its named entries are guarded, and not walked on from
+            self._opened(holder)
+        elif is_a(value, type):
+            self._class(value)
+        elif kind in _CALLABLES:
+            self._callable(value, path, parent)
+        elif (why := cannot_be_put_back(value)) is not None:
+            raise SideEffectError(
+                "the region names an object whose changes cannot be told or taken back",
+                path=path,
+                got=why,
+                fix="make it inside of the region, or pass what it gives as an argument",
+            )
+        elif kind is types.CellType or kind is contextvars.ContextVar:
+            holder = self._holder(Cell if kind is types.CellType else Variable, value, path)
+            if holder:
+                self.place(holder, CONTENTS, holder.before[CONTENTS])
+        elif kind not in _CONTAINERS and not is_a(value, random.Random) and not _is_of_torch(kind):
+            self._instance(value, path, parent, key)
+
+    def _callable(self, value: Any, path: str, parent: Holder | None) -> None:
+        """What calls something else: that is walked."""
+        kind = type(value)
+        if kind is types.FunctionType:
+            self._function(value, path)
+        elif kind is types.MethodType:
+            self.value(value.__self__, f"{path}.__self__")
+            self.value(value.__func__, path)
+        elif kind is functools.partial:
+            for name in ("func", "args", "keywords"):
+                self.value(getattr(value, name), f"{path}.{name}")
+        elif kind is property:
+            for function in (value.fget, value.fset, value.fdel):
+                self.value(function, path)
+        elif kind is functools._lru_cache_wrapper:
+            self.caches.append((path, value, value.cache_info().misses))
+            self.value(value.__wrapped__, path)
+        elif kind is functools.cached_property:
+            self.value(value.func, path)
+        elif kind in (staticmethod, classmethod):
+            self.value(value.__func__, path)
+        else:
+            self.value(value.__self__, f"{path}.__self__")
+
+    def _container(self, kind: type[Holder], value: Any, path: str, parent: Holder | None, key: Any) -> None:
+        holder = self._holder(kind, value, path, parent, key)
+        if holder is None:
+            return
+        self._class(type(value))
+        if kind is not Mapping and len(holder.before) > _LONG and ATOMS.issuperset(map(type, holder.before.values())):
+            holder.kept = None  # one comparison
+            return
+        for k, item in holder.before.items():
+            self.place(holder, k, item)
+            if kind is Mapping and type(k) not in ATOMS:
+                self.value(k, f"{path}.key")
+
+    def _instance(self, value: Any, path: str, parent: Holder | None, key: Any) -> None:
+        kind = type(value)
+        space = namespace_of(value)
+        if space is not None:
+            self._opened(self._namespace(space, path, parent, key, owner=value))
+        if members_of(kind) and not kind.__module__.startswith("torch"):
+            holder = self._holder(Slots, value, path, parent, key)
+            for k, held in holder.before.items() if holder else ():
+                self.place(holder, k, held)
+        if parent is None and (is_walked(kind.__module__) or is_a(value, torch.nn.Module)):
+            self.objects.append(value)
+        self._class(kind)
+        if not is_heap_type(kind) and kind.__module__ in _OF_C:
+            for inside in gc.get_referents(value):  # an object of C that holds others: a view, a proxy
+                if not is_a(inside, type):
+                    self.value(inside, path)
+
+    def _class(self, cls: type) -> None:
+        for base in cls.__mro__:
+            if base in self._classes or not is_walked(base.__module__):
+                continue
+            self._classes.add(base)
+            self.bases.append((base, base.__mro__))
+            if type(base) is not type and is_walked(type(base).__module__):
+                self._class(type(base))
+            holder = self._opened(self._namespace(dict_of_class(base), base.__qualname__, owner=base))
+            for name, value in list(vars(base).items()):
+                if name.startswith("__") and name.endswith("__") and callable(value):
+                    self._todo.append((self._want, holder, name))
+
+    # ------------------------------------------------------------------------------------------ what came out
+    def is_write_only(self, holder: Holder) -> bool:
+        """Did code that ran only append or add to it, by every name of every path?"""
+        if not holder.fixed or not isinstance(holder, (Sequence, Bag)) or self.computed:
+            return False
+        if getattr(holder.thing, "maxlen", None) is not None:
+            return False
+        last = [path.rpartition(".")[2] for path in self.paths.get(id(holder.thing), {holder.path})]
+        rows = [self._uses.get(name, [1, 0]) for name in last]
+        return sum(n for n, _ in rows) > 0 and all(n == adds for n, adds in rows)
+
+    def by_object(self) -> dict[int, Holder]:
+        """The id of each object that was met -> its holder."""
+        return {id(h.thing if h.owner is None else h.owner): h for h in self.holders.values()}
+
+    def everything(self) -> Iterator[Holder]:
+        """The arguments, then all other holders."""
+        yield self.arguments
+        yield from self.holders.values()
+
+    def forget(self) -> None:
+        """What only the trace needed."""
+        self.tensors, self._alive, self.known, self._first_place = [], [], {}, {}
+
+
+def _is_of_torch(kind: type) -> bool:
+    """What torch keeps for itself while it traces."""
+    return kind.__module__.startswith(("torch.fx", "torch._"))
+
+
+_CALLABLES = {
+    types.FunctionType,
+    types.MethodType,
+    types.BuiltinFunctionType,
+    types.BuiltinMethodType,
+    types.MethodWrapperType,
+    functools.partial,
+    property,
+    staticmethod,
+    classmethod,
+    functools._lru_cache_wrapper,
+    functools.cached_property,
+}
+_OF_C = ("builtins", "_operator", "functools", "collections", "_collections", "itertools")

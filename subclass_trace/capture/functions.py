@@ -22,7 +22,7 @@ from .copies import deep_copy, is_shallow_copy, shallow_copy
 from .counters import SharedCounters
 from .diagnostics import MEMORY, TEXTS, refuse_memory, refuse_text
 from .gradients import Gradients
-from .indexing import with_places
+from .indexing import PlacesInside, depends_on_data, with_places
 from .known import known_value
 from .late_code import LateHook
 from .late_hooks import HOOK_METHODS, registered
@@ -99,6 +99,8 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         self.recorder.asks_for_numbers = name in _NUMBERS
         out = self._call(func, args, kwargs)
         self.views.note(func, args, kwargs, out)
+        if name in _MAY_COPY and args and self.recorder.symbols.data_dependent:
+            self.recorder.note_copy(args[0], out)
         if name in CHANGES and args:
             self.metadata.has_shape(args[0])
         if self.counters:
@@ -164,7 +166,18 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         if self.recorder.has_read_numbers and _has_symbols((args, kwargs)):
             with _torch.enable_python_dispatcher():  # composite kernels in C++ ask for numbers
                 return func(*args, **kwargs)
-        return func(*args, **kwargs)
+        writes = len(self.recorder.writes)
+        try:
+            return func(*args, **kwargs)
+        except (RuntimeError, *_torch.DATA_DEPENDENT_ERRORS) as error:
+            again = depends_on_data(error) and len(self.recorder.writes) == writes and self.recorder.inside is None
+            if not again:
+                raise
+        self.recorder.inside = PlacesInside(self.recorder)  # the code of a wrapper class may index by a tensor
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.recorder.inside = None
 
     def scripted(self, run: Callable[..., Any], name: str | None, args: Any, kwargs: Any) -> Any:
         """A call of a scripted function, or (``name`` is None) of a method of a scripted module."""
@@ -205,6 +218,10 @@ def cannot_be_traced(what: str, where: Any, error: RuntimeError) -> UnsupportedE
         got=" ".join(str(error).split())[-300:],
         fix="compile the original instead of the scripted one, or call the scripted one outside of the region",
     )
+
+
+#: methods and functions, by name, that copy only where they have to
+_MAY_COPY = frozenset(("contiguous", "reshape", "reshape_as", "flatten", "ravel"))
 
 
 def _as_numbers(value: Any) -> Any:

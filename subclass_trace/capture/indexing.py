@@ -15,24 +15,102 @@ from ..subclass.protocol import Kind, kind_of
 
 Tensor = torch.Tensor
 _INDEX = (Tensor.__getitem__, Tensor.__setitem__)
+_NARROW = (torch.narrow, Tensor.narrow)
 _PLAIN_FUNCTION: Any = Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
 
 
 def with_places(recorder: Any, func: Any, args: Any) -> tuple[Any, Any]:
     """A call (function, arguments) without symbols for places in its index."""
+    if func in _NARROW and len(args) == 4 and _is_unknown(args[2]):
+        return func, (*args[:2], _start(recorder, *args), args[3])
     if func not in _INDEX or not isinstance(args[0], Tensor) or _sees_functions(type(args[0])):
         return func, args
     items = list(args[1]) if type(args[1]) is tuple else [args[1]]
-    if not any(map(_is_place, items)) or sum(i is ... for i in items) > 1 or not all(map(_has_dims, items)):
+    if not all(map(_has_dims, items)) or sum(i is ... for i in items) > 1:
         return func, args
-    x = args[0]
-    for k in reversed(range(len(items))):  # torch, too, takes numbers before the tensors of an index
+    x, taken = args[0], False
+    for k in reversed(range(len(items))):  # torch, too, takes numbers and slices before the tensors of an index
         if _is_place(items[k]):
-            x = _select(recorder, x, _dim_of(x, items, k), items[k])
+            x, taken = _select(recorder, x, _dim_of(x, items, k), items[k]), True
             del items[k]
+        elif isinstance(items[k], slice) and any(map(_is_unknown, _bounds(items[k]))):
+            x, items[k], taken = *_part(recorder, x, _dim_of(x, items, k), items[k]), True
+    if type(args[1]) is tuple and _has_symbolic_sizes(x):
+        items, taken = [_whole(x, items, k) for k in range(len(items))], True
+    if not taken:
+        return func, args
     if items or func is Tensor.__setitem__:
         return func, (x, tuple(items) if items else ..., *args[2:])
     return _itself, (x,)
+
+
+def _part(recorder: Any, x: Tensor, dim: int, item: slice) -> tuple[Tensor, slice]:
+    """A slice with bounds from inside tensors: what is taken of ``x`` at once, and what is left to take.
+
+    All inner tensors of a wrapper get one length: the number is read before the class sees the slice.
+    """
+    if kind_of(type(x)) is not Kind.WRAPPER or item.step not in (None, 1):
+        return x, slice(*(b.item() if isinstance(b, Tensor) else b for b in _bounds(item)))
+    size = x.shape[dim]
+
+    def position(bound: Any) -> Tensor:
+        at = _as_tensor(bound)
+        return torch.clamp(torch.where(at < 0, at + size, at), 0, size)
+
+    start, stop = position(0 if item.start is None else item.start), position(size if item.stop is None else item.stop)
+    length: Any = torch.clamp(stop - start, min=0).item()
+    first: Any = start.item()
+    for condition in (length >= 0, first >= 0, first + length <= size):
+        recorder.symbols.require(condition, "a slice outside of its dimension")
+    return x.narrow(dim, first, length), slice(None)
+
+
+def _start(recorder: Any, x: Tensor, dim: int, start: Any, length: Any) -> Any:
+    """The start of ``narrow``: a negative one counts from the end, and DTensor would ask which it is."""
+    at, size = _as_tensor(start), x.shape[dim]
+    known: Any = torch.where(at < 0, at + size, at).item()
+    text = f"start out of range for dimension {dim} with size {size}"
+    for condition in (known >= 0, known <= size, known + length <= size):
+        recorder.symbols.require(condition, text)
+    return known
+
+
+def _as_tensor(place: Any) -> Tensor:
+    return place.reshape(()).long() if isinstance(place, Tensor) else torch.scalar_tensor(place, dtype=torch.int64)
+
+
+def _whole(x: Tensor, items: list[Any], k: int) -> Any:
+    """An item of an index; a slice of all there is as one that torch leaves out as eager does, which a class would see."""
+    item = items[k]
+    if not isinstance(item, slice) or item.step not in (None, 1) or item.start:
+        return item
+    size = x.shape[_dim_of(x, items, k)]
+    return slice(0, size, 1) if item.stop is None or (item.stop >= 0 and item.stop >= size) else item
+
+
+class PlacesInside(_torch.TorchFunctionMode):
+    """The same for the calls of a wrapper class's own code."""
+
+    def __init__(self, recorder: Any) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        func, args = with_places(self.recorder, func, args)
+        return func(*args, **(kwargs or {}))
+
+
+def _bounds(item: slice) -> tuple[Any, Any, Any]:
+    return item.start, item.stop, item.step
+
+
+def _is_unknown(bound: Any) -> bool:
+    return isinstance(bound, Tensor) or (isinstance(bound, torch.SymInt) and _torch.is_data_dependent(bound))
+
+
+def _has_symbolic_sizes(x: Tensor) -> bool:
+    """Is it a wrapper whose sizes are symbols?"""
+    return kind_of(type(x)) is Kind.WRAPPER and any(isinstance(n, torch.SymInt) for n in x.shape)
 
 
 def _itself(x: Tensor) -> Tensor:
@@ -58,11 +136,7 @@ def _select(recorder: Any, x: Tensor, dim: int, place: Any) -> Tensor:
     except (RuntimeError, *_torch.DATA_DEPENDENT_ERRORS) as error:
         if not depends_on_data(error):
             raise  # else: DTensor knows a part of a dimension, but not a place in it
-    at: Any = torch.scalar_tensor(place, dtype=torch.int64)
-    known: Any = torch.where(at < 0, at + size, at).item()
-    for condition in (known >= 0, known + 1 <= size):
-        recorder.symbols.require(condition, text)
-    return x.narrow(dim, known, 1).select(dim, 0)
+    return x.narrow(dim, _start(recorder, x, dim, place, 1), 1).select(dim, 0)
 
 
 def depends_on_data(error: BaseException) -> bool:

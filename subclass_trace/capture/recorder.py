@@ -52,6 +52,7 @@ from .writes import (
     refuse_closed_over_write,
     refuse_inference,
     refuse_resized_view,
+    shared_write,
     written_arguments,
 )
 
@@ -114,6 +115,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.tracer.enable_thunkify = False  # type: ignore[attr-defined]  # nested ints ask the PROXY mode's tracer
         self.results = Results(mode)
         self.default_dtype = torch.get_default_dtype()
+        self.inside: Any = None  # a function mode for the code of wrapper classes
         self.mutable = False
         self.names_are_known = False  # a joint graph was made whose nodes are called as here
         self.has_hooks = False  # on tensors
@@ -132,6 +134,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.outliving: frozenset[Any] = frozenset()  # while a backward is traced: storages that are not its own
         self.closed_over: list[ClosedOver] = []
         self.of_arrays: set[Any] = set()  # the storages of constants in the memory of numpy arrays
+        self.perhaps_shared: set[Any] = set()  # storages of copies that may be none in a call, and of what is copied
         self.sealed = False  # the user function has run: its inputs are known
         self._last_placeholder: fx.Node | None = None
         self._nodes: dict[int, tuple[fx.Node, Tensor]] = {}  # holds the tensors, so that ids stay unique
@@ -341,7 +344,10 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
                     return _LAYOUT[func](args[0])
                 self.classes.add(t)
                 self._notice_wrappers(args)
-                return NotImplemented
+                if self.inside is None or _torch.dispatches_in_cpp(t):
+                    return NotImplemented
+                with self, self.inside:  # what torch does next, with this mode
+                    return t.__torch_dispatch__(func, types, args, kwargs or {})
         if _torch.function_stack_length():  # what looks at the calls of Python code is not asked about ours
             with _torch.no_overrides():
                 return self._run_dense(func, types, args, kwargs or {})
@@ -551,6 +557,17 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise late_write(func, t, self.user_line())
             if self.of_arrays and self.writes[-1][0] in self.of_arrays:
                 raise array_write(func, t, self.user_line())
+            if self.perhaps_shared and self.writes[-1][0] in self.perhaps_shared:
+                raise shared_write(func, t, self.user_line())
+
+    def note_copy(self, source: Any, made: Any) -> None:
+        """``x[:, :n].contiguous()`` of a number from inside a tensor: eager has a view where it can, the trace always copies."""
+        if not (_torch.is_fake(source) and _torch.is_fake(made)):
+            return
+        storages = _torch.storage_ref(source), _torch.storage_ref(made)
+        sizes = (*source.shape, *source.stride(), *made.shape)
+        if storages[0] != storages[1] and any(isinstance(n, torch.SymInt) and _torch.is_data_dependent(n) for n in sizes):
+            self.perhaps_shared.update(storages)
 
     def _part_aliases(self, changed: Sequence[Tensor]) -> None:
         """The shape of these changes in place: values that were the same node (``detach``) get a node of their own."""

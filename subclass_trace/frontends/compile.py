@@ -251,7 +251,7 @@ class Region:
             try:
                 entry = self.__compile_with(site, ambient, chosen, sizes)
             except Exception as error:  # one of the function itself comes again
-                if not (chosen or self.__history.has_symbols):
+                if not (sizes and self.__history.has_symbols):
                     if not isinstance(error, SubclassTraceError):
                         site.deliver_unfinished()  # what the function did before; the tries before have taken theirs back
                     raise

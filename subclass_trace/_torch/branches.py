@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,6 @@ import torch
 _ROOT = os.path.dirname(torch.__file__)
 _DISTRIBUTIONS = os.path.join(_ROOT, "distributions") + os.sep
 _TRANSFORMER = os.path.join(_ROOT, "nn", "modules", "transformer.py")
-_AVERAGES = os.path.join(_ROOT, "optim", "swa_utils.py")
 #: functions of torch.distributions with ``if not condition: raise ValueError(...)``
 _CHECKS = {
     ("distribution.py", "__init__"),
@@ -22,8 +20,6 @@ _CHECKS = {
 }
 #: attributes that transforms write for themselves: the last value with its image, and the inverse
 KEPT_BY_DISTRIBUTIONS = frozenset({"_cached_x_y", "_inv"})
-#: code of functions with ``if condition: raise ValueError(text)``
-_FUNCTIONS = {torch.nn.functional.gaussian_nll_loss.__code__: "var has negative entry/entries"}
 
 
 @dataclass(frozen=True)
@@ -32,13 +28,11 @@ class Branch:
 
     Attributes:
         taken: the condition.
-        text: what the other side raises (a ValueError); None where both sides give the same result.
-        value: the tensor that is checked, if it is known.
+        text: what the other side raises; None where both sides give the same result.
     """
 
     taken: bool
     text: str | None = None
-    value: Any = None
 
 
 def branch_of_torch(frame: Any) -> Branch | None:
@@ -46,8 +40,6 @@ def branch_of_torch(frame: Any) -> Branch | None:
     file, name = frame.f_code.co_filename, frame.f_code.co_name
     if file == _TRANSFORMER and name == "_detect_is_causal_mask":
         return Branch(False)  # a hint: a mask that is not said to be causal is used as it is
-    if file == _AVERAGES and name == "update_parameters":  # of all but the first (`capture.formulas`)
-        return Branch("copy_param" in frame.f_locals)
     if not file.startswith(_DISTRIBUTIONS):
         return None
     # Constraints on matrices go on only if these are symmetric, and else return what was not true.
@@ -56,21 +48,7 @@ def branch_of_torch(frame: Any) -> Branch | None:
         file, name = frame.f_code.co_filename, frame.f_code.co_name
     if (file.removeprefix(_DISTRIBUTIONS), name) not in _CHECKS:
         return None
-    return Branch(True, _text(frame.f_locals), frame.f_locals.get("value"))
-
-
-def branch_in_function(frame: Any) -> Branch | None:
-    """The branch of a function that modes see as one call, if what runs in ``frame`` is that it asks for a truth.
-
-    Where an operation asks that the function calls (one of a wrapper's class), that is a branch of somebody else's.
-    """
-    while frame is not None:
-        text = _FUNCTIONS.get(frame.f_code)
-        if text is not None:
-            asks = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-            return Branch(False, text) if "JUMP" in asks or asks == "TO_BOOL" else None
-        frame = frame.f_back
-    return None
+    return Branch(True, _text(frame.f_locals))
 
 
 def _text(names: dict[str, Any]) -> str:

@@ -29,7 +29,6 @@ import torch._decomp.decompositions as decompositions
 import torch.nn.functional as F
 from torch import _meta_registrations
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.modules import adaptive
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .fake_kernels import META_KERNELS
@@ -40,8 +39,6 @@ Tensor = torch.Tensor
 assert_async = torch._assert_async
 #: of all batch norms
 BatchNormBase = torch.nn.modules.batchnorm._BatchNorm
-#: what nn.AdaptiveLogSoftmaxWithLoss returns
-AdaptiveOutput: Any = adaptive._ASMoutput
 _aten = torch.ops.aten
 _KEYS = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
 _META = torch._C.DispatchKey.Meta

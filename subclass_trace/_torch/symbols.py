@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import SymBool
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.sym_node import SymNode as _SymNode
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     ShapeEnv,
@@ -51,66 +50,6 @@ def new_float(env: ShapeEnv, hint: float, name: str) -> Any:
     how: dict[str, Any] = {"positive": None, "do_not_specialize_zero_one": True}
     symbol = env.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC, **how)
     return env.create_symfloatnode(symbol, hint=hint, source=source)
-
-
-#: the symbols of floats that a trace computes, which no call binds
-_COMPUTED: weakref.WeakKeyDictionary[ShapeEnv, set[Any]] = weakref.WeakKeyDictionary()
-
-
-def computed_float(env: ShapeEnv, hint: float) -> Any:
-    """A fresh SymFloat for what the trace computes of others."""
-    known = _COMPUTED.setdefault(env, set())
-    made = new_float(env, hint, f"computed {len(known)}")
-    known.add(made.node.expr)
-    return made
-
-
-def is_computed(number: Any) -> bool:
-    """Does a SymFloat stand for what the trace computes?"""
-    return not _COMPUTED.get(number.node.shape_env, set()).isdisjoint(number.node.expr.free_symbols)
-
-
-def unknown_number(env: ShapeEnv, kind: type) -> Any:
-    """A fresh int, float or bool that depends on values inside tensors, and that no operation has made."""
-    name = {int: "int", float: "float", bool: "bool"}[kind]
-    ignored = env._ignore_fresh_unbacked_symbols_set(True)
-    try:
-        return getattr(env, f"create_unbacked_sym{name}")()
-    finally:
-        env._ignore_fresh_unbacked_symbols_set(ignored)
-
-
-def is_one_step(made: torch.SymFloat, operands: Sequence[Any]) -> bool:
-    """Is a formula nothing but one operation of these operands, each as it is? Else its parts have another order."""
-    import sympy  # type: ignore[import-untyped]
-
-    as_float: Any = torch.sym_float
-
-    def forms(n: Any) -> set[Any]:
-        if isinstance(n, (int, float)):
-            return {sympy.sympify(n), sympy.Float(n)}
-        return {n.node.expr, as_float(n).node.expr}
-
-    parts = made.node.expr.args
-    if not parts or len(parts) != len(operands):
-        return False
-    rows = [{form for f in forms(n) for form in (f, -f)} for n in operands]
-    return all(part in row for part, row in zip(parts, rows, strict=True)) or all(
-        part in row for part, row in zip(parts, reversed(rows), strict=True)
-    )
-
-
-#: class of symbols -> class of what they stand for
-_NUMBER_OF: dict[type, Any] = {torch.SymInt: int, torch.SymFloat: float, SymBool: bool}
-
-
-def value_in_trace(number: Any) -> Any:
-    """The value that a symbolic number has in the call that is traced; None where it depends on data. A number is itself."""
-    kind = _NUMBER_OF.get(type(number))
-    if kind is None:
-        return number
-    expr = number.node.expr
-    return number.node.hint if expr.free_symbols else kind(expr)
 
 
 def dynamic_context(
@@ -168,7 +107,7 @@ _UNARY = ("acos", "asin", "atan", "cos", "cosh", "log2", "sin", "sinh", "sqrt", 
 
 
 #: the same as functions of symbols
-SYMBOLIC_MATH: dict[str, Callable[[Any], Any]] = {name: getattr(torch, f"_sym_{name}") for name in _UNARY}
+_SYMBOLIC_MATH: dict[str, Callable[[Any], Any]] = {name: getattr(torch, f"_sym_{name}") for name in _UNARY}
 
 
 @functools.cache
@@ -218,7 +157,7 @@ def _proxy_analysis() -> Any:
         "maximum": node(torch.sym_max, 2),
         "piecewise": staticmethod(lambda *pairs: functools.reduce(choose, reversed(pairs[:-1]), pairs[-1][0])),
     }
-    members.update((name, node(function)) for name, function in SYMBOLIC_MATH.items())
+    members.update((name, node(function)) for name, function in _SYMBOLIC_MATH.items())
     return type("ProxyAnalysis", (PythonReferenceAnalysis,), members)
 
 
@@ -301,10 +240,6 @@ def surely(condition: Any) -> bool:
     from torch.fx.experimental.symbolic_shapes import guard_or_false
 
     return bool(guard_or_false(condition))
-
-
-#: what a symbol of a number holds
-SymNode: Any = _SymNode
 
 
 def is_nested(size: Any) -> bool:

@@ -14,8 +14,8 @@ from ..subclass.context import Lent, is_atom
 from ..subclass.paths import Path
 from ..subclass.protocol import flattens_alike, is_traceable
 from ..subclass.spec import Spec, WrapperSpec
+from .diagnostics import kept_number
 from .facts import holds_traced
-from .python_numbers import KeptNumber
 
 
 def check_escapes(spec: Spec, path: Path) -> None:
@@ -44,7 +44,7 @@ def _look(value: Any, path: Path, depth: int = 8) -> None:
     inside = () if parts or isinstance(value, torch.Tensor) else attributes_inside(value)
     for name, held in inside:
         if isinstance(held, _torch.SYM_TYPES):
-            raise KeptNumber(held, path.attr(name))  # the size is fixed then
+            raise kept_number(held, path.attr(name))  # the size is fixed then
     if not parts and holds_traced(value):
         kind = "tensor" if isinstance(value, torch.Tensor) else f"{type(value).__qualname__} with a traced value inside"
         raise UnsupportedError(

@@ -40,8 +40,6 @@ _KEEP_LAYOUT = frozenset(
 )
 #: operations with a place in the storage among their arguments, and its number there
 _PLACED = {aten.as_strided_.default: 3, aten.as_strided_copy.default: 3, aten.as_strided_scatter.default: 4}
-#: where functions stand that take symbols of which nothing is known
-_TAKE_SYMBOLS = ("_operator", "torch")
 _COPIED = ("recompute", "ac_graph_id", "unpack", "packed")
 
 
@@ -337,11 +335,6 @@ class _Replay:
             read = self.functional.graph.call_function(node.target, (self._node(node.args[0]),))
             read.meta.update(node.meta)
             return self.functional.adopt_number(node.meta["val"], read)
-        if self._is_step(node):
-            target: Any = node.target
-            made = self.functional.graph.call_function(target, fx.node.map_arg(node.args, self._node))
-            made.meta.update(node.meta)
-            return self.functional.adopt_number(node.meta["val"], made)
         args = fx.node.map_arg(node.args, self.env.__getitem__)
         kwargs = fx.node.map_arg(node.kwargs, self.env.__getitem__)
         if node.target in _PLACED:
@@ -357,18 +350,6 @@ class _Replay:
             return node.target(*args, **kwargs)  # type: ignore[operator]
         except (RuntimeError, AssertionError) as error:
             raise _not_functional(node, error) from error
-
-    def _is_step(self, node: fx.Node) -> bool:
-        """Does Python compute it of numbers that are known in the traced call, or that its own code looks at?
-
-        Called again, ``math.exp`` would fix them, or ask for those that are not known; and a sum of floats would be another
-        symbol, which Python's steps make (`number_steps`) when a backward is traced.
-        """
-        value = node.meta.get("val")
-        if not isinstance(value, _torch.SYM_TYPES) or isinstance(node.target, _torch.OpOverload) or node.kwargs:
-            return False
-        computed = isinstance(value, torch.SymFloat) or _torch.is_known(value)
-        return computed or str(node.target.__module__).partition(".")[0] not in _TAKE_SYMBOLS
 
     def _loses_layout(self, node: fx.Node) -> bool:
         """Is it an operation in place on a transposed tensor, whose functional form gives a contiguous one?"""

@@ -17,27 +17,22 @@ from .. import _torch
 from ..errors import AliasingError, UnsupportedError
 from ..subclass.flatten import leaves_of
 from ..subclass.protocol import is_traceable
-from .clocks import ACTIVE as CLOCKS
 from .closed_over import StandIns
-from .composites import COMPOSITES
 from .copies import deep_copy, is_shallow_copy, shallow_copy
 from .counters import SharedCounters
+from .diagnostics import MEMORY, TEXTS, refuse_memory, refuse_text
 from .gradients import Gradients
-from .indexing import Indexing, IndexingInside, depends_on_data
+from .indexing import PlacesInside, depends_on_data, with_places
 from .known import known_value
 from .late_code import LateHook
 from .late_hooks import HOOK_METHODS, registered
-from .memory import NAMES as MEMORY
-from .memory import TEXTS, refuse_memory, refuse_text
+from .library_functions import FUNCTIONS
 from .metadata import ASIDE, ASKING, MetadataReads
-from .perhaps_views import MAY_COPY
 from .recorder import Recorder
 from .user_code import asking_frame
 from .views import CHANGES, RESHAPES, lost_history
 
 Tensor = torch.Tensor
-#: what a kernel in C++ says that knows no symbols
-_OF_NUMBERS = "ArrayRef expected to contain only concrete integers"
 _NUMBERS = ("item", "tolist", "allclose", "equal", "is_nonzero")
 _POWERS = ("pow", "pow_", "__pow__", "__rpow__", "__ipow__", "float_power", "float_power_")
 
@@ -51,7 +46,6 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         self.views = recorder.views
         self.stand_ins = StandIns(recorder)
         self.gradients = Gradients(recorder, self.stand_ins, metadata)
-        self.indexing = Indexing(recorder, self._traced)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.compiler.is_dynamo_compiling():  # torch.cond lets Dynamo look at this mode as well
@@ -69,8 +63,6 @@ class CapturedFunctions(_torch.TorchFunctionMode):
             answer = self.metadata.answer(func, args[0], self.stand_ins.known(args[0]), self.recorder)
             if answer is not ASIDE:
                 return answer
-        if CLOCKS[-1:] and CLOCKS[-1].taken:
-            CLOCKS[-1].refuse_among((*args, *(kwargs or {}).values()), self.recorder.user_line)
         args, kwargs = self.stand_ins.swap(func, args, kwargs or {})
         if name == "__set__" and getattr(func, "__self__", None) is Tensor.data:
             return self._set_data(func, *args)
@@ -87,13 +79,14 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         if name in MEMORY:
             refuse_memory(name, args, self.recorder.user_line)
         if name == "__bool__" and (branch := _torch.branch_of_torch(sys._getframe(1))) is not None:
-            return self._branch(func, args, branch)
+            with self.recorder.takes(branch):
+                return func(*args)
         if name in HOOK_METHODS:
             self.recorder.has_hooks = True
             return self._register(func, args[0], (*args[1:], *kwargs.values())[0])
         if name == "_nested_tensor_from_mask_left_aligned":  # what it would be for is refused, if it comes to that
             return True
-        func, args, kwargs = self.indexing.call(func, args, kwargs)
+        func, args = with_places(self.recorder, func, args)
         if name in _POWERS:  # autograd in C++ compares the exponent with numbers, which it cannot do with a symbol
             args = tuple(int(a) if isinstance(a, torch.SymInt) else a for a in args)
         if name == "ctc_loss":  # its C++ code writes lengths into memory, which a fake tensor does not have
@@ -106,13 +99,13 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         self.recorder.asks_for_numbers = name in _NUMBERS
         out = self._call(func, args, kwargs)
         self.views.note(func, args, kwargs, out)
-        if name in MAY_COPY and self.recorder.symbols.data_dependent:
-            self.recorder.perhaps_views.note(self.recorder, name, args, out)
+        if name in _MAY_COPY and args and self.recorder.symbols.data_dependent:
+            self.recorder.note_copy(args[0], out)
         if name in CHANGES and args:
             self.metadata.has_shape(args[0])
         if self.counters:
             self.counters.level()
-        return self.stand_ins.back.get(id(out), out)
+        return _as_numbers(self.stand_ins.back.get(id(out), out))
 
     def _register(self, func: Any, t: Tensor, hook: Any) -> Any:
         """A hook on a tensor: one from outside keeps it, as in eager."""
@@ -124,13 +117,6 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         return registered(
             self.recorder, func, traced, hook, t if number is None else number, self.metadata.row_of(known)
         )
-
-    def _branch(self, func: Any, args: Any, branch: _torch.Branch) -> Any:
-        self.recorder.branch = branch
-        try:
-            return func(*args)
-        finally:
-            self.recorder.branch = None
 
     def _text(self, func: Any, args: Any, frame: Any) -> str | None:
         """The text of a tensor whose values the trace knows; None for one that is none of the trace's, and for a log.
@@ -174,26 +160,20 @@ class CapturedFunctions(_torch.TorchFunctionMode):
                 raise lost_history(value, path or self.recorder.user_line())
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Where the code of a wrapper class reads a number by indexing, the call is traced again, with that replaced."""
+        rule = FUNCTIONS.get(getattr(func, "__name__", ""))
+        if rule is not None:
+            return rule(self.recorder, func, args, kwargs)
+        if self.recorder.has_read_numbers and _has_symbols((args, kwargs)):
+            with _torch.enable_python_dispatcher():  # composite kernels in C++ ask for numbers
+                return func(*args, **kwargs)
         writes = len(self.recorder.writes)
-        instead = COMPOSITES.get(getattr(func, "__name__", ""))
         try:
-            if instead is not None:
-                return instead(self.recorder, func, args, kwargs)
-            if self.recorder.has_read_numbers and _has_symbols((args, kwargs)):
-                with _torch.enable_python_dispatcher():  # composite kernels in C++ ask for numbers
-                    return func(*args, **kwargs)
             return func(*args, **kwargs)
         except (RuntimeError, *_torch.DATA_DEPENDENT_ERRORS) as error:
-            of_numbers = _OF_NUMBERS in str(error)  # a tensor stood for a size, so that no symbol was seen
-            if not (of_numbers or depends_on_data(error)):
+            again = depends_on_data(error) and len(self.recorder.writes) == writes and self.recorder.inside is None
+            if not again:
                 raise
-            if len(self.recorder.writes) != writes or self.recorder.inside is not None:
-                raise
-        if of_numbers:
-            with _torch.enable_python_dispatcher():
-                return func(*args, **kwargs)
-        self.recorder.inside = IndexingInside(self.indexing)
+        self.recorder.inside = PlacesInside(self.recorder)  # the code of a wrapper class may index by a tensor
         try:
             return func(*args, **kwargs)
         finally:
@@ -238,6 +218,17 @@ def cannot_be_traced(what: str, where: Any, error: RuntimeError) -> UnsupportedE
         got=" ".join(str(error).split())[-300:],
         fix="compile the original instead of the scripted one, or call the scripted one outside of the region",
     )
+
+
+#: methods and functions, by name, that copy only where they have to
+_MAY_COPY = frozenset(("contiguous", "reshape", "reshape_as", "flatten", "ravel"))
+
+
+def _as_numbers(value: Any) -> Any:
+    """The symbols that a call tells (``x.shape``, ``x.item()``) are numbers to the user's code."""
+    if type(value) in (torch.Size, tuple, list):
+        return type(value)(map(_as_numbers, value)) if _has_symbols(value) else value
+    return _torch.as_python_number(value)
 
 
 def _has_symbols(value: Any) -> bool:

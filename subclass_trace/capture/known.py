@@ -6,7 +6,6 @@ and so does user code (``torch.tensor(3).item()``). Nothing is computed unless i
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +14,6 @@ import torch.fx as fx
 
 from .. import _torch
 from ..errors import DataDependentError
-from .argument_checks import is_delayed_error, take
 from .graphs import is_random
 from .recorder import Recorder
 from .user_code import quoted
@@ -56,12 +54,8 @@ def number_inside(recorder: Recorder, t: Tensor, record: Callable[[Tensor], Any]
         return known
     if t.dtype is torch.bool:
         if recorder.branch is not None:
-            return take(recorder, recorder.branch, t)
+            return _take(recorder, recorder.branch, t)
         if not recorder.asks_for_numbers:  # control flow
-            if (branch := _torch.branch_in_function(sys._getframe(1))) is not None:
-                return take(recorder, branch, t)
-            if is_delayed_error(recorder, t):
-                return False
             raise value_asked_for(t, recorder.asking_line())
         with recorder:
             t = t.to(torch.int64)
@@ -70,6 +64,14 @@ def number_inside(recorder: Recorder, t: Tensor, record: Callable[[Tensor], Any]
         return record(t)
     except _torch.DATA_DEPENDENT_ERRORS as error:
         raise value_asked_for(t, recorder.asking_line()) from error
+
+
+def _take(recorder: Recorder, branch: _torch.Branch, condition: Tensor) -> bool:
+    """The side of a branch of torch's own code that the trace takes; each call checks that it is the right one."""
+    if branch.text is not None:
+        with recorder:
+            _torch.assert_async(condition if branch.taken else ~condition, branch.text)
+    return branch.taken
 
 
 def value_asked_for(t: Tensor, line: str | None) -> DataDependentError:

@@ -19,9 +19,9 @@ from ..subclass.kept_objects import remembers_more
 from ..subclass.paths import Path, owner_of
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
 from .aliasing import family
+from .diagnostics import kept_number
 from .facts import holds_traced
 from .inputs import Argument, TracedInput, TracedInputs
-from .python_numbers import KeptNumber
 from .recorder import Recorder
 
 Tensor = torch.Tensor
@@ -290,7 +290,7 @@ def _check_contexts(row: TracedInput, before: Spec, after: Spec, assigned: Mappi
         return
     for name, number in numbers.items():
         if any(number is n for n in _numbers_in_contexts(after)):
-            raise KeptNumber(number, row.path.attr(name))
+            raise kept_number(number, row.path.attr(name))
     if not plain:
         raise UnsupportedError(
             "the region changes the flatten context of an input in place",

@@ -39,11 +39,11 @@ from ..subclass.spec import Spec, WrapperSpec, is_ragged, spec_leaves
 from ..subclass.visit import rebuild
 from .aliasing import family
 from .counters import detached_from, same_place
+from .diagnostics import kept_number
 from .facts import SIMPLE, holds_traced
 from .inputs import TracedInputs
 from .metadata import IsParameter
 from .mutation import Before, same_contexts
-from .python_numbers import KeptNumber
 from .recorder import Recorder
 from .replays import aside, fresh, gives, share_memory, tried, unseen
 from .sharing import Sharing
@@ -477,7 +477,7 @@ class OutputClassifier:
     def _without_traced(self, attributes: dict[str, Any]) -> dict[str, Any]:
         for name, value in attributes.items():
             if isinstance(value, _torch.SYM_TYPES):
-                raise KeptNumber(value, Path("result").item(self._count).attr(name))
+                raise kept_number(value, Path("result").item(self._count).attr(name))
             if holds_traced(value):
                 raise UnsupportedError(
                     "the region sets an attribute of a result to an object that holds traced tensors",

@@ -22,9 +22,8 @@ import torch
 
 from .. import _torch
 from ..errors import AliasingError
-from .aliasing import Place, boxes_apart, may_overlap, one_storage, partly_overlap, repeats, same_place
+from .aliasing import may_overlap, one_storage, partly_overlap, repeats, same_place
 from .eager_errors import Unknown, number, rehearse, smaller_sizes, tensors_in
-from .looks import is_from_inside, look_in_each_call
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -67,49 +66,21 @@ def refuse_overlap(func: Any, args: Sequence[Any], kwargs: dict[str, Any], recor
     except Unknown:
         rows = [(w, t) for written, others in _steps(func, args, kwargs) for w in written for t in others]
         wrong = any(partly_overlap(w, t) for w, t in rows)
-        wrong = wrong or not all(_may_be_settled(func, w, t, elementwise, recorder) for w, t in rows)
+        wrong = wrong or not all(_may_be_settled(w, t, elementwise) for w, t in rows)
     if wrong:
         shapes = [t.shape for t in tensors_in((*args, *kwargs.values()))]
         raise _depends_on_order(_torch.op_name(func), recorder.user_line(), shapes)
 
 
-def _may_be_settled(func: Any, written: Tensor, other: Tensor, elementwise: bool, recorder: Any) -> bool:
-    """Each call looks, where it depends on numbers from inside tensors whether two arguments share memory; False where it
-    cannot."""
+def _may_be_settled(written: Tensor, other: Tensor, elementwise: bool) -> bool:
+    """False where it depends on numbers from inside tensors whether two arguments share memory."""
     if not may_overlap(written, other) or (elementwise and same_place(written, other)):
         return True
-    numbers = [n for t in (written, other) for n in (*t.shape, *t.stride(), t.storage_offset())]
-    if not any(map(is_from_inside, numbers)):
-        return True
-    row = (_torch.op_name(func), recorder.user_line(), elementwise and written.dtype == other.dtype, written.dim())
-    widths = (written.element_size(), other.element_size())
-    return look_in_each_call(recorder, share_nothing, (*row, *widths, *numbers))
+    return not any(isinstance(n, torch.SymInt) and _torch.is_data_dependent(n) for n in _numbers(written, other))
 
 
-def share_nothing(
-    name: str, line: str | None, elementwise: bool, dims: int, width: int, other_width: int, *numbers: int
-) -> bool:
-    """A step of a graph: an operation may write to a tensor of ``dims`` dimensions, and read another of the same storage.
-
-    Args:
-        numbers: sizes, strides and offset of the one, and of the other.
-
-    Raises:
-        RuntimeError: eager refuses it.
-        AliasingError: the real kernel would read what it has already written.
-    """
-    row, rest = numbers[: 2 * dims + 1], numbers[2 * dims + 1 :]
-    more = len(rest) // 2
-    written = Place(row[:dims], row[dims:-1], row[-1])
-    other = Place(rest[:more], rest[more:-1], rest[-1])
-    apart = written.stop * width <= other.offset * other_width or other.stop * other_width <= written.offset * width
-    if apart or 0 in (*written.shape, *other.shape) or (elementwise and written == other):
-        return True
-    if width == other_width and boxes_apart(written, other):
-        return True
-    if elementwise and written.is_dense and other.is_dense:
-        raise RuntimeError(_REFUSED_BY_EAGER)
-    raise _depends_on_order(name, line, [written.shape, other.shape])
+def _numbers(*tensors: Tensor) -> list[Any]:
+    return [n for t in tensors for n in (*t.shape, *t.stride(), t.storage_offset())]
 
 
 def _depends_on_order(name: str, line: str | None, shapes: Sequence[Any]) -> AliasingError:

@@ -1,14 +1,13 @@
 """Packed sequences in a region: `pack_padded_sequence`, recurrent layers on what it gives, `pad_packed_sequence`.
 
-Torch's kernels read the lengths (and the batch sizes that follow from them) out of memory. In a region they have to be known:
-a Python list, which is guarded, or a constant tensor. Then packing and padding are slices, and the kernel of a recurrent
-layer is handed the real batch sizes.
+Torch's kernels read the lengths out of memory. In a region they have to be known: a Python list, which is guarded, or a
+constant tensor. Then packing and padding are slices, and the kernel of a recurrent layer is handed the real batch sizes.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -16,41 +15,11 @@ import torch
 from .. import _torch
 from ..errors import DataDependentError
 from .known import known_value
-from .recorder import Recorder
 
 Tensor = torch.Tensor
-_LAYERS = ("gru", "lstm", "rnn_tanh", "rnn_relu")
-#: what makes a tensor of sizes that may stand in its arguments as tensors (``torch.zeros(layers, batch_sizes[0], 4)``)
-_SIZED = frozenset(
-    {"zeros", "ones", "empty", "full", "rand", "randn", "new_zeros", "new_ones", "new_empty", "new_full"}
-)
 
 
-def _layer(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """A recurrent layer; on a packed sequence it takes the batch sizes, too."""
-    if not (len(args) > 3 and isinstance(args[3], (list, tuple))):
-        # In C++ an LSTM is one of oneDNN's layers, which a graph does not call: see `_torch.composites`.
-        with _torch.enable_python_dispatcher() if func.__name__ == "lstm" else contextlib.nullcontext():
-            return func(*args, **kwargs)
-    sizes = _known(recorder, args[1])
-    with _torch.no_python_dispatcher():  # its decomposition would read them one by one
-        return func(args[0], sizes, *args[2:], **kwargs)
-
-
-def _sized(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """A new tensor whose sizes may be tensors."""
-    first = func.__name__.startswith("new")
-    return func(*args[:first], *map(_number, args[first:]), **kwargs)
-
-
-def _number(size: Any) -> Any:
-    """A tensor in the place of a size is a number."""
-    if isinstance(size, (list, tuple)):
-        return type(size)([_number(n) for n in size]) if type(size) in (list, tuple) else size
-    return size.item() if isinstance(size, Tensor) and not size.dim() and _torch.is_fake(size) else size
-
-
-def _known(recorder: Recorder, t: Tensor) -> Tensor:
+def _known(recorder: Any, t: Tensor) -> Tensor:
     known = known_value(recorder, t) if recorder.knows(t) else None
     if known is None:
         raise DataDependentError(
@@ -63,50 +32,62 @@ def _known(recorder: Recorder, t: Tensor) -> Tensor:
     return known
 
 
-def _pack(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Tensor, Tensor]:
+def _layer(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A recurrent layer; on a packed sequence it takes the batch sizes, too."""
+    if not (len(args) > 3 and isinstance(args[3], (list, tuple))):
+        # In C++ an LSTM is one of oneDNN's layers, which a graph does not call: see `_torch.composites`.
+        with _torch.enable_python_dispatcher() if func.__name__ == "lstm" else contextlib.nullcontext():
+            return func(*args, **kwargs)
+    sizes = _known(recorder, args[1])
+    with _torch.no_python_dispatcher():  # its decomposition would read them one by one
+        return func(args[0], sizes, *args[2:], **kwargs)
+
+
+def _zeros(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A first state, whose size is among the batch sizes (``torch.zeros(layers, batch_sizes[0], 4)``)."""
+
+    def number(n: Any) -> Any:
+        return n.item() if isinstance(n, Tensor) and not n.dim() and _torch.is_fake(n) else n
+
+    return func(*(tuple(map(number, a)) if type(a) in (list, tuple) else number(a) for a in args), **kwargs)
+
+
+def _pack(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor]:
     padded, lengths, batch_first = args
     known = _known(recorder, lengths)
     batch = int(padded.shape[0 if batch_first else 1])  # which is fixed: there is a length for each
     with _torch.no_modes(), torch.no_grad():
         longest = int(known.max()) if known.numel() else 0
-        _, sizes = func(torch.zeros(max(longest, 1), batch, 1), known, False)  # it checks, too
+        sizes = func(torch.zeros(max(longest, 1), batch, 1), known, False)[1].tolist()  # it checks, too
     steps, rows, start = padded.transpose(0, 1) if batch_first else padded, list[Tensor](), 0
-    for count, length in _runs(sizes.tolist()):
+    for count, length in _runs(sizes):
         rows.append(steps[start : start + length, :count].reshape(-1, *steps.shape[2:]))
         start += length
-    return torch.cat(rows), torch.tensor(sizes.tolist())
+    return torch.cat(rows), torch.tensor(sizes)
 
 
-def _pad(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Tensor, Tensor]:
+def _pad(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor]:
     data, batch_sizes, batch_first, value, total = args
     sizes: list[int] = _known(recorder, batch_sizes).tolist()
-    padded, place, start = data.new_full((total, sizes[0], *data.shape[1:]), value), 0, 0
-    parts = []
+    padded, place, start, parts = data.new_full((total, sizes[0], *data.shape[1:]), value), 0, 0, list[Tensor]()
     for count, length in _runs(sizes):
         part = data[place : place + count * length].reshape(length, count, *data.shape[1:])
-        rest = padded[start : start + length, count:]
-        parts.append(torch.cat([part, rest], 1))
+        parts.append(torch.cat([part, padded[start : start + length, count:]], 1))
         place, start = place + count * length, start + length
     out = torch.cat([*parts, padded[start:]])
-    lengths = [sum(size > k for size in sizes) for k in range(sizes[0])]
-    return out.transpose(0, 1) if batch_first else out, torch.tensor(lengths)
+    lengths = torch.tensor([sum(size > k for size in sizes) for k in range(sizes[0])])
+    return out.transpose(0, 1) if batch_first else out, lengths
 
 
 def _runs(sizes: list[int]) -> list[tuple[int, int]]:
     """(batch size, for how many steps), in order."""
-    rows: list[tuple[int, int]] = []
-    for size in sizes:
-        if rows and rows[-1][0] == size:
-            rows[-1] = (size, rows[-1][1] + 1)
-        else:
-            rows.append((size, 1))
-    return rows
+    return [(size, len([*run])) for size, run in groupby(sizes)]
 
 
 #: name of a function -> what is called in its place, with the recorder, the function and the arguments
-PACKED: Mapping[str, Callable[..., Any]] = {
+PACKED: dict[str, Any] = {
     "_pack_padded_sequence": _pack,
     "_pad_packed_sequence": _pad,
-    **dict.fromkeys(_LAYERS, _layer),
-    **dict.fromkeys(_SIZED, _sized),
+    "zeros": _zeros,
+    **dict.fromkeys(("gru", "lstm", "rnn_tanh", "rnn_relu"), _layer),
 }

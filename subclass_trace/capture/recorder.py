@@ -15,6 +15,8 @@ In-place operations are recorded as they run; `functionalize` replays the finish
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -32,14 +34,11 @@ from ..subclass.paths import Path
 from ..subclass.protocol import REAL, is_traceable
 from ..subclass.spec import is_ragged
 from .aliasing import ByteRange, byte_range
-from .default_dtype import check_default_dtype, is_factory
-from .eager_errors import REFUSALS, error_of_eager, has_out, refuse_as_eager, tensors_in
+from .eager_errors import REFUSALS, error_of_eager, has_out, refuse_as_eager
 from .foreach import steps
 from .late_code import LateState
-from .otherwise import OTHERWISE
+from .operators import RULES
 from .overlaps import refuse_overlap
-from .own_operations import SymbolsInside, original
-from .perhaps_views import PerhapsViews
 from .random_state import RandomState
 from .results import Results
 from .symbols import Symbols
@@ -53,6 +52,7 @@ from .writes import (
     refuse_closed_over_write,
     refuse_inference,
     refuse_resized_view,
+    shared_write,
     written_arguments,
 )
 
@@ -116,7 +116,6 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.results = Results(mode)
         self.default_dtype = torch.get_default_dtype()
         self.inside: Any = None  # a function mode for the code of wrapper classes
-        self._class_call: Any = None  # the operation that the code of a class runs for it
         self.mutable = False
         self.names_are_known = False  # a joint graph was made whose nodes are called as here
         self.has_hooks = False  # on tensors
@@ -134,8 +133,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.resized: set[Any] = set()  # storages of ``out=`` arguments that got another size
         self.outliving: frozenset[Any] = frozenset()  # while a backward is traced: storages that are not its own
         self.closed_over: list[ClosedOver] = []
-        self.perhaps_views = PerhapsViews()
         self.of_arrays: set[Any] = set()  # the storages of constants in the memory of numpy arrays
+        self.perhaps_shared: set[Any] = set()  # storages of copies that may be none in a call, and of what is copied
         self.sealed = False  # the user function has run: its inputs are known
         self._last_placeholder: fx.Node | None = None
         self._nodes: dict[int, tuple[fx.Node, Tensor]] = {}  # holds the tensors, so that ids stay unique
@@ -221,12 +220,6 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     def know_wrapper(self, wrapper: Tensor) -> None:
         """This wrapper is made of traced leaves."""
         self._known_wrappers[id(wrapper)] = wrapper
-
-    def number(self, value: Any, function: Callable[..., Any], operands: Sequence[Any]) -> None:
-        """A symbolic number that a Python function computes of others."""
-        node = self.graph.call_function(function, tuple(map(self.node_of, operands)))
-        node.meta.update(val=value, partitioner_tag=self.tag)
-        self.symbols.is_held_by(value, node)
 
     def node_of(self, value: Any) -> Any:
         """The node of a tensor or symbolic number; other values stand for themselves."""
@@ -351,11 +344,10 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
                     return _LAYOUT[func](args[0])
                 self.classes.add(t)
                 self._notice_wrappers(args)
-                if original(func) is not func:
-                    return self._run_class(original(func), types, args, kwargs or {}, SymbolsInside())
-                if self.inside is None:
+                if self.inside is None or _torch.dispatches_in_cpp(t):
                     return NotImplemented
-                return self._run_class(func, types, args, kwargs or {}, self.inside)
+                with self, self.inside:  # what torch does next, with this mode
+                    return t.__torch_dispatch__(func, types, args, kwargs or {})
         if _torch.function_stack_length():  # what looks at the calls of Python code is not asked about ours
             with _torch.no_overrides():
                 return self._run_dense(func, types, args, kwargs or {})
@@ -384,9 +376,9 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         real = self._real_arguments(args, kwargs)
         if real:
             return self._with_lifted(func, types, args, kwargs, real)
-        other = OTHERWISE.get(func)
-        if other is not None:
-            out = other(self, func, args, kwargs)
+        rule = RULES.get(func)
+        if rule is not None:
+            out = rule(self, func, args, kwargs)
             if out is not NotImplemented:
                 return out
         if func in self.decompositions and not func._schema.is_mutable:
@@ -400,27 +392,6 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             if out is not NotImplemented:
                 return out
         return self._record(func, args, kwargs)
-
-    def _run_class(self, func: Any, types: Any, args: Any, kwargs: Any, inside: Any) -> Any:
-        """What torch does next where a mode leaves an operation to the classes of its arguments, with ``inside`` active."""
-        # By its tensors: symbolic numbers are new objects on each way through C++.
-        call = func, tuple(map(id, tensors_in(args)))
-        if call == self._class_call:  # torch has the rules of the class in C++
-            return NotImplemented
-        for cls in types:
-            if cls not in _DENSE:
-                outer, self._class_call = self._class_call, call
-                try:
-                    with self, inside:
-                        if _torch.dispatches_in_cpp(cls):
-                            out = func(*args, **kwargs)
-                        else:
-                            out = cls.__torch_dispatch__(func, types, args, kwargs)
-                finally:
-                    self._class_call = outer
-                if out is not NotImplemented:
-                    return out
-        return NotImplemented
 
     def _local_scalar(self, func: Any, t: Tensor) -> Any:
         """``t.item()``."""
@@ -506,8 +477,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             node.kwargs = arguments[1]
         self.annotate(node, func, args, kwargs)
         if torch.get_default_dtype() is not self.default_dtype:
-            check_default_dtype(func, args, out, self.default_dtype, self.user_line)
-        if is_factory(func) and isinstance(out, Tensor) and node.kwargs.get("dtype") is None:
+            self._check_default_dtype(func, args, out)
+        if _is_factory(func) and isinstance(out, Tensor) and node.kwargs.get("dtype") is None:
             node.kwargs = {**node.kwargs, "dtype": out.dtype}  # the default dtype may be another one in the call
         self.track_result(node, out, args)
         if self.mode.shape_env.pending_fresh_unbacked_symbols:
@@ -519,6 +490,28 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         for step in ordered:
             with self:
                 func(*step, **kwargs)
+
+    def _check_default_dtype(self, func: Any, args: Any, out: Any) -> None:
+        """The region has set the default dtype, while its graph runs under that of the call: does the result depend on it?"""
+        inputs = [a for a in args if isinstance(a, Tensor)]
+        if not inputs or not isinstance(out, Tensor) or not _promotes(out) or any(map(_promotes, inputs)):
+            return
+        raise UnsupportedError(
+            "the region turns integers into floating point numbers under a default dtype that it has set itself",
+            path=self.user_line(),
+            expected=f"the default dtype of the call, {self.default_dtype}",
+            got=f"{func} under {torch.get_default_dtype()}",
+            fix="convert the tensor first (x.to(dtype)), or set the default dtype outside the region",
+        )
+
+    @contextlib.contextmanager
+    def takes(self, branch: _torch.Branch) -> Iterator[None]:
+        """Inside, torch's own code asks for the truth of a tensor, and goes on with one side."""
+        self.branch = branch
+        try:
+            yield
+        finally:
+            self.branch = None
 
     def annotate(self, node: fx.Node, func: Any = None, args: Any = (), kwargs: Any = None) -> None:
         """Give a node its tag, sequence number, frames and checkpoint tags."""
@@ -564,6 +557,17 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise late_write(func, t, self.user_line())
             if self.of_arrays and self.writes[-1][0] in self.of_arrays:
                 raise array_write(func, t, self.user_line())
+            if self.perhaps_shared and self.writes[-1][0] in self.perhaps_shared:
+                raise shared_write(func, t, self.user_line())
+
+    def note_copy(self, source: Any, made: Any) -> None:
+        """``x[:, :n].contiguous()`` of a number from inside a tensor: eager has a view where it can, the trace always copies."""
+        if not (_torch.is_fake(source) and _torch.is_fake(made)):
+            return
+        storages = _torch.storage_ref(source), _torch.storage_ref(made)
+        sizes = (*source.shape, *source.stride(), *made.shape)
+        if storages[0] != storages[1] and any(isinstance(n, torch.SymInt) and _torch.is_data_dependent(n) for n in sizes):
+            self.perhaps_shared.update(storages)
 
     def _part_aliases(self, changed: Sequence[Tensor]) -> None:
         """The shape of these changes in place: values that were the same node (``detach``) get a node of their own."""
@@ -619,3 +623,15 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     def user_line(self) -> str | None:
         """``file:line`` of the innermost user frame."""
         return line_text(self.user_frames())
+
+
+def _promotes(t: Tensor) -> bool:
+    return t.is_floating_point() or t.is_complex()
+
+
+@functools.cache
+def _is_factory(func: Any) -> bool:
+    """Does the operation make a tensor from no tensor, with a dtype that may be left out?"""
+    arguments = func._schema.arguments
+    takes = any("Tensor" in str(a.type) for a in arguments)
+    return not takes and any(a.name == "dtype" and a.kwarg_only for a in arguments)

@@ -37,8 +37,8 @@ from .aliasing import alias_groups
 from .checkpoint import checkpoint_as_tags
 from .closed_over import ClosedOverInput, ClosedOverTensors, originals_of, restored_versions
 from .counters import Groups, SharedCounters
+from .diagnostics import typed_errors
 from .escapes import check_escapes
-from .formulas import formulas
 from .functionalize import overlapping_views
 from .functions import CapturedFunctions
 from .gradient_order import arrivals, order_views
@@ -51,7 +51,6 @@ from .mutation import check_members, read_mutations, remember
 from .outputs import OutputClassifier, is_own_leaf, leaf_inside
 from .own_attributes import OwnAttributes
 from .places import groups_by_place, scattered_roots
-from .python_numbers import PythonNumbers, kept_as_numbers
 from .random_state import RandomState, UnknownGenerators
 from .recorder import Recorder
 from .run import Run, with_attributes
@@ -59,7 +58,8 @@ from .session import Session
 from .sharing import Sharing
 from .tape import Tape, connected, independent, leaves_behind, reaches, saved_by_autograd, saves_out_of_sight
 from .tensors_of_contexts import TensorsOfContexts
-from .typed_errors import typed_errors
+from .torch_methods import torch_methods
+from .types_as_eager import traced_types
 from .versions import counted_once, leaf_versions_of, versions_of
 
 Tensor = torch.Tensor
@@ -219,7 +219,6 @@ class _Capture:
             stack.enter_context(self.session.reads.objects.watching())
             inputs = make_inputs(self.session)
             stack.callback(inputs.forget)
-            stack.enter_context(kept_as_numbers(self.session, inputs.inputs))
             given = inputs.inputs
             self.session.reads.lend(
                 Lending.of(self.session.shape_env, [row.traced for row in given]), [row.spec for row in given]
@@ -327,13 +326,12 @@ class _Capture:
             functions = CapturedFunctions(recorder, self.metadata, self.counters)
             self.stand_ins, self.gradients = functions.stand_ins, (gradients := functions.gradients)
             watching, asked = self.session.reads.watching(), self.metadata.watching()
-            modules, numbers = formulas(), PythonNumbers(self.session, inputs)
             hooks = late_module_hooks(recorder)
             with (
                 checkpoint_as_tags(recorder),
-                numbers,
+                traced_types(inputs.inputs, recorder.classes),
                 typed_errors(recorder),
-                modules,
+                torch_methods(),
                 hooks,
                 functions,
                 _torch.watched_engine(gradients.backward, gradients.check_graphs, gradients.check_hooks),
@@ -570,7 +568,6 @@ def _written_groups(
             fix="pass x alone, and call x.conj() inside of the region",
         )
     if recorder.mutable:
-        recorder.perhaps_views.check(recorder.graph, values)
         rows = [*groups_by_place(originals, leaf_primals, recorder, rows, values)]
     groups = [tuple(leaf_primals[k] for k in members) for members in rows]
     if recorder.mutable:  # what is written through an overlapping view is seen as a flat piece of memory too

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -19,8 +18,8 @@ from ..errors import UnsupportedError
 from ..subclass.numbers import NumberPlace, real_numbers, standing_in
 from ..subclass.paths import Path
 from .context_reads import ContextReads
+from .diagnostics import MadeNumbers
 from .dispatch_state import unchanged_by_dispatch
-from .made_numbers import MadeNumbers
 from .recorder import Recorder
 from .saved_hooks import hooks_as_code
 
@@ -53,8 +52,6 @@ class Session:
     #: which values of the inputs' contexts the traces read; looked at unless the caller compares whole contexts itself
     reads: ContextReads
     watches_contexts = True
-    #: may the function be captured again, with sizes as numbers? (Another tracer's symbols stay what they are.)
-    may_run_again = True
     #: what was assumed of symbols when the inputs were made, and nothing had run
     assumptions: _torch.Assumptions | None = None
 
@@ -77,7 +74,6 @@ class Session:
         self.made_numbers = MadeNumbers()
         if mode is None:
             self.made_numbers.watch(self.recorder)
-        self._read_of: dict[Any, frozenset[Any]] = {}  # symbol of a computed float -> those that it is computed of
 
     def dtensor_modes(self) -> _torch.DTensorModes | None:
         """What of ``loss_parallel`` and the like is active around this, if the traces met a DTensor."""
@@ -100,7 +96,6 @@ class Session:
                 enter(_torch.enable_python_dispatcher())
                 enter(_torch.writes_told())
             enter(_torch.composites_as_eager())
-            enter(_torch.parameters_of_distributions())
             enter(_torch.fast_paths_as_eager())
             enter(_torch.compiled_functions_run_eagerly())
             enter(_torch.disable_autocast_cache())
@@ -153,9 +148,8 @@ class Session:
         self.bind_numbers()
 
     def _number(self, n: float, name: str) -> Any:
-        if type(n) is int:
-            return _torch.new_number(self.shape_env, n, name)
-        return _torch.new_float(self.shape_env, n, name)
+        make = _torch.new_number if type(n) is int else _torch.new_float
+        return _torch.as_python_number(make(self.shape_env, n, name))
 
     def bind_numbers(self) -> None:
         """The symbols of the call's numbers are known before anything runs."""
@@ -169,78 +163,16 @@ class Session:
         self.recorder.late.numbers = functools.partial(standing_in, real_numbers(place for place, _ in rows))
         return standing_in(rows)
 
-    def is_float_of_call(self, number: Any) -> bool:
-        """Is it computed of floats that the call brings?"""
-        floats = self.recorder.symbols.floats
-        return isinstance(number, torch.SymFloat) and not floats.isdisjoint(number.node.expr.free_symbols)
-
     def no_branch_on_floats(self) -> None:
         """Nothing may be assumed of the floats of a call.
 
         Raises:
-            UnsupportedError: something is. (The formulas that torch makes of floats are not exact.)
+            UnsupportedError: something is: the formulas that torch makes of floats are right to rounding alone.
         """
         floats = self.recorder.symbols.floats
         for guard in self.shape_env.guards if floats else ():
             if not floats.isdisjoint(guard.expr.free_symbols):
                 raise UnsupportedError("the region branches on a float, or needs it as a number", got=guard.expr)
-
-    @property
-    def takes_steps(self) -> bool:
-        """Does our own back end run the graph, which calls Python's functions of numbers as they are?"""
-        return not self.recorder.late.copies
-
-    def computed(self, function: Callable[..., float], *operands: Any) -> torch.SymFloat:
-        """A float that Python code computes of numbers that are known in the traced call: a symbol of its own.
-
-        Torch would make a formula, of which sympy adds up and multiplies the parts in an order of its own. Here each
-        step is a node of the graph, and the number is that of eager mode to the last bit.
-        """
-        hint = function(*map(_torch.value_in_trace, operands))
-        made = _torch.computed_float(self.shape_env, hint)
-        self.recorder.symbols.floats.add(made.node.expr)
-        self._read_of[made.node.expr] = frozenset(s for n in operands for s in self.read_of(n))
-        self.recorder.number(made, function, operands)
-        return made  # type: ignore[no-any-return]
-
-    def step(self, function: Callable[..., Any], operands: Sequence[Any], kind: type) -> Any:
-        """The same of numbers of which some depend on values inside tensors. ``kind``: int, float or bool."""
-        made = _torch.unknown_number(self.shape_env, kind)
-        self.recorder.number(made, function, operands)
-        return made
-
-    def whole(self, truth: torch.SymBool) -> Any:
-        """1 or 0."""
-        if _torch.is_known(truth):
-            return int(bool(truth))
-        if self.takes_steps:  # sympy puts formulas into each other that torch does not know
-            return self.step(operator.pos, (truth,), int)
-        choose: Any = torch.sym_ite
-        return choose(truth, 1, 0)
-
-    def read_of(self, number: Any) -> frozenset[Any]:
-        """The symbols of sizes, and of numbers of the call, that a number is computed of."""
-        own = number.node.expr.free_symbols if isinstance(number, _torch.SYM_TYPES) else ()
-        return frozenset(s for symbol in own for s in self._read_of.get(symbol, (symbol,)))
-
-    def is_of_sizes(self, number: Any) -> bool:
-        """Is it computed in steps, but of no float that the call brings?"""
-        own = number.node.expr.free_symbols
-        return not own.isdisjoint(self._read_of) and self.recorder.symbols.floats.isdisjoint(self.read_of(number))
-
-    def is_fixed(self, number: Any) -> bool:
-        """Is a computed float the same in each call that the trace serves: has it taken for constant what it is made of?"""
-        own = number.node.expr.free_symbols
-        return own <= self._read_of.keys() and self._are_constant(self.read_of(number))
-
-    def _are_constant(self, symbols: frozenset[Any]) -> bool:
-        return all(self.shape_env.replace(s).is_number for s in symbols)
-
-    def sizes_behind_branches(self) -> frozenset[Any]:
-        """The symbols of sizes of which steps compute floats that something was assumed of."""
-        met = {s for guard in self.shape_env.guards for s in guard.expr.free_symbols if s in self._read_of}
-        rows = (self._read_of[s] for s in met if not self._are_constant(self._read_of[s]))
-        return frozenset(s for row in rows if self.recorder.symbols.floats.isdisjoint(row) for s in row)
 
     def tracked(self, fake: torch.Tensor) -> torch.Tensor:
         """A fresh alias of a fake leaf that is the same graph value."""

@@ -30,10 +30,9 @@ class Symbols:
         self.graph, self.mode = graph, mode
         self.tracer = fx.proxy.GraphAppendingTracer(graph)
         self.data_dependent = False  # has the capture met a number that depends on values inside tensors?
-        self.floats: set[Any] = set()  # symbols of floats that the call brings, and of what is computed of them
+        self.floats: set[Any] = set()  # symbols of floats that the call brings
         self._nodes: dict[Any, fx.Node] = {}  # expression -> what computes it
         self._sources: dict[Any, tuple[fx.Node, str, int]] = {}  # symbol -> input, what of it, dimension
-        self._truths: dict[Any, fx.Node] = {}  # symbol -> what computes True or False, of which it is 1 or 0
         self._texts: dict[int, str] = {}  # what to say of conditions on data-dependent numbers
         self._ragged: dict[int, Any] = {}  # nested int of a real tensor -> symbol
         self._of_others = frozenset(
@@ -54,12 +53,6 @@ class Symbols:
                 symbol = _torch.size_symbol(size)
                 if symbol is not None:
                     self._sources.setdefault(symbol, (node, kind, dim))
-
-    def is_held_by(self, value: Any, node: fx.Node) -> None:
-        """``node`` computes the symbolic number ``value``, if nothing before it does."""
-        self._nodes.setdefault(value.node.expr, node)
-        if isinstance(value, torch.SymBool):  # torch has it as ``symbol == 1``
-            self._truths.update((symbol, node) for symbol in value.node.expr.free_symbols)
 
     def bind_data_dependent(self, node: fx.Node, out: Any, tag: str) -> None:
         """Symbols that this operation made (nonzero): each becomes a size node of the result."""
@@ -115,8 +108,6 @@ class Symbols:
         if expr.is_number or (expr.is_Boolean and not expr.free_symbols):
             return int(expr) if isinstance(value, torch.SymInt) else bool(expr) if expr.is_Boolean else float(expr)
         hit = self._nodes.get(expr)
-        if hit is None and not (expr.is_Symbol or self.floats.isdisjoint(expr.free_symbols)):
-            raise UnsupportedError("a number is computed of a float in steps that are not known", got=value)
         if hit is None:
             hit = self._source_node(expr, value) if expr.is_Symbol else self._expression_node(expr, tag)
             self._keep(expr, hit, value, tag)
@@ -128,8 +119,6 @@ class Symbols:
         self._nodes[expr] = node
 
     def _source_node(self, symbol: Any, value: Any) -> fx.Node:
-        if symbol in self._truths:
-            return self.graph.call_function(operator.pos, (self._truths[symbol],))
         found = self._sources.get(symbol)
         if found is None:
             raise UnsupportedError(f"the size symbol {symbol} belongs to no input of the region", got=value)
@@ -177,7 +166,7 @@ class Symbols:
         """Nodes that check in each call what the trace took for true of such numbers (``torch._check``, bounds)."""
         if not self.data_dependent:
             return
-        known = {*self._nodes, *self._sources, *self._truths}
+        known = {*self._nodes, *self._sources}
         for row in self._deferred():
             if not row.expr.free_symbols <= known:
                 raise UnsupportedError(

@@ -31,8 +31,8 @@ from .gradient_order import Arrival
 from .graphs import finish_joint, kept_after, placeholders
 from .late_code import NO_LATE_CODE, Late, late_functions
 from .lending import Lending
-from .python_numbers import PythonNumbers
 from .session import Session
+from .types_as_eager import traced_types
 from .user_code import frames_text, is_user_code
 
 Tensor = torch.Tensor
@@ -150,8 +150,8 @@ class Tape:
         """
         recorder = self.session.recorder
         outs, values, names, edges, tracked = [], [], [], [], []
-        numbers = PythonNumbers(self.session)
-        with self.session.modes(), numbers, torch.set_grad_enabled(create_graph), _torch.disable_autocast():
+        types = traced_types((), recorder.classes)
+        with self.session.modes(), types, torch.set_grad_enabled(create_graph), _torch.disable_autocast():
             for out, spec, arrival in zip(self.outputs, tangents, self.arrivals, strict=True):
                 if spec is None:
                     continue

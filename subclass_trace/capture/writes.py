@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .. import _torch
-from ..errors import NeedsEager, UnsupportedError
+from ..errors import DataDependentError, NeedsEager, UnsupportedError
 from ..subclass.protocol import is_traceable
 
 Tensor = torch.Tensor
@@ -93,6 +93,17 @@ def array_write(func: Any, written: Tensor, line: str | None) -> UnsupportedErro
         expected="arrays that are only read",
         got=f"{func} on a tensor of shape {tuple(written.shape)}",
         fix="pass torch.from_numpy(array) as an argument, or write to a copy: torch.tensor(array)",
+    )
+
+
+def shared_write(func: Any, written: Tensor, line: str | None) -> DataDependentError:
+    """Whether another tensor shows what is written depends on a size from inside a tensor."""
+    return DataDependentError(
+        "the region writes to memory that two tensors share or not, depending on the values inside a tensor",
+        path=line,
+        expected="tensors of which the sizes tell whether they are views",
+        got=f"{func} on a tensor of shape {tuple(written.shape)}",
+        fix="make a copy in any case, with .clone()",
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 import types
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -16,14 +15,12 @@ import torch
 from .. import _torch
 from ..capture.aliasing import family
 from ..capture.changed_contexts import ChangedContexts
-from ..capture.clocks import Clocks, clocks
-from ..capture.conversions import CONVERSIONS, conversions
 from ..capture.facts import holds_traced
 from ..capture.inputs import Argument
 from ..capture.objects_made import is_makeable, looked_at, objects_made
-from ..capture.python_numbers import types_as_eager
 from ..capture.region import RunFunction
 from ..capture.run import Run
+from ..capture.types_as_eager import types_as_eager
 from ..errors import UnsupportedError
 from ..plan import AppendPlan, AssignmentPlan, ContainerChange, OfResult
 from ..runtime.changed_objects import copied_among
@@ -460,7 +457,6 @@ class CallSite:
                 no_weak_writes(self.reached),
                 no_managed_modules(self.roots),
                 no_random_numbers(self.reached),
-                clocks((row.holder, row.key) for row in self.reached.slots if type(row.holder) is dict) as times,
                 no_items_taken(self.reached),
                 no_other_attributes(self.reached),
                 no_written_arrays([*arrays, *self.reached.held]),
@@ -468,7 +464,6 @@ class CallSite:
                 effects_on(self.reached, self._readable(), lambda v: lends(v) or id(v) in objects) as effects,
                 stored_by(self.reached, elsewhere.real) as stored,
                 types_as_eager(_tables_without_type(self.reached)),
-                conversions(_called_conversions(self.reached)),
                 replaced(self.roots, self.states, states) as assigned,
             ):
                 self.elsewhere[:] = elsewhere.arguments
@@ -502,7 +497,6 @@ class CallSite:
             outcome = Outcome(self.reached, self.flat[: self.user_count], containers, lends, mine, others, rows)
             results, tree, changed = outcome.results(result, changes, new, places)
             plans = outcome.plans(len(results))
-            _refuse_times(times, results, rows, plans)
             self.assigned_to.update(id(plan.owner) for plan in plans)
             plans = found_anew(plans, self.reached)
             flat = [*results, *[row.value for row in rows]]
@@ -531,24 +525,6 @@ def _tables_without_type(reached: Reached) -> list[dict[str, Any]]:
     """The globals of code that names ``type``, which it finds among the builtins; torch's own, which chooses kernels by it."""
     named = [row.holder for row in reached.unbound if row.key == "type" and type(row.holder) is dict]
     return [*named, _torch.foreach_globals()]
-
-
-def _called_conversions(reached: Reached) -> list[tuple[dict[str, Any], str]]:
-    """The functions of Python's that make numbers, by name, with the globals of code that does nothing but call them."""
-    rows = [(row.holder, row.name) for row in reached.unbound if row.key in CONVERSIONS and type(row.holder) is dict]
-    called = [row for row in rows if (id(row[0]), row[1]) not in reached.uncalled]
-    adafactor = sys.modules.get("torch.optim._adafactor")  # it clips by norms
-    return called if adafactor is None else [*called, (vars(adafactor), "min"), (vars(adafactor), "max")]
-
-
-def _refuse_times(times: Clocks, results: Sequence[Any], rows: Sequence[Any], plans: Sequence[Any]) -> None:
-    """``rows``: what the function did to Python state, with the ``plans`` of it."""
-    for k, value in enumerate(results):
-        if times.is_time(value):
-            raise times.refusal("returns the time", Path("result").item(k))
-    for row, plan in zip(rows, plans, strict=True):
-        if times.is_time(row.value):
-            raise times.refusal("stores the time", getattr(plan, "name", None) or type(plan.owner).__qualname__)
 
 
 def _of_python(value: Any) -> Any:

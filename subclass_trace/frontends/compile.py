@@ -31,7 +31,6 @@ from ..backends import resolve_backend
 from ..backends.eager import compile_eager
 from ..capture.again import FirstRun
 from ..capture.mutation import NeedsAutogradBase
-from ..capture.python_numbers import NeedsNumbers, kept_as_numbers, needed_numbers
 from ..capture.region import Captured, capture
 from ..errors import ArgumentsError, GuardError, NeedsEager, OptionError, SubclassTraceError, UnsupportedError
 from ..options import Options
@@ -50,7 +49,7 @@ from ..subclass.template import Examples
 from .again import second_run
 from .calls import CallSite
 from .class_code import lasting
-from .dynamic import SizeHistory, choose, sizes_of
+from .dynamic import SIZES, SizeHistory, choose, sizes_of
 from .eagerly import EagerCalls
 from .late_code import late_state
 from .members import is_plain_object
@@ -244,60 +243,49 @@ class Region:
         )
 
     def __compile(self, site: CallSite, ambient: Ambient) -> Specialization:
-        """With the numbers as symbols that differ between calls; as they are, where some of it needs them so."""
+        """With symbols for the numbers and sizes that differ between calls; with what they are, where such a trace fails."""
         numbers = self.__history.of_call(numbers_of(site), self.__options)
-        *tries, last = choices(numbers)
+        entry: Specialization | None = None
         why = ""
-        for chosen in tries:
+        for chosen, sizes in [*((n, True) for n in choices(numbers)), (NONE, False)]:
             try:
-                entry = self.__compile_with(site, ambient, chosen)
+                entry = self.__compile_with(site, ambient, chosen, sizes)
             except Exception as error:  # one of the function itself comes again
+                if not (sizes and self.__history.has_symbols):
+                    if not isinstance(error, SubclassTraceError):
+                        site.deliver_unfinished()  # what the function did before; the tries before have taken theirs back
+                    raise
                 why = _told(error)
                 continue
             backwards = entry.program.backwards
-            if backwards is None or backwards.compiled or backwards.is_freed:
+            if backwards is None or backwards.compiled or backwards.is_freed or not self.__history.has_symbols:
                 break
             why = "torch may know no derivative for a symbol"  # ``x ** n``
-        else:
-            chosen, entry = last, self.__last_try(site, ambient, last)
-        others = [place for place in numbers if place not in chosen]
-        self.__history.fix_all(others, f"what only numbers serve ({why})")
+        assert entry is not None
+        if why:
+            fixed = [str(place.path) for place in numbers if place not in chosen] + [SIZES] * (not sizes)
+            self.__history.fix_all(fixed, f"what only numbers serve ({why})")
         return entry
 
-    def __last_try(self, site: CallSite, ambient: Ambient, numbers: Numbers) -> Specialization:
-        """What the function did before an exception of its own stands now: of the tries before, each has taken it back."""
-        try:
-            return self.__compile_with(site, ambient, numbers)
-        except Exception as error:
-            if not isinstance(error, SubclassTraceError):
-                site.deliver_unfinished()
-            raise
-
-    def __compile_with(self, site: CallSite, ambient: Ambient, numbers: Numbers) -> Specialization:
+    def __compile_with(self, site: CallSite, ambient: Ambient, numbers: Numbers, sizes: bool) -> Specialization:
         options = self.__options
         backend = resolve_backend(options.backend, fw_compiler=options.fw_compiler, bw_compiler=options.bw_compiler)
         partitioner = resolve_partitioner(options.partitioner, options.activation_memory_budget)
         table = options.table(backend)
         of_classes = site.class_guards
-        captured, arguments, positions = self.__capture(site, table, numbers, backend.backward is not compile_eager)
-        try:
-            with kept_as_numbers(captured.session, captured.inputs):
-                program, graphs = build_program(
-                    captured,
-                    arguments,
-                    positions,
-                    dict(site.views),
-                    backend,
-                    partitioner,
-                    keep_joint=self.__keep_joint,
-                    keep_input_mutations=options.keep_inference_input_mutations,
-                )
-            needed = needed_numbers(captured.session, captured.inputs)  # by the backward, which is traced by now
-        except NeedsNumbers as by_backward:
-            needed = by_backward
-        if needed is not None:
-            self.__history.fix(needed)
-            return self.__compile_with(site, ambient, numbers)
+        captured, arguments, positions = self.__capture(
+            site, table, numbers, backend.backward is not compile_eager, sizes
+        )
+        program, graphs = build_program(
+            captured,
+            arguments,
+            positions,
+            dict(site.views),
+            backend,
+            partitioner,
+            keep_joint=self.__keep_joint,
+            keep_input_mutations=options.keep_inference_input_mutations,
+        )
         captured.session.no_branch_on_floats()
         places = [row.place for row in program.plan.symbols if row.place is not None]
         inputs = [a.value for a in arguments] + [c.value for c in captured.closed_over]
@@ -347,15 +335,20 @@ class Region:
             )
 
     def __capture(
-        self, site: CallSite, table: dict[Any, Any], numbers: Numbers = NONE, copies: bool = True
+        self,
+        site: CallSite,
+        table: dict[Any, Any],
+        numbers: Numbers = NONE,
+        copies: bool = True,
+        sizes: bool = True,
     ) -> tuple[Captured, list[Any], list[int | None]]:
         bases: list[torch.Tensor] = []
         while True:
             arguments, positions = site.arguments(bases)
             if self.__options.automatic_dynamic:
                 self.__history.add(sizes_of(arguments))
-            choice = self.__history.differing(numbers)
-            dynamic, any_dynamic = choose(arguments, self.__history, self.__options.dynamic, choice)
+            dynamic, any_dynamic = choose(arguments, self.__history, self.__options.dynamic, numbers, sizes)
+            self.__history.has_symbols = any_dynamic
             run = site.runner(self.__function, arguments, positions)
             try:
                 found = capture(
@@ -370,8 +363,6 @@ class Region:
                 return found, arguments, positions
             except NeedsAutogradBase as again:
                 bases.append(again.base)
-            except NeedsNumbers as needed:
-                self.__history.fix(needed)
             except TypeError:  # a symbolic stride has no hash, and operators say that they do not support the class
                 if not getattr(dynamic, "frees_sizes", False) or self.__history.fixed_strides:
                     raise

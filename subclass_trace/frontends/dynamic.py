@@ -11,12 +11,10 @@ from typing import Any
 import torch
 
 from ..capture.inputs import Argument, DynamicDims
-from ..capture.python_numbers import NeedsNumbers
 from ..capture.session import Dim
 from ..options import Options
 from ..subclass.components import Steps, components
 from ..subclass.context import same_context, without_outer
-from ..subclass.numbers import NumberPlace
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from ..subclass.visit import visit
@@ -24,6 +22,8 @@ from .numbers import NONE, Numbers
 
 Tensor = torch.Tensor
 Sizes = dict[str, tuple[int, ...]]
+#: stands for all sizes and strides where the trace of a region failed with symbols for them
+SIZES = "the sizes of its tensors"
 
 
 def sizes_of(arguments: Sequence[Argument]) -> Sizes:
@@ -85,7 +85,8 @@ class SizeHistory:
         self.numbers: dict[str, float] = {}  # path -> a number that stood there
         self.varying_numbers: set[str] = set()
         self.fixed_strides = False  # a class hashes the strides in its contexts, whatever the sizes are
-        self.fixed: dict[tuple[str, str, int], str] = {}  # path, kind and dimension of what is a number -> why
+        self.has_symbols = False  # had the last trace any?
+        self.fixed: dict[str, str] = {}  # path of a number that is no symbol, or `SIZES` -> why
 
     def add(self, sizes: Sizes) -> None:
         """Compare with earlier sizes at the same paths, and remember these."""
@@ -99,20 +100,9 @@ class SizeHistory:
         if sizes not in self.seen:
             self.seen.append(sizes)
 
-    def fix(self, needed: NeedsNumbers) -> None:
-        """These sizes are numbers from now on.
-
-        Raises:
-            NeedsNumbers: they have been so already.
-        """
-        rows = {(str(path), kind, dim): needed.why for path, kind, dim in needed.places}
-        if rows.keys() <= self.fixed.keys():
-            raise needed
-        self.fixed = {**rows, **self.fixed}
-
-    def fix_all(self, numbers: Iterable[NumberPlace], why: str) -> None:
-        """These numbers are no symbols from now on."""
-        self.fixed = {**{(str(place.path), "number", 0): why for place in numbers}, **self.fixed}
+    def fix_all(self, places: Iterable[str], why: str) -> None:
+        """No symbols stand for these numbers from now on, nor for sizes, if `SIZES` is among them."""
+        self.fixed = {**dict.fromkeys(places, why), **self.fixed}
 
     def of_call(self, numbers: Numbers, options: Options) -> Numbers:
         """Of the Python numbers of a call those that may be symbols, and were others in an earlier call."""
@@ -130,7 +120,7 @@ class SizeHistory:
         return {
             place: n
             for place, n in numbers.items()
-            if str(place.path) in self.varying_numbers and (str(place.path), "number", 0) not in self.fixed
+            if str(place.path) in self.varying_numbers and str(place.path) not in self.fixed
         }
 
     def of(self, path: str, dim: int) -> tuple[int | None, ...]:
@@ -219,13 +209,6 @@ class _Choice(DynamicDims):
             for d in same:
                 self.chosen[p][d] = self._kind(p, d, outer[d])
 
-    def fix(self) -> None:
-        """What Python code needs as a number is no symbol."""
-        for path, kind, dim in self.history.fixed:
-            dims = (self.chosen if kind == "size" else self._strides).get(path, [])
-            if dim < len(dims):
-                dims[dim] = Dim.STATIC
-
     def parts(self, path: Path) -> Mapping[Steps, int]:
         """Which values of a wrapper's context are which outer size."""
         return self._parts.get(str(path), {})
@@ -233,6 +216,12 @@ class _Choice(DynamicDims):
     def sizes(self, path: Path, t: Tensor) -> Sequence[int]:
         """What the sizes of the value at a path become."""
         return self.chosen.get(str(path)) or super().sizes(path, t)
+
+    def clear(self) -> None:
+        """All sizes and strides are numbers."""
+        self.chosen.clear()
+        self._strides.clear()
+        self._parts.clear()
 
     def any(self) -> bool:
         """Is any size or stride a symbol?"""
@@ -256,9 +245,10 @@ class _Choice(DynamicDims):
 
 
 def choose(
-    arguments: Sequence[Argument], history: SizeHistory, everything: bool, numbers: Numbers
+    arguments: Sequence[Argument], history: SizeHistory, everything: bool, numbers: Numbers, sizes: bool = True
 ) -> tuple[DynamicDims, bool]:
-    """The dynamic dimensions of a capture, with the numbers that are to be symbols, and whether there are any.
+    """The dynamic dimensions of a capture (where ``sizes`` may be), with the numbers that are to be symbols, and whether
+    there are any symbols.
 
     Parameters and buffers are dynamic only where they changed. Where an outer size of a wrapper is marked, so are inner
     sizes of the same value (the outer shape may have another rank than the inner one).
@@ -286,7 +276,8 @@ def choose(
             choice.note_context(t, context, path)
 
         visit(a.value, leaf=leaf, wrapper=wrapper, opaque=lambda v, path: None, path=a.path)
-    choice.fix()
+    if not sizes or SIZES in history.fixed:
+        choice.clear()
     # A ragged size is a symbol in any case.
     any_dynamic = jagged or bool(numbers) or choice.any()
     return choice, any_dynamic

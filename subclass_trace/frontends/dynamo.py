@@ -170,7 +170,6 @@ class _DynamoSession(Session):
     """A capture in Dynamo's fake mode: fake leaves and outer sizes get the symbols that Dynamo made for them."""
 
     watches_contexts = False  # Dynamo's guards compare them
-    may_run_again = False
 
     def __init__(
         self, mode: Any, origins: Mapping[str, _Origin], arguments: Mapping[NumberPlace, Any], table: dict[Any, Any]

@@ -30,7 +30,6 @@ class Mentions(NamedTuple):
     late: frozenset[str]  # names of hooks that it registers on tensors
     late_inside: tuple[types.CodeType, ...]  # code inside of it that only serves as such hooks
     late_cells: frozenset[str]  # its free variables that nothing else uses
-    uncalled: frozenset[str]  # globals that it does other things with than to call them
 
 
 @functools.lru_cache(maxsize=4096)
@@ -39,7 +38,7 @@ def mentions(code: types.CodeType) -> Mentions:
     names: dict[str, None] = {}
     reads, calls, counted, texts = set[str](), set[str](), set[str](), set[str]()
     lessened = set[str]()
-    imports, stores, uncalled = list[tuple[str, int]](), set[str](), set[str]()
+    imports, stores = list[tuple[str, int]](), set[str]()
     steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "EXTENDED_ARG")]
     hooks, late = late_mentions(steps), set[str]()
     for k, step in enumerate(steps):
@@ -48,8 +47,6 @@ def mentions(code: types.CodeType) -> Mentions:
             continue
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL"):
             names[step.argval] = None
-            if not _is_called(steps, k):
-                uncalled.add(step.argval)
         if _is_call(step):
             calls.add(step.argval)
         elif step.opname in _READS:
@@ -91,7 +88,6 @@ def mentions(code: types.CodeType) -> Mentions:
         frozen(late),
         tuple(hooks.codes),
         frozen(_unused(code, steps, hooks.steps, inside)),
-        frozen(uncalled),
     )
 
 
@@ -171,23 +167,3 @@ def _is_call(step: dis.Instruction) -> bool:
     """Does it look up a method to call it?"""
     bit = sys.version_info >= (3, 12) and step.arg is not None and bool(step.arg & 1)
     return step.opname == "LOAD_METHOD" or (step.opname == "LOAD_ATTR" and bit)
-
-
-def _is_called(steps: Sequence[dis.Instruction], k: int) -> bool:
-    """Is the global that step ``k`` loads called there?"""
-    if sys.version_info >= (3, 11):  # a call has a place on the stack before it
-        return steps[k].opname == "LOAD_GLOBAL" and bool((steps[k].arg or 0) & 1)
-    depth = 0  # of the stack above it
-    for step in steps[k + 1 :]:
-        if step.opname in ("CALL_FUNCTION", "CALL_FUNCTION_KW") and depth == step.arg + (
-            step.opname != "CALL_FUNCTION"
-        ):
-            return True
-        depth += dis.stack_effect(step.opcode, step.arg) if step.opcode not in _JUMPS else -_DEEP
-        if depth < 0:
-            return False
-    return False
-
-
-#: more than a stack holds
-_DEEP = 1000

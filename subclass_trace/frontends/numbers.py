@@ -70,7 +70,7 @@ def _is_hashed_by_value(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return math.isfinite(value) if type(value) is float else type(value) is int and abs(value) < _LARGEST
+    return math.isfinite(value) and value != 0 if type(value) is float else type(value) is int and abs(value) < _LARGEST
 
 
 def _value_at(place: NumberPlace) -> Any:

@@ -22,7 +22,6 @@ import torch
 
 from ..capture.dispatch_state import assigned
 from ..capture.facts import holds_traced
-from ..capture.python_numbers import needs_number
 from ..capture.user_code import is_foreign
 from ..errors import UnsupportedError
 from ..plan import AppendPlan, AssignmentPlan, RemovalPlan
@@ -186,8 +185,6 @@ def effects_on(
                 if held.path is not None:
                     found.append(held.path)
     if found:
-        for n in filter(lambda v: isinstance(v, _SYMBOLS), _inside(left)):
-            needs_number(n, f"a number to keep in {found[0]}")
         raise UnsupportedError(
             "a traced tensor escapes from the region through Python state",
             path=found[0],

@@ -27,7 +27,6 @@ from typing import Any
 import torch
 
 from .. import _torch
-from ..capture.conversions import CONVERSIONS
 from ..capture.user_code import is_foreign, is_library
 from ..runtime.guards import HOOK_TABLES, OF_EVERY_MODULE
 from ..runtime.held import ABSENT, TEXTS, Slotted, container_behind, is_fixed, is_simple
@@ -93,7 +92,6 @@ def reach(
         unread,
         frozenset(late),
         on_nodes,
-        frozenset(walk.uncalled),
         tuple(walk.of_libraries),
         frozenset(walk.lessened),
     )
@@ -111,7 +109,6 @@ class _Walk:
         self.reads, self.calls, self.counted, self.everything = set[str](), set[str](), set[str](), False
         self.lessened = set[str]()
         self.asked, self.texts, self.stored = set[str](), set[str](), set[str]()
-        self.uncalled = set[tuple[int, str]]()
         self._stepped = set[int]()
         self._slotted: set[tuple[int, str | None]] = set()
         self._theirs = set[int]()  # what code of libraries names
@@ -343,8 +340,6 @@ class _Walk:
         self.stored |= said.stores
         self.texts |= set() if is_installed(code) else said.texts
         self.everything |= said.everything
-        for name in CONVERSIONS.intersection(said.globals if is_installed(code) else said.uncalled):
-            self.uncalled.add((id(table), name))
         for name in said.globals:
             if name in table:
                 self._slot(table, name, Path(name), table[name], is_installed(code))

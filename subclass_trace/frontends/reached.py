@@ -51,9 +51,6 @@ class Reached:
     unread: frozenset[str] = frozenset()  # those of them that it does not read
     late: frozenset[str] = frozenset()  # attributes that only code names which runs in backwards
     hooks_on_nodes: bool = False  # it may register hooks on autograd nodes
-    uncalled: frozenset[tuple[int, str]] = (
-        frozenset()
-    )  # `CONVERSIONS` that are not only called: id of the globals, name
     of_libraries: tuple[tuple[Any, Path], ...] = ()  # objects of classes of torch and other libraries, but optimizers
     lessened: frozenset[str] = frozenset()  # counters from which the code takes something (``-=``)
 

@@ -16,7 +16,6 @@ import torch
 from .. import _torch
 from ..capture.facts import holds_traced
 from ..capture.objects_made import is_makeable
-from ..capture.python_numbers import needs_number
 from ..errors import SubclassTraceError, UnsupportedError
 from ..plan import ReturnedContainer
 from ..runtime.held import is_simple
@@ -152,9 +151,6 @@ def check_error(error: Exception) -> None:
     held = [*error.args, *(v for _, v in attributes_inside(error))]
     if isinstance(error, SubclassTraceError) or type(error).__module__.partition(".")[0] == "torch":
         return
-    for value in held:
-        if isinstance(value, _torch.SYM_TYPES):
-            needs_number(value, f"a number in a {type(error).__qualname__}")
     if any(map(holds_traced, held)):
         raise UnsupportedError(
             f"the region raises a {type(error).__qualname__} with a tensor or a size of its own inside",
@@ -176,11 +172,9 @@ def check_kept(values: Iterable[Any]) -> None:
             continue
         seen[id(value)] = value
         name = getattr(value, "__qualname__", type(value).__qualname__)
-        if around is not None and isinstance(value, _torch.SYM_TYPES):
-            needs_number(value, f"a number that {around} refers to, which is kept")
-        elif around is not None and isinstance(value, Tensor) and holds_traced(value):
+        if around is not None and isinstance(value, (Tensor, *_torch.SYM_TYPES)) and holds_traced(value):
             raise UnsupportedError(
-                "the region keeps a function that refers to a tensor of its own",
+                "the region keeps a function that refers to a tensor, or a size, of its own",
                 path=around,
                 expected="functions that refer to what is there before the region is called, and to numbers",
                 got=f"a {type(value).__qualname__}",
@@ -258,13 +252,12 @@ def check_result(value: Any, path: Path, depth: int = 0) -> None:
             )
         check_result(inner, where, depth + 1)
         if isinstance(inner, _torch.SYM_TYPES):
-            needs_number(inner, f"{where}, inside of a {type(value).__qualname__} that is no registered pytree node")
             raise UnsupportedError(
-                f"the region returns a {type(value).__qualname__} that holds a comparison of sizes",
+                f"the region returns a {type(value).__qualname__}, which is no registered pytree node, with a size inside",
                 path=where,
-                expected="True or False",
+                expected="a number of this trace",
                 got=inner,
-                fix="call bool() on it: each answer is a specialization of its own",
+                fix="call int() or bool() on it: each answer is a specialization of its own",
             )
         if isinstance(inner, Tensor) and any(map(_torch.is_fake, leaves_of(inner))):
             raise UnsupportedError(

@@ -25,7 +25,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from ..capture.python_numbers import place_text
 from ..plan import Plan
 from ..runtime.guards import autocast_text
 from ..subclass.components import source_at
@@ -107,19 +106,17 @@ def _cell(column: int, text: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------------- all specializations
-def explain(
-    entries: Sequence[Any], eager_calls: Mapping[str, int], fixed: Mapping[tuple[str, str, int], str] = _NOTHING
-) -> str:
+def explain(entries: Sequence[Any], eager_calls: Mapping[str, int], fixed: Mapping[str, str] = _NOTHING) -> str:
     """Why each specialization exists, what it guards, what it saves; and which calls ran eagerly.
 
     Args:
         entries: the specializations of a region, oldest first.
         eager_calls: reason -> how many calls ran without a specialization for it.
-        fixed: path, "size" or "stride", and dimension of what is a number in all of them -> why.
+        fixed: what is no symbol in any of them -> why.
     """
     parts = [f"{count_text(len(entries), 'specialization')}"]
     parts += [_entry(k, entry) for k, entry in enumerate(entries)]
-    sizes = [f"  {place_text(*place)}: the code asks for {why}" for place, why in fixed.items() if place[1] != "stride"]
+    sizes = [f"  {place}: the code asks for {why}" for place, why in fixed.items()]
     if sizes:
         parts.append(
             "\n".join(["sizes and numbers that are no symbols, each with a specialization of its own", *sizes[:_ROWS]])
@@ -130,9 +127,7 @@ def explain(
     return "\n\n".join(parts)
 
 
-def advice(
-    entries: Sequence[Any], fixed: Mapping[tuple[str, str, int], str] = _NOTHING, objects: Iterable[Any] = ()
-) -> str:
+def advice(entries: Sequence[Any], fixed: Mapping[str, str] = _NOTHING, objects: Iterable[Any] = ()) -> str:
     """What to do against ever more specializations (see `explain`).
 
     Args:
@@ -146,7 +141,7 @@ def advice(
             f"optree.register_pytree_node, so that its tensors and numbers are arguments, or pass these; else {fix}"
         )
     rows = [*entries[-1].made_numbers] if entries else []
-    rows = rows or [f"{place_text(*place)}: {why}" for place, why in fixed.items() if place[1] == "size"]
+    rows = rows or [f"{place}: {why}" for place, why in fixed.items()]
     if not rows:
         return fix
     return (

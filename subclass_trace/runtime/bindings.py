@@ -48,7 +48,6 @@ import torch
 import torch.fx as fx
 
 from .. import _torch
-from ..capture.own_operations import original
 
 _CACHE_LIMIT = 8192
 _CONSTANTS = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -89,7 +88,6 @@ def bind_call(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bindin
     """`bind` for a call that is no node; its arguments may be nodes."""
     if not isinstance(op, _torch.OpOverload):
         return Binding(op, "op", str(getattr(op, "__name__", op)))
-    op = original(op)  # whatever was a symbol is a number
     if op.namespace != "aten":
         return _raw(op)
     if op in _SIZE_READS:

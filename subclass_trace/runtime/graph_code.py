@@ -46,7 +46,6 @@ import torch
 import torch.fx as fx
 
 from .. import _torch
-from ..capture.number_steps import real_power
 from ..errors import UnsupportedError, VerificationError
 from ..partition.half import Half
 from .bindings import bind_call
@@ -351,10 +350,6 @@ class _Writer:
         elif target in _INFIX and len(node.args) == 2 and not node.kwargs:
             left, right = (self._text(a, node) for a in node.args)
             text = f"({left}) {_INFIX[target]} {right}" if left.startswith("-") else f"{left} {_INFIX[target]} {right}"
-        elif target is real_power:
-            base, exponent = (self._text(a, node) for a in node.args)
-            called = self._global(real_power, "real_power")
-            text = f"p if type(p := ({base}) ** {exponent}) is float else {called}({base}, {exponent})"
         else:
             call = self.listing.calls.get(node) or Call(target, node.args, node.kwargs)
             self._write_call(call, node, self.variables[node] if used else None)

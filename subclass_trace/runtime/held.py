@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..capture.clocks import READINGS
 from ..subclass.context import AnyNumber, snapshot
 
 
@@ -212,7 +211,7 @@ def is_simple(value: Any) -> bool:
 
 
 #: compared by value
-BY_VALUE = (bool, int, float, complex, str, bytes, type(None), *READINGS)
+BY_VALUE = (bool, int, float, complex, str, bytes, type(None))
 
 
 #: what code may move on, or append to, without reading it

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .. import _torch
-from ..capture.python_numbers import KeptNumber
+from ..capture.diagnostics import kept_number
 from ..plan import Plan, SymbolPlan
 from ..subclass.components import value_at
 from ..subclass.context import Lent, Unread, map_sizes, told, without_outer
@@ -37,9 +37,9 @@ def to_expr(size: Any) -> Any:
 
 def _float(number: torch.SymFloat) -> Any:
     expr = number.node.expr
-    bound = expr.is_number or (expr.is_Symbol and _torch.is_known(number) and not _torch.is_computed(number))
+    bound = expr.is_number or (expr.is_Symbol and _torch.is_known(number))
     if not bound:
-        raise KeptNumber(number)
+        raise kept_number(number, None)
     return float(expr) if expr.is_number else SizeExpr(expr)
 
 

@@ -16,7 +16,6 @@ from ..backends.inductor import compile_forward
 from ..capture.aliasing import alias_pattern
 from ..capture.graphs import is_drawn, output_args, placeholders
 from ..capture.inputs import Argument
-from ..capture.python_numbers import needs_real_kernel
 from ..capture.region import Captured
 from ..capture.tape import Tape
 from ..errors import NeedsEager
@@ -102,9 +101,6 @@ def build_program(
     except NeedsEager:
         raise
     except Exception as error:  # whatever it is, eager would raise it in the backward, if there ever is one
-        needed = needs_real_kernel(captured.session, captured.inputs, error)
-        if needed is not None:
-            raise needed from error
         if captured.session.dynamic:
             _look_at_each(captured.tape, guess)
         freed = _torch.says_freed(error)

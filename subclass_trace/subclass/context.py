@@ -181,19 +181,20 @@ class Unread(StandIn):
 class AnyNumber(StandIn):
     """Stands in what a guard keeps for a number that is an input of the graph: a guard asks for its type alone.
 
-    But NaN is a number of its own: it is not equal to itself, which a formula of symbols is.
+    But a float that is zero, infinite or NaN is guarded by its value: formulas of symbols take ``a - a`` for 0, and 1 / a for a
+    number.
     """
 
     kind: type
 
     def holds(self, now: Any) -> bool:
         """Is it a number of that type?"""
-        return type(now) is self.kind and now == now
+        return type(now) is self.kind and (self.kind is int or (now - now == 0 and now != 0))
 
     def failed_source(self, now: str) -> str:
         """The condition that it is none, as source."""
         other = f"type({now}) is not {self.kind.__name__}"
-        return f"({other} or {now} != {now})" if self.kind is float else other
+        return f"({other} or {now} - {now} != 0 or {now} == 0)" if self.kind is float else other
 
     def __repr__(self) -> str:
         return f"<any {self.kind.__name__}>"

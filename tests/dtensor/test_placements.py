@@ -115,7 +115,7 @@ def test_a_class_sees_the_operations_of_eager(k: int) -> None:
             _Seen.log.clear()
             out = f(_Seen(x))
             assert torch.equal(out.inner, function(x))
-            logs.append({name for name in _Seen.log if "detach" not in name})
+            logs.append({name for name in _Seen.log if "detach" not in name and "alias" not in name})
         assert logs[0] == logs[1]
 
 

@@ -1,6 +1,6 @@
-"""Operations that a graph has otherwise than they were called: through other operations, or as no node of their own.
+"""Rules for single operations that a graph has otherwise than they are called.
 
-`OTHERWISE` maps an operation to ``(recorder, func, args, kwargs) -> result``, or NotImplemented where this call of it is
+`RULES` maps an operation to ``(recorder, operation, args, kwargs) -> result``, or NotImplemented where this call of it is
 recorded as it is. The arguments are fake tensors.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -17,11 +18,12 @@ from .. import _torch
 from ..errors import UnsupportedError
 from .eager_errors import refuse_as_eager
 from .foreach import WITH_NUMBERS, with_numbers
-from .masks import INDEXED, has_bytes, with_booleans
 from .set_storage import SETS, record_set
 from .writes import one_of_each
 
+Tensor = torch.Tensor
 aten = torch.ops.aten
+Rule = Callable[[Any, Any, Any, Any], Any]
 
 
 def _polygamma_in_place(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -57,12 +59,20 @@ def _resize(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
         return aten.as_strided_.default(t, sizes, strides, t.storage_offset())
 
 
-def _indexed(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Masks of bytes."""
-    if not has_bytes(args):
+def _indexed_by_bytes(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A mask of bytes is one of booleans, which torch's fake kernels know; eager fills by one mask with another operation."""
+    if not any(isinstance(i, Tensor) and i.dtype is torch.uint8 for i in args[1]):
         return NotImplemented
+    values = args[2] if len(args) > 2 else None
+    if isinstance(values, Tensor) and len([i for i in args[1] if i is not None]) == 1 and not any(args[3:4]):
+        if values.numel() == 1 and values.device.type == "cpu":
+            raise RuntimeError("masked_fill_ only supports boolean masks, but got mask with dtype unsigned char")
+    warnings.warn(
+        "indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead.", stacklevel=2
+    )
     with recorder:
-        return func(*with_booleans(args), **kwargs)
+        masks = [i.ne(0) if isinstance(i, Tensor) and i.dtype is torch.uint8 else i for i in args[1]]
+        return func(args[0], masks, *args[2:], **kwargs)
 
 
 def _with_numbers(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -82,15 +92,6 @@ def _refuse_fused(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     )
 
 
-#: torch's fused steps of optimizers
-FUSED = (
-    aten._fused_adam_.default,
-    aten._fused_adamw_.default,
-    aten._fused_adagrad_.default,
-    aten._fused_sgd_.default,
-)
-
-
 def _detach(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """The very value: no node."""
     out = recorder.bare(args[0])
@@ -98,13 +99,28 @@ def _detach(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return out
 
 
-OTHERWISE: dict[Any, Callable[[Any, Any, Any, Any], Any]] = {
+#: operations whose second argument is a list of indices
+_INDEXED = (
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+    aten._unsafe_index.Tensor,
+    aten._unsafe_index_put.default,
+)
+_FUSED = (
+    aten._fused_adam_.default,
+    aten._fused_adamw_.default,
+    aten._fused_adagrad_.default,
+    aten._fused_sgd_.default,
+)
+RULES: dict[Any, Rule] = {
     aten.detach.default: _detach,
     aten.polygamma_.default: _polygamma_in_place,
     aten.resize_.default: _resize,
     **dict.fromkeys((aten.zero_.default, aten.fill_.Scalar), _fill),
-    **dict.fromkeys(INDEXED, _indexed),
+    **dict.fromkeys(_INDEXED, _indexed_by_bytes),
     **dict.fromkeys(WITH_NUMBERS, _with_numbers),
-    **dict.fromkeys(FUSED, _refuse_fused),
+    **dict.fromkeys(_FUSED, _refuse_fused),
     **dict.fromkeys(SETS, record_set),
 }

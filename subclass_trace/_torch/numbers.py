@@ -1,0 +1,107 @@
+"""Symbols that are numbers to the user's code: ``isinstance(n, int)`` is true of them.
+
+What Python needs a number for (its text, its hash, ``int()``, an index) fixes the symbol, by a guard of the shape environment;
+arithmetic and comparisons are torch's own. Torch's code, and this package's, sees torch's classes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+#: code below these does not take a symbol for a number
+_INSIDE = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
+_USERS = os.path.join(_INSIDE[1], "zoo") + os.sep
+_BINARY = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"]
+_OTHERS = ["eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "trunc", "floor", "ceil", "round"]
+
+
+def _asked_by_user(depth: int = 2) -> bool:
+    """Is it code of the user's that asks, ``depth`` frames up?"""
+    file = sys._getframe(depth).f_code.co_filename
+    return not file.startswith(_INSIDE) or file.startswith(_USERS)
+
+
+def as_python_number(n: Any) -> Any:
+    """A symbolic int or float as one that user code takes for a number; all else as it is."""
+    cls = _CLASSES.get(type(n))
+    return n if cls is None or n.node.is_nested_int() else cls(n.node)
+
+
+def as_torch_symbol(n: Any) -> Any:
+    """The reverse."""
+    return torch.SymInt(n.node) if type(n) is Int else torch.SymFloat(n.node) if type(n) is Float else n  # type: ignore[no-untyped-call]
+
+
+def _lifted(name: str, base: Any) -> Callable[..., Any]:
+    method = getattr(base, name)
+
+    def compute(n: Any, *others: Any) -> Any:
+        made = method(as_torch_symbol(n), *map(as_torch_symbol, others))
+        if base is torch.SymFloat and _is_constant(made) and _is_from_inside(n):
+            float(n)  # sympy has ``n == n`` and ``n - n == 0``, which is not so of NaN: refused, as a branch would be
+        return as_python_number(made)
+
+    return compute
+
+
+def _is_constant(made: Any) -> bool:
+    return isinstance(made, (torch.SymFloat, torch.SymBool)) and not made.node.expr.free_symbols
+
+
+def _is_from_inside(n: Any) -> bool:
+    """Does it depend on values inside tensors?"""
+    return any(n.node.shape_env.is_unbacked_symint(s) for s in n.node.expr.free_symbols)
+
+
+def _number_class(base: Any, plain: Callable[[Any], Any], name: str) -> Any:
+    """A class of symbols whose instances are ``plain`` numbers (int or float) to user code."""
+
+    def of_class(n: Any) -> Any:
+        return plain if _asked_by_user() else type(n)
+
+    def asked(method: str) -> Callable[..., Any]:
+        def answer(n: Any, *rest: Any) -> Any:
+            return getattr(plain(n) if _asked_by_user() else as_torch_symbol(n), method)(*rest)
+
+        return answer
+
+    def attribute(n: Any, wanted: str) -> Any:
+        """What only a number has (``n.bit_length()``)."""
+        if wanted.startswith("__") or not hasattr(plain, wanted):
+            raise AttributeError(wanted)
+        return getattr(plain(n), wanted)
+
+    body: dict[str, Any] = {
+        method: _lifted(method, base)
+        for method in (*(f"__{side}{m}__" for m in _BINARY for side in ("", "r")), *(f"__{m}__" for m in _OTHERS))
+        if hasattr(base, method)
+    }
+    body |= {method: asked(method) for method in ("__hash__", "__str__", "__repr__", "__format__")}
+    body |= {
+        "__class__": property(of_class),
+        "__getattr__": attribute,
+        "__divmod__": lambda n, other: (n // other, n % other),
+        "__rdivmod__": lambda n, other: (other // n, other % n),
+        "__copy__": lambda n: n,
+        "__deepcopy__": lambda n, memo: n,
+        "__reduce_ex__": lambda n, protocol: (plain, (plain(n),)),
+    }
+    return type(name, (base,), body)
+
+
+Int: Any = _number_class(torch.SymInt, int, "Int")
+Float: Any = _number_class(torch.SymFloat, float, "Float")
+_CLASSES: dict[type, Any] = {torch.SymInt: Int, torch.SymFloat: Float}
+#: how user code sees the class of a symbol
+PYTHON_CLASSES: dict[type, type] = {
+    Int: int,
+    Float: float,
+    torch.SymInt: int,
+    torch.SymFloat: float,
+    torch.SymBool: bool,
+}

@@ -1,0 +1,224 @@
+"""What a capture tells its user: why sizes became numbers, what reads memory, and torch's errors as typed ones."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path as FilePath
+from typing import Any
+
+import torch
+
+from .. import _torch
+from ..errors import DataDependentError, NeedsEager, SubclassTraceError, UnsupportedError
+from ..subclass.paths import Path
+from ..subclass.protocol import is_traceable
+from ..subclass.visit import visit
+from .user_code import TORCH_FILES, is_user_code, quoted, tracebacks, user_line
+
+Tensor = torch.Tensor
+_OUTSIDE = "move this part out of the region"
+
+
+# ---------------------------------------------------------------------------------------------- sizes that became numbers
+class MadeNumbers:
+    """Notes while a session traces which symbols become numbers (``range(n)``, an integer argument in C++, a branch
+    ``n == 4``), and where the user's code is."""
+
+    def __init__(self) -> None:
+        self._lines: dict[Any, str | None] = {}
+
+    def watch(self, recorder: Any) -> None:
+        """The symbols of a recorder's own mode (those of another tracer are its business)."""
+        at_work = weakref.ref(recorder)
+
+        def note(symbol: Any) -> None:
+            recorder = at_work()
+            if recorder is not None:
+                self._lines[symbol] = recorder.asking_line() if recorder.tag == "is_forward" else None
+
+        _torch.report_constants(recorder.mode.shape_env, note)
+
+    def reasons(self, inputs: Iterable[tuple[Tensor, Path]]) -> tuple[str, ...]:
+        """``args[0].size(1) = 8: file:line`` and the code there, for each such size of traced inputs."""
+        found: dict[Any, str] = {}
+
+        def note(t: Tensor, path: Path) -> None:
+            for d, n in enumerate(t.shape):
+                symbol = _torch.constant_symbol(n)
+                if symbol in self._lines and symbol not in found:
+                    line = self._lines[symbol]
+                    where = "the backward" if line is None else f"{line} {quoted(line)}".strip()
+                    found[symbol] = f"{path}.size({d}) = {int(n)}: {where}"
+
+        for traced, path in inputs if self._lines else ():
+            visit(
+                traced,
+                leaf=note,
+                wrapper=lambda t, names, inners, context, path: note(t, path),
+                opaque=lambda v, path: None,
+                path=path,
+            )
+        return tuple(found.values())
+
+
+def kept_number(number: Any, path: Path | None) -> UnsupportedError:
+    """A symbolic number stands where no call could find it: traced again, it is a number."""
+    return UnsupportedError(
+        "a wrapper keeps a number that is computed of others",
+        path=path,
+        expected="numbers that a call brings, or whole numbers that are computed of its sizes",
+        got=number,
+        fix="compute it outside of the region, or keep it in an inner tensor",
+    )
+
+
+# ---------------------------------------------------------------------------------------------- calls that need memory
+_READS = "the region reads the values inside a tensor (.{}())"
+_LENDS = "the region hands the memory of a tensor to other code (.{}())"
+_EACH = "the region calls a Python function for each element of a tensor (.{}())"
+#: method -> what it does
+MEMORY = {
+    **dict.fromkeys(("numpy", "data_ptr", "__array__"), _READS),
+    **dict.fromkeys(("__dlpack__", "to_dlpack", "share_memory_", "pin_memory", "__reduce_ex__"), _LENDS),
+    **dict.fromkeys(("apply_", "map_", "map2_"), _EACH),
+    "_nested_tensor_from_mask": "nn.TransformerEncoder looks into its padding mask, and leaves out what is padded at the end",
+}
+#: these make text of the values
+TEXTS = frozenset({"__repr__", "__format__"})
+
+
+def refuse_memory(name: str, args: Any, line: Callable[[], str | None]) -> None:
+    """Refuse a method ``name`` (of `MEMORY`) of a traced tensor; ``line()`` says where.
+
+    Raises:
+        DataDependentError: it reads values.
+        UnsupportedError: it does something else with the memory.
+    """
+    if not args or not _torch.is_fake(args[0]):
+        return
+    padded = name == "_nested_tensor_from_mask"
+    cls = DataDependentError if padded or MEMORY[name] is _READS else UnsupportedError
+    raise cls(
+        MEMORY[name].format(name),
+        path=line(),
+        expected="operations on whole tensors, whose results are tensors",
+        got=f"{name} on a tensor of shape {tuple(args[0].shape)}",
+        fix="nn.TransformerEncoder(..., enable_nested_tensor=False)" if padded else _OUTSIDE,
+    )
+
+
+def refuse_text(t: Tensor, line: str) -> DataDependentError:
+    """The region makes text of a traced tensor."""
+    return DataDependentError(
+        "the region formats the values inside a tensor (str(), repr(), an f-string, print())",
+        path=line,
+        expected="text that does not depend on values: the graph is made once, for all calls",
+        got=f"a tensor of shape {tuple(t.shape)}",
+        fix="return the tensor, and make the text outside of the region",
+    )
+
+
+# ---------------------------------------------------------------------------------------------- errors
+@contextlib.contextmanager
+def typed_errors(recorder: Any) -> Iterator[None]:
+    """What torch raises for code that no trace can follow becomes a typed error with the user's line, by its class."""
+    try:
+        yield
+    except SubclassTraceError:
+        raise
+    except _torch.DATA_DEPENDENT_ERRORS as error:
+        raise _depends_on_data(error) from error
+    except _torch.NO_FAKE_KERNEL as error:
+        raise _has_no_fake_kernel(error) from error
+    except TypeError as error:  # a list of numbers that is a list of tensors while it is traced
+        if _optimizer_at_work(error) is None:
+            raise
+        raise _depends_on_data(error) from error
+    except (RuntimeError, AssertionError) as error:
+        if isinstance(error.__cause__, _torch.DATA_DEPENDENT_ERRORS):  # DTensor raises another error from it
+            raise _depends_on_data(error) from error
+        if _raised_by_torch(error, "_subclasses", "_library"):  # of fake tensors, and of operators of the user's
+            raise _has_no_fake_kernel(error) from error
+        raise
+
+
+def _raised_by_torch(error: BaseException, *folders: str) -> bool:
+    """Was it raised by torch's Python code in one of these folders?"""
+    last = list(tracebacks(error))[-1:]
+    return any(tb.tb_frame.f_code.co_filename.startswith(tuple(TORCH_FILES + f for f in folders)) for tb in last)
+
+
+def _told(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def _has_no_fake_kernel(error: BaseException) -> UnsupportedError:
+    return UnsupportedError(
+        f"the region does what has no form for fake tensors: {_told(error)}",
+        path=user_line(error),
+        expected="operations that can be traced without data, on tensors of this trace",
+        got=type(error).__name__,
+        fix="register a fake kernel (torch.library.register_fake, or .register_fake of a custom_op), keep no tensors of "
+        "another trace in Python state, or move this part out of the region",
+    )
+
+
+def _depends_on_data(error: BaseException) -> UnsupportedError:
+    cls, optimizer, line = _class_at_work(error), _optimizer_at_work(error), user_line(error)
+    if getattr(error, "func", None) is torch.ops.aten.linalg_lstsq.default:
+        return NeedsEager(
+            "the sizes of what linalg_lstsq returns depend on the values inside a tensor",
+            path=line,
+            expected="sizes that follow from the inputs' metadata",
+            fix=_OUTSIDE,
+        )
+    whose, fix = "the region's control flow or sizes", f"use torch.where or torch.cond, or {_OUTSIDE}"
+    if cls is not None:
+        whose = f"control flow or sizes inside {cls}"
+        fix = f"use values of {cls} in eager, outside of the region: its own code reads what is inside tensors"
+    if optimizer is not None:
+        whose = f"what torch.optim's {optimizer} computes with, or branches on,"
+        fix = "capturable=True (taken on all devices), or call step() outside of the region"
+    code = quoted(line)
+    number = "data-dependent expression" in str(error)
+    return DataDependentError(
+        f"{whose} depend on the values inside a tensor",
+        path=line,
+        expected="sizes and branches that follow from the inputs' metadata; such a number may be computed with, compared, "
+        "returned, and be a size, but not be branched on, sorted by, or be an index of a list",
+        got=f"a number from inside a tensor (.item(), int(x)) where Python needs its value: {code}"
+        if number and code
+        else _told(error),
+        fix=fix,
+    )
+
+
+def _class_at_work(error: BaseException) -> str | None:
+    """The name of the wrapper class in whose ``__torch_dispatch__`` or ``__torch_function__`` the error was raised."""
+    found = None
+    for tb in tracebacks(error):
+        cls = tb.tb_frame.f_locals.get("cls")
+        method = "__torch_" in tb.tb_frame.f_code.co_name
+        if method and isinstance(cls, type) and is_traceable(cls):
+            found = cls.__qualname__
+    return found
+
+
+_OPTIMIZERS = str(FilePath(torch.optim.__file__).parent)
+
+
+def _optimizer_at_work(error: BaseException) -> str | None:
+    """The class of an optimizer of torch's, or the function of its formula, in whose own code the error was raised."""
+    found = None
+    for tb in tracebacks(error):
+        code, names = tb.tb_frame.f_code, tb.tb_frame.f_locals
+        if code.co_filename.startswith(_OPTIMIZERS):
+            if isinstance(names.get("self"), torch.optim.Optimizer):
+                found = type(names["self"]).__qualname__
+            elif "capturable" in names:
+                found = code.co_name
+        elif is_user_code(code):  # which it calls
+            found = None
+    return found

@@ -12,10 +12,9 @@ from .. import _torch
 from ..errors import AliasingError, UnsupportedError
 from ..plan import MutationPlan
 from ..subclass.arguments import attributes_of_wrapper
-from ..subclass.context import numbers_in, same_context, told, without_outer
+from ..subclass.context import numbers_in, same_context, without_outer
 from ..subclass.flatten import flatten, wrappers_inside
 from ..subclass.kept import kept_spec
-from ..subclass.kept_objects import remembers_more
 from ..subclass.paths import Path, owner_of
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
 from .aliasing import family
@@ -272,7 +271,7 @@ def _change(
     assigned = {
         k: v for k, v in attributes_of_wrapper(row.traced, after).items() if was.attributes.get(k, was) is not v
     }
-    attributes = {k: told(marked(v)) for k, v in assigned.items() if not isinstance(v, (Tensor, *_torch.SYM_TYPES))}
+    attributes = {k: marked(v) for k, v in assigned.items() if not isinstance(v, (Tensor, *_torch.SYM_TYPES))}
     for name, value in attributes.items():
         if holds_traced(value):
             raise _escapes(row.path, name, value)
@@ -286,7 +285,7 @@ def _check_contexts(row: TracedInput, before: Spec, after: Spec, assigned: Mappi
     assign it when views of the input have been made, which take it over."""
     numbers = {k: v for k, v in assigned.items() if isinstance(v, _torch.SYM_TYPES)}
     plain = any(not isinstance(v, (Tensor, *_torch.SYM_TYPES)) for v in assigned.values())
-    if (plain and not numbers) or same_contexts(_without_grad(before), _without_grad(after), remembers_more):
+    if (plain and not numbers) or same_contexts(_without_grad(before), _without_grad(after)):
         return
     for name, number in numbers.items():
         if any(number is n for n in _numbers_in_contexts(after)):
@@ -299,6 +298,29 @@ def _check_contexts(row: TracedInput, before: Spec, after: Spec, assigned: Mappi
             got=f"{getattr(after, 'context', None)!r:.200}",
             fix="assign a new object to the attribute, or return a new wrapper",
         )
+
+
+def check_contexts(inputs: TracedInputs) -> None:
+    """Traced wrappers have copies of what can be changed in contexts: a region that changes such an object by another name
+    would read the old one through the wrapper.
+
+    Raises:
+        UnsupportedError: the context of a wrapper of the call holds something else now.
+    """
+    for row in inputs.inputs:
+        real = row.real()
+        if real is None or row.known is None or not isinstance(row.spec, WrapperSpec):
+            continue
+        with _torch.no_modes():
+            now = flatten(real)[1]
+        if not same_contexts(row.known, now):
+            raise UnsupportedError(
+                "the region changes an object that the flatten context of an input holds, by another name",
+                path=row.path,
+                expected="the context as it was before the call",
+                got=f"{getattr(now, 'context', None)!r:.200}",
+                fix="give the wrapper an object of its own, or make the change before or after the call",
+            )
 
 
 def _numbers_in_contexts(spec: Spec) -> Iterator[Any]:
@@ -345,15 +367,15 @@ def _escapes(path: Path, name: str, value: Any) -> UnsupportedError:
     )
 
 
-def same_contexts(a: Spec, b: Spec, same: Callable[[Any, Any], bool] = same_context) -> bool:
+def same_contexts(a: Spec, b: Spec) -> bool:
     """Are the contexts of two specs of one structure the same, at every level?"""
     if not isinstance(a, WrapperSpec) or not isinstance(b, WrapperSpec):
         return True
-    if not same(a.context, b.context):
+    if not same_context(a.context, b.context):
         size = (a.size, a.stride)
-        if not same(without_outer(a.context, *size), without_outer(b.context, b.size, b.stride)):
+        if not same_context(without_outer(a.context, *size), without_outer(b.context, b.size, b.stride)):
             return False
-    return all(same_contexts(x, y, same) for x, y in zip(a.inners, b.inners, strict=True))
+    return all(same_contexts(x, y) for x, y in zip(a.inners, b.inners, strict=True))
 
 
 def _same_layout(a: Spec, b: Spec) -> bool:

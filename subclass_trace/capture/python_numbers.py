@@ -31,7 +31,6 @@ import torch
 
 from .. import _torch
 from ..errors import DataDependentError, UnsupportedError
-from ..subclass.noted_dict import NotedDict
 from ..subclass.paths import Path
 from ..subclass.protocol import Kind, kind_of
 from ..subclass.spec import Spec, WrapperSpec, is_ragged
@@ -410,8 +409,6 @@ class _AskedForTypes(type):
         found = type(*args, **kwargs)
         if found in _torch.FAKE_TYPES and _active.watches:
             return _active.watches[-1].class_of(args[0])
-        if found is NotedDict:
-            return dict
         if len(args) != 1 or found not in _CLASSES or not any(watch.covers(args[0]) for watch in _active.watches):
             return cls if found is type else found
         return _CLASSES[found]

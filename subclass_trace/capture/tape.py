@@ -26,11 +26,9 @@ from ..subclass.flatten import flatten, leaves_of, map_leaves
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, WrapperSpec, spec_leaves
 from ..subclass.visit import rebuild
-from .changed_contexts import ChangedContexts
 from .gradient_order import Arrival
 from .graphs import finish_joint, kept_after, placeholders
 from .late_code import NO_LATE_CODE, Late, late_functions
-from .lending import Lending
 from .python_numbers import PythonNumbers
 from .session import Session
 from .user_code import frames_text, is_user_code
@@ -96,12 +94,6 @@ def _decides(frame: FrameType) -> bool:
     """Does code of this frame do more with strides than to build a wrapper? Torch's own code is known, and so are the
     methods that `authoring` generates."""
     return is_user_code(frame.f_code) and frame.f_code.co_name not in _BUILDERS
-
-
-_IN_A_BACKWARD = (
-    "a custom backward or a hook changes the flatten context of an input in place",
-    "keep what it changes in an object that is no part of a context, or in an inner tensor",
-)
 
 
 class Tape:
@@ -173,9 +165,7 @@ class Tape:
                     _sequence_numbers(roots, self.edges, recorder, questions, python),
                     late_functions(recorder, [*_nodes_behind(outs, self.edges)]),
                 ):
-                    contexts = ChangedContexts(self.session.reads.wrappers, objects=True)
                     grads = self._differentiate(outs, values, create_graph)
-                    contexts.check(*_IN_A_BACKWARD)
             finally:
                 recorder.tag, recorder.outliving = "is_forward", frozenset()
             self._check_layouts(grads)
@@ -197,12 +187,7 @@ class Tape:
             following = Tape(self.session, outputs, [*self.edges, *edges], *rest)
             reach = reaches(outputs, following.edges)
         hidden = joint.meta["draws"]
-        theirs = dict(zip(_present(tangents), values, strict=True))
-        lending = self.session.reads.lending.beside(
-            Lending.of(self.session.shape_env, [theirs.get(k) for k in range(len(tangents))], "tangent")
-        )
-        specs = tuple(None if r is None else lending.marked(r[1]) for r in flat)
-        self.session.reads.hand_out(specs)
+        specs = tuple(None if r is None else r[1] for r in flat)
         return TracedBackward(
             joint,
             len(self.forward_nodes) + hidden,
@@ -268,10 +253,9 @@ class Tape:
         if not outs or not self.edges:
             return [None] * len(self.edges)
         try:
-            with self.session.reads.watching():
-                return torch.autograd.grad(
-                    outs, self.edges, tangents, allow_unused=True, retain_graph=True, create_graph=create
-                )
+            return torch.autograd.grad(
+                outs, self.edges, tangents, allow_unused=True, retain_graph=True, create_graph=create
+            )
         except _torch.DATA_DEPENDENT_ERRORS as error:
             raise DataDependentError(
                 "sizes in the backward depend on the values inside a tensor",

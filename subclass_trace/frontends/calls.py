@@ -15,7 +15,6 @@ import torch
 
 from .. import _torch
 from ..capture.aliasing import family
-from ..capture.changed_contexts import ChangedContexts
 from ..capture.clocks import Clocks, clocks
 from ..capture.conversions import CONVERSIONS, conversions
 from ..capture.facts import holds_traced
@@ -26,16 +25,14 @@ from ..capture.region import RunFunction
 from ..capture.run import Run
 from ..errors import UnsupportedError
 from ..plan import AppendPlan, AssignmentPlan, ContainerChange, OfResult
-from ..runtime.changed_objects import copied_among
 from ..runtime.codegen import Layout, StateSlot
-from ..runtime.containers import change_containers, value_at_way
+from ..runtime.containers import change_containers
 from ..runtime.guards import ModuleGuard, ModuleView, NameGuard
 from ..runtime.held import ABSENT
 from ..runtime.one_object import OneObject
 from ..runtime.trees import twins_in
 from ..subclass.arguments import AttributesOf, ObjectIdentity, ObjectState, argument_snapshot, has_own_equality
 from ..subclass.flatten import flatten, leaves_of
-from ..subclass.noting import unnoted
 from ..subclass.numbers import NumberPlace
 from ..subclass.paths import Path
 from ..subclass.protocol import is_plain, is_traceable, look_again
@@ -46,7 +43,6 @@ from .containers import (
     GivenContainers,
     HandedContainers,
     found_anew,
-    path_of,
 )
 from .counting import left_out, read_late
 from .exchanged import Pairs, exchanged, with_inner
@@ -340,16 +336,6 @@ class CallSite:
             fix="return the new value instead",
         )
 
-    def _check_apart(self, changes: Sequence[ContainerChange]) -> None:
-        """A wrapper whose context holds one of the changed containers has a copy of the caller's."""
-        rows = [(change, value_at_way(self.given, change.keys)) for change in changes]
-        with unnoted(), _torch.plain_dispatch():  # the trace sees none of it
-            held = copied_among([container for _, container in rows], self.flat) if rows else None
-        for change, container in rows:
-            if container is held:
-                what, fix = _BY_ANOTHER_NAME
-                raise UnsupportedError(what, path=path_of(change.keys), got=f"{held!r:.200}", fix=fix)
-
     def _check_rebuilt(self, made: Mapping[int, _Rebuilt]) -> None:
         """What changes a view other than its values, and its attributes, has no place in the plan: only its base is an input
         there."""
@@ -476,7 +462,6 @@ class CallSite:
                 lent = {id(c) for c in self.containers.lent.values()}
                 self.handed[:] = [c for _, c, _ in containers.rows if id(c) not in lent]
                 before = flatten_tree((args, kwargs))[0]
-                contexts = ChangedContexts((a.path, a.value) for a in arguments)
                 self.met[:] = elsewhere.items  # from here on the function adds those that it comes upon
                 there = looked_at((*args, *kwargs.values(), *handed))
                 try:
@@ -486,8 +471,6 @@ class CallSite:
                     result = results[0]
                     changes, new, places = containers.changes()
                     self._check_containers(args, kwargs, before)
-                    contexts.check(*_BY_ANOTHER_NAME)
-                    self._check_apart(changes)
                     del there
                 except Exception as error:
                     check_error(error)
@@ -511,12 +494,6 @@ class CallSite:
             return Run(flat, tree, handed, tuple(plans), changed, tuple(outcome.made), tuple(outcome.found))
 
         return run
-
-
-_BY_ANOTHER_NAME = (
-    "the region changes an object that the flatten context of an input holds, by another name",
-    "give the wrapper an object of its own, or make the change before or after the call",
-)
 
 
 def _attributes_plans(row: _Rebuilt, results: list[Any]) -> list[AssignmentPlan]:

@@ -105,7 +105,6 @@ class TracedInput:
     facts: Mapping[str, Any] = field(default_factory=dict)  # what a first run asked of it, and was told
     gradient_of: Tensor | None = None  # it is the .grad of that tensor
     inside: tuple[tuple[str, int], ...] = ()  # see `InputPlan`
-    known: Spec | None = None  # what guards keep of the contexts that the call brings
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,11 +134,11 @@ def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: Dynam
     index: dict[int, int] = {}
     originals: list[Tensor] = []
     paths: list[Path] = []
-    rows, known = [], []
+    rows = []
     for argument in arguments:
         with torch.no_grad(), _torch.no_modes():  # real tensors: nothing here is part of the trace
             leaves, spec = flatten(argument.value, argument.path)
-            known.append(kept_spec(spec, argument.path))  # refuses contexts that no guard could compare
+            kept_spec(spec, argument.path)  # refuses contexts that no guard could compare
             paths_here = leaf_paths(argument.value, argument.path)
             aliases = [t.detach() if t.layout is torch.strided else t for t in leaves]
         places = []
@@ -174,9 +173,7 @@ def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: Dynam
         if session.dynamic:
             spec = _with_sizes(spec, flatten(traced)[1])
         real = argument.value
-        inputs.append(
-            TracedInput(argument.path, spec, own, real.is_leaf, traced, edge, *facts[number], known=known[number])
-        )
+        inputs.append(TracedInput(argument.path, spec, own, real.is_leaf, traced, edge, *facts[number]))
     inputs = [replace(row, inside=_join(row, real, inputs, reals)) for row, real in zip(inputs, reals, strict=True)]
     return TracedInputs(tuple(inputs), values, tuple(originals), tuple(paths), tuple(extra), counters)
 

@@ -16,7 +16,7 @@ from ..subclass.context import Lent, has_sizes, is_atom, is_buffer, is_copied, m
 from ..subclass.flatten import leaves_of, wrappers_inside
 from ..subclass.kept import is_looked_inside
 from ..subclass.made import Elsewhere, Made
-from ..subclass.parts import Part, marks_in, parts_of
+from ..subclass.parts import Part, marks_in, parts_of, read_lent
 from ..subclass.protocol import flattens_alike, is_traceable
 from ..subclass.spec import Spec, WrapperSpec
 from ..subclass.visit import inner_values
@@ -40,9 +40,7 @@ class Lending:
         aside = _torch.unbound_symbols_set_aside(shape_env)  # a class may compute its context
         with aside, _torch.without_tracing(), torch.no_grad():
             for number, value in enumerate(wrappers, first):
-                for names, wrapper in _wrappers(value):
-                    for steps, held in _held(inner_values(wrapper)[2], ()):
-                        objects[Lent(number, names, steps, held)] = held
+                objects |= {Lent(number, names, steps, held): held for names, steps, held in lendable(value)}
         return Lending(objects)
 
     def tensors(self) -> Iterator[tuple[Lent, Tensor]]:
@@ -115,6 +113,8 @@ def check_tensors(
     """
     copies = {id(t): mark for mark, t in lending.tensors()}
     written = {m.input for m in mutations if m.value is not None}
+    reals = [row.real() for row in inputs.inputs] if copies else []
+    memory = {s for n in written for t in reals[n : n + 1] if t is not None for s in _memory(t)}
     handed_out = {s for o in results if isinstance(o, Tensor) for s in _memory(o)} if copies else set()
     differentiable = any(isinstance(o, Tensor) and o.requires_grad for o in results)
     for number, c in enumerate(closed, len(inputs.inputs)):
@@ -123,6 +123,8 @@ def check_tensors(
             continue
         if number in written:
             what = "the region writes to"
+        elif reals[mark.place[1]] is not None and memory.intersection(_memory(read_lent(mark, reals))):
+            what = "the region writes, by an argument, memory of"
         elif fake is not None and handed_out.intersection(_memory(fake)):
             what = "a result shares memory with"
         elif c.edge is not None and differentiable:
@@ -145,6 +147,13 @@ def _memory(t: Tensor) -> Iterator[Any]:
 def _left_to_specs(mark: Lent) -> bool:
     """Does a call make a copy for the context of a result anyway, and is that the only place where it stands?"""
     return isinstance(mark, Made) and mark.alone and mark.is_copied
+
+
+def lendable(value: Any) -> Iterator[tuple[tuple[str, ...], tuple[Part, ...], Any]]:
+    """The objects in the contexts of a wrapper, and of those inside of it, that other calls may have others for: the
+    attributes that lead to the wrapper, the parts of the context that lead to the object, and the object."""
+    for names, wrapper in _wrappers(value):
+        yield from ((names, steps, held) for steps, held in _held(inner_values(wrapper)[2], ()))
 
 
 def _wrappers(value: Any) -> Iterator[tuple[tuple[str, ...], Tensor]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,8 +14,9 @@ from ..plan import MutationPlan
 from ..subclass.arguments import attributes_of_wrapper
 from ..subclass.context import numbers_in, same_context, without_outer
 from ..subclass.flatten import flatten, wrappers_inside
-from ..subclass.kept import kept_spec
+from ..subclass.kept import kept_spec, remembers_more
 from ..subclass.paths import Path, owner_of
+from ..subclass.protocol import is_traceable
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
 from .aliasing import family
 from .facts import holds_traced
@@ -285,7 +286,7 @@ def _check_contexts(row: TracedInput, before: Spec, after: Spec, assigned: Mappi
     assign it when views of the input have been made, which take it over."""
     numbers = {k: v for k, v in assigned.items() if isinstance(v, _torch.SYM_TYPES)}
     plain = any(not isinstance(v, (Tensor, *_torch.SYM_TYPES)) for v in assigned.values())
-    if (plain and not numbers) or same_contexts(_without_grad(before), _without_grad(after)):
+    if (plain and not numbers) or same_contexts(_without_grad(before), _without_grad(after), remembers_more):
         return
     for name, number in numbers.items():
         if any(number is n for n in _numbers_in_contexts(after)):
@@ -300,27 +301,28 @@ def _check_contexts(row: TracedInput, before: Spec, after: Spec, assigned: Mappi
         )
 
 
-def check_contexts(inputs: TracedInputs) -> None:
+#: wrappers, and what their contexts held
+Contexts = list[tuple[Path, Any, Spec]]
+
+
+def contexts_of(values: Iterable[tuple[Path, Any]]) -> Contexts:
+    """The wrappers among these values, with what their contexts hold now."""
+    with _torch.plain_dispatch():
+        return [(path, value, kept_spec(flatten(value)[1], path)) for path, value in values if is_traceable(value)]
+
+
+def check_contexts(before: Contexts, what: str, fix: str) -> None:
     """Traced wrappers have copies of what can be changed in contexts: a region that changes such an object by another name
-    would read the old one through the wrapper.
+    would read the old one through the wrapper, and what a backward changes would be changed in the copy.
 
     Raises:
-        UnsupportedError: the context of a wrapper of the call holds something else now.
+        UnsupportedError: the context of one of the wrappers holds something else now.
     """
-    for row in inputs.inputs:
-        real = row.real()
-        if real is None or row.known is None or not isinstance(row.spec, WrapperSpec):
-            continue
-        with _torch.no_modes():
-            now = flatten(real)[1]
-        if not same_contexts(row.known, now):
-            raise UnsupportedError(
-                "the region changes an object that the flatten context of an input holds, by another name",
-                path=row.path,
-                expected="the context as it was before the call",
-                got=f"{getattr(now, 'context', None)!r:.200}",
-                fix="give the wrapper an object of its own, or make the change before or after the call",
-            )
+    with _torch.plain_dispatch():
+        for path, value, known in before:
+            if not same_contexts(known, now := flatten(value)[1], remembers_more):
+                got = f"{getattr(now, 'context', None)!r:.200}"
+                raise UnsupportedError(what, path=path, expected="the context as it was before", got=got, fix=fix)
 
 
 def _numbers_in_contexts(spec: Spec) -> Iterator[Any]:
@@ -367,15 +369,15 @@ def _escapes(path: Path, name: str, value: Any) -> UnsupportedError:
     )
 
 
-def same_contexts(a: Spec, b: Spec) -> bool:
+def same_contexts(a: Spec, b: Spec, same: Callable[[Any, Any], bool] = same_context) -> bool:
     """Are the contexts of two specs of one structure the same, at every level?"""
     if not isinstance(a, WrapperSpec) or not isinstance(b, WrapperSpec):
         return True
-    if not same_context(a.context, b.context):
+    if not same(a.context, b.context):
         size = (a.size, a.stride)
-        if not same_context(without_outer(a.context, *size), without_outer(b.context, b.size, b.stride)):
+        if not same(without_outer(a.context, *size), without_outer(b.context, b.size, b.stride)):
             return False
-    return all(same_contexts(x, y) for x, y in zip(a.inners, b.inners, strict=True))
+    return all(same_contexts(x, y, same) for x, y in zip(a.inners, b.inners, strict=True))
 
 
 def _same_layout(a: Spec, b: Spec) -> bool:

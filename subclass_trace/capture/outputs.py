@@ -99,6 +99,8 @@ def check_escapes(spec: Spec, path: Path) -> None:
         todo += parts
         if parts or isinstance(value, (Lent, *_torch.SYM_TYPES)) or is_atom(value):
             continue
+        if isinstance(value, Tensor) and not is_traceable(value) and not _torch.is_fake(value):
+            continue
         for name, held in () if isinstance(value, Tensor) else attributes_inside(value):
             if isinstance(held, _torch.SYM_TYPES):
                 raise KeptNumber(held, path.attr(name))  # the size is fixed then

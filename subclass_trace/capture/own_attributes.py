@@ -1,8 +1,8 @@
 """Python attributes that somebody has set on wrappers, beside what their contexts say (``x.n = 3``).
 
-A traced wrapper is built anew, so it has what ``__tensor_unflatten__`` sets. Numbers and strings are taken over from the
-wrapper of the call, and guarded; what a class keeps for itself (a cached tensor) is the class's matter. Nested wrappers too:
-``x.inner.n`` has the name ``inner.n``.
+A traced wrapper is built anew, so it has what ``__tensor_unflatten__`` sets. Where that is a number, a string or None, or the
+wrapper of the call has one there, it is taken over from that wrapper, and guarded. Nested wrappers too: ``x.inner.n`` has the
+name ``inner.n``.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from .. import _torch
-from ..subclass.arguments import attributes_inside
-from ..subclass.context import same_context
+from ..subclass.arguments import ObjectIdentity, attributes_inside
+from ..subclass.context import same_context, snapshot
+from ..subclass.kept import kept
 from ..subclass.paths import owner_of
 from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec, WrapperSpec
@@ -41,6 +42,10 @@ def own_attributes(inputs: TracedInputs, guarded: bool = True) -> Facts:
     return found
 
 
+def _known(value: Any) -> Any:
+    return ObjectIdentity(value) if isinstance(value, torch.Tensor) else kept(value)
+
+
 def _take_over(number: int, traced: Any, real: Any, spec: Spec, names: tuple[str, ...], found: Facts) -> None:
     if not isinstance(spec, WrapperSpec) or type(traced) is not type(real) or not is_traceable(real):
         return
@@ -49,12 +54,12 @@ def _take_over(number: int, traced: Any, real: Any, spec: Spec, names: tuple[str
     told = frozenset() if code is None else frozenset(code.co_names)  # the context tells them, as far as it matters
     for name in sorted(mine.keys() & theirs.keys() - {*spec.names}):
         fresh, value = mine[name], theirs[name]
-        if type(value) not in SIMPLE or isinstance(fresh, (torch.Tensor, *_torch.SYM_TYPES)):
+        if isinstance(fresh, (torch.Tensor, *_torch.SYM_TYPES)) or not {type(fresh), type(value)}.intersection(SIMPLE):
             continue
         same = same_context(fresh, value)
         if not same:
-            object.__setattr__(traced, name, value)
+            object.__setattr__(traced, name, value if isinstance(value, torch.Tensor) else snapshot(value))
         if not same or name not in told:
-            found[number, "." + ".".join((*names, name))] = value
+            found[number, "." + ".".join((*names, name))] = _known(value)
     for name, inner in zip(spec.names, spec.inners, strict=True):
         _take_over(number, getattr(traced, name), getattr(real, name), inner, (*names, name), found)

@@ -46,7 +46,7 @@ from .inputs import Argument, DynamicDims, TracedInput, TracedInputs, trace_inpu
 from .late_code import LateState, late_module_hooks
 from .lending import Lending, check_tensors
 from .metadata import MetadataReads
-from .mutation import check_contexts, check_members, read_mutations, remember
+from .mutation import check_members, read_mutations, remember
 from .outputs import OutputClassifier, check_escapes, is_own_leaf, leaf_inside
 from .own_attributes import Facts, own_attributes
 from .places import groups_by_place, scattered_roots
@@ -222,6 +222,7 @@ class _Capture:
             given = inputs.inputs
             lending = Lending.of(self.session.shape_env, [row.traced for row in given])
             facts = own_attributes(inputs, self.session.guards_attributes)
+            self.session.wrappers = [(row.path, row.traced) for row in given]
             self.session.assumptions = _torch.assumptions_of(self.session.shape_env)
             before = remember(inputs)
             run = self._call(call, inputs, facts, lending)
@@ -232,7 +233,6 @@ class _Capture:
             closed = ClosedOverTensors(recorder, self.stand_ins, inputs, self.gradients.facts())
             mine = inputs
             inputs, arguments, states = closed.among(inputs, self.arguments, before)
-            check_contexts(mine)
             first = len(mine.inputs)
             others = Lending.of(self.session.shape_env, [row.traced for row in inputs.inputs[first:]], first)
             lending = lending.beside(others).with_elsewhere(run.elsewhere).with_made(run.made)

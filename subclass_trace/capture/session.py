@@ -71,6 +71,7 @@ class Session:
         if mode is None and not dynamic:
             _torch.replace_cache(self.mode, self.recorder.results.remembered)
         self.copies: dict[int, tuple[Any, Any]] = {}  # of dataclasses in the contexts of inputs; see `one_copy_each`
+        self.wrappers: list[tuple[Path, Any]] = []  # the traced inputs
         self.made_numbers = MadeNumbers()
         if mode is None:
             self.made_numbers.watch(self.recorder)

@@ -29,6 +29,7 @@ from ..subclass.visit import rebuild
 from .gradient_order import Arrival
 from .graphs import finish_joint, kept_after, placeholders
 from .late_code import NO_LATE_CODE, Late, late_functions
+from .mutation import check_contexts, contexts_of
 from .python_numbers import PythonNumbers
 from .session import Session
 from .user_code import frames_text, is_user_code
@@ -94,6 +95,12 @@ def _decides(frame: FrameType) -> bool:
     """Does code of this frame do more with strides than to build a wrapper? Torch's own code is known, and so are the
     methods that `authoring` generates."""
     return is_user_code(frame.f_code) and frame.f_code.co_name not in _BUILDERS
+
+
+_IN_A_BACKWARD = (
+    "a custom backward or a hook changes the flatten context of an input in place",
+    "keep what it changes in an object that is no part of a context, or in an inner tensor",
+)
 
 
 class Tape:
@@ -165,7 +172,9 @@ class Tape:
                     _sequence_numbers(roots, self.edges, recorder, questions, python),
                     late_functions(recorder, [*_nodes_behind(outs, self.edges)]),
                 ):
+                    contexts = contexts_of(self.session.wrappers)
                     grads = self._differentiate(outs, values, create_graph)
+                    check_contexts(contexts, *_IN_A_BACKWARD)
             finally:
                 recorder.tag, recorder.outliving = "is_forward", frozenset()
             self._check_layouts(grads)

@@ -19,6 +19,8 @@ from ..capture.clocks import Clocks, clocks
 from ..capture.conversions import CONVERSIONS, conversions
 from ..capture.facts import holds_traced
 from ..capture.inputs import Argument
+from ..capture.lending import lendable
+from ..capture.mutation import check_contexts, contexts_of
 from ..capture.objects_made import is_makeable, looked_at, objects_made
 from ..capture.python_numbers import types_as_eager
 from ..capture.region import RunFunction
@@ -26,7 +28,7 @@ from ..capture.run import Run
 from ..errors import UnsupportedError
 from ..plan import AppendPlan, AssignmentPlan, ContainerChange, OfResult
 from ..runtime.codegen import Layout, StateSlot
-from ..runtime.containers import change_containers
+from ..runtime.containers import change_containers, value_at_way
 from ..runtime.guards import ModuleGuard, ModuleView, NameGuard
 from ..runtime.held import ABSENT
 from ..runtime.one_object import OneObject
@@ -43,6 +45,7 @@ from .containers import (
     GivenContainers,
     HandedContainers,
     found_anew,
+    path_of,
 )
 from .counting import left_out, read_late
 from .exchanged import Pairs, exchanged, with_inner
@@ -336,6 +339,14 @@ class CallSite:
             fix="return the new value instead",
         )
 
+    def _check_apart(self, changes: Sequence[ContainerChange]) -> None:
+        """A wrapper whose context holds one of the changed containers has a copy of the caller's."""
+        held = {id(v) for value in self.flat for *_, v in lendable(value)} if changes else ()
+        for change in changes:
+            if id(container := value_at_way(self.given, change.keys)) in held:
+                what, fix = _BY_ANOTHER_NAME
+                raise UnsupportedError(what, path=path_of(change.keys), got=f"{container!r:.200}", fix=fix)
+
     def _check_rebuilt(self, made: Mapping[int, _Rebuilt]) -> None:
         """What changes a view other than its values, and its attributes, has no place in the plan: only its base is an input
         there."""
@@ -463,6 +474,7 @@ class CallSite:
                 self.handed[:] = [c for _, c, _ in containers.rows if id(c) not in lent]
                 before = flatten_tree((args, kwargs))[0]
                 self.met[:] = elsewhere.items  # from here on the function adds those that it comes upon
+                contexts = contexts_of((a.path, a.value) for a in arguments)
                 there = looked_at((*args, *kwargs.values(), *handed))
                 try:
                     with ids_as_eager(self.reached, (args, kwargs), given, [*of_modules, *named], asked):
@@ -471,6 +483,8 @@ class CallSite:
                     result = results[0]
                     changes, new, places = containers.changes()
                     self._check_containers(args, kwargs, before)
+                    check_contexts(contexts, *_BY_ANOTHER_NAME)
+                    self._check_apart(changes)
                     del there
                 except Exception as error:
                     check_error(error)
@@ -494,6 +508,12 @@ class CallSite:
             return Run(flat, tree, handed, tuple(plans), changed, tuple(outcome.made), tuple(outcome.found))
 
         return run
+
+
+_BY_ANOTHER_NAME = (
+    "the region changes the flatten context of an input in place, or an object that it holds by another name",
+    "give the wrapper an object of its own, or make the change before or after the call",
+)
 
 
 def _attributes_plans(row: _Rebuilt, results: list[Any]) -> list[AssignmentPlan]:

@@ -38,6 +38,7 @@ from ..subclass.made import GIVEN, Elsewhere, Made
 from ..subclass.parts import mark_source, marks_in, with_lent
 from ..subclass.spec import OpaqueSpec, Spec, spec_leaves
 from ..subclass.template import Examples
+from .changed_contexts import changeable, watch_contexts
 from .containers import delivered, taken
 from .delivery_code import Delivery, is_plain
 from .emit import (
@@ -658,6 +659,9 @@ class _EntryEmitter:
         else:  # the region enables gradients itself
             s.bind("enable_grad", torch.enable_grad)
             s.line(f"with enable_grad(): {call}")
+        if watched := changeable(plan):
+            watch = s.bind("watch_contexts", watch_contexts)
+            s.line(f"{watch}({s.constant(plan, 'plan')}, {watched}, ({_tuple(inputs)}), v)")
         values = [f"v[{k}]" for k in range(len(plan.values))] if len(plan.values) != 1 else ["v"]
         return values, [f"extra[2][{k}]" for k in range(plan.size_outputs)]
 

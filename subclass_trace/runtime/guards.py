@@ -21,6 +21,7 @@ from ..plan import InputPlan, Plan
 from ..subclass.arguments import same_argument
 from ..subclass.context import has_sizes, map_sizes, same_context, without_outer
 from ..subclass.flatten import leaves_of
+from ..subclass.kept import difference
 from ..subclass.parts import read_lent
 from ..subclass.paths import Path, owner_of
 from ..subclass.protocol import Kind, class_of_leaf, kind_of
@@ -379,7 +380,7 @@ def _structure(spec: Spec, value: Any, path: Path) -> str | None:
         return f"{path}: expected inner tensors {spec.names}, got {names}"
     # What sizes tell is compared with them, later.
     if not has_sizes(spec.context) and not _same_beside_outer(spec, spec.context, value, context):
-        return f"{path}: expected context {spec.context!r}, got {context!r}"
+        return f"{path}: {difference(spec.context, context)}"
     for name, inner, inner_spec in zip(names, values, spec.inners, strict=True):
         reason = _structure(inner_spec, inner, path.attr(name))
         if reason is not None:

@@ -66,7 +66,7 @@ def make_plan(
         kept: names of what eager autograd would keep.
     """
     inputs, symbols = tuple(_inputs(captured, arguments)), tuple(_symbols(captured))
-    views = {k: kept_spec(freeze(spec), Path("view")) for k, spec in through_base.items()}
+    views = {k: kept_spec(freeze(spec), Path("view"), by_class=True) for k, spec in through_base.items()}
     watched = _watched_results(captured, forward, kept, saved)
     lending = captured.lending
     values = tuple(freeze(lending.marked(v)) for v in captured.values)
@@ -134,13 +134,15 @@ def _inputs(captured: Captured, arguments: Sequence[Argument]) -> list[InputPlan
     for number, (i, a) in enumerate(zip(captured.inputs, arguments, strict=True)):
         asked = captured.metadata.asked_of(number)
         is_leaf = i.is_leaf if number in written or asked.is_leaf else None
-        spec = kept_spec(freeze(i.spec), i.path)
+        spec = kept_spec(freeze(i.spec), i.path, by_class=True)
         row = InputPlan(i.path, spec, i.leaves, is_leaf, a.position, a.take_base)
         is_parameter = i.is_parameter if asked.is_parameter else None
         row = replace(row, is_parameter=is_parameter, no_gradient=asked.gradient, facts=asked.facts)
         rows.append(replace(row, inside=i.inside))
     for c in captured.closed_over:
-        row = InputPlan(c.path, kept_spec(freeze(c.spec), c.path), c.leaves, None, None, constant=c.value)
+        row = InputPlan(
+            c.path, kept_spec(freeze(c.spec), c.path, by_class=True), c.leaves, None, None, constant=c.value
+        )
         if c.gradient_of is not None:
             held = (a.position for a in arguments if a.value is c.gradient_of)
             position = next(held, None)

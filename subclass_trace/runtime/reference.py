@@ -37,6 +37,7 @@ from ..subclass.paths import owner_of
 from ..subclass.protocol import REAL
 from ..subclass.visit import rebuild
 from .backward import Backwards
+from .changed_contexts import changeable, watch_contexts
 from .containers import owners_found
 from .function import Dangling, RegionFunction, RelatedView, with_kept_history
 from .parted import parted
@@ -87,6 +88,7 @@ class Program:
                 values = list(_torch.apply_function(RegionFunction, self, call, *leading))
                 if self.plan.reach is not None:
                     values = list(parted(self.plan.reach, self.plan.differentiable, differentiated, values))
+            watch_contexts(self.plan, changeable(self.plan), call.inputs, values)
         else:
             with torch.no_grad():
                 values, call.sizes, _ = self.run_forward(call)

@@ -42,7 +42,7 @@ PLAIN = frozenset({int, str, bytes, bool, float, complex, type(None), torch.dtyp
 _WRITTEN = frozenset({int, float, complex, str, bool, type(None)})
 #: the version of the format that does not tell one object twice from two equal ones
 _BY_VALUE = 2
-_MAX_DEPTH = 20
+_MAX_DEPTH = 60
 
 
 class StandIn:

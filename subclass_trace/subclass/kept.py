@@ -21,7 +21,7 @@ import functools
 import types
 from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ import torch
 from .. import _torch
 from ..errors import UnsupportedError
 from .arguments import (
+    ABSENT,
     FOREIGN,
     NAMESPACES,
     ObjectIdentity,
@@ -48,7 +49,6 @@ from .context import (
     has_sizes,
     is_atom,
     is_buffer,
-    is_copied,
     is_frozen,
     map_items,
     same_context,
@@ -59,7 +59,7 @@ from .spec import LeafSpec, OpaqueSpec, Spec
 from .tensors import facts_of, why_not_comparable
 from .visit import VALUE
 
-_DEEPEST, _MOST_PARTS = 20, 2000
+_DEEPEST, _MOST_PARTS = 60, 10_000
 _HOLDERS = (
     *(list, tuple, deque, dict, set, frozenset, types.MappingProxyType),
     *(UserDict, UserList, ChainMap),
@@ -76,8 +76,11 @@ def kept(context: Any, path: Path = VALUE) -> Any:
     return context if is_atom(context) and not isinstance(context, type) else _Walk(path).keep(context, Path("context"))
 
 
-def kept_spec(spec: Spec, path: Path = VALUE) -> Spec:
+def kept_spec(spec: Spec, path: Path = VALUE, by_class: bool = False) -> Spec:
     """A spec with what guards keep of its contexts, and of its values that are no tensors.
+
+    Args:
+        by_class: a class may say itself which contexts are the same.
 
     Raises:
         UnsupportedError: see `kept`.
@@ -86,32 +89,41 @@ def kept_spec(spec: Spec, path: Path = VALUE) -> Spec:
         return spec
     if isinstance(spec, OpaqueSpec):
         return OpaqueSpec(kept(spec.value, path))
-    inners = tuple(kept_spec(s, path.attr(n)) for n, s in zip(spec.names, spec.inners, strict=True))
-    return replace(spec, inners=inners, context=kept(spec.context, path))
+    inners = tuple(kept_spec(s, path.attr(n), by_class) for n, s in zip(spec.names, spec.inners, strict=True))
+    own = (
+        by_class
+        and hasattr(spec.cls, "__metadata_guard__")
+        and not is_foreign(spec.cls)
+        and not has_sizes(spec.context)
+    )
+    context = KeptByClass(spec.cls, spec.context) if own else kept(spec.context, path)
+    return replace(spec, inners=inners, context=context)
 
 
 class KeptObject(Kept):
     """An object of the user's, by reference, and what it and its class held.
 
-    Another one may be in its place if its class says that they are equal: then the class decides, and what it is asked
-    to compare with is a twin that holds what the object held. A dataclass with generated equality is its fields.
+    Another one that holds the same may be in its place if its class says that they are equal. Of dataclasses with generated
+    equality any other one may.
     """
 
-    __slots__ = ("copied", "state", "twin")
+    __slots__ = ("cls", "copied", "state")
 
     def __init__(self, value: Any, copied: bool) -> None:
         """``copied``: wrappers have copies of it, so that no call meets this one."""
-        self.value, self.copied, self.twin = value, copied, None
+        self.value, self.cls, self.copied = value, type(value), copied
         self.state: dict[Any, Any] = {}
 
     def holds(self, now: Any) -> bool:
         """Is ``now`` the same for a guard?"""
-        if type(now) is not type(self.value):
+        if type(now) is not self.cls:
             return False
-        if self.twin is not None:
-            return equal(self.twin, now) and same_context(self.state, dict(class_data(type(now))))
-        alike = self.copied or now is self.value or (has_own_equality(type(now)) and equal(self.value, now))
-        return alike and same_context(self.state, dict(holdings(now)))
+        try:
+            held = dict(holdings(now))
+        except Exception:  # a class's own code
+            return False
+        another = self.copied or now is self.value or (has_own_equality(type(now)) and equal(self.value, now))
+        return another and same_context(self.state, held)
 
     def fresh(self) -> Any:
         """The object, or a copy where it is one of those that are copied."""
@@ -142,6 +154,29 @@ class KeptReference(Kept):
         return repr(self.value)
 
 
+class KeptByClass(Kept):
+    """The context of a wrapper whose class says itself which contexts are the same (``__metadata_guard__``)."""
+
+    __slots__ = ("guard",)
+
+    def __init__(self, cls: Any, context: Any) -> None:
+        self.guard, self.value = cls.__metadata_guard__, snapshot(context)
+
+    def holds(self, now: Any) -> bool:
+        """Does the class say so?"""
+        try:
+            return self.guard(self.value, now) is True
+        except Exception:  # a class's own code
+            return False
+
+    def fresh(self) -> Any:
+        """A copy of the one that was traced."""
+        return snapshot(self.value)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
 class _Walk:
     """A walk through one context."""
 
@@ -162,15 +197,16 @@ class _Walk:
             return snapshot(value)
         if id(value) in self.met:  # an object that leads back to itself is compared once
             return ObjectIdentity(value)
-        if not inside and (is_iterator(value) or id(value) in around):
-            raise self._refused(at, "an iterator, which gives each item once" if is_iterator(value) else "itself")
+        kind = type(value).__qualname__
         if is_iterator(value) or id(value) in around:
-            return ObjectIdentity(value)
+            if inside:
+                return ObjectIdentity(value)
+            once = f"an iterator, {kind}, which gives each item once"
+            raise self._refused(at, once if is_iterator(value) else f"a {kind} that contains itself")
         if len(around) > _DEEPEST:
             raise self._refused(at, f"values that are more than {_DEEPEST} deep inside of others")
         if type(value) in (list, tuple, dict) and (plain := KeptPlain.of(value)) is not None:
-            self.parts += len(value)
-            return plain if is_copied(value) else value
+            return plain
         around = (*around, id(value))
         if type(value) in (tuple, torch.Size, Sizes) or (isinstance(value, tuple) and hasattr(value, "_fields")):
             return map_items(value, lambda v: self.keep(v, at, around, inside))
@@ -189,10 +225,8 @@ class _Walk:
         made = KeptObject(snapshot(value) if by_fields else value, by_fields)
         if not by_fields:
             self.met.add(id(value))
-            made.twin = _twin(value)
-        rows = class_data(type(value)) if made.twin is not None else holdings(value)
-        made.state = {k: self.keep(v, at.attr(str(k)), around, not by_fields) for k, v in rows}
-        simple = is_frozen(value) and made.value is value and not any(class_data(type(value)))
+        made.state = {k: self.keep(v, at.attr(str(k)), around, not by_fields) for k, v in holdings(value)}
+        simple = is_frozen(value) and made.state.keys() == {f.name for f in fields(value) if f.compare}
         return value if simple and all(made.state[k] is v for k, v in holdings(value)) else made
 
     def _tensor(self, value: torch.Tensor, at: Path, inside: bool) -> Any:
@@ -215,13 +249,32 @@ class _Walk:
         )
 
 
+def difference(known: Any, now: Any, at: str = "context") -> str:
+    """Where a context differs from what a guard keeps of it, as a sentence."""
+    plain = known.value if isinstance(known, KeptPlain) else known
+    if isinstance(known, KeptObject) and type(now) is known.cls:
+        a, b = known.state, dict(holdings(now))
+    elif type(plain) is dict and type(now) is dict and plain.keys() == now.keys():
+        a, b = plain, now
+    elif type(plain) in (list, tuple) and type(now) is type(plain) and len(now) == len(plain):
+        a, b = dict(enumerate(plain)), dict(enumerate(now))
+    else:
+        a, b = {}, {}
+    for key, value in a.items():
+        other = b.get(key, ABSENT)
+        if not same_context(value, other):
+            step = f".{key}" if isinstance(known, KeptObject) and isinstance(key, str) else f"[{key!r}]"
+            return difference(value, other, at + step)
+    return f"{at}: expected {known!r:.200}, got {now!r:.200}"
+
+
 def holdings(value: Any) -> Iterator[tuple[Any, Any]]:
     """What an object holds that can be exchanged in place, and what its class holds: pairs of a key and a value."""
     cls: Any = type(value)
     if isinstance(value, type):
         yield from class_data(value)
         return
-    if has_generated_equality(value):
+    if has_generated_equality(value) and is_foreign(cls):
         yield from ((f.name, getattr(value, f.name)) for f in fields(value) if f.compare)
     else:
         derived = _derived(cls)
@@ -230,7 +283,7 @@ def holdings(value: Any) -> Iterator[tuple[Any, Any]]:
         code = value.__code__
         yield from (("__code__", code), ("__defaults__", value.__defaults__), ("__kwdefaults__", value.__kwdefaults__))
         yield from zip(code.co_freevars, value.__closure__ or (), strict=True)
-        found = ((n, value.__globals__.get(n)) for n in code.co_names)
+        found = ((n, value.__globals__.get(n)) for n in _names_in(code))
         yield from ((("global", n), v) for n, v in found if type(v) in PLAIN or KeptPlain.of(v) is not None)
     elif isinstance(value, types.MethodType):
         yield "__self__", value.__self__
@@ -250,6 +303,30 @@ def holdings(value: Any) -> Iterator[tuple[Any, Any]]:
     yield from class_data(cls)
 
 
+def _names_in(code: types.CodeType) -> set[str]:
+    """The names in a function's code, and in that of the functions inside of it."""
+    inside = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    return {*code.co_names, *(name for c in inside for name in _names_in(c))}
+
+
+def remembers_more(known: Any, now: Any, inside: bool = False) -> bool:
+    """Is a context as it was, but for what objects in it remember: in attributes that are new or were None, in dicts?
+
+    That is computed once, while a region is traced, as in the first call in eager.
+    """
+    if same_context(known, now) or (inside and known is None):
+        return True
+    if isinstance(known, KeptObject) and known.value is now and not isinstance(now, (list, tuple, deque, set)):
+        rows = dict(holdings(now))
+        return all(k in rows and remembers_more(v, rows[k], True) for k, v in known.state.items())
+    known = known.value if isinstance(known, KeptPlain) else known
+    if inside and type(known) is dict and type(now) is dict:
+        return all(k in now and remembers_more(v, now[k], True) for k, v in known.items())
+    if type(known) in (tuple, list) and type(now) is type(known) and len(now) == len(known):
+        return all(remembers_more(a, b, inside) for a, b in zip(known, now, strict=True))
+    return False
+
+
 def _content(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
@@ -262,10 +339,10 @@ def class_data(cls: type) -> Iterator[tuple[Any, Any]]:
     if issubclass(cls, (torch.Tensor, enum.Enum, torch.nn.Module)):  # others look at these
         return
     own = [k for k in cls.__mro__ if not is_foreign(k)]
+    names = {f.name for f in fields(cls)} if is_dataclass(cls) else ()
     for k in reversed(own):
-        fields = getattr(k, "__dataclass_fields__", ())
         for name, value in vars(k).items():
-            if not name.startswith("__") and not hasattr(type(value), "__get__") and name not in fields:
+            if not name.startswith("__") and not hasattr(type(value), "__get__") and name not in names:
                 yield ("class", k.__qualname__, name), value
 
 
@@ -292,21 +369,3 @@ def is_looked_inside(value: Any) -> bool:
 def is_foreign(value: Any) -> bool:
     """Is it a class or function of Python's, of torch or numpy?"""
     return str(value.__module__).partition(".")[0] in FOREIGN
-
-
-def _twin(value: Any) -> Any:
-    """Another object with the attributes that ``value`` has now, where its class has an equality of its own."""
-    cls = type(value)
-    plain = all(k is object or ("__slots__" not in vars(k) and k.__module__ != "builtins") for k in cls.__mro__)
-    if not plain or any("__new__" in vars(k) for k in cls.__mro__[:-1]) or not has_own_equality(cls):
-        return None
-    twin = object.__new__(cls)
-    twin.__dict__.update((k, _as_it_is(v)) for k, v in attributes_inside(value))
-    return twin
-
-
-def _as_it_is(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value
-    found = snapshot(value)
-    return (_twin(value) or value) if found is value and is_looked_inside(value) else found

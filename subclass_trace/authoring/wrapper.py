@@ -269,8 +269,8 @@ class WrapperTensor(torch.Tensor):
     # ------------------------------------------------------------------------------------------------ torch's hooks
     @classmethod
     def __metadata_guard__(cls, a: Any, b: Any) -> bool:
-        """Are two contexts the same, for Dynamo's guards? NaN is NaN here."""
-        return bool(a == b) or same_context(a, b)
+        """Are two contexts the same, for guards? NaN is NaN here, and 1 is neither 1.0 nor True."""
+        return same_context(a, b)
 
     def _stable_hash_for_caching(self) -> str:
         """The key of AOTAutograd's cache for this tensor: the same in each process."""

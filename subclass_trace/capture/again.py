@@ -16,7 +16,7 @@ import torch.fx as fx
 
 from .. import _torch
 from ..errors import TangentError
-from ..subclass.context import Unread, map_sizes, one_copy_each, snapshot
+from ..subclass.context import map_sizes, one_copy_each, snapshot
 from ..subclass.numbers import NumberPlace
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, WrapperSpec, is_ragged
@@ -26,7 +26,6 @@ from .counters import Groups
 from .graphs import is_draw
 from .inputs import Argument, TracedInput, TracedInputs, traced_value
 from .late_code import LateState
-from .lending import dataclasses_in
 from .region import Captured, RunFunction, capture_in
 from .session import Session
 from .tape import Tape
@@ -44,7 +43,6 @@ class FirstRun:
         originals, sizes, counters: as in `TracedInputs`.
         graph, operations: fingerprints, of everything and of the operations alone.
         before, after: what was assumed of symbols when the run began, and once its first backward was traced.
-        unread: what the guards leave out of the inputs' contexts; ``objects``: those whose reads are noted.
         late: how user code in backwards is looked at.
         numbers: the symbols of numbers that the call brings.
     """
@@ -58,8 +56,6 @@ class FirstRun:
     counters: Groups
     before: _torch.Assumptions
     after: _torch.Assumptions
-    unread: tuple[Unread, ...]
-    objects: tuple[Any, ...]
     late: LateState
     numbers: Mapping[NumberPlace, Any]
     graph: int
@@ -101,8 +97,6 @@ class FirstRun:
             captured.counters,
             session.assumptions,
             _torch.assumptions_of(session.shape_env),
-            session.reads.left_out(),
-            session.reads.objects.values(),
             session.recorder.late.anew(),
             dict(session.arguments),
             _fingerprint(captured),
@@ -145,7 +139,6 @@ class FirstRun:
                 got="another graph than in the first run",
                 fix="keep the first trace: retain_trace=True",
             )
-        found.session.reads.leave_out(self.unread)
         return found.tape
 
     def _inputs_at(self, session: Session, at: SizeAt) -> TracedInputs:
@@ -159,8 +152,6 @@ class FirstRun:
         return fixed_run._inputs(session)
 
     def _inputs(self, session: Session) -> TracedInputs:
-        held = (value for number, row in enumerate(self.rows) for _, value in dataclasses_in(row[1], number))
-        session.reads.objects.add([*self.objects, *held])
         for fake in (*self.originals, *self.sizes):
             session.recorder.primal(fake, untouched=True)
         values = tuple(session.tracked(fake) for fake in self.originals)

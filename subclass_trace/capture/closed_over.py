@@ -18,14 +18,12 @@ import torch
 from .. import _torch
 from ..errors import UnsupportedError
 from ..plan import MutationPlan
-from ..subclass.changeable import copied_in, own_contexts
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.kept import kept_spec
-from ..subclass.noting import unnoted
 from ..subclass.paths import Path
 from ..subclass.protocol import Kind, is_traceable, kind_of
 from ..subclass.spec import Spec
-from ..subclass.visit import inner_values, rebuild
+from ..subclass.visit import rebuild
 from .facts import ASKED_NOTHING, AskedOf
 from .inputs import Argument, TracedInput, TracedInputs
 from .mutation import Before, state_of
@@ -100,8 +98,7 @@ class StandIns:
             return t.layout is torch.strided and not _torch.is_functorch_wrapped(t)
         if not is_traceable(t):
             return False
-        with unnoted():
-            leaves = leaves_of(t)
+        leaves = leaves_of(t)
         if not leaves or any(map(_torch.is_fake, leaves)):
             self._traced[id(t)] = t
             return False
@@ -110,12 +107,6 @@ class StandIns:
     def is_from_outside(self, t: Tensor) -> bool:
         """Is it a real tensor, or the stand-in of one that the function names or closes over?"""
         return id(t) in self.back or self._is_real(t)
-
-    def in_a_context(self, value: Any) -> bool:
-        """Does the context of a stand-in hold this very object?"""
-        with unnoted(), _torch.plain_dispatch():
-            rows = [w for s in self.of.values() for _, w in own_contexts(s.traced)]
-            return any(part is value for w in rows for part in copied_in(inner_values(w)[2]))
 
     def swapped(self, t: Tensor) -> Tensor:
         """The stand-in for a real tensor; any other tensor itself."""
@@ -165,8 +156,7 @@ class StandIns:
         self.named[id(real)] = real, traced
         if id(real) not in self.given:
             self.back[id(traced)] = real
-        with unnoted():
-            fakes = leaves_of(traced)
+        fakes = leaves_of(traced)
         for leaf, fake in zip(leaves_of(real), fakes, strict=True):
             self.recorder.adopt(leaf, fake)
 

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from ..errors import UnsupportedError
-from ..subclass.noting import unnoted
 from .user_code import is_library, is_user_code
 
 #: changes of these are refused; bool and None are left out: flags and what is set up once
@@ -82,16 +81,14 @@ def unchanged_by_dispatch() -> Iterator[None]:
     Raises:
         UnsupportedError: a number or a string was changed.
     """
-    with unnoted():
-        watched = [(place, place.read()) for place in assigned() if not place.wanted]
+    watched = [(place, place.read()) for place in assigned() if not place.wanted]
     before = [(place, value, place.is_own) for place, value in watched if type(value) in _VALUES]
     completed = False
     try:
         yield
         completed = True
     finally:
-        with unnoted():
-            changed = [(*row, now) for row in before if not _same(row[1], now := row[0].read())]
+        changed = [(*row, now) for row in before if not _same(row[1], now := row[0].read())]
         for place, value, own, _ in changed:
             place.put(value, own)
         if completed and changed:
@@ -118,8 +115,7 @@ def _refusal(place: Place, was: Any, now: Any) -> UnsupportedError:
 # ---------------------------------------------------------------------------------------------- what is assigned
 def assigned() -> list[Place]:
     """The places that the code of wrapper classes assigns, of all such classes but those of installed libraries."""
-    with unnoted():
-        return [place for cls in _classes() for place in _places(cls)]
+    return [place for cls in _classes() for place in _places(cls)]
 
 
 def _classes() -> Iterator[type]:

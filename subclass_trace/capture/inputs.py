@@ -19,11 +19,11 @@ import torch
 from .. import _torch
 from ..errors import ProtocolError, UnsupportedError
 from ..plan import gradient_of
-from ..subclass.components import Steps, with_components
 from ..subclass.context import has_sizes, map_sizes, one_copy_each, same_context, snapshot, with_outer, without_outer
 from ..subclass.flatten import flatten, leaf_paths, wrappers_inside
-from ..subclass.kept import Keeping, kept_spec
+from ..subclass.kept import kept_spec
 from ..subclass.numbers import NumberPlace
+from ..subclass.parts import Steps, with_parts
 from ..subclass.paths import Path, owner_of
 from ..subclass.protocol import class_of_leaf, refuse
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, is_ragged, spec_leaves
@@ -135,11 +135,10 @@ def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: Dynam
     originals: list[Tensor] = []
     paths: list[Path] = []
     rows = []
-    keeping = Keeping()
     for argument in arguments:
         with torch.no_grad(), _torch.no_modes():  # real tensors: nothing here is part of the trace
             leaves, spec = flatten(argument.value, argument.path)
-            kept_spec(spec, argument.path, keeping)  # refuses contexts that no guard could compare
+            kept_spec(spec, argument.path)  # refuses contexts that no guard could compare
             paths_here = leaf_paths(argument.value, argument.path)
             aliases = [t.detach() if t.layout is torch.strided else t for t in leaves]
         places = []
@@ -152,8 +151,6 @@ def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: Dynam
                 session.recorder.primal(originals[-1], untouched=True)
             places.append(index[id(leaf)])
         rows.append((argument, spec, tuple(places)))
-    if session.watches_contexts:
-        session.reads.objects.add([*(row.value for row in keeping.objects.values()), *keeping.dataclasses.values()])
     if dynamic.numbers:
         session.numbers(dynamic.numbers)
     symbols = _Symbols(session, dynamic)
@@ -251,8 +248,6 @@ def traced_value(
                 fix="make __tensor_unflatten__ a classmethod that builds `cls`",
             )
         session.recorder.know_wrapper(traced)
-        if session.watches_contexts:
-            session.reads.meet(number, traced, spec, path)
     if traced.requires_grad:  # some classes set it themselves
         traced.requires_grad_(False)
     if spec.requires_grad:  # type: ignore[union-attr]
@@ -324,7 +319,7 @@ class _Symbols:
             stride = _strides_of_leaves(stride, loose, inners)
         parts = {part: size[d] for part, d in self.dynamic.parts(path).items()}
         rest = (spec.storage_offset, spec.dtype, spec.device, spec.layout, spec.requires_grad)
-        return WrapperSpec(spec.cls, spec.names, inners, with_components(spec.context, parts), size, stride, *rest)
+        return WrapperSpec(spec.cls, spec.names, inners, with_parts(spec.context, parts), size, stride, *rest)
 
     def _jagged(self, spec: WrapperSpec) -> Spec:
         """The outer sizes of a jagged tensor follow from its inner ones, and its ragged size from its offsets."""

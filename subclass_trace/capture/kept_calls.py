@@ -19,11 +19,8 @@ import torch
 
 from .. import _torch
 from ..errors import TangentError, UnsupportedError
-from ..subclass.arguments import attributes_inside
-from ..subclass.context import map_sizes, note_inside
-from ..subclass.flatten import flatten, wrappers_inside
-from ..subclass.noting import note_all, unnoted
-from ..subclass.protocol import is_traceable
+from ..subclass.context import map_sizes
+from ..subclass.flatten import flatten
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, leaf_count, same_spec, spec_leaves
 from ..subclass.visit import map_spec, rebuild
 from .facts import holds_traced
@@ -90,11 +87,6 @@ class Template:
         raise self._refused(f"a {type(value).__qualname__} that holds traced tensors or numbers")
 
     def _tensor(self, value: Tensor) -> Maker:
-        for wrapper in (value, *(w for _, w in wrappers_inside(value))) if is_traceable(value) else ():
-            note_all(wrapper)  # nobody sees what the function reads in a call
-            with unnoted():
-                held = dict(attributes_inside(wrapper))
-            note_inside([v for name, v in held.items() if not isinstance(v, Tensor)], objects=True)
         leaves, spec = flatten(value)
         if value.is_nested:
             raise self._refused("a nested tensor")

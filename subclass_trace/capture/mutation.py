@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,11 +12,11 @@ from .. import _torch
 from ..errors import AliasingError, UnsupportedError
 from ..plan import MutationPlan
 from ..subclass.arguments import attributes_of_wrapper
-from ..subclass.context import numbers_in, same_context, told, without_outer
+from ..subclass.context import numbers_in, same_context, without_outer
 from ..subclass.flatten import flatten, wrappers_inside
-from ..subclass.kept import kept_spec
-from ..subclass.kept_objects import remembers_more
+from ..subclass.kept import kept_spec, remembers_more
 from ..subclass.paths import Path, owner_of
+from ..subclass.protocol import is_traceable
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
 from .aliasing import family
 from .diagnostics import kept_number
@@ -272,7 +272,7 @@ def _change(
     assigned = {
         k: v for k, v in attributes_of_wrapper(row.traced, after).items() if was.attributes.get(k, was) is not v
     }
-    attributes = {k: told(marked(v)) for k, v in assigned.items() if not isinstance(v, (Tensor, *_torch.SYM_TYPES))}
+    attributes = {k: marked(v) for k, v in assigned.items() if not isinstance(v, (Tensor, *_torch.SYM_TYPES))}
     for name, value in attributes.items():
         if holds_traced(value):
             raise _escapes(row.path, name, value)
@@ -299,6 +299,30 @@ def _check_contexts(row: TracedInput, before: Spec, after: Spec, assigned: Mappi
             got=f"{getattr(after, 'context', None)!r:.200}",
             fix="assign a new object to the attribute, or return a new wrapper",
         )
+
+
+#: wrappers, and what their contexts held
+Contexts = list[tuple[Path, Any, Spec]]
+
+
+def contexts_of(values: Iterable[tuple[Path, Any]]) -> Contexts:
+    """The wrappers among these values, with what their contexts hold now."""
+    with _torch.plain_dispatch():
+        return [(path, value, kept_spec(flatten(value)[1], path)) for path, value in values if is_traceable(value)]
+
+
+def check_contexts(before: Contexts, what: str, fix: str) -> None:
+    """Traced wrappers have copies of what can be changed in contexts: a region that changes such an object by another name
+    would read the old one through the wrapper, and what a backward changes would be changed in the copy.
+
+    Raises:
+        UnsupportedError: the context of one of the wrappers holds something else now.
+    """
+    with _torch.plain_dispatch():
+        for path, value, known in before:
+            if not same_contexts(known, now := flatten(value)[1], remembers_more):
+                got = f"{getattr(now, 'context', None)!r:.200}"
+                raise UnsupportedError(what, path=path, expected="the context as it was before", got=got, fix=fix)
 
 
 def _numbers_in_contexts(spec: Spec) -> Iterator[Any]:

@@ -21,8 +21,7 @@ import torch
 from .. import _torch
 from ..subclass.arguments import attributes_inside
 from ..subclass.context import is_atom, is_buffer, is_frozen
-from ..subclass.kept_objects import is_foreign
-from ..subclass.noting import unnoted
+from ..subclass.kept import is_foreign
 
 _CONTAINERS = (list, dict, set, deque, bytearray, OrderedDict, defaultdict, Counter)
 _ENOUGH = 100_000  # objects to look at, and what is in them
@@ -41,8 +40,7 @@ class _Met:
 def looked_at(values: Iterable[Any]) -> list[Any]:
     """The objects in these values that a region may make. Those that it has from elsewhere are told apart by somebody who
     holds them: keep the list until `objects_made` is done."""
-    with unnoted():
-        return [met.value for met in _walk(list(values)).values()]
+    return [met.value for met in _walk(list(values)).values()]
 
 
 def objects_made(held: list[Any], beside: Iterable[int] = ()) -> tuple[list[tuple[Any, bool]], list[Any]]:
@@ -54,8 +52,7 @@ def objects_made(held: list[Any], beside: Iterable[int] = ()) -> tuple[list[tupl
     """
     more = Counter(beside)
     held.append([])  # one of which it is known who holds it
-    with unnoted():
-        met = _walk(held)
+    met = _walk(held)
     probe = id(held[-1])
     always = _references(met, probe) - 1 if met else 0
     met.pop(probe, None)

@@ -30,11 +30,12 @@ from ..plan import (
     ViewOutput,
     ViewSteps,
 )
-from ..subclass.arguments import attributes_of_wrapper
-from ..subclass.context import same_context, told
+from ..subclass.arguments import attributes_inside, attributes_of_wrapper
+from ..subclass.context import Lent, is_atom, same_context
 from ..subclass.flatten import flatten, leaves_of
+from ..subclass.parts import parts_of
 from ..subclass.paths import Path
-from ..subclass.protocol import Kind, is_traceable, kind_of, refuse
+from ..subclass.protocol import Kind, flattens_alike, is_traceable, kind_of, refuse
 from ..subclass.spec import Spec, WrapperSpec, is_ragged, spec_leaves
 from ..subclass.visit import rebuild
 from .aliasing import family
@@ -78,6 +79,39 @@ def is_own_leaf(t: Tensor) -> bool:
             return torch.autograd.graph.get_gradient_edge(t).node is not None
     except (RuntimeError, AssertionError):
         return False
+
+
+def check_escapes(spec: Spec, path: Path) -> None:
+    """Numbers that differ between calls may stand in containers and dataclasses of a result's context, where a call finds
+    them; traced tensors nowhere.
+
+    Raises:
+        UnsupportedError: there is one, or an object with one inside.
+    """
+    if not isinstance(spec, WrapperSpec):
+        return
+    for name, inner in zip(spec.names, spec.inners, strict=True):
+        check_escapes(inner, path.attr(name))
+    todo = [] if flattens_alike(spec.cls) or _torch.context_shortcut(spec.cls) is not None else [spec.context]
+    while todo:
+        value = todo.pop()
+        parts = [part for _, part in parts_of(value)]
+        todo += parts
+        if parts or isinstance(value, (Lent, *_torch.SYM_TYPES)) or is_atom(value):
+            continue
+        if isinstance(value, Tensor) and not is_traceable(value) and not _torch.is_fake(value):
+            continue
+        for name, held in () if isinstance(value, Tensor) else attributes_inside(value):
+            if isinstance(held, _torch.SYM_TYPES):
+                raise KeptNumber(held, path.attr(name))  # the size is fixed then
+        if holds_traced(value):
+            raise UnsupportedError(
+                "the region puts a value that it computes into the flatten context of a result",
+                path=path,
+                expected="contexts of values that are known while tracing, and sizes in containers and dataclasses",
+                got=f"a {type(value).__qualname__}",
+                fix="let __tensor_flatten__ name the tensor as an inner tensor, or return it beside the wrapper",
+            )
 
 
 class _Way(NamedTuple):
@@ -144,7 +178,7 @@ class OutputClassifier:
             self.sizes.append(o)
             return SizeOutput(len(self.sizes) - 1)
         if not isinstance(o, Tensor) or not self._is_traced(o):
-            return ConstantOutput(told(o))
+            return ConstantOutput(o)
         if id(o) in self._position_of:
             return InputOutput(self._position_of[id(o)])
         if id(o) in self._gradients:

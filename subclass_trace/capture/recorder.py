@@ -29,7 +29,6 @@ import torch.fx as fx
 from .. import _torch
 from ..errors import UnsupportedError
 from ..subclass.flatten import leaves_of
-from ..subclass.noting import unnoted
 from ..subclass.paths import Path
 from ..subclass.protocol import REAL, is_traceable
 from ..subclass.spec import is_ragged
@@ -311,8 +310,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
                 and is_traceable(a)
             ):
                 self._known_wrappers[id(a)] = a
-                with unnoted():
-                    leaves = leaves_of(a)
+                leaves = leaves_of(a)
                 if any(not _torch.is_fake(t) and not self._made_here(t) for t in leaves):
                     for t in leaves:
                         if type(t) in REAL:

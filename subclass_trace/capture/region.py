@@ -37,19 +37,23 @@ from .aliasing import alias_groups
 from .checkpoint import checkpoint_as_tags
 from .closed_over import ClosedOverInput, ClosedOverTensors, originals_of, restored_versions
 from .counters import Groups, SharedCounters
+<<<<<<< HEAD
 from .diagnostics import typed_errors
 from .escapes import check_escapes
+=======
+from .formulas import formulas
+>>>>>>> cut-contexts
 from .functionalize import overlapping_views
 from .functions import CapturedFunctions
 from .gradient_order import arrivals, order_views
 from .graphs import finish_joint, read_by_backward
 from .inputs import Argument, DynamicDims, TracedInput, TracedInputs, trace_inputs
 from .late_code import LateState, late_module_hooks
-from .lending import Lending
+from .lending import Lending, check_tensors
 from .metadata import MetadataReads
 from .mutation import check_members, read_mutations, remember
-from .outputs import OutputClassifier, is_own_leaf, leaf_inside
-from .own_attributes import OwnAttributes
+from .outputs import OutputClassifier, check_escapes, is_own_leaf, leaf_inside
+from .own_attributes import Facts, own_attributes
 from .places import groups_by_place, scattered_roots
 from .random_state import RandomState, UnknownGenerators
 from .recorder import Recorder
@@ -57,9 +61,13 @@ from .run import Run, with_attributes
 from .session import Session
 from .sharing import Sharing
 from .tape import Tape, connected, independent, leaves_behind, reaches, saved_by_autograd, saves_out_of_sight
+<<<<<<< HEAD
 from .tensors_of_contexts import TensorsOfContexts
 from .torch_methods import torch_methods
 from .types_as_eager import traced_types
+=======
+from .typed_errors import typed_errors
+>>>>>>> cut-contexts
 from .versions import counted_once, leaf_versions_of, versions_of
 
 Tensor = torch.Tensor
@@ -91,6 +99,7 @@ class Captured:
         metadata: what was asked of the inputs beside their values.
         counters: inputs that share a version counter.
         apart: see `plan`.
+        lending: what results may have of the contexts of inputs.
     """
 
     session: Session
@@ -129,6 +138,7 @@ class Captured:
     metadata: MetadataReads
     counters: Groups
     apart: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    lending: Lending
 
     def kept(self, graph: fx.GraphModule) -> frozenset[str]:
         """What eager autograd would keep, by its name in a finished graph, as far as its nodes tell."""
@@ -216,18 +226,15 @@ class _Capture:
         recorder = self.recorder
         grad_mode = torch.is_grad_enabled()
         with self.session.modes(), restored_versions(recorder) as versions, contextlib.ExitStack() as stack:
-            stack.enter_context(self.session.reads.objects.watching())
             inputs = make_inputs(self.session)
             stack.callback(inputs.forget)
             given = inputs.inputs
-            self.session.reads.lend(
-                Lending.of(self.session.shape_env, [row.traced for row in given]), [row.spec for row in given]
-            )
-            tensors = TensorsOfContexts(given, recorder)
-            own = OwnAttributes(inputs, self.session.reads if self.session.watches_contexts else None)
+            lending = Lending.of(self.session.shape_env, [row.traced for row in given])
+            facts = own_attributes(inputs, self.session.guards_attributes)
+            self.session.wrappers = [(row.path, row.traced) for row in given]
             self.session.assumptions = _torch.assumptions_of(self.session.shape_env)
             before = remember(inputs)
-            run = self._call(call, inputs, own)
+            run = self._call(call, inputs, facts, lending)
             recorder.write_assertions()
             run = with_attributes(run, inputs, before, recorder, self.gradients)
             after = torch.is_grad_enabled()
@@ -235,16 +242,11 @@ class _Capture:
             closed = ClosedOverTensors(recorder, self.stand_ins, inputs, self.gradients.facts())
             mine = inputs
             inputs, arguments, states = closed.among(inputs, self.arguments, before)
-            others = [row.traced for row in inputs.inputs[len(mine.inputs) :]]
-            reads = self.session.reads
-            reads.lending = reads.lending.beside(
-                Lending.of(self.session.shape_env, [*([None] * len(mine.inputs)), *others])
-            )
-            reads.lending = reads.lending.with_elsewhere(run.elsewhere).with_made(run.made)
-            results = [
-                tensors.mark_of(self.stand_ins.back.get(id(r), r)) or reads.lending.result(r) for r in run.results
-            ]
-            reads.lending = reads.lending.with_tensors(results)
+            first = len(mine.inputs)
+            others = Lending.of(self.session.shape_env, [row.traced for row in inputs.inputs[first:]], first)
+            lending = lending.beside(others).with_elsewhere(run.elsewhere).with_made(run.made)
+            self.lending = lending
+            results = [self._handed_on(r) for r in run.results]
             every = [t for t in (*results, *(i.traced for i in inputs.inputs)) if isinstance(t, Tensor)]
             mutations = read_mutations(
                 inputs,
@@ -254,13 +256,11 @@ class _Capture:
                 self._emit,
                 self.counters.borrowed,
                 partial(_leads_to, every),
-                reads.lending.in_place_of,
+                lending.in_place_of,
             )
             mutations += closed.mutations(versions, self._emit)
-            own.settle()
-            own.handed_out(results, mine)
             closed.check(results)
-            tensors.check(closed, mutations, results, [a.value for a in arguments])
+            check_tensors(lending, mine, closed.rows, mutations, results, recorder)
             contents = {n for m in mutations for n in (m.value, *m.memory.values()) if n is not None}
             replaced = [m for m in mutations if m.value is not None and m.replaced]
             sharing = Sharing(inputs, recorder)
@@ -276,13 +276,9 @@ class _Capture:
                 self.metadata.depends_on("is_inference", mine)
             odd = [k for k, a in enumerate(self.arguments) if a.value.is_inference()]  # a normal one has a version
             self.metadata.depends_on("is_inference", mine, odd)
-            held = {a.value for a in aliases if a.holder is not None}
-            self.session.reads.settle(mutations, self.values, (contents - _results(outputs)) | held)
             flat = [flatten(t) for t in self.values]
             for k, (_, spec) in enumerate(flat):
                 check_escapes(spec, Path("result").item(k))
-            attributes = [v for o in outputs for v in getattr(o, "attributes", {}).values()]
-            reads.hand_out((reads.lending.marked(spec) for _, spec in flat), map(reads.lending.in_place_of, attributes))
             classifier.need(n for _, spec in flat if isinstance(spec, WrapperSpec) for n in sizes_in(spec))
             classifier.need(a.delta for row in aliases for a in row.leaves if a is not None)
             forward = [recorder.node_of(leaf) for leaves, _ in flat for leaf in leaves]
@@ -313,19 +309,26 @@ class _Capture:
         )
 
     # ---------------------------------------------------------------- steps
-    def _lends(self, value: Any) -> bool:
-        """Is it an object in the context of an input, or of a wrapper that the region closes over?"""
-        return self.session.reads.lending.lends(value) or self.stand_ins.in_a_context(value)
+    def _handed_on(self, result: Any) -> Any:
+        """The mark of an object that is a result and is that of an input; any other result itself."""
+        real = self.stand_ins.back.get(id(result), result)
+        mark = self.lending.result(real)
+        return result if mark is real else mark
 
-    def _call(self, call: RunFunction, inputs: TracedInputs, own: OwnAttributes) -> Run:
+    def _call(self, call: RunFunction, inputs: TracedInputs, facts: Facts, lending: Lending) -> Run:
         recorder = self.recorder
         recorder.start_at(sys._getframe())
         try:
-            self.metadata = MetadataReads(inputs, own.facts)
+            self.metadata = MetadataReads(inputs, facts)
             self.counters = SharedCounters([i.traced for i in inputs.inputs], inputs.counters)
             functions = CapturedFunctions(recorder, self.metadata, self.counters)
             self.stand_ins, self.gradients = functions.stand_ins, (gradients := functions.gradients)
+<<<<<<< HEAD
             watching, asked = self.session.reads.watching(), self.metadata.watching()
+=======
+            asked = self.metadata.watching()
+            modules, numbers = formulas(), PythonNumbers(self.session, inputs)
+>>>>>>> cut-contexts
             hooks = late_module_hooks(recorder)
             with (
                 checkpoint_as_tags(recorder),
@@ -339,11 +342,9 @@ class _Capture:
                 _torch.scripted_calls(functions.scripted),
                 self.session.in_their_places(),
                 asked,
-                watching,
-                own.watching(),
             ):
                 traced = [i.traced for i in inputs.inputs]
-                run = call(traced, functions.stand_ins.adopt, self.session.arguments, self._lends)
+                run = call(traced, functions.stand_ins.adopt, self.session.arguments, lending.lends)
             if recorder.views.reshaped:  # of a result alone, eager's own way may be left to the call
                 stale = (o for o in run.results if not isinstance(o, Tensor) or recorder.views.by_place(o) is None)
                 functions.check_histories(stale, "the results")
@@ -480,6 +481,7 @@ class _Capture:
             metadata=self.metadata,
             counters=inputs.counters,
             apart=self.gradients.apart(),
+            lending=self.lending,
         )
 
     def _check_leaves(self, leaves: Sequence[Tensor], inputs: TracedInputs) -> None:

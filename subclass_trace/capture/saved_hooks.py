@@ -16,7 +16,6 @@ import torch
 
 from .._torch import saved as _saved
 from ..subclass.flatten import leaves_of
-from ..subclass.noting import unnoted
 from .late_code import unpacked
 from .recorder import Recorder
 
@@ -43,8 +42,7 @@ def _traced_unpack(recorder: Recorder, unpack: Callable[[Any], Any]) -> Callable
         finally:
             recorder.unpacking = before
         if isinstance(out, torch.Tensor):  # what is handed out as it was packed
-            with unnoted():
-                leaves = leaves_of(out)
+            leaves = leaves_of(out)
             for leaf in filter(recorder.knows, leaves):
                 recorder.node_of(leaf).meta["packed"] = True
         return out

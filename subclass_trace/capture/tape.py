@@ -26,11 +26,15 @@ from ..subclass.flatten import flatten, leaves_of, map_leaves
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, WrapperSpec, spec_leaves
 from ..subclass.visit import rebuild
-from .changed_contexts import ChangedContexts
 from .gradient_order import Arrival
 from .graphs import finish_joint, kept_after, placeholders
 from .late_code import NO_LATE_CODE, Late, late_functions
+<<<<<<< HEAD
 from .lending import Lending
+=======
+from .mutation import check_contexts, contexts_of
+from .python_numbers import PythonNumbers
+>>>>>>> cut-contexts
 from .session import Session
 from .types_as_eager import traced_types
 from .user_code import frames_text, is_user_code
@@ -173,9 +177,9 @@ class Tape:
                     _sequence_numbers(roots, self.edges, recorder, questions, python),
                     late_functions(recorder, [*_nodes_behind(outs, self.edges)]),
                 ):
-                    contexts = ChangedContexts(self.session.reads.wrappers, objects=True)
+                    contexts = contexts_of(self.session.wrappers)
                     grads = self._differentiate(outs, values, create_graph)
-                    contexts.check(*_IN_A_BACKWARD)
+                    check_contexts(contexts, *_IN_A_BACKWARD)
             finally:
                 recorder.tag, recorder.outliving = "is_forward", frozenset()
             self._check_layouts(grads)
@@ -197,12 +201,7 @@ class Tape:
             following = Tape(self.session, outputs, [*self.edges, *edges], *rest)
             reach = reaches(outputs, following.edges)
         hidden = joint.meta["draws"]
-        theirs = dict(zip(_present(tangents), values, strict=True))
-        lending = self.session.reads.lending.beside(
-            Lending.of(self.session.shape_env, [theirs.get(k) for k in range(len(tangents))], "tangent")
-        )
-        specs = tuple(None if r is None else lending.marked(r[1]) for r in flat)
-        self.session.reads.hand_out(specs)
+        specs = tuple(None if r is None else r[1] for r in flat)
         return TracedBackward(
             joint,
             len(self.forward_nodes) + hidden,
@@ -268,10 +267,9 @@ class Tape:
         if not outs or not self.edges:
             return [None] * len(self.edges)
         try:
-            with self.session.reads.watching():
-                return torch.autograd.grad(
-                    outs, self.edges, tangents, allow_unused=True, retain_graph=True, create_graph=create
-                )
+            return torch.autograd.grad(
+                outs, self.edges, tangents, allow_unused=True, retain_graph=True, create_graph=create
+            )
         except _torch.DATA_DEPENDENT_ERRORS as error:
             raise DataDependentError(
                 "sizes in the backward depend on the values inside a tensor",

@@ -17,7 +17,6 @@ from ..errors import UnsupportedError
 from ..plan import StridedView, ViewStep, ViewSteps
 from ..subclass.context import snapshot
 from ..subclass.flatten import flatten
-from ..subclass.noting import unnoted
 from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec
 from ..subclass.visit import map_spec
@@ -75,8 +74,7 @@ class ViewLog:
     def before_change(self, t: Tensor) -> None:
         """The shape of ``t`` is about to be changed in place."""
         if is_traceable(t):
-            with unnoted():
-                spec = map_spec(flatten(t)[1], lambda sizes: sizes, snapshot)
+            spec = map_spec(flatten(t)[1], lambda sizes: sizes, snapshot)
             self._layouts.setdefault(id(t), (t, []))[1].append(spec)
 
     def layouts(self, t: Tensor) -> Sequence[Spec]:

@@ -14,16 +14,22 @@ import torch
 
 from .. import _torch
 from ..capture.aliasing import family
+<<<<<<< HEAD
 from ..capture.changed_contexts import ChangedContexts
+=======
+from ..capture.clocks import Clocks, clocks
+from ..capture.conversions import CONVERSIONS, conversions
+>>>>>>> cut-contexts
 from ..capture.facts import holds_traced
 from ..capture.inputs import Argument
+from ..capture.lending import lendable
+from ..capture.mutation import check_contexts, contexts_of
 from ..capture.objects_made import is_makeable, looked_at, objects_made
 from ..capture.region import RunFunction
 from ..capture.run import Run
 from ..capture.types_as_eager import types_as_eager
 from ..errors import UnsupportedError
 from ..plan import AppendPlan, AssignmentPlan, ContainerChange, OfResult
-from ..runtime.changed_objects import copied_among
 from ..runtime.codegen import Layout, StateSlot
 from ..runtime.containers import change_containers, value_at_way
 from ..runtime.guards import ModuleGuard, ModuleView, NameGuard
@@ -32,7 +38,6 @@ from ..runtime.one_object import OneObject
 from ..runtime.trees import twins_in
 from ..subclass.arguments import AttributesOf, ObjectIdentity, ObjectState, argument_snapshot, has_own_equality
 from ..subclass.flatten import flatten, leaves_of
-from ..subclass.noting import unnoted
 from ..subclass.numbers import NumberPlace
 from ..subclass.paths import Path
 from ..subclass.protocol import is_plain, is_traceable, look_again
@@ -339,13 +344,11 @@ class CallSite:
 
     def _check_apart(self, changes: Sequence[ContainerChange]) -> None:
         """A wrapper whose context holds one of the changed containers has a copy of the caller's."""
-        rows = [(change, value_at_way(self.given, change.keys)) for change in changes]
-        with unnoted(), _torch.plain_dispatch():  # the trace sees none of it
-            held = copied_among([container for _, container in rows], self.flat) if rows else None
-        for change, container in rows:
-            if container is held:
+        held = {id(v) for value in self.flat for *_, v in lendable(value)} if changes else ()
+        for change in changes:
+            if id(container := value_at_way(self.given, change.keys)) in held:
                 what, fix = _BY_ANOTHER_NAME
-                raise UnsupportedError(what, path=path_of(change.keys), got=f"{held!r:.200}", fix=fix)
+                raise UnsupportedError(what, path=path_of(change.keys), got=f"{container!r:.200}", fix=fix)
 
     def _check_rebuilt(self, made: Mapping[int, _Rebuilt]) -> None:
         """What changes a view other than its values, and its attributes, has no place in the plan: only its base is an input
@@ -471,8 +474,8 @@ class CallSite:
                 lent = {id(c) for c in self.containers.lent.values()}
                 self.handed[:] = [c for _, c, _ in containers.rows if id(c) not in lent]
                 before = flatten_tree((args, kwargs))[0]
-                contexts = ChangedContexts((a.path, a.value) for a in arguments)
                 self.met[:] = elsewhere.items  # from here on the function adds those that it comes upon
+                contexts = contexts_of((a.path, a.value) for a in arguments)
                 there = looked_at((*args, *kwargs.values(), *handed))
                 try:
                     with ids_as_eager(self.reached, (args, kwargs), given, [*of_modules, *named], asked):
@@ -481,7 +484,7 @@ class CallSite:
                     result = results[0]
                     changes, new, places = containers.changes()
                     self._check_containers(args, kwargs, before)
-                    contexts.check(*_BY_ANOTHER_NAME)
+                    check_contexts(contexts, *_BY_ANOTHER_NAME)
                     self._check_apart(changes)
                     del there
                 except Exception as error:
@@ -508,7 +511,7 @@ class CallSite:
 
 
 _BY_ANOTHER_NAME = (
-    "the region changes an object that the flatten context of an input holds, by another name",
+    "the region changes the flatten context of an input in place, or an object that it holds by another name",
     "give the wrapper an object of its own, or make the change before or after the call",
 )
 

@@ -13,8 +13,12 @@ import torch
 from ..capture.inputs import Argument, DynamicDims
 from ..capture.session import Dim
 from ..options import Options
-from ..subclass.components import Steps, components
 from ..subclass.context import same_context, without_outer
+<<<<<<< HEAD
+=======
+from ..subclass.numbers import NumberPlace
+from ..subclass.parts import Steps, integers_in
+>>>>>>> cut-contexts
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from ..subclass.visit import visit
@@ -41,7 +45,7 @@ def sizes_of(arguments: Sequence[Argument]) -> Sizes:
 
     def note_wrapper(t: Tensor, names: Any, inners: Any, context: Any, path: Path) -> None:
         note(t, path)
-        out[_context_path(path)] = tuple(_numbers(context).values())
+        out[_context_path(path)] = tuple(integers_in(context).values())
 
     for a in arguments:
         visit(
@@ -70,10 +74,6 @@ def _loose_strides(t: Tensor) -> tuple[int, ...]:
             out[-d] = stride
         follows.add(stride * t.shape[-d])
     return tuple(out)
-
-
-def _numbers(context: Any) -> dict[Steps, int]:
-    return {steps: n for steps, n in components(context).items() if type(n) is int}
 
 
 class SizeHistory:
@@ -182,7 +182,7 @@ class _Choice(DynamicDims):
             self._free_sizes(str(path))
         where = _context_path(path)
         dims = self.chosen.get(str(path), [])
-        for k, (part, n) in enumerate(_numbers(context).items()):
+        for k, (part, n) in enumerate(integers_in(context).items()):
             went = self.history.of(where, k)
             found = [
                 d for d, kind in enumerate(dims) if kind and t.shape[d] == n and self.history.of(str(path), d) == went

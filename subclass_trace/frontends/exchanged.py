@@ -22,7 +22,6 @@ import torch
 from ..capture.user_code import is_library
 from ..runtime.held import Slotted
 from ..subclass.flatten import leaves_of
-from ..subclass.noting import unnoted
 from ..subclass.protocol import is_traceable
 from .members import attributes_of, is_plain_object, is_thread_local
 from .python_state import ClassTable, put_back, writable
@@ -86,8 +85,7 @@ def with_inner(pairs: Iterable[tuple[Any, Any]]) -> list[tuple[torch.Tensor, tor
 def _inside(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     for real, traced in pairs:
         if is_traceable(real):
-            with unnoted():
-                leaves = leaves_of(traced)
+            leaves = leaves_of(traced)
             yield from zip(leaves_of(real), leaves, strict=True)
 
 

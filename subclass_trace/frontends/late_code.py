@@ -17,7 +17,6 @@ from ..errors import UnsupportedError
 from ..runtime.guards import NameGuard
 from ..runtime.held import Same, Slotted, is_simple
 from ..subclass.arguments import is_iterator
-from ..subclass.noting import unnoted
 from ..subclass.paths import Path
 from .asked import Asked
 from .members import CONTAINERS, is_installed, is_own, is_plain_object, is_users_module
@@ -59,9 +58,8 @@ class _Seen:
 
 
 def _content(held: Any) -> Any:
-    """What a container holds. Nobody is told of it."""
-    with unnoted():
-        return held.content()
+    """What a container holds."""
+    return held.content()
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +177,6 @@ def _parted(reached: Reached, before: Collection[int]) -> tuple[Reached, Reached
     return replace(reached, slots=slots, held=tuple(row for row in reached.held if id(row[0]) in before)), made
 
 
-@unnoted()
 def judge(
     handed: Sequence[Any], before: Collection[int], function: Callable[..., Any], more: Sequence[Any], inside: bool
 ) -> Judged | None:

@@ -28,7 +28,7 @@ from ..plan import AppendPlan, AssignmentPlan, RemovalPlan
 from ..runtime.guards import NameGuard
 from ..runtime.held import ABSENT, Same, Slotted, as_held, is_simple
 from ..subclass.arguments import attributes_inside
-from ..subclass.context import is_atom, told
+from ..subclass.context import is_atom
 from ..subclass.paths import Path
 from .asked import Asked
 from .counting import Count, Counted, Place, Text, counters_of, tallies_of, value_at
@@ -98,10 +98,6 @@ class Kept:
     known: Collection[int]
     lends: Callable[[Any], bool]
 
-    def told(self, value: Any) -> Any:
-        """The value: see `context.told`."""
-        return value if self.lends(value) else told(value)
-
     def is_made(self, value: Any) -> bool:
         """Is it a container that the function made?"""
         return type(value) in _MUTABLE and id(value) not in self.known
@@ -160,7 +156,6 @@ def effects_on(
                 effects.append(Effect(row.holder, row.key, now))
                 _bind(row.holder, row.key, was)
                 continue
-            now = _as_kept(was, now, row.holder, row.key)
             of_python = not isinstance(row.holder, Asked)
             if _is_effect(was, now) or (of_python and _is_another(was, now)):
                 effects.append(kept.effect(row.holder, row.key, now))
@@ -231,14 +226,6 @@ def _bind(holder: Any, key: str | None, value: Any) -> None:
         holder[key] = value
 
 
-def _as_kept(was: Any, now: Any, holder: Any, key: str | None) -> Any:
-    """What a slot holds, as it outlives the trace: see `told`."""
-    kept = now if now is was else told(now)
-    if kept is not now:
-        _bind(holder, key, kept)
-    return kept
-
-
 def _is_effect(was: Any, now: Any) -> bool:
     """Was a number, a flag or a string assigned, or a size?"""
     if now is was or now is ABSENT or not (isinstance(now, _SYMBOLS) or is_simple(now)):
@@ -287,7 +274,6 @@ def _take_back(
             yield Effect(table, key, now)
             _bind(table, key, before)
             continue
-        now = _as_kept(before, now, table, key)
         another = not of_torch and _is_another(before, now)
         if key is None or key in skip or not (another or _is_effect(before, now) or id(key) in again):
             continue
@@ -320,7 +306,7 @@ def _items_back(container: Any, was: Any, emptied: bool, kept: Kept) -> Iterator
     ``emptied``: it was empty when the function began, and code only adds to it.
     """
     old = list(was)
-    now = [kept.told(v) for v in container] if emptied or _is_changed(container, was) else old
+    now = list(container) if emptied or _is_changed(container, was) else old
     if any(kept.is_traced(v) for v in _new_ones(now, () if emptied else old)):
         if emptied:
             _fill(container, [*old, *now])

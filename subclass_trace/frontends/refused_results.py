@@ -22,7 +22,6 @@ from ..runtime.held import is_simple
 from ..subclass.arguments import attributes_inside
 from ..subclass.context import is_buffer
 from ..subclass.flatten import leaves_of
-from ..subclass.noted_dict import NotedDict
 from ..subclass.paths import Path
 from .containers import inside_of
 from .reached import Reached
@@ -242,14 +241,6 @@ def check_result(value: Any, path: Path, depth: int = 0) -> None:
     elif isinstance(value, slice):
         held += [(path.attr(name), getattr(value, name)) for name in ("start", "stop", "step")]
     for where, inner in held:
-        if type(inner) is NotedDict:
-            raise UnsupportedError(
-                f"the region returns a {type(value).__qualname__} around a dict that a flatten context holds",
-                path=where,
-                expected="the dict itself, or a copy of it",
-                got=type(value).__qualname__,
-                fix="return the dict, or make the other one of a copy: dict(x.meta)",
-            )
         check_result(inner, where, depth + 1)
         if isinstance(inner, _torch.SYM_TYPES):
             raise UnsupportedError(

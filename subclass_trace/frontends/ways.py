@@ -14,7 +14,6 @@ from ..runtime.guards import OF_EVERY_MODULE
 from ..runtime.held import ABSENT
 from ..subclass.arguments import attributes_inside
 from ..subclass.made import Attribute, Elsewhere
-from ..subclass.noting import unnoted
 from ..subclass.protocol import is_traceable
 from .reached import Reached
 
@@ -42,16 +41,15 @@ def found_elsewhere(objects: Sequence[Any], arguments: Sequence[Any], reached: R
             starts += [(vars(module)[n], None, functools.partial(getattr, module, n)) for n in sorted(names)]
     todo: deque[tuple[Any, int | None, Callable[[], Any] | None, tuple[Any, ...]]] = deque((*row, ()) for row in starts)
     seen: set[int] = set()
-    with unnoted():
-        while todo and len(seen) < _MOST and len(found) < len(wanted):
-            value, position, read, steps = todo.popleft()  # the shortest way to each
-            if id(value) in seen:
-                continue
-            seen.add(id(value))
-            if id(value) in wanted:
-                found[id(value)] = value, Elsewhere(len(found), value, position, read, steps)
-            if len(steps) < _DEEPEST:
-                todo.extend((v, position, read, (*steps, step)) for step, v in _parts(value))
+    while todo and len(seen) < _MOST and len(found) < len(wanted):
+        value, position, read, steps = todo.popleft()  # the shortest way to each
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if id(value) in wanted:
+            found[id(value)] = value, Elsewhere(len(found), value, position, read, steps)
+        if len(steps) < _DEEPEST:
+            todo.extend((v, position, read, (*steps, step)) for step, v in _parts(value))
     return list(found.values())
 
 

@@ -18,11 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..subclass.classes import KeptClass
-from ..subclass.context import Lent, Unread
-from ..subclass.kept_objects import KeptObject
+from ..subclass.context import Lent
 from ..subclass.spec import Spec
-from ..subclass.wholes import Wholes
 from .inputs import (
     BasePrimal,
     InputPlan,
@@ -199,13 +196,10 @@ class Plan:
     rewritten: tuple[int, ...] = ()  # places in ``differentiated`` of inputs that the region gives another history
     reach: Reach | None = None  # of ``differentiable`` values to ``differentiated`` inputs; None if all to all
     containers: tuple[ContainerRow, ...] = ()  # of which ``out_tree`` is ``(result, [new items])``
-    unread: tuple[Unread, ...] = ()  # values of contexts that no guard compares, since the trace read none of them
-    wholes: tuple[Wholes, ...] = ()  # what calls with other ones have to keep, where these are containers and the like
-    lent: tuple[Lent, ...] = ()  # objects in contexts that results and backwards have from the call's inputs
+    lent: tuple[Lent, ...] = ()  # objects in contexts that results have from the call's inputs
     configurations: tuple[
         tuple[Lent, ...], ...
     ] = ()  # where dataclasses stand in the contexts of inputs, a row for each; none where there is one place
-    objects: tuple[KeptObject | KeptClass, ...] = ()  # objects in contexts, with what the trace read of them
     apart: tuple[
         tuple[tuple[int, ...], tuple[int, ...]], ...
     ] = ()  # inputs, and others from which autograd knows that none of them was computed

@@ -27,9 +27,7 @@ from typing import Any
 
 from ..plan import Plan
 from ..runtime.guards import autocast_text
-from ..subclass.components import source_at
 from ..subclass.context import AnyNumber
-from ..subclass.kept import kept_fields
 from ..subclass.spec import WrapperSpec
 from .tables import (
     Table,
@@ -158,8 +156,6 @@ def _entry(number: int, entry: Any) -> str:
         ("made for", entry.reason),
         ("inputs", f"{count_text(len(plan.inputs), 'tensor')} ({count_text(wrappers, 'wrapper')}), {leaves}"),
         ("guards", "; ".join(_guards(entry.guards))),
-        *_unread(plan),
-        *_objects(plan),
         *_dynamic(plan),
         *([("numbers", "; ".join(entry.made_numbers))] if entry.made_numbers else []),
         ("backward", _backward(entry)),
@@ -182,27 +178,6 @@ def _guards(guards: Any) -> list[str]:
     if guards.alias is not None:
         rows.append("which inputs share memory")
     return rows
-
-
-def _unread(plan: Plan) -> list[tuple[str, str]]:
-    """Which values of contexts no guard compares, and why."""
-    rows = []
-    for mark in plan.unread:
-        path = ".".join((str(plan.inputs[mark.input].path), *mark.names))
-        held = ", ".join(f".{name}" for name in mark.held)
-        rows.append(f"{source_at(mark.steps, 'context')} of {path} (any {mark.kind.__name__}; nothing read {held})")
-    return [("unguarded", "; ".join(rows))] if rows else []
-
-
-def _objects(plan: Plan) -> list[tuple[str, str]]:
-    """Which objects in contexts are compared by what the trace read of them."""
-    rows = []
-    dataclasses = (found for i in plan.inputs for found in kept_fields(i.spec))
-    for row in (*plan.objects, *dataclasses):
-        if row.names is not None:
-            names = f"by {', '.join(f'.{name}' for name in row.names)}" if row.names else "nothing read it"
-            rows.append(f"{row.path} ({row.cls.__qualname__}; {names})")
-    return [("objects", "; ".join(rows))] if rows else []
 
 
 def _dynamic(plan: Plan) -> list[tuple[str, str]]:

@@ -7,10 +7,9 @@ user function, and computed from the same saved activations. See docs/notes/tang
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -20,17 +19,12 @@ import torch.fx as fx
 from .. import _torch, verify
 from ..capture.graphs import drop_outputs, extract, needed, output_args
 from ..capture.late_code import NO_LATE_CODE, Late
-from ..capture.lending import marks_in
 from ..capture.tape import Tape, TracedBackward
 from ..errors import TangentError
 from ..partition.half import Half
 from ..partition.hooks import merge_twins, unpack_late
 from ..plan import Reach
-from ..subclass.classes import KeptClass
-from ..subclass.components import read_lent
-from ..subclass.context import Lent, Unread, same_context
 from ..subclass.flatten import flatten
-from ..subclass.kept_objects import KeptObject
 from ..subclass.protocol import is_traceable
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
 from ..subclass.visit import rebuild
@@ -72,10 +66,6 @@ class CompiledBackward:
     passed: tuple[tuple[str, int] | None, ...]
     reach: Reach | None = None
     conditions: tuple[Any, ...] = ()  # on the sizes, beyond those of the specialization
-    contexts: Mapping[Unread | Lent, Any] = field(
-        default_factory=dict
-    )  # values that its trace read, but no guard compares
-    objects: tuple[KeptObject | KeptClass, ...] = ()  # in contexts, with what its trace read of them
     by_layout: bool = (
         False  # code of a class asked how a tensor is laid out: other layouts are no matter of strides alone
     )
@@ -85,11 +75,7 @@ class CompiledBackward:
 
     def holds(self, env: Env) -> bool:
         """Are the sizes, and the values that the trace read, those that it was traced for?"""
-        if not all(holds(c, env) for c in self.conditions) or not self.user_code.holds():
-            return False
-        if not all(row.is_as_it_was() for row in self.objects):
-            return False
-        return all(same_context(value, env[mark]) for mark, value in self.contexts.items())
+        return all(holds(c, env) for c in self.conditions) and self.user_code.holds()
 
     def serves(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> bool:
         """Is this the backward for these tangents?"""
@@ -122,15 +108,6 @@ class CompiledBackward:
         with torch.no_grad():
             flat = iter(self.call(args))
         return [None if g is None else rebuild(g, flat, sizes) for g in self.grads]
-
-    @functools.cached_property
-    def lent(self) -> tuple[Lent, ...]:
-        """What its gradients have of contexts of tangents."""
-        return tuple(mark for mark in marks_in(self.grads) if mark.place[0] == "tangent")
-
-    def with_tangents(self, tangents: Sequence[Tensor | None], env: Env) -> Env:
-        """The numbers of a call, and what its gradients have of the tangents."""
-        return {**env, **{mark: read_lent(mark, tangents) for mark in self.lent}} if self.lent else env
 
     def pass_on(
         self, grads: Sequence[Tensor | None], tangents: Sequence[Tensor | None], inputs: Sequence[Tensor]
@@ -288,8 +265,7 @@ class Backwards:
         assumed = _torch.assumptions_of(shape_env)
         before = set(_torch.shape_conditions(shape_env, self.symbols))
         try:
-            with tape.session.reads.at(env) as late:
-                traced = tape.trace(specs, create_graph=create_graph)
+            traced = tape.trace(specs, create_graph=create_graph)
             for twin in known:
                 assumes = set(_torch.shape_conditions(shape_env, self.symbols)) - before
                 if twin.has_gradients(traced) and assumes <= set(twin.conditions):
@@ -313,7 +289,7 @@ class Backwards:
         ):
             self.narrow(conditions)
         modes = tape.session.dtensor_modes()
-        return replace(entry, conditions=conditions, contexts=late.values, objects=late.objects, dtensor=modes)
+        return replace(entry, conditions=conditions, dtensor=modes)
 
     def _other_sizes(self, condition: Any, env: Env) -> TangentError:
         values = {str(s): env[s] for s in condition.free_symbols}

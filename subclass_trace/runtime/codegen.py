@@ -16,7 +16,6 @@ import torch
 
 from .. import _torch
 from ..capture.aliasing import alias_check
-from ..capture.lending import marks_in
 from ..capture.user_code import is_library
 from ..plan import (
     BasePrimal,
@@ -34,14 +33,13 @@ from ..plan import (
     views_in,
 )
 from ..subclass.arguments import same_argument
-from ..subclass.components import is_inside, mark_source, read_lent, with_lent
 from ..subclass.context import AnyNumber, Lent
 from ..subclass.made import GIVEN, Elsewhere, Made
+from ..subclass.parts import mark_source, marks_in, with_lent
 from ..subclass.spec import OpaqueSpec, Spec, spec_leaves
 from ..subclass.template import Examples
-from .changed_objects import ChangedObjects, holds_copied
+from .changed_contexts import changeable, watch_contexts
 from .containers import delivered, taken
-from .context_code import keeps_code
 from .delivery_code import Delivery, is_plain
 from .emit import (
     NotGenerated,
@@ -407,15 +405,7 @@ class _EntryEmitter:
 
     def _rest_of_guards(self, inputs: Sequence[str], leaves: Sequence[str], symbols: dict[Any, str]) -> None:
         s, plan = self.source, self.plan
-        for held in plan.objects:
-            s.line(f"if not {s.constant(held.is_as_it_was, 'as_it_was')}(): return MISS")
-        for kept in plan.wholes:
-            holds = keeps_code(s, kept, inputs[kept.input], dict(self.unwrapper.unread))
-            s.line(f"if not {holds}: return MISS")
         self._configurations(inputs)
-        if (changed := ChangedObjects.of(plan)) is not None and any(map(holds_copied, self.real_inputs)):
-            apart = s.constant(changed.are_apart, "are_apart")
-            s.line(f"if not {apart}(({_tuple(inputs)}), args, kwargs): return MISS")
         for condition in plan.conditions:
             s.line(f"if not {expression_code(condition, symbols)}: return MISS")
         for row, name in zip(plan.inputs, inputs, strict=True):
@@ -474,11 +464,6 @@ class _EntryEmitter:
                 s.line(f"{inputs[m.input]}.requires_grad_()")
         s.line(f"p = [{', '.join(self._primal(p, leaves, symbols) for p in plan.primals)}]")
         items = [f"{s.constant(k, 'symbol')}: {v}" for k, v in symbols.items()]
-        if plan.trains:
-            known = dict(self.unwrapper.unread)  # but not those in objects, which are compared as a whole
-            for unread in plan.unread:
-                value = known.get(unread) or mark_source(unread, inputs[unread.input], s.constant)
-                items.append(f"{s.constant(unread, 'unread')}: {value}")
         for mark in plan.lent:
             self.lent[mark] = s.name("k")
             if isinstance(mark, Made):
@@ -487,8 +472,6 @@ class _EntryEmitter:
                 argument = "None" if mark.position is None else flat[mark.position]
                 argument = "(args, kwargs)" if mark.position == GIVEN else argument
                 value = f"{s.constant(mark.of, 'elsewhere')}({argument})"
-            elif is_inside(mark, plan.unread):
-                value = f"{s.bind('read_lent', read_lent)}({s.constant(mark, 'lent')}, ({_tuple(inputs)}))"
             else:
                 value = mark_source(mark, inputs[mark.place[1]], s.constant)
             s.line(f"{self.lent[mark]} = {value}")
@@ -676,6 +659,9 @@ class _EntryEmitter:
         else:  # the region enables gradients itself
             s.bind("enable_grad", torch.enable_grad)
             s.line(f"with enable_grad(): {call}")
+        if watched := changeable(plan):
+            watch = s.bind("watch_contexts", watch_contexts)
+            s.line(f"{watch}({s.constant(plan, 'plan')}, {watched}, ({_tuple(inputs)}), v)")
         values = [f"v[{k}]" for k in range(len(plan.values))] if len(plan.values) != 1 else ["v"]
         return values, [f"extra[2][{k}]" for k in range(plan.size_outputs)]
 

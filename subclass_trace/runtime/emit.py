@@ -13,13 +13,12 @@ import torch
 from .. import _torch
 from ..capture.facts import failed_fact
 from ..capture.inputs import has_gradient
-from ..capture.lending import marks_in
 from ..plan import InputPlan, Plan
-from ..subclass.context import AnyNumber, Lent, Unread, has_sizes, same_context, with_outer, without_outer
+from ..subclass.context import AnyNumber, KeptPlain, Lent, has_sizes, same_context, with_outer, without_outer
+from ..subclass.parts import marks_in
 from ..subclass.protocol import flattens_alike, unflatten_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec, leaf_count
 from ..subclass.template import Examples
-from .context_code import IDENTITY, ContextCheck, plain_of
 from .guards import NameGuard
 from .held import ABSENT, Same, Slotted, as_held, is_simple, parts_of
 from .one_object import Held, Item, KnownTensors, OneObject
@@ -57,6 +56,10 @@ def sizes_code(sizes: Sequence[Any], symbols: dict[Any, str]) -> str:
     return "(" + "".join(f"{size_code(s, symbols)}, " for s in sizes) + ")"
 
 
+#: of these the same object is the same value
+_IDENTITY = (bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, type)
+
+
 @dataclass
 class Checks:
     """What is still to be checked after taking values apart."""
@@ -65,13 +68,26 @@ class Checks:
     conditions: list[str] = field(default_factory=list)
 
 
+def same_code(source: Source, now: str, known: Any) -> str:
+    """The condition that the context ``now`` is the same as the known one, as source: identity, then `same_context`."""
+    constant = source.constant(known, "context")
+    if isinstance(known, _IDENTITY):
+        return f"{now} is {constant}"
+    if type(known) in (int, str, bytes):
+        return f"type({now}) is {type(known).__name__} and {now} == {constant}"
+    plain = known if isinstance(known, KeptPlain) else KeptPlain.of(known)
+    if plain is not None:
+        return f"{source.constant(plain.holds, 'is_context')}({now})"
+    same = f"{source.bind('same_context', same_context)}({constant}, {now})"
+    return same if type(known) is tuple else f"({now} is {constant} or {same})"
+
+
 class Unwrapper:
     """Emits taking inputs apart, and collects the checks of each value."""
 
     def __init__(self, source: Source, miss: str) -> None:
         self.source, self.miss = source, miss
         self.checks = Checks()
-        self.unread: list[tuple[Unread, str]] = []  # values of contexts that are not compared, by local name
 
     def unwrap(self, variable: str, spec: Spec) -> list[str]:
         """Local names of the leaves of ``variable``; call inside a ``try`` for missing attributes."""
@@ -113,9 +129,7 @@ class Unwrapper:
         if dynamic:
             source.bind("without_outer", without_outer)
             source.line(f"c = without_outer(c, tuple({variable}.shape), {variable}.stride())")
-        context = ContextCheck(source, "c", self.miss)
-        context.check(spec.context)
-        self.unread += context.unread
+        source.line(f"if not ({same_code(source, 'c', spec.context)}): {self.miss}")
         for name, inner in zip(spec.names, spec.inners, strict=True):
             if isinstance(inner, OpaqueSpec):
                 source.bind("same_context", same_context)
@@ -187,14 +201,14 @@ class Wrapper:
         source.bind("with_outer", with_outer)
         parts = ", ".join(f"{name!r}: {local}" for name, local in inner)
         size, stride = sizes_code(spec.size, self.symbols), sizes_code(spec.stride, self.symbols)
-        plain, marks = plain_of(spec.context), marks_in([replace(spec, inners=())])
+        plain, marks = KeptPlain.of(spec.context), marks_in([replace(spec, inners=())])
         if isinstance(spec.context, Lent) and self.lent is not None:
             context = self.lent(spec.context)
         elif plain is not None:
             context = f"{source.constant(plain.fresh, 'fresh_context')}()"
         else:
             context = source.constant(spec.context, "context")
-            if not isinstance(spec.context, IDENTITY):
+            if not isinstance(spec.context, _IDENTITY):
                 lend = ""
                 if marks and self.lent is not None:
                     rows = [f"{source.constant(mark, 'lent')}: {self.lent(mark)}" for mark in marks]

@@ -61,7 +61,7 @@ def run_backward(
         entry = backwards.find([None if r is None else r[1] for r in rows], create_graph, env)
     if not create_graph:
         leaves = [leaf for r in rows if r is not None for leaf in r[0]]
-        return entry.pass_on(entry.run(saved, leaves, entry.with_tangents(tangents, env)), tangents, inputs)
+        return entry.pass_on(entry.run(saved, leaves, env), tangents, inputs)
     check(range(len(inputs)) if entry.reach is None else entry.reach.needed)
     grads = _with_history(entry, inputs, saved, tangents, env)
     return entry.pass_on(grads, tangents, inputs)
@@ -115,7 +115,7 @@ def _with_history(
     needed = tracked if entry.reach is None else [tracked[k] for k in entry.reach.needed]
     around = [*inputs, *(t for t, _ in present)]
     leaves = [leaf for t, _ in present for leaf in leaves_of(t)]
-    found = entry.run(saved, leaves, entry.with_tangents(tangents, env))
+    found = entry.run(saved, leaves, env)
     kept = saved | dict(zip(entry.tangent_names, leaves, strict=True))
     grads = [None if g is None or source is not None else g for g, source in zip(found, entry.passed, strict=True)]
     views = [k for k, g in enumerate(grads) if g is not None and g._is_view()]

@@ -18,8 +18,6 @@ import torch
 from .. import _torch
 from .._torch.tape import saves_for_torch
 from ..plan import Plan
-from ..subclass.components import mark_source
-from ..subclass.context import same_context
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.spec import LeafSpec, SizeExpr, Spec, WrapperSpec, leaf_count, same_spec, spec_leaves
 from ..subclass.template import Examples
@@ -48,7 +46,7 @@ Tensor = torch.Tensor
 
 def needs_extra(plan: Plan) -> bool:
     """Does `apply` take ``extra``, the list ``[env, watched inputs, None]`` whose last item receives the sizes?"""
-    return bool(plan.symbols or plan.unread or plan.lent or plan.kept_inputs or plan.size_outputs)
+    return bool(plan.symbols or plan.lent or plan.kept_inputs or plan.size_outputs)
 
 
 #: how many layouts and sets of tangents get a straight-line backward of their own, beside those that came first
@@ -217,7 +215,7 @@ class FunctionEmitter:
         if plan.size_outputs:
             s.line(f"extra[2] = o[{count}:{count + plan.size_outputs}]")
         s.line("ctx.inputs = inputs")
-        if self.dynamic or plan.unread or plan.lent:
+        if self.dynamic:
             s.line("ctx.env = extra[0]")
         wrapper = Wrapper(s, self.examples, symbols, lambda mark: f"extra[0][{s.constant(mark, 'lent')}]")
         values = wrapped(wrapper, plan.values, iter(flat), self.left_out)
@@ -355,10 +353,6 @@ class FunctionEmitter:
         state = ["check is None", "grad_enabled()", "any_autocast()"]
         if entry.user_code.names:
             state.append(f"not {s.bind('user_code', entry.user_code)}.holds()")
-        state += [f"not {s.constant(row.is_as_it_was, 'as_it_was')}()" for row in entry.objects]
-        for mark, known in entry.contexts.items():
-            now = f"ctx.env[{s.constant(mark, 'read')}]"
-            state.append(f"not {s.bind('same_context', same_context)}({s.constant(known, 'context')}, {now})")
         if entry.dtensor is not None:
             state.append(_torch.other_dtensor_modes_code(s.bind("dtensor", _torch.dtensor_dispatcher()), entry.dtensor))
         s.line(f"if {' or '.join(state)}: {slow}")
@@ -385,9 +379,6 @@ class FunctionEmitter:
         handed = {source: f"h{k}" for k, source in enumerate(entry.passed) if source and source[0] != "gradient"}
         for (kind, place), name in handed.items():
             s.line(f"{name} = {self._tangent_names()[place] if kind == 'tangent' else f'ctx.inputs[{place}]'}")
-        lent = {mark: s.name("k") for mark in entry.lent}
-        for mark, name in lent.items():
-            s.line(f"{name} = {mark_source(mark, self._tangent_names()[mark.place[1]], s.constant)}")
         if leaves:
             s.line(f"if fast.fit is not None: {', '.join(leaves)}, = fast.fit({', '.join(leaves)})")
         number = {row.name: k for k, row in enumerate(r for r in self.plan.saved if r.is_tensor)}
@@ -403,7 +394,7 @@ class FunctionEmitter:
         s.line("r = graph(p)")
         s.line("if not keep: ctx.inputs = ()")
         parts = iter([f"r[{k}]" for k in range(sum(leaf_count(g) for g in entry.grads if g is not None))])
-        wrapper = Wrapper(s, self.examples, {}, lambda mark: lent.get(mark) or f"ctx.env[{s.constant(mark, 'lent')}]")
+        wrapper = Wrapper(s, self.examples, {})
         grads: list[str] = []
         for made, source in zip(entry.grads, entry.passed, strict=True):
             own = [next(parts) for _ in range(0 if made is None else leaf_count(made))]

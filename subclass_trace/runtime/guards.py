@@ -19,14 +19,14 @@ from ..capture.inputs import has_gradient
 from ..capture.user_code import is_library
 from ..plan import InputPlan, Plan
 from ..subclass.arguments import same_argument
-from ..subclass.components import read_lent
 from ..subclass.context import has_sizes, map_sizes, same_context, without_outer
 from ..subclass.flatten import leaves_of
+from ..subclass.kept import difference
+from ..subclass.parts import read_lent
 from ..subclass.paths import Path, owner_of
 from ..subclass.protocol import Kind, class_of_leaf, kind_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, spec_leaves
 from ..subclass.visit import inner_values
-from .changed_objects import ChangedObjects
 from .held import ABSENT, Same, as_held, is_log
 from .one_object import KnownTensors, OneObject
 from .sizes import bind, evaluate, holds
@@ -276,17 +276,9 @@ def _failed_tensor_guard(plan: Plan, guards: Guards, flat: Sequence[Any], given:
                 reason = f"{row.path}.{name}: expected to be the same tensor as {plan.inputs[number].path}"
         if reason is not None:
             return reason
-    for held in plan.objects:
-        if not held.is_as_it_was():
-            return held.changed()
-    for kept in plan.wholes:
-        if not kept.holds(inputs[kept.input]):
-            return f"{plan.inputs[kept.input].path}: it keeps something else of its context"
     found = [[read_lent(mark, inputs) for mark in row] for row in plan.configurations]
     if any(v is not row[0] for row in found for v in row) or len({id(row[0]) for row in found}) != len(found):
         return "other inputs have one object in their contexts than when the specialization was made"
-    if (changed := ChangedObjects.of(plan)) is not None and not changed.are_apart(inputs, *given):
-        return "the region changes an object that the context of an input holds, and did not when it was traced"
     return _failed_leaf_guard(plan, guards, inputs, flat)
 
 
@@ -388,7 +380,7 @@ def _structure(spec: Spec, value: Any, path: Path) -> str | None:
         return f"{path}: expected inner tensors {spec.names}, got {names}"
     # What sizes tell is compared with them, later.
     if not has_sizes(spec.context) and not _same_beside_outer(spec, spec.context, value, context):
-        return f"{path}: expected context {spec.context!r}, got {context!r}"
+        return f"{path}: {difference(spec.context, context)}"
     for name, inner, inner_spec in zip(names, values, spec.inners, strict=True):
         reason = _structure(inner_spec, inner, path.attr(name))
         if reason is not None:

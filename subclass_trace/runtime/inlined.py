@@ -114,8 +114,6 @@ def _inlined_class(function: Function, program: Program, leading: int) -> Functi
     assert program.backwards is not None
     entry, sizes = program.backwards.compiled[0], Sizes(program)
     calls = entry.user_code.calls  # torch's back end could use their memory again
-    if entry.contexts or entry.objects:
-        return None
     if entry.graph is None or calls or entry.create_graph or not sizes.tell(entry):
         return None
     epilogue = Epilogue(entry.grads, leading, sizes)

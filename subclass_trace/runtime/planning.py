@@ -12,7 +12,7 @@ import torch.fx as fx
 
 from .. import _torch
 from ..capture.inputs import Argument
-from ..capture.lending import Lending, dataclasses_in, marks_in
+from ..capture.lending import Lending
 from ..capture.region import Captured
 from ..capture.session import Session
 from ..partition.half import Half
@@ -41,7 +41,8 @@ from ..plan import (
 )
 from ..subclass.context import Lent
 from ..subclass.flatten import leaves_of
-from ..subclass.kept import Held, kept_spec
+from ..subclass.kept import kept_spec
+from ..subclass.parts import dataclasses_in, marks_in
 from ..subclass.paths import Path
 from ..subclass.spec import SizeExpr, Spec, WrapperSpec, is_ragged, leaf_count, spec_leaves
 from ..subclass.visit import rebuild
@@ -64,12 +65,10 @@ def make_plan(
     Args:
         kept: names of what eager autograd would keep.
     """
-    objects = captured.session.reads.objects
-    keeping = Held(objects.names)
-    inputs, symbols = tuple(_inputs(captured, arguments, keeping)), tuple(_symbols(captured))
-    views = {k: kept_spec(freeze(spec), Path("view"), keeping) for k, spec in through_base.items()}
+    inputs, symbols = tuple(_inputs(captured, arguments)), tuple(_symbols(captured))
+    views = {k: kept_spec(freeze(spec), Path("view"), by_class=True) for k, spec in through_base.items()}
     watched = _watched_results(captured, forward, kept, saved)
-    lending = captured.session.reads.lending
+    lending = captured.lending
     values = tuple(freeze(lending.marked(v)) for v in captured.values)
     calls: dict[ViewCall, ViewCall] = {}
     outputs = tuple(_with_lent(_freeze_output(o, captured, calls), lending) for o in captured.outputs)
@@ -113,11 +112,8 @@ def make_plan(
         watched_inputs=_watched(captured, inputs, saved),
         watched_results=tuple(watched),
         watched_names=tuple(watched.values()),
-        unread=captured.session.reads.left_out(),
-        wholes=captured.session.reads.wholes(),
-        lent=lending.in_calls(marks_in(values, attributes), captured.tape is not None),
+        lent=lending.in_calls(marks_in(values, attributes)),
         configurations=_configurations(captured, lending),
-        objects=keeping.rows(objects.values()),
         apart=captured.apart,
     )
 
@@ -132,19 +128,21 @@ def _configurations(captured: Captured, lending: Lending) -> tuple[tuple[Lent, .
     return tuple(map(tuple, rows.values())) if sum(map(len, rows.values())) > 1 else ()
 
 
-def _inputs(captured: Captured, arguments: Sequence[Argument], keeping: Held) -> list[InputPlan]:
+def _inputs(captured: Captured, arguments: Sequence[Argument]) -> list[InputPlan]:
     rows = []
     written = {m.input for m in captured.mutations if m.differentiable}
     for number, (i, a) in enumerate(zip(captured.inputs, arguments, strict=True)):
         asked = captured.metadata.asked_of(number)
         is_leaf = i.is_leaf if number in written or asked.is_leaf else None
-        spec = kept_spec(captured.session.reads.guarded(number, freeze(i.spec)), i.path, keeping)
+        spec = kept_spec(freeze(i.spec), i.path, by_class=True)
         row = InputPlan(i.path, spec, i.leaves, is_leaf, a.position, a.take_base)
         is_parameter = i.is_parameter if asked.is_parameter else None
         row = replace(row, is_parameter=is_parameter, no_gradient=asked.gradient, facts=asked.facts)
         rows.append(replace(row, inside=i.inside))
     for c in captured.closed_over:
-        row = InputPlan(c.path, kept_spec(freeze(c.spec), c.path, keeping), c.leaves, None, None, constant=c.value)
+        row = InputPlan(
+            c.path, kept_spec(freeze(c.spec), c.path, by_class=True), c.leaves, None, None, constant=c.value
+        )
         if c.gradient_of is not None:
             held = (a.position for a in arguments if a.value is c.gradient_of)
             position = next(held, None)

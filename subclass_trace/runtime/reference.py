@@ -14,7 +14,6 @@ import torch
 
 from .. import _torch
 from ..capture.aliasing import byte_range
-from ..capture.lending import marks_in
 from ..plan import (
     BasePrimal,
     ConstantOutput,
@@ -31,18 +30,19 @@ from ..plan import (
     ViewCall,
     ViewOutput,
 )
-from ..subclass.components import read_lent, with_lent
 from ..subclass.flatten import leaves_of
 from ..subclass.made import GIVEN, Elsewhere, Made
+from ..subclass.parts import marks_in, read_lent, with_lent
 from ..subclass.paths import owner_of
 from ..subclass.protocol import REAL
 from ..subclass.visit import rebuild
 from .backward import Backwards
+from .changed_contexts import changeable, watch_contexts
 from .containers import owners_found
 from .function import Dangling, RegionFunction, RelatedView, with_kept_history
 from .parted import parted
 from .rebuild import bound_to, detached, of_inference, replay_view, share
-from .sizes import bind, evaluate, evaluator, read_unread
+from .sizes import bind, evaluate, evaluator
 from .writeback import deliver, laid_out, set_version, write_memory
 
 Tensor = torch.Tensor
@@ -88,6 +88,7 @@ class Program:
                 values = list(_torch.apply_function(RegionFunction, self, call, *leading))
                 if self.plan.reach is not None:
                     values = list(parted(self.plan.reach, self.plan.differentiable, differentiated, values))
+            watch_contexts(self.plan, changeable(self.plan), call.inputs, values)
         else:
             with torch.no_grad():
                 values, call.sizes, _ = self.run_forward(call)
@@ -102,8 +103,6 @@ class Program:
             for place, leaf in zip(row.leaves, leaves_of(value), strict=True):
                 table[place] = leaf
         env = bind(plan, inputs, table, flat)
-        if plan.trains:  # a backward that is traced later may read them
-            env.update({mark: read_unread(mark, inputs) for mark in plan.unread})
         for mark in plan.lent:
             if isinstance(mark, Made):
                 env[mark] = mark.new(env)

@@ -11,11 +11,9 @@ import torch
 from .. import _torch
 from ..capture.diagnostics import kept_number
 from ..plan import Plan, SymbolPlan
-from ..subclass.components import value_at
-from ..subclass.context import Lent, Unread, map_sizes, told, without_outer
-from ..subclass.noting import unnoted
+from ..subclass.context import Lent, map_sizes, without_outer
 from ..subclass.spec import RaggedSize, SizeExpr, Spec, WrapperSpec, is_ragged
-from ..subclass.visit import inner_values, map_spec
+from ..subclass.visit import map_spec
 
 Env = Mapping[Any, Any]
 
@@ -53,10 +51,9 @@ def _to_ragged(size: torch.SymInt) -> RaggedSize:
 
 def freeze(spec: Spec, context: Callable[[Any], Any] = lambda c: c) -> Spec:
     """A captured spec as the run time keeps it."""
-    with unnoted():  # what results have was noted before
-        return map_spec(
-            _mark_outer(spec), lambda sizes: [to_expr(s) for s in sizes], lambda c: context(map_sizes(told(c), to_expr))
-        )
+    return map_spec(
+        _mark_outer(spec), lambda sizes: [to_expr(s) for s in sizes], lambda c: context(map_sizes(c, to_expr))
+    )
 
 
 def _mark_outer(spec: Spec) -> Spec:
@@ -129,14 +126,6 @@ def read_symbol(
     if row.kind == "size":
         return int(leaf.shape[row.dim])
     return int(leaf.stride(row.dim) if row.kind == "stride" else leaf.storage_offset())
-
-
-def read_unread(mark: Unread, inputs: Sequence[torch.Tensor]) -> Any:
-    """The value in this call of what the guards leave out of a context."""
-    wrapper = inputs[mark.input]
-    for name in mark.names:
-        wrapper = getattr(wrapper, name)
-    return value_at(inner_values(wrapper)[2], mark.steps)
 
 
 def bind(

@@ -96,8 +96,7 @@ def build_program(
     guess: list[Spec] = []
     try:
         guess = captured.tape.guess()
-        with captured.session.reads.first() as late:
-            traced = captured.tape.trace(guess)
+        traced = captured.tape.trace(guess)
     except NeedsEager:
         raise
     except Exception as error:  # whatever it is, eager would raise it in the backward, if there ever is one
@@ -138,7 +137,6 @@ def build_program(
     compile_backward = backward_compiler(backend, parts.packed)
     compiled = compile_half(backend, backend.backward, parts.second, is_backward=True)
     first = _first_backward(parts, traced, guess, compiled, captured.session.dtensor_modes())
-    first = replace(first, objects=late.objects, contexts=late.values)
     plan = replace(plan, conditions=conditions_of(captured, plan.symbols))  # compiling may have added some
     known = number_symbols(plan.symbols)
     names = frozenset(parts.saved)

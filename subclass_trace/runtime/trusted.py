@@ -111,8 +111,6 @@ class _TrustedEmitter(_EntryEmitter):
         known = (
             Delivery(s, plan, inputs, leaves).conditions() if self.simple else []
         )  # the caller sees no inner tensors
-        known += [f"{s.constant(row.is_as_it_was, 'as_it_was')}()" for row in plan.objects]
-        known += [f"{s.constant(row.holds, 'keeps')}({inputs[row.input]})" for row in plan.wholes]
         conditions = [f"not ({c})" for c in (*self.unwrapper.checks.conditions, *known)]
         conditions += [
             failed

@@ -16,8 +16,8 @@ from ..capture.aliasing import repeats
 from ..capture.mutation import multi_view_error
 from ..errors import UnsupportedError
 from ..plan import InputPlan, MutationPlan
-from ..subclass.components import with_lent
 from ..subclass.flatten import leaves_of, map_leaves, tensors_inside
+from ..subclass.parts import with_lent
 from ..subclass.paths import owner_of
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
 from .sizes import Env, concrete

@@ -169,7 +169,7 @@ def has_own_equality(cls: type) -> bool:
 
 
 def attributes_inside(value: Any) -> Iterator[tuple[str, Any]]:
-    """The attributes of an object, in its ``__dict__`` and its slots. Nobody is told of it: see `noting`.
+    """The attributes of an object, in its ``__dict__`` and its slots.
 
     Where torch remembers what it has asked a tensor, that is no attribute of the tensor's.
     """

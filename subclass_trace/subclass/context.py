@@ -11,20 +11,16 @@ import contextlib
 import copy
 import dataclasses
 import enum
-import gc
 import marshal
 import math
 import operator
 import threading
-import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from .. import _torch
-from .noted_dict import ROWS, NotedDict, like, plain
-from .noting import follow, note_all, unnoted
 from .tensors import facts_of, parts_of_tensor, same_bytes, why_not_comparable
 
 _ATOMS = (
@@ -46,9 +42,7 @@ PLAIN = frozenset({int, str, bytes, bool, float, complex, type(None), torch.dtyp
 _WRITTEN = frozenset({int, float, complex, str, bool, type(None)})
 #: the version of the format that does not tell one object twice from two equal ones
 _BY_VALUE = 2
-_MAX_DEPTH = 20
-_MOST_LOOKED_AT = 2000
-_LEADS_NOWHERE = (torch.Tensor, torch.nn.Module, types.ModuleType)
+_MAX_DEPTH = 60
 
 
 class StandIn:
@@ -79,15 +73,15 @@ class Lent(Kept):
     Where no call is at hand, it stands for a copy of the one that was traced.
 
     Attributes:
-        kind: "input" or "tangent" (or "made", see `Made`); ``number``: which.
-        names: the attributes that lead from it to the wrapper.
-        steps: the parts of the context that lead to the object; see `components`.
+        place: "input" (or what `made` has), the number of the input, the attributes that lead from it to the wrapper, and
+            the parts of the context that lead to the object; see `parts`.
     """
 
     __slots__ = ("place",)
 
-    def __init__(self, kind: str, number: int, names: tuple[str, ...], steps: tuple[Any, ...], value: Any) -> None:
-        self.place, self.value = (kind, number, names, steps), snapshot(plain(value))
+    def __init__(self, number: int, names: tuple[str, ...], steps: tuple[Any, ...], value: Any) -> None:
+        self.place: tuple[Any, ...] = ("input", number, names, steps)
+        self.value = snapshot(value)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Lent) and other.place == self.place
@@ -153,31 +147,6 @@ def _is_plain(value: Any, depth: int) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Unread(StandIn):
-    """Stands in the context of an input for a value that the trace never read: a guard asks for its type alone.
-
-    Attributes:
-        kind: the type of the value.
-        input: the number of the input; ``names``: the attributes that lead from it to the wrapper.
-        steps: the parts of the context that lead to the value; see `components`.
-        held: the attributes of the wrapper that hold the value, none of which was read.
-    """
-
-    kind: type
-    input: int
-    names: tuple[str, ...]
-    steps: tuple[tuple[str, Any], ...]
-    held: tuple[str, ...]
-
-    def holds(self, now: Any) -> bool:
-        """Is it of that type?"""
-        return type(now) is self.kind
-
-    def __repr__(self) -> str:
-        return f"<any {self.kind.__name__}>"
-
-
-@dataclasses.dataclass(frozen=True)
 class AnyNumber(StandIn):
     """Stands in what a guard keeps for a number that is an input of the graph: a guard asks for its type alone.
 
@@ -228,7 +197,7 @@ def has_sizes(context: Any) -> bool:
     if isinstance(context, (tuple, list)):
         return any(map(has_sizes, context))
     if isinstance(context, dict):
-        return any(map(has_sizes, dict.values(context)))
+        return any(map(has_sizes, context.values()))
     return has_generated_equality(context) and any(map(has_sizes, _fields(context).values()))
 
 
@@ -251,7 +220,7 @@ def map_sizes(context: Any, function: Callable[[Any], Any]) -> Any:
     if isinstance(context, _SIZES):
         return function(context)
     if isinstance(context, dict):
-        return like(context, {k: map_sizes(v, function) for k, v in dict.items(context)})
+        return {k: map_sizes(v, function) for k, v in context.items()}
     if has_generated_equality(context):
         return _with_fields(context, lambda v: map_sizes(v, function))
     items = [map_sizes(v, function) for v in context]
@@ -281,8 +250,6 @@ def same_context(a: Any, b: Any, _depth: int = 0) -> bool:
     if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt):
         return bool(size_key(a) == size_key(b))
     if type(a) is not type(b) or _depth > _MAX_DEPTH:
-        if type(b) is NotedDict:
-            return same_context(a, plain(b), _depth)
         return isinstance(a, StandIn) and a.holds(b)
     if isinstance(a, (float, complex)):
         return _same_number(a, b)
@@ -300,12 +267,16 @@ def same_context(a: Any, b: Any, _depth: int = 0) -> bool:
             getattr(b, "shape", None),
         ) and bool(a.tobytes() == b.tobytes())
     if has_generated_equality(a):
-        with unnoted():
-            pairs = [(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a) if f.compare]
+        pairs = [(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a) if f.compare]
         return all(same_context(x, y, _depth + 1) for x, y in pairs)
+    return equal(a, b)
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Does the author's ``==`` say so? It may raise anything; a guard then says "different"."""
     try:
         return (a == b) is True
-    except Exception:  # an author's __eq__ may raise anything; a guard then says "different"
+    except Exception:
         return False
 
 
@@ -320,8 +291,8 @@ def snapshot(context: Any) -> Any:
         return map_items(context, snapshot)
     if type(context) is list:
         return list(map(snapshot, context))
-    if type(context) in ROWS:
-        return like(context, {k: snapshot(v) for k, v in dict.items(context)})
+    if type(context) is dict:
+        return {k: snapshot(v) for k, v in context.items()}
     if type(context) is set:
         return set(context)
     if has_generated_equality(context):
@@ -354,7 +325,7 @@ def _twin(t: torch.Tensor) -> torch.Tensor:
 
 def is_copied(value: Any) -> bool:
     """Is it a container or a dataclass that can be changed in place, of which wrappers are given copies?"""
-    return type(value) in (list, *ROWS, set) or _is_mutable_dataclass(value)
+    return type(value) in (list, dict, set) or _is_mutable_dataclass(value)
 
 
 def is_frozen(value: Any) -> bool:
@@ -381,7 +352,7 @@ def map_fields(context: Any, function: Callable[[Any], Any]) -> Any:
     if made is not None and id(context) in made:
         return made[id(context)][1]
     twin = _with_fields(context, function)
-    twin = copied(context) if twin is context and _is_mutable_dataclass(context) else twin
+    twin = copy.copy(context) if twin is context and _is_mutable_dataclass(context) else twin
     if made is not None:
         made[id(context)] = (context, twin)
     return twin
@@ -404,12 +375,6 @@ def one_copy_each(made: dict[int, tuple[Any, Any]]) -> Iterator[None]:
         _copies.made = before
 
 
-def copied(value: Any) -> Any:
-    """A copy of an object. The trace has read nothing of it, and what it reads of the copy it reads of the object."""
-    with unnoted():
-        return follow(value, copy.copy(value))
-
-
 def map_parts(context: Any, function: Callable[[Any], Any]) -> Any:
     """A context with ``function`` applied to each of its parts: the same one where that changes none of them."""
     if isinstance(context, (tuple, list)) and not isinstance(context, Sizes):
@@ -417,41 +382,10 @@ def map_parts(context: Any, function: Callable[[Any], Any]) -> Any:
         if all(map(operator.is_, items, context)):
             return context
         return items if isinstance(context, list) else _like(context, items)
-    if type(context) in ROWS:
-        rows = {k: function(v) for k, v in dict.items(context)}
-        return context if all(rows[k] is v for k, v in dict.items(context)) else like(context, rows)
+    if type(context) is dict:
+        rows = {k: function(v) for k, v in context.items()}
+        return context if all(rows[k] is v for k, v in context.items()) else rows
     return _with_fields(context, function) if has_generated_equality(context) else context
-
-
-def note_inside(value: Any, objects: bool = False) -> None:
-    """An object, a closure or another container keeps the noted dicts that it leads to: all of these is read.
-    ``objects``: and all of the objects that it leads to."""
-    seen, todo = set[int](), [(value, 0)]
-    while todo and len(seen) < _MOST_LOOKED_AT:
-        held, depth = todo.pop()
-        if objects:
-            note_all(held)
-        if type(held) is NotedDict:
-            held.read()
-        elif id(held) not in seen and depth < _MAX_DEPTH and not isinstance(held, _LEADS_NOWHERE) and not is_atom(held):
-            seen.add(id(held))
-            todo += ((v, depth + 1) for v in _kept_by(held))
-
-
-def _kept_by(value: Any) -> Sequence[Any]:
-    if isinstance(value, types.FunctionType):
-        return value.__closure__, value.__defaults__, value.__kwdefaults__
-    return () if type(value).__module__.startswith("torch") else gc.get_referents(value)
-
-
-def told(value: Any, depth: int = 4) -> Any:
-    """What outlives the trace, with dicts in the place of noted ones, all of which is read then."""
-    if type(value) is NotedDict:
-        value.read()
-    found = map_parts(plain(value), lambda v: told(v, depth - 1)) if depth else plain(value)
-    if found is value:
-        note_inside(value)
-    return found
 
 
 class _Outer(enum.Enum):
@@ -475,8 +409,8 @@ def without_outer(context: Any, size: tuple[Any, ...], stride: tuple[Any, ...]) 
         return _like(context, [without_outer(x, size, stride) for x in context])
     if type(context) is list:
         return [without_outer(x, size, stride) for x in context]
-    if type(context) in ROWS:
-        return like(context, {k: without_outer(v, size, stride) for k, v in dict.items(context)})
+    if type(context) is dict:
+        return {k: without_outer(v, size, stride) for k, v in context.items()}
     if has_generated_equality(context):
         return _with_fields(context, lambda v: without_outer(v, size, stride))
     return context
@@ -501,8 +435,8 @@ def with_outer(
         return _like(context, [with_outer(x, size, stride, lend) for x in context])
     if type(context) is list:
         return [with_outer(x, size, stride, lend) for x in context]
-    if type(context) in ROWS:
-        return like(context, {k: with_outer(v, size, stride, lend) for k, v in dict.items(context)})
+    if type(context) is dict:
+        return {k: with_outer(v, size, stride, lend) for k, v in context.items()}
     if has_generated_equality(context):
         return map_fields(context, lambda v: v if isinstance(v, torch.Tensor) else with_outer(v, size, stride, lend))
     return snapshot(context)
@@ -516,9 +450,7 @@ def has_generated_equality(value: Any) -> bool:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass. Nobody is told of it: see `noting`."""
-    with unnoted():
-        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
 
 
 def _with_fields(value: Any, function: Callable[[Any], Any]) -> Any:
@@ -527,12 +459,11 @@ def _with_fields(value: Any, function: Callable[[Any], Any]) -> Any:
     after = {name: function(v) for name, v in before.items()}
     if all(after[name] is v for name, v in before.items()):
         return value
-    with unnoted():
-        twin = copy.copy(value)
-        write = object.__setattr__ if type(value).__dataclass_params__.frozen else setattr
-        for name, v in after.items():
-            write(twin, name, v)
-    return follow(value, twin)
+    twin = copy.copy(value)
+    write = object.__setattr__ if type(value).__dataclass_params__.frozen else setattr
+    for name, v in after.items():
+        write(twin, name, v)
+    return twin
 
 
 def _is_mutable_dataclass(value: Any) -> bool:

@@ -1,7 +1,7 @@
-"""What guards keep of flatten contexts.
+"""What guards keep of flatten contexts: snapshots, with the types of values, and the objects of the user's by what they hold.
 
 A guard that held an object itself would compare it with itself, however it was changed in between. So it keeps, beside
-the object, what that held: attributes, items, the cells of a function. See docs/notes/contexts.md.
+the object, what that held: attributes, items, the cells of a function, what its class holds. See docs/notes/contexts.md.
 
 >>> import types
 >>> from subclass_trace.subclass.context import same_context
@@ -16,9 +16,12 @@ False
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+import enum
+import functools
+import types
+from collections import ChainMap, UserDict, UserList, deque
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -26,218 +29,215 @@ import torch
 from .. import _torch
 from ..errors import UnsupportedError
 from .arguments import (
+    ABSENT,
+    FOREIGN,
+    NAMESPACES,
     ObjectIdentity,
-    attribute_inside,
+    attributes_inside,
     has_attributes,
+    has_own_equality,
     is_iterator,
 )
-from .classes import Classes, KeptClass
-from .components import parts_of
 from .context import (
+    PLAIN,
+    Kept,
     KeptPlain,
     Sizes,
     StandIn,
+    equal,
     has_generated_equality,
     has_sizes,
     is_atom,
     is_buffer,
-    map_fields,
+    is_frozen,
     map_items,
+    same_context,
     snapshot,
 )
-from .kept_objects import (
-    HeldObject,
-    KeptFields,
-    KeptObject,
-    KeptReference,
-    KeptTensor,
-    is_foreign,
-    is_looked_inside,
-)
-from .noted_dict import ROWS
 from .paths import Path
-from .spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec
-from .tensors import parts_of_tensor, why_not_comparable
+from .spec import LeafSpec, OpaqueSpec, Spec
+from .tensors import facts_of, why_not_comparable
 from .visit import VALUE
 
-#: what is more, or deeper, inside of an object is compared by itself alone
-_DEEPEST, _MOST_OBJECTS, _MOST_PARTS = 20, 200, 2000
+_DEEPEST, _MOST_PARTS = 60, 10_000
+_HOLDERS = (
+    *(list, tuple, deque, dict, set, frozenset, types.MappingProxyType),
+    *(UserDict, UserList, ChainMap),
+    *(types.MethodType, types.CellType, functools.partial, torch.nn.Module),
+)
 
 
 def kept(context: Any, path: Path = VALUE) -> Any:
     """What a guard keeps of the context of the wrapper at ``path``; `same_context` compares it with that of a call.
 
     Raises:
-        UnsupportedError: it holds what cannot be compared, or itself.
+        UnsupportedError: it holds what cannot be compared, itself, or more than a guard looks at.
     """
-    return Keeping().context(context, path)
+    return context if is_atom(context) and not isinstance(context, type) else _Walk(path).keep(context, Path("context"))
 
 
-def _checks_fields(value: Any) -> bool:
-    """Has a dataclass code that runs where a field is set? So has ``DTensorSpec``, DTensor's context until torch 2.11."""
-    own = any("__setattr__" in vars(k) for k in type(value).__mro__[:-1])
-    return own and not type(value).__dataclass_params__.frozen
-
-
-def _of_class(value: Any) -> Any:
-    """What a guard keeps of what a class holds: itself, where that cannot be compared."""
-    try:
-        return kept(value)
-    except UnsupportedError:
-        return ObjectIdentity(value)
-
-
-def kept_spec(spec: Spec, path: Path = VALUE, keeping: Keeping | None = None) -> Spec:
+def kept_spec(spec: Spec, path: Path = VALUE, by_class: bool = False) -> Spec:
     """A spec with what guards keep of its contexts, and of its values that are no tensors.
+
+    Args:
+        by_class: a class may say itself which contexts are the same.
 
     Raises:
         UnsupportedError: see `kept`.
     """
     if isinstance(spec, LeafSpec):
         return spec
-    keeping = keeping or Keeping()
     if isinstance(spec, OpaqueSpec):
-        return OpaqueSpec(keeping.context(spec.value, path))
-    inners = tuple(kept_spec(s, path.attr(n), keeping) for n, s in zip(spec.names, spec.inners, strict=True))
-    return replace(spec, inners=inners, context=keeping.context(spec.context, path))
+        return OpaqueSpec(kept(spec.value, path))
+    inners = tuple(kept_spec(s, path.attr(n), by_class) for n, s in zip(spec.names, spec.inners, strict=True))
+    own = (
+        by_class
+        and hasattr(spec.cls, "__metadata_guard__")
+        and not is_foreign(spec.cls)
+        and not has_sizes(spec.context)
+    )
+    context = KeptByClass(spec.cls, spec.context) if own else kept(spec.context, path)
+    return replace(spec, inners=inners, context=context)
 
 
-def kept_fields(spec: Spec) -> Iterator[KeptFields]:
-    """The dataclasses in a spec of which guards compare what was read."""
+class KeptObject(Kept):
+    """An object of the user's, by reference, and what it and its class held.
 
-    def look(value: Any) -> Iterator[KeptFields]:
-        if isinstance(value, KeptFields):
-            yield value
-            value = list(value.rows.values())
-        for _, part in parts_of(value):
-            yield from look(part)
-
-    if isinstance(spec, WrapperSpec):
-        for inner in spec.inners:
-            yield from kept_fields(inner)
-        yield from look(spec.context)
-
-
-class Keeping:
-    """A walk through contexts.
-
-    Attributes:
-        objects: those that were met, by id. What it makes of them compares their state, too.
-        dataclasses: those of the user's with generated equality that were met, by id.
+    Another one that holds the same may be in its place if its class says that they are equal. Of dataclasses with generated
+    equality any other one may.
     """
 
-    def __init__(self) -> None:
-        self.objects: dict[int, KeptObject] = {}
-        self.dataclasses: dict[int, Any] = {}
-        self.whole = 0
-        self._start(VALUE)
+    __slots__ = ("cls", "copied", "state")
 
-    def context(self, context: Any, path: Path) -> Any:
-        """See `kept`."""
-        if is_atom(context):
-            return context
-        self._start(path)
-        return self.keep(context, Path("context"), ())
+    def __init__(self, value: Any, copied: bool) -> None:
+        """``copied``: wrappers have copies of it, so that no call meets this one."""
+        self.value, self.cls, self.copied = value, type(value), copied
+        self.state: dict[Any, Any] = {}
 
-    def _start(self, path: Path) -> None:
-        """One context more. What it holds may be so much, beside what was met in others."""
-        self.path, self.parts, self._most = path, 0, len(self.objects) + _MOST_OBJECTS
+    def holds(self, now: Any) -> bool:
+        """Is ``now`` the same for a guard?"""
+        if type(now) is not self.cls:
+            return False
+        try:
+            held = dict(holdings(now))
+        except Exception:  # a class's own code
+            return False
+        another = self.copied or now is self.value or (has_own_equality(type(now)) and equal(self.value, now))
+        return another and same_context(self.state, held)
 
-    def names(self, value: Any) -> list[str] | None:
-        """The attributes of an object that count; None: all that it holds."""
-        return None
+    def fresh(self) -> Any:
+        """The object, or a copy where it is one of those that are copied."""
+        return snapshot(self.value) if self.copied else self.value
 
-    def met(self, value: Any, inside: bool) -> Any:
-        """What stands for an object that is among ``objects``; ``inside``: in the place of a part of one."""
-        return ObjectIdentity(value) if inside else self.objects[id(value)]
+    def __repr__(self) -> str:
+        return f"{self.value!r}"
 
-    def keep(self, value: Any, at: Path, around: tuple[int, ...]) -> Any:
-        """What is kept of a value at ``at``. ``around``: the ids of what it is inside of."""
-        if is_atom(value) or isinstance(value, StandIn):
+
+class KeptReference(Kept):
+    """A tensor that a region takes as an input of its own: what it holds may change, its metadata may not."""
+
+    __slots__ = ("facts",)
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self.value, self.facts = value, facts_of(value)
+
+    def holds(self, now: Any) -> bool:
+        """Is ``now`` that tensor, or one that is the same as it is now?"""
+        if now is not self.value:
+            return same_context(self.value, now)
+        try:
+            return facts_of(now) == self.facts
+        except Exception:  # a class's own code
+            return False
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+class KeptByClass(Kept):
+    """The context of a wrapper whose class says itself which contexts are the same (``__metadata_guard__``)."""
+
+    __slots__ = ("guard",)
+
+    def __init__(self, cls: Any, context: Any) -> None:
+        self.guard, self.value = cls.__metadata_guard__, snapshot(context)
+
+    def holds(self, now: Any) -> bool:
+        """Does the class say so?"""
+        try:
+            return self.guard(self.value, now) is True
+        except Exception:  # a class's own code
+            return False
+
+    def fresh(self) -> Any:
+        """A copy of the one that was traced."""
+        return snapshot(self.value)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+class _Walk:
+    """A walk through one context."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.met, self.parts = path, set[int](), 0
+
+    def keep(self, value: Any, at: Path, around: tuple[int, ...] = (), inside: bool = False) -> Any:
+        """What is kept of a value. ``around``: the ids of what it is in; ``inside``: that is an object, of which wrappers
+        are given no copies."""
+        self.parts += 1
+        if self.parts > _MOST_PARTS:
+            raise self._refused(at, f"more than {_MOST_PARTS} values")
+        if isinstance(value, StandIn) or (is_atom(value) and not isinstance(value, type)):
             return value
         if isinstance(value, torch.Tensor):
-            return self._tensor(value, at, around)
-        if is_iterator(value):
-            return self._by_itself(
-                value, around, at, f"an iterator, {type(value).__qualname__}, which gives each item once"
-            )
+            return self._tensor(value, at, inside)
         if is_buffer(value):
             return snapshot(value)
-        if id(value) in self.objects:  # an object that leads back to itself is compared once
-            return self.met(value, self._in_object(around))
-        if id(value) in around:
-            return self._by_itself(value, around, at, f"a {type(value).__qualname__} that contains itself")
-        if len(around) > _DEEPEST:
-            return self._by_itself(value, around, at, f"values that are more than {_DEEPEST} deep inside of others")
-        inside = (*around, id(value))
-        if type(value) in (list, dict) and self._in_object(around):
-            self.parts += len(value)
-            if self.parts > _MOST_PARTS:
+        if id(value) in self.met:  # an object that leads back to itself is compared once
+            return ObjectIdentity(value)
+        kind = type(value).__qualname__
+        if is_iterator(value) or id(value) in around:
+            if inside:
                 return ObjectIdentity(value)
+            once = f"an iterator, {kind}, which gives each item once"
+            raise self._refused(at, once if is_iterator(value) else f"a {kind} that contains itself")
+        if len(around) > _DEEPEST:
+            raise self._refused(at, f"values that are more than {_DEEPEST} deep inside of others")
+        if type(value) in (list, tuple, dict) and (plain := KeptPlain.of(value)) is not None:
+            return plain
+        around = (*around, id(value))
         if type(value) in (tuple, torch.Size, Sizes) or (isinstance(value, tuple) and hasattr(value, "_fields")):
-            return map_items(value, lambda v: self.keep(v, at, inside))
+            return map_items(value, lambda v: self.keep(v, at, around, inside))
         if type(value) is list:
-            return [self.keep(v, at.item(k), inside) for k, v in enumerate(value)]
-        if type(value) in ROWS:
-            return {k: self.keep(v, at.item(k), inside) for k, v in dict.items(value)}
+            return [self.keep(v, at.item(k), around, inside) for k, v in enumerate(value)]
+        if type(value) is dict:
+            return {k: self.keep(v, at.item(k), around, inside) for k, v in value.items()}
         if type(value) in (set, frozenset) and all(map(is_atom, value)):
             return type(value)(value)
-        if has_generated_equality(value):
-            if not is_foreign(type(value)):
-                self.dataclasses[id(value)] = value
-            return self.fields(value, at, inside)
-        return self._object(value, at, inside) if is_looked_inside(value) else value
+        if has_sizes(value) or not is_looked_inside(value):
+            return value
+        return self._object(value, at, around)
 
-    def fields(self, value: Any, at: Path, inside: tuple[int, ...]) -> Any:
-        """What is kept of a dataclass with generated equality."""
-        with self._as_they_are() if _checks_fields(value) else contextlib.nullcontext():
-            return map_fields(value, lambda v: self._field(v, at, inside))
+    def _object(self, value: Any, at: Path, around: tuple[int, ...]) -> Any:
+        by_fields = has_generated_equality(value)
+        made = KeptObject(snapshot(value) if by_fields else value, by_fields)
+        if not by_fields:
+            self.met.add(id(value))
+        made.state = {k: self.keep(v, at.attr(str(k)), around, not by_fields) for k, v in holdings(value)}
+        simple = is_frozen(value) and made.state.keys() == {f.name for f in fields(value) if f.compare}
+        return value if simple and all(made.state[k] is v for k, v in holdings(value)) else made
 
-    def _tensor(self, value: torch.Tensor, at: Path, around: tuple[int, ...]) -> Any:
+    def _tensor(self, value: torch.Tensor, at: Path, inside: bool) -> Any:
         if _torch.is_fake(value) or _torch.is_functorch_wrapped(value):
             return ObjectIdentity(value)
         reason = why_not_comparable(value)
-        if reason is not None and not self._in_object(around):
+        if reason is not None and not inside:
             raise self._refused(at, reason)
-        if type(value) is not torch.Tensor or self._in_object(around):
+        if inside or type(value) is not torch.Tensor:
             return KeptReference(value)
-        parts = parts_of_tensor(value)
-        return KeptTensor(value, None if parts is None else self.keep(parts, at, around))
-
-    @contextlib.contextmanager
-    def _as_they_are(self) -> Iterator[None]:
-        """Inside, plain containers stay containers: a class looks at what its fields are set to."""
-        self.whole += 1
-        try:
-            yield
-        finally:
-            self.whole -= 1
-
-    def _field(self, value: Any, at: Path, inside: tuple[int, ...]) -> Any:
-        """A field of a dataclass. A copy of it has the very tensors too: see `snapshot`."""
-        return KeptReference(value) if isinstance(value, torch.Tensor) else self.keep(value, at, inside)
-
-    def _in_object(self, around: tuple[int, ...]) -> bool:
-        """Is it inside of an object, of which a wrapper is given no copy?"""
-        return not self.objects.keys().isdisjoint(around)
-
-    def _object(self, value: Any, at: Path, inside: tuple[int, ...]) -> Any:
-        """What is kept of an object. A region meets the very tensors that it holds."""
-        made = KeptObject(value, f"{at} of {self.path}", self.names(value))
-        rows = made.rows()
-        self.parts += len(rows)
-        if len(self.objects) >= self._most or self.parts > _MOST_PARTS:
-            return ObjectIdentity(value)
-        self.objects[id(value)] = made
-        made.keys = tuple(k for k, _ in rows)
-        made.parts = tuple(self.keep(v, at.attr(k) if isinstance(k, str) else at.item(k), inside) for k, v in rows)
-        return made
-
-    def _by_itself(self, value: Any, around: tuple[int, ...], at: Path, what: str) -> Any:
-        """Inside of an object, one that cannot be looked into is compared by what it is."""
-        if self._in_object(around):
-            return ObjectIdentity(value)
-        raise self._refused(at, what)
+        return snapshot(value)
 
     def _refused(self, at: Path, what: str) -> UnsupportedError:
         return UnsupportedError(
@@ -249,58 +249,123 @@ class Keeping:
         )
 
 
-class Held(Keeping):
-    """A walk in which each object is met once: a guard compares what it holds once in a call, however many hold it.
+def difference(known: Any, now: Any, at: str = "context") -> str:
+    """Where a context differs from what a guard keeps of it, as a sentence."""
+    plain = known.value if isinstance(known, KeptPlain) else known
+    if isinstance(known, KeptObject) and type(now) is known.cls:
+        a, b = known.state, dict(holdings(now))
+    elif type(plain) is dict and type(now) is dict and plain.keys() == now.keys():
+        a, b = plain, now
+    elif type(plain) in (list, tuple) and type(now) is type(plain) and len(now) == len(plain):
+        a, b = dict(enumerate(plain)), dict(enumerate(now))
+    else:
+        a, b = {}, {}
+    for key, value in a.items():
+        other = b.get(key, ABSENT)
+        if not same_context(value, other):
+            step = f".{key}" if isinstance(known, KeptObject) and isinstance(key, str) else f"[{key!r}]"
+            return difference(value, other, at + step)
+    return f"{at}: expected {known!r:.200}, got {now!r:.200}"
 
-    Args:
-        read: the attributes of an object that a trace has read; None: nobody knows.
+
+def holdings(value: Any) -> Iterator[tuple[Any, Any]]:
+    """What an object holds that can be exchanged in place, and what its class holds: pairs of a key and a value."""
+    cls: Any = type(value)
+    if isinstance(value, type):
+        yield from class_data(value)
+        return
+    if has_generated_equality(value) and is_foreign(cls):
+        yield from ((f.name, getattr(value, f.name)) for f in fields(value) if f.compare)
+    else:
+        derived = _derived(cls)
+        yield from (row for row in attributes_inside(value) if row[0] not in derived)
+    if isinstance(value, types.FunctionType):
+        code = value.__code__
+        yield from (("__code__", code), ("__defaults__", value.__defaults__), ("__kwdefaults__", value.__kwdefaults__))
+        yield from zip(code.co_freevars, value.__closure__ or (), strict=True)
+        found = ((n, value.__globals__.get(n)) for n in _names_in(code))
+        yield from ((("global", n), v) for n, v in found if type(v) in PLAIN or KeptPlain.of(v) is not None)
+    elif isinstance(value, types.MethodType):
+        yield "__self__", value.__self__
+        yield "__func__", value.__func__
+    elif isinstance(value, types.BuiltinMethodType):
+        yield "__self__", value.__self__
+    elif isinstance(value, types.CellType):
+        yield "cell_contents", _content(value)
+    elif isinstance(value, functools.partial):
+        yield from (("func", value.func), ("args", value.args), ("keywords", value.keywords))
+    elif isinstance(value, (dict, types.MappingProxyType)):
+        yield from ((("item", k), v) for k, v in value.items())
+    elif isinstance(value, (set, frozenset)):
+        yield from ((("item", id(v)), v) for v in sorted(value, key=id))
+    elif isinstance(value, (list, tuple, deque)):
+        yield from ((("item", k), v) for k, v in enumerate(value))
+    yield from class_data(cls)
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    """The names in a function's code, and in that of the functions inside of it."""
+    inside = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    return {*code.co_names, *(name for c in inside for name in _names_in(c))}
+
+
+def remembers_more(known: Any, now: Any, inside: bool = False) -> bool:
+    """Is a context as it was, but for what objects in it remember: in attributes that are new or were None, in dicts?
+
+    That is computed once, while a region is traced, as in the first call in eager.
     """
+    if same_context(known, now) or (inside and known is None):
+        return True
+    if isinstance(known, KeptObject) and known.value is now and not isinstance(now, (list, tuple, deque, set)):
+        rows = dict(holdings(now))
+        return all(k in rows and remembers_more(v, rows[k], True) for k, v in known.state.items())
+    known = known.value if isinstance(known, KeptPlain) else known
+    if inside and type(known) is dict and type(now) is dict:
+        return all(k in now and remembers_more(v, now[k], True) for k, v in known.items())
+    if type(known) in (tuple, list) and type(now) is type(known) and len(now) == len(known):
+        return all(remembers_more(a, b, inside) for a, b in zip(known, now, strict=True))
+    return False
 
-    def __init__(self, read: Callable[[Any], list[str] | None]) -> None:
-        super().__init__()
-        self._read = read
-        self._classes = Classes()
 
-    def context(self, context: Any, path: Path) -> Any:
-        """See `kept`. A class may be a context itself."""
-        if isinstance(context, type):
-            self._classes.add(context, None, f"context of {path}")
-        return super().context(context, path)
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return "empty"
 
-    def names(self, value: Any) -> list[str] | None:
-        """What the trace has read of an object."""
-        return self._read(value)
 
-    def keep(self, value: Any, at: Path, around: tuple[int, ...]) -> Any:
-        """What stands for a value: `HeldObject` for one of ``objects``."""
-        plain = None if self.whole else KeptPlain.of(value)
-        if plain is not None:
-            self.parts += len(value)
-            return ObjectIdentity(value) if self._in_object(around) and self.parts > _MOST_PARTS else plain
-        if isinstance(value, type):
-            self._classes.add(value, None, f"{at} of {self.path}")
-        elif has_attributes(value) and not is_atom(value):
-            self._classes.add(value, self.names(value), f"{at} of {self.path}")
-        found = super().keep(value, at, around)
-        return HeldObject(found) if isinstance(found, KeptObject) else found
+def class_data(cls: type) -> Iterator[tuple[Any, Any]]:
+    """The attributes of a class of the user's and its bases that are no methods and no properties."""
+    if issubclass(cls, (torch.Tensor, enum.Enum, torch.nn.Module)):  # others look at these
+        return
+    own = [k for k in cls.__mro__ if not is_foreign(k)]
+    names = {f.name for f in fields(cls)} if is_dataclass(cls) else ()
+    for k in reversed(own):
+        for name, value in vars(k).items():
+            if not name.startswith("__") and not hasattr(type(value), "__get__") and name not in names:
+                yield ("class", k.__qualname__, name), value
 
-    def met(self, value: Any, inside: bool) -> Any:
-        """What stands for an object that was met."""
-        return HeldObject(self.objects[id(value)])
 
-    def fields(self, value: Any, at: Path, inside: tuple[int, ...]) -> Any:
-        """`KeptFields` where the trace tells what it has read, and sizes decide none of it."""
-        names = self.names(value)
-        if names is None or has_sizes(value):
-            return super().fields(value, at, inside)
-        marks = {key: mark for (_, key), mark in parts_of(value) if isinstance(mark, StandIn)}
-        rows = {n: marks.get(n) or self._field(attribute_inside(value, n), at.attr(n), inside) for n in names}
-        return KeptFields(value, {**rows, **marks}, f"{at} of {self.path}")
+@functools.cache
+def _derived(cls: type) -> frozenset[str]:
+    """The attributes that a class computes of others when they are first read."""
+    return frozenset(k for c in cls.__mro__ for k, v in vars(c).items() if isinstance(v, functools.cached_property))
 
-    def rows(self, beside: Iterable[Any] = ()) -> tuple[KeptObject | KeptClass, ...]:
-        """The objects, and those of ``beside`` of which attributes were read, as far as anything in them counts; and their
-        classes."""
-        for value in beside:
-            if id(value) not in self.objects and self.names(value) != []:
-                self.context(value, VALUE)
-        return (*(row for row in self.objects.values() if row.names != []), *self._classes.rows(_of_class))
+
+def is_looked_inside(value: Any) -> bool:
+    """Is it an object whose `holdings` are all that can change in it, as far as Python tells?"""
+    cls = type(value)
+    if isinstance(value, types.BuiltinMethodType):
+        return not isinstance(value.__self__, (types.ModuleType, type, type(None)))
+    if isinstance(value, types.FunctionType):
+        return not is_foreign(value)
+    if isinstance(value, type):
+        return any(True for _ in class_data(value))
+    if isinstance(value, _HOLDERS) or cls in NAMESPACES or has_generated_equality(value):
+        return True
+    return has_attributes(value) and not is_foreign(cls)
+
+
+def is_foreign(value: Any) -> bool:
+    """Is it a class or function of Python's, of torch or numpy?"""
+    return str(value.__module__).partition(".")[0] in FOREIGN

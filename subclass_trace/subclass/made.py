@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from .components import with_lent
 from .context import Lent, is_buffer, is_copied, same_context, snapshot
-from .noted_dict import plain
+from .parts import with_lent
 
 
 class Made(Lent):
@@ -82,7 +81,7 @@ class Elsewhere(Lent):
     ) -> None:
         self.place = ("elsewhere", number, (), ())
         try:
-            self.value = snapshot(plain(value))
+            self.value = snapshot(value)
         except RecursionError:  # it is inside of itself
             self.value = value
         self.position, self.read, self.steps = position, read, steps

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import dis
 import enum
 import inspect
 import types
@@ -86,12 +85,15 @@ def is_plain(cls: type) -> bool:
         or hasattr(cls, "__getattr__")
     ):
         return False
-    own = (name for k in cls.__mro__ if k not in torch.nn.Parameter.__mro__ for name in vars(k))
-    return not any(hasattr(torch.nn.Parameter, name) and name not in _OF_EVERY_CLASS for name in own)
+    own = (row for k in cls.__mro__ if k not in torch.nn.Parameter.__mro__ for row in vars(k).items())
+    return not any(hasattr(torch.nn.Parameter, name) and not _is_of_every_class(name, value) for name, value in own)
 
 
-#: what a class may have of its own beside what it adds
-_OF_EVERY_CLASS = frozenset(vars(type("", (torch.nn.Parameter,), {}))) | {"__init__", "__new__", "__annotations__"}
+def _is_of_every_class(name: str, value: Any) -> bool:
+    """May a class have this of its own beside what it adds? Which names Python writes into each class differs by version."""
+    if name in ("__init__", "__new__", "__dict__", "__weakref__", "__annotate__", "__annotate_func__"):
+        return True
+    return name.startswith("__") and name.endswith("__") and not callable(value) and not hasattr(type(value), "__get__")
 
 
 def class_of_leaf(t: torch.Tensor) -> type:
@@ -206,18 +208,20 @@ def unflatten_of(cls: type) -> Callable[[dict[str, Any], Any, Any, Any], torch.T
     return call
 
 
-_CONSTANT_CODE = frozenset(
-    {"RESUME", "LOAD_CONST", "BUILD_LIST", "BUILD_TUPLE", "LIST_EXTEND", "RETURN_VALUE", "RETURN_CONST", "NOP", "CACHE"}
-)
-
-
 def flattens_alike(cls: type) -> bool:
     """Does ``cls.__tensor_flatten__`` return the same names and context for every instance, whatever it holds?
 
-    Read off its bytecode: a method that loads constants alone, such as ``return ["a", "b"], None``. A guard on the class
-    then makes calling it superfluous.
+    So does a method whose code has no names, such as ``return ["a", "b"], None``, if it does not hand out the instance itself.
+    A guard on the class then makes calling it superfluous.
     """
     method = inspect.getattr_static(cls, "__tensor_flatten__", None)
     if not isinstance(method, types.FunctionType):
         return False
-    return {i.opname for i in dis.get_instructions(method)} <= _CONSTANT_CODE
+    code, nobody = method.__code__, object()
+    if code.co_names or code.co_freevars or (code.co_argcount, code.co_kwonlyargcount) != (1, 0):
+        return False
+    try:
+        _, context = method(nobody)
+    except Exception:  # it does something with the instance
+        return False
+    return context is None or (type(context) in (tuple, list) and nobody not in context)

@@ -143,7 +143,7 @@ class Examples:
         """Attribute ``name`` of a value of this spec. What decides it are the context, the outer sizes and strides,
         and the opaque values (for DTensor's spec, they do): equal ones get the same object."""
         opaque = tuple(s.value for s in spec.inners if isinstance(s, OpaqueSpec))
-        key = (spec.cls, name, spec.names, spec.size, spec.stride, spec.context, opaque)
+        key = (spec.cls, name, spec.names, spec.size, spec.stride, _typed(spec.context), _typed(opaque))
         try:
             known = self._attributes.get(key)
         except TypeError:  # a part of the context has no hash
@@ -188,4 +188,11 @@ def _template_key(spec: Spec) -> Any:
     inners = tuple(map(_template_key, spec.inners))
     if None in inners or not _is_immutable(spec.context):
         return None
-    return (spec.cls, spec.names, type(spec.context), spec.context, meta, inners)
+    return (spec.cls, spec.names, _typed(spec.context), meta, inners)
+
+
+def _typed(value: Any) -> Any:
+    """A context as a key: 1, 1.0 and True are three, 0.0 and -0.0 are two."""
+    if isinstance(value, tuple):
+        return (type(value), *map(_typed, value))
+    return type(value), repr(value) if isinstance(value, (float, complex)) else value

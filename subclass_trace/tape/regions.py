@@ -153,8 +153,6 @@ def _is_settled(entry: CompiledBackward, ctx: Any) -> bool:
     """Does it serve each run: are tangents dense, sizes numbers, and is nothing left for a run to compare?"""
     if _numbers(ctx) or _own_sizes(entry) or entry.conditions or entry.user_code.names:
         return False
-    if entry.contexts or entry.objects:
-        return False
     if not _are_dense(entry.tangents):
         return False
     return all(_is_known(s, {}) for s in (*entry.tangents, *entry.grads) if s is not None)

@@ -280,7 +280,7 @@ def _inside(t: Tensor) -> list[Any]:
 
 def _deep() -> Any:
     value: Any = 1
-    for _ in range(30):
+    for _ in range(200):
         value = [value]
     return value
 
@@ -294,7 +294,7 @@ _REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
     "mkldnn": (lambda: {"k": torch.ones(2).to_mkldnn()}, "layout torch._mkldnn", "context['k'] of args[0]"),
     "itself": (lambda: _inside(torch.ones(1)), "a list that contains itself", "context[1] of args[0]"),
     "iterator": (lambda: [iter([1])], "an iterator", "context[0] of args[0]"),
-    "deep": (_deep, "more than 20 deep", "of args[0]"),
+    "deep": (_deep, "more than 60 deep", "of args[0]"),
 }
 
 

@@ -90,12 +90,6 @@ def test_attribute_of_the_class_and_of_its_bases() -> None:
     check(lambda: config, steps, 4)  # the last two find those of 3.0 and 2.0
 
 
-def test_attributes_of_the_class_that_nothing_reads() -> None:
-    _, sub = classes()
-    config = sub()
-    check(lambda: config, [lambda: setattr(sub, "made", sub.made + 1)] * 5, 1)
-
-
 def test_attributes_that_the_class_is_given_later() -> None:
     class Plain:
         @property
@@ -168,24 +162,6 @@ def test_global_of_a_function(nested: bool) -> None:
     RATES[0] = 1.0
 
 
-def test_class_that_changes_before_the_backward() -> None:
-    base, sub = classes()
-    config = sub()
-    compiled = st.compile(lambda x: x.sin())
-    for scale in (1.0, 2.0, 3.0, 2.0):
-        found = []
-        for function in (torch.sin, compiled):
-            base.scale = 1.0
-            x = Scaled(torch.tensor([0.5]), config).requires_grad_()
-            y = function(x)
-            base.scale = scale
-            y.backward(Scaled(torch.ones(1), config))
-            assert x.grad is not None
-            found.append(x.grad.a)
-        torch.testing.assert_close(*found)
-    assert len(compiled.specializations) == 1
-
-
 def test_the_guard_says_what_changed() -> None:
     base, sub = classes()
     compiled = st.compile(lambda x: x.sin())
@@ -193,7 +169,7 @@ def test_the_guard_says_what_changed() -> None:
     compiled(x)
     base.scale = 7.0
     compiled(x)
-    assert "classes.<locals>.Sub.scale=1.0, got 7.0" in compiled.explain()
+    assert "scale')]: expected 1.0, got 7.0" in compiled.explain()
 
 
 class _Table:

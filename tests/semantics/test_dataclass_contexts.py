@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,6 @@ from objects_in_contexts import Quantised
 
 import subclass_trace as st
 from subclass_trace.runtime import codegen
-from subclass_trace.subclass import noting
 
 Tensor = torch.Tensor
 
@@ -118,17 +116,13 @@ def _sine(x: Any) -> Any:
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_fields_that_nothing_reads(cls: type) -> None:
+def test_each_state_has_a_specialization(cls: type) -> None:
     region = st.compile(_sine)
-    for k in range(4):
+    for k in (0, 0, 1, 0):
         q = _with(cls(), step=k)
         y = region(_wrapped(q))
         assert torch.equal(y.a, _sine(_wrapped(q)).a)
         assert y.q is q and y.q.step == k
-    assert len(region.specializations) == 1
-    assert "scale" in str(region.explain())
-    q = _with(cls(), step=9, scale=5.0)
-    assert torch.equal(region(_wrapped(q)).a, _sine(_wrapped(q)).a)
     assert len(region.specializations) == 2
 
 
@@ -137,7 +131,6 @@ def test_one_object_that_changes(cls: type) -> None:
     """The first specialization is right again when the object is as it was."""
     region, q = st.compile(_sine), cls()
     for scale, count in ((2.0, 1), (2.0, 1), (5.0, 2), (2.0, 2), (5.0, 2)):
-        q.step += 1
         (q.inner if cls is Property else q).scale = scale
         assert torch.equal(region(_wrapped(q)).a, _sine(_wrapped(q)).a)
         assert len(region.specializations) == count
@@ -146,14 +139,14 @@ def test_one_object_that_changes(cls: type) -> None:
 @pytest.mark.parametrize("cls", CLASSES)
 def test_fields_that_the_backward_reads(cls: type) -> None:
     region = st.compile(_sine)
-    for k, rate in enumerate((3.0, 3.0, 4.0, 3.0)):
-        q, grads = _with(cls(), step=k, rate=rate), []
+    for rate in (3.0, 3.0, 4.0, 3.0):
+        q, grads = _with(cls(), step=5, rate=rate), []
         for f in (_sine, region):
             x = _wrapped(q, True)
             f(x).backward(_wrapped(q))
             grads.append(x.grad)
         assert torch.equal(grads[0].a, grads[1].a)
-        assert grads[1].q.step == k
+        assert grads[1].q.step == 5
     assert len(region.specializations) == 2
 
 
@@ -166,7 +159,6 @@ def _gradients(f: Callable[[Any], Any], q: Any) -> list[Any]:
 
 @pytest.mark.parametrize("cls", CLASSES)
 def test_backwards_that_are_traced_later(cls: type) -> None:
-    """The calls share a specialization, and the second backward of each is that of its own object."""
     region = st.compile(lambda x: x * x.cos())
     for k, rate in enumerate((3.0, 4.0, 3.0, 5.0)):
         q = _with(cls(), step=k)
@@ -203,23 +195,6 @@ def test_fields_that_a_second_backward_reads(cls: type, retain: bool) -> None:
             (second,) = torch.autograd.grad(first, x, Late(torch.ones(2), q))
             found.append((first.detach().a, second.a))
         assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-    assert len(region.specializations) == 1
-
-
-@pytest.mark.parametrize("cls", [Mutable, Slots, Uncompared, Beside])
-def test_changes_between_forward_and_backward(cls: type) -> None:
-    region = st.compile(_sine)
-    for rate in (3.0, 4.0, 3.0, 5.0):
-        grads = []
-        for f in (_sine, region):
-            q: Any = cls()
-            x = _wrapped(q, True)
-            y = f(x)
-            q.rate, q.step = rate, 7
-            y.backward(_wrapped(q))
-            grads.append(x.grad.a)
-        assert torch.equal(*grads)
-    assert len(region.specializations) == 1
 
 
 _READS: dict[str, Callable[[Any], Any]] = {
@@ -305,7 +280,7 @@ def test_which_inputs_have_one_object(cls: type, retain: bool) -> None:
     rows = [(a, a, a), (a, b, b), (c, c, c), (b, b, a), (a, b, cls()), (c, a, c), (b, b, b)]
     for row in rows:
         assert torch.equal(f(*map(_wrapped, row)).a, region(*map(_wrapped, row)).a)
-    assert len(region.specializations) == 5
+    assert len(region.specializations) == 6
     for row in rows:
         grads = []
         for g in (f, region):
@@ -323,7 +298,7 @@ def test_identity_of_a_frozen_one() -> None:
 
 
 def test_fields_that_hold_a_new_object() -> None:
-    """A field that was read is compared with all that is in it: lists, tensors, other dataclasses."""
+    """A field is compared with all that is in it: lists, tensors, other dataclasses."""
 
     @dataclasses.dataclass
     class Deep:
@@ -347,11 +322,10 @@ def test_fields_that_hold_a_new_object() -> None:
         y = region(_wrapped(q))
         assert torch.equal(y.a, _sine(_wrapped(q)).a)
         assert y.q is q
-    assert len(region.specializations) == 3
+    assert len(region.specializations) == 5
 
 
 def test_a_field_of_another_type() -> None:
-    """One that was read may hold something else later, and one that was not read anything."""
     region = st.compile(_sine)
     for scale in (2.0, 2, torch.tensor(2.0), True):
         q = Mutable(scale=scale)  # type: ignore[arg-type]
@@ -360,8 +334,8 @@ def test_a_field_of_another_type() -> None:
 
 def test_sizes_that_change() -> None:
     region = st.compile(_sine)
-    for k, n in enumerate((4, 5, 6, 7)):
-        q = Mutable(step=k)
+    for n in (4, 5, 6, 7):
+        q = Mutable()
         x = torch.rand(n)
         assert torch.equal(region(Quantised(x, q)).a, _sine(Quantised(x, q)).a)
     assert len(region.specializations) == 2
@@ -373,19 +347,8 @@ def test_generated_code_and_reference_agree(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(codegen._EntryEmitter, "emit", refuse)
     region = st.compile(_sine)
-    for k in range(3):
-        q = Mutable(step=k)
+    for _ in range(3):
+        q = Mutable()
         y = region(_wrapped(q))
         assert y.q is q and torch.equal(y.a, _sine(_wrapped(q)).a)
     assert len(region.specializations) == 1
-
-
-def test_classes_are_restored_and_copies_forgotten() -> None:
-    before = dict(vars(Mutable))
-    region = st.compile(_sine)
-    x = _wrapped(Mutable(), True)
-    region(x).backward(_wrapped(Mutable()))
-    assert dict(vars(Mutable)) == before
-    del region, x
-    gc.collect()
-    assert not noting._rows and not noting._classes

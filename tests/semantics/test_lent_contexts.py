@@ -187,62 +187,16 @@ def test_wrappers_inside_of_wrappers() -> None:
 
 @pytest.mark.usefixtures("entry")
 @pytest.mark.parametrize(("cls", "make"), KINDS)
-def test_backwards_read_the_object_as_it_is(cls: Any, make: Any) -> None:
+def test_a_change_between_forward_and_backward_is_refused(cls: Any, make: Any) -> None:
     compiled = st.compile(torch.sin)
-    for scale in (1.0, 10.0, 10.0, 1.0, 3.0):
-        found = []
-        for function in (torch.sin, compiled):
-            x = cls(torch.ones(3), make()).requires_grad_()
-            y = function(x)
-            change(x.c, scale)
+    for _ in range(2):
+        x = cls(torch.ones(3), make()).requires_grad_()
+        y = compiled(x)
+        change(x.c, 10.0)
+        with pytest.raises(st.UnsupportedError, match="between forward and backward"):
             y.backward(cls(torch.ones(3), make()))
-            found.append(x.grad.a.tolist())
-        assert found[0] == found[1]
+        assert x.grad is None
     assert len(compiled.specializations) == 1
-    (program,) = [row.program for row in compiled.specializations]
-    assert len(program.backwards.compiled) == 3  # one for each state
-
-
-def test_backwards_after_new_parts() -> None:
-    """The whole of a container is exchanged between forward and backward."""
-    compiled = st.compile(torch.sin)
-    for parts in ([1.0], [4.0, 2.0], [0.5]):
-        found = []
-        for function in (torch.sin, compiled):
-            x = Scaled(torch.ones(3), Config()).requires_grad_()
-            y = function(x)
-            x.c.parts = parts
-            y.backward(Scaled(torch.ones(3), Config()))
-            assert x.grad is not None
-            found.append(x.grad.a.tolist())
-        assert found[0] == found[1]
-
-
-def test_twice_differentiated() -> None:
-    def run(function: Any) -> list[Any]:
-        rows = []
-        for scale in (1.0, 2.0):
-            x = Scaled(torch.ones(3), Config()).requires_grad_()
-            (g,) = torch.autograd.grad(function(x), x, Scaled(torch.ones(3), x.c), create_graph=True)
-            x.c.scale = scale
-            (gg,) = torch.autograd.grad(g, x, Scaled(torch.ones(3), x.c))
-            rows += [g.a.tolist(), gg.a.tolist()]
-        return rows
-
-    both(torch.sin, run)
-
-
-@pytest.mark.usefixtures("entry")
-@pytest.mark.parametrize(("cls", "make"), KINDS)
-def test_gradients_have_the_object_of_the_tangent(cls: Any, make: Any) -> None:
-    def run(function: Any) -> list[Any]:
-        x, y = (cls(torch.ones(3), make()).requires_grad_() for _ in range(2))
-        tangent = cls(torch.ones(3), make())
-        grads = torch.autograd.grad(function(x, y), (x, y), tangent)
-        known = {"x": inner(x.c), "y": inner(y.c), "tangent": inner(tangent.c)}
-        return [[name for name, c in known.items() if inner(g.c) is c] for g in grads]
-
-    both(lambda x, y: (x * y).sin(), run)
 
 
 @pytest.mark.parametrize(("cls", "make"), KINDS)
@@ -253,7 +207,6 @@ def test_closed_over_wrappers(cls: Any, make: Any) -> None:
         change(weight.c, 1.0)
         y = function(torch.ones(3))
         same = inner(y.c) is inner(weight.c)
-        change(weight.c, 4.0)
         (grad,) = torch.autograd.grad(y, weight, cls(torch.ones(3), make()))
         return [same, y.a.tolist(), grad.a.tolist()]
 
@@ -266,22 +219,6 @@ def test_frozen_contexts_cost_nothing() -> None:
     compiled(x)
     (program,) = [row.program for row in compiled.specializations]
     assert not program.plan.lent
-
-
-def test_second_run_of_a_trace_that_was_dropped() -> None:
-    """The first one is let go; the run for another kind of tangent meets the contexts of its call."""
-    compiled = st.compile(lambda x: (x.sin(), x.exp()), retain_trace=False)
-    for scale in (1.0, 2.0):
-        found = []
-        for function in (lambda x: (x.sin(), x.exp()), compiled):
-            for number in (0, 1):
-                x = Scaled(torch.ones(3), Config()).requires_grad_()
-                y = function(x)[number]
-                x.c.scale = scale
-                y.backward(Scaled(torch.ones(3), Config()))
-                assert x.grad is not None
-                found.append(x.grad.a.tolist())
-        assert found[:2] == found[2:]
 
 
 CONFIGS = {"a": Config()}
@@ -300,7 +237,6 @@ def test_objects_of_others_stay_as_they_are() -> None:
     own = Config()
     x = Registered(torch.ones(3), own).requires_grad_()
     y = compiled(x)
-    own.scale = 7.0
     y.backward(Registered(torch.ones(3), CONFIGS["a"]))
     assert CONFIGS["a"] == Config()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import copy
 import dataclasses
 import types
@@ -242,12 +241,6 @@ def test_exceptions_with_traced_values() -> None:
         with pytest.raises(_Overflow) as caught:
             region(torch.ones(n))
         assert type(caught.value.rows) is int and caught.value.rows == n
-
-
-def test_a_view_of_the_dict_of_a_context() -> None:
-    for around in (types.MappingProxyType, lambda d: Plain(collections.ChainMap(d))):
-        with pytest.raises(UnsupportedError, match="around a dict"):
-            st.compile(lambda x, around=around: (x * 2, around(x.held)))(Held(torch.ones(2), {"a": 1}))
 
 
 @pytest.mark.parametrize("make", [lambda: Held(torch.ones(2), 1), lambda: torch.nn.Parameter(Held(torch.ones(2), 1))])

@@ -1,0 +1,105 @@
+"""Recipes as source: the result of a call, and what is put into sources, straight down. See `plan.values`."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Sequence
+from typing import Any
+
+from ..plan.side_effects import Extend, Fill, Put, SideEffect
+from ..plan.values import Again, Constant, Entry, Make, Method, New, Output, Recipe, dict_setter, empty, make
+from .source import Source
+
+_PLAIN = (list, dict, set)
+
+
+class ValueEmitter:
+    """Writes expressions for recipes; objects that refer to themselves are made by lines before.
+
+    Args:
+        outputs, entries: expressions for the flat outputs, and for the objects from the arguments.
+    """
+
+    def __init__(self, source: Source, outputs: Sequence[str], entries: Sequence[str]) -> None:
+        self.source, self.outputs, self.entries = source, outputs, entries
+        self.made: dict[int, str] = {}
+
+    def value(self, recipe: Recipe) -> str:
+        """An expression for a recipe."""
+        s = self.source
+        if isinstance(recipe, Constant):
+            return s.constant(recipe.value, "value")
+        if isinstance(recipe, Output):
+            return self.outputs[recipe.index]
+        if isinstance(recipe, Entry):
+            return self.entries[recipe.number]
+        if isinstance(recipe, Again):
+            return self.made[recipe.number]
+        if isinstance(recipe, Method):
+            return f"{s.bind('method', types.MethodType)}({s.constant(recipe.function)}, {self.value(recipe.of)})"
+        if isinstance(recipe, Make):
+            items = "".join(f"{self.value(item)}, " for item in recipe.items)
+            return f"({items})" if recipe.cls is tuple else f"{s.bind('make', make)}({s.constant(recipe.cls)}, ({items}))"
+        return self._new(recipe)
+
+    def _new(self, recipe: New) -> str:
+        s, name = self.source, self.source.name("n")
+        self.made[recipe.number] = name
+        if recipe.cls in _PLAIN:
+            s.line(f"{name} = {recipe.cls.__name__}()")
+        else:
+            s.line(f"{name} = {s.bind('empty', empty)}({s.constant(recipe.cls)}, {s.constant(recipe.args)})")
+        if recipe.pairs:
+            put = s.constant(dict_setter(recipe.cls), "put")
+            for key, item in recipe.pairs:
+                known, value = self.value(key), self.value(item)
+                s.line(f"{name}[{known}] = {value}" if recipe.cls is dict else f"{put}({name}, {known}, {value})")
+        if recipe.items:
+            base: Any = next(c for c in recipe.cls.__mro__ if c.__module__ in ("builtins", "collections"))
+            method = "update" if issubclass(recipe.cls, set) else "extend"
+            add = f"{name}.{method}(" if recipe.cls in _PLAIN else f"{s.constant(getattr(base, method))}({name}, "
+            s.line(f"{add}({''.join(f'{self.value(item)}, ' for item in recipe.items)}))")
+        if recipe.fields:
+            space = s.name("d")
+            s.line(f"{space} = {name}.__dict__")
+            for key, item in recipe.fields:
+                s.line(f"{space}[{key!r}] = {self.value(item)}")
+        for member, item in recipe.slots:
+            s.line(f"{s.constant(member.__set__)}({name}, {self.value(item)})")
+        return name
+
+
+def emit_effects(emitter: ValueEmitter, effects: Sequence[SideEffect], missing: Any) -> None:
+    """Lines that do to the sources of a call (``args`` and ``kwargs``) what the region does: all values first."""
+    s, rows = emitter.source, []
+    for effect in effects:
+        thing = None
+        if not isinstance(effect, (Put, Extend, Fill)):
+            rows.append((effect, thing, _named(s, emitter.value(effect.value))))
+            continue
+        holder: Any = effect.holder
+        thing = s.constant(holder.thing, "thing") if holder.fixed else _named(s, f"{s.constant(holder.now)}((args, kwargs))")
+        if isinstance(effect, Put):
+            value = s.bind("MISSING", missing) if effect.value is None else _named(s, emitter.value(effect.value))
+        elif isinstance(effect, Extend):
+            value = _named(s, f"({''.join(f'{emitter.value(v)}, ' for v in effect.values)})")
+        else:
+            pairs = ", ".join(f"{s.constant(k, 'key')}: {emitter.value(v)}" for k, v in effect.rows)
+            value = _named(s, f"{{{pairs}}}")
+        rows.append((effect, thing, value))
+    for effect, thing, value in rows:
+        if isinstance(effect, Put):
+            s.line(f"{s.constant(effect.holder.put)}({thing}, {s.constant(effect.key, 'key')}, {value})")
+        elif isinstance(effect, Extend):
+            base: Any = effect.holder
+            s.line(f"{s.constant(base.base.extend)}({thing}, {value})")
+        elif isinstance(effect, Fill):
+            s.line(f"{s.constant(effect.holder.fill)}({thing}, {value})")
+        else:
+            s.line(f"{s.constant(effect.function)}({value})")
+
+
+def _named(s: Source, expression: str) -> str:
+    name = s.name("v")
+    s.line(f"{name} = {expression}")
+    return name

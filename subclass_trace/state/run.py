@@ -1,0 +1,234 @@
+"""One run of a function with the Python state around it: sources in while it runs, side effects out.
+
+`StateRun` is what the events of `entering` are told to. Tensors and numbers that the walk finds get stand-ins at once, which the
+capture makes (`StandInMaker`); what the function did is read off when it has returned; and `restore` leaves everything as it
+was, whatever happened.
+"""
+
+from __future__ import annotations
+
+import gc
+import operator
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from ..errors import SideEffectError, SubclassTraceError
+from ..plan.side_effects import SideEffect
+from ..plan.values import Recipe
+from .entering import Events, events, is_users
+from .side_effects import Recipes, Snapshot, side_effects
+from .source import Call, Source, is_a
+from .walk import Walk
+
+
+class StandInMaker(Protocol):
+    """What makes the inputs of a trace."""
+
+    def tensors(self, found: Sequence[tuple[Source, torch.Tensor]]) -> list[torch.Tensor]:
+        """The traced tensors for these, each of which is new."""
+
+    def number(self, source: Source, value: Any) -> Any:
+        """The symbol for a number that changes between calls; None where it is a constant."""
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What one run gave.
+
+    Attributes:
+        outputs: the tensors and symbols that result and side effects are made of.
+        result: how the result is made of them.
+        effects: what else each call does.
+        entries: the objects of the arguments that the result hands on.
+    """
+
+    outputs: list[Any]
+    result: Recipe
+    effects: tuple[SideEffect, ...]
+    entries: tuple[Source, ...]
+
+
+class StateRun:
+    """See the module's docstring.
+
+    Args:
+        function: what runs, with the positional and keyword arguments of ``call``.
+        make: makes stand-ins.
+        warns: what only writes (``print``) happens while tracing, with a warning; else it is refused.
+    """
+
+    def __init__(self, function: Callable[..., Any], call: Call, make: StandInMaker, *, warns: bool) -> None:
+        self.function, self.call, self.make, self.warns = function, call, make, warns
+        self.walk = Walk()
+        self.snapshot = Snapshot(self.walk)
+        self.refusal: SubclassTraceError | None = None
+        self.events: Events = Events(self)
+        self.stand_ins: dict[int, torch.Tensor] = {}  # id of a real tensor -> what stands for it
+        self.symbols: dict[Source, Any] = {}
+        self.tensors: list[Source] = []  # where each input is found
+        self._seen_tensors = self._seen_numbers = 0
+
+    # ------------------------------------------------------------------------------------------ events
+    def enter(self, code: types.CodeType, space: dict[str, Any]) -> None:
+        """Code runs for the first time; see `entering.Listener`."""
+        try:
+            self.walk.enter(code, space)
+            self.stand_in()
+            if {"sys", "modules"} <= set(code.co_names) and is_users(code.co_filename):
+                raise SideEffectError(
+                    "the region looks into sys.modules", path=_line(code, code.co_firstlineno), fix="import the module"
+                )
+        except SubclassTraceError as error:
+            raise self.refused(error) from None
+
+    def world(self, name: str, frame: types.FrameType) -> None:
+        """Code is about to ask or change what is outside of the region."""
+        while frame.f_back is not None and not is_users(frame.f_code.co_filename):
+            frame = frame.f_back
+        where = _line(frame.f_code, frame.f_lineno)
+        if self.warns and name in ("print", "logging"):
+            warnings.warn(f"{where}: {name} happens once, while the region is traced", stacklevel=2)
+            return
+        raise self.refused(
+            SideEffectError(
+                f"the region calls {name}",
+                path=where,
+                expected="code that depends on its arguments and on Python state alone",
+                fix="call it outside of the region, or hand over what it gives as an argument",
+            )
+        )
+
+    def refused(self, error: SubclassTraceError) -> SubclassTraceError:
+        """Remember a refusal, so that no ``except Exception`` of the user's can swallow it."""
+        if self.refusal is None:
+            self.refusal = error
+        return error
+
+    # ------------------------------------------------------------------------------------------ stand-ins
+    def stand_in(self) -> None:
+        """Put stand-ins where the walk has come since the last time."""
+        walk, places = self.walk, list[Source]()
+        while self._seen_tensors < len(walk.tensors):
+            found = walk.tensors[self._seen_tensors :]
+            self._seen_tensors = len(walk.tensors)
+            self._stand_in_for(found)
+            places += [source for source, _ in found]
+        for source in walk.numbers[self._seen_numbers :]:
+            if source not in self.symbols:
+                symbol = self.make.number(source, source.read(self.call))
+                if symbol is not None:
+                    self.symbols[source] = symbol
+            if source in self.symbols:
+                places.append(source)
+        self._seen_numbers = len(walk.numbers)
+        self.snapshot.stand_in(places, self.replaced)
+
+    def _stand_in_for(self, found: Iterable[tuple[Source, torch.Tensor]]) -> None:
+        new = {id(t): (source, t) for source, t in reversed(list(found)) if id(t) not in self.stand_ins}
+        rows = [row for row in found if id(row[1]) in new and new[id(row[1])][0] == row[0]]
+        for (source, real), traced in zip(rows, self.make.tensors(rows), strict=True):
+            self.stand_ins[id(real)] = traced
+            self.tensors.append(source)
+            held = self.walk.attributes_of(real, source, traced)
+            if held is not None:
+                for name in held.wanted - held.left_out:
+                    held.live[name] = held.before[name]
+
+    def replaced(self, value: Any, source: Source) -> Any:
+        """The value that stands at a source while the function is traced."""
+        if source in self.symbols:
+            return self.symbols[source]
+        if is_a(value, torch.Tensor):
+            return self.stand_ins.get(id(value), value)
+        if is_a(value, tuple) and type(value) is not torch.Size:
+            rows = enumerate(value)
+            items = [self.replaced(v, Source(source.holder, source.key, (*source.items, k))) for k, v in rows]
+            if all(map(operator.is_, items, value)):
+                return value
+            return tuple(items) if type(value) is tuple else tuple.__new__(type(value), items)
+        return value
+
+    # ------------------------------------------------------------------------------------------ the run
+    def start(self) -> Call:
+        """Walk the function and its arguments; the arguments with stand-ins."""
+        self.walk.start(self.function, self.call)
+        self.stand_in()
+        at = self.walk.arguments
+        args = tuple(self.replaced(v, Source(at, k)) for k, v in enumerate(self.call[0]))
+        return args, {k: self.replaced(v, Source(at, k)) for k, v in self.call[1].items()}
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome:
+        """Run the function, and read off what it gave.
+
+        Raises:
+            SubclassTraceError: the first refusal, whatever code of the user's made of it.
+            Exception: the function's own.
+        """
+        self.events = events(self)
+        try:
+            self.events.on()
+            result = self.function(*args, **kwargs)
+        finally:
+            self.events.close()
+            if self.refusal is not None:
+                raise self.refusal
+        recipes = Recipes(self.walk)
+        made = recipes(result, "result")
+        effects = tuple(side_effects(self.snapshot.changes(), recipes))
+        return Outcome(recipes.outputs, made, effects, tuple(recipes.entries))
+
+    def restore(self) -> None:
+        """All sources hold what they held before."""
+        self.events.close()
+        self.snapshot.restore()
+
+    def forget(self) -> None:
+        """What only the trace needed: nothing leads to the tensors of the call, or to the traced ones."""
+        self.walk.forget()
+        for holder in self.walk.holders.values():
+            holder.live, holder.known = None, frozenset(holder.before)
+            holder.before = {}
+        self.snapshot.base.clear()
+        self.stand_ins, self.symbols = {}, dict.fromkeys(self.symbols)
+
+
+def _line(code: types.CodeType, line: int) -> str:
+    return f"{code.co_filename}:{line} ({code.co_name})"
+
+
+def check_leaks(alive: Sequence[weakref.ref[torch.Tensor]], run: StateRun) -> None:
+    """Traced tensors that something outside of the trace still holds would be found by later calls.
+
+    Raises:
+        SideEffectError: names what holds one.
+    """
+    if all(reference() is None for reference in alive):
+        return
+    gc.collect()
+    for path, cached, misses in run.walk.caches:
+        if cached.cache_info().misses != misses and any(r() is not None for r in alive):
+            cached.cache_clear()
+            if all(r() is None for r in alive):
+                raise SideEffectError(
+                    "an lru_cache would keep what the region computes",
+                    path=path,
+                    expected="cached functions of constants",
+                    fix="compute it outside of the region, or without the cache",
+                )
+    for reference in alive:
+        traced = reference()
+        if traced is not None:
+            holders = [type(x).__qualname__ for x in gc.get_referrers(traced) if not isinstance(x, types.FrameType)]
+            raise SideEffectError(
+                "a traced tensor escapes from the region",
+                got=f"it is held by {', '.join(holders[:3]) or 'a frame'}",
+                fix="return it, or store it where a name of the region leads",
+            )
+
+

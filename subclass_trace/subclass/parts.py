@@ -1,0 +1,118 @@
+"""The parts of contexts, and objects there that results have from the inputs ("device mesh in, device mesh out", PyTorch PR
+173270).
+
+A class often hands its context on (``cls(out, x.config)``). In eager mode the result then has the very object of the input,
+so that what changes one changes the other. A traced wrapper has a copy of what can be changed in place; where a result has
+that very copy, its spec has a mark (`Lent`) there, and a call hands on the object of its own input.
+
+>>> value_at({"meta": [1, 2]}, (("item", "meta"), ("item", 1)))
+2
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from .context import Lent, has_generated_equality, map_parts
+from .spec import Spec, WrapperSpec
+
+#: ("item", key or index), or ("field", name) of a dataclass or named tuple
+Part = tuple[str, Any]
+#: the parts that lead to a value of a context, from outside in
+Steps = tuple[Part, ...]
+
+
+def parts_of(context: Any) -> Iterator[tuple[Part, Any]]:
+    """The parts of a container or dataclass."""
+    if type(context) is dict:
+        yield from ((("item", k), v) for k, v in context.items())
+    elif type(context) in (list, tuple):
+        yield from ((("item", k), v) for k, v in enumerate(context))
+    elif isinstance(context, tuple) and hasattr(context, "_fields"):
+        yield from ((("field", n), v) for n, v in zip(context._fields, context, strict=True))
+    elif has_generated_equality(context):
+        yield from ((("field", f.name), getattr(context, f.name)) for f in dataclasses.fields(context) if f.compare)
+
+
+def value_at(context: Any, steps: Steps) -> Any:
+    """The value that these steps lead to."""
+    return functools.reduce(lambda c, step: c[step[1]] if step[0] == "item" else getattr(c, step[1]), steps, context)
+
+
+def integers_in(context: Any, steps: Steps = (), depth: int = 2) -> dict[Steps, int]:
+    """The plain integers at the top of a context, and of what stands there."""
+    if type(context) is int:
+        return {steps: context}
+    found: dict[Steps, int] = {}
+    for part, value in parts_of(context) if depth else ():
+        found |= integers_in(value, (*steps, part), depth - 1)
+    return found
+
+
+def with_parts(context: Any, values: Mapping[Steps, Any], steps: Steps = ()) -> Any:
+    """A context with some of its values replaced."""
+    if steps in values:
+        return values[steps]
+    parts = iter([part for part, _ in parts_of(context)])
+    return map_parts(context, lambda v: with_parts(v, values, (*steps, next(parts)))) if values else context
+
+
+def read_lent(mark: Lent, values: Sequence[Any]) -> Any:
+    """What an input of this call has in the place of an object of the traced one."""
+    _, number, names, steps = mark.place
+    wrapper: Any = functools.reduce(getattr, names, values[number])
+    return value_at(wrapper.__tensor_flatten__()[1], steps)
+
+
+def mark_source(mark: Lent, variable: str, name_of: Callable[[Any], str]) -> str:
+    """The expression that reads it, as source. ``variable``: the input; ``name_of``: what stands there for a key."""
+    _, _, names, steps = mark.place
+    found = ".".join((variable, *names)) + ".__tensor_flatten__()[1]"
+    for kind, key in steps:
+        found = f"{found}[{name_of(key)}]" if kind == "item" else f"{found}.{key}"
+    return found
+
+
+def with_lent(value: Any, call: Mapping[Any, Any]) -> Any:
+    """An attribute of a result with the objects of a call in the place of marks."""
+    return call[value] if isinstance(value, Lent) else map_parts(value, lambda v: with_lent(v, call))
+
+
+def marks_in(specs: Iterable[Spec | None], attributes: Iterable[Any] = ()) -> tuple[Lent, ...]:
+    """The marks in specs and in attributes of results, each once."""
+    found: dict[Lent, None] = {}
+
+    def note(context: Any) -> Any:
+        if isinstance(context, Lent):
+            found[context] = None
+            return context
+        return map_parts(context, note)
+
+    def look(spec: Spec | None) -> None:
+        if isinstance(spec, WrapperSpec):
+            note(spec.context)
+            for inner in spec.inners:
+                look(inner)
+
+    for spec in specs:
+        look(spec)
+    for value in attributes:
+        note(value)
+    return tuple(found)
+
+
+def dataclasses_in(spec: Spec, number: int, names: tuple[str, ...] = ()) -> Iterator[tuple[Lent, Any]]:
+    """The dataclasses with generated equality in the contexts of an input, with the marks of their places."""
+    if not isinstance(spec, WrapperSpec):
+        return
+    for name, inner in zip(spec.names, spec.inners, strict=True):
+        yield from dataclasses_in(inner, number, (*names, name))
+    rows: list[tuple[tuple[Part, ...], Any]] = [((), spec.context)]
+    while rows:
+        steps, value = rows.pop()
+        if has_generated_equality(value):
+            yield Lent(number, names, steps, None), value
+        rows += (((*steps, part), v) for part, v in parts_of(value))

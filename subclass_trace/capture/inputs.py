@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -102,7 +102,6 @@ class TracedInput:
     is_parameter: bool = False
     has_gradient: bool = False  # its .grad is a tensor
     real: Callable[[], Tensor | None] = lambda: None  # see `RealInput`
-    facts: Mapping[str, Any] = field(default_factory=dict)  # what a first run asked of it, and was told
     gradient_of: Tensor | None = None  # it is the .grad of that tensor
     inside: tuple[tuple[str, int], ...] = ()  # see `InputPlan`
 

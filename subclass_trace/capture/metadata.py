@@ -203,12 +203,9 @@ class MetadataReads:
     def _fact(self, number: int, name: str, row: TracedInput) -> Any:
         if (number, name) not in self._facts:
             real = row.real()
-            if name in row.facts:  # a trace that is made again (`again`)
-                self._facts[number, name] = row.facts[name]
-            elif real is None:
+            if real is None:
                 return ASIDE
-            else:
-                self._facts[number, name] = fact_of(real, name)
+            self._facts[number, name] = fact_of(real, name)
         return self._facts[number, name]
 
     def _storage(self, number: int, row: TracedInput | None, traced: Any) -> Any:

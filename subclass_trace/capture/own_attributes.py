@@ -21,7 +21,7 @@ from ..errors import UnsupportedError
 from ..subclass.arguments import attributes_inside
 from ..subclass.context import same_context
 from ..subclass.noting import Listener, Withheld, noting, noting_getattribute
-from ..subclass.paths import Path, owner_of
+from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec, WrapperSpec
 from .context_reads import ContextReads
@@ -64,10 +64,6 @@ class OwnAttributes:
             real = row.real()
             if real is not None and reads is not None:
                 self._look(number, row, row.traced, real, row.spec, (), reads)
-            for name, value in row.facts.items():  # a trace that is made again
-                owner, last = owner_of(row.traced, name[1:]) if name.startswith(".") else (None, "")
-                if owner is not None and hasattr(owner, last) and type(value) in SIMPLE:
-                    object.__setattr__(owner, last, value)
 
     def _look(
         self,

@@ -23,7 +23,6 @@ from ..plan import (
     Detached,
     MutationPlan,
     OutputPlan,
-    Reach,
     StatePlan,
     ValueAlias,
     ValueOutput,
@@ -41,7 +40,6 @@ from .escapes import check_escapes
 from .formulas import formulas
 from .functionalize import overlapping_views
 from .functions import CapturedFunctions
-from .gradient_order import arrivals, order_views
 from .graphs import finish_joint, read_by_backward
 from .inputs import Argument, DynamicDims, TracedInput, TracedInputs, trace_inputs
 from .late_code import LateState, late_module_hooks
@@ -57,7 +55,7 @@ from .recorder import Recorder
 from .run import Run, with_attributes
 from .session import Session
 from .sharing import Sharing
-from .tape import Tape, connected, independent, leaves_behind, reaches, saved_by_autograd, saves_out_of_sight
+from .tape import Tape, connected, independent, leaves_behind, saved_by_autograd, saves_out_of_sight
 from .tensors_of_contexts import TensorsOfContexts
 from .typed_errors import typed_errors
 from .versions import counted_once, leaf_versions_of, versions_of
@@ -115,7 +113,6 @@ class Captured:
     versions: tuple[tuple[int, int], ...]
     leaf_versions: tuple[tuple[int, int], ...]
     independent: tuple[tuple[int, ...], ...]
-    reach: Reach | None
     views: frozenset[int]
     result: Any
     assignments: tuple[StatePlan, ...]
@@ -226,7 +223,6 @@ class _Capture:
             )
             tensors = TensorsOfContexts(given, recorder)
             own = OwnAttributes(inputs, self.session.reads if self.session.watches_contexts else None)
-            self.session.assumptions = _torch.assumptions_of(self.session.shape_env)
             before = remember(inputs)
             run = self._call(call, inputs, own)
             recorder.write_assertions()
@@ -269,8 +265,6 @@ class _Capture:
             check_members(results, mutations, inputs, arguments)
             classifier = OutputClassifier(inputs, states, run.handed, mutations, recorder, results, sharing, self._emit)
             outputs = [classifier.classify(o) for o in results]
-            outputs = order_views(outputs, results, self.values, inputs, mutations)
-            self.arrivals = arrivals(outputs, results, self.values)
             aliases = sharing.aliases(self.values, contents, replaced, self._emit)
             outputs, detached = classifier.numbered(counted_once(outputs, self.values, mutations), len(self.values))
             if aliases or (torch.is_inference_mode_enabled() and any(map(_views_input, outputs))):
@@ -443,8 +437,7 @@ class _Capture:
             traced = [inputs.inputs[n].traced for n, _ in rows if n < len(inputs.inputs)]
             everyone: list[TracedInput | ClosedOverInput] = [*inputs.inputs, *closed]
             paths = [everyone[n].path for n, _ in rows]
-            late = [self.arrivals.get(k) for k in differentiable]
-            tape = Tape(self.session, live, edges, forward, boundary, written, tuple(served), traced, late, paths)
+            tape = Tape(self.session, live, edges, forward, boundary, written, tuple(served), traced, paths)
         return Captured(
             session=self.session,
             inputs=inputs.inputs,
@@ -469,7 +462,6 @@ class _Capture:
             versions=tuple(moved),
             leaf_versions=tuple(written_leaves),
             independent=groups,
-            reach=reaches(live, edges) if tape else None,
             result=run.tree,
             assignments=run.assignments,
             containers=run.containers,

@@ -55,8 +55,6 @@ class Session:
     watches_contexts = True
     #: may the function be captured again, with sizes as numbers? (Another tracer's symbols stay what they are.)
     may_run_again = True
-    #: what was assumed of symbols when the inputs were made, and nothing had run
-    assumptions: _torch.Assumptions | None = None
 
     def __init__(
         self,

@@ -56,7 +56,6 @@ from .outputs import (
     ViewSteps,
     views_in,
 )
-from .reach import Reach
 from .state import (
     AppendPlan,
     AssignmentPlan,
@@ -99,7 +98,6 @@ __all__ = [
     "Plan",
     "Primal",
     "RaggedOutput",
-    "Reach",
     "RemovalPlan",
     "Replay",
     "ReturnedContainer",
@@ -197,7 +195,6 @@ class Plan:
     ] = ()  # of each: the saved activations that it consists of, if it is saved
     independent: tuple[tuple[int, ...], ...] = ()  # groups of differentiable values: see `capture.tape.independent`
     rewritten: tuple[int, ...] = ()  # places in ``differentiated`` of inputs that the region gives another history
-    reach: Reach | None = None  # of ``differentiable`` values to ``differentiated`` inputs; None if all to all
     containers: tuple[ContainerRow, ...] = ()  # of which ``out_tree`` is ``(result, [new items])``
     unread: tuple[Unread, ...] = ()  # values of contexts that no guard compares, since the trace read none of them
     wholes: tuple[Wholes, ...] = ()  # what calls with other ones have to keep, where these are containers and the like

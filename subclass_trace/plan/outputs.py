@@ -181,7 +181,6 @@ class ViewOutput:
     ``one_of_several``: a member of ``split`` and the like, which autograd protects from in-place operations.
     ``before_grad``: made under autograd of an input that requires grad only afterwards.
     ``early``: made of an input as it comes in, before the region's change of its shape is delivered.
-    ``ahead``: made of an input before the region's autograd node: see `capture.gradient_order`.
     ``dangling``: its history leads to no input, but to a leaf of the region's own, which nobody sees.
     ``layouts``: the base is a wrapper whose shape the region changes after this view was made of it: its layout then, and
     its layout afterwards. It is laid out so again while the view is made.
@@ -199,7 +198,6 @@ class ViewOutput:
     one_of_several: bool = False
     starts_grad: bool = False
     early: bool = False
-    ahead: bool = False
     dangling: bool = False
     layouts: tuple[Spec, Spec] | None = None
     counted: int = 0

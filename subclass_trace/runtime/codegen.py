@@ -64,7 +64,6 @@ from .emit import (
 from .function import KeptHistory
 from .function_code import FunctionEmitter, needs_extra
 from .guards import HOOK_TABLES, Guards, ModuleGuard, failed_view
-from .parted import parted
 from .rebuild import detached, replay_view
 from .reference import Call, Program, base_value, finish, share_values
 from .source import Source
@@ -500,9 +499,6 @@ class _EntryEmitter:
         repeats = any(isinstance(v.replay, ViewCalls) for v in views_in(plan.outputs, plan.detached))
         if repeats:
             s.line("made = {}")
-        ahead = {k: f"w{k}" for k, o in enumerate(plan.outputs) if isinstance(o, ViewOutput) and o.ahead}
-        for k, name in ahead.items():
-            s.line(f"{name} = {self._view(plan.outputs[k], inputs, env, ())}")
         if plan.trains:
             values, sizes = self._train(inputs, env)
         else:
@@ -510,9 +506,8 @@ class _EntryEmitter:
         if not self.simple:
             s.bind("finish", finish)
             s.bind("Call", Call)
-            made = ", ".join(f"{k}: {name}" for k, name in ahead.items())
             state = f"[{', '.join(inputs)}], [{', '.join(leaves)}], {env if items else '{}'}, [{', '.join(sizes)}]"
-            call = f"Call({state}, {{{made}}}{', made' if repeats else ''})"
+            call = f"Call({state}, {', made=made' if repeats else ''})"
             s.line(f"results = finish({s.constant(plan, 'plan')}, {call}, [{', '.join(values)}], [{', '.join(flat)}])")
             self._return(None)
             return
@@ -526,7 +521,7 @@ class _EntryEmitter:
         delivery = Delivery(s, plan, inputs, leaves)
         delivery.write(values, grad=self.guards.ambient.grad)
         values = [*values, *self._detached(inputs, values, env)]
-        results = self._results(flat, inputs, values, sizes, env, ahead)
+        results = self._results(flat, inputs, values, sizes, env)
         if plan.assignments:
             names = [s.name("r") for _ in results]
             for name, result in zip(names, results, strict=True):
@@ -542,13 +537,10 @@ class _EntryEmitter:
         values: Sequence[str],
         sizes: Sequence[str],
         env: str,
-        ahead: Mapping[int, str],
     ) -> list[str]:
         results: list[str] = []
-        for k, o in enumerate(self.plan.outputs):
-            if k in ahead:
-                results.append(ahead[k])
-            elif isinstance(o, ConstantOutput):
+        for o in self.plan.outputs:
+            if isinstance(o, ConstantOutput):
                 results.append(self._constant(o.value))
             elif isinstance(o, InputOutput):
                 results.append(flat[o.position])
@@ -667,9 +659,6 @@ class _EntryEmitter:
             s.line(f"extra = [{env}, ({_tuple([inputs[i] for i in plan.kept_inputs])}), None]")
             args.insert(1, "extra")
         made = f"apply({', '.join(args)})"
-        if plan.reach is not None:
-            s.bind("parted", parted)
-            made = f"parted({s.constant(plan.reach, 'reach')}, {plan.differentiable}, ({_tuple(given)}), {made})"
         call = f"v = {made}"
         if self.guards.ambient.grad:
             s.line(call)

@@ -24,7 +24,6 @@ from ..subclass.flatten import flatten, leaves_of
 from ..subclass.protocol import is_traceable
 from .backward import Backwards, CompiledBackward
 from .batched import row_by_row
-from .parted import parted
 from .sizes import Env
 
 Tensor = torch.Tensor
@@ -62,7 +61,7 @@ def run_backward(
     if not create_graph:
         leaves = [leaf for r in rows if r is not None for leaf in r[0]]
         return entry.pass_on(entry.run(saved, leaves, entry.with_tangents(tangents, env)), tangents, inputs)
-    check(range(len(inputs)) if entry.reach is None else entry.reach.needed)
+    check(range(len(inputs)))
     grads = _with_history(entry, inputs, saved, tangents, env)
     return entry.pass_on(grads, tangents, inputs)
 
@@ -109,10 +108,9 @@ def _with_history(
     tangents: Sequence[Tensor | None],
     env: Env,
 ) -> Sequence[Tensor | None]:
-    """Gradients that can be differentiated. Each leads where eager's does: see Note [Nodes of a region] in `parted`."""
+    """Gradients that can be differentiated."""
     present = [(t, spec) for t, spec in zip(tangents, entry.tangents, strict=True) if t is not None]
     tracked = [*inputs, *(t for t, spec in present if spec.requires_grad)]  # type: ignore[union-attr]
-    needed = tracked if entry.reach is None else [tracked[k] for k in entry.reach.needed]
     around = [*inputs, *(t for t, _ in present)]
     leaves = [leaf for t, _ in present for leaf in leaves_of(t)]
     found = entry.run(saved, leaves, entry.with_tangents(tangents, env))
@@ -122,10 +120,8 @@ def _with_history(
     for k in views:  # a Function's own views cannot be written
         grads[k] = grads[k].detach()  # type: ignore[union-attr]
     made: Sequence[Any] = _torch.apply_function(
-        DifferentiableBackward, entry, env, kept, grads, tracked, around, *needed
+        DifferentiableBackward, entry, env, kept, grads, around, *tracked
     )
-    if entry.reach is not None and entry.differentiable:
-        made = parted(entry.reach, entry.differentiable, tracked, made)
     return [g.view_as(g) if k in views else g for k, g in enumerate(made)]
 
 
@@ -293,17 +289,15 @@ class DifferentiableBackward(torch.autograd.Function):
         env: Env,
         kept: dict[str, Any],
         grads: Sequence[Tensor | None],
-        tracked: Sequence[Tensor],
         around: Sequence[Tensor],
-        *needed: Tensor,
+        *tracked: Tensor,
     ) -> tuple[Any, ...]:
         """The gradients.
 
         Args:
             kept: what the next backward may read: saved values, and leaves of tangents, by their names.
-            tracked: what the gradients are differentiated for, the region's inputs and then tangents.
             around: all inputs and tangents.
-            needed: those of ``tracked`` that the gradients lead to, passed for their history alone.
+            tracked: what the gradients are differentiated for, the region's inputs and then tangents.
         """
         ctx.set_materialize_grads(False)
         ctx.entry, ctx.env, ctx.tracked = entry, env, tracked
@@ -325,12 +319,10 @@ class DifferentiableBackward(torch.autograd.Function):
         assert entry.next is not None
         tangents = [grads[k] for k in entry.differentiable]
         saved = {**ctx.numbers, **dict(zip(ctx.names, ctx.saved_tensors, strict=False))}
-        places = range(len(ctx.tracked)) if entry.reach is None else entry.reach.needed
-        leads = {k: ctx.tracked[k] for k in places}
+        leads = dict(enumerate(ctx.tracked))
         check = functools.partial(check_histories, ctx, leads, lambda k: "an input of the region, or a tangent")
         found = run_backward(entry.next, ctx.tracked, saved, tangents, ctx.env, check)
-        wanted = found if entry.reach is None else [found[k] for k in entry.reach.needed]
-        return (None, None, None, None, None, None, *wanted)
+        return (None, None, None, None, None, *found)
 
 
 def _wrappers_around(saved: Iterable[Tensor], given: Sequence[Tensor]) -> list[Tensor]:

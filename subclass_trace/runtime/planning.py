@@ -109,7 +109,6 @@ def make_plan(
         versions=captured.versions,
         leaf_versions=captured.leaf_versions,
         independent=captured.independent,
-        reach=captured.reach,
         watched_inputs=_watched(captured, inputs, saved),
         watched_results=tuple(watched),
         watched_names=tuple(watched.values()),

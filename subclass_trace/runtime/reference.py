@@ -40,7 +40,6 @@ from ..subclass.visit import rebuild
 from .backward import Backwards
 from .containers import owners_found
 from .function import Dangling, RegionFunction, RelatedView, with_kept_history
-from .parted import parted
 from .rebuild import bound_to, detached, of_inference, replay_view, share
 from .sizes import bind, evaluate, evaluator, read_unread
 from .writeback import deliver, laid_out, set_version, write_memory
@@ -53,14 +52,13 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 class Call:
     """The state of one call: inputs, their dense leaves, symbol values; sizes are filled in by the forward.
 
-    ``ahead`` holds the results that are made before it, by their numbers; ``made`` what several views have in common.
+    ``made``: what several views have in common.
     """
 
     inputs: list[Tensor]
     leaves: list[Tensor]
     env: dict[Any, int]
     sizes: list[Any] = field(default_factory=list)
-    ahead: dict[int, Tensor] = field(default_factory=dict)
     made: dict[ViewCall, Any] = field(default_factory=dict)
 
 
@@ -78,16 +76,11 @@ class Program:
         for m in self.plan.mutations:
             if m.starts_grad:
                 call.inputs[m.input].requires_grad_()
-        for k, o in enumerate(self.plan.outputs):
-            if isinstance(o, ViewOutput) and o.ahead:
-                call.ahead[k] = replay_view(o, call.inputs[o.base], call.env, (), call.made)
         if self.plan.trains:  # also under no_grad: the region may enable gradients itself
             differentiated = [call.inputs[i] for i in self.plan.differentiated]
             with torch.enable_grad():
                 leading = with_kept_history(differentiated, self.plan.rewritten)
                 values = list(_torch.apply_function(RegionFunction, self, call, *leading))
-                if self.plan.reach is not None:
-                    values = list(parted(self.plan.reach, self.plan.differentiable, differentiated, values))
         else:
             with torch.no_grad():
                 values, call.sizes, _ = self.run_forward(call)
@@ -170,7 +163,7 @@ def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]
         values[k].requires_grad_()
     for k in plan.dangling:
         let_dangle(values[k])
-    early = call.ahead | {
+    early = {
         k: replay_view(o, call.inputs[o.base], call.env)
         for k, o in enumerate(plan.outputs)
         if isinstance(o, ViewOutput) and o.early

@@ -236,7 +236,6 @@ def _first_backward(
         tangent_names=traced.tangents,
         passed=traced.passed,
         user_code=traced.user_code,
-        by_layout=traced.by_layout,
         dtensor=modes,
         graph=parts.second,
     )

@@ -268,22 +268,6 @@ def test_frozen_contexts_cost_nothing() -> None:
     assert not program.plan.lent
 
 
-def test_second_run_of_a_trace_that_was_dropped() -> None:
-    """The first one is let go; the run for another kind of tangent meets the contexts of its call."""
-    compiled = st.compile(lambda x: (x.sin(), x.exp()), retain_trace=False)
-    for scale in (1.0, 2.0):
-        found = []
-        for function in (lambda x: (x.sin(), x.exp()), compiled):
-            for number in (0, 1):
-                x = Scaled(torch.ones(3), Config()).requires_grad_()
-                y = function(x)[number]
-                x.c.scale = scale
-                y.backward(Scaled(torch.ones(3), Config()))
-                assert x.grad is not None
-                found.append(x.grad.a.tolist())
-        assert found[:2] == found[2:]
-
-
 CONFIGS = {"a": Config()}
 
 

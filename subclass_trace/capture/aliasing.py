@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import _torch
+from ..subclass.context import size_key
+from ..subclass.flatten import leaves_of
 
 
 class ByteRange(NamedTuple):
@@ -134,6 +136,36 @@ def repeats(t: torch.Tensor) -> bool:
         return False
     rows = zip(t.shape, t.stride(), strict=True)
     return any(_torch.surely(stride == 0) and _torch.maybe(size > 1) for size, stride in rows)
+
+
+def share_counter(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Do two tensors share a version counter? Nothing but moving it tells: it is moved and put back."""
+    if a.is_inference() or b.is_inference() or a._version != b._version:
+        return False
+    version = a._version
+    _torch.set_version(a, version + 1)
+    moved = bool(b._version == version + 1)
+    _torch.set_version(a, version)
+    return moved
+
+
+def laid_out_alike(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Are both of one class and laid out alike, in the same memory? No size becomes a fact of the trace by that."""
+    if type(first) is not type(second):
+        return False
+    one, two = leaves_of(first), leaves_of(second)
+    outer = first is one[0] or _numbers(first) == _numbers(second)
+    return outer and len(one) == len(two) and all(map(_in_one_place, one, two))
+
+
+def _in_one_place(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.dtype != b.dtype or not one_storage(a, b):
+        return False
+    return (a.is_conj(), a.is_neg()) == (b.is_conj(), b.is_neg()) and _numbers(a) == _numbers(b)
+
+
+def _numbers(t: torch.Tensor) -> list[Any]:
+    return [size_key(n) for n in (*t.shape, *t.stride(), t.storage_offset())]
 
 
 def storage_key(t: torch.Tensor) -> int:

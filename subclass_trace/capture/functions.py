@@ -21,7 +21,6 @@ from .clocks import ACTIVE as CLOCKS
 from .closed_over import StandIns
 from .composites import COMPOSITES
 from .copies import deep_copy, is_shallow_copy, shallow_copy
-from .counters import SharedCounters
 from .gradients import Gradients
 from .indexing import Indexing, IndexingInside, depends_on_data
 from .known import known_value
@@ -33,7 +32,7 @@ from .metadata import ASIDE, ASKING, MetadataReads
 from .perhaps_views import MAY_COPY
 from .recorder import Recorder
 from .user_code import asking_frame
-from .views import CHANGES, RESHAPES, lost_history
+from .views import RESHAPES, lost_history
 
 Tensor = torch.Tensor
 #: what a kernel in C++ says that knows no symbols
@@ -45,9 +44,9 @@ _POWERS = ("pow", "pow_", "__pow__", "__rpow__", "__ipow__", "float_power", "flo
 class CapturedFunctions(_torch.TorchFunctionMode):
     """Hands calls on; see the module's docstring."""
 
-    def __init__(self, recorder: Recorder, metadata: MetadataReads, counters: SharedCounters) -> None:
+    def __init__(self, recorder: Recorder, metadata: MetadataReads) -> None:
         super().__init__()
-        self.recorder, self.metadata, self.counters = recorder, metadata, counters
+        self.recorder, self.metadata = recorder, metadata
         self.views = recorder.views
         self.stand_ins = StandIns(recorder)
         self.gradients = Gradients(recorder, self.stand_ins, metadata)
@@ -100,7 +99,6 @@ class CapturedFunctions(_torch.TorchFunctionMode):
             args, kwargs = tuple(map(_tensor_of, args)), {k: _tensor_of(v) for k, v in kwargs.items()}
         if name in RESHAPES and args:
             self._refuse_view_of_leaf(args[0])
-            self.views.before_change(args[0])
         if self.views.reshaped and name != "__get__":
             self.check_histories((*args, *kwargs.values()))
         self.recorder.asks_for_numbers = name in _NUMBERS
@@ -108,10 +106,6 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         self.views.note(func, args, kwargs, out)
         if name in MAY_COPY and self.recorder.symbols.data_dependent:
             self.recorder.perhaps_views.note(self.recorder, name, args, out)
-        if name in CHANGES and args:
-            self.metadata.has_shape(args[0])
-        if self.counters:
-            self.counters.level()
         return self.stand_ins.back.get(id(out), out)
 
     def _register(self, func: Any, t: Tensor, hook: Any) -> Any:
@@ -225,7 +219,6 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         func(x, value)
         self.views.forget(x)
         recorder.alias(x, value)
-        self.metadata.has_shape(x)
         return None
 
 

@@ -29,7 +29,6 @@ from ..subclass.protocol import class_of_leaf, refuse
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, is_ragged, spec_leaves
 from ..subclass.visit import inner_values, rebuild
 from .aliasing import storage_key
-from .counters import Groups, counter_groups
 from .session import Dim, Session
 
 Tensor = torch.Tensor
@@ -115,7 +114,6 @@ class TracedInputs:
     originals: tuple[Tensor, ...]
     leaf_paths: tuple[Path, ...]
     sizes: tuple[Any, ...]  # SymInts that no dense leaf carries: graph inputs after the leaves
-    counters: Groups = ()  # inputs that share a version counter
 
     def forget(self) -> None:
         """From now on nothing leads to the tensors of the call."""
@@ -165,7 +163,6 @@ def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: Dynam
     reals = [a.value for a in arguments]
     with torch.no_grad(), _torch.no_modes():
         facts = [(isinstance(t, torch.nn.Parameter), has_gradient(t), RealInput(t)) for t in reals]
-        counters = counter_groups(reals)
     inputs = []
     for number, ((argument, _, own), spec) in enumerate(zip(rows, specs, strict=True)):
         # In inference mode too, a view of an input is as the input is.
@@ -177,7 +174,7 @@ def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: Dynam
         real = argument.value
         inputs.append(TracedInput(argument.path, spec, own, real.is_leaf, traced, edge, *facts[number]))
     inputs = [replace(row, inside=_join(row, real, inputs, reals)) for row, real in zip(inputs, reals, strict=True)]
-    return TracedInputs(tuple(inputs), values, tuple(originals), tuple(paths), tuple(extra), counters)
+    return TracedInputs(tuple(inputs), values, tuple(originals), tuple(paths), tuple(extra))
 
 
 def _join(

@@ -20,7 +20,6 @@ from .. import _torch
 from ..errors import NeedsEager, UnsupportedError
 from ..plan import (
     ContainerRow,
-    Detached,
     MutationPlan,
     OutputPlan,
     StatePlan,
@@ -35,7 +34,6 @@ from ..subclass.spec import Spec, WrapperSpec, sizes_in
 from .aliasing import alias_groups
 from .checkpoint import checkpoint_as_tags
 from .closed_over import ClosedOverInput, ClosedOverTensors, originals_of, restored_versions
-from .counters import Groups, SharedCounters
 from .escapes import check_escapes
 from .formulas import formulas
 from .functionalize import overlapping_views
@@ -55,10 +53,9 @@ from .recorder import Recorder
 from .run import Run, with_attributes
 from .session import Session
 from .sharing import Sharing
-from .tape import Tape, connected, independent, leaves_behind, saved_by_autograd, saves_out_of_sight
+from .tape import Tape, connected, leaves_behind, saved_by_autograd, saves_out_of_sight
 from .tensors_of_contexts import TensorsOfContexts
 from .typed_errors import typed_errors
-from .versions import counted_once, leaf_versions_of, versions_of
 
 Tensor = torch.Tensor
 
@@ -78,7 +75,7 @@ class Captured:
         size_primals: graph-input number -> SymInt, for inputs that are sizes.
         groups: overlapping leaves of which one is written.
         values: specs of the live tensors that the forward graph returns.
-        mutations, outputs, aliases, fresh_leaves, inference, dangling, detached, versions, leaf_versions, independent,
+        mutations, outputs, aliases, fresh_leaves, inference, dangling,
             unbacked: see `plan`.
         views: numbers of the values that are views when the region runs eagerly.
         differentiable: numbers of the values that get tangents.
@@ -87,7 +84,6 @@ class Captured:
         saved_by_autograd: names of graph nodes that eager autograd would keep.
         saves_out_of_sight: it keeps others as well, which cannot be asked for.
         metadata: what was asked of the inputs beside their values.
-        counters: inputs that share a version counter.
         apart: see `plan`.
     """
 
@@ -109,10 +105,6 @@ class Captured:
     fresh_leaves: tuple[int, ...]
     inference: tuple[tuple[int, tuple[bool, ...]], ...]
     dangling: tuple[int, ...]
-    detached: tuple[Detached, ...]
-    versions: tuple[tuple[int, int], ...]
-    leaf_versions: tuple[tuple[int, int], ...]
-    independent: tuple[tuple[int, ...], ...]
     views: frozenset[int]
     result: Any
     assignments: tuple[StatePlan, ...]
@@ -124,7 +116,6 @@ class Captured:
     saves_out_of_sight: bool
     grad_mode_after: bool | None
     metadata: MetadataReads
-    counters: Groups
     apart: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
 
     def kept(self, graph: fx.GraphModule) -> frozenset[str]:
@@ -249,7 +240,6 @@ class _Capture:
                 recorder,
                 arguments,
                 self._emit,
-                self.counters.borrowed,
                 partial(_leads_to, every),
                 reads.lending.in_place_of,
             )
@@ -266,7 +256,6 @@ class _Capture:
             classifier = OutputClassifier(inputs, states, run.handed, mutations, recorder, results, sharing, self._emit)
             outputs = [classifier.classify(o) for o in results]
             aliases = sharing.aliases(self.values, contents, replaced, self._emit)
-            outputs, detached = classifier.numbered(counted_once(outputs, self.values, mutations), len(self.values))
             if aliases or (torch.is_inference_mode_enabled() and any(map(_views_input, outputs))):
                 self.metadata.depends_on("is_inference", mine)
             odd = [k for k, a in enumerate(self.arguments) if a.value.is_inference()]  # a normal one has a version
@@ -285,8 +274,6 @@ class _Capture:
             boundary = next(iter(reversed(recorder.graph.nodes)), None)
             rows = self._edges(inputs, mutations)
             leaves = self._fresh_leaves(contents, results)
-            aliases, moved = versions_of(self.values, outputs, detached, aliases, sharing, recorder)
-            written_leaves = list(leaf_versions_of(flat, aliases, contents - _results(outputs), sharing, recorder))
         return self._finish(
             mine,
             closed.rows,
@@ -300,9 +287,6 @@ class _Capture:
             boundary,
             rows,
             leaves,
-            detached,
-            moved,
-            written_leaves,
             run,
             after if after != grad_mode else None,
         )
@@ -317,8 +301,7 @@ class _Capture:
         recorder.start_at(sys._getframe())
         try:
             self.metadata = MetadataReads(inputs, own.facts)
-            self.counters = SharedCounters([i.traced for i in inputs.inputs], inputs.counters)
-            functions = CapturedFunctions(recorder, self.metadata, self.counters)
+            functions = CapturedFunctions(recorder, self.metadata)
             self.stand_ins, self.gradients = functions.stand_ins, (gradients := functions.gradients)
             watching, asked = self.session.reads.watching(), self.metadata.watching()
             modules, numbers = formulas(), PythonNumbers(self.session, inputs)
@@ -400,9 +383,6 @@ class _Capture:
         boundary: fx.Node | None,
         rows: Sequence[tuple[int, Any]],
         fresh_leaves: Sequence[int],
-        detached: Sequence[Detached],
-        moved: Sequence[tuple[int, int]],
-        written_leaves: Sequence[tuple[int, int]],
         run: Run,
         grad_mode_after: bool | None,
     ) -> Captured:
@@ -415,14 +395,13 @@ class _Capture:
             if t.requires_grad and t.grad_fn is not None and (k not in mutated or k in tracked)
         ]
         live = [self.values[k] for k in differentiable]
-        self.metadata.check_shapes(inputs.inputs, [t.grad_fn for t in live])
         rows = connected(live, rows)
+        _check_shapes([*inputs.inputs, *closed], [n for n, _ in rows], mutations)
         edges = [e for _, e in rows]
         leaf_primals, size_primals = self._primals(inputs)
         originals = [*inputs.originals, *originals_of(recorder)]
         written = _written_groups(originals, leaf_primals, recorder, forward, inputs.leaf_paths)
         tape = None
-        groups: tuple[tuple[int, ...], ...] = ()
         saved: frozenset[str] = frozenset()
         out_of_sight = False
         self._check_leaves(leaves_behind(live, edges), inputs)
@@ -430,7 +409,6 @@ class _Capture:
             with self.session.modes():  # an output that its own node saves is unpacked by `detach`
                 by_node = saved_by_autograd(live, edges, recorder.sets_hooks)
             kept = [t for tensors in by_node.values() for t in tensors]
-            groups = independent(live, edges, by_node)
             served = {n: None for t in kept if recorder.knows(t) and isinstance(n := recorder.node_of(t), fx.Node)}
             saved = frozenset(n.name for n in served)
             out_of_sight = saves_out_of_sight(live, edges)
@@ -458,10 +436,6 @@ class _Capture:
             inference=tuple(_of_other_mode(self.values, mutated - _results(outputs), differentiable)),
             views=frozenset(k for k, t in enumerate(self.values) if t._is_view()),
             dangling=() if tape else tuple(differentiable),
-            detached=tuple(detached),
-            versions=tuple(moved),
-            leaf_versions=tuple(written_leaves),
-            independent=groups,
             result=run.tree,
             assignments=run.assignments,
             containers=run.containers,
@@ -472,7 +446,6 @@ class _Capture:
             saves_out_of_sight=out_of_sight,
             grad_mode_after=grad_mode_after,
             metadata=self.metadata,
-            counters=inputs.counters,
             apart=self.gradients.apart(),
         )
 
@@ -496,6 +469,26 @@ class _Capture:
         sizes = {count + k: s for k, s in enumerate(inputs.sizes)}
         closed = [c.primal for c in self.recorder.closed_over if c.primal is not None]
         return [*range(count), *closed], sizes
+
+
+def _check_shapes(inputs: Sequence[Any], numbers: Sequence[int], mutations: Sequence[MutationPlan]) -> None:
+    """Autograd takes the shape of a leaf when it is used first: in eager that may be after it was changed.
+
+    Args:
+        numbers: of the inputs that get gradients.
+
+    Raises:
+        UnsupportedError: the region differentiates what it computes of a leaf whose shape it changes in place.
+    """
+    for m in mutations:
+        if m.metadata is not None and m.input in numbers and getattr(inputs[m.input], "is_leaf", True):
+            raise UnsupportedError(
+                "the region differentiates what it computes of a leaf whose shape it changes in place",
+                path=inputs[m.input].path,
+                expected="the shape that gradients of it have",
+                got=f"the shape {tuple(m.metadata.size)}",  # type: ignore[union-attr]
+                fix="change the shape outside of the region, or out of place: y = x.t()",
+            )
 
 
 def _leads_to(values: Sequence[Tensor], leaf: Tensor) -> bool:

@@ -19,6 +19,7 @@ from .._torch import saved as _saved
 from ..errors import DataDependentError, NeedsEager, UnsupportedError
 from ..subclass.flatten import flatten, leaves_of, map_leaves
 from ..subclass.paths import Path
+from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec, spec_leaves
 from ..subclass.visit import rebuild
 from .changed_contexts import ChangedContexts
@@ -43,8 +44,7 @@ class TracedBackward:
 
     ``grads[k]`` is None where input k gets no gradient. ``next`` is the tape of the backward itself (only when traced
     with ``create_graph``), and ``differentiable`` tells which gradients are its outputs: those with a history of their own.
-    ``passed[k]``: gradient k is the very object that is ("tangent", number of the output), ("input", number among the
-    differentiated ones) or ("gradient", k), or None.
+    ``passed[k]``: gradient k is the very object that is ("tangent", number of the output) or ("gradient", k), or None.
     ``user_code``: what user code in it hangs on.
     """
 
@@ -103,15 +103,18 @@ class Tape:
                 specs.append(flatten(fresh if coerce is None else coerce())[1])
         return specs
 
-    def trace(self, tangents: Sequence[Spec | None], *, create_graph: bool = False) -> TracedBackward:
+    def trace(
+        self, tangents: Sequence[Spec | None], *, create_graph: bool = False, autocast: Sequence[Any] = ()
+    ) -> TracedBackward:
         """Trace the backward for these tangents (None: this output has none).
 
         With ``create_graph``, the tangents whose spec requires grad are inputs of the next tape, after the region's own.
+        ``autocast``: the state under which the engine runs the backward, see `_torch.autocast_state`.
         """
         recorder = self.session.recorder
         outs, values, names, edges, tracked = [], [], [], [], []
         numbers = PythonNumbers(self.session)
-        with self.session.modes(), numbers, torch.set_grad_enabled(create_graph), _torch.disable_autocast():
+        with self.session.modes(), numbers, torch.set_grad_enabled(create_graph), _torch.autocast_as(autocast):
             for out, spec in zip(self.outputs, tangents, strict=True):
                 if spec is None:
                     continue
@@ -138,13 +141,13 @@ class Tape:
             finally:
                 recorder.tag, recorder.outliving = "is_forward", frozenset()
             self._check_layouts(grads)
-            flat = [None if g is None else flatten(g) for g in grads]
+            flat = [None if g is None else flatten(self._own(g)) for g in grads]
             nodes = [recorder.node_of(leaf) for row in flat if row is not None for leaf in row[0]]
             late = kept_after(recorder.graph, start)
             joint = finish_joint(self.session, self.forward_nodes, nodes, self.boundary, self.groups, self.served, late)
         given = zip(_present(tangents), values, strict=True)
         untouched = {k: t for k, t in given if not any(map(recorder.was_written, leaves_of(t)))}
-        passed = _passed(grads, untouched, self.inputs)
+        passed = _passed(grads, untouched)
         live: tuple[int, ...] = ()
         if create_graph:  # what is passed on has a history of its own
             rows = zip(grads, passed, strict=True)
@@ -173,6 +176,13 @@ class Tape:
             passed,
             recorder.late.found(),
         )
+
+    def _own(self, grad: Tensor) -> Tensor:
+        """A gradient; of one that is an input itself, a wrapper of its own: a call would make two over the same leaves."""
+        if not is_traceable(grad) or not any(grad is x for x in self.inputs):
+            return grad
+        with torch.no_grad():
+            return map_leaves(torch.clone, grad)
 
     def _check_layouts(self, grads: Sequence[Tensor | None]) -> None:
         """Refuse sparse gradients, as `nn.Embedding` makes them: a graph has strided results."""
@@ -257,16 +267,13 @@ def _present(tangents: Sequence[Spec | None]) -> list[int]:
     return [k for k, t in enumerate(tangents) if t is not None]
 
 
-def _passed(
-    grads: Sequence[Tensor | None], tangents: Mapping[int, Tensor], inputs: Sequence[Tensor]
-) -> tuple[tuple[str, int] | None, ...]:
-    """Gradients that are a tangent or an input itself, or an earlier gradient.
+def _passed(grads: Sequence[Tensor | None], tangents: Mapping[int, Tensor]) -> tuple[tuple[str, int] | None, ...]:
+    """Gradients that are a tangent itself, or an earlier gradient.
 
     Autograd accumulates by reference what nobody else holds. Two objects made of the same leaves would end as two
     ``.grad`` in one memory.
     """
-    known = {id(t): ("input", k) for k, t in enumerate(inputs)}
-    known |= {id(t): ("tangent", k) for k, t in tangents.items()}
+    known = {id(t): ("tangent", k) for k, t in tangents.items()}
     rows = []
     for k, g in enumerate(grads):
         rows.append(None if g is None else known.get(id(g)))
@@ -315,31 +322,6 @@ def saved_by_autograd(outputs: Sequence[Tensor], edges: Sequence[Any], hooks: bo
     """
     rows = ((node, _saved_of(node, hooks)) for node in _nodes_behind(outputs, edges))
     return {node: [leaf for t in saved for leaf in leaves_of(t)] for node, saved in rows}
-
-
-def independent(
-    outputs: Sequence[Tensor], edges: Sequence[Any], saved: Mapping[Any, Sequence[Tensor]]
-) -> tuple[tuple[int, ...], ...]:
-    """Outputs in groups of which eager autograd can run the backwards one after the other, without retaining the graph.
-
-    Outputs are in one group if some node that holds tensors is behind both. No group where there is but one, or where
-    there are more than eight outputs (a look at all nodes for each). One without members for outputs behind which no node
-    holds anything, so that their backward can run again and again.
-    """
-    holding = {n for n, tensors in saved.items() if tensors or n.name().endswith("CopySlices")}
-    if not holding:
-        return ((),)
-    if not 1 < len(outputs) <= 8:
-        return ()
-    groups: list[tuple[tuple[int, ...], set[Any]]] = []
-    for k, out in enumerate(outputs):
-        behind = holding.intersection(_nodes_behind([out], edges))
-        members: tuple[int, ...] = (k,) if behind else ()
-        for group in [g for g in groups if g[1] & behind]:
-            groups.remove(group)
-            members, behind = (*group[0], *members), behind | group[1]
-        groups.append((members, behind))
-    return tuple(members for members, _ in groups) if len(groups) > 1 else ()
 
 
 def leaves_behind(outputs: Sequence[Tensor], edges: Sequence[Any]) -> list[Tensor]:

@@ -6,7 +6,7 @@ in place, or where a part of the way was made without gradients; then the calls 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,12 +15,7 @@ import torch
 from .. import _torch
 from ..errors import UnsupportedError
 from ..plan import StridedView, ViewStep, ViewSteps
-from ..subclass.context import snapshot
-from ..subclass.flatten import flatten
-from ..subclass.noting import unnoted
 from ..subclass.protocol import is_traceable
-from ..subclass.spec import Spec
-from ..subclass.visit import map_spec
 
 Tensor = torch.Tensor
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.memory_format, type(Ellipsis))
@@ -51,7 +46,6 @@ class ViewLog:
     def __init__(self) -> None:
         self._made: dict[int, _Made] = {}
         self._changes: dict[int, list[_Change]] = {}
-        self._layouts: dict[int, tuple[Tensor, list[Spec]]] = {}
         self._time = 0
 
     @property
@@ -72,16 +66,9 @@ class ViewLog:
                 if isinstance(value, Tensor):
                     self._note_view(func, args, kwargs, value, k)
 
-    def before_change(self, t: Tensor) -> None:
-        """The shape of ``t`` is about to be changed in place."""
-        if is_traceable(t):
-            with unnoted():
-                spec = map_spec(flatten(t)[1], lambda sizes: sizes, snapshot)
-            self._layouts.setdefault(id(t), (t, []))[1].append(spec)
-
-    def layouts(self, t: Tensor) -> Sequence[Spec]:
-        """The layouts that a wrapper had before each change of its shape, the last one first."""
-        return tuple(reversed(self._layouts.get(id(t), (t, []))[1]))
+    def was_reshaped(self, t: Tensor) -> bool:
+        """Was the shape of this tensor changed in place?"""
+        return id(t) in self._changes
 
     def _note_view(self, func: Any, args: Any, kwargs: Mapping[str, Any], out: Tensor, item: int | None) -> None:
         if id(out) in self._made or not (Tensor._is_view(out) or getattr(func, "__name__", "") in _SHARING):

@@ -53,7 +53,7 @@ class CompiledBackward:
         inputs: for each graph input ("saved", name), ("tangent", leaf number) or ("size", symbol).
         call: the boxed program.
         grads: spec of each gradient, in the order of the differentiated inputs.
-        passed: which gradients are the very object that is ("tangent", number), ("input", number) or ("gradient", number).
+        passed: which gradients are the very object that is ("tangent", number) or ("gradient", number).
         next: the backwards of this backward, when ``create_graph``; ``differentiable``: which gradients they are of.
     """
 
@@ -72,6 +72,7 @@ class CompiledBackward:
     )  # values that its trace read, but no guard compares
     objects: tuple[KeptObject | KeptClass, ...] = ()  # in contexts, with what its trace read of them
     user_code: Late = NO_LATE_CODE  # what user code in it hangs on
+    autocast: tuple[Any, ...] = ()  # the state of autocast that it was traced for, as in `Ambient`
     dtensor: _torch.DTensorModes | None = None  # what was active around DTensors while it was traced, if it met any
     graph: Any = None  # its graph module, or the `Half` that makes it; pasted into tapes of compiled autograd
 
@@ -85,7 +86,7 @@ class CompiledBackward:
 
     def serves(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> bool:
         """Is this the backward for these tangents?"""
-        if self.create_graph != create_graph or not self.holds(env):
+        if self.create_graph != create_graph or self.autocast != _torch.autocast_state() or not self.holds(env):
             return False
         if self.dtensor is not None and self.dtensor != _torch.dtensor_modes():
             return False
@@ -118,12 +119,10 @@ class CompiledBackward:
         """The numbers of a call, and what its gradients have of the tangents."""
         return {**env, **{mark: read_lent(mark, tangents) for mark in self.lent}} if self.lent else env
 
-    def pass_on(
-        self, grads: Sequence[Tensor | None], tangents: Sequence[Tensor | None], inputs: Sequence[Tensor]
-    ) -> list[Tensor | None]:
-        """The gradients, with the very tangents, inputs and earlier gradients in place of those that are such an object."""
+    def pass_on(self, grads: Sequence[Tensor | None], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The gradients, with the very tangents and earlier gradients in place of those that are such an object."""
         found = list(grads)
-        given = {"tangent": tangents, "input": inputs, "gradient": found}
+        given = {"tangent": tangents, "gradient": found}
         for k, source in enumerate(self.passed):
             if source is not None:
                 found[k] = given[source[0]][source[1]]
@@ -219,7 +218,7 @@ class Backwards:
         before = set(_torch.shape_conditions(shape_env, self.symbols))
         try:
             with tape.session.reads.at(env) as late:
-                traced = tape.trace(specs, create_graph=create_graph)
+                traced = tape.trace(specs, create_graph=create_graph, autocast=_torch.autocast_state())
             entry = self.build(traced, specs, create_graph)
             _torch.fix_rounded(shape_env, since=len(assumed.guards))
             conditions = tuple(c for c in _torch.shape_conditions(shape_env, self.symbols) if c not in before)
@@ -239,7 +238,8 @@ class Backwards:
         ):
             self.narrow(conditions)
         modes = tape.session.dtensor_modes()
-        return replace(entry, conditions=conditions, contexts=late.values, objects=late.objects, dtensor=modes)
+        rest = {"autocast": _torch.autocast_state(), "dtensor": modes}
+        return replace(entry, conditions=conditions, contexts=late.values, objects=late.objects, **rest)
 
     def _other_sizes(self, condition: Any, env: Env) -> TangentError:
         values = {str(s): env[s] for s in condition.free_symbols}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .. import _torch
-from ..plan import BasePrimal, LeafPrimal, MutationPlan, Plan, ValueOutput, views_in
+from ..plan import BasePrimal, LeafPrimal, MutationPlan, Plan, ValueOutput, ViewOutput
 from ..subclass.spec import LeafSpec, leaf_count
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -47,10 +47,10 @@ def _used_values(plan: Plan) -> set[int]:
     """Values that are there for more than one mutation's sake."""
     used: set[int | None] = {o.value for o in plan.outputs if isinstance(o, ValueOutput)}
     used |= {row.value for row in plan.aliases}
-    used |= {k for view in views_in(plan.outputs, plan.detached) for k in view.values}
+    used |= {o.base for o in plan.outputs if isinstance(o, ViewOutput) and not o.of_input}
     used |= {a.value for row in plan.aliases for a in row.leaves if a is not None}
     used |= {*plan.differentiable, *plan.fresh_leaves, *plan.dangling}
-    used |= {k for k, _ in plan.inference} | {k for k, _ in plan.versions}
+    used |= {k for k, _ in plan.inference}
     used |= {n for m in plan.mutations for n in m.memory.values()}
     several = [m.value for m in plan.mutations]
     return {k for k in used if k is not None} | {k for k in several if k is not None and several.count(k) > 1}

@@ -5,7 +5,6 @@ It is the oracle for the generated code (`codegen`), and what runs when a plan u
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +27,6 @@ from ..plan import (
     RaggedOutput,
     SameOutput,
     SizeOutput,
-    ViewCall,
     ViewOutput,
 )
 from ..subclass.components import read_lent, with_lent
@@ -39,10 +37,10 @@ from ..subclass.protocol import REAL
 from ..subclass.visit import rebuild
 from .backward import Backwards
 from .containers import owners_found
-from .function import Dangling, RegionFunction, RelatedView, with_kept_history
-from .rebuild import bound_to, detached, of_inference, replay_view, share
+from .function import Dangling, Protected, RegionFunction
+from .rebuild import of_inference, replay_view, share
 from .sizes import bind, evaluate, evaluator, read_unread
-from .writeback import deliver, laid_out, set_version, write_memory
+from .writeback import deliver, set_version, write_memory
 
 Tensor = torch.Tensor
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -52,14 +50,12 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 class Call:
     """The state of one call: inputs, their dense leaves, symbol values; sizes are filled in by the forward.
 
-    ``made``: what several views have in common.
     """
 
     inputs: list[Tensor]
     leaves: list[Tensor]
     env: dict[Any, int]
     sizes: list[Any] = field(default_factory=list)
-    made: dict[ViewCall, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,8 +75,7 @@ class Program:
         if self.plan.trains:  # also under no_grad: the region may enable gradients itself
             differentiated = [call.inputs[i] for i in self.plan.differentiated]
             with torch.enable_grad():
-                leading = with_kept_history(differentiated, self.plan.rewritten)
-                values = list(_torch.apply_function(RegionFunction, self, call, *leading))
+                values = list(_torch.apply_function(RegionFunction, self, call, *differentiated))
         else:
             with torch.no_grad():
                 values, call.sizes, _ = self.run_forward(call)
@@ -120,12 +115,8 @@ class Program:
         count = plan.forward_leaves
         if plan.unbacked:
             call.env = {**call.env, **{symbol: flat[count + k] for symbol, k in plan.unbacked}}
-        for k, version in plan.leaf_versions:
-            _torch.set_version(flat[k], version)
         parts, sizes = iter(flat[:count]), evaluator(call.env)
         values = [rebuild(spec, parts, sizes) for spec in plan.values]
-        for k, version in plan.versions:
-            _torch.set_version(values[k], version)
         share_values(plan, call, values, within=True)
         return values, flat[count : count + plan.size_outputs], flat[count + plan.size_outputs :]
 
@@ -178,10 +169,7 @@ def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]
         if m.input in old:
             deliver(m, plan.inputs[m.input], x, new, old[m.input], call.env)
         if version is not None:
-            set_version(x, version + m.version_bumps - m.moved - plan.bumps_by_results.get(m.input, 0))
-    for row in plan.detached:
-        base = (call.inputs if row.of_input else values)[row.base]
-        values.append(detached(row, base, call.env, values, call.made))
+            set_version(x, version + m.version_bumps - m.moved)
     results: list[Any] = []
     for k, o in enumerate(plan.outputs):
         if isinstance(o, SameOutput):
@@ -235,18 +223,13 @@ def make_output(
     assert not isinstance(o, SameOutput)
     if isinstance(o, ViewOutput):
         base = call.inputs[o.base] if o.of_input else values[o.base]
-        with contextlib.nullcontext() if o.layouts is None else laid_out(base, o.layouts, call.env):
-            value = replay_view(o, base, call.env, values, call.made) if early is None else early
-    elif o.view_of is None:
-        value = values[o.value]
+        value = replay_view(o, base, call.env) if early is None else early
     else:
-        base = call.inputs[o.view_of.base] if o.view_of.of_input else values[o.view_of.base]
-        replay = bound_to(o.view_of.replay, values, call.env, call.made)
-        value = _torch.apply_function(RelatedView, base, values[o.value], replay)
+        value = values[o.value]
+        if o.protected and value.requires_grad:
+            value = _torch.apply_function(Protected, value)
     if isinstance(o, ViewOutput) and o.starts_grad:
         value.requires_grad_()
-    if isinstance(o, ViewOutput) and o.dangling:
-        let_dangle(value)
     for name, attribute in o.attributes.items():
         owner, last = owner_of(value, name)
         setattr(owner, last, with_lent(attribute, call.env))

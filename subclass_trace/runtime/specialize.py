@@ -131,7 +131,7 @@ def build_program(
         copied=_copied(captured, traced.joint),
     )
     saved = saved_table(parts, _primal_paths(captured), _copied(captured, traced.joint))
-    plan = make_plan(captured, arguments, positions, through_base, parts.first, saved, captured.kept(traced.joint))
+    plan = make_plan(captured, arguments, positions, through_base, parts.first, saved)
     if verify.ENABLED:
         visible = traced.num_forward - traced.draws
         verify.verify_partition(parts, num_forward=visible, tangents=traced.tangents, written=_written(captured))
@@ -357,4 +357,4 @@ def alias_guard(captured: Captured, inputs: Sequence[Tensor]) -> tuple[Any, ...]
     for row, value in zip(captured.all_inputs, inputs, strict=True):
         table.update(zip(row.leaves, leaves_of(value), strict=True))
     pattern = alias_pattern(inputs, [table[k] for k in range(len(captured.leaf_primals))])
-    return pattern if captured.mutations or captured.metadata.storages or len(pattern) > 1 else None
+    return pattern if captured.mutations or len(pattern) > 1 else None

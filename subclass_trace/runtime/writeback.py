@@ -137,29 +137,6 @@ def _lay_out(x: Tensor, leaves: Sequence[Tensor], before: Spec, after: Spec, ski
 
 
 @contextlib.contextmanager
-def laid_out(x: Tensor, layouts: tuple[Spec, Spec], env: Env) -> Iterator[None]:
-    """Inside, ``x`` is laid out as the first says, instead of as the second says.
-
-    Version counters show none of it, but that a view which is made inside is older than the change of the layout: then
-    autograd does with its history what it does in eager.
-    """
-    then, now = (concrete(spec, env) for spec in layouts)
-    leaves, counts = leaves_of(x), not x.is_inference()
-    everything = (x, *(t for _, t in tensors_inside(x)))
-    with _same_versions(everything):
-        _lay_out(x, leaves, now, then)
-    if counts:
-        _torch.set_version(x, x._version - 1)
-    try:
-        yield
-    finally:
-        if counts:
-            _torch.set_version(x, x._version + 1)
-        with _same_versions(everything):
-            _lay_out(x, leaves, then, now)
-
-
-@contextlib.contextmanager
 def _same_versions(tensors: Sequence[Tensor]) -> Iterator[None]:
     """What is done inside does not move the version counters of these."""
     known = [(t, t._version) for t in tensors if not t.is_inference()]

@@ -15,7 +15,6 @@ import torch
 
 from .. import _torch
 from ..errors import UnsupportedError
-from .eager_errors import refuse_as_eager
 from .foreach import WITH_NUMBERS, with_numbers
 from .masks import INDEXED, has_bytes, with_booleans
 from .set_storage import SETS, record_set
@@ -26,7 +25,6 @@ aten = torch.ops.aten
 
 def _polygamma_in_place(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """Torch has no functional form of it."""
-    refuse_as_eager(func, args, kwargs)
     with recorder:
         return args[0].copy_(aten.polygamma.default(args[1], args[0]))
 

@@ -48,7 +48,7 @@ from .outputs import OutputClassifier, is_own_leaf, leaf_inside
 from .own_attributes import OwnAttributes
 from .places import groups_by_place, scattered_roots
 from .python_numbers import PythonNumbers, kept_as_numbers
-from .random_state import RandomState, UnknownGenerators
+from .random_state import RandomState
 from .recorder import Recorder
 from .run import Run, with_attributes
 from .session import Session
@@ -166,31 +166,10 @@ def capture(
         SubclassTraceError: a refusal, with the path or line it is about. The caller's tensors are unchanged.
     """
 
-    def attempt(known: Sequence[torch.Generator] | None, first: UnknownGenerators | None = None) -> Captured:
-        here = session or Session(dynamic=any_dynamic, decompositions=decompositions)
-        here.recorder.late = LateState() if late is None else late.anew()
-        random = RandomState(known, here.recorder, first)
-        return capture_in(here, call, arguments, lambda s: trace_inputs(s, arguments, dynamic), random)
-
-    if session is not None:
-        return attempt(None)
-    try:
-        return attempt(generators)
-    except UnknownGenerators as unknown:
-        return attempt((*generators, *unknown.met), unknown)
-
-
-def capture_in(
-    session: Session,
-    call: RunFunction,
-    arguments: Sequence[Argument],
-    make_inputs: Callable[[Session], TracedInputs],
-    random: RandomState | None = None,
-) -> Captured:
-    """`capture` in a session of the caller's, with traced inputs that the caller makes."""
-    random = random or RandomState(None, session.recorder)
-    with random.watching():
-        return _Capture(session, arguments).run(call, make_inputs)
+    here = session or Session(dynamic=any_dynamic, decompositions=decompositions)
+    here.recorder.late = LateState() if late is None else late.anew()
+    with RandomState(generators if session is None else None, here.recorder).watching():
+        return _Capture(here, arguments).run(call, lambda s: trace_inputs(s, arguments, dynamic))
 
 
 class _Capture:

@@ -91,7 +91,7 @@ def build_program(
         if verify.ENABLED:
             verify.verify_forward(forward, write_back=keep_input_mutations)
             verify.verify_plan(plan)
-        call, plan = forward_program(backend, backend.inference, half, plan)
+        call, plan = forward_program(backend, backend.inference, half, plan, arguments)
         plan = replace(plan, conditions=conditions_of(captured, plan.symbols))  # compiling may have added some
         return Program(plan, call, None), Graphs(None, half, None)
     guess: list[Spec] = []
@@ -138,7 +138,7 @@ def build_program(
         verify.verify_plan(plan)
         verify.verify_inputs(parts.forward, plan)
     _name_inputs(parts.first, captured)
-    call, plan = forward_program(backend, backend.forward, parts.first, plan)
+    call, plan = forward_program(backend, backend.forward, parts.first, plan, arguments)
     compile_backward = backward_compiler(backend, parts.packed)
     compiled = compile_half(backend, backend.backward, parts.second, is_backward=True)
     first = _first_backward(parts, traced, guess, compiled, captured.session.dtensor_modes())
@@ -195,7 +195,7 @@ def _without_backward(
     parts = save_all(forward, wanted, _written(captured))
     saved = saved_table(parts, _primal_paths(captured))
     plan = make_plan(captured, arguments, positions, through_base, parts.first, saved)
-    call, plan = forward_program(backend, backend.forward, parts.first, plan)
+    call, plan = forward_program(backend, backend.forward, parts.first, plan, arguments)
     plan = replace(plan, conditions=conditions_of(captured, plan.symbols))  # compiling may have added some
     compile_backward = backward_compiler(backend)
     known = number_symbols(plan.symbols)

@@ -87,7 +87,7 @@ def _copy_leaves(plan: MutationPlan, x: Tensor, old: Sequence[Tensor], fresh: Se
     """Copy what was written. Below a wrapper's dispatch, torch does not ask whether an inner tensor is an inference tensor."""
     for k in plan.leaves:
         if k in plan.in_program and (torch.is_inference_mode_enabled() or not old[k].is_inference()):
-            continue  # see `delivered.for_inference_too`
+            continue
         inference = old[k].is_inference()
         version = None if plan.leaf_bumps is None or inference else old[k]._version
         below = k in plan.below and inference and not x.is_inference()

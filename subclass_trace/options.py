@@ -29,9 +29,6 @@ class Options:
         decompositions: operation -> function, applied while capturing, before those of the back end. An operation is
             an overload (``torch.ops.aten.gelu.default``), or a packet (``torch.ops.aten.gelu``) for all its overloads.
         keep_inference_input_mutations: without a backward, in-place changes of inputs stay in the graph as ``copy_``.
-        retain_trace: keep the fake autograd graph of each specialization, from which backwards for other tangents are
-            traced. False drops it once the specialization is made; such a backward then runs the function again on
-            fakes (Python side effects happen again). Under ``torch.compile`` the graph stays.
         max_specializations: more of them raise a GuardError that says which guard kept failing.
     """
 
@@ -44,7 +41,6 @@ class Options:
     activation_memory_budget: float | int | None = None
     decompositions: dict[Any, Callable[..., Any]] = field(default_factory=dict)
     keep_inference_input_mutations: bool = False
-    retain_trace: bool = True
     max_specializations: int = 64
 
     def __post_init__(self) -> None:
@@ -58,7 +54,7 @@ class Options:
 
         resolve_backend(self.backend, fw_compiler=self.fw_compiler, bw_compiler=self.bw_compiler)
         resolve_partitioner(self.partitioner, self.activation_memory_budget)
-        for name in ("dynamic", "automatic_dynamic", "keep_inference_input_mutations", "retain_trace"):
+        for name in ("dynamic", "automatic_dynamic", "keep_inference_input_mutations"):
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise OptionError(f"{name} is neither True nor False", expected="a bool", got=repr(value))

@@ -127,6 +127,7 @@ from .modes import SCALER_START as SCALER_START
 from .modes import DispatchLog as DispatchLog
 from .modes import DispatchMode as DispatchMode
 from .modes import any_autocast as any_autocast
+from .modes import autocast_as as autocast_as
 from .modes import autocast_state as autocast_state
 from .modes import books_kept as books_kept
 from .modes import default_device as default_device
@@ -215,9 +216,6 @@ from .symbols import sympy_to_nodes as sympy_to_nodes
 from .symbols import unbacked_bindings as unbacked_bindings
 from .symbols import unbound_symbols_set_aside as unbound_symbols_set_aside
 from .this_thread import replaced_here as replaced_here
-from .view_calls import answered as answered
-from .view_calls import calls_seen as calls_seen
-from .view_calls import node_gives_several as node_gives_several
 from .wrappers import WRAPPER_CONSTRUCTOR as WRAPPER_CONSTRUCTOR
 from .wrappers import build_wrapper as build_wrapper
 from .wrappers import context_shortcut as context_shortcut

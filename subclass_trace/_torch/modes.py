@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -137,6 +137,16 @@ def autocast_state() -> tuple[Any, ...]:
         return ()
     devices = [d for d in ("cpu", "cuda", "xpu", "mps") if torch.is_autocast_enabled(d)]
     return (*[(d, torch.get_autocast_dtype(d)) for d in devices], torch.is_autocast_cache_enabled())
+
+
+@contextlib.contextmanager
+def autocast_as(state: Sequence[Any]) -> Iterator[None]:
+    """Inside, autocast is as `autocast_state` has told."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(disable_autocast())
+        for device, dtype in state[:-1]:
+            stack.enter_context(torch.autocast(device, dtype, cache_enabled=state[-1]))
+        yield
 
 
 def jit_tracing() -> bool:

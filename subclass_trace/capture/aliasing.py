@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import _torch
+from ..errors import AliasingError
+from ..subclass.context import size_key
+from ..subclass.flatten import leaves_of
 
 
 class ByteRange(NamedTuple):
@@ -44,20 +47,6 @@ def byte_range(t: torch.Tensor) -> ByteRange:
     return ByteRange(start * width, stop * width)
 
 
-def partly_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Do two tensors share memory without being laid out alike? As torch's kernels see it: False where it is hard to say."""
-    if a.layout is not torch.strided or b.layout is not torch.strided or _torch.storage_ref(a) != _torch.storage_ref(b):
-        return False
-    if not all(type(n) is int for t in (a, b) for n in (*t.shape, *t.stride(), t.storage_offset())):
-        return False
-    if not (a.numel() and b.numel() and _torch.is_dense(a) and _torch.is_dense(b)):
-        return False
-    mine, theirs = byte_range(a), byte_range(b)
-    if mine == theirs:
-        return a.stride() != b.stride()
-    return mine.overlaps(theirs)
-
-
 def same_place(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Do two tensors show the very same elements in the same order, as elements of one type?"""
     if a is b:
@@ -78,9 +67,65 @@ def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     """May an element of one lie in an element of the other?"""
     if not one_storage(a, b) or not byte_range(a).overlaps(byte_range(b)):
         return False
-    places = [Place(tuple(t.shape), t.stride(), t.storage_offset()) for t in (a, b)]
-    known = all(type(n) is int for p in places for n in (*p.shape, *p.stride, p.offset))
-    return a.dtype != b.dtype or not known or not boxes_apart(*places)
+    numbers = [[_hint(n) for n in (*t.shape, *t.stride(), t.storage_offset())] for t in (a, b)]
+    if a.dtype != b.dtype or any(n is None for row in numbers for n in row):
+        return True
+    places = [Place(tuple(r[: t.dim()]), tuple(r[t.dim() : -1]), r[-1]) for r, t in zip(numbers, (a, b), strict=True)]
+    return not boxes_apart(*places)
+
+
+def _hint(n: Any) -> int | None:
+    """A number of this trace; None where it depends on the values inside a tensor."""
+    return n if type(n) is int else n.node.hint if _torch.is_known(n) else None
+
+
+#: Sums of products, whose kernels (of other libraries) read what they have written, or do not, by size and processor.
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "matmul", "linalg_matmul")
+
+
+#: they read the one element that they write everywhere before they write
+_OF_ONE = ("fill", "masked_fill", "index_put")
+
+
+def refuse_overlap(func: Any, args: Sequence[Any], kwargs: dict[str, Any], line: Callable[[], str | None]) -> None:
+    """Refuse an operation that writes to memory which it reads in other places, or to one element several times.
+
+    Fake kernels never look, real ones refuse it or depend on the order of reads and writes; a graph reads everything first.
+
+    Raises:
+        AliasingError: it does.
+    """
+    if func.namespace != "aten" or torch.Tag.inplace_view in func.tags:
+        return
+    name = func._schema.name.removeprefix("aten::").removesuffix("_")
+    written, others = [], []
+    for argument, value in [*zip(func._schema.arguments, args, strict=False), *_by_name(func, kwargs)]:
+        writes = argument.alias_info is not None and argument.alias_info.is_write
+        values = value if isinstance(value, (list, tuple)) else (value,)
+        (written if writes else others).extend(v for v in values if isinstance(v, torch.Tensor))
+    for k, w in enumerate(written):
+        for t in (*written[:k], *others):
+            if name in _OF_ONE and _torch.surely(t.numel() == 1):
+                continue
+            if may_overlap(w, t) and (name in _PRODUCTS if same_place(w, t) else not name.startswith("_foreach")):
+                raise _overlap(func, line(), [w, t])
+        if repeats(w) and name not in ("zero", "fill"):
+            raise _overlap(func, line(), [w])
+
+
+def _by_name(func: Any, kwargs: dict[str, Any]) -> list[tuple[Any, Any]]:
+    return [(a, kwargs[a.name]) for a in func._schema.arguments if a.name in kwargs]
+
+
+def _overlap(func: Any, line: str | None, tensors: Sequence[torch.Tensor]) -> AliasingError:
+    return AliasingError(
+        f"{_torch.op_name(func)} writes to memory that it reads in another place, or to one element several times: the result "
+        "depends on the order of reads and writes",
+        path=line,
+        expected="arguments that share no memory with the tensor that is written",
+        got="in one memory: shapes " + ", ".join(str([*t.shape]) for t in tensors),
+        fix="clone the other argument before the operation",
+    )
 
 
 class Place(NamedTuple):
@@ -134,6 +179,36 @@ def repeats(t: torch.Tensor) -> bool:
         return False
     rows = zip(t.shape, t.stride(), strict=True)
     return any(_torch.surely(stride == 0) and _torch.maybe(size > 1) for size, stride in rows)
+
+
+def share_counter(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Do two tensors share a version counter? Nothing but moving it tells: it is moved and put back."""
+    if a.is_inference() or b.is_inference() or a._version != b._version:
+        return False
+    version = a._version
+    _torch.set_version(a, version + 1)
+    moved = bool(b._version == version + 1)
+    _torch.set_version(a, version)
+    return moved
+
+
+def laid_out_alike(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Are both of one class and laid out alike, in the same memory? No size becomes a fact of the trace by that."""
+    if type(first) is not type(second):
+        return False
+    one, two = leaves_of(first), leaves_of(second)
+    outer = first is one[0] or _numbers(first) == _numbers(second)
+    return outer and len(one) == len(two) and all(map(_in_one_place, one, two))
+
+
+def _in_one_place(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.dtype != b.dtype or not one_storage(a, b):
+        return False
+    return (a.is_conj(), a.is_neg()) == (b.is_conj(), b.is_neg()) and _numbers(a) == _numbers(b)
+
+
+def _numbers(t: torch.Tensor) -> list[Any]:
+    return [size_key(n) for n in (*t.shape, *t.stride(), t.storage_offset())]
 
 
 def storage_key(t: torch.Tensor) -> int:

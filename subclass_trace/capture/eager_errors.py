@@ -1,18 +1,12 @@
-"""What eager mode refuses, refused alike: the real kernel is asked, on zeros of the same metadata.
+"""What eager mode refuses, refused alike: where a fake kernel has refused, the real one is asked, on zeros.
 
-Fake kernels accept calls that the real ones refuse (``x.mul_(1j)`` of a real ``x``, ``x.eq_(y)`` of a larger ``y``), and
-the functional form of such a call gives a result that is cast or cut to fit. They also refuse with errors of other
-classes, in other words. The real kernel says it as eager says it, and on a few zeros it takes microseconds:
-
-    before an operation in place runs (once for calls of one kind): `refuse_as_eager`
-    after a fake kernel has refused: `error_of_eager`
+Fake kernels refuse with errors of other classes, in other words. The real kernel says it as eager says it, and on a few
+zeros it takes microseconds.
 """
 
 from __future__ import annotations
 
-import contextlib
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,45 +15,15 @@ from .. import _torch
 from ..errors import SubclassTraceError, UnsupportedError
 
 Tensor = torch.Tensor
-aten = torch.ops.aten
 #: what a fake kernel raises where it knows the answer; not where it would need values, or does not exist
 REFUSALS = (RuntimeError, AssertionError, ValueError, IndexError, TypeError)
 #: memory that the zeros for one argument may take, in bytes
 _MOST = 1 << 24
-#: sizes up to here stay as they are where only their order matters
-_SMALL = 8
-#: parts of errors that come of the zeros
-_OF_VALUES = ("ZeroDivision", "out of bounds", "out of range", "singular")
-#: these take every dtype, and their fake kernels compare the shapes
-_NEVER = frozenset({aten.copy_.default, aten.zero_.default})
-#: kinds of calls that were asked about, and are right
-_FINE: set[Any] = set()
 _SYMBOLIC: dict[type, Any] = {torch.SymFloat: 1.5, torch.SymBool: True}
 
 
-class Unknown(Exception):
+class _Unknown(Exception):
     """No tensor of zeros can stand for an argument."""
-
-
-def refuse_as_eager(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Raise what eager raises for an operation that writes to its arguments, where dtypes and shapes decide it."""
-    if func.namespace != "aten" or func in _NEVER or torch.Tag.nondeterministic_seeded in func.tags:
-        return
-    if torch.Tag.inplace_view in func.tags:
-        return
-    if torch.Tag.pointwise not in func.tags and has_out(func):
-        return  # the fake kernels look at dtypes; and a few of the real ones look at values
-    kind = _plain_kind(func, args, kwargs)
-    if kind in _FINE:
-        return
-    try:
-        found = _ask(func, _distinct_steps(func, args), kwargs, smaller_sizes((*args, *kwargs.values())))
-    except Unknown:
-        return
-    if found is not None and not any(text in str(found) for text in _OF_VALUES):
-        raise error_of_eager(func, args, kwargs, found, None) from None
-    if found is None and kind is not None:
-        _FINE.add(kind)
 
 
 def error_of_eager(
@@ -70,14 +34,16 @@ def error_of_eager(
     Where the real one raises nothing, the fake one is wrong: then an `UnsupportedError`.
     """
     known = (SubclassTraceError, _torch.NO_FAKE_KERNEL, *_torch.DATA_DEPENDENT_ERRORS)
-    if isinstance(error, known) or func.namespace != "aten" or _draws_unseen(func):
+    draws = torch.Tag.nondeterministic_seeded in func.tags
+    if isinstance(error, known) or func.namespace != "aten" or draws or depends_on_mask(func, args):
         return error
     try:
-        found = _ask(func, args, kwargs, None)
-    except Unknown:
+        with _torch.no_modes(), torch.no_grad():
+            func(*map(_real, args), **{k: _real(v) for k, v in kwargs.items()})
+    except _Unknown:
         return error
-    if found is not None:
-        return found
+    except Exception as found:
+        return found.with_traceback(None)
     given = [t for t in tensors_in((*args, *kwargs.values())) if not _torch.is_fake(t)]
     if given:  # torch's error may not say which of them it does not take
         return UnsupportedError(
@@ -96,46 +62,15 @@ def error_of_eager(
     )
 
 
-def _draws_unseen(func: Any) -> bool:
-    """Does it draw random numbers, without a generator among its arguments?"""
-    draws = torch.Tag.nondeterministic_seeded in func.tags
-    return draws and not any(a.name == "generator" for a in func._schema.arguments)
-
-
-def _plain_kind(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """What tells calls apart whose tensors have one floating point dtype and (in each step) one shape; else None.
-
-    Most calls are such, and all calls of a kind are refused or accepted alike.
-    """
-    values = (*args, *kwargs.values())
-    kinds = {(t.dtype, t.device) for t in tensors_in(values)}
-    if len(kinds) != 1 or not all(dtype.is_floating_point for dtype, _ in kinds):
-        return None
-    lists = [a for a in values if isinstance(a, (list, tuple)) and a and isinstance(a[0], Tensor)]
-    try:
-        shapes = {t.shape for t in values if isinstance(t, Tensor)}
-        alike = len(shapes) <= (0 if lists else 1) and all(
-            len({t.shape for t in step}) == 1 for step in zip(*lists, strict=False)
-        )
-    except TypeError:  # a symbolic size has no hash
-        return None
-    if not alike:
-        return None
-    return func, *kinds, *[frozenset(map(type, _items(a))) for a in values], *kwargs
-
-
-def _items(a: Any) -> Sequence[Any]:
-    return a if isinstance(a, (list, tuple)) else (a,)
-
-
 def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
     """The tensors among the arguments of an operation, and in lists of these."""
     for value in values:
-        for t in _items(value):
+        for t in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(t, Tensor):
                 yield t
 
 
+<<<<<<< HEAD
 def _distinct_steps(func: Any, args: Sequence[Any]) -> Sequence[Any]:
     """A list operation with one step of each kind: lists of parameters are long, and alike."""
     if not func._schema.name.startswith("aten::_foreach") or not args:
@@ -226,22 +161,38 @@ def _said_once(func: Any) -> Iterator[None]:
         yield
 
 
+=======
+>>>>>>> cut-autograd
 def has_out(func: Any) -> bool:
     """Is its result written to an argument (``out=``)?"""
     return any(a.is_out for a in func._schema.arguments)
 
 
-def _zeros(t: Tensor, smaller: Callable[[int], int] | None) -> Tensor:
+def _real(a: Any) -> Any:
+    if isinstance(a, Tensor):
+        return _zeros(a)
+    if isinstance(a, (list, tuple)):
+        return [_real(b) for b in a]
+    return _number(a) if isinstance(a, torch.SymInt) else _SYMBOLIC.get(type(a), a)
+
+
+def _number(n: Any) -> int:
+    """The value of a size in the traced call."""
+    if isinstance(n, torch.SymInt):
+        if _torch.is_nested(n) or _torch.is_data_dependent(n):
+            raise _Unknown
+        return int(n.node.hint)
+    return int(n)
+
+
+def _zeros(t: Tensor) -> Tensor:
     if t.layout is not torch.strided or t.is_quantized or t.is_nested:
-        raise Unknown
-    size = [number(n) for n in t.shape]
+        raise _Unknown
+    size, stride = [_number(n) for n in t.shape], [_number(n) for n in t.stride()]
+    reach = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if 0 not in size else 0
+    if reach * t.element_size() > _MOST:
+        raise _Unknown
     try:
-        if smaller is not None:
-            return torch.zeros(list(map(smaller, size)), dtype=t.dtype, device=t.device)
-        stride = [number(n) for n in t.stride()]
-        reach = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if 0 not in size else 0
-        if reach * t.element_size() > _MOST:
-            raise Unknown
         return torch.zeros(reach, dtype=t.dtype, device=t.device).as_strided(size, stride)
     except RuntimeError as error:  # no such device here, or no such numbers
-        raise Unknown from error
+        raise _Unknown from error

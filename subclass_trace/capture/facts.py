@@ -41,15 +41,12 @@ ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "no such attribute"})
 _FACTS: Mapping[str, Callable[[Tensor], Any]] = {
     "gradient hooks": _torch.gradient_hooks,
     "accumulation hooks": _torch.accumulation_hooks,
-    "grad_fn": lambda t: None if t.grad_fn is None else (type(t.grad_fn).__name__, t.grad_fn.name()),
     "_is_view": lambda t: t._is_view(),
     "gradient by its base": lambda t: t._base is not None and t._base.requires_grad,
     "is_inference": lambda t: t.is_inference(),
     "is_shared": lambda t: t.is_shared(),  # type: ignore[no-untyped-call]
     "output_nr": lambda t: t.output_nr,
     "retains_grad": lambda t: t.retains_grad,
-    "untyped_storage": lambda t: t.untyped_storage().nbytes() if t.layout is torch.strided else None,
-    "storage_offset": lambda t: t.storage_offset() if t.layout is torch.strided else None,
 }
 #: what an attribute may hold to be compared
 SIMPLE = (bool, int, float, complex, str, bytes, type(None))

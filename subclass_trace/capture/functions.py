@@ -19,8 +19,11 @@ from ..subclass.flatten import leaves_of
 from ..subclass.protocol import is_traceable
 from .closed_over import StandIns
 from .copies import deep_copy, is_shallow_copy, shallow_copy
+<<<<<<< HEAD
 from .counters import SharedCounters
 from .diagnostics import MEMORY, TEXTS, refuse_memory, refuse_text
+=======
+>>>>>>> cut-autograd
 from .gradients import Gradients
 from .indexing import PlacesInside, depends_on_data, with_places
 from .known import known_value
@@ -30,7 +33,7 @@ from .library_functions import FUNCTIONS
 from .metadata import ASIDE, ASKING, MetadataReads
 from .recorder import Recorder
 from .user_code import asking_frame
-from .views import CHANGES, RESHAPES, lost_history
+from .views import RESHAPES, lost_history
 
 Tensor = torch.Tensor
 _NUMBERS = ("item", "tolist", "allclose", "equal", "is_nonzero")
@@ -40,9 +43,9 @@ _POWERS = ("pow", "pow_", "__pow__", "__rpow__", "__ipow__", "float_power", "flo
 class CapturedFunctions(_torch.TorchFunctionMode):
     """Hands calls on; see the module's docstring."""
 
-    def __init__(self, recorder: Recorder, metadata: MetadataReads, counters: SharedCounters) -> None:
+    def __init__(self, recorder: Recorder, metadata: MetadataReads) -> None:
         super().__init__()
-        self.recorder, self.metadata, self.counters = recorder, metadata, counters
+        self.recorder, self.metadata = recorder, metadata
         self.views = recorder.views
         self.stand_ins = StandIns(recorder)
         self.gradients = Gradients(recorder, self.stand_ins, metadata)
@@ -93,12 +96,12 @@ class CapturedFunctions(_torch.TorchFunctionMode):
             args, kwargs = tuple(map(_tensor_of, args)), {k: _tensor_of(v) for k, v in kwargs.items()}
         if name in RESHAPES and args:
             self._refuse_view_of_leaf(args[0])
-            self.views.before_change(args[0])
         if self.views.reshaped and name != "__get__":
             self.check_histories((*args, *kwargs.values()))
         self.recorder.asks_for_numbers = name in _NUMBERS
         out = self._call(func, args, kwargs)
         self.views.note(func, args, kwargs, out)
+<<<<<<< HEAD
         if name in _MAY_COPY and args and self.recorder.symbols.data_dependent:
             self.recorder.note_copy(args[0], out)
         if name in CHANGES and args:
@@ -106,6 +109,11 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         if self.counters:
             self.counters.level()
         return _as_numbers(self.stand_ins.back.get(id(out), out))
+=======
+        if name in MAY_COPY and self.recorder.symbols.data_dependent:
+            self.recorder.perhaps_views.note(self.recorder, name, args, out)
+        return self.stand_ins.back.get(id(out), out)
+>>>>>>> cut-autograd
 
     def _register(self, func: Any, t: Tensor, hook: Any) -> Any:
         """A hook on a tensor: one from outside keeps it, as in eager."""
@@ -205,7 +213,6 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         func(x, value)
         self.views.forget(x)
         recorder.alias(x, value)
-        self.metadata.has_shape(x)
         return None
 
 

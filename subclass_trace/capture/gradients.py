@@ -263,7 +263,6 @@ class Gradients:
         Raises:
             UnsupportedError: that leads to another tensor whose gradient is wanted.
         """
-        self.metadata.check_shapes(self.metadata.rows(), map(_node_of, roots))
         outside = self._from_outside()
         wanted = [outside[n] for x in inputs if (n := _node_of(x)) in outside]
         behind = set(nodes_behind(map(_node_of, roots), [])) if wanted and len(outside) > 1 else ()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -29,7 +29,6 @@ from ..subclass.protocol import class_of_leaf, refuse
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, is_ragged, spec_leaves
 from ..subclass.visit import inner_values, rebuild
 from .aliasing import storage_key
-from .counters import Groups, counter_groups
 from .session import Dim, Session
 
 Tensor = torch.Tensor
@@ -102,7 +101,6 @@ class TracedInput:
     is_parameter: bool = False
     has_gradient: bool = False  # its .grad is a tensor
     real: Callable[[], Tensor | None] = lambda: None  # see `RealInput`
-    facts: Mapping[str, Any] = field(default_factory=dict)  # what a first run asked of it, and was told
     gradient_of: Tensor | None = None  # it is the .grad of that tensor
     inside: tuple[tuple[str, int], ...] = ()  # see `InputPlan`
 
@@ -116,7 +114,6 @@ class TracedInputs:
     originals: tuple[Tensor, ...]
     leaf_paths: tuple[Path, ...]
     sizes: tuple[Any, ...]  # SymInts that no dense leaf carries: graph inputs after the leaves
-    counters: Groups = ()  # inputs that share a version counter
 
     def forget(self) -> None:
         """From now on nothing leads to the tensors of the call."""
@@ -163,7 +160,6 @@ def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: Dynam
     reals = [a.value for a in arguments]
     with torch.no_grad(), _torch.no_modes():
         facts = [(isinstance(t, torch.nn.Parameter), has_gradient(t), RealInput(t)) for t in reals]
-        counters = counter_groups(reals)
     inputs = []
     for number, ((argument, _, own), spec) in enumerate(zip(rows, specs, strict=True)):
         # In inference mode too, a view of an input is as the input is.
@@ -175,7 +171,7 @@ def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: Dynam
         real = argument.value
         inputs.append(TracedInput(argument.path, spec, own, real.is_leaf, traced, edge, *facts[number]))
     inputs = [replace(row, inside=_join(row, real, inputs, reals)) for row, real in zip(inputs, reals, strict=True)]
-    return TracedInputs(tuple(inputs), values, tuple(originals), tuple(paths), tuple(extra), counters)
+    return TracedInputs(tuple(inputs), values, tuple(originals), tuple(paths), tuple(extra))
 
 
 def _join(

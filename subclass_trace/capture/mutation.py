@@ -86,13 +86,12 @@ def read_mutations(
     recorder: Recorder,
     arguments: Sequence[Argument],
     emit: Callable[[Tensor], int],
-    borrowed: Mapping[int, int],
     leads_to: Callable[[Tensor], bool],
     marked: Callable[[Any], Any],
 ) -> list[MutationPlan]:
     """One plan per input that the region changed; where ``before`` is None, nobody looks.
 
-    ``emit`` adds a live tensor to the forward values; ``borrowed``: see `SharedCounters`;
+    ``emit`` adds a live tensor to the forward values;
     ``leads_to`` tells whether results were computed of a leaf; ``marked``: see `Lending.in_place_of`.
 
     Raises:
@@ -113,7 +112,7 @@ def read_mutations(
         again = row.edge is not None and row.traced.requires_grad and row.traced.grad_fn is None
         if again and (not row.is_leaf or leads_to(row.traced)):
             raise _started_again(argument)
-        bumps = 0 if was.version is None else row.traced._version - was.version - borrowed.get(id(row.traced), 0)
+        bumps = 0 if was.version is None else row.traced._version - was.version
         changed = change.data or change.replaced or change.metadata or change.attributes
         inner = _inner_bumps(row, was)
         if not (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -14,8 +14,6 @@ from .. import _torch
 from ..errors import UnsupportedError
 from ..plan import (
     ConstantOutput,
-    CustomView,
-    Detached,
     GradientOutput,
     InputOutput,
     MutationPlan,
@@ -26,10 +24,9 @@ from ..plan import (
     SizeOutput,
     SymbolicView,
     ValueOutput,
-    ViewCalls,
     ViewOutput,
-    ViewSteps,
 )
+<<<<<<< HEAD
 from ..subclass.arguments import attributes_inside, attributes_of_wrapper
 from ..subclass.context import Lent, is_atom, same_context
 from ..subclass.flatten import flatten, leaves_of
@@ -45,12 +42,25 @@ from .facts import SIMPLE, holds_traced
 from .inputs import TracedInputs
 from .metadata import IsParameter
 from .mutation import Before, same_contexts
+=======
+from ..subclass.arguments import attributes_of_wrapper
+from ..subclass.context import same_context, told
+from ..subclass.flatten import flatten, leaves_of, map_leaves
+from ..subclass.paths import Path
+from ..subclass.protocol import Kind, is_traceable, kind_of, refuse
+from ..subclass.spec import Spec, WrapperSpec, is_ragged
+from ..subclass.visit import rebuild
+from .aliasing import family, laid_out_alike, share_counter
+from .facts import SIMPLE, holds_traced
+from .inputs import TracedInputs
+from .metadata import IsParameter
+from .mutation import Before
+from .python_numbers import KeptNumber
+>>>>>>> cut-autograd
 from .recorder import Recorder
 from .replays import aside, fresh, gives, share_memory, tried, unseen
 from .sharing import Sharing
-from .versions import inner_versions
-from .view_calls import RepeatedCalls, sizes_of
-from .views import place_in
+from .views import lost_history, place_in
 
 Tensor = torch.Tensor
 
@@ -119,7 +129,6 @@ class _Way(NamedTuple):
 
     replay: Replay
     early: bool = False
-    layouts: tuple[Spec, Spec] | None = None
 
 
 class OutputClassifier:
@@ -143,16 +152,16 @@ class OutputClassifier:
         self._gradients = {id(i.traced): n for n, i in enumerate(inputs.inputs) if i.gradient_of is not None}
         self._position_of = {id(t): k for k, t in reversed(list(enumerate(handed))) if isinstance(t, Tensor)}
         self._reshaped = {m.input for m in mutations if m.metadata is not None or m.replaced}
-        self._written = {m.input for m in mutations}
         tensors = [o for o in results if isinstance(o, Tensor)]
         self._output_ids = {id(o) for o in tensors}
         self._base_users = collections.Counter(id(o._base) for o in {id(o): o for o in tensors}.values())
         self._ragged = {_ragged_symbol(n) for i in inputs.inputs for n in i.spec.size if is_ragged(n)}  # type: ignore[union-attr]
-        self._results = traced = list(filter(self._is_traced, tensors))
-        self._repeated = RepeatedCalls(traced, inputs, recorder, emit)
-        given = [t for t in handed if isinstance(t, Tensor)]
-        self._detached = detached_from(given, traced)
-        self._rows: dict[int, Detached] = {}
+        self._edges = {id(i.traced): i.edge.node for i in inputs.inputs if i.edge is not None}
+        self._takes_zeros: dict[type, bool] = {}
+        self._sources: dict[Any, dict[int, Tensor]] = {}  # what the call has in a storage
+        for t in (*(i.traced for i in inputs.inputs), *filter(self._is_traced, tensors)):
+            for storage in _storages(leaves_of(t)):
+                self._sources.setdefault(storage, {}).setdefault(id(whole := family(t)), whole)
         self.unbacked: dict[Any, int] = {}
         self._emitted: dict[int, int] = {}
         self._value_of: dict[int, Tensor] = {}
@@ -194,45 +203,25 @@ class OutputClassifier:
         if (plan := self._detached_view(o, leaves, spec)) is not None:
             return plan
         base = o._base
+        if base is None:
+            return self._value(o, leaves, spec)
         number = self._input_of.get(id(base))
-        moved = base is not None and not share_memory(leaves, leaves_of(base))
-        calls, inside = (None, False) if base is None else self._calls(o, number, spec, moved)
-        if base is not None and inside:
-            known = None if calls is None else CustomView(self._place(base, number), number is not None, calls)
-            return replace(self._value(o, leaves, spec), view_of=known)
-        if calls is None and moved and not (number is not None and share_memory(leaves, self._as_they_came(number))):
-            return self._value(o, leaves, spec)  # its data was set
-        if base is not None and not moved and (replay := self.recorder.views.by_place(o)) is not None:
-            return ViewOutput(
-                self._place(base, number), number is not None, replay, True, spec, self._attributes(o, leaves, spec)
-            )
-        if base is not None and not moved and self._goes_through_custom(o, base, number):
-            return replace(self._value(o, leaves, spec), view_of=self._custom_view(o, base, number, leaves, spec))
-        if base is not None:
-            of_view = o.grad_fn is not None and not base.requires_grad  # a view of it became a leaf
-            if of_view and (number is not None or self._base_is_seen(base)):
+        moved = not share_memory(leaves, leaves_of(base))
+        if moved and not (number is not None and share_memory(leaves, self._as_they_came(number))):
+            return self._protected(o, leaves, spec)  # its data was set, or the class has gathered what it shows
+        if not moved and (replay := self.recorder.views.by_place(o)) is not None:
+            place = self._place(base, number)
+            return ViewOutput(place, number is not None, replay, True, spec, self._attributes(o, leaves, spec))
+        if not moved and self._goes_through_custom(o, base):
+            return self._protected(o, leaves, spec)
+        if is_traceable(o) and o.grad_fn is not None and _torch.is_multi_output_view(o) and self._refuses_zeros(o):
+            return self._protected(o, leaves, spec)
+        if o.grad_fn is not None and not base.requires_grad:  # a view of it became a leaf
+            if number is not None or self._base_is_seen(base):
                 raise leaf_inside(o)
-            found = self._replay(o, base, number, spec, moved) if calls is None else _Way(calls)
-            if found is not None:
-                return self._view(o, number, leaves, spec, found, dangling=of_view)
-        return self._value(o, leaves, spec)
-
-    def _calls(self, o: Tensor, number: int | None, spec: Spec, moved: bool) -> tuple[ViewCalls | None, bool]:
-        """The operations that make a view, if these are to be repeated, and whether its history is in the region's node."""
-        if number in self._reshaped or self.recorder.views.reshaped:
-            return None, False
-        inside = self._repeated.meet_inside(o, self._histories)
-        # A write after the call would be noticed by the version of the input, which the region itself moves here.
-        known = not (moved and o.grad_fn is not None and number in self._written)
-        find = self._repeated.alone if inside else self._repeated.find
-        calls = find(o, spec, moved=moved) if known else None
-        self.need(() if calls is None else sizes_of(calls))
-        return calls, inside
-
-    def _histories(self) -> Iterator[Any]:
-        """Where the histories of all that the region makes begin, but for the ways from a base to its views."""
-        yield from self._repeated.rest_of(self._results)
-        yield from (i.traced.grad_fn for i in self.inputs.inputs)
+            return self._value(o, leaves, spec)
+        found = self._replay(o, base, number, spec, moved)
+        return self._value(o, leaves, spec) if found is None else self._view(o, number, leaves, spec, found)
 
     def need(self, sizes: Iterable[Any]) -> None:
         """The run time needs these numbers: symbols of data-dependent ones become size outputs."""
@@ -244,99 +233,48 @@ class OutputClassifier:
 
     # ---------------------------------------------------------------- views
     def _detached_view(self, o: Tensor, leaves: list[Tensor], spec: Spec) -> ViewOutput | None:
-        """``o`` as ``source.detach()``, or as a view of that, for a source that the call has."""
+        """``o`` as ``detach()`` of a tensor that the call has, or as a view of that: they share a version counter."""
         root = family(o)
-        if id(root) not in self._detached or o.grad_fn is not None or _torch.is_custom_function_output(o):
+        if o.grad_fn is not None or id(root) in self._input_of or _torch.is_custom_function_output(o):
             return None
-        if not any(share_memory(leaves, leaves_of(source)) for source in self._detached[id(root)]):
-            return None  # an inner tensor of one of them was replaced
-        replay = None if o is root else self._plain_replay(o, root, None)
-        if (o is not root and replay is None) or not self._detach(root):
-            return None
-        starts_grad = o.requires_grad and (o is root or not root.requires_grad)
-        rest = (self._attributes(o, leaves, spec), _torch.is_multi_output_view(o), starts_grad)
-        return ViewOutput(-1 - list(self._rows).index(id(root)), False, replay, False, spec, *rest)
-
-    def _detach(self, root: Tensor) -> bool:
-        """Make a row of the plan for it; False where that cannot be."""
-        if id(root) not in self._rows:
-            for source in self._detached[id(root)]:
-                base = family(source)
-                number = self._input_of.get(id(base))
-                if number in self._reshaped:
-                    continue
-                found, replay = self._until_detached(root, source, base, number)
-                if found:
-                    history = source.grad_fn is not None
-                    self._rows[id(root)] = Detached(self._place(base, number), number is not None, replay, history)
-                    break
-        return id(root) in self._rows
-
-    def _until_detached(
-        self, root: Tensor, source: Tensor, base: Tensor, number: int | None
-    ) -> tuple[bool, Replay | None]:
-        """Whether it is known how ``root`` is made of ``base`` (but for a last ``detach()``), and the way."""
-        if same_place(source, root):
-            if source is base:
-                return True, None
-            leaves, spec = flatten(source)
-            if share_memory(leaves, leaves_of(base)):
-                replay: Replay | None = self._plain_replay(source, base, number)
-            else:
-                calls, inside = self._calls(source, number, spec, True)
-                replay = None if inside else calls
-            return replay is not None, replay
-        steps = self.recorder.views.steps(root, base)
-        if steps is None or steps.version_bumps or not gives(steps, base, flatten(root)[1], self.recorder):
-            return False, None
-        return True, steps
-
-    def _plain_replay(self, view: Tensor, base: Tensor, number: int | None) -> Replay | None:
-        """The replay of a view if it neither depends on when it is made nor moves a version."""
-        found = self._replay(view, base, number, flatten(view)[1])
-        if found is None or found.early or found.layouts is not None:
-            return None
-        return None if isinstance(found.replay, ViewSteps) and found.replay.version_bumps else found.replay
+        sources = [t for storage in _storages(leaves) for t in self._sources.get(storage, {}).values()]
+        for source in sources:
+            number = self._input_of.get(id(source))
+            if source is root or number in self._reshaped or not share_counter(root, source):
+                continue
+            steps = self.recorder.views.steps(o, source)
+            way: Replay | None = steps if steps is None or not steps.version_bumps else None
+            way = Tensor.detach if way is None and laid_out_alike(o, source) else way
+            if way is not None and gives(way, source, spec, self.recorder):
+                starts_grad = o.requires_grad and (o is root or not root.requires_grad)
+                rest = (self._attributes(o, leaves, spec), _torch.is_multi_output_view(o), starts_grad)
+                return ViewOutput(self._place(source, number), number is not None, way, False, spec, *rest)
+        return None
 
     def _with_own_context(self, plan: ViewOutput, o: Tensor) -> ViewOutput:
         """The plan, which sets what the replay of a view would take from its base as that is when the region ends."""
         mine = attributes_of_wrapper(o, plan.spec)
         with unseen(self.recorder):
             base = self._base_of(plan)
-            theirs = {} if base is None else attributes_of_wrapper(base, flatten(base)[1])
+            theirs = attributes_of_wrapper(base, flatten(base)[1])
             if all(k in theirs and v is theirs[k] for k, v in mine.items()):
                 return plan  # nothing that a view would take differs
-            again = base if base is None or plan.replay is None else tried(plan.replay, base)
+            again = tried(plan.replay, base)
             known = {} if again is None else attributes_of_wrapper(again, flatten(again)[1])
         found = {k: v for k, v in mine.items() if k in known and _is_handed_on(v, known[k], theirs.get(k, known))}
-        if found and base is not None and plan.base >= 0:
+        if found:
             # It may be the very object of the base, of which a fresh one has a copy.
             live = self._live(plan)
             held = attributes_of_wrapper(live, flatten(live)[1])
             found = {k: v for k, v in found.items() if k not in held or held[k] is not v}
         return replace(plan, attributes={**self._without_traced(found), **plan.attributes}) if found else plan
 
-    def _base_of(self, plan: ViewOutput | Detached) -> Tensor | None:
+    def _base_of(self, plan: ViewOutput) -> Tensor:
         """What a view is replayed on, as that is when it is replayed."""
-        if plan.base < 0:
-            row = list(self._rows.values())[-1 - plan.base]
-            source = self._base_of(row)
-            made = source if source is None or row.replay is None else tried(row.replay, source)
-            return None if made is None else tried(Tensor.detach, made)
-        if getattr(plan, "early", False):
-            return self._as_it_came(plan.base)
-        return fresh(self._live(plan), self.recorder)
+        return self._as_it_came(plan.base) if plan.early else fresh(self._live(plan), self.recorder)
 
-    def _live(self, plan: ViewOutput | Detached) -> Tensor:
+    def _live(self, plan: ViewOutput) -> Tensor:
         return self.inputs.inputs[plan.base].traced if plan.of_input else self._value_of[plan.base]
-
-    def numbered(self, outputs: Sequence[OutputPlan], values: int) -> tuple[list[OutputPlan], list[Detached]]:
-        """The outputs, with the places of detached tensors after those of all ``values`` forward values; and these."""
-
-        def placed(o: OutputPlan) -> OutputPlan:
-            return replace(o, base=values - 1 - o.base) if isinstance(o, ViewOutput) and o.base < 0 else o
-
-        return [placed(o) for o in outputs], list(self._rows.values())
 
     def _base_is_seen(self, base: Tensor) -> bool:
         """Does the caller reach a value of the region by other ways than as the base of one result?"""
@@ -347,7 +285,7 @@ class OutputClassifier:
         if o.is_nested and not base.is_nested:  # autograd's function of such a view holds the traced offsets
             return None
         by_autograd = _torch.view_function(o)
-        connected = self._leads_to(o, base, number)
+        connected = self._leads_to(o, base)
         reshaped = number in self._reshaped
         if connected and not reshaped and not moved and not self.recorder.views.reshaped:
             return _Way(self._with_numbers(by_autograd, base))
@@ -365,16 +303,14 @@ class OutputClassifier:
             for way in ways:
                 if gives(way, again, spec, self.recorder):
                     return _Way(way, early)
-        for then, again in () if moved else self._as_it_was(base):
-            for way in ways:
-                if gives(way, again, spec, self.recorder):
-                    return _Way(way, layouts=(then, flatten(base)[1]))
         if not connected:
             raise UnsupportedError(
                 "a result is a view of a view that was made under no_grad, and how it was made is not known",
                 got=f"a view of shape {tuple(o.shape)}",
                 fix="make both views in the same grad mode",
             )
+        if is_traceable(base) and not moved and self.recorder.views.was_reshaped(base):
+            raise lost_history(o, None)
         place = None if moved else place_in(base, o)
         return None if place is None else _Way(place)
 
@@ -395,33 +331,20 @@ class OutputClassifier:
         self.need(numbers)
         return SymbolicView(way, tuple(numbers)) if self.unbacked else way
 
-    def _custom_view(
-        self, o: Tensor, base: Tensor, number: int | None, leaves: Sequence[Tensor], spec: Spec
-    ) -> CustomView | None:
-        """What autograd knows it as a view of; None where its place there cannot be found, or changes in the region."""
-        if number in self._reshaped or self.recorder.views.reshaped:
-            return None
-        same = len(leaves) == len(held := leaves_of(base)) and all(map(same_place, leaves, held))
-        ways: list[Replay | None] = [_itself] if same else [self.recorder.views.steps(o, base), place_in(base, o)]
-        for way in ways:
-            if way is not None and gives(way, base, spec, self.recorder):
-                return CustomView(self._place(base, number), number is not None, way)
-        return None
-
-    def _goes_through_custom(self, o: Tensor, base: Tensor, number: int | None) -> bool:
+    def _goes_through_custom(self, o: Tensor, base: Tensor) -> bool:
         """Does a user's autograd.Function lie between a view and its base? Its backward would be lost in a replay."""
-        ends, node = self._repeated.nodes_of(base), o.grad_fn
+        ends, node = self._nodes_of(base), o.grad_fn
         while node is not None and node not in ends:
             if _torch.is_custom_node(node):
                 return True
             node = node.next_functions[0][0] if len(node.next_functions) == 1 else None
         return False
 
-    def _leads_to(self, o: Tensor, base: Tensor, number: int | None) -> bool:
+    def _leads_to(self, o: Tensor, base: Tensor) -> bool:
         """Does the history of ``o`` lead to its base? A view of a view that was made under no_grad has one of its own."""
         if o.grad_fn is None or not base.requires_grad:
             return True
-        ends = self._repeated.nodes_of(base)
+        ends = self._nodes_of(base)
         todo, seen = [o.grad_fn], set()
         while todo:
             node = todo.pop()
@@ -431,6 +354,10 @@ class OutputClassifier:
                 seen.add(node)
                 todo.extend(n for n, _ in node.next_functions if n is not None)
         return False
+
+    def _nodes_of(self, base: Tensor) -> set[Any]:
+        """The autograd nodes at which the history of a base begins."""
+        return {base.grad_fn, self._edges.get(id(base))} - {None}
 
     def _as_they_came(self, number: int) -> list[Tensor]:
         """The leaves of an input at the start of the call."""
@@ -442,44 +369,36 @@ class OutputClassifier:
         with _torch.without_tracing(), torch.no_grad():
             return rebuild(self.inputs.inputs[number].spec if before is None else before.spec, iter(leaves))  # type: ignore[no-any-return]
 
-    def _as_it_was(self, base: Tensor) -> Iterator[tuple[Spec, Tensor]]:
-        """The earlier layouts of a wrapper, and the wrapper in each."""
-        leaves, now = flatten(base)
-        for then in self.recorder.views.layouts(base):
-            rows = list(spec_leaves(then))
-            if len(rows) != len(leaves) or not same_contexts(then, now):
-                continue
-            if any(t.layout is not torch.strided or t.dtype != row.dtype for t, row in zip(leaves, rows, strict=True)):
-                continue
-            with _torch.without_tracing(), torch.no_grad():
-                parts = (
-                    self.recorder.bare(t).as_strided(row.size, row.stride, row.storage_offset)
-                    for t, row in zip(leaves, rows, strict=True)
-                )
-                again = rebuild(then, parts)
-            yield then, again
-
     def _value(self, o: Tensor, leaves: list[Tensor], spec: Spec) -> ValueOutput:
         return ValueOutput(self._emit_once(o), spec, self._attributes(o, leaves, spec))
 
-    def _view(
-        self,
-        o: Tensor,
-        number: int | None,
-        leaves: list[Tensor],
-        spec: Spec,
-        way: _Way,
-        dangling: bool,
-    ) -> ViewOutput:
+    def _view(self, o: Tensor, number: int | None, leaves: list[Tensor], spec: Spec, way: _Way) -> ViewOutput:
         base: Any = o._base
-        starts_grad = is_own_leaf(o)
-        place = self._place(base, number)
-        several = _torch.is_multi_output_view(o)
-        rest = (self._attributes(o, leaves, spec), several, starts_grad, way.early)
-        history = o.grad_fn is not None and not dangling
-        made = ViewOutput(place, number is not None, way.replay, history, spec, *rest, dangling=dangling)
+        rest = (self._attributes(o, leaves, spec), _torch.is_multi_output_view(o), is_own_leaf(o), way.early)
+        history = o.grad_fn is not None
         before_grad = not history and base.requires_grad and _torch.is_tracked_view(o)
-        return replace(made, layouts=way.layouts, inner_versions=inner_versions(o, base), before_grad=before_grad)
+        return ViewOutput(self._place(base, number), number is not None, way.replay, history, spec, *rest, before_grad)
+
+    def _protected(self, o: Tensor, leaves: list[Tensor], spec: Spec) -> ValueOutput:
+        """A view whose history is the region's: writes to it, of which its base would know nothing, are refused."""
+        return replace(self._value(o, leaves, spec), protected=o.grad_fn is not None)
+
+    def _refuses_zeros(self, o: Tensor) -> bool:
+        """Does a gradient for this member of a split alone fail?
+
+        Made by itself at run time, each has a node that fills in dense zeros for the others, which some classes do not take.
+        """
+        if type(o) not in self._takes_zeros:
+            with _torch.without_tracing(), torch.no_grad():
+                tangent = map_leaves(torch.empty_like, o)
+                tangent = tangent.requires_grad_(False) if tangent.requires_grad else tangent
+                try:
+                    edge = torch.autograd.graph.get_gradient_edge(o._base)  # type: ignore[arg-type]
+                    torch.autograd.grad([o], [edge], [tangent], retain_graph=True, allow_unused=True)
+                    self._takes_zeros[type(o)] = True
+                except Exception:  # whatever the class raises
+                    self._takes_zeros[type(o)] = False
+        return not self._takes_zeros[type(o)]
 
     def _attributes(self, o: Tensor, leaves: list[Tensor], spec: Spec) -> dict[str, Any]:
         """Python attributes that a freshly rebuilt value would not have: the region set them."""
@@ -541,9 +460,8 @@ class OutputClassifier:
         return self._emitted[id(t)]
 
 
-def _itself(base: Tensor) -> Tensor:
-    """A view of all of it."""
-    return base.view_as(base)
+def _storages(leaves: Iterable[Tensor]) -> set[Any]:
+    return {_torch.storage_ref(t) for t in leaves if t.layout is torch.strided}
 
 
 def _is_another(value: Any, known: Any) -> bool:

@@ -32,12 +32,23 @@ from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
 from ..subclass.protocol import REAL, is_traceable
 from ..subclass.spec import is_ragged
+<<<<<<< HEAD
 from .aliasing import ByteRange, byte_range
 from .eager_errors import REFUSALS, error_of_eager, has_out, refuse_as_eager
 from .foreach import steps
 from .late_code import LateState
 from .operators import RULES
 from .overlaps import refuse_overlap
+=======
+from .aliasing import ByteRange, byte_range, refuse_overlap
+from .default_dtype import check_default_dtype, is_factory
+from .eager_errors import REFUSALS, error_of_eager, has_out, tensors_in
+from .foreach import steps
+from .late_code import LateState
+from .otherwise import OTHERWISE
+from .own_operations import SymbolsInside, original
+from .perhaps_views import PerhapsViews
+>>>>>>> cut-autograd
 from .random_state import RandomState
 from .results import Results
 from .symbols import Symbols
@@ -442,8 +453,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             ordered = steps(func, args)
             if ordered is not None:
                 return self._step_by_step(func, ordered, kwargs)
-            refuse_as_eager(func, args, kwargs)
-            refuse_overlap(func, args, kwargs, self)
+            refuse_overlap(func, args, kwargs, self.user_line)
             self._note_writes(func, args, kwargs)
         if self.random_state is not None and torch.Tag.nondeterministic_seeded in func.tags:
             for a in (*args, *kwargs.values()):

@@ -20,10 +20,8 @@ from .. import _torch
 from ..errors import NeedsEager, UnsupportedError
 from ..plan import (
     ContainerRow,
-    Detached,
     MutationPlan,
     OutputPlan,
-    Reach,
     StatePlan,
     ValueAlias,
     ValueOutput,
@@ -36,16 +34,18 @@ from ..subclass.spec import Spec, WrapperSpec, sizes_in
 from .aliasing import alias_groups
 from .checkpoint import checkpoint_as_tags
 from .closed_over import ClosedOverInput, ClosedOverTensors, originals_of, restored_versions
+<<<<<<< HEAD
 from .counters import Groups, SharedCounters
 <<<<<<< HEAD
 from .diagnostics import typed_errors
+=======
+>>>>>>> cut-autograd
 from .escapes import check_escapes
 =======
 from .formulas import formulas
 >>>>>>> cut-contexts
 from .functionalize import overlapping_views
 from .functions import CapturedFunctions
-from .gradient_order import arrivals, order_views
 from .graphs import finish_joint, read_by_backward
 from .inputs import Argument, DynamicDims, TracedInput, TracedInputs, trace_inputs
 from .late_code import LateState, late_module_hooks
@@ -55,20 +55,32 @@ from .mutation import check_members, read_mutations, remember
 from .outputs import OutputClassifier, check_escapes, is_own_leaf, leaf_inside
 from .own_attributes import Facts, own_attributes
 from .places import groups_by_place, scattered_roots
+<<<<<<< HEAD
 from .random_state import RandomState, UnknownGenerators
+=======
+from .python_numbers import PythonNumbers, kept_as_numbers
+from .random_state import RandomState
+>>>>>>> cut-autograd
 from .recorder import Recorder
 from .run import Run, with_attributes
 from .session import Session
 from .sharing import Sharing
+<<<<<<< HEAD
 from .tape import Tape, connected, independent, leaves_behind, reaches, saved_by_autograd, saves_out_of_sight
 <<<<<<< HEAD
+=======
+from .tape import Tape, connected, leaves_behind, saved_by_autograd, saves_out_of_sight
+>>>>>>> cut-autograd
 from .tensors_of_contexts import TensorsOfContexts
 from .torch_methods import torch_methods
 from .types_as_eager import traced_types
 =======
 from .typed_errors import typed_errors
+<<<<<<< HEAD
 >>>>>>> cut-contexts
 from .versions import counted_once, leaf_versions_of, versions_of
+=======
+>>>>>>> cut-autograd
 
 Tensor = torch.Tensor
 
@@ -88,7 +100,7 @@ class Captured:
         size_primals: graph-input number -> SymInt, for inputs that are sizes.
         groups: overlapping leaves of which one is written.
         values: specs of the live tensors that the forward graph returns.
-        mutations, outputs, aliases, fresh_leaves, inference, dangling, detached, versions, leaf_versions, independent,
+        mutations, outputs, aliases, fresh_leaves, inference, dangling,
             unbacked: see `plan`.
         views: numbers of the values that are views when the region runs eagerly.
         differentiable: numbers of the values that get tangents.
@@ -97,7 +109,6 @@ class Captured:
         saved_by_autograd: names of graph nodes that eager autograd would keep.
         saves_out_of_sight: it keeps others as well, which cannot be asked for.
         metadata: what was asked of the inputs beside their values.
-        counters: inputs that share a version counter.
         apart: see `plan`.
         lending: what results may have of the contexts of inputs.
     """
@@ -120,11 +131,6 @@ class Captured:
     fresh_leaves: tuple[int, ...]
     inference: tuple[tuple[int, tuple[bool, ...]], ...]
     dangling: tuple[int, ...]
-    detached: tuple[Detached, ...]
-    versions: tuple[tuple[int, int], ...]
-    leaf_versions: tuple[tuple[int, int], ...]
-    independent: tuple[tuple[int, ...], ...]
-    reach: Reach | None
     views: frozenset[int]
     result: Any
     assignments: tuple[StatePlan, ...]
@@ -136,7 +142,6 @@ class Captured:
     saves_out_of_sight: bool
     grad_mode_after: bool | None
     metadata: MetadataReads
-    counters: Groups
     apart: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
     lending: Lending
 
@@ -188,31 +193,10 @@ def capture(
         SubclassTraceError: a refusal, with the path or line it is about. The caller's tensors are unchanged.
     """
 
-    def attempt(known: Sequence[torch.Generator] | None, first: UnknownGenerators | None = None) -> Captured:
-        here = session or Session(dynamic=any_dynamic, decompositions=decompositions)
-        here.recorder.late = LateState() if late is None else late.anew()
-        random = RandomState(known, here.recorder, first)
-        return capture_in(here, call, arguments, lambda s: trace_inputs(s, arguments, dynamic), random)
-
-    if session is not None:
-        return attempt(None)
-    try:
-        return attempt(generators)
-    except UnknownGenerators as unknown:
-        return attempt((*generators, *unknown.met), unknown)
-
-
-def capture_in(
-    session: Session,
-    call: RunFunction,
-    arguments: Sequence[Argument],
-    make_inputs: Callable[[Session], TracedInputs],
-    random: RandomState | None = None,
-) -> Captured:
-    """`capture` in a session of the caller's, with traced inputs that the caller makes."""
-    random = random or RandomState(None, session.recorder)
-    with random.watching():
-        return _Capture(session, arguments).run(call, make_inputs)
+    here = session or Session(dynamic=any_dynamic, decompositions=decompositions)
+    here.recorder.late = LateState() if late is None else late.anew()
+    with RandomState(generators if session is None else None, here.recorder).watching():
+        return _Capture(here, arguments).run(call, lambda s: trace_inputs(s, arguments, dynamic))
 
 
 class _Capture:
@@ -229,10 +213,18 @@ class _Capture:
             inputs = make_inputs(self.session)
             stack.callback(inputs.forget)
             given = inputs.inputs
+<<<<<<< HEAD
             lending = Lending.of(self.session.shape_env, [row.traced for row in given])
             facts = own_attributes(inputs, self.session.guards_attributes)
             self.session.wrappers = [(row.path, row.traced) for row in given]
             self.session.assumptions = _torch.assumptions_of(self.session.shape_env)
+=======
+            self.session.reads.lend(
+                Lending.of(self.session.shape_env, [row.traced for row in given]), [row.spec for row in given]
+            )
+            tensors = TensorsOfContexts(given, recorder)
+            own = OwnAttributes(inputs, self.session.reads if self.session.watches_contexts else None)
+>>>>>>> cut-autograd
             before = remember(inputs)
             run = self._call(call, inputs, facts, lending)
             recorder.write_assertions()
@@ -254,7 +246,6 @@ class _Capture:
                 recorder,
                 arguments,
                 self._emit,
-                self.counters.borrowed,
                 partial(_leads_to, every),
                 lending.in_place_of,
             )
@@ -268,10 +259,7 @@ class _Capture:
             check_members(results, mutations, inputs, arguments)
             classifier = OutputClassifier(inputs, states, run.handed, mutations, recorder, results, sharing, self._emit)
             outputs = [classifier.classify(o) for o in results]
-            outputs = order_views(outputs, results, self.values, inputs, mutations)
-            self.arrivals = arrivals(outputs, results, self.values)
             aliases = sharing.aliases(self.values, contents, replaced, self._emit)
-            outputs, detached = classifier.numbered(counted_once(outputs, self.values, mutations), len(self.values))
             if aliases or (torch.is_inference_mode_enabled() and any(map(_views_input, outputs))):
                 self.metadata.depends_on("is_inference", mine)
             odd = [k for k, a in enumerate(self.arguments) if a.value.is_inference()]  # a normal one has a version
@@ -286,8 +274,6 @@ class _Capture:
             boundary = next(iter(reversed(recorder.graph.nodes)), None)
             rows = self._edges(inputs, mutations)
             leaves = self._fresh_leaves(contents, results)
-            aliases, moved = versions_of(self.values, outputs, detached, aliases, sharing, recorder)
-            written_leaves = list(leaf_versions_of(flat, aliases, contents - _results(outputs), sharing, recorder))
         return self._finish(
             mine,
             closed.rows,
@@ -301,9 +287,6 @@ class _Capture:
             boundary,
             rows,
             leaves,
-            detached,
-            moved,
-            written_leaves,
             run,
             after if after != grad_mode else None,
         )
@@ -319,9 +302,14 @@ class _Capture:
         recorder = self.recorder
         recorder.start_at(sys._getframe())
         try:
+<<<<<<< HEAD
             self.metadata = MetadataReads(inputs, facts)
             self.counters = SharedCounters([i.traced for i in inputs.inputs], inputs.counters)
             functions = CapturedFunctions(recorder, self.metadata, self.counters)
+=======
+            self.metadata = MetadataReads(inputs, own.facts)
+            functions = CapturedFunctions(recorder, self.metadata)
+>>>>>>> cut-autograd
             self.stand_ins, self.gradients = functions.stand_ins, (gradients := functions.gradients)
 <<<<<<< HEAD
             watching, asked = self.session.reads.watching(), self.metadata.watching()
@@ -405,9 +393,6 @@ class _Capture:
         boundary: fx.Node | None,
         rows: Sequence[tuple[int, Any]],
         fresh_leaves: Sequence[int],
-        detached: Sequence[Detached],
-        moved: Sequence[tuple[int, int]],
-        written_leaves: Sequence[tuple[int, int]],
         run: Run,
         grad_mode_after: bool | None,
     ) -> Captured:
@@ -420,14 +405,13 @@ class _Capture:
             if t.requires_grad and t.grad_fn is not None and (k not in mutated or k in tracked)
         ]
         live = [self.values[k] for k in differentiable]
-        self.metadata.check_shapes(inputs.inputs, [t.grad_fn for t in live])
         rows = connected(live, rows)
+        _check_shapes([*inputs.inputs, *closed], [n for n, _ in rows], mutations)
         edges = [e for _, e in rows]
         leaf_primals, size_primals = self._primals(inputs)
         originals = [*inputs.originals, *originals_of(recorder)]
         written = _written_groups(originals, leaf_primals, recorder, forward, inputs.leaf_paths)
         tape = None
-        groups: tuple[tuple[int, ...], ...] = ()
         saved: frozenset[str] = frozenset()
         out_of_sight = False
         self._check_leaves(leaves_behind(live, edges), inputs)
@@ -435,15 +419,13 @@ class _Capture:
             with self.session.modes():  # an output that its own node saves is unpacked by `detach`
                 by_node = saved_by_autograd(live, edges, recorder.sets_hooks)
             kept = [t for tensors in by_node.values() for t in tensors]
-            groups = independent(live, edges, by_node)
             served = {n: None for t in kept if recorder.knows(t) and isinstance(n := recorder.node_of(t), fx.Node)}
             saved = frozenset(n.name for n in served)
             out_of_sight = saves_out_of_sight(live, edges)
             traced = [inputs.inputs[n].traced for n, _ in rows if n < len(inputs.inputs)]
             everyone: list[TracedInput | ClosedOverInput] = [*inputs.inputs, *closed]
             paths = [everyone[n].path for n, _ in rows]
-            late = [self.arrivals.get(k) for k in differentiable]
-            tape = Tape(self.session, live, edges, forward, boundary, written, tuple(served), traced, late, paths)
+            tape = Tape(self.session, live, edges, forward, boundary, written, tuple(served), traced, paths)
         return Captured(
             session=self.session,
             inputs=inputs.inputs,
@@ -464,11 +446,6 @@ class _Capture:
             inference=tuple(_of_other_mode(self.values, mutated - _results(outputs), differentiable)),
             views=frozenset(k for k, t in enumerate(self.values) if t._is_view()),
             dangling=() if tape else tuple(differentiable),
-            detached=tuple(detached),
-            versions=tuple(moved),
-            leaf_versions=tuple(written_leaves),
-            independent=groups,
-            reach=reaches(live, edges) if tape else None,
             result=run.tree,
             assignments=run.assignments,
             containers=run.containers,
@@ -479,7 +456,6 @@ class _Capture:
             saves_out_of_sight=out_of_sight,
             grad_mode_after=grad_mode_after,
             metadata=self.metadata,
-            counters=inputs.counters,
             apart=self.gradients.apart(),
             lending=self.lending,
         )
@@ -504,6 +480,26 @@ class _Capture:
         sizes = {count + k: s for k, s in enumerate(inputs.sizes)}
         closed = [c.primal for c in self.recorder.closed_over if c.primal is not None]
         return [*range(count), *closed], sizes
+
+
+def _check_shapes(inputs: Sequence[Any], numbers: Sequence[int], mutations: Sequence[MutationPlan]) -> None:
+    """Autograd takes the shape of a leaf when it is used first: in eager that may be after it was changed.
+
+    Args:
+        numbers: of the inputs that get gradients.
+
+    Raises:
+        UnsupportedError: the region differentiates what it computes of a leaf whose shape it changes in place.
+    """
+    for m in mutations:
+        if m.metadata is not None and m.input in numbers and getattr(inputs[m.input], "is_leaf", True):
+            raise UnsupportedError(
+                "the region differentiates what it computes of a leaf whose shape it changes in place",
+                path=inputs[m.input].path,
+                expected="the shape that gradients of it have",
+                got=f"the shape {tuple(m.metadata.size)}",  # type: ignore[union-attr]
+                fix="change the shape outside of the region, or out of place: y = x.t()",
+            )
 
 
 def _leads_to(values: Sequence[Tensor], leaf: Tensor) -> bool:

@@ -61,9 +61,12 @@ class Session:
     guards_attributes = True
     #: may the function be captured again, with sizes as numbers? (Another tracer's symbols stay what they are.)
     may_run_again = True
+<<<<<<< HEAD
 >>>>>>> cut-contexts
     #: what was assumed of symbols when the inputs were made, and nothing had run
     assumptions: _torch.Assumptions | None = None
+=======
+>>>>>>> cut-autograd
 
     def __init__(
         self,

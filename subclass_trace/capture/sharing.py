@@ -16,8 +16,7 @@ import torch
 from .. import _torch
 from ..plan import LeafAlias, MutationPlan, ValueAlias
 from ..subclass.flatten import flatten, leaves_of, wrappers_inside
-from .aliasing import byte_range
-from .counters import share_counter
+from .aliasing import byte_range, share_counter
 from .inputs import TracedInputs
 from .recorder import Recorder
 
@@ -77,8 +76,7 @@ class Sharing:
             holder = self._inside.get(id(values[n]))
             if holder is None and not any(found):
                 continue
-            version = 0 if values[n].is_inference() else values[n]._version
-            row = ValueAlias(n, spec, found, holder, version=version)
+            row = ValueAlias(n, spec, found, holder)
             if values[n].grad_fn is not None:
                 if not any(self.recorder.was_written(t) for t, a in zip(leaves, found, strict=True) if a is not None):
                     if not values[n].is_nested:

@@ -7,12 +7,8 @@ are ``[*forward outputs, *leaves of the gradients]``. See docs/notes/tangents.md
 from __future__ import annotations
 
 import contextlib
-import functools
-import operator
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch
@@ -21,12 +17,16 @@ import torch.fx as fx
 from .. import _torch
 from .._torch import saved as _saved
 from ..errors import DataDependentError, NeedsEager, UnsupportedError
-from ..plan import Reach
 from ..subclass.flatten import flatten, leaves_of, map_leaves
 from ..subclass.paths import Path
-from ..subclass.spec import Spec, WrapperSpec, spec_leaves
+from ..subclass.protocol import is_traceable
+from ..subclass.spec import Spec, spec_leaves
 from ..subclass.visit import rebuild
+<<<<<<< HEAD
 from .gradient_order import Arrival
+=======
+from .changed_contexts import ChangedContexts
+>>>>>>> cut-autograd
 from .graphs import finish_joint, kept_after, placeholders
 from .late_code import NO_LATE_CODE, Late, late_functions
 <<<<<<< HEAD
@@ -36,8 +36,12 @@ from .mutation import check_contexts, contexts_of
 from .python_numbers import PythonNumbers
 >>>>>>> cut-contexts
 from .session import Session
+<<<<<<< HEAD
 from .types_as_eager import traced_types
 from .user_code import frames_text, is_user_code
+=======
+from .user_code import frames_text
+>>>>>>> cut-autograd
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -53,11 +57,8 @@ class TracedBackward:
 
     ``grads[k]`` is None where input k gets no gradient. ``next`` is the tape of the backward itself (only when traced
     with ``create_graph``), and ``differentiable`` tells which gradients are its outputs: those with a history of their own.
-    ``reach`` says which of these lead to which inputs of ``next``.
-    ``passed[k]``: gradient k is the very object that is ("tangent", number of the output), ("input", number among the
-    differentiated ones) or ("gradient", k), or None.
+    ``passed[k]``: gradient k is the very object that is ("tangent", number of the output) or ("gradient", k), or None.
     ``user_code``: what user code in it hangs on.
-    ``by_layout``: code of a class asked how a tensor is laid out, so that it may do something else for other tangents.
     """
 
     joint: fx.GraphModule
@@ -69,37 +70,7 @@ class TracedBackward:
     next: Tape | None
     differentiable: tuple[int, ...]
     passed: tuple[tuple[str, int] | None, ...]
-    reach: Reach | None = None
-    by_layout: bool = False
     user_code: Late = NO_LATE_CODE
-
-
-class LayoutQuestions(_torch.TorchFunctionMode):
-    """Notes whether Python code that a backward runs (of wrapper classes, of custom functions) asks how a tensor is laid out:
-    if it is contiguous, or, but for building a wrapper, which strides it has.
-
-    Each node enters it for itself: `torch.autograd.grad` would leave a mode around it, and the engine sets the thread's
-    modes anew for each node, so that none leaves it.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked = False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Look at one call."""
-        self.asked |= func is Tensor.is_contiguous or (func is Tensor.stride and _decides(sys._getframe(1)))
-        return func(*args, **(kwargs or {}))
-
-
-#: methods that hand strides on to a new wrapper
-_BUILDERS = frozenset({"__new__", "__init__", "__tensor_flatten__", "__tensor_unflatten__"})
-
-
-def _decides(frame: FrameType) -> bool:
-    """Does code of this frame do more with strides than to build a wrapper? Torch's own code is known, and so are the
-    methods that `authoring` generates."""
-    return is_user_code(frame.f_code) and frame.f_code.co_name not in _BUILDERS
 
 
 _IN_A_BACKWARD = (
@@ -121,7 +92,6 @@ class Tape:
         groups: Sequence[Sequence[int]],
         served: Sequence[fx.Node] = (),
         inputs: Sequence[Tensor] = (),
-        arrivals: Sequence[int | None] = (),
         paths: Sequence[Path] = (),
     ) -> None:
         self.session = session
@@ -131,7 +101,6 @@ class Tape:
         self.forward_nodes = list(forward_nodes)
         self.boundary = boundary
         self.groups = groups
-        self.arrivals = tuple(arrivals) or (None,) * len(self.outputs)  # when tangents come: see `gradient_order`
         self.served = tuple(served)  # what eager autograd keeps: stays in each joint graph
 
     def guess(self) -> list[Spec]:
@@ -147,16 +116,25 @@ class Tape:
                 specs.append(flatten(fresh if coerce is None else coerce())[1])
         return specs
 
-    def trace(self, tangents: Sequence[Spec | None], *, create_graph: bool = False) -> TracedBackward:
+    def trace(
+        self, tangents: Sequence[Spec | None], *, create_graph: bool = False, autocast: Sequence[Any] = ()
+    ) -> TracedBackward:
         """Trace the backward for these tangents (None: this output has none).
 
         With ``create_graph``, the tangents whose spec requires grad are inputs of the next tape, after the region's own.
+        ``autocast``: the state under which the engine runs the backward, see `_torch.autocast_state`.
         """
         recorder = self.session.recorder
         outs, values, names, edges, tracked = [], [], [], [], []
+<<<<<<< HEAD
         types = traced_types((), recorder.classes)
         with self.session.modes(), types, torch.set_grad_enabled(create_graph), _torch.disable_autocast():
             for out, spec, arrival in zip(self.outputs, tangents, self.arrivals, strict=True):
+=======
+        numbers = PythonNumbers(self.session)
+        with self.session.modes(), numbers, torch.set_grad_enabled(create_graph), _torch.autocast_as(autocast):
+            for out, spec in zip(self.outputs, tangents, strict=True):
+>>>>>>> cut-autograd
                 if spec is None:
                     continue
                 value, made = self._tangent(out, spec)
@@ -164,17 +142,16 @@ class Tape:
                     _torch.make_nonleaf(value)
                     edges.append(torch.autograd.graph.get_gradient_edge(value))
                     tracked.append(value)
-                outs.append(out if arrival is None or out.is_nested else _arriving(out, arrival))
+                outs.append(out)
                 values.append(value)
                 names += made
             recorder.tag, recorder.outliving = "is_backward", self._outliving()
             start = next(iter(reversed(recorder.graph.nodes)), None)
-            questions, roots = LayoutQuestions(), [o.grad_fn for o in outs]
-            python = bool(recorder.classes) or recorder.has_hooks or any(isinstance(s, WrapperSpec) for s in tangents)
+            roots = [o.grad_fn for o in outs]
             try:
                 with (
                     self.session.in_their_places(),
-                    _sequence_numbers(roots, self.edges, recorder, questions, python),
+                    _sequence_numbers(roots, self.edges, recorder),
                     late_functions(recorder, [*_nodes_behind(outs, self.edges)]),
                 ):
                     contexts = contexts_of(self.session.wrappers)
@@ -183,23 +160,22 @@ class Tape:
             finally:
                 recorder.tag, recorder.outliving = "is_forward", frozenset()
             self._check_layouts(grads)
-            flat = [None if g is None else flatten(g) for g in grads]
+            flat = [None if g is None else flatten(self._own(g)) for g in grads]
             nodes = [recorder.node_of(leaf) for row in flat if row is not None for leaf in row[0]]
             late = kept_after(recorder.graph, start)
             joint = finish_joint(self.session, self.forward_nodes, nodes, self.boundary, self.groups, self.served, late)
         given = zip(_present(tangents), values, strict=True)
         untouched = {k: t for k, t in given if not any(map(recorder.was_written, leaves_of(t)))}
-        passed = _passed(grads, untouched, self.inputs)
+        passed = _passed(grads, untouched)
         live: tuple[int, ...] = ()
         if create_graph:  # what is passed on has a history of its own
             rows = zip(grads, passed, strict=True)
             live = tuple(k for k, (g, p) in enumerate(rows) if g is not None and g.requires_grad and p is None)
-        following = reach = None
+        following = None
         if create_graph:
             outputs = [g for k in live if (g := grads[k]) is not None]
             rest = (self.forward_nodes, self.boundary, self.groups, self.served, [*self.inputs, *tracked])
             following = Tape(self.session, outputs, [*self.edges, *edges], *rest)
-            reach = reaches(outputs, following.edges)
         hidden = joint.meta["draws"]
         specs = tuple(None if r is None else r[1] for r in flat)
         return TracedBackward(
@@ -212,21 +188,15 @@ class Tape:
             following,
             live,
             passed,
-            reach,
-            questions.asked,
             recorder.late.found(),
         )
 
-    @contextlib.contextmanager
-    def named(self, tangents: Sequence[str]) -> Iterator[Tape]:
-        """While inside, the next tangents get these names, those of an earlier trace of the same function."""
-        recorder = self.session.recorder
-        before = recorder.tangents
-        recorder.tangents = int(tangents[0].rpartition("_")[2]) - 1
-        try:
-            yield self
-        finally:
-            recorder.tangents = max(before, recorder.tangents)
+    def _own(self, grad: Tensor) -> Tensor:
+        """A gradient; of one that is an input itself, a wrapper of its own: a call would make two over the same leaves."""
+        if not is_traceable(grad) or not any(grad is x for x in self.inputs):
+            return grad
+        with torch.no_grad():
+            return map_leaves(torch.clone, grad)
 
     def _check_layouts(self, grads: Sequence[Tensor | None]) -> None:
         """Refuse sparse gradients, as `nn.Embedding` makes them: a graph has strided results."""
@@ -292,18 +262,6 @@ class Tape:
             ) from error
 
 
-def _arriving(out: Tensor, number: int) -> Tensor:
-    """What stands for a result whose tangent is added when the node with this sequence number would run."""
-    with _torch.without_tracing(), torch.no_grad():
-        fresh = map_leaves(_fresh_like, out)
-        if fresh.requires_grad:
-            fresh.requires_grad_(False)
-    with torch.enable_grad():
-        late: Tensor = _torch.apply_function(Arrival, out, [fresh])
-    _torch.set_node_sequence_number(late.grad_fn, number)
-    return late
-
-
 def _asked_for(graph: fx.Graph) -> str:
     """Where the region asks for sparse gradients, as ", ... file:line"."""
     for node in graph.nodes:
@@ -322,16 +280,13 @@ def _present(tangents: Sequence[Spec | None]) -> list[int]:
     return [k for k, t in enumerate(tangents) if t is not None]
 
 
-def _passed(
-    grads: Sequence[Tensor | None], tangents: Mapping[int, Tensor], inputs: Sequence[Tensor]
-) -> tuple[tuple[str, int] | None, ...]:
-    """Gradients that are a tangent or an input itself, or an earlier gradient.
+def _passed(grads: Sequence[Tensor | None], tangents: Mapping[int, Tensor]) -> tuple[tuple[str, int] | None, ...]:
+    """Gradients that are a tangent itself, or an earlier gradient.
 
     Autograd accumulates by reference what nobody else holds. Two objects made of the same leaves would end as two
     ``.grad`` in one memory.
     """
-    known = {id(t): ("input", k) for k, t in enumerate(inputs)}
-    known |= {id(t): ("tangent", k) for k, t in tangents.items()}
+    known = {id(t): ("tangent", k) for k, t in tangents.items()}
     rows = []
     for k, g in enumerate(grads):
         rows.append(None if g is None else known.get(id(g)))
@@ -347,17 +302,10 @@ def _fresh_like(t: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def _sequence_numbers(
-    roots: Sequence[Any], edges: Sequence[Any], recorder: Any, questions: LayoutQuestions, runs_python: bool
-) -> Iterator[None]:
-    """While inside, backward nodes get the sequence number of the autograd node that issues them (PyTorch PR 103129).
+def _sequence_numbers(roots: Sequence[Any], edges: Sequence[Any], recorder: Any) -> Iterator[None]:
+    """While inside, backward nodes get the sequence number of the autograd node that issues them (PyTorch PR 103129)."""
 
-    ``runs_python``: any node may run Python code, not only those of custom functions.
-    """
-
-    def begin(number: int, python: bool) -> None:
-        if python:
-            questions.__enter__()  # type: ignore[no-untyped-call]
+    def begin(number: int) -> None:
         recorder.backward_seq = number
 
     stop = {e.node for e in edges}
@@ -371,8 +319,7 @@ def _sequence_numbers(
         seen.add(node)
         todo.extend(n for n, _ in node.next_functions if n is not None)
         number = _torch.node_sequence_number(node)
-        python = runs_python or isinstance(node, torch.autograd.function.BackwardCFunction)
-        handles.append(node.register_prehook(lambda _, n=number, p=python: begin(n, p)))
+        handles.append(node.register_prehook(lambda _, n=number: begin(n)))
     try:
         yield
     finally:
@@ -388,51 +335,6 @@ def saved_by_autograd(outputs: Sequence[Tensor], edges: Sequence[Any], hooks: bo
     """
     rows = ((node, _saved_of(node, hooks)) for node in _nodes_behind(outputs, edges))
     return {node: [leaf for t in saved for leaf in leaves_of(t)] for node, saved in rows}
-
-
-def independent(
-    outputs: Sequence[Tensor], edges: Sequence[Any], saved: Mapping[Any, Sequence[Tensor]]
-) -> tuple[tuple[int, ...], ...]:
-    """Outputs in groups of which eager autograd can run the backwards one after the other, without retaining the graph.
-
-    Outputs are in one group if some node that holds tensors is behind both. No group where there is but one, or where
-    there are more than eight outputs (a look at all nodes for each). One without members for outputs behind which no node
-    holds anything, so that their backward can run again and again.
-    """
-    holding = {n for n, tensors in saved.items() if tensors or n.name().endswith("CopySlices")}
-    if not holding:
-        return ((),)
-    if not 1 < len(outputs) <= 8:
-        return ()
-    groups: list[tuple[tuple[int, ...], set[Any]]] = []
-    for k, out in enumerate(outputs):
-        behind = holding.intersection(_nodes_behind([out], edges))
-        members: tuple[int, ...] = (k,) if behind else ()
-        for group in [g for g in groups if g[1] & behind]:
-            groups.remove(group)
-            members, behind = (*group[0], *members), behind | group[1]
-        groups.append((members, behind))
-    return tuple(members for members, _ in groups) if len(groups) > 1 else ()
-
-
-def reaches(outputs: Sequence[Tensor], edges: Sequence[Any]) -> Reach | None:
-    """Which outputs lead to which edges; None where all lead to all of them."""
-    behind: dict[Any, int] = {None: 0}  # node -> a bit for each edge
-    for k, e in enumerate(edges):
-        behind[e.node] = behind.get(e.node, 0) | 1 << k
-    todo: list[Any] = [out.grad_fn for out in outputs]
-    while todo:
-        following = () if todo[-1] in behind else todo[-1].next_functions
-        missing = [n for n, _ in following if n not in behind]
-        todo += missing
-        if not missing:
-            node = todo.pop()
-            if node not in behind:
-                behind[node] = functools.reduce(operator.or_, (behind[n] for n, _ in following), 0)
-    found = [behind[out.grad_fn] for out in outputs]
-    if all(row == (1 << len(edges)) - 1 for row in found):
-        return None
-    return Reach(tuple(tuple(k for k in range(len(edges)) if row >> k & 1) for row in found), len(edges))
 
 
 def leaves_behind(outputs: Sequence[Tensor], edges: Sequence[Any]) -> list[Tensor]:

@@ -6,7 +6,7 @@ in place, or where a part of the way was made without gradients; then the calls 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,11 +15,12 @@ import torch
 from .. import _torch
 from ..errors import UnsupportedError
 from ..plan import StridedView, ViewStep, ViewSteps
+<<<<<<< HEAD
 from ..subclass.context import snapshot
 from ..subclass.flatten import flatten
+=======
+>>>>>>> cut-autograd
 from ..subclass.protocol import is_traceable
-from ..subclass.spec import Spec
-from ..subclass.visit import map_spec
 
 Tensor = torch.Tensor
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.memory_format, type(Ellipsis))
@@ -50,7 +51,6 @@ class ViewLog:
     def __init__(self) -> None:
         self._made: dict[int, _Made] = {}
         self._changes: dict[int, list[_Change]] = {}
-        self._layouts: dict[int, tuple[Tensor, list[Spec]]] = {}
         self._time = 0
 
     @property
@@ -71,6 +71,7 @@ class ViewLog:
                 if isinstance(value, Tensor):
                     self._note_view(func, args, kwargs, value, k)
 
+<<<<<<< HEAD
     def before_change(self, t: Tensor) -> None:
         """The shape of ``t`` is about to be changed in place."""
         if is_traceable(t):
@@ -80,6 +81,11 @@ class ViewLog:
     def layouts(self, t: Tensor) -> Sequence[Spec]:
         """The layouts that a wrapper had before each change of its shape, the last one first."""
         return tuple(reversed(self._layouts.get(id(t), (t, []))[1]))
+=======
+    def was_reshaped(self, t: Tensor) -> bool:
+        """Was the shape of this tensor changed in place?"""
+        return id(t) in self._changes
+>>>>>>> cut-autograd
 
     def _note_view(self, func: Any, args: Any, kwargs: Mapping[str, Any], out: Tensor, item: int | None) -> None:
         if id(out) in self._made or not (Tensor._is_view(out) or getattr(func, "__name__", "") in _SHARING):

@@ -29,7 +29,6 @@ from .. import verify
 from .._torch.dynamo import never_compiled
 from ..backends import resolve_backend
 from ..backends.eager import compile_eager
-from ..capture.again import FirstRun
 from ..capture.mutation import NeedsAutogradBase
 from ..capture.region import Captured, capture
 from ..errors import ArgumentsError, GuardError, NeedsEager, OptionError, SubclassTraceError, UnsupportedError
@@ -46,7 +45,6 @@ from ..runtime.sizes import hint_of
 from ..runtime.specialize import Graphs, alias_guard, build_program
 from ..runtime.trees import unflatten_tree
 from ..subclass.template import Examples
-from .again import second_run
 from .calls import CallSite
 from .class_code import lasting
 from .dynamic import SIZES, SizeHistory, choose, sizes_of
@@ -88,15 +86,6 @@ class Specialization:
     def saved(self) -> tuple[SavedValue, ...]:
         """What is saved for the backward."""
         return self.plan.saved
-
-    def release_trace(self) -> bool:
-        """Drop the fake autograd graph that backwards for other tangents are traced from, as ``retain_trace=False`` does.
-
-        Returns False where it stays, because a second run of the function could not replace it: a view that its base
-        stands for, an argument that is a global as well, sizes that depend on data, jagged tensors.
-        """
-        backwards = self.program.backwards
-        return True if backwards is None else backwards.release()
 
     def report(self) -> str:
         """A readable table: inputs and their leaves, outputs and how they are rewrapped, saved activations."""
@@ -309,12 +298,7 @@ class Region:
             KnownTensors.of(program.plan, site.flat, [*one_object.tensors, *site.met], site.not_these),
         )
         if program.backwards is not None:
-            first = FirstRun.of(captured, table)
-            if first is not None:
-                program.backwards.again = second_run(first, self.__function, site, arguments, positions, guards)
             program.backwards.narrow = functools.partial(self.__narrow, program)
-            if not options.retain_trace:
-                program.backwards.release()
         examples = Examples(captured.session.mode, hint_of)
         with torch.no_grad():
             entry = generate(program, guards, site.layout(), site.flat, examples)

@@ -31,9 +31,6 @@ from .inputs import (
 )
 from .outputs import (
     ConstantOutput,
-    CustomView,
-    Detached,
-    Given,
     GradientOutput,
     InputOutput,
     LeafAlias,
@@ -46,14 +43,10 @@ from .outputs import (
     SymbolicView,
     ValueAlias,
     ValueOutput,
-    ViewCall,
-    ViewCalls,
     ViewOutput,
     ViewStep,
     ViewSteps,
-    views_in,
 )
-from .reach import Reach
 from .state import (
     AppendPlan,
     AssignmentPlan,
@@ -80,9 +73,6 @@ __all__ = [
     "ContainerChange",
     "ContainerItem",
     "CountPlan",
-    "CustomView",
-    "Detached",
-    "Given",
     "GradientOutput",
     "HookPlan",
     "InputOutput",
@@ -96,7 +86,6 @@ __all__ = [
     "Plan",
     "Primal",
     "RaggedOutput",
-    "Reach",
     "RemovalPlan",
     "Replay",
     "ReturnedContainer",
@@ -113,12 +102,9 @@ __all__ = [
     "SymbolicView",
     "ValueAlias",
     "ValueOutput",
-    "ViewCall",
-    "ViewCalls",
     "ViewOutput",
     "ViewStep",
     "ViewSteps",
-    "views_in",
     "gradient_of",
 ]
 
@@ -182,19 +168,8 @@ class Plan:
         tuple[int, tuple[bool, ...]], ...
     ] = ()  # value -> is it, and each of its leaves, of inference mode?
     dangling: tuple[int, ...] = ()  # values that require grad, but whose history leads to no input
-    detached: tuple[Detached, ...] = ()
-    versions: tuple[tuple[int, int], ...] = ()  # values that the region wrote to in place -> their version
-    leaf_versions: tuple[
-        tuple[int, int], ...
-    ] = ()  # leaves of wrappers, as forward outputs, that code has written -> theirs
-    watched_inputs: tuple[int, ...] = ()  # wrappers whose version counter stands for a saved leaf's
-    watched_results: tuple[int, ...] = ()  # values that eager's backward reads, whose version nothing else compares
-    watched_names: tuple[
-        tuple[str, ...], ...
-    ] = ()  # of each: the saved activations that it consists of, if it is saved
-    independent: tuple[tuple[int, ...], ...] = ()  # groups of differentiable values: see `capture.tape.independent`
-    rewritten: tuple[int, ...] = ()  # places in ``differentiated`` of inputs that the region gives another history
-    reach: Reach | None = None  # of ``differentiable`` values to ``differentiated`` inputs; None if all to all
+    watched_inputs: tuple[int, ...] = ()  # wrappers of which a leaf is saved: what is written to them shows in their version
+    watched_values: tuple[int, ...] = ()  # results of that kind
     containers: tuple[ContainerRow, ...] = ()  # of which ``out_tree`` is ``(result, [new items])``
     lent: tuple[Lent, ...] = ()  # objects in contexts that results have from the call's inputs
     configurations: tuple[
@@ -205,30 +180,14 @@ class Plan:
     ] = ()  # inputs, and others from which autograd knows that none of them was computed
 
     @functools.cached_property
-    def bumps_by_results(self) -> dict[int, int]:
-        """Input -> by how much making the results moves its version counter (early ones have done so already)."""
-        bumps: dict[int, int] = {}
-        for o in self.outputs:
-            if isinstance(o, ViewOutput) and o.of_input:
-                bumps[o.base] = bumps.get(o.base, 0) + o.version_bumps
-        return bumps
-
-    @functools.cached_property
     def spent_values(self) -> frozenset[int]:
         """Values that are new contents of inputs, and nothing else, which the program has written there itself."""
         done = (m.value for m in self.mutations if m.in_program and not m.copied and m.value is not None)
         return frozenset(done)
 
     @property
-    def compared_inputs(self) -> tuple[int, ...]:
-        """Watched inputs that are differentiated, as places among those: at hand in the backward, so that their version
-        is compared there, which is a fifth of what saving them costs."""
-        place = {number: k for k, number in enumerate(self.differentiated)}
-        return tuple(place[i] for i in self.watched_inputs if i in place)
-
-    @property
-    def kept_inputs(self) -> tuple[int, ...]:
-        """The other watched inputs: they are saved, and autograd compares."""
+    def watched_beside(self) -> tuple[int, ...]:
+        """The watched inputs that are not differentiated: the others are at hand as those are."""
         return tuple(i for i in self.watched_inputs if i not in self.differentiated)
 
     @property

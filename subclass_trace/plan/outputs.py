@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -124,53 +124,6 @@ class SymbolicView:
         return self.function(base)
 
 
-@dataclass(frozen=True, eq=False)
-class Given:
-    """What an operation gives for one tensor of its result: forward value ``value``, or one that nobody sees (None)."""
-
-    value: int | None
-    spec: Spec
-
-
-@dataclass(frozen=True, eq=False)
-class ViewCall:
-    """One operation that autograd knows to make views. Results that come of the same call have this very object.
-
-    Attributes:
-        args: those after the tensor.
-        given: what it gives, where that does not lie in the memory of the tensor (DTensor gathers rows): autograd books a
-            view, and the region has computed its contents. Else None.
-        has_sizes: some of its arguments are computed of the sizes of a call.
-    """
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    given: tuple[Given, ...] | None
-    has_sizes: bool = False
-
-
-@dataclass(frozen=True, eq=False)
-class ViewCalls:
-    """Repeats operations, each with which of its results (None: the only one) goes on: several views have them in common."""
-
-    calls: tuple[tuple[ViewCall, int | None], ...]
-
-    def __call__(self, base: torch.Tensor) -> torch.Tensor:
-        """The view of ``base``, with nothing given, and with the sizes of the trace."""
-        value: Any = base
-        for call, item in self.calls:
-            out = call.function(value, *call.args, **call.kwargs)
-            value = out if item is None else out[item]
-        return value  # type: ignore[no-any-return]
-
-    @property
-    def given(self) -> frozenset[int]:
-        """The forward values that hold what some of the operations give."""
-        rows = (row for call, _ in self.calls for row in call.given or ())
-        return frozenset(row.value for row in rows if row.value is not None)
-
-
 Replay: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -181,101 +134,32 @@ class ViewOutput:
     ``one_of_several``: a member of ``split`` and the like, which autograd protects from in-place operations.
     ``before_grad``: made under autograd of an input that requires grad only afterwards.
     ``early``: made of an input as it comes in, before the region's change of its shape is delivered.
-    ``ahead``: made of an input before the region's autograd node: see `capture.gradient_order`.
-    ``dangling``: its history leads to no input, but to a leaf of the region's own, which nobody sees.
-    ``layouts``: the base is a wrapper whose shape the region changes after this view was made of it: its layout then, and
-    its layout afterwards. It is laid out so again while the view is made.
-    ``counted``: for so many of its calls in place another result has moved the version counter.
-    ``inner_versions``: (attribute names with dots, version) of tensors inside that were written by themselves.
-    ``base`` counts inputs, or forward values and after these the rows of ``Plan.detached``; ``replay`` None: that itself.
+    ``base`` counts inputs, or forward values.
     """
 
     base: int
     of_input: bool
-    replay: Replay | None
+    replay: Replay
     requires_grad: bool
     spec: Spec
     attributes: Mapping[str, Any] = field(default_factory=dict)
     one_of_several: bool = False
     starts_grad: bool = False
     early: bool = False
-    ahead: bool = False
-    dangling: bool = False
-    layouts: tuple[Spec, Spec] | None = None
-    counted: int = 0
-    inner_versions: tuple[tuple[str, int], ...] = ()
     before_grad: bool = False
-
-    @property
-    def values(self) -> frozenset[int]:
-        """The forward values (and rows of ``Plan.detached`` after these) that it is made of."""
-        return _made_of(self)
-
-    @property
-    def version_bumps(self) -> int:
-        """By how much making it moves the version counter that it shares with its base."""
-        return self.replay.version_bumps - self.counted if isinstance(self.replay, ViewSteps) else 0
-
-
-@dataclass(frozen=True, eq=False)
-class Detached:
-    """``detach()`` of an input, of a forward value, or (``replay``) of a view of one: it shares its version counter.
-
-    ``of_history``: that view has one.
-    """
-
-    base: int
-    of_input: bool
-    replay: Replay | None
-    of_history: bool = False
-
-    @property
-    def values(self) -> frozenset[int]:
-        """The forward values that it is made of."""
-        return _made_of(self)
-
-
-@dataclass(frozen=True, eq=False)
-class CustomView:
-    """What a result of a custom autograd.Function is a view of, an input or a forward value; ``replay`` makes it of that."""
-
-    base: int
-    of_input: bool
-    replay: Replay
-
-    @property
-    def values(self) -> frozenset[int]:
-        """The forward values that it is made of."""
-        return _made_of(self)
-
-
-def _made_of(view: ViewOutput | CustomView | Detached) -> frozenset[int]:
-    given = view.replay.given if isinstance(view.replay, ViewCalls) else frozenset()
-    return given if view.of_input else given | {view.base}
-
-
-def views_in(
-    outputs: Iterable[OutputPlan], detached: Iterable[Detached] = ()
-) -> Iterator[ViewOutput | CustomView | Detached]:
-    """All that says how a result is made of a base."""
-    yield from detached
-    for o in outputs:
-        view = o.view_of if isinstance(o, ValueOutput) else o
-        if isinstance(view, (ViewOutput, CustomView)):
-            yield view
 
 
 @dataclass(frozen=True, eq=False)
 class ValueOutput:
     """Forward value ``value``. ``attributes`` are Python attributes that the region set on it.
 
-    ``view_of``: autograd knows it as a view, whose history is that of the value all the same.
+    ``protected``: eager has a view here of what the value does not know: autograd refuses to write to it.
     """
 
     value: int
     spec: Spec
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    view_of: CustomView | None = None
+    protected: bool = False
 
 
 @dataclass(frozen=True)
@@ -309,7 +193,6 @@ class ValueAlias:
         leaves: for each leaf the tensor whose memory it lies in, or None.
         holder: (input number, attribute names) when the value is a wrapper inside that input: the very object.
         within: it has a history, so that the memory is shared before autograd sees the value.
-        version: of the value, which has a counter of its own.
     """
 
     value: int
@@ -317,7 +200,6 @@ class ValueAlias:
     leaves: tuple[LeafAlias | None, ...]
     holder: tuple[int, tuple[str, ...]] | None = None
     within: bool = False
-    version: int = 0
 
 
 OutputPlan: TypeAlias = (

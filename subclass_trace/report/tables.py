@@ -16,7 +16,6 @@ from typing import Any
 from ..plan import (
     BasePrimal,
     ConstantOutput,
-    Detached,
     GradientOutput,
     InputOutput,
     InputPlan,
@@ -426,8 +425,7 @@ def _result(plan: Plan, o: OutputPlan, names: Sequence[str]) -> tuple[str, ...]:
         return ("input itself", *_class_and_meta(row.spec), "yes" if row.requires_grad else "", str(row.path))
     if isinstance(o, ViewOutput):
         base = _base_text(plan, o, names)
-        recipe = base if o.replay is None else f"view operations on {base}"
-        return ("view", *_class_and_meta(o.spec), "yes" if o.requires_grad else "", recipe)
+        return ("view", *_class_and_meta(o.spec), "yes" if o.requires_grad else "", f"view operations on {base}")
     if isinstance(o, SameOutput):
         return ("same object", "", "", "", "", f"result {o.result}")
     shares = any(row.value == o.value for row in plan.aliases)
@@ -436,14 +434,8 @@ def _result(plan: Plan, o: OutputPlan, names: Sequence[str]) -> tuple[str, ...]:
     return (kind, *_class_and_meta(o.spec), grad, _value_recipe(plan, o.value, o.spec))
 
 
-def _base_text(plan: Plan, o: ViewOutput | Detached, names: Sequence[str]) -> str:
-    if o.of_input:
-        return str(plan.inputs[o.base].path)
-    if o.base < len(names):
-        return names[o.base]
-    row = plan.detached[o.base - len(names)]
-    what = _base_text(plan, row, names)
-    return f"{what}.detach()" if row.replay is None else f"detach() of a view of {what}"
+def _base_text(plan: Plan, o: ViewOutput, names: Sequence[str]) -> str:
+    return str(plan.inputs[o.base].path) if o.of_input else names[o.base]
 
 
 def _class_and_meta(spec: Spec) -> tuple[str, str, str]:

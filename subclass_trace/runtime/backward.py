@@ -6,7 +6,11 @@ user function, and computed from the same saved activations. See docs/notes/tang
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 import contextlib
+=======
+import functools
+>>>>>>> cut-autograd
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,16 +25,21 @@ from ..capture.graphs import drop_outputs, extract, needed, output_args
 from ..capture.late_code import NO_LATE_CODE, Late
 from ..capture.tape import Tape, TracedBackward
 from ..errors import TangentError
-from ..partition.half import Half
 from ..partition.hooks import merge_twins, unpack_late
+<<<<<<< HEAD
 from ..plan import Reach
+=======
+from ..subclass.classes import KeptClass
+from ..subclass.components import read_lent
+from ..subclass.context import Lent, Unread, same_context
+>>>>>>> cut-autograd
 from ..subclass.flatten import flatten
 from ..subclass.protocol import is_traceable
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
 from ..subclass.visit import rebuild
 from .rebuild import fit_strides, is_lazy
-from .sizes import Env, concrete, evaluator, freeze, holds
-from .tangent_layouts import MOST_LAYOUTS, comparable, copies_into, follows, known_layout, layout_like, same_layouts
+from .sizes import Env, evaluator, freeze, holds
+from .tangent_layouts import contiguous
 from .tangent_sizes import matches, symbolic, with_unbacked
 
 Tensor = torch.Tensor
@@ -50,9 +59,8 @@ class CompiledBackward:
         inputs: for each graph input ("saved", name), ("tangent", leaf number) or ("size", symbol).
         call: the boxed program.
         grads: spec of each gradient, in the order of the differentiated inputs.
-        passed: which gradients are the very object that is ("tangent", number), ("input", number) or ("gradient", number).
+        passed: which gradients are the very object that is ("tangent", number) or ("gradient", number).
         next: the backwards of this backward, when ``create_graph``; ``differentiable``: which gradients they are of.
-        reach: which of those lead to which inputs of ``next``; None: all to all.
     """
 
     tangents: tuple[Spec | None, ...]
@@ -64,12 +72,19 @@ class CompiledBackward:
     differentiable: tuple[int, ...]
     tangent_names: tuple[str, ...]
     passed: tuple[tuple[str, int] | None, ...]
-    reach: Reach | None = None
     conditions: tuple[Any, ...] = ()  # on the sizes, beyond those of the specialization
+<<<<<<< HEAD
     by_layout: bool = (
         False  # code of a class asked how a tensor is laid out: other layouts are no matter of strides alone
     )
+=======
+    contexts: Mapping[Unread | Lent, Any] = field(
+        default_factory=dict
+    )  # values that its trace read, but no guard compares
+    objects: tuple[KeptObject | KeptClass, ...] = ()  # in contexts, with what its trace read of them
+>>>>>>> cut-autograd
     user_code: Late = NO_LATE_CODE  # what user code in it hangs on
+    autocast: tuple[Any, ...] = ()  # the state of autocast that it was traced for, as in `Ambient`
     dtensor: _torch.DTensorModes | None = None  # what was active around DTensors while it was traced, if it met any
     graph: Any = None  # its graph module, or the `Half` that makes it; pasted into tapes of compiled autograd
 
@@ -79,19 +94,13 @@ class CompiledBackward:
 
     def serves(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> bool:
         """Is this the backward for these tangents?"""
-        if self.create_graph != create_graph or not self.holds(env):
+        if self.create_graph != create_graph or self.autocast != _torch.autocast_state() or not self.holds(env):
             return False
         if self.dtensor is not None and self.dtensor != _torch.dtensor_modes():
             return False
         if create_graph and tuple(map(_requires_grad, tangents)) != tuple(map(_requires_grad, self.tangents)):
             return False  # which gradients require grad depends on it
         return all(matches(known, now, env) for known, now in zip(self.tangents, tangents, strict=True))
-
-    def has_gradients(self, traced: TracedBackward) -> bool:
-        """Are these its gradients, with the same strides?"""
-        rows = zip(self.grads, traced.grads, self.passed, strict=True)
-        same = (p is not None or same_layouts([a], [None if b is None else freeze(b)], {}) for a, b, p in rows)
-        return self.passed == traced.passed and self.differentiable == traced.differentiable and all(same)
 
     def run(self, saved: dict[str, Any], tangents: Sequence[Tensor], env: Env) -> list[Tensor | None]:
         """Gradients from saved values (which are consumed) and the dense leaves of the tangents."""
@@ -109,12 +118,26 @@ class CompiledBackward:
             flat = iter(self.call(args))
         return [None if g is None else rebuild(g, flat, sizes) for g in self.grads]
 
+<<<<<<< HEAD
     def pass_on(
         self, grads: Sequence[Tensor | None], tangents: Sequence[Tensor | None], inputs: Sequence[Tensor]
     ) -> list[Tensor | None]:
         """The gradients, with the very tangents, inputs and earlier gradients in place of those that are such an object."""
+=======
+    @functools.cached_property
+    def lent(self) -> tuple[Lent, ...]:
+        """What its gradients have of contexts of tangents."""
+        return tuple(mark for mark in marks_in(self.grads) if mark.place[0] == "tangent")
+
+    def with_tangents(self, tangents: Sequence[Tensor | None], env: Env) -> Env:
+        """The numbers of a call, and what its gradients have of the tangents."""
+        return {**env, **{mark: read_lent(mark, tangents) for mark in self.lent}} if self.lent else env
+
+    def pass_on(self, grads: Sequence[Tensor | None], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The gradients, with the very tangents and earlier gradients in place of those that are such an object."""
+>>>>>>> cut-autograd
         found = list(grads)
-        given = {"tangent": tangents, "input": inputs, "gradient": found}
+        given = {"tangent": tangents, "gradient": found}
         for k, source in enumerate(self.passed):
             if source is not None:
                 found[k] = given[source[0]][source[1]]
@@ -124,8 +147,6 @@ class CompiledBackward:
 class Backwards:
     """The compiled backwards of a region (or of a backward of it), and the tape to trace more from.
 
-    ``again`` makes the tape a second time, by running the user function on fakes (of the sizes of one call, where it is
-    given their symbols' values); with it, `release` may drop the tape.
     ``inputs`` says how many inputs are differentiated. ``narrow`` is told when a backward that is differentiated again
     fixes sizes: calls with others get a specialization of their own.
     """
@@ -140,31 +161,18 @@ class Backwards:
         twins: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.symbols, self.twins = symbols, twins
-        self.tape: Tape | None = tape
+        self.tape = tape
         self.inputs, self.saved = len(tape.edges), saved
-        self.again: Callable[[Env | None], Tape] | None = None
         self.narrow: Callable[[tuple[Any, ...]], None] | None = None
         self.of_backward = False
         self.row_by_row = any(map(is_traceable, (*tape.outputs, *tape.inputs)))  # for batched tangents: see `batched`
         self.is_freed = False  # the region itself ran backwards that free what these would need
         self.compile_backward, self.output_paths = compile_backward, tuple(output_paths)
         self.compiled: tuple[CompiledBackward, ...] = ()
-        self._layouts: tuple[tuple[Sequence[Spec | None], CompiledBackward], ...] = ()
 
     def add(self, entry: CompiledBackward) -> None:
         """Add a backward: the first was compiled together with the forward."""
         self.compiled = (*self.compiled, entry)
-        self._layouts = (*self._layouts, (entry.tangents, entry))
-
-    def release(self) -> bool:
-        """Drop the tape, and the tapes of backwards that can be differentiated; False where it can be made only once."""
-        with TRACE_LOCK:
-            if self.again is None:
-                return False
-            self.tape = None
-            self.compiled = tuple(entry for entry in self.compiled if entry.next is None)
-            self._layouts = tuple(row for row in self._layouts if row[1].next is None)
-            return True
 
     def find(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> CompiledBackward:
         """The backward for these tangents, traced now if there is none yet.
@@ -172,83 +180,43 @@ class Backwards:
         Raises:
             TangentError: it cannot be computed from the saved activations.
         """
-        tangents = [None if t is None else known_layout(t, bool(self.symbols)) for t in tangents]
         hit = self._lookup(tangents, create_graph, env)
         if hit is None:
             with TRACE_LOCK:
-                hit = self._lookup(tangents, create_graph, env) or self._of_other_layout(tangents, create_graph, env)
+                hit = self._lookup(tangents, create_graph, env)
                 if hit is None:
-                    hit = self._trace(tangents, create_graph, env)
+                    hit = self._trace([None if t is None else contiguous(t) for t in tangents], create_graph, env)
                     self.add(hit)
         return hit
 
     def _lookup(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> CompiledBackward | None:
-        for layout, entry in self._layouts:
-            if entry.serves(tangents, create_graph, env) and same_layouts(layout, tangents, env):
-                return entry
-        return None
+        return next((entry for entry in self.compiled if entry.serves(tangents, create_graph, env)), None)
 
     def served(self, tangents: Sequence[Spec | None], env: Env) -> CompiledBackward | None:
         """The backward that is known for these tangents, of static sizes."""
         return self._lookup(tangents, False, env)
-
-    def _of_other_layout(
-        self, tangents: Sequence[Spec | None], create_graph: bool, env: Env
-    ) -> CompiledBackward | None:
-        """The backward for tangents that differ from known ones in their strides alone; None where there are none."""
-        known = [e for e in self.compiled if e.serves(tangents, create_graph, env) and copies_into(e.tangents, env)]
-        if not known:
-            return None
-        by_layout = any(e.by_layout for e in known)
-        if len(self._layouts) >= MOST_LAYOUTS and not by_layout:
-            return known[0]
-        entry = first = known[0]
-        half = Half.of_module(first.graph) if isinstance(first.graph, fx.GraphModule) else first.graph
-        grads = [(g, p is not None) for g, p in zip(first.grads, first.passed, strict=True)]
-        if create_graph or by_layout or follows(half, first.inputs, tangents, grads):
-            # Where no class asks for a layout, nothing but strides hangs on it.
-            with contextlib.suppress(*() if by_layout else (TangentError,)):
-                twins = known if comparable(first.grads) and not by_layout else ()
-                entry = self._trace(tangents, create_graph, env, twins)
-        if entry not in known:
-            self.add(entry)
-        else:
-            rows = zip(tangents, entry.tangents, strict=True)
-            layout = tuple(None if t is None or k is None else layout_like(t, k) for t, k in rows)
-            self._layouts = (*self._layouts, (layout, entry))
-        return entry
 
     def _trace(
         self,
         tangents: Sequence[Spec | None],
         create_graph: bool,
         env: Env,
-        known: Sequence[CompiledBackward] = (),
     ) -> CompiledBackward:
-        """A new backward; or one of ``known``, for other layouts of such tangents, if it has the same gradients."""
-        tape = self.tape
-        if tape is None:
-            assert self.again is not None
-            tape = self.again(None)
         failed: Any = None
         try:
-            entry = self._trace_of(tape, tangents, create_graph, env, known)
+            entry = self._trace_of(self.tape, tangents, create_graph, env)
             failed = next((c for c in entry.conditions if not holds(c, env)), None)
             if failed is None:
                 return entry
         except Exception as error:  # it may fail for the sizes of the call that was captured alone
-            traced_for = _torch.symbol_values(tape.session.shape_env)
+            traced_for = _torch.symbol_values(self.tape.session.shape_env)
             failed = next((c for c in _torch.equalities(self.symbols, traced_for) if not holds(c, env)), None)
             if failed is None:
                 raise
-            if self.again is None:
-                raise self._other_sizes(failed, env) from error
-        if self.again is None:
-            if self.narrow is not None:
-                self.narrow((failed,))
-            raise self._other_sizes(failed, env)
-        entry = self._trace_of(self.again(env), tangents, create_graph, env)
-        return replace(entry, conditions=_torch.equalities(self.symbols, env))
+            raise self._other_sizes(failed, env) from error
+        if self.narrow is not None:
+            self.narrow((failed,))
+        raise self._other_sizes(failed, env)
 
     def _trace_of(
         self,
@@ -256,7 +224,6 @@ class Backwards:
         tangents: Sequence[Spec | None],
         create_graph: bool,
         env: Env,
-        known: Sequence[CompiledBackward] = (),
     ) -> CompiledBackward:
         live = [flatten(o)[1] for o in tape.outputs]
         rows = zip(tangents, live, strict=True)
@@ -265,11 +232,16 @@ class Backwards:
         assumed = _torch.assumptions_of(shape_env)
         before = set(_torch.shape_conditions(shape_env, self.symbols))
         try:
+<<<<<<< HEAD
             traced = tape.trace(specs, create_graph=create_graph)
             for twin in known:
                 assumes = set(_torch.shape_conditions(shape_env, self.symbols)) - before
                 if twin.has_gradients(traced) and assumes <= set(twin.conditions):
                     return twin
+=======
+            with tape.session.reads.at(env) as late:
+                traced = tape.trace(specs, create_graph=create_graph, autocast=_torch.autocast_state())
+>>>>>>> cut-autograd
             entry = self.build(traced, specs, create_graph)
             _torch.fix_rounded(shape_env, since=len(assumed.guards))
             conditions = tuple(c for c in _torch.shape_conditions(shape_env, self.symbols) if c not in before)
@@ -289,7 +261,12 @@ class Backwards:
         ):
             self.narrow(conditions)
         modes = tape.session.dtensor_modes()
+<<<<<<< HEAD
         return replace(entry, conditions=conditions, dtensor=modes)
+=======
+        rest = {"autocast": _torch.autocast_state(), "dtensor": modes}
+        return replace(entry, conditions=conditions, contexts=late.values, objects=late.objects, **rest)
+>>>>>>> cut-autograd
 
     def _other_sizes(self, condition: Any, env: Env) -> TangentError:
         values = {str(s): env[s] for s in condition.free_symbols}
@@ -331,7 +308,6 @@ class Backwards:
             rest = (self.compile_backward, (), self.symbols, self.twins)
             following = Backwards(traced.next, frozenset(have), *rest)
             following.narrow, following.of_backward, following.row_by_row = self.narrow, True, self.row_by_row
-            following.again = self._again_for(traced, frozen)
         grads = tuple(None if g is None else freeze(g) for g in traced.grads)
         call = self.compile_backward(graph)
         return CompiledBackward(
@@ -344,36 +320,9 @@ class Backwards:
             traced.differentiable,
             traced.tangents,
             traced.passed,
-            traced.reach,
             user_code=traced.user_code,
-            by_layout=traced.by_layout,
             graph=graph,
         )
-
-    def _again_for(
-        self, traced: TracedBackward, tangents: Sequence[Spec | None]
-    ) -> Callable[[Env | None], Tape] | None:
-        """Makes the tape of a backward a second time, for the sizes of one call."""
-        if self.again is None:
-            return None
-        again, names, live = self.again, traced.tangents, traced.differentiable
-
-        def run(env: Env | None) -> Tape:
-            assert env is not None  # a backward that can be differentiated again keeps its own tape
-            specs = [None if t is None else concrete(t, env) for t in tangents]
-            with again(env).named(names) as tape:
-                found = tape.trace(specs, create_graph=True)
-            if found.next is None or found.tangents != names or found.differentiable != live:
-                raise TangentError(
-                    "the backward does something else when it is traced again for these sizes",
-                    path=", ".join(self.output_paths) or None,
-                    expected=f"tangents {names}, gradients {live}",
-                    got=f"tangents {found.tangents}, gradients {found.differentiable}",
-                    fix="compile with automatic_dynamic=False (torch.compile: dynamic=False)",
-                )
-            return found.next
-
-        return run
 
     def _sizes(self, graph: fx.Graph, have: Collection[str]) -> dict[str, Any]:
         """Nodes that are a size symbol of the region: each call knows its value, so nobody has to save it."""

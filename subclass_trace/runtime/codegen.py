@@ -27,10 +27,8 @@ from ..plan import (
     SizeOutput,
     SymbolicView,
     ValueOutput,
-    ViewCalls,
     ViewOutput,
     gradient_of,
-    views_in,
 )
 from ..subclass.arguments import same_argument
 from ..subclass.context import AnyNumber, Lent
@@ -53,17 +51,14 @@ from .emit import (
     name_code,
     one_object_checks,
     other_hooks_code,
-    set_versions,
     size_code,
     symbol_lines,
     tensor_checks,
     wrapped,
 )
-from .function import KeptHistory
 from .function_code import FunctionEmitter, needs_extra
 from .guards import HOOK_TABLES, Guards, ModuleGuard, failed_view
-from .parted import parted
-from .rebuild import detached, replay_view
+from .rebuild import replay_view
 from .reference import Call, Program, base_value, finish, share_values
 from .source import Source
 from .trees import holds_size, unflatten_tree
@@ -480,12 +475,6 @@ class _EntryEmitter:
         if plan.containers:
             s.bind("taken", taken)
             s.line(f"returned = taken({s.constant(plan.containers, 'containers')}, args, kwargs)")
-        repeats = any(isinstance(v.replay, ViewCalls) for v in views_in(plan.outputs, plan.detached))
-        if repeats:
-            s.line("made = {}")
-        ahead = {k: f"w{k}" for k, o in enumerate(plan.outputs) if isinstance(o, ViewOutput) and o.ahead}
-        for k, name in ahead.items():
-            s.line(f"{name} = {self._view(plan.outputs[k], inputs, env, ())}")
         if plan.trains:
             values, sizes = self._train(inputs, env)
         else:
@@ -493,9 +482,8 @@ class _EntryEmitter:
         if not self.simple:
             s.bind("finish", finish)
             s.bind("Call", Call)
-            made = ", ".join(f"{k}: {name}" for k, name in ahead.items())
             state = f"[{', '.join(inputs)}], [{', '.join(leaves)}], {env if items else '{}'}, [{', '.join(sizes)}]"
-            call = f"Call({state}, {{{made}}}{', made' if repeats else ''})"
+            call = f"Call({state}, )"
             s.line(f"results = finish({s.constant(plan, 'plan')}, {call}, [{', '.join(values)}], [{', '.join(flat)}])")
             self._return(None)
             return
@@ -508,8 +496,7 @@ class _EntryEmitter:
             values = [f"w[{k}]" for k in range(len(values))]
         delivery = Delivery(s, plan, inputs, leaves)
         delivery.write(values, grad=self.guards.ambient.grad)
-        values = [*values, *self._detached(inputs, values, env)]
-        results = self._results(flat, inputs, values, sizes, env, ahead)
+        results = self._results(flat, inputs, values, sizes, env)
         if plan.assignments:
             names = [s.name("r") for _ in results]
             for name, result in zip(names, results, strict=True):
@@ -525,20 +512,17 @@ class _EntryEmitter:
         values: Sequence[str],
         sizes: Sequence[str],
         env: str,
-        ahead: Mapping[int, str],
     ) -> list[str]:
         results: list[str] = []
-        for k, o in enumerate(self.plan.outputs):
-            if k in ahead:
-                results.append(ahead[k])
-            elif isinstance(o, ConstantOutput):
+        for o in self.plan.outputs:
+            if isinstance(o, ConstantOutput):
                 results.append(self._constant(o.value))
             elif isinstance(o, InputOutput):
                 results.append(flat[o.position])
             elif isinstance(o, GradientOutput):
                 results.append(inputs[o.input])
             elif isinstance(o, ViewOutput):
-                results.append(self._view(o, inputs if o.of_input else values, env, values))
+                results.append(self._view(o, inputs if o.of_input else values, env))
             elif isinstance(o, ValueOutput):
                 results.append(values[o.value])
             elif isinstance(o, SizeOutput):
@@ -547,28 +531,9 @@ class _EntryEmitter:
                 raise NotGenerated(f"a result {o!r}")
         return results
 
-    def _detached(self, inputs: Sequence[str], values: Sequence[str], env: str) -> list[str]:
-        s, names = self.source, []
-        for row in self.plan.detached:
-            base = (inputs if row.of_input else values)[row.base]
-            if row.replay is None:
-                made = f"{base}.detach()"
-            else:
-                sizes = f", {env}" if isinstance(row.replay, SymbolicView) else ""
-                if isinstance(row.replay, ViewCalls):
-                    sizes = f", {env}, ({_tuple(values)}), made"
-                made = f"{s.bind('detached', detached)}({s.constant(row, 'row')}, {base}{sizes})"
-            names.append(s.name("t"))
-            s.line(f"{names[-1]} = {made}")
-        return names
-
-    def _view(self, o: Any, bases: Sequence[str], env: str, values: Sequence[str]) -> str:
+    def _view(self, o: Any, bases: Sequence[str], env: str) -> str:
         s = self.source
-        if o.replay is None:
-            return str(bases[o.base])
         s.bind("replay_view", replay_view)
-        if isinstance(o.replay, ViewCalls):
-            return f"replay_view({s.constant(o, 'view')}, {bases[o.base]}, {env}, ({_tuple(values)}), made)"
         sizes = f", {env}" if isinstance(o.replay, SymbolicView) else ""
         return f"replay_view({s.constant(o, 'view')}, {bases[o.base]}{sizes})"
 
@@ -581,9 +546,8 @@ class _EntryEmitter:
         return plain and all(map(self._is_simple_output, plan.outputs))
 
     def _is_simple_output(self, o: Any) -> bool:
-        special = isinstance(o, SameOutput) or getattr(o, "starts_grad", False) or getattr(o, "dangling", False)
-        special = special or getattr(o, "early", False) or getattr(o, "layouts", None) is not None
-        special = special or getattr(o, "view_of", None) is not None
+        special = isinstance(o, SameOutput) or getattr(o, "starts_grad", False)
+        special = special or getattr(o, "early", False) or getattr(o, "protected", False)
         return not special and not getattr(o, "attributes", ())
 
     def _primal(self, primal: Any, leaves: Sequence[str], symbols: dict[Any, str]) -> str:
@@ -614,12 +578,10 @@ class _EntryEmitter:
         if self.guards.ambient.autocast:
             s.depth -= 1
         flat = detached_outputs(s, plan, plan.forward_leaves + plan.size_outputs, self._left_out())
-        set_versions(s, plan.leaf_versions, flat)
         parts = iter(flat[: plan.forward_leaves])
         values = wrapped(
             Wrapper(s, self.examples, symbols, self.lent.__getitem__), plan.values, parts, self._left_out()
         )
-        set_versions(s, plan.versions, values)
         if guarded:
             s.line("pass")
             s.depth -= 1
@@ -639,20 +601,11 @@ class _EntryEmitter:
         function = emitter.emit()
         s.bind("apply", _torch.base_apply(function))
         given = [inputs[i] for i in plan.differentiated]
-        for k in plan.rewritten:
-            s.bind("with_history", _torch.base_apply(KeptHistory))
-            history = s.name("h")
-            kept = f"{history} = with_history({given[k]})"
-            s.line(kept if self.guards.ambient.grad else f"with {s.bind('enable_grad', torch.enable_grad)}(): {kept}")
-            given[k] = history
         args = ["p", *given]
         if needs_extra(plan):
-            s.line(f"extra = [{env}, ({_tuple([inputs[i] for i in plan.kept_inputs])}), None]")
+            s.line(f"extra = [{env}, ({_tuple([inputs[i] for i in plan.watched_beside])}), None]")
             args.insert(1, "extra")
         made = f"apply({', '.join(args)})"
-        if plan.reach is not None:
-            s.bind("parted", parted)
-            made = f"parted({s.constant(plan.reach, 'reach')}, {plan.differentiable}, ({_tuple(given)}), {made})"
         call = f"v = {made}"
         if self.guards.ambient.grad:
             s.line(call)

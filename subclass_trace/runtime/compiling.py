@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -12,25 +11,30 @@ import torch.fx as fx
 from .. import verify
 from ..backends import Backend, Compiled, Compiler, compile_with
 from ..backends.eager import compile_eager
+from ..capture.inputs import Argument
 from ..partition.half import Half
 from ..partition.packing import Packing, unpack_inputs
 from ..plan import Plan
+from ..subclass.flatten import leaves_of
 from .blame import blame_of_compiled
-from .delivered import delivered_by_program, for_inference_too, maybe_of_inference, targets_of
+from .delivered import delivered_by_program, targets_of
 from .graph_code import Listing, compile_listing
 
 
-def forward_program(backend: Backend, compiler: Compiler, half: Half, plan: Plan) -> tuple[Compiled, Plan]:
+def forward_program(
+    backend: Backend, compiler: Compiler, half: Half, plan: Plan, arguments: Sequence[Argument]
+) -> tuple[Compiled, Plan]:
     """Our own back end writes to the inputs itself where it can; the plan says what is left to do."""
-    targets = targets_of(plan) if compiler is compile_eager and not _writes_unseen(half) else {}
+    inference = set[int]()
+    if not torch.is_inference_mode_enabled():
+        rows = (zip(i.leaves, leaves_of(a.value), strict=True) for i, a in zip(plan.inputs, arguments, strict=False))
+        inference = {place for row in rows for place, leaf in row if leaf.is_inference()}
+    targets = targets_of(plan, inference) if compiler is compile_eager and not _writes_unseen(half) else {}
     if not targets:
         return compile_half(backend, compiler, half), plan
     listing = Listing.of_half(half) if half.is_plain else Listing.of_module(half.module)
     boxed = compile_listing(listing, name="forward", targets=targets)
     call: Compiled = boxed.function
-    if maybe := maybe_of_inference(plan, targets):
-        functional = functools.partial(compile_half, backend, compiler, half)
-        call = for_inference_too(call, functional, maybe, targets, boxed.delivered)
     inputs = {place for place, number in targets.items() if number in boxed.delivered}
     mutations = delivered_by_program(plan, boxed.delivered)
     plan = replace(plan, mutations=mutations, detach_values=plan.detach_values | inputs)

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any
 
-import torch
-
-from .. import _torch
-from ..plan import BasePrimal, LeafPrimal, MutationPlan, Plan, ValueOutput, views_in
+from ..plan import BasePrimal, LeafPrimal, MutationPlan, Plan, ValueOutput, ViewOutput
 from ..subclass.spec import LeafSpec, leaf_count
 
-Boxed = Callable[[list[Any]], Sequence[Any]]
-_is_inference: Callable[[torch.Tensor], bool] = torch.Tensor.is_inference
 
+def targets_of(plan: Plan, inference: Collection[int] = ()) -> dict[int, int]:
+    """Number of a forward output -> number of the graph input that the plan copies it into, and that it is there for.
 
-def targets_of(plan: Plan) -> dict[int, int]:
-    """Number of a forward output -> number of the graph input that the plan copies it into, and that it is there for."""
+    ``inference``: leaves that are inference tensors, which no operation outside of inference mode may write.
+    """
     place = {p.leaf: k for k, p in enumerate(plan.primals) if isinstance(p, LeafPrimal) and not p.detached}
     grouped = {k for p in plan.primals if isinstance(p, BasePrimal) for k in p.members}
     used, starts = _used_values(plan), [0]
     for spec in plan.values:
         starts.append(starts[-1] + leaf_count(spec))
     found: dict[int, int] = {}
-    refused: set[int] = set(grouped)
+    refused: set[int] = {*grouped, *inference}
     for m in plan.mutations:
         leaves = plan.inputs[m.input].leaves
         if not _is_plain(m) or m.value in used:
@@ -47,10 +41,10 @@ def _used_values(plan: Plan) -> set[int]:
     """Values that are there for more than one mutation's sake."""
     used: set[int | None] = {o.value for o in plan.outputs if isinstance(o, ValueOutput)}
     used |= {row.value for row in plan.aliases}
-    used |= {k for view in views_in(plan.outputs, plan.detached) for k in view.values}
+    used |= {o.base for o in plan.outputs if isinstance(o, ViewOutput) and not o.of_input}
     used |= {a.value for row in plan.aliases for a in row.leaves if a is not None}
     used |= {*plan.differentiable, *plan.fresh_leaves, *plan.dangling}
-    used |= {k for k, _ in plan.inference} | {k for k, _ in plan.versions}
+    used |= {k for k, _ in plan.inference}
     used |= {n for m in plan.mutations for n in m.memory.values()}
     several = [m.value for m in plan.mutations]
     return {k for k in used if k is not None} | {k for k in several if k is not None and several.count(k) > 1}
@@ -71,46 +65,3 @@ def delivered_by_program(plan: Plan, delivered: Mapping[int, int]) -> tuple[Muta
     return tuple(rows)
 
 
-def maybe_of_inference(plan: Plan, targets: Mapping[int, int]) -> list[int]:
-    """The inputs among ``targets`` that may be inference tensors inside of a normal wrapper, which its class may write."""
-    below = {plan.inputs[m.input].leaves[k] for m in plan.mutations for k in m.below}
-    return [
-        k for k in dict.fromkeys(targets.values()) if isinstance(p := plan.primals[k], LeafPrimal) and p.leaf in below
-    ]
-
-
-def for_inference_too(
-    program: Boxed,
-    functional: Callable[[], Boxed],
-    maybe: Sequence[int],
-    targets: Mapping[int, int],
-    moves: Mapping[int, int],
-) -> Boxed:
-    """``program``, but where one of its inputs ``maybe`` is an inference tensor, the functional one, and copies into others.
-
-    Operations in place on such a tensor are allowed in inference mode alone, which would make inference tensors of all
-    that the program makes.
-
-    Args:
-        functional: makes the same program without ``targets``.
-        moves: by how much ``program`` moves the version counters of the inputs that it writes.
-    """
-    made: list[Boxed] = []
-    pick = operator.itemgetter(*maybe, maybe[0])  # of one number alone it makes no tuple
-
-    @functools.wraps(program)
-    def run(inputs: list[Any]) -> Sequence[Any]:
-        if not any(map(_is_inference, pick(inputs))) or torch.is_inference_mode_enabled():
-            return program(inputs)
-        if not made:
-            made.append(functional())
-        written = [(inputs[number], place, moves[number]) for place, number in targets.items() if number in moves]
-        results = made[0](inputs)
-        for x, place, moved in written:
-            if not x.is_inference():  # those are for `deliver`, which knows the wrapper
-                version = x._version
-                x.copy_(results[place])
-                _torch.set_version(x, version + moved)
-        return results
-
-    return run

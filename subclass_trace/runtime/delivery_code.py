@@ -14,7 +14,7 @@ import torch
 
 from .. import _torch
 from ..capture.aliasing import repeats
-from ..plan import AssignmentPlan, MutationPlan, Plan, ReturnedContainer, StatePlan, ViewOutput
+from ..plan import AssignmentPlan, MutationPlan, Plan, ReturnedContainer, StatePlan
 from ..subclass.flatten import leaves_of
 from ..subclass.spec import LeafSpec, leaf_count, spec_leaves
 from .source import Source
@@ -27,8 +27,6 @@ def is_plain(plan: Plan, values: Sequence[Tensor], *, inference: bool) -> bool:
 
     Inference tensors have no version counter, so that theirs are left to the reference.
     """
-    if any(isinstance(o, ViewOutput) and o.version_bumps for o in plan.outputs):
-        return False
     if any(type(a.owner) is ReturnedContainer for a in plan.assignments):
         return False
     return all(not inference and _is_plain_mutation(m, plan, values[m.input]) for m in plan.mutations)

@@ -251,7 +251,7 @@ def tensor_checks(
     rows = checks.tensors
     conditions = list(checks.conditions)
     for name, spec in rows:
-        conditions += _dynamic_checks(name, spec, symbols)
+        conditions += dynamic_checks(name, spec, symbols)
     if not rows:
         return " and ".join(conditions) or "True"
     guard = None
@@ -267,9 +267,11 @@ def tensor_checks(
     return " and ".join([*python, distinct, *conditions])
 
 
-def _dynamic_checks(name: str, spec: Spec, symbols: dict[Any, str]) -> list[str]:
+def dynamic_checks(name: str, spec: Spec, symbols: dict[Any, str], strides: bool = True) -> list[str]:
+    """Conditions that the sizes of a tensor, and its strides, are as the symbols say."""
     out = []
-    for attribute, sizes in (("shape[{}]", spec.size), ("stride({})", spec.stride)):  # type: ignore[union-attr]
+    rows = (("shape[{}]", spec.size), ("stride({})", spec.stride if strides else ()))  # type: ignore[union-attr]
+    for attribute, sizes in rows:
         for d, n in enumerate(sizes):
             if isinstance(n, SizeExpr):
                 code = size_code(n, symbols)
@@ -431,8 +433,3 @@ def symbol_lines(
     return symbols
 
 
-def set_versions(source: Source, versions: Sequence[tuple[int, int]], names: Sequence[str]) -> None:
-    """Emit that the version counters of some of these tensors stand at a number."""
-    for k, version in versions:
-        source.bind("set_version", _torch.set_version)
-        source.line(f"set_version({names[k]}, {version})")

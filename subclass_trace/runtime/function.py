@@ -7,46 +7,33 @@ expected ones.
 from __future__ import annotations
 
 import contextlib
-import functools
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from .. import _torch
 from .._torch.dynamo import never_compiled
 from .._torch.tape import saves_for_torch
-from ..capture.aliasing import storage_key
 from ..errors import UnsupportedError
-from ..plan import Plan, Replay, SavedValue
+from ..plan import Plan, SavedValue
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.protocol import is_traceable
 from .backward import Backwards, CompiledBackward
 from .batched import row_by_row
-from .parted import parted
 from .sizes import Env
 
 Tensor = torch.Tensor
 
 
-#: refuses to lead to some of a node's inputs: see `check_histories`
-Check: TypeAlias = Callable[[Collection[int]], None]
-
-
 def run_backward(
-    backwards: Backwards,
-    inputs: Sequence[Tensor],
-    saved: dict[str, Any],
-    tangents: Sequence[Tensor | None],
-    env: Env,
-    check: Check,
+    backwards: Backwards, ctx: Any, saved: dict[str, Any], tangents: Sequence[Tensor | None]
 ) -> Sequence[Tensor | None]:
     """Gradients for whatever tangents arrive.
 
     Args:
-        check: called with the numbers of the inputs that gradients which are differentiated again lead to.
-        inputs: the differentiated inputs; used (for their history) only when the backward is differentiated again.
+        ctx: of the node: its ``env``, and where it leads to.
         saved: name -> saved value; consumed, unless the backward is differentiated again.
         tangents: one per differentiable output; None where the caller uses that output not at all.
     """
@@ -54,11 +41,12 @@ def run_backward(
         return [None] * backwards.inputs
     batched = any(map(_torch.is_batched, tangents))
     if batched and backwards.row_by_row:
-        return row_by_row(lambda own: run_backward(backwards, inputs, dict(saved), own, env, check), tangents)
-    create_graph = torch.is_grad_enabled()
+        return row_by_row(lambda own: run_backward(backwards, ctx, dict(saved), own), tangents)
+    create_graph, env = torch.is_grad_enabled(), getattr(ctx, "env", None) or {}
     rows = [None if t is None else flatten(t) for t in tangents]
     with _torch.outside_of_vmap() if batched else contextlib.nullcontext():
         entry = backwards.find([None if r is None else r[1] for r in rows], create_graph, env)
+<<<<<<< HEAD
     if not create_graph:
         leaves = [leaf for r in rows if r is not None for leaf in r[0]]
         return entry.pass_on(entry.run(saved, leaves, env), tangents, inputs)
@@ -100,20 +88,21 @@ def check_of(ctx: Any, plan: Plan) -> Check:
     """`check_histories` of the node of a region."""
     inputs = dict(enumerate(ctx.inputs))
     return functools.partial(check_histories, ctx, inputs, lambda k: plan.inputs[plan.differentiated[k]].path)
+=======
+    with _torch.disable_autocast():
+        if not create_graph:
+            leaves = [leaf for r in rows if r is not None for leaf in r[0]]
+            return entry.pass_on(entry.run(saved, leaves, entry.with_tangents(tangents, env)), tangents)
+        return entry.pass_on(_with_history(entry, ctx, saved, tangents, env), tangents)
+>>>>>>> cut-autograd
 
 
 def _with_history(
-    entry: CompiledBackward,
-    inputs: Sequence[Tensor],
-    saved: dict[str, Any],
-    tangents: Sequence[Tensor | None],
-    env: Env,
+    entry: CompiledBackward, ctx: Any, saved: dict[str, Any], tangents: Sequence[Tensor | None], env: Env
 ) -> Sequence[Tensor | None]:
-    """Gradients that can be differentiated. Each leads where eager's does: see Note [Nodes of a region] in `parted`."""
+    """Gradients that can be differentiated."""
     present = [(t, spec) for t, spec in zip(tangents, entry.tangents, strict=True) if t is not None]
-    tracked = [*inputs, *(t for t, spec in present if spec.requires_grad)]  # type: ignore[union-attr]
-    needed = tracked if entry.reach is None else [tracked[k] for k in entry.reach.needed]
-    around = [*inputs, *(t for t, _ in present)]
+    tracked = [*edges_of(ctx), *(t for t, spec in present if spec.requires_grad)]  # type: ignore[union-attr]
     leaves = [leaf for t, _ in present for leaf in leaves_of(t)]
     found = entry.run(saved, leaves, env)
     kept = saved | dict(zip(entry.tangent_names, leaves, strict=True))
@@ -121,76 +110,130 @@ def _with_history(
     views = [k for k, g in enumerate(grads) if g is not None and g._is_view()]
     for k in views:  # a Function's own views cannot be written
         grads[k] = grads[k].detach()  # type: ignore[union-attr]
-    made: Sequence[Any] = _torch.apply_function(
-        DifferentiableBackward, entry, env, kept, grads, tracked, around, *needed
-    )
-    if entry.reach is not None and entry.differentiable:
-        made = parted(entry.reach, entry.differentiable, tracked, made)
+    watched = (*ctx.watched, *watch([t for t, _ in present if is_traceable(t)]))
+    made: Sequence[Any] = _torch.apply_function(DifferentiableBackward, entry, env, kept, grads, watched, *tracked)
     return [g.view_as(g) if k in views else g for k, g in enumerate(made)]
 
 
-#: names of the saved activations that a backward reads; None: all of them
-Read: TypeAlias = Callable[[], Collection[str] | None]
+# ---------------------------------------------------------------------------------------------- where a node leads to
+class Edge(torch.autograd.Function):
+    """A tensor without memory of its own that has the history, and the metadata, of another one.
 
-
-def read_for(backwards: Backwards, tangents: Sequence[Tensor | None], env: Env) -> Collection[str] | None:
-    """What the backward for these tangents reads: not what the results without a tangent would need."""
-    if all(t is not None for t in tangents) or any(map(_torch.is_batched, tangents)):
-        return None
-    entry = backwards.find([None if t is None else flatten(t)[1] for t in tangents], torch.is_grad_enabled(), env)
-    return {key for kind, key in entry.inputs if kind == "saved"}
-
-
-def changed_since_forward(
-    plan: Plan | None = None, was: Sequence[int] = (), now: Sequence[int] = (), read: Read = lambda: None
-) -> None:
-    """Raise what autograd raises for a saved tensor that was written between forward and backward, with its path.
-
-    As in eager mode, that is no fault where the backward of the results in question does not read it.
-
-    Args:
-        was, now: versions of what is saved, or of the inputs that are compared alone (`Plan.compared_inputs`).
+    A backward that is differentiated again leads where the inputs of the region came from. The node of the region knows
+    that; a tensor with such a history keeps nobody's values alive, and what is written to the input later, which gives it
+    another history, does not concern it.
     """
-    what = "a tensor that the backward reads, or a wrapper around one"
-    if plan is not None:
-        compared = [(None, _input_text(plan, plan.differentiated[k])) for k in plan.compared_inputs]
-        saved = [(row.name, _saved_text(row)) for row in plan.saved if row.is_tensor]
-        texts = [*saved, *[(None, _input_text(plan, k)) for k in plan.kept_inputs], *compared]
-        rows = zip(texts[len(texts) - len(was) :], was, now, strict=True)
-        written = [text for text, old, new in rows if old != new]
-        if written and all(name is not None for name, _ in written):
-            names = read()
-            written = [row for row in written if names is None or row[0] in names]
-            if not written:
-                return
-        what = next((text for _, text in written), what)
-    raise changed(what)
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """One element stands for all of them."""
+        ctx.set_materialize_grads(False)
+        if x.is_nested:  # its size belongs to its offsets
+            return x.detach()
+        return torch.empty_strided(x.shape, (0,) * x.dim(), dtype=x.dtype, device=x.device)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> Tensor | None:
+        """It all belongs to ``x``."""
+        return grad
+
+
+def edges(inputs: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    """What a node keeps of its inputs: an `Edge` for each, or None for a leaf, which the node knows (`edges_of`)."""
+    if all(x.is_leaf for x in inputs):
+        return (None,) * len(inputs)
+    with torch.enable_grad():
+        return tuple([None if x.is_leaf else _edge(x) for x in inputs])
+
+
+_edge = _torch.base_apply(Edge)
+
+
+def edges_of(ctx: Any) -> list[Tensor]:
+    """Tensors that have the history of the inputs of the node ``ctx``.
+
+    Raises:
+        UnsupportedError: a leaf among them does not require grad any more.
+    """
+    found = []
+    for kept, (node, _) in zip(ctx.edges, ctx.next_functions, strict=True):
+        x = kept if kept is not None else getattr(node, "variable", None)
+        if x is None or not x.requires_grad:
+            raise UnsupportedError(
+                "a backward is differentiated again, after an input of the region was detached in place",
+                expected="inputs that require grad, as in the call",
+                got=f"number {len(found)} of those that get a gradient, which does not",
+                fix="detach a clone of it, or do it inside of the region",
+            )
+        found.append(x)
+    return found
+
+
+# ---------------------------------------------------------------------------------------------- what is saved
+# Note [What is saved]
+# ~~~~~~~~~~~~~~~~~~~~
+# ``ctx.saved`` is the list of the dense tensors that the backward reads, ``ctx.versions`` has the versions of them then, and
+# ``ctx.watched`` those of the wrappers that they are leaves of, behind weak references: operations on a wrapper do not move
+# the counters of its leaves, and one that nobody holds is not written. That is half of what ``save_for_backward`` costs.
+# Autograd's own variables serve where they do more, and then ``ctx.saved`` is None: where saved-tensor hooks are active,
+# where torch's compiled autograd is to see them, and for what has no version. A result that is saved is kept as an alias,
+# which shares its version: itself it would be a cycle.
+def save(ctx: Any, plan: Plan, tensors: Sequence[Tensor | None]) -> None:
+    """Keep saved activations on a node."""
+    ctx.saved = None
+    if not (saves_for_torch or _torch.saved_tensor_hooks_active()):
+        with contextlib.suppress(RuntimeError, AttributeError):  # an inference tensor, or None from a kernel
+            ctx.versions = tuple([t._version for t in tensors])  # type: ignore[union-attr]
+            places = [k for k, row in enumerate(plan.saved) if row.is_tensor]
+            rows = zip(places, tensors, strict=True)
+            ctx.saved = [t.detach() if k in plan.saved_results else t for k, t in rows]  # type: ignore[union-attr]
+            return
+    ctx.save_for_backward(*tensors)
+
+
+def saved_of(ctx: Any, plan: Plan) -> list[Any]:
+    """What `save` has kept, as a list that is free for its reader; gone from the node, unless the graph is retained.
+
+    Raises:
+        RuntimeError: autograd's, for a second backward; or something was written since.
+    """
+    check_watched(ctx)
+    if ctx.saved is None:
+        saved = list(ctx.saved_tensors)
+        ctx.maybe_clear_saved_tensors()
+        return saved
+    if tuple([t._version for t in ctx.saved]) != ctx.versions:
+        raise written_since(ctx, plan)
+    saved = list(ctx.saved)
+    release(ctx)
+    return saved
+
+
+def release(ctx: Any) -> None:
+    """Let go of what is saved, unless the graph is retained. (Where that is nothing, a second backward is none too many.)"""
+    if ctx.saved and not _torch.keeps_graph():
+        ctx.saved, ctx.watched = None, ()
 
 
 def watch(values: Sequence[Tensor]) -> tuple[tuple[Any, int], ...]:
-    """References to results, which keep none of them alive, with their versions."""
-    return tuple([(weakref.ref(t), t._version) for t in values])
+    """References to wrappers, which keep none of them alive, with their versions."""
+    return tuple([(weakref.ref(t), t._version) for t in values if not t.is_inference()])
 
 
-def check_watched(
-    rows: Sequence[tuple[Any, int]], names: Sequence[Collection[str]] = (), read: Read = lambda: None
-) -> None:
-    """Raise what autograd raises if a result that eager's backward reads was written since `watch`.
-
-    Args:
-        names: of the saved activations that each result consists of, see `Plan.watched_names`.
-    """
-    for k, (reference, version) in enumerate(rows):
+def check_watched(ctx: Any) -> None:
+    """Raise what autograd raises if a wrapper of which a leaf is saved was written since `watch`."""
+    for reference, version in ctx.watched:
         t = reference()
         if t is not None and t._version != version:
-            own, theirs = (names[k], read()) if names and names[k] else ((), None)
-            if theirs is not None and not any(name in theirs for name in own):
-                continue
-            raise changed(
-                f"a result of the region, a {t.dtype} {type(t).__qualname__} of shape {[*t.shape]}".replace(
-                    "torch.", ""
-                )
-            )
+            kind = f"a {t.dtype} {type(t).__qualname__} of shape {[*t.shape]}".replace("torch.", "")
+            raise changed(f"{kind} whose inner tensor the backward reads")
+
+
+def written_since(ctx: Any, plan: Plan | None = None) -> RuntimeError:
+    """What autograd raises for a saved tensor that was written between forward and backward, with its path."""
+    rows = [row for row in plan.saved if row.is_tensor] if plan is not None else []
+    texts = iter(_saved_text(r) for r, t, v in zip(rows, ctx.saved, ctx.versions, strict=False) if t._version != v)
+    return changed(next(texts, "a tensor that the backward reads"))
 
 
 def changed(what: str) -> RuntimeError:
@@ -208,80 +251,6 @@ def _saved_text(row: SavedValue) -> str:
     return f"{kind}, which {row.operation}{f' at {row.where}' if row.where else ''} has made"
 
 
-def _input_text(plan: Plan, number: int) -> str:
-    row = plan.inputs[number]
-    return f"{row.path}, a {getattr(row.spec, 'cls', Tensor).__qualname__} whose inner tensor the backward reads"
-
-
-# ---------------------------------------------------------------------------------------------- saved variables
-class SavedBeside(torch.autograd.Function):
-    """A node that no backward runs through, so that the engine does not free what it has saved."""
-
-    @staticmethod
-    def forward(ctx: Any, origin: Tensor, saved: Sequence[Tensor | None]) -> Tensor:
-        """Who holds the result holds ``saved``; ``origin`` requires grad."""
-        ctx.save_for_backward(*saved)
-        return torch.empty_like(origin)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
-        """It leads nowhere."""
-        return None, None
-
-
-def save(ctx: Any, plan: Plan, saved: Sequence[Tensor | None]) -> None:
-    """Save activations as autograd's own variables, for which the hooks run that are active.
-
-    Where eager mode has other nodes for some of the results, their backward may come later: the variables must outlive
-    this one. (Torch's compiled autograd finds only those of the node itself.)
-    """
-    if not plan.independent:
-        ctx.save_for_backward(*saved)
-        return
-    ctx.done = frozenset()
-    if saves_for_torch:
-        ctx.save_for_backward(*saved)
-        return
-    places = [k for k, row in enumerate(plan.saved) if row.is_tensor]
-    own = {n for n, k in enumerate(places) if k in plan.saved_results}  # they lead back to this node: saved as aliases
-    rows = [t.detach() if n in own and t is not None else t for n, t in enumerate(saved)]
-    with torch.enable_grad():
-        origin = torch.empty((), device="cpu", requires_grad=True)
-        ctx.beside = _torch.apply_function(SavedBeside, origin, rows)
-
-
-def saved_of(ctx: Any, plan: Plan, keep: bool, present: Sequence[bool]) -> tuple[list[Any], bool]:
-    """What `save` has saved, and whether it stays; else it is free after its last use. ``keep``, ``present``: see `pending`."""
-    if getattr(ctx, "beside", None) is None:
-        saved = list(ctx.saved_tensors)
-        ctx.maybe_clear_saved_tensors()
-        return saved, keep
-    keep = pending(ctx, plan, keep, present)
-    saved = list(ctx.beside.grad_fn.saved_tensors)
-    if not keep:
-        ctx.beside = None
-    return saved, keep
-
-
-def pending(ctx: Any, plan: Plan, keep: bool, present: Sequence[bool]) -> bool:
-    """Must the saved activations stay: for a retained graph, or for results that eager mode has other nodes for?
-
-    Args:
-        keep: the graph is retained.
-        present: which differentiable values have a tangent.
-
-    Raises:
-        RuntimeError: autograd's, for a second backward of the same results.
-    """
-    now = {g for g, members in enumerate(plan.independent) if any(present[k] for k in members)}
-    if now & ctx.done:
-        _ = ctx.saved_tensors  # refuses
-    if keep:
-        return True
-    ctx.done = ctx.done | now
-    return len(ctx.done) < len(plan.independent)
-
-
 # ---------------------------------------------------------------------------------------------- Functions
 class DifferentiableBackward(torch.autograd.Function):
     """The backward as a differentiable region. Its own backward is traced from the tape of the backward when it runs."""
@@ -293,26 +262,24 @@ class DifferentiableBackward(torch.autograd.Function):
         env: Env,
         kept: dict[str, Any],
         grads: Sequence[Tensor | None],
-        tracked: Sequence[Tensor],
-        around: Sequence[Tensor],
-        *needed: Tensor,
+        watched: tuple[tuple[Any, int], ...],
+        *tracked: Tensor,
     ) -> tuple[Any, ...]:
         """The gradients.
 
         Args:
             kept: what the next backward may read: saved values, and leaves of tangents, by their names.
+            watched: wrappers of which a leaf is among that, see `watch`.
             tracked: what the gradients are differentiated for, the region's inputs and then tangents.
-            around: all inputs and tangents.
-            needed: those of ``tracked`` that the gradients lead to, passed for their history alone.
         """
         ctx.set_materialize_grads(False)
-        ctx.entry, ctx.env, ctx.tracked = entry, env, tracked
+        ctx.entry, ctx.env, ctx.watched, ctx.edges = entry, env, watched, edges(tracked)
         ctx.numbers = {n: v for n, v in kept.items() if not isinstance(v, Tensor)}
         tensors = {n: v for n, v in kept.items() if isinstance(v, Tensor)}
         # The very tensor where it can be: a ragged size belongs to the offsets that it came with.
         tensors = {n: v.detach() if v.requires_grad else v for n, v in tensors.items()}
         ctx.names = tuple(tensors)
-        ctx.save_for_backward(*tensors.values(), *_wrappers_around(tensors.values(), around))
+        ctx.save_for_backward(*tensors.values())
         fixed = [g for k, g in enumerate(grads) if g is not None and k not in entry.differentiable]
         ctx.mark_non_differentiable(*fixed)
         return tuple(grads)
@@ -323,45 +290,10 @@ class DifferentiableBackward(torch.autograd.Function):
         """One order higher, by the same machinery."""
         entry: CompiledBackward = ctx.entry
         assert entry.next is not None
-        tangents = [grads[k] for k in entry.differentiable]
+        check_watched(ctx)
         saved = {**ctx.numbers, **dict(zip(ctx.names, ctx.saved_tensors, strict=False))}
-        places = range(len(ctx.tracked)) if entry.reach is None else entry.reach.needed
-        leads = {k: ctx.tracked[k] for k in places}
-        check = functools.partial(check_histories, ctx, leads, lambda k: "an input of the region, or a tangent")
-        found = run_backward(entry.next, ctx.tracked, saved, tangents, ctx.env, check)
-        wanted = found if entry.reach is None else [found[k] for k in entry.reach.needed]
-        return (None, None, None, None, None, None, *wanted)
-
-
-def _wrappers_around(saved: Iterable[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
-    """Those of ``given`` of which a leaf is saved: autograd compares their versions too, which operations on them move."""
-    storages = {storage_key(t) for t in saved if t.layout is torch.strided}
-    rows = [(t, leaves_of(t)) for t in given if is_traceable(t)]
-    return [t for t, own in rows if any(x.layout is torch.strided and storage_key(x) in storages for x in own)]
-
-
-class KeptHistory(torch.autograd.Function):
-    """A tensor with the history that another one has now: what is written to that one gives it a new history.
-
-    Eager's nodes keep the history that their inputs had (``SavedVariable``). A backward that is differentiated again
-    leads there, so the Function of a region is given such a tensor for each input that the region writes to.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        """Another tensor in the same memory, which is no view for autograd."""
-        ctx.set_materialize_grads(False)
-        return x.detach()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> Tensor | None:
-        """It all belongs to ``x``."""
-        return grad
-
-
-def with_kept_history(inputs: Sequence[Tensor], places: Collection[int]) -> list[Tensor]:
-    """What the Function of a region is given for its differentiated inputs; ``places``: see `Plan.rewritten`."""
-    return [_torch.apply_function(KeptHistory, x) if k in places else x for k, x in enumerate(inputs)]
+        found = run_backward(entry.next, ctx, saved, [grads[k] for k in entry.differentiable])
+        return (None, None, None, None, None, *found)
 
 
 class Dangling(torch.autograd.Function):
@@ -378,18 +310,18 @@ class Dangling(torch.autograd.Function):
         return None, None
 
 
-class RelatedView(torch.autograd.Function):
-    """A view of a tensor with the history of another value: what a custom Function makes whose result is a view."""
+class Protected(torch.autograd.Function):
+    """A value that nobody may write to under autograd."""
 
     @staticmethod
-    def forward(ctx: Any, base: Tensor, value: Tensor, replay: Replay) -> Tensor:
-        """The view. Autograd refuses to write it in place, as it does for the Function of the user."""
-        return replay(base)
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        """A view that is made in a custom Function."""
+        return value.view_as(value)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         """It all belongs to the value."""
-        return None, grad, None
+        return grad
 
 
 class RegionFunction(torch.autograd.Function):
@@ -400,14 +332,13 @@ class RegionFunction(torch.autograd.Function):
         """``inputs`` are the differentiated inputs; ``call`` carries the graph's inputs in and its sizes out."""
         plan = program.plan
         values, call.sizes, saved = program.run_forward(call)
-        ctx.program, ctx.env, ctx.inputs = program, call.env, inputs
+        ctx.program, ctx.env = program, call.env
         ctx.set_materialize_grads(False)
         # A kernel may give no tensor where its signature has one (mkldnn's workspace): None is saved like a tensor.
-        tensors = [s for s, row in zip(saved, plan.saved, strict=True) if row.is_tensor]
         ctx.numbers = [None if row.is_tensor else s for s, row in zip(saved, plan.saved, strict=True)]
-        ctx.versions = tuple(inputs[k]._version for k in plan.compared_inputs)
-        ctx.watched = watch([values[k] for k in plan.watched_results])
-        save(ctx, plan, [*tensors, *[call.inputs[i] for i in plan.kept_inputs]])
+        ctx.edges = edges(inputs)
+        ctx.watched = watch([*(call.inputs[i] for i in plan.watched_inputs), *(values[k] for k in plan.watched_values)])
+        save(ctx, plan, [s for s, row in zip(saved, plan.saved, strict=True) if row.is_tensor])
         ctx.mark_non_differentiable(*[v for k, v in enumerate(values) if k not in plan.differentiable])
         return tuple(values)
 
@@ -415,18 +346,10 @@ class RegionFunction(torch.autograd.Function):
     @never_compiled
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         """Gradients of the differentiated inputs."""
-        plan = ctx.program.plan
-        program, given = ctx.program, [grads[k] for k in plan.differentiable]
-        versions = tuple(ctx.inputs[k]._version for k in plan.compared_inputs) if ctx.inputs else ctx.versions
-        if versions != ctx.versions:
-            changed_since_forward(plan, ctx.versions, versions)
-        check_watched(ctx.watched, plan.watched_names, lambda: read_for(program.backwards, given, ctx.env))
-        saved, keep = saved_of(ctx, plan, _torch.keeps_graph(), [t is not None for t in given])
+        program, plan = ctx.program, ctx.program.plan
+        saved = saved_of(ctx, plan)
         saved.reverse()
-        names = [row.name for row in plan.saved]
-        named = {n: saved.pop() if v is None else v for n, v in zip(names, ctx.numbers, strict=True)}
-        saved.clear()
-        result = run_backward(program.backwards, ctx.inputs, named, given, ctx.env, check_of(ctx, plan))
-        if not keep:
-            ctx.inputs = ()
+        rows = zip(plan.saved, ctx.numbers, strict=True)
+        named = {row.name: saved.pop() if row.is_tensor else n for row, n in rows}
+        result = run_backward(program.backwards, ctx, named, [grads[k] for k in plan.differentiable])
         return (None, None, *result)

@@ -7,10 +7,7 @@ a tensor guard made from tangents that really came.
 
 from __future__ import annotations
 
-import functools
-import weakref
 from collections.abc import Callable, Collection, Sequence
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -19,37 +16,41 @@ from .. import _torch
 from .._torch.tape import saves_for_torch
 from ..plan import Plan
 from ..subclass.flatten import flatten, leaves_of
-from ..subclass.spec import LeafSpec, SizeExpr, Spec, WrapperSpec, leaf_count, same_spec, spec_leaves
+from ..subclass.spec import Spec, WrapperSpec, leaf_count, spec_leaves
 from ..subclass.template import Examples
 from .backward import CompiledBackward
-from .emit import NotGenerated, Unwrapper, Wrapper, detached_outputs, set_versions, wrapped
-from .function import (
-    Read,
-    changed_since_forward,
-    check_of,
-    check_watched,
-    pending,
-    read_for,
-    run_backward,
-    save,
-    saved_of,
+from .emit import (
+    NotGenerated,
+    Unwrapper,
+    Wrapper,
+    detached_outputs,
+    dynamic_checks,
+    expression_code,
+    sizes_code,
+    wrapped,
 )
+from .function import check_watched, edges, run_backward, saved_of, watch, written_since
 from .guards import Ambient
 from .inlined import make_inlinable
 from .rebuild import fit_strides, is_lazy
 from .reference import Program
 from .sizes import Env
 from .source import Source
+from .tangent_sizes import matches
 
 Tensor = torch.Tensor
 
 
 def needs_extra(plan: Plan) -> bool:
     """Does `apply` take ``extra``, the list ``[env, watched inputs, None]`` whose last item receives the sizes?"""
+<<<<<<< HEAD
     return bool(plan.symbols or plan.lent or plan.kept_inputs or plan.size_outputs)
+=======
+    return bool(plan.symbols or plan.unread or plan.lent or plan.watched_beside or plan.size_outputs)
+>>>>>>> cut-autograd
 
 
-#: how many layouts and sets of tangents get a straight-line backward of their own, beside those that came first
+#: how many sets of tangents get a straight-line backward of their own, beside those that came first
 MOST_PATHS = 4
 
 
@@ -63,9 +64,8 @@ class FastPath:
         self.entry, self.same = entry, tuple(same)
         self.expected = () if entry is None else entry.tangents
         self.check: Callable[..., bool] | None = None
-        self.fit: Callable[..., Sequence[Tensor]] | None = None  # brings leaves to the strides of the trace
 
-    def arm(self, tangents: Sequence[Tensor | None]) -> None:
+    def arm(self, tangents: Sequence[Tensor | None], env: Env) -> None:
         """From now on it serves tangents like these, if they are of the kind that it is for."""
         rows: list[tuple[Tensor, Spec]] = []
         if len(tangents) != len(self.expected):
@@ -73,29 +73,22 @@ class FastPath:
         for k, (t, spec) in enumerate(zip(tangents, self.expected, strict=True)):
             if (t is None and spec is None) or (self.same and self.same[k] is not None):
                 continue
-            if t is None or spec is None or any(isinstance(n, SizeExpr) for s in spec_leaves(spec) for n in s.size):
-                return
-            if not same_spec(flatten(t)[1], spec, strides=False) or t.requires_grad:
+            if t is None or spec is None or t.requires_grad or not matches(spec, flatten(t)[1], env):
                 return
             rows.append((t, spec))
             if isinstance(spec, WrapperSpec):
                 rows += zip(leaves_of(t), spec_leaves(spec), strict=True)
         if len({id(t) for t, _ in rows}) != len(rows):
             return
-        sizes = [list(s.size) for _, s in rows]  # type: ignore[union-attr]
-        strides = [list(t.stride()) for t, _ in rows]
-        wanted = [s.stride for spec in self.expected if spec is not None for s in spec_leaves(spec)]
-        real = [leaf for t in tangents if t is not None for leaf in leaves_of(t)]
-        if any(tuple(t.stride()) != tuple(w) for t, w in zip(real, wanted, strict=True)):
-            self.fit = lambda *leaves: list(map(fit_strides, leaves, wanted))
-        self.check = _torch.tensor_guard([t for t, _ in rows], sizes, strides)
+        sizes = [[n if type(n) is int else None for n in s.size] for _, s in rows]  # type: ignore[union-attr]
+        self.check = _torch.tensor_guard([t for t, _ in rows], sizes, [[None] * t.dim() for t, _ in rows])
 
 
 class FastBackward(FastPath):
     """The straight-line backwards of one specialization.
 
-    The generated method serves tangents of the kind that the first backward was traced for, laid out as those that came
-    first. Other tangents that come twice (an absent one, another layout) get a function of their own in ``others``.
+    The generated method serves tangents of the kind that the first backward was traced for. Others that come twice (an
+    absent one, one that comes for two results) get a function of their own in ``others``.
     """
 
     def __init__(self, program: Program, use_cpp: bool, write: Callable[[FastPath], Callable[..., Any] | None]) -> None:
@@ -108,55 +101,36 @@ class FastBackward(FastPath):
 
     def slow(self, ctx: Any, saved: list[Any], grads: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
         """The general backward; arms a fast one when these are tangents that it can be made for."""
-        kept = ctx.kept is not None or getattr(ctx, "beside", None) is not None
         for other in self.others:
-            found = other(ctx, saved, kept or _torch.keeps_graph_now(), *grads)
+            found = other(ctx, saved, *grads)
             if found is not None:
                 return found  # type: ignore[no-any-return]
-        program = self.program
-        assert program.backwards is not None
+        plan, backwards = self.program.plan, self.program.backwards
+        assert backwards is not None
         values = saved[::-1]
         saved.clear()
-        numbers = getattr(ctx, "numbers", None) or (None,) * len(program.plan.saved)
-        rows = zip(program.plan.saved, numbers, strict=True)
-        named = {row.name: values.pop() if n is None else n for row, n in rows}
-        values.clear()
-        tangents = [grads[k] for k in program.plan.differentiable]
-        env = getattr(ctx, "env", None) or {}
-        check = check_of(ctx, program.plan)
-        result = run_backward(program.backwards, ctx.inputs, named, tangents, env, check)
-        if (
-            self.use_cpp
-            and not torch.is_grad_enabled()
-            and not program.plan.symbols
-            and not any(map(_is_odd, tangents))
-        ):
+        numbers = getattr(ctx, "numbers", None) or (None,) * len(plan.saved)
+        named = {row.name: values.pop() if row.is_tensor else n for row, n in zip(plan.saved, numbers, strict=True)}
+        tangents = [grads[k] for k in plan.differentiable]
+        result = run_backward(backwards, ctx, named, tangents)
+        if self.use_cpp and not torch.is_grad_enabled() and not any(map(_is_odd, tangents)):
             self._arm_for(tangents, getattr(ctx, "env", None) or {})
-        if not kept and not _torch.keeps_graph():
-            ctx.inputs = ()
-        return (None, None, *result) if needs_extra(program.plan) else (None, *result)
-
-    def read(self, ctx: Any, tangents: Sequence[Tensor | None]) -> Read:
-        """Tells which saved activations the backward for these tangents reads."""
-        assert self.program.backwards is not None
-        env = getattr(ctx, "env", None) or {}
-        return functools.partial(read_for, self.program.backwards, tangents, env)
+        return (None, None, *result) if needs_extra(plan) else (None, *result)
 
     def _arm_for(self, tangents: Sequence[Tensor | None], env: Env) -> None:
         assert self.program.backwards is not None
         entry = self.program.backwards.served([None if t is None else flatten(t)[1] for t in tangents], env)
-        if entry is None or entry.conditions or len(self._seen) >= 4 * MOST_PATHS:
+        if entry is None or len(self._seen) >= 4 * MOST_PATHS:
             return
         if entry is self.entry and self.check is None:
-            self.arm(tangents)
+            self.arm(tangents, env)
             if self.check is not None:
                 return
-        layout = tuple(None if t is None else [x.stride() for x in (t, *leaves_of(t))] for t in tangents)
         same = _same_objects(tangents)
-        key = (id(entry), str(layout), same)
+        key = (id(entry), same)
         if key in self._seen and len(self.others) < MOST_PATHS:
             path = FastPath(entry, same)
-            path.arm(tangents)
+            path.arm(tangents, env)
             written = None if path.check is None else self.write(path)
             self.others = self.others if written is None else (*self.others, written)
         self._seen.add(key)
@@ -207,15 +181,16 @@ class FunctionEmitter:
                 s.line(f"{row.symbol} = env[{s.constant(row.symbol, 'symbol')}]")
         count = plan.forward_leaves
         flat = detached_outputs(s, plan, count, self.left_out)
-        starts = [0, *accumulate(map(leaf_count, plan.values))]
-        set_versions(s, plan.leaf_versions, flat)
-        dense = [(starts[k], version) for k, version in plan.versions if isinstance(plan.values[k], LeafSpec)]
-        set_versions(s, dense, flat)  # before they are noted for the backward
         self._save(s, count + plan.size_outputs)
         if plan.size_outputs:
             s.line(f"extra[2] = o[{count}:{count + plan.size_outputs}]")
+<<<<<<< HEAD
         s.line("ctx.inputs = inputs")
         if self.dynamic:
+=======
+        s.line(f"ctx.edges = {s.bind('edges', edges)}(inputs)")
+        if self.dynamic or plan.unread or plan.lent:
+>>>>>>> cut-autograd
             s.line("ctx.env = extra[0]")
         wrapper = Wrapper(s, self.examples, symbols, lambda mark: f"extra[0][{s.constant(mark, 'lent')}]")
         values = wrapped(wrapper, plan.values, iter(flat), self.left_out)
@@ -223,11 +198,7 @@ class FunctionEmitter:
         for k, value in enumerate(values):
             if value != f"v{k}" and k not in self.left_out:
                 s.line(f"v{k} = {value}")
-        wrappers = [(k, version) for k, version in plan.versions if not isinstance(plan.values[k], LeafSpec)]
-        set_versions(s, wrappers, [f"v{k}" for k in range(len(values))])
-        if plan.watched_results:
-            s.bind("ref", weakref.ref)  # as `watch` does it
-            s.line(f"ctx.watched = ({''.join(f'(ref(v{k}), v{k}._version), ' for k in plan.watched_results)})")
+        self._watch(s)
         s.line("ctx.set_materialize_grads(False)")
         if fixed:
             s.line(f"ctx.mark_non_differentiable({', '.join(fixed)})")
@@ -236,80 +207,52 @@ class FunctionEmitter:
         return s.build("forward", "forward")
 
     def _save(self, s: Source, first: int) -> None:
-        """Keep the saved activations: as plain references of the node, with their versions compared as autograd would.
-
-        That is half of what ``save_for_backward`` and ``saved_tensors`` cost. Autograd's own variables serve where they do
-        more: when saved-tensor hooks are active, when torch's compiled autograd is to see them, and for what has no
-        version. A result that is saved is kept as an alias (which shares its version): itself it would be a cycle.
-        """
+        """Keep the saved activations, as `function.save` does it: see Note [What is saved]."""
         plan = self.plan
-        tensors = [f"o[{first + k}]" for k, row in enumerate(plan.saved) if row.is_tensor]
-        aliases = {f"o[{first + k}]": f"o[{first + k}].detach()" for k in plan.saved_results}
-        numbers = ["None" if row.is_tensor else f"o[{first + k}]" for k, row in enumerate(plan.saved)]
-        watched = [f"extra[1][{k}]" for k in range(len(plan.kept_inputs))]
-        compared = [f"inputs[{k}]" for k in plan.compared_inputs]
-        if not all(row.is_tensor for row in plan.saved):
+        places = [k for k, row in enumerate(plan.saved) if row.is_tensor]
+        tensors = [f"o[{first + k}]" for k in places]
+        if len(tensors) != len(plan.saved):
+            numbers = ["None" if row.is_tensor else f"o[{first + k}]" for k, row in enumerate(plan.saved)]
             s.line(f"ctx.numbers = ({_tuple(numbers)})")
-        if plan.independent:
-            s.line("ctx.done = frozenset()")
+        if not tensors:
+            s.line("ctx.saved = []")
+            return
+        kept = [f"{t}.detach()" if k in plan.saved_results else t for k, t in zip(places, tensors, strict=True)]
         s.bind("saved_tensor_hooks_active", _torch.saved_tensor_hooks_active)
-        everything = [*tensors, *watched, *compared]
-        s.line("kept = None")
         s.bind("saves_for_torch", saves_for_torch)
+        s.line("ctx.saved = None")
         s.line("if not (saves_for_torch or saved_tensor_hooks_active()):")
         s.line("    try:")
-        s.line(f"        ctx.versions = ({_versions(everything)})")
-        s.line(f"        kept = [{', '.join(aliases.get(n, n) for n in everything)}]")
+        s.line(f"        ctx.versions = ({_versions(tensors)})")
+        s.line(f"        ctx.saved = [{', '.join(kept)}]")
         s.line("    except (RuntimeError, AttributeError): pass  # an inference tensor, or None from a kernel")
-        s.line("ctx.kept = kept")
-        s.line("if kept is None:")
-        s.depth += 1
-        s.line(f"ctx.versions = ({_versions(compared)})")
-        s.bind("save", save)
-        s.line(f"save(ctx, {s.constant(plan, 'plan')}, [{', '.join([*tensors, *watched])}])")
-        s.depth = 1
+        s.line(f"if ctx.saved is None: ctx.save_for_backward({', '.join(tensors)})")
+
+    def _watch(self, s: Source) -> None:
+        """Note the versions of wrappers of which a leaf is saved."""
+        plan = self.plan
+        place = {number: f"inputs[{k}]" for k, number in enumerate(plan.differentiated)}
+        place |= {number: f"extra[1][{k}]" for k, number in enumerate(plan.watched_beside)}
+        names = [place[i] for i in plan.watched_inputs]
+        names += [f"v{k}" for k in plan.watched_values if k not in self.left_out]
+        s.line(f"ctx.watched = {s.bind('watch', watch)}(({_tuple(names)}))" if names else "ctx.watched = ()")
 
     def _unsave(self, s: Source) -> None:
         """``saved``: the saved activations as a list, compared with the forward's versions and released."""
         plan = self.plan
-        s.bind("changed_since_forward", changed_since_forward)
-        tangents = ", ".join(self._tangent_names())
-        read = f"fast.read(ctx, ({tangents}{',' * bool(tangents)}))"
-        changed = f"changed_since_forward({s.constant(plan, 'plan')}, ctx.versions, ({{}}), {read})"
-        s.bind("keeps", _torch.keeps_graph_now)
-        s.line("keep = keeps()")
-        count = sum(row.is_tensor for row in plan.saved) + len(plan.kept_inputs)
-        names = [f"saved[{k}]" for k in range(count + len(plan.compared_inputs))]
-        s.line("saved = ctx.kept")
-        s.line("if saved is not None:")
-        s.line(f"    if ({_versions(names)}) != ctx.versions: {changed.format(_versions(names))}")
-        s.line(f"    saved = saved[:{count}]")
-        s.depth += 1
-        self._check_watched(s, read)  # before anything is released: another backward may be asked for after the error
-        s.depth -= 1
-        present = _tuple([f"{name} is not None" for name in self._tangent_names()])
-        if plan.independent:
-            s.bind("pending", pending)
-            s.line(f"    keep = pending(ctx, {s.constant(plan, 'plan')}, keep, ({present}))")
-        s.line("    if not keep: ctx.kept = None  # a second backward is for saved_tensors to refuse")
-        s.line("else:")
-        s.depth += 1
-        if compared := [f"ctx.inputs[{k}]" for k in plan.compared_inputs]:
-            s.line(f"if ctx.inputs and ({_versions(compared)}) != ctx.versions: {changed.format(_versions(compared))}")
-        s.bind("saved_of", saved_of)
-        s.line(f"saved, keep = saved_of(ctx, {s.constant(plan, 'plan')}, keep, ({present}))")
-        self._check_watched(s, read)
-        s.depth = 1
-
-    def _check_watched(self, s: Source, read: str) -> None:
-        """Was a result written since the forward?"""
-        if not self.plan.watched_results:
+        count = sum(row.is_tensor for row in plan.saved)
+        if not count:
+            s.line("saved = []")
             return
-        s.bind("check_watched", check_watched)
-        s.line("for ref, version in ctx.watched:")
-        s.line("    v = ref()")
-        names = s.constant(self.plan.watched_names, "names")
-        s.line(f"    if v is not None and v._version != version: check_watched(ctx.watched, {names}, {read})")
+        names, known = [f"saved[{k}]" for k in range(count)], s.constant(plan, "plan")
+        s.bind("keeps", _torch.keeps_graph_now)
+        s.line("saved = ctx.saved")
+        s.line(f"if saved is None: saved = {s.bind('saved_of', saved_of)}(ctx, {known})")
+        s.line("else:")
+        s.line(f"    if ({_versions(names)}) != ctx.versions: raise {s.bind('written_since', written_since)}(ctx, {known})")
+        s.line(f"    if ctx.watched: {s.bind('check_watched', check_watched)}(ctx)")
+        s.line("    if keeps(): saved = [*saved]")
+        s.line("    else: ctx.saved, ctx.watched = None, ()  # a second backward is for saved_tensors to refuse")
 
     # ---------------------------------------------------------------- backward
     def _backward(self, fast: FastBackward) -> Callable[..., Any]:
@@ -322,7 +265,7 @@ class FunctionEmitter:
         slow = f"return fast.slow(ctx, saved, ({''.join(f'{n}, ' for n in names)}))"
         assert self.program.backwards is not None
         prologue = len(s.lines)
-        if self.dynamic or not self.program.backwards.compiled:
+        if not self.program.backwards.compiled:
             s.line(slow)
         else:
             try:
@@ -334,10 +277,10 @@ class FunctionEmitter:
         return s.build("backward", "backward")
 
     def _other(self, path: FastPath) -> Callable[..., Any] | None:
-        """``(ctx, saved, keep, *tangents)`` -> gradients, or None where the tangents are not of this kind."""
+        """``(ctx, saved, *tangents)`` -> gradients, or None where the tangents are not of this kind."""
         s = Source()
         s.bind("fast", path)
-        s.line(f"def backward(ctx, saved, keep, {', '.join(f'g{k}' for k in range(len(self.plan.values)))}):")
+        s.line(f"def backward(ctx, saved, {', '.join(f'g{k}' for k in range(len(self.plan.values)))}):")
         s.depth = 1
         assert path.entry is not None
         try:
@@ -347,6 +290,7 @@ class FunctionEmitter:
         return s.build("backward", "backward")
 
     def _fast_path(self, s: Source, entry: CompiledBackward, slow: str, same: Sequence[int | None] = ()) -> None:
+<<<<<<< HEAD
         s.bind("grad_enabled", _torch.grad_enabled)
         s.bind("any_autocast", _torch.any_autocast)
         s.line("check = fast.check")
@@ -356,6 +300,9 @@ class FunctionEmitter:
         if entry.dtensor is not None:
             state.append(_torch.other_dtensor_modes_code(s.bind("dtensor", _torch.dtensor_dispatcher()), entry.dtensor))
         s.line(f"if {' or '.join(state)}: {slow}")
+=======
+        symbols = self._conditions(s, entry, slow)
+>>>>>>> cut-autograd
         unwrapper = Unwrapper(s, slow)
         tangents = [(f"g{k}", t) for k, t in zip(self.plan.differentiable, entry.tangents, strict=True)]
         unwrapper.shortcut_value = _shortcut_of({g: t for g, t in tangents if t is not None}, self.examples)
@@ -373,9 +320,12 @@ class FunctionEmitter:
         first = {k: place for k, place in enumerate(same) if place is not None}
         for k, place in first.items():
             s.line(f"if {tangents[k][0]} is not {tangents[place][0]}: {slow}")
-        rows = self._checked(entry.tangents, leaves, first)
-        s.line(f"if not check({', '.join(rows)}): {slow}")
+        checks = [f"check({', '.join(self._checked(entry.tangents, leaves, first))})"]
+        for name, spec in unwrapper.checks.tensors:
+            checks += dynamic_checks(name, spec, symbols, strides=False)
+        s.line(f"if not ({' and '.join(checks)}): {slow}")
         # Under names of their own: a dense leaf may be brought to other strides, and its name goes before the graph runs.
+<<<<<<< HEAD
         handed = {source: f"h{k}" for k, source in enumerate(entry.passed) if source and source[0] != "gradient"}
         for (kind, place), name in handed.items():
             s.line(f"{name} = {self._tangent_names()[place] if kind == 'tangent' else f'ctx.inputs[{place}]'}")
@@ -387,14 +337,27 @@ class FunctionEmitter:
         args = [leaves[key] if kind == "tangent" else f"saved[{number[key]}]" for kind, key in entry.inputs]
         if args[: len(number)] == [f"saved[{k}]" for k in range(len(number))] and not self.plan.kept_inputs:
             args[: len(number)] = ["*saved"]
+=======
+        handed = {source: f"h{k}" for k, source in enumerate(entry.passed) if source and source[0] == "tangent"}
+        for (_, place), name in handed.items():
+            s.line(f"{name} = {self._tangent_names()[place]}")
+        lent = {mark: s.name("k") for mark in entry.lent}
+        for mark, name in lent.items():
+            s.line(f"{name} = {mark_source(mark, self._tangent_names()[mark.place[1]], s.constant)}")
+        self._fit(s, entry, leaves, symbols)
+        args = self._arguments(entry, leaves, symbols)
+>>>>>>> cut-autograd
         s.line(f"p = [{', '.join(args)}]")
         s.line("saved.clear()")  # who called may hold the list
         s.line(f"del saved{''.join(f', {n}' for n in dict.fromkeys([*leaves, *self._tangent_names()]))}")
         s.bind("graph", entry.call)
         s.line("r = graph(p)")
-        s.line("if not keep: ctx.inputs = ()")
         parts = iter([f"r[{k}]" for k in range(sum(leaf_count(g) for g in entry.grads if g is not None))])
+<<<<<<< HEAD
         wrapper = Wrapper(s, self.examples, {})
+=======
+        wrapper = Wrapper(s, self.examples, symbols, lambda m: lent.get(m) or f"ctx.env[{s.constant(m, 'lent')}]")
+>>>>>>> cut-autograd
         grads: list[str] = []
         for made, source in zip(entry.grads, entry.passed, strict=True):
             own = [next(parts) for _ in range(0 if made is None else leaf_count(made))]
@@ -403,6 +366,53 @@ class FunctionEmitter:
             else:
                 grads.append("None" if made is None else wrapper.wrap(made, iter(own)))
         s.line(f"return {self._nones}{''.join(f'{g}, ' for g in grads)}")
+
+    def _conditions(self, s: Source, entry: CompiledBackward, slow: str) -> dict[Any, str]:
+        """Emit what is compared beside the tangents; returns the local names of symbols."""
+        s.bind("grad_enabled", _torch.grad_enabled)
+        s.bind("any_autocast", _torch.any_autocast)
+        s.line("check = fast.check")
+        state = ["check is None", "grad_enabled()", "any_autocast()"]
+        if entry.create_graph or entry.autocast:
+            raise NotGenerated("a backward that is differentiated again, or that runs under autocast")
+        if entry.user_code.names:
+            state.append(f"not {s.bind('user_code', entry.user_code)}.holds()")
+        state += [f"not {s.constant(row.is_as_it_was, 'as_it_was')}()" for row in entry.objects]
+        for mark, known in entry.contexts.items():
+            now = f"ctx.env[{s.constant(mark, 'read')}]"
+            state.append(f"not {s.bind('same_context', same_context)}({s.constant(known, 'context')}, {now})")
+        if entry.dtensor is not None:
+            state.append(_torch.other_dtensor_modes_code(s.bind("dtensor", _torch.dtensor_dispatcher()), entry.dtensor))
+        s.line(f"if {' or '.join(state)}: {slow}")
+        symbols = {row.symbol: str(row.symbol) for row in self.plan.symbols}
+        for symbol, name in symbols.items():
+            s.line(f"{name} = ctx.env[{s.constant(symbol, 'symbol')}]")
+        if entry.conditions:
+            holds = " and ".join(f"({expression_code(c, symbols)})" for c in entry.conditions)
+            s.line("try:")
+            s.line(f"    if not ({holds}): {slow}")
+            s.line(f"except ArithmeticError: {slow}")
+        return symbols
+
+    def _fit(self, s: Source, entry: CompiledBackward, leaves: Sequence[str], symbols: dict[Any, str]) -> None:
+        """Emit bringing the leaves of the tangents to the strides that the graph was traced for."""
+        wanted = [leaf.stride for spec in entry.tangents if spec is not None for leaf in spec_leaves(spec)]
+        for name, stride in zip(leaves, wanted, strict=True):
+            if stride:
+                code = sizes_code(stride, symbols)
+                s.line(f"if {name}.stride() != {code}: {name} = {s.bind('fit_strides', fit_strides)}({name}, {code})")
+
+    def _arguments(self, entry: CompiledBackward, leaves: Sequence[str], symbols: dict[Any, str]) -> list[str]:
+        """The inputs of the backward graph."""
+        number = {row.name: k for k, row in enumerate(r for r in self.plan.saved if r.is_tensor)}
+        given = {("saved", row.name): f"ctx.numbers[{k}]" for k, row in enumerate(self.plan.saved) if not row.is_tensor}
+        given |= {("saved", name): f"saved[{k}]" for name, k in number.items()}
+        given |= {("size", symbol): name for symbol, name in symbols.items()}
+        given |= {("tangent", k): name for k, name in enumerate(leaves)}
+        args = [given[key] for key in entry.inputs]
+        if args[: len(number)] == [f"saved[{k}]" for k in range(len(number))]:
+            args[: len(number)] = ["*saved"]
+        return args
 
     def _tangent_names(self) -> list[str]:
         return [f"g{k}" for k in self.plan.differentiable]

@@ -310,6 +310,9 @@ def _failed_leaf_guard(plan: Plan, guards: Guards, inputs: Sequence[Tensor], fla
         return "two inner tensors are one that were two when the specialization was made"
     leaves = [table[k] for k in range(plan.leaf_count)]
     env = bind(plan, inputs, leaves, flat)
+    for m in plan.mutations if not torch.is_inference_mode_enabled() else ():
+        if any(leaves[plan.inputs[m.input].leaves[k]].is_inference() for k in m.in_program):
+            return f"{plan.inputs[m.input].path}: what the program writes is an inference tensor"
     for condition in plan.conditions:
         if not holds(condition, env):
             return f"sizes: {condition} with {env}"

@@ -7,8 +7,8 @@ one backward at a time: ``ctx._forward_cls`` becomes the class with these attrib
 
 A region stays one call where torch's way would lose something:
 
-- its activations are plain references of the node (`function_code`), or saved beside it (`function.save`): torch cannot
-  take them over. From then on all regions save theirs through autograd, so that the next step is inlined;
+- its activations are plain references of the node (`function.save`): torch cannot take them over. From then on all
+  regions save theirs through autograd, so that the next step is inlined;
 - the backward is to be differentiated (``create_graph``);
 - a size is no plain number (a jagged tensor's), or depends on values inside tensors;
 - torch 2.11 and 2.12.
@@ -36,7 +36,7 @@ from ..subclass.context import SizeValue, map_sizes, same_context, without_outer
 from ..subclass.spec import LeafSpec, SizeExpr, Spec, WrapperSpec, leaf_count, spec_leaves
 from ..subclass.visit import map_spec, rebuild
 from .backward import CompiledBackward
-from .function import RegionFunction, changed_since_forward, check_watched
+from .function import RegionFunction, check_watched
 from .rebuild import fit_strides
 from .reference import Program
 from .source import EXPRESSION_GLOBALS
@@ -62,7 +62,8 @@ def make_inlinable(function: Function, program_of: Callable[[Any], Program], lea
                 if program not in made:
                     made[program] = _inlined_class(function, program, leading)
                 if (found := made[program]) is not None:
-                    _hand_over(ctx, program, sizes)
+                    check_watched(ctx)
+                    ctx.symints, ctx.opaque_objects = sizes, []
                     ctx._forward_cls = found
                     return (found._backward_cls._autograd_function_id, *sizes)  # type: ignore[attr-defined]
         elif _door.asking.ours and not hasattr(function, "program"):
@@ -78,7 +79,7 @@ def make_inlinable(function: Function, program_of: Callable[[Any], Program], lea
 def _may_be_inlined(ctx: Any) -> bool:
     if not _door.TORCH_CAN_INLINE or torch.is_grad_enabled():
         return False
-    if getattr(ctx, "kept", None) is None and getattr(ctx, "beside", None) is None:
+    if not ctx.saved:
         return True
     if not _door.saves_for_torch:
         _door.saves_for_torch.append(True)
@@ -97,23 +98,15 @@ def _sizes_of(ctx: Any, program: Program) -> list[int] | None:
     return values if all(type(v) is int for v in values) else None
 
 
-def _hand_over(ctx: Any, program: Program, sizes: list[int]) -> None:
-    """What the backward does first with its node, and what torch wants to find there."""
-    compared = program.plan.compared_inputs
-    versions = tuple([ctx.inputs[k]._version for k in compared]) if ctx.inputs else ctx.versions
-    if versions != ctx.versions:
-        changed_since_forward(program.plan, ctx.versions, versions)
-    if program.plan.watched_results:
-        check_watched(ctx.watched)
-    if not _torch.keeps_graph():
-        ctx.inputs = ()
-    ctx.symints, ctx.opaque_objects = sizes, []
-
-
 def _inlined_class(function: Function, program: Program, leading: int) -> Function | None:
     assert program.backwards is not None
     entry, sizes = program.backwards.compiled[0], Sizes(program)
     calls = entry.user_code.calls  # torch's back end could use their memory again
+<<<<<<< HEAD
+=======
+    if entry.contexts or entry.objects or entry.autocast:
+        return None
+>>>>>>> cut-autograd
     if entry.graph is None or calls or entry.create_graph or not sizes.tell(entry):
         return None
     epilogue = Epilogue(entry.grads, leading, sizes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,6 @@ from ..partition.half import Half
 from ..plan import (
     BasePrimal,
     ConstantOutput,
-    Detached,
     InputPlan,
     LeafPrimal,
     MutationPlan,
@@ -34,17 +33,14 @@ from ..plan import (
     SymbolPlan,
     ValueAlias,
     ValueOutput,
-    ViewCall,
-    ViewCalls,
     ViewOutput,
-    views_in,
 )
 from ..subclass.context import Lent
 from ..subclass.flatten import leaves_of
 from ..subclass.kept import kept_spec
 from ..subclass.parts import dataclasses_in, marks_in
 from ..subclass.paths import Path
-from ..subclass.spec import SizeExpr, Spec, WrapperSpec, is_ragged, leaf_count, spec_leaves
+from ..subclass.spec import Spec, WrapperSpec, is_ragged, leaf_count, spec_leaves
 from ..subclass.visit import rebuild
 from .sizes import freeze, to_expr
 
@@ -58,8 +54,8 @@ def make_plan(
     through_base: Mapping[int, Spec],
     forward: Half,
     saved: tuple[SavedValue, ...],
-    kept: Collection[str] = (),
 ) -> Plan:
+<<<<<<< HEAD
     """The plan; sizes are expressions over the symbols that a call binds.
 
     Args:
@@ -69,9 +65,17 @@ def make_plan(
     views = {k: kept_spec(freeze(spec), Path("view"), by_class=True) for k, spec in through_base.items()}
     watched = _watched_results(captured, forward, kept, saved)
     lending = captured.lending
+=======
+    """The plan; sizes are expressions over the symbols that a call binds."""
+    objects = captured.session.reads.objects
+    keeping = Held(objects.names)
+    inputs, symbols = tuple(_inputs(captured, arguments, keeping)), tuple(_symbols(captured))
+    views = {k: kept_spec(freeze(spec), Path("view"), keeping) for k, spec in through_base.items()}
+    watched_inputs, watched_values = _watched(captured, forward, len(saved))
+    lending = captured.session.reads.lending
+>>>>>>> cut-autograd
     values = tuple(freeze(lending.marked(v)) for v in captured.values)
-    calls: dict[ViewCall, ViewCall] = {}
-    outputs = tuple(_with_lent(_freeze_output(o, captured, calls), lending) for o in captured.outputs)
+    outputs = tuple(_with_lent(_freeze_output(o, captured), lending) for o in captured.outputs)
     attributes = [v for o in outputs for v in getattr(o, "attributes", {}).values()]
     attributes += [o.value for o in outputs if isinstance(o, ConstantOutput)]
     mutations = tuple(map(_freeze_mutation, captured.mutations))
@@ -95,7 +99,6 @@ def make_plan(
         containers=captured.containers,
         differentiable=captured.differentiable,
         differentiated=captured.differentiated,
-        rewritten=_rewritten(captured, arguments),
         grad_mode_after=captured.grad_mode_after,
         saved=saved,
         offsets_matter=_offsets_matter(captured),
@@ -104,6 +107,7 @@ def make_plan(
         fresh_leaves=captured.fresh_leaves,
         inference=captured.inference,
         dangling=captured.dangling,
+<<<<<<< HEAD
         detached=tuple(_freeze_detached(row, captured.session, calls) for row in captured.detached),
         versions=captured.versions,
         leaf_versions=captured.leaf_versions,
@@ -113,6 +117,13 @@ def make_plan(
         watched_results=tuple(watched),
         watched_names=tuple(watched.values()),
         lent=lending.in_calls(marks_in(values, attributes)),
+=======
+        watched_inputs=watched_inputs,
+        watched_values=watched_values,
+        unread=captured.session.reads.left_out(),
+        wholes=captured.session.reads.wholes(),
+        lent=lending.in_calls(marks_in(values, attributes), captured.tape is not None),
+>>>>>>> cut-autograd
         configurations=_configurations(captured, lending),
         apart=captured.apart,
     )
@@ -262,21 +273,6 @@ def _saved_results(forward: Half, captured: Captured, saved: int) -> frozenset[i
     return frozenset(k for k, t in rows if isinstance(t, Tensor) and memory_of(t) in plain)
 
 
-def _rewritten(captured: Captured, arguments: Sequence[Argument]) -> tuple[int, ...]:
-    """The differentiated inputs in memory that is written with a history: those of views of what is written change, too.
-
-    Autograd makes the history of a view anew after any write.
-    """
-    values = [*(a.value for a in arguments), *(c.value for c in captured.closed_over)]
-    memory = [{memory_of(t) for t in leaves_of(values[m.input])} for m in captured.mutations]
-    anew = [m.differentiable or m.stops_grad or m.metadata is not None for m in captured.mutations]
-    written = set[Any]().union(*memory)
-    of_history = set[Any]().union(*(own for own, known in zip(memory, anew, strict=True) if known))
-    rows = [(k, values[number]) for k, number in enumerate(captured.differentiated)] if written else []
-    places = ((k, written if t._is_view() else of_history, map(memory_of, leaves_of(t))) for k, t in rows)
-    return tuple(k for k, there, own in places if not there.isdisjoint(own))
-
-
 def memory_of(value: Tensor) -> Any:
     """Equal for values that share a storage."""
     return value.untyped_storage()._cdata if value.layout is torch.strided else id(value)
@@ -286,32 +282,15 @@ def _freeze_mutation(m: MutationPlan) -> MutationPlan:
     return replace(m, metadata=None if m.metadata is None else freeze(m.metadata))
 
 
-def _freeze_output(o: OutputPlan, captured: Captured, calls: dict[ViewCall, ViewCall]) -> OutputPlan:
-    if isinstance(o, ViewOutput) and isinstance(o.replay, ViewCalls):
-        return replace(o, spec=freeze(o.spec), replay=_freeze_calls(o.replay, calls))
+def _freeze_output(o: OutputPlan, captured: Captured) -> OutputPlan:
     if isinstance(o, ViewOutput):
-        layouts = None if o.layouts is None else (freeze(o.layouts[0]), freeze(o.layouts[1]))
         base = _as_it_came(captured, o.base) if o.early else None
-        return replace(o, spec=freeze(o.spec), replay=_freeze_replay(o.replay, captured.session, base), layouts=layouts)
+        return replace(o, spec=freeze(o.spec), replay=_freeze_replay(o.replay, captured.session, base))
     if isinstance(o, RaggedOutput):
         return RaggedOutput(to_expr(o.size))
     if isinstance(o, ValueOutput):
-        view = o.view_of
-        if view is not None and isinstance(view.replay, ViewCalls):
-            view = replace(view, replay=_freeze_calls(view.replay, calls))
-        return replace(o, spec=freeze(o.spec), view_of=view)
+        return replace(o, spec=freeze(o.spec))
     return o
-
-
-def _freeze_calls(way: ViewCalls, frozen: dict[ViewCall, ViewCall]) -> ViewCalls:
-    return ViewCalls(tuple((frozen.get(c) or frozen.setdefault(c, _freeze_call(c)), item) for c, item in way.calls))
-
-
-def _freeze_call(call: ViewCall) -> ViewCall:
-    args, kwargs = _torch.pytree.tree_map(to_expr, (call.args, call.kwargs))
-    given = None if call.given is None else tuple(replace(row, spec=freeze(row.spec)) for row in call.given)
-    sized = any(isinstance(n, SizeExpr) for n in _torch.pytree.tree_leaves((args, kwargs)))
-    return ViewCall(call.function, args, kwargs, given, sized)
 
 
 def _with_lent(o: OutputPlan, lending: Lending) -> OutputPlan:
@@ -319,12 +298,6 @@ def _with_lent(o: OutputPlan, lending: Lending) -> OutputPlan:
     if not isinstance(o, (ValueOutput, ViewOutput)) or not o.attributes:
         return o
     return replace(o, attributes={k: lending.in_place_of(v) for k, v in o.attributes.items()})
-
-
-def _freeze_detached(row: Detached, session: Session, calls: dict[ViewCall, ViewCall]) -> Detached:
-    if isinstance(row.replay, ViewCalls):
-        return replace(row, replay=_freeze_calls(row.replay, calls))
-    return replace(row, replay=_freeze_replay(row.replay, session))
 
 
 def _as_it_came(captured: Captured, number: int) -> Tensor:
@@ -335,7 +308,7 @@ def _as_it_came(captured: Captured, number: int) -> Tensor:
         return rebuild(spec, iter(leaves))  # type: ignore[no-any-return]
 
 
-def _freeze_replay(replay: Replay | None, session: Session, base: Tensor | None = None) -> Replay | None:
+def _freeze_replay(replay: Replay, session: Session, base: Tensor | None = None) -> Replay:
     """Autograd's function of a view remembers the symbols that it was traced with: their expressions instead.
 
     That may be a number by now, where the region has read one that has to fit other sizes.
@@ -345,8 +318,6 @@ def _freeze_replay(replay: Replay | None, session: Session, base: Tensor | None 
     """
     if isinstance(replay, SymbolicView):
         return replace(replay, sizes=tuple(map(to_expr, replay.sizes)))
-    if replay is None:
-        return None
     view = getattr(replay, "__self__", None)
     if (
         not isinstance(view, Tensor)
@@ -400,81 +371,30 @@ def _freeze_alias(row: ValueAlias) -> ValueAlias:
     return replace(row, spec=freeze(row.spec), leaves=leaves)
 
 
-def _watched(captured: Captured, inputs: Sequence[InputPlan], saved: Sequence[SavedValue]) -> tuple[int, ...]:
-    """Wrappers of which a leaf is saved as it is, or the contents of a view that share nothing but their version counter.
+def _watched(captured: Captured, forward: Half, saved: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The inputs and the values that are wrappers, and of which a leaf is saved.
 
     Operations on a wrapper do not move its leaf's version counter, so that a change by the caller between forward and
-    backward would go unnoticed: the wrapper is saved as well, and autograd checks its counter, as in eager.
+    backward would go unnoticed: the counter of the wrapper is compared as well.
     """
-    kept = {row.name for row in saved}
-    memory = _memory_of_nodes(captured, kept)
-    mutated = {m.input for m in captured.mutations}
-    rows = []
-    for number, row in enumerate(inputs):
-        names = {f"primals_{captured.leaf_primals[k] + 1}" for k in row.leaves}
-        given = _given_to_views(captured, number, of_input=True)
-        if isinstance(row.spec, WrapperSpec) and number not in mutated and (names & kept or memory.keys() & given):
-            rows.append(number)
-    return tuple(rows)
-
-
-def _memory_of_nodes(captured: Captured, names: Collection[str]) -> dict[Any, list[str]]:
-    """Memory -> those of the named nodes whose value lies there."""
-    found: dict[Any, list[str]] = {}
-    for node in captured.session.recorder.graph.nodes if names else ():
-        if node.name in names and isinstance(value := node.meta.get("val"), Tensor):
-            found.setdefault(memory_of(value), []).append(node.name)
-    return found
-
-
-def _leaf_memory(captured: Captured) -> list[set[Any]]:
-    """Of each forward value, where its leaves lie."""
-    nodes = iter(captured.forward_nodes)
-    return [{memory_of(next(nodes).meta["val"]) for _ in range(leaf_count(spec))} for spec in captured.values]
-
-
-def _given_to_views(captured: Captured, base: int, *, of_input: bool) -> set[Any]:
-    """Where the contents lie that are given to views of an input, or of a forward value: see `ViewCall`."""
-    views = [
-        v.replay for v in views_in(captured.outputs, captured.detached) if (v.base, v.of_input) == (base, of_input)
+    outputs = [n.meta.get("val") if isinstance(n, fx.Node) else None for n in forward.outputs]
+    kept = {memory_of(t) for t in outputs[len(outputs) - saved :] if isinstance(t, Tensor)} if saved else set[Any]()
+    if not kept:
+        return (), ()
+    there = {str(n.target) for n in forward.inputs if isinstance(t := n.meta["val"], Tensor) and memory_of(t) in kept}
+    changed = {m.input for m in captured.mutations}
+    inputs = [
+        number
+        for number, row in enumerate(captured.all_inputs)
+        if isinstance(row.spec, WrapperSpec) and number not in changed
+        if not there.isdisjoint(f"primals_{captured.leaf_primals[k] + 1}" for k in row.leaves)
     ]
-    given = {k for replay in views if isinstance(replay, ViewCalls) for k in replay.given}
-    rows = _leaf_memory(captured) if given else []
-    return {place for k in given for place in rows[k]}
-
-
-def _watched_results(
-    captured: Captured, forward: Half, kept: Collection[str], saved: Sequence[SavedValue]
-) -> dict[int, tuple[str, ...]]:
-    """Values that eager's backward reads, or views of them, and for which no saved activation shares the version counter.
-
-    Each with the names of what is read, where all of that is saved.
-
-    Those are wrappers, whose leaves have counters of their own, and results that the backward computes again.
-    """
-    if captured.tape is None or not kept:
-        return {}
-    outputs = [n if isinstance(n, fx.Node) else None for n in forward.outputs]
-    alive = [n.meta.get("val") for n in outputs[len(outputs) - len(saved) :] if n is not None]
-    names = {row.name for row in saved}
-    memory = {memory_of(t) for t in alive if isinstance(t, Tensor)}
-    shown = {o.value for o in captured.outputs if isinstance(o, ValueOutput)}
-    bases = [o for o in captured.outputs if isinstance(o, ViewOutput) and not o.of_input]
-    shown |= {view.base for view in views_in(captured.outputs, captured.detached) if not view.of_input}
-    moved = {o.base for o in bases if o.version_bumps} | {a.value for a in captured.aliases}
-    moved |= {m.value for m in captured.mutations if m.value is not None}
-    parts, rows = iter(outputs), dict[int, tuple[str, ...]]()
-    read, lies = _memory_of_nodes(captured, kept), _leaf_memory(captured)
+    replaced = {a.value for a in captured.aliases} | {m.value for m in captured.mutations}
+    values, place = [], 0
     for k, spec in enumerate(captured.values):
-        own = [next(parts) for _ in range(leaf_count(spec))]
-        if k not in shown or k in moved or not own:
-            continue
-        found = [n.name for n in own if n is not None and n.name in kept]
-        if isinstance(spec, WrapperSpec):
-            there = lies[k] | _given_to_views(captured, k, of_input=False)
-            found += [name for place in there for name in read.get(place, ()) if name not in found]
-        elif memory_of(own[0].meta["val"]) in memory:  # type: ignore[union-attr]
-            continue
-        if found:
-            rows[k] = tuple(found) if names.issuperset(found) else ()
-    return rows
+        own = outputs[place : place + leaf_count(spec)]
+        place += leaf_count(spec)
+        if isinstance(spec, WrapperSpec) and k not in replaced:
+            if any(isinstance(t, Tensor) and memory_of(t) in kept for t in own):
+                values.append(k)
+    return tuple(inputs), tuple(values)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from .. import _torch
-from ..plan import Detached, Given, LeafAlias, Replay, SymbolicView, ValueAlias, ViewCall, ViewCalls, ViewOutput
+from ..plan import LeafAlias, SymbolicView, ValueAlias, ViewOutput, ViewSteps
 from ..subclass.flatten import flatten, leaves_of
-from ..subclass.paths import owner_of
 from ..subclass.spec import LeafSpec, spec_leaves
 from ..subclass.visit import rebuild
 from .sizes import Env, concrete, evaluate, evaluator
@@ -20,85 +18,22 @@ from .sizes import Env, concrete, evaluate, evaluator
 Tensor = torch.Tensor
 
 
-def detached(
-    row: Detached,
-    base: Tensor,
-    env: Env | None = None,
-    values: Sequence[Tensor] = (),
-    made: dict[ViewCall, Any] | None = None,
-) -> Tensor:
-    """What ``detach()`` gives of ``base``, or of the view of it; see `replay_view`."""
-    if row.replay is None:
-        return base.detach()
-    # With a history, where a result is that very view.
-    shown = isinstance(row.replay, ViewCalls) and (row.of_history or not base.requires_grad)
-    with torch.set_grad_enabled(torch.is_grad_enabled() and shown):
-        return bound_to(row.replay, values, env or {}, {} if made is None else made)(base).detach()
-
-
-def replay_view(
-    plan: ViewOutput,
-    base: Tensor,
-    env: Env | None = None,
-    values: Sequence[Tensor] = (),
-    made: dict[ViewCall, Any] | None = None,
-) -> Tensor:
-    """Replay the recorded view operations on ``base``. They are those that the user issued, never ``as_strided``.
-
-    Args:
-        values: the forward values.
-        made: what operations have given in this call that several views have in common.
-    """
-    if plan.replay is None:
-        return base
-    replay = bound_to(plan.replay, values, env or {}, {} if made is None else made)
+def replay_view(plan: ViewOutput, base: Tensor, env: Env | None = None) -> Tensor:
+    """Replay the recorded view operations on ``base``. They are those that the user issued, never ``as_strided``."""
+    replay = plan.replay.at(env or {}) if isinstance(plan.replay, SymbolicView) else plan.replay
     tracked = base.requires_grad  # under no_grad of the caller too: the region may have enabled gradients itself
     enabled = plan.requires_grad and not plan.starts_grad if tracked else torch.is_grad_enabled()
     with torch.set_grad_enabled(enabled):
-        if plan.counted:  # first: autograd makes the history of a view anew whose counter has another value afterwards
-            _torch.set_version(base, max(base._version - plan.counted, 0))
+        if isinstance(replay, ViewSteps) and replay.version_bumps and not base.is_inference():
+            # Delivering the mutations has counted them. First: autograd makes the history of a view anew whose counter has
+            # another value afterwards.
+            _torch.set_version(base, max(base._version - replay.version_bumps, 0))
         view = replay(base)
     if plan.one_of_several and view._is_view():  # of a tensor of inference mode there are none
         _torch.mark_multi_output_view(view)
     if plan.before_grad:
         _torch.mark_tracked_view(view)
-    for name, version in plan.inner_versions:
-        _torch.set_version(getattr(*owner_of(view, name)), version)
     return view
-
-
-def bound_to(replay: Replay, values: Sequence[Tensor], env: Env, made: dict[ViewCall, Any]) -> Replay:
-    """How a view is made of a base in this call; the arguments are those of `replay_view`."""
-    if isinstance(replay, ViewCalls):
-        return functools.partial(_repeat, replay, made, values, env)
-    return replay.at(env) if isinstance(replay, SymbolicView) else replay
-
-
-def _repeat(way: ViewCalls, made: dict[ViewCall, Any], values: Sequence[Tensor], env: Env, base: Tensor) -> Tensor:
-    value: Any = base
-    for call, item in way.calls:
-        if call not in made:
-            args, kwargs = call.args, call.kwargs
-            if call.has_sizes:
-                args, kwargs = _torch.pytree.tree_map(lambda n: evaluate(n, env), (args, kwargs))
-            if call.given is None:
-                made[call] = call.function(value, *args, **kwargs)
-            else:
-                given = [_nobody_sees(row, env) if row.value is None else values[row.value] for row in call.given]
-                answer = given[0] if item is None else given
-                made[call] = _torch.answered(call.function, (value, *args), kwargs, answer)
-        value = made[call] if item is None else made[call][item]
-    return value  # type: ignore[no-any-return]
-
-
-def _nobody_sees(row: Given, env: Env) -> Tensor:
-    """Autograd asks it for its sizes. It has next to no memory."""
-    sizes, empty = evaluator(env), functools.partial(torch.empty, ())
-    leaves = spec_leaves(row.spec)
-    parts = (empty(dtype=leaf.dtype, device=leaf.device).expand(sizes(leaf.size)) for leaf in leaves)
-    with torch.no_grad():
-        made = rebuild(row.spec, parts, sizes)
-        return made.requires_grad_(False) if made.requires_grad else made  # type: ignore[no-any-return]
 
 
 def share(
@@ -124,10 +59,6 @@ def share(
             source = leaves[alias.leaf] if alias.value is None else leaves_of(values[alias.value])[alias.leaf]
             parts[k] = source if alias.same else view_like(source, leaf, alias, env)
     made: Tensor = rebuild(spec, iter(parts), evaluator(env))
-    own = row.leaves[0] if isinstance(spec, LeafSpec) else None
-    known = isinstance(spec, LeafSpec) and (own is None or own.same) and any(made is t for t in (*leaves, *values))
-    if not known and (own is None or not own.counted) and not made.is_inference():
-        _torch.set_version(made, row.version)
     return made
 
 
@@ -188,4 +119,6 @@ def fit_strides(t: Tensor, stride: Sequence[int]) -> Tensor:
     """``t`` itself, or a copy with the strides that a graph was traced for."""
     if t.layout is not torch.strided or tuple(t.stride()) == tuple(stride):
         return t
+    if _torch.is_batched(t):  # has room for the whole batch, whichever of its dimensions that is
+        return t.new_empty_strided(t.shape, stride).copy_(t)
     return torch.empty_strided(t.shape, stride, dtype=t.dtype, device=t.device).copy_(t)

@@ -5,7 +5,6 @@ It is the oracle for the generated code (`codegen`), and what runs when a plan u
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +26,6 @@ from ..plan import (
     RaggedOutput,
     SameOutput,
     SizeOutput,
-    ViewCall,
     ViewOutput,
 )
 from ..subclass.flatten import leaves_of
@@ -39,11 +37,18 @@ from ..subclass.visit import rebuild
 from .backward import Backwards
 from .changed_contexts import changeable, watch_contexts
 from .containers import owners_found
+<<<<<<< HEAD
 from .function import Dangling, RegionFunction, RelatedView, with_kept_history
 from .parted import parted
 from .rebuild import bound_to, detached, of_inference, replay_view, share
 from .sizes import bind, evaluate, evaluator
 from .writeback import deliver, laid_out, set_version, write_memory
+=======
+from .function import Dangling, Protected, RegionFunction
+from .rebuild import of_inference, replay_view, share
+from .sizes import bind, evaluate, evaluator, read_unread
+from .writeback import deliver, set_version, write_memory
+>>>>>>> cut-autograd
 
 Tensor = torch.Tensor
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -53,15 +58,12 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 class Call:
     """The state of one call: inputs, their dense leaves, symbol values; sizes are filled in by the forward.
 
-    ``ahead`` holds the results that are made before it, by their numbers; ``made`` what several views have in common.
     """
 
     inputs: list[Tensor]
     leaves: list[Tensor]
     env: dict[Any, int]
     sizes: list[Any] = field(default_factory=list)
-    ahead: dict[int, Tensor] = field(default_factory=dict)
-    made: dict[ViewCall, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,17 +80,18 @@ class Program:
         for m in self.plan.mutations:
             if m.starts_grad:
                 call.inputs[m.input].requires_grad_()
-        for k, o in enumerate(self.plan.outputs):
-            if isinstance(o, ViewOutput) and o.ahead:
-                call.ahead[k] = replay_view(o, call.inputs[o.base], call.env, (), call.made)
         if self.plan.trains:  # also under no_grad: the region may enable gradients itself
             differentiated = [call.inputs[i] for i in self.plan.differentiated]
             with torch.enable_grad():
+<<<<<<< HEAD
                 leading = with_kept_history(differentiated, self.plan.rewritten)
                 values = list(_torch.apply_function(RegionFunction, self, call, *leading))
                 if self.plan.reach is not None:
                     values = list(parted(self.plan.reach, self.plan.differentiable, differentiated, values))
             watch_contexts(self.plan, changeable(self.plan), call.inputs, values)
+=======
+                values = list(_torch.apply_function(RegionFunction, self, call, *differentiated))
+>>>>>>> cut-autograd
         else:
             with torch.no_grad():
                 values, call.sizes, _ = self.run_forward(call)
@@ -126,12 +129,8 @@ class Program:
         count = plan.forward_leaves
         if plan.unbacked:
             call.env = {**call.env, **{symbol: flat[count + k] for symbol, k in plan.unbacked}}
-        for k, version in plan.leaf_versions:
-            _torch.set_version(flat[k], version)
         parts, sizes = iter(flat[:count]), evaluator(call.env)
         values = [rebuild(spec, parts, sizes) for spec in plan.values]
-        for k, version in plan.versions:
-            _torch.set_version(values[k], version)
         share_values(plan, call, values, within=True)
         return values, flat[count : count + plan.size_outputs], flat[count + plan.size_outputs :]
 
@@ -169,7 +168,7 @@ def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]
         values[k].requires_grad_()
     for k in plan.dangling:
         let_dangle(values[k])
-    early = call.ahead | {
+    early = {
         k: replay_view(o, call.inputs[o.base], call.env)
         for k, o in enumerate(plan.outputs)
         if isinstance(o, ViewOutput) and o.early
@@ -184,10 +183,7 @@ def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]
         if m.input in old:
             deliver(m, plan.inputs[m.input], x, new, old[m.input], call.env)
         if version is not None:
-            set_version(x, version + m.version_bumps - m.moved - plan.bumps_by_results.get(m.input, 0))
-    for row in plan.detached:
-        base = (call.inputs if row.of_input else values)[row.base]
-        values.append(detached(row, base, call.env, values, call.made))
+            set_version(x, version + m.version_bumps - m.moved)
     results: list[Any] = []
     for k, o in enumerate(plan.outputs):
         if isinstance(o, SameOutput):
@@ -241,18 +237,13 @@ def make_output(
     assert not isinstance(o, SameOutput)
     if isinstance(o, ViewOutput):
         base = call.inputs[o.base] if o.of_input else values[o.base]
-        with contextlib.nullcontext() if o.layouts is None else laid_out(base, o.layouts, call.env):
-            value = replay_view(o, base, call.env, values, call.made) if early is None else early
-    elif o.view_of is None:
-        value = values[o.value]
+        value = replay_view(o, base, call.env) if early is None else early
     else:
-        base = call.inputs[o.view_of.base] if o.view_of.of_input else values[o.view_of.base]
-        replay = bound_to(o.view_of.replay, values, call.env, call.made)
-        value = _torch.apply_function(RelatedView, base, values[o.value], replay)
+        value = values[o.value]
+        if o.protected and value.requires_grad:
+            value = _torch.apply_function(Protected, value)
     if isinstance(o, ViewOutput) and o.starts_grad:
         value.requires_grad_()
-    if isinstance(o, ViewOutput) and o.dangling:
-        let_dangle(value)
     for name, attribute in o.attributes.items():
         owner, last = owner_of(value, name)
         setattr(owner, last, with_lent(attribute, call.env))

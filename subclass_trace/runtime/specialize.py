@@ -90,7 +90,7 @@ def build_program(
         if verify.ENABLED:
             verify.verify_forward(forward, write_back=keep_input_mutations)
             verify.verify_plan(plan)
-        call, plan = forward_program(backend, backend.inference, half, plan)
+        call, plan = forward_program(backend, backend.inference, half, plan, arguments)
         plan = replace(plan, conditions=conditions_of(captured, plan.symbols))  # compiling may have added some
         return Program(plan, call, None), Graphs(None, half, None)
     guess: list[Spec] = []
@@ -126,14 +126,14 @@ def build_program(
         copied=_copied(captured, traced.joint),
     )
     saved = saved_table(parts, _primal_paths(captured), _copied(captured, traced.joint))
-    plan = make_plan(captured, arguments, positions, through_base, parts.first, saved, captured.kept(traced.joint))
+    plan = make_plan(captured, arguments, positions, through_base, parts.first, saved)
     if verify.ENABLED:
         visible = traced.num_forward - traced.draws
         verify.verify_partition(parts, num_forward=visible, tangents=traced.tangents, written=_written(captured))
         verify.verify_plan(plan)
         verify.verify_inputs(parts.forward, plan)
     _name_inputs(parts.first, captured)
-    call, plan = forward_program(backend, backend.forward, parts.first, plan)
+    call, plan = forward_program(backend, backend.forward, parts.first, plan, arguments)
     compile_backward = backward_compiler(backend, parts.packed)
     compiled = compile_half(backend, backend.backward, parts.second, is_backward=True)
     first = _first_backward(parts, traced, guess, compiled, captured.session.dtensor_modes())
@@ -189,7 +189,7 @@ def _without_backward(
     parts = save_all(forward, wanted, _written(captured))
     saved = saved_table(parts, _primal_paths(captured))
     plan = make_plan(captured, arguments, positions, through_base, parts.first, saved)
-    call, plan = forward_program(backend, backend.forward, parts.first, plan)
+    call, plan = forward_program(backend, backend.forward, parts.first, plan, arguments)
     plan = replace(plan, conditions=conditions_of(captured, plan.symbols))  # compiling may have added some
     compile_backward = backward_compiler(backend)
     known = number_symbols(plan.symbols)
@@ -230,7 +230,6 @@ def _first_backward(
         tangent_names=traced.tangents,
         passed=traced.passed,
         user_code=traced.user_code,
-        by_layout=traced.by_layout,
         dtensor=modes,
         graph=parts.second,
     )
@@ -352,4 +351,4 @@ def alias_guard(captured: Captured, inputs: Sequence[Tensor]) -> tuple[Any, ...]
     for row, value in zip(captured.all_inputs, inputs, strict=True):
         table.update(zip(row.leaves, leaves_of(value), strict=True))
     pattern = alias_pattern(inputs, [table[k] for k in range(len(captured.leaf_primals))])
-    return pattern if captured.mutations or captured.metadata.storages or len(pattern) > 1 else None
+    return pattern if captured.mutations or len(pattern) > 1 else None

@@ -87,7 +87,7 @@ def _copy_leaves(plan: MutationPlan, x: Tensor, old: Sequence[Tensor], fresh: Se
     """Copy what was written. Below a wrapper's dispatch, torch does not ask whether an inner tensor is an inference tensor."""
     for k in plan.leaves:
         if k in plan.in_program and (torch.is_inference_mode_enabled() or not old[k].is_inference()):
-            continue  # see `delivered.for_inference_too`
+            continue
         inference = old[k].is_inference()
         version = None if plan.leaf_bumps is None or inference else old[k]._version
         below = k in plan.below and inference and not x.is_inference()
@@ -134,29 +134,6 @@ def _lay_out(x: Tensor, leaves: Sequence[Tensor], before: Spec, after: Spec, ski
                 _make_room(leaf, leaf.storage_offset() + b.storage_offset - a.storage_offset, b)
                 leaf.as_strided_(b.size, b.stride, leaf.storage_offset() + b.storage_offset - a.storage_offset)
     _write_outer(x, before, after)
-
-
-@contextlib.contextmanager
-def laid_out(x: Tensor, layouts: tuple[Spec, Spec], env: Env) -> Iterator[None]:
-    """Inside, ``x`` is laid out as the first says, instead of as the second says.
-
-    Version counters show none of it, but that a view which is made inside is older than the change of the layout: then
-    autograd does with its history what it does in eager.
-    """
-    then, now = (concrete(spec, env) for spec in layouts)
-    leaves, counts = leaves_of(x), not x.is_inference()
-    everything = (x, *(t for _, t in tensors_inside(x)))
-    with _same_versions(everything):
-        _lay_out(x, leaves, now, then)
-    if counts:
-        _torch.set_version(x, x._version - 1)
-    try:
-        yield
-    finally:
-        if counts:
-            _torch.set_version(x, x._version + 1)
-        with _same_versions(everything):
-            _lay_out(x, leaves, then, now)
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from .. import _torch
 from .._torch import tape as _door
 from ..errors import SubclassTraceError
 from ..runtime.backward import Backwards, CompiledBackward
-from ..runtime.function import changed_since_forward, check_watched
+from ..runtime.function import check_watched, release, written_since
 from ..runtime.rebuild import fit_strides
 from ..runtime.reference import Program
 from ..runtime.sizes import Env, concrete, evaluator
@@ -67,12 +67,12 @@ def paste_region(
         return None
     if plan.symbols or not _is_settled(entry, ctx) or any(map(_is_uncertain, tangents)):
         return _between_calls(capture, program, entry, ctx, ctx_step, saved, grads, count)
-    kept = getattr(ctx, "kept", None)
+    kept = ctx.saved or None
     if kept is not None:
         step = capture.write("backward", take_kept, (ctx_step,), note="kept_activations")
         saved = [capture.part(step, k) for k in range(len(kept))]
-    elif plan.compared_inputs or plan.watched_results:
-        capture.write("backward", check_compared, (ctx_step, tuple(plan.compared_inputs)), note="check_versions")
+    elif plan.watched_inputs or plan.watched_values:
+        capture.write("backward", check_watched, (ctx_step,), note="check_versions")
     leaves = [
         capture.write("op", fit_strides, (t, tuple(spec.stride)), note="fit_strides")
         for t, spec in zip(tangents, entry.tangents, strict=True)
@@ -81,7 +81,7 @@ def paste_region(
     flat = iter(_graph(capture, program, entry, leaves, saved, []))
     results = [_gradient(capture, spec, flat) for spec in entry.grads]
     for k, source in enumerate(entry.passed):  # autograd accumulates by reference what nobody else holds
-        if source is not None and source[0] != "input":
+        if source is not None:
             results[k] = tangents[source[1]] if source[0] == "tangent" else results[source[1]]
     return [*[None] * (count - len(results)), *results]
 
@@ -102,7 +102,7 @@ def _graph(
 def _entry(program: Program, ctx: Any, tangents: Sequence[Step | None]) -> CompiledBackward | None:
     """The backward for tangents like the results, traced now if there is none yet."""
     plan, backwards, env = program.plan, program.backwards, _env(ctx)
-    if backwards is None or all(t is None for t in tangents) or getattr(ctx, "beside", None) is not None:
+    if backwards is None or all(t is None for t in tangents):
         return None
     values = [plan.values[k] for k in plan.differentiable]
     if not all(_is_known(v, env) for v in values):
@@ -189,7 +189,7 @@ def _between_calls(
     plain = [None if s.kind == "unpack" else s for s in saved]
     hooked = {k: s for k, s in enumerate(saved) if s.kind == "unpack"}
     packed = [(k, *s.args) for k, s in hooked.items()]
-    kept, numbers = getattr(ctx, "kept", None), _numbers(ctx)
+    kept, numbers = ctx.saved or None, _numbers(ctx)
     begin = Begin(program, entry, kept is not None)
     args = (ctx_step, plain, packed, count, *grads)
     meta = {"deferred": list(hooked.values())}  # by steps that know what `Begin` has unpacked
@@ -213,13 +213,13 @@ class Found:
     """What `Begin` found: the values of symbols.
 
     When the tangents are of another kind, also the gradients, and saved tensors that were unpacked for them.
-    ``objects``: the tangents and the inputs, where a gradient is one of them.
+    ``tangents``: where a gradient is one of them.
     """
 
     env: Env
     grads: tuple[Any, ...] | None = None
     unpacked: dict[int, Any] = field(default_factory=dict)
-    objects: tuple[Sequence[Any], Sequence[Any]] = ((), ())
+    tangents: Sequence[Any] = ()
 
 
 def unpack_once(hook: Any, data: Any, found: Found, place: int) -> Any:
@@ -239,7 +239,7 @@ class Begin:
     def __call__(self, ctx: Any, saved: Any, packed: Any, count: int, *grads: Any) -> list[Any]:
         """``saved``, ``packed`` and ``count`` as in `operations.run_backward`."""
         entry, env = self.entry, _env(ctx)
-        objects = ([grads[k] for k in self.plan.differentiable], ctx.inputs) if any(entry.passed) else ((), ())
+        tangents = [grads[k] for k in self.plan.differentiable] if any(entry.passed) else ()
         rows = [None if grads[k] is None else flatten(grads[k]) for k in self.plan.differentiable]
         arrived = [
             (t, grads[k])
@@ -254,10 +254,10 @@ class Begin:
             given = [leaf for r in rows if r is not None for leaf in r[0]]
             leaves = [fit_strides(t, s.stride) for t, s in zip(given, wanted, strict=True)]
             if not self.kept:
-                check_compared(ctx, tuple(self.plan.compared_inputs))
-            return [Found(env, objects=objects), *leaves, *numbers, *(kept or ())]
+                check_watched(ctx)
+            return [Found(env, tangents=tangents), *leaves, *numbers, *(kept or ())]
         if self.kept:
-            ctx.kept = kept
+            ctx.saved = kept
         unpacked = {place: operations.run_unpack(hook, data) for place, hook, data in packed}
         values = [unpacked.get(k, t) for k, t in enumerate(saved)]
         found = operations.run_backward(ctx, values, (), count, False, *grads)
@@ -279,7 +279,7 @@ class End:
             return found.grads
         leaves, sizes = iter(flat), evaluator(found.env)
         made = [None if g is None else rebuild(g, leaves, sizes) for g in self.entry.grads]
-        return self.entry.pass_on(made, *found.objects)
+        return self.entry.pass_on(made, found.tangents)
 
 
 def _gradient(capture: TapeCapture, spec: Spec | None, flat: Any) -> Step | None:
@@ -299,19 +299,11 @@ def rebuild_gradient(spec: WrapperSpec, leaves: list[Any]) -> Any:
 
 def take_kept(ctx: Any) -> list[Any]:
     """The activations that a region keeps on its node, checked and released as its own backward does it."""
-    kept: list[Any] | None = ctx.kept
-    if kept is None:
+    if ctx.saved is None:
         return list(_door.saved_values(ctx))  # raises what a second backward through a freed graph raises
-    if tuple([t._version for t in kept]) != ctx.versions:
-        changed_since_forward()
-    check_watched(getattr(ctx, "watched", ()))
-    if not _torch.keeps_graph():
-        ctx.kept, ctx.inputs = None, ()
+    if tuple([t._version for t in ctx.saved]) != ctx.versions:
+        raise written_since(ctx)
+    check_watched(ctx)
+    kept = list(ctx.saved)
+    release(ctx)
     return kept
-
-
-def check_compared(ctx: Any, places: tuple[int, ...]) -> None:
-    """Were inputs whose inner tensors are saved written since the forward?"""
-    if ctx.inputs and tuple([ctx.inputs[k]._version for k in places]) != ctx.versions:
-        changed_since_forward()
-    check_watched(getattr(ctx, "watched", ()))

@@ -24,7 +24,6 @@ from ..plan import (
     ValueAlias,
     ValueOutput,
     ViewOutput,
-    views_in,
 )
 from ..subclass.spec import LeafSpec, OpaqueSpec, RaggedSize, SizeExpr, Spec, WrapperSpec, leaf_count, spec_leaves
 from .requirement import require
@@ -182,9 +181,6 @@ def _plan_mutation(plan: Plan, path: str, m: MutationPlan) -> None:
 
 def _plan_output(plan: Plan, path: str, o: OutputPlan) -> None:
     """A result refers to something that the call has."""
-    for view in views_in([o]):
-        for k in view.values - {view.base}:
-            _exists(k, len(plan.values), "the contents of a view", path)
     if isinstance(o, SizeOutput):
         _exists(o.index, plan.size_outputs, "a symbolic number", path)
     elif isinstance(o, InputOutput):
@@ -196,18 +192,14 @@ def _plan_output(plan: Plan, path: str, o: OutputPlan) -> None:
         known = plan.inputs[o.input].of_gradient
         require(known, "the result is an input that is no gradient", path, expected="a gradient", got=o.input)
     elif isinstance(o, ViewOutput):
-        count = len(plan.inputs) if o.of_input else len(plan.values) + len(plan.detached)
+        count = len(plan.inputs) if o.of_input else len(plan.values)
         _exists(o.base, count, "the base of a view", path)
-        known = callable(o.replay) or (o.replay is None and o.base >= len(plan.values))
-        require(known, "a view cannot be replayed", path, expected="a function", got=o.replay)
+        require(callable(o.replay), "a view cannot be replayed", path, expected="a function", got=o.replay)
     elif isinstance(o, ValueOutput):
         _exists(o.value, len(plan.values), "a forward value", path)
         count = leaf_count(o.spec)
         held = leaf_count(plan.values[o.value])
         require(held == count, "the result does not fit its value", path, expected=f"{count} leaves", got=held)
-        if o.view_of is not None:
-            count = len(plan.inputs) if o.view_of.of_input else len(plan.values)
-            _exists(o.view_of.base, count, "the base of a view", path)
 
 
 def _plan_alias(plan: Plan, path: str, row: ValueAlias) -> None:
@@ -229,7 +221,7 @@ def _plan_alias(plan: Plan, path: str, row: ValueAlias) -> None:
 
 
 def _plan_autograd(plan: Plan) -> None:
-    """Differentiable values and differentiated inputs exist; only wrappers are watched; saved names are distinct."""
+    """Differentiable values and differentiated inputs exist; saved names are distinct."""
     for k in plan.differentiable:
         _exists(k, len(plan.values), "a forward value", "differentiable")
     starts = {m.input for m in plan.mutations if m.starts_grad}
@@ -243,9 +235,8 @@ def _plan_autograd(plan: Plan) -> None:
         )
     for k in plan.watched_inputs:
         _exists(k, len(plan.inputs), "an input", "watched_inputs")
-        wrapper = isinstance(plan.inputs[k].spec, WrapperSpec)
-        path = f"watched_inputs {plan.inputs[k].path}"
-        require(wrapper, "an input is watched that is no wrapper", path, expected="a wrapper", got="a dense tensor")
+    for k in plan.watched_values:
+        _exists(k, len(plan.values), "a forward value", "watched_values")
     names = [row.name for row in plan.saved]
     require(len(set(names)) == len(names), "a value is saved twice", "saved", expected="distinct names", got=names)
     idle = bool(names) and not plan.trains

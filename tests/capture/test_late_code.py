@@ -201,7 +201,7 @@ def test_as_often_and_as_in_eager(name: str, sizes: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("name", ["counts and logs", "uses values"])
-@pytest.mark.parametrize("options", [{}, {"retain_trace": False}, {"partitioner": "default"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"partitioner": "default"}], ids=str)
 def test_wrappers(name: str, options: dict[str, Any]) -> None:
     inputs = [TwoTensor(torch.arange(float(n)), torch.ones(n)) for n in (3, 4)]
     LOG.clear()

@@ -15,26 +15,24 @@ from subclass_trace.zoo import TwoTensor
 
 Tensor = torch.Tensor
 PLACES = torch.tensor([0, 1])
-ROWS = torch.zeros(4, 4, dtype=torch.long)
 
-#: eager refuses these
+#: eager refuses these, or gives numbers that depend on the order of reads and writes
 REFUSED: dict[str, Callable[[Tensor], Any]] = {
-    "index_copy_": lambda x: x.index_copy_(0, PLACES, x[2:]),
-    "index_add_": lambda x: x.index_add_(0, PLACES, x[1:3]),
+    "index_copy_": lambda x: x[:3].index_copy_(0, PLACES, x[2:]),
     "index_put_": lambda x: x.index_put_((PLACES,), x[1:3]),
-    "put_": lambda x: x.put_(torch.tensor([3]), x[0, :1]),
-    "scatter_": lambda x: x.scatter_(0, ROWS, x),
-    "gather into itself": lambda x: torch.gather(x, 0, ROWS, out=x),
     "cat into a part": lambda x: torch.cat([x[2:], x[:2]], out=x),
     "copy_ of the transposed": lambda x: x.copy_(x.t()),
     "mul_ by a part": lambda x: x.mul_(x[:1]),
     "mul_ by an element": lambda x: x.mul_(x[0, 0]),
     "a wrapper's copy_": lambda x: TwoTensor(torch.zeros(4, 4), x).copy_(x.t()),
-    "a list of one": lambda x: torch._foreach_add_([x[:2]], [x[1:3]]),
     "bits of another type": lambda x: x[:3].copy_(x.view(torch.int32)[1:]),
     "an expanded target": lambda x: x[0].expand(4, 4).add_(1),
     "an expanded result": lambda x: torch.add(x, 1, out=x[0].expand(4, 4)),
-    "two results in one place": lambda x: torch.aminmax(x, dim=0, out=(x[0], x[0])),
+    "addmm_": lambda x: x.addmm_(x, x),
+    "a product in place": lambda x: torch.mm(x, x, out=x),
+    "columns that move to the right": lambda x: x[:, 1:].copy_(x[:, :-1]),
+    "columns that move to the left": lambda x: x[:, :-1].copy_(x[:, 1:]),
+    "a sum into a row": lambda x: torch.sum(x, 0, out=x[0]),
 }
 #: eager computes these as if the source were a copy
 ALLOWED: dict[str, Callable[[Tensor], Any]] = {
@@ -42,25 +40,10 @@ ALLOWED: dict[str, Callable[[Tensor], Any]] = {
     "running sums in place": lambda x: torch.cumsum(x, 0, out=x),
     "sorted in place": lambda x: torch.sort(x, 0, out=(x, torch.empty(0, dtype=torch.long))),
     "other rows": lambda x: (x[0].add_(x[1]), x[:, 0].copy_(x[:, 1]), x[::2].copy_(x[1::2])),
-    "columns that move to the left": lambda x: x[:, :-1].copy_(x[:, 1:]),
-    "a diagonal": lambda x: x.diagonal().copy_(x[0]),
     "by a mask": lambda x: x.index_put_((x > 1,), x[0, 0]),
     "filled with an element": lambda x: (x.fill_(x[0, 1]), x[0].expand(4, 4).fill_(2)),
     "lower triangle": lambda x: torch.tril(x, out=x),
 }
-#: eager reads what it has already written, for some sizes and processors at least
-BY_ORDER: dict[str, Callable[[Tensor], Any]] = {
-    "masked_scatter_": lambda x: x.masked_scatter_(x > 0.7, x),
-    "addmm_": lambda x: x.addmm_(x, x),
-    "addmv_": lambda x: x[0].addmv_(torch.ones(4, 4), x[0]),
-    "a product in place": lambda x: torch.mm(x, x, out=x),
-    "matmul": lambda x: torch.matmul(x, x, out=x),
-    "columns that move to the right": lambda x: x[:, 1:].copy_(x[:, :-1]),
-    "a sum into a row": lambda x: torch.sum(x, 0, out=x[0]),
-    "normal": lambda x: torch.normal(x, x.abs(), out=x),
-}
-#: for 16 rows they read what they have written on all processors that were seen, for 4 rows not on all
-PRODUCTS = ("addmm_", "addmv_", "a product in place", "matmul")
 
 
 def start() -> Tensor:
@@ -69,13 +52,11 @@ def start() -> Tensor:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused_as_in_eager(name: str, dynamic: bool) -> None:
-    with pytest.raises(RuntimeError) as eager:
-        REFUSED[name](start())
+def test_refused(name: str, dynamic: bool) -> None:
     x = start()
-    with pytest.raises(RuntimeError) as ours:
+    with pytest.raises(AliasingError, match="depends on the order of reads and writes") as error:
         st.compile(REFUSED[name], dynamic=dynamic)(x)
-    assert type(ours.value) is RuntimeError and str(ours.value) == str(eager.value)
+    assert "test_overlaps.py" in str(error.value.path)
     assert torch.equal(x, start())
 
 
@@ -85,16 +66,6 @@ def test_as_in_eager(name: str) -> None:
     ALLOWED[name](x)
     st.compile(ALLOWED[name])(y)
     assert torch.equal(x, y)
-
-
-@pytest.mark.parametrize("name", BY_ORDER)
-def test_what_depends_on_the_order_of_reads_and_writes(name: str) -> None:
-    eager, copied, x = start(), start(), start()
-    BY_ORDER[name](eager)
-    with pytest.raises(AliasingError, match="depends on the order of reads and writes") as error:
-        st.compile(BY_ORDER[name])(x)
-    assert "test_overlaps.py" in str(error.value.path)
-    assert torch.equal(x, copied) and (name in PRODUCTS or not torch.equal(x, eager))
 
 
 def test_caught_inside_of_the_region() -> None:
@@ -107,19 +78,6 @@ def test_caught_inside_of_the_region() -> None:
         return y
 
     assert torch.equal(st.compile(f)(start()), f(start()))
-
-
-def test_sizes_decide_whether_they_meet() -> None:
-    def f(x: Tensor, y: Tensor) -> Tensor:
-        n = y.shape[0]
-        return x[:n].copy_(x[5 : 5 + n])
-
-    region = st.compile(f, dynamic=True)
-    for n in (2, 4, 5):
-        x = torch.arange(20.0)
-        assert region(x, torch.ones(n)).tolist() == [float(k) for k in range(5, 5 + n)]
-    with pytest.raises(RuntimeError, match="single memory location"):
-        region(torch.arange(20.0), torch.ones(6))
 
 
 def test_large_tensors_are_told_apart_without_memory() -> None:

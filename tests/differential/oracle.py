@@ -123,15 +123,10 @@ def relations(labelled: Sequence[tuple[str, Tensor]]) -> dict[str, list[str]]:
 
 
 def family_of(t: Tensor) -> dict[str, Any]:
-    """What autograd knows of a result: what it is a view of, and how often that was written."""
+    """What autograd knows of a result: what it is a view of."""
     base = t._base
     shown = None if base is None else f"{type(base).__name__} {list(base.shape)} {base.requires_grad} {base.is_leaf}"
-    return {
-        "is view": t._is_view(),
-        "base": shown,
-        "version": version_of(t),
-        "inside": list(map(version_of, leaves(t))),
-    }
+    return {"is view": t._is_view(), "base": shown}
 
 
 def version_of(t: Tensor) -> int | None:

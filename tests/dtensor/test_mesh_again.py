@@ -1,4 +1,4 @@
-"""Double backward without a retained trace, and indices that are numbers in tensors: on a fake process group of four."""
+"""Double backward, and indices that are numbers in tensors: on a fake process group of four."""
 
 from __future__ import annotations
 
@@ -26,26 +26,25 @@ def second(f, x, w):
 
 
 @pytest.mark.parametrize("name", ["exchanged", "local", pytest.param("both", marks=pytest.mark.slow)])
-def test_differentiated_twice_without_a_retained_trace(mesh, name) -> None:
+def test_differentiated_twice(mesh, name) -> None:
     function, options = AGAIN[name]
     if name != "local" and not hasattr(_redistribute, "NestedRedistribute"):
         pytest.skip("the gradient of this torch's redistribute is a leaf: second derivatives miss a term in eager mode")
 
-    region = st.compile(lambda x, w: function(x, w, mesh), retain_trace=False, **options)
+    region = st.compile(lambda x, w: function(x, w, mesh), **options)
     x, w = (whole(mesh, 8, 8, placements=ROWS, seed=k, grad=True) for k in range(2))
     pairs = zip(second(lambda x, w: function(x, w, mesh), x, w), second(region, x, w), strict=True)
     assert [d for a, b in pairs if (d := difference(seen(a), seen(b), 1e-4))] == []
 
 
-@pytest.mark.parametrize("retain_trace", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_tangents_split_in_another_way_than_results_of_dynamic_sizes(mesh, retain_trace) -> None:
+def test_tangents_split_in_another_way_than_results_of_dynamic_sizes(mesh) -> None:
     """A local size of such a tangent is no size of the result: the symbol that the result's size is a multiple of."""
 
     def f(x, w):
         local = (x * w).to_local().sin()
         return DTensor.from_local(local, mesh, COLUMNS).redistribute(mesh, ROWS).pow(2)
 
-    region = st.compile(f, dynamic=True, retain_trace=retain_trace)
+    region = st.compile(f, dynamic=True)
     for rows, columns in ((12, 8), (8, 4)):
         x, w = (whole(mesh, rows, columns, placements=ROWS, seed=k, grad=True) for k in range(2))
         pairs = zip(second(f, x, w), second(region, x, w), strict=True)

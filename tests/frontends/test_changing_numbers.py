@@ -429,10 +429,9 @@ class ReadsInBackward(torch.autograd.Function):
         return grad * SETTINGS["whole"] * SETTINGS["rate"] + SETTINGS["list"][0]
 
 
-@pytest.mark.parametrize("retain_trace", [True, False])
-def test_numbers_that_a_backward_reads(retain_trace: bool) -> None:
+def test_numbers_that_a_backward_reads() -> None:
     """The forward does not read them; and a backward for other results is traced when it is asked for."""
-    region = st.compile(lambda x: (ReadsInBackward.apply(x), x * 2), retain_trace=retain_trace)
+    region = st.compile(lambda x: (ReadsInBackward.apply(x), x * 2))
     for k in range(2, 6):
         SETTINGS.update(whole=k, rate=k * 0.1, list=[k * 3])
         for results in (1, 2):
@@ -443,10 +442,9 @@ def test_numbers_that_a_backward_reads(retain_trace: bool) -> None:
     assert len(region.specializations) <= 2
 
 
-@pytest.mark.parametrize("retain_trace", [True, False])
-def test_later_backwards(retain_trace: bool) -> None:
+def test_later_backwards() -> None:
     """A backward for other results, and a double backward, have the number of their call."""
-    region = st.compile(lambda x, k, r: (x * k, (x * k * r).sin()), retain_trace=retain_trace)
+    region = st.compile(lambda x, k, r: (x * k, (x * k * r).sin()))
     for k, r in ((1, 0.5), (2, 0.25), (3, 0.75), (4, 0.1)):
         x = torch.ones(3, requires_grad=True)
         y, z = region(x, k, r)

@@ -155,20 +155,6 @@ def test_objects_in_a_set_happen_once() -> None:
     assert held.kinds == {Model}
 
 
-def test_training_and_a_second_run_of_the_function() -> None:
-    held = SimpleNamespace(calls=0)
-
-    def f(x: Tensor) -> Tensor:
-        held.calls += 1
-        return x.sin()
-
-    region = st.compile(f, retain_trace=False)
-    x = torch.ones(2, requires_grad=True)
-    (g,) = torch.autograd.grad(region(x).sum(), x, create_graph=True)  # a backward that is traced again
-    g.sum().backward()
-    assert held.calls == 1
-
-
 def test_what_is_read_is_guarded() -> None:
     log, held = list[int](), SimpleNamespace(n=0, table={"n": 0})
 

@@ -138,24 +138,6 @@ def test_the_parameters_of_an_optimizer_are_those_of_the_module(kind: str, first
     assert steps(make, st.compile) == steps(make, lambda f: f)
 
 
-def test_a_dropped_trace_is_made_again_where_parameters_stand_elsewhere_too() -> None:
-    m = model()
-    kept = list(m.parameters())
-
-    def f(x: Tensor) -> Tensor:
-        out: Tensor = m(x)
-        return out * 2 if m[0].weight is kept[0] else out * 3
-
-    def second(out: Tensor) -> Tensor:
-        (grad,) = torch.autograd.grad(out.sum(), kept[0], create_graph=True)
-        return torch.autograd.grad(grad.sum(), kept[0])[0]
-
-    region, x = st.compile(f, retain_trace=False), torch.ones(3, 2)
-    out = region(x)
-    assert region.specializations[0].program.backwards.again is not None  # type: ignore[union-attr]
-    torch.testing.assert_close(second(out), second(f(x)))
-
-
 # ---------------------------------------------------------------------------------------------- id() and hash()
 def decayed(m: Module) -> Any:
     undecayed = {id(p) for n, p in m.named_parameters() if n.endswith("bias")}
@@ -423,13 +405,6 @@ def test_a_node_of_a_pytree_that_is_two_arguments() -> None:
 
 def test_nodes_that_are_made_anew_are_not_one_object() -> None:
     assert st.compile(lambda a, b: (a is b, a.first + b.second))(Fresh(one(), one()), Fresh(one(), one()))[0] is False
-
-
-def test_a_dropped_trace_is_made_again_of_one_node() -> None:
-    shared = Pair(one().requires_grad_(), one())
-    region = st.compile(lambda a, b: (a.first * (2 if a is b else 3)).pow(2), retain_trace=False)
-    (grad,) = torch.autograd.grad(region(shared, shared).sum(), shared.first, create_graph=True)
-    assert torch.autograd.grad(grad.sum(), shared.first)[0].tolist() == [8.0, 8.0]
 
 
 # ---------------------------------------------------------------------------------------------- other things that hold tensors

@@ -550,16 +550,6 @@ def test_a_set_among_the_arguments_that_holds_another() -> None:
         check(case, 2, backwards=backwards)
 
 
-def test_a_dropped_trace_is_not_made_again_where_an_argument_stands_elsewhere_too() -> None:
-    t = torch.ones(2, requires_grad=True)
-    listed = [t]
-    region = st.compile(lambda x: (x * 2 if listed[0] is x else x * 3) * x, retain_trace=False)
-    out = region(t)
-    (first,) = torch.autograd.grad(out.sum(), t, create_graph=True)
-    (second,) = torch.autograd.grad(first.sum(), t)
-    assert first.tolist() == [4.0, 4.0] and second.tolist() == [4.0, 4.0]
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Frozen:
     t: Tensor

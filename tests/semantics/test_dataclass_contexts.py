@@ -183,9 +183,8 @@ class Late(Quantised):
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-@pytest.mark.parametrize("retain", [True, False])
-def test_fields_that_a_second_backward_reads(cls: type, retain: bool) -> None:
-    region = st.compile(_sine, retain_trace=retain)
+def test_fields_that_a_second_backward_reads(cls: type) -> None:
+    region = st.compile(_sine)
     for k, rate in enumerate((3.0, 4.0, 3.0)):
         q = _with(cls(), step=k, rate=rate)
         found = []
@@ -270,12 +269,11 @@ def test_one_object_in_two_wrappers(cls: type) -> None:
 
 
 @pytest.mark.parametrize("cls", [Mutable, Frozen])
-@pytest.mark.parametrize("retain", [True, False])
-def test_which_inputs_have_one_object(cls: type, retain: bool) -> None:
+def test_which_inputs_have_one_object(cls: type) -> None:
     def f(x: Any, y: Any, z: Any) -> Any:
         return x * (2 if x.q is y.q else 3) * (5 if y.q is z.q else 7)
 
-    region, one = st.compile(f, retain_trace=retain), cls()
+    region, one = st.compile(f), cls()
     a, b, c = one, cls(), _with(one, step=3)
     rows = [(a, a, a), (a, b, b), (c, c, c), (b, b, a), (a, b, cls()), (c, a, c), (b, b, b)]
     for row in rows:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -163,23 +162,6 @@ def test_a_leaf_that_was_written_is_no_leaf() -> None:
     region = st.compile(function)
     for _ in range(2):
         torch.testing.assert_close(region(torch.ones(2), _leaf()), function(torch.ones(2), _leaf()))
-
-
-def test_a_released_trace_answers_the_same() -> None:
-    def function(x: Tensor) -> tuple[Tensor, Tensor]:
-        asked = isinstance(x, nn.Parameter) and x.is_leaf and x.grad is None
-        return (x * 2, x.sin()) if asked else (x * 3, x.cos())
-
-    for make in (_parameter, _leaf, _no_leaf):
-        region, gradients = st.compile(function, retain_trace=False), []
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for call in (function, region):
-                x = make()
-                first, second = call(x)
-                gradients.append(torch.autograd.grad(second.sum() + 0 * first.sum(), x, retain_graph=True)[0])
-                gradients.append(torch.autograd.grad(second.sum(), x)[0])  # the other result has no tangent now
-        torch.testing.assert_close(gradients[:2], gradients[2:])
 
 
 # ---------------------------------------------------------------------------------------------- .grad

@@ -203,13 +203,6 @@ def test_traced_tensors_inside_of_an_attribute_are_refused(where: str) -> None:
     assert ".log" in str(caught.value)
 
 
-def test_a_released_trace_has_the_attributes_of_the_call() -> None:
-    x = make(Plain, 3).requires_grad_()
-    y = st.compile(lambda x: x * x.n + x.n, retain_trace=False)(x)
-    (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
-    assert first.p.tolist() == [3.0, 3.0]
-
-
 def test_what_fake_tensors_remember_stays_with_them() -> None:
     z = torch.tensor(3)
 

@@ -139,10 +139,8 @@ def test_another_thread_may_draw_meanwhile() -> None:
             return x.sin()
 
         assert st.compile(f)(X).equal(X.sin())
-        before = torch.get_rng_state()
         with pytest.raises(st.UnsupportedError, match="state of a random generator"):
-            st.compile(_default_seeded)(X)
-        assert torch.get_rng_state().equal(before)
+            st.compile(_manual_seed)(X)
 
 
 DRAWS = {
@@ -156,9 +154,3 @@ DRAWS = {
 }
 
 
-@pytest.mark.parametrize("name", DRAWS)
-def test_how_often_a_drawn_tensor_was_written(name: str) -> None:
-    draw = DRAWS[name]
-    for call in (st.compile(lambda x: (draw(), x * 1)), st.compile(lambda x: (draw(), x * 1), dynamic=True)):
-        for _ in range(2):
-            assert call(X)[0]._version == draw()._version

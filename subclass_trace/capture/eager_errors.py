@@ -35,7 +35,7 @@ def error_of_eager(
     """
     known = (SubclassTraceError, _torch.NO_FAKE_KERNEL, *_torch.DATA_DEPENDENT_ERRORS)
     draws = torch.Tag.nondeterministic_seeded in func.tags
-    if isinstance(error, known) or func.namespace != "aten" or draws or depends_on_mask(func, args):
+    if isinstance(error, known) or func.namespace != "aten" or draws:
         return error
     try:
         with _torch.no_modes(), torch.no_grad():
@@ -70,99 +70,7 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
                 yield t
 
 
-<<<<<<< HEAD
-def _distinct_steps(func: Any, args: Sequence[Any]) -> Sequence[Any]:
-    """A list operation with one step of each kind: lists of parameters are long, and alike."""
-    if not func._schema.name.startswith("aten::_foreach") or not args:
-        return args
-    count = len(args[0])
-    rows = [a for a in args if isinstance(a, (list, tuple)) and len(a) == count]
-    kinds: dict[Any, int] = {}
-    for k in range(count):
-        step = [row[k] for row in rows]
-        key = tuple((a.dtype, tuple(map(number, a.shape))) if isinstance(a, Tensor) else type(a) for a in step)
-        kinds.setdefault(key, k)
-    return [[a[k] for k in kinds.values()] if any(a is row for row in rows) else a for a in args]
 
-
-def smaller_sizes(values: Iterable[Any]) -> Callable[[int], int]:
-    """Smaller sizes in the same order, of which the same are equal."""
-    sizes = sorted({n for t in tensors_in(values) for n in map(number, t.shape) if n > _SMALL})
-    ranks = {n: _SMALL + 1 + k for k, n in enumerate(sizes)}
-    return lambda n: ranks.get(n, n)
-
-
-def number(n: Any) -> int:
-    """The value of a size in the traced call."""
-    if isinstance(n, torch.SymInt):
-        if _torch.is_nested(n) or _torch.is_data_dependent(n):
-            raise Unknown
-        return int(n.node.hint)
-    return int(n)
-
-
-def _ask(
-    func: Any, args: Sequence[Any], kwargs: dict[str, Any], smaller: Callable[[int], int] | None
-) -> Exception | None:
-    """What the real kernel raises on zeros; their sizes and strides are those of the arguments, or ``smaller``."""
-    masks = (torch.bool, torch.uint8)
-    if any(isinstance(i, Tensor) and i.dtype in masks for a in args[1:2] if type(a) is list for i in a):
-        raise Unknown  # what an index accepts depends on the values of a mask
-    made: dict[int, Tensor] = {}
-
-    def zeros(t: Tensor) -> Tensor:
-        if id(t) not in made:
-            made[id(t)] = _zeros(t, smaller)
-        return made[id(t)]
-
-    return rehearse(func, args, kwargs, zeros)
-
-
-def rehearse(
-    func: Any, args: Sequence[Any], kwargs: dict[str, Any], stand_in: Callable[[Tensor], Tensor]
-) -> Exception | None:
-    """Run the real kernel; returns what it raises.
-
-    Args:
-        stand_in: makes a real tensor for a traced one; called for each place among the arguments, in order.
-
-    Raises:
-        Unknown: there is no such tensor.
-    """
-
-    def real(a: Any) -> Any:
-        if isinstance(a, Tensor):
-            return stand_in(a)
-        if isinstance(a, (list, tuple)):
-            return [real(b) for b in a]
-        return number(a) if isinstance(a, torch.SymInt) else _SYMBOLIC.get(type(a), a)
-
-    with _torch.no_modes(), torch.no_grad():
-        values, named = [real(a) for a in args], {k: real(v) for k, v in kwargs.items()}
-        if torch.Tag.nondeterministic_seeded in func.tags:  # nobody's random numbers are used up
-            device = next((t.device for t in tensors_in(args)), torch.device("cpu"))
-            named["generator"] = torch.Generator(device)
-        try:
-            with _said_once(func):
-                func(*values, **named)
-        except Exception as error:
-            return error.with_traceback(None)
-    return None
-
-
-@contextlib.contextmanager
-def _said_once(func: Any) -> Iterator[None]:
-    """That the tensor for a result gets another size is said by the fake kernel as well."""
-    if not has_out(func):
-        yield
-        return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-=======
->>>>>>> cut-autograd
 def has_out(func: Any) -> bool:
     """Is its result written to an argument (``out=``)?"""
     return any(a.is_out for a in func._schema.arguments)

@@ -19,11 +19,7 @@ from ..subclass.flatten import leaves_of
 from ..subclass.protocol import is_traceable
 from .closed_over import StandIns
 from .copies import deep_copy, is_shallow_copy, shallow_copy
-<<<<<<< HEAD
-from .counters import SharedCounters
 from .diagnostics import MEMORY, TEXTS, refuse_memory, refuse_text
-=======
->>>>>>> cut-autograd
 from .gradients import Gradients
 from .indexing import PlacesInside, depends_on_data, with_places
 from .known import known_value
@@ -101,19 +97,9 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         self.recorder.asks_for_numbers = name in _NUMBERS
         out = self._call(func, args, kwargs)
         self.views.note(func, args, kwargs, out)
-<<<<<<< HEAD
         if name in _MAY_COPY and args and self.recorder.symbols.data_dependent:
             self.recorder.note_copy(args[0], out)
-        if name in CHANGES and args:
-            self.metadata.has_shape(args[0])
-        if self.counters:
-            self.counters.level()
         return _as_numbers(self.stand_ins.back.get(id(out), out))
-=======
-        if name in MAY_COPY and self.recorder.symbols.data_dependent:
-            self.recorder.perhaps_views.note(self.recorder, name, args, out)
-        return self.stand_ins.back.get(id(out), out)
->>>>>>> cut-autograd
 
     def _register(self, func: Any, t: Tensor, hook: Any) -> Any:
         """A hook on a tensor: one from outside keeps it, as in eager."""

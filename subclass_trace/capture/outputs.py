@@ -26,37 +26,20 @@ from ..plan import (
     ValueOutput,
     ViewOutput,
 )
-<<<<<<< HEAD
 from ..subclass.arguments import attributes_inside, attributes_of_wrapper
 from ..subclass.context import Lent, is_atom, same_context
-from ..subclass.flatten import flatten, leaves_of
+from ..subclass.flatten import flatten, leaves_of, map_leaves
 from ..subclass.parts import parts_of
 from ..subclass.paths import Path
 from ..subclass.protocol import Kind, flattens_alike, is_traceable, kind_of, refuse
-from ..subclass.spec import Spec, WrapperSpec, is_ragged, spec_leaves
+from ..subclass.spec import Spec, WrapperSpec, is_ragged
 from ..subclass.visit import rebuild
-from .aliasing import family
-from .counters import detached_from, same_place
+from .aliasing import family, laid_out_alike, share_counter
 from .diagnostics import kept_number
 from .facts import SIMPLE, holds_traced
 from .inputs import TracedInputs
 from .metadata import IsParameter
-from .mutation import Before, same_contexts
-=======
-from ..subclass.arguments import attributes_of_wrapper
-from ..subclass.context import same_context, told
-from ..subclass.flatten import flatten, leaves_of, map_leaves
-from ..subclass.paths import Path
-from ..subclass.protocol import Kind, is_traceable, kind_of, refuse
-from ..subclass.spec import Spec, WrapperSpec, is_ragged
-from ..subclass.visit import rebuild
-from .aliasing import family, laid_out_alike, share_counter
-from .facts import SIMPLE, holds_traced
-from .inputs import TracedInputs
-from .metadata import IsParameter
 from .mutation import Before
-from .python_numbers import KeptNumber
->>>>>>> cut-autograd
 from .recorder import Recorder
 from .replays import aside, fresh, gives, share_memory, tried, unseen
 from .sharing import Sharing
@@ -113,7 +96,7 @@ def check_escapes(spec: Spec, path: Path) -> None:
             continue
         for name, held in () if isinstance(value, Tensor) else attributes_inside(value):
             if isinstance(held, _torch.SYM_TYPES):
-                raise KeptNumber(held, path.attr(name))  # the size is fixed then
+                raise kept_number(held, path.attr(name))  # the size is fixed then
         if holds_traced(value):
             raise UnsupportedError(
                 "the region puts a value that it computes into the flatten context of a result",

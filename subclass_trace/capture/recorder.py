@@ -32,23 +32,11 @@ from ..subclass.flatten import leaves_of
 from ..subclass.paths import Path
 from ..subclass.protocol import REAL, is_traceable
 from ..subclass.spec import is_ragged
-<<<<<<< HEAD
-from .aliasing import ByteRange, byte_range
-from .eager_errors import REFUSALS, error_of_eager, has_out, refuse_as_eager
+from .aliasing import ByteRange, byte_range, refuse_overlap
+from .eager_errors import REFUSALS, error_of_eager, has_out
 from .foreach import steps
 from .late_code import LateState
 from .operators import RULES
-from .overlaps import refuse_overlap
-=======
-from .aliasing import ByteRange, byte_range, refuse_overlap
-from .default_dtype import check_default_dtype, is_factory
-from .eager_errors import REFUSALS, error_of_eager, has_out, tensors_in
-from .foreach import steps
-from .late_code import LateState
-from .otherwise import OTHERWISE
-from .own_operations import SymbolsInside, original
-from .perhaps_views import PerhapsViews
->>>>>>> cut-autograd
 from .random_state import RandomState
 from .results import Results
 from .symbols import Symbols

@@ -34,16 +34,7 @@ from ..subclass.spec import Spec, WrapperSpec, sizes_in
 from .aliasing import alias_groups
 from .checkpoint import checkpoint_as_tags
 from .closed_over import ClosedOverInput, ClosedOverTensors, originals_of, restored_versions
-<<<<<<< HEAD
-from .counters import Groups, SharedCounters
-<<<<<<< HEAD
 from .diagnostics import typed_errors
-=======
->>>>>>> cut-autograd
-from .escapes import check_escapes
-=======
-from .formulas import formulas
->>>>>>> cut-contexts
 from .functionalize import overlapping_views
 from .functions import CapturedFunctions
 from .graphs import finish_joint, read_by_backward
@@ -55,32 +46,14 @@ from .mutation import check_members, read_mutations, remember
 from .outputs import OutputClassifier, check_escapes, is_own_leaf, leaf_inside
 from .own_attributes import Facts, own_attributes
 from .places import groups_by_place, scattered_roots
-<<<<<<< HEAD
-from .random_state import RandomState, UnknownGenerators
-=======
-from .python_numbers import PythonNumbers, kept_as_numbers
 from .random_state import RandomState
->>>>>>> cut-autograd
 from .recorder import Recorder
 from .run import Run, with_attributes
 from .session import Session
 from .sharing import Sharing
-<<<<<<< HEAD
-from .tape import Tape, connected, independent, leaves_behind, reaches, saved_by_autograd, saves_out_of_sight
-<<<<<<< HEAD
-=======
 from .tape import Tape, connected, leaves_behind, saved_by_autograd, saves_out_of_sight
->>>>>>> cut-autograd
-from .tensors_of_contexts import TensorsOfContexts
 from .torch_methods import torch_methods
 from .types_as_eager import traced_types
-=======
-from .typed_errors import typed_errors
-<<<<<<< HEAD
->>>>>>> cut-contexts
-from .versions import counted_once, leaf_versions_of, versions_of
-=======
->>>>>>> cut-autograd
 
 Tensor = torch.Tensor
 
@@ -213,18 +186,9 @@ class _Capture:
             inputs = make_inputs(self.session)
             stack.callback(inputs.forget)
             given = inputs.inputs
-<<<<<<< HEAD
             lending = Lending.of(self.session.shape_env, [row.traced for row in given])
             facts = own_attributes(inputs, self.session.guards_attributes)
             self.session.wrappers = [(row.path, row.traced) for row in given]
-            self.session.assumptions = _torch.assumptions_of(self.session.shape_env)
-=======
-            self.session.reads.lend(
-                Lending.of(self.session.shape_env, [row.traced for row in given]), [row.spec for row in given]
-            )
-            tensors = TensorsOfContexts(given, recorder)
-            own = OwnAttributes(inputs, self.session.reads if self.session.watches_contexts else None)
->>>>>>> cut-autograd
             before = remember(inputs)
             run = self._call(call, inputs, facts, lending)
             recorder.write_assertions()
@@ -302,21 +266,10 @@ class _Capture:
         recorder = self.recorder
         recorder.start_at(sys._getframe())
         try:
-<<<<<<< HEAD
             self.metadata = MetadataReads(inputs, facts)
-            self.counters = SharedCounters([i.traced for i in inputs.inputs], inputs.counters)
-            functions = CapturedFunctions(recorder, self.metadata, self.counters)
-=======
-            self.metadata = MetadataReads(inputs, own.facts)
             functions = CapturedFunctions(recorder, self.metadata)
->>>>>>> cut-autograd
             self.stand_ins, self.gradients = functions.stand_ins, (gradients := functions.gradients)
-<<<<<<< HEAD
-            watching, asked = self.session.reads.watching(), self.metadata.watching()
-=======
             asked = self.metadata.watching()
-            modules, numbers = formulas(), PythonNumbers(self.session, inputs)
->>>>>>> cut-contexts
             hooks = late_module_hooks(recorder)
             with (
                 checkpoint_as_tags(recorder),

@@ -17,11 +17,7 @@ from .._torch import tape as _door
 from ..errors import UnsupportedError
 from ..subclass.numbers import NumberPlace, real_numbers, standing_in
 from ..subclass.paths import Path
-<<<<<<< HEAD
-from .context_reads import ContextReads
 from .diagnostics import MadeNumbers
-=======
->>>>>>> cut-contexts
 from .dispatch_state import unchanged_by_dispatch
 from .recorder import Recorder
 from .saved_hooks import hooks_as_code
@@ -52,21 +48,8 @@ class Session:
     #: symbols of numbers that were read from inputs without dimensions, by the input's name in the graph; only another
     #: tracer than ours makes such
     items: Mapping[str, Any] = MappingProxyType({})
-<<<<<<< HEAD
-    #: which values of the inputs' contexts the traces read; looked at unless the caller compares whole contexts itself
-    reads: ContextReads
-    watches_contexts = True
-=======
     #: does this tracer guard what it takes over of attributes? (Another tracer compares whole objects itself.)
     guards_attributes = True
-    #: may the function be captured again, with sizes as numbers? (Another tracer's symbols stay what they are.)
-    may_run_again = True
-<<<<<<< HEAD
->>>>>>> cut-contexts
-    #: what was assumed of symbols when the inputs were made, and nothing had run
-    assumptions: _torch.Assumptions | None = None
-=======
->>>>>>> cut-autograd
 
     def __init__(
         self,

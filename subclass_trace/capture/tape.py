@@ -22,26 +22,12 @@ from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec, spec_leaves
 from ..subclass.visit import rebuild
-<<<<<<< HEAD
-from .gradient_order import Arrival
-=======
-from .changed_contexts import ChangedContexts
->>>>>>> cut-autograd
 from .graphs import finish_joint, kept_after, placeholders
 from .late_code import NO_LATE_CODE, Late, late_functions
-<<<<<<< HEAD
-from .lending import Lending
-=======
 from .mutation import check_contexts, contexts_of
-from .python_numbers import PythonNumbers
->>>>>>> cut-contexts
 from .session import Session
-<<<<<<< HEAD
 from .types_as_eager import traced_types
-from .user_code import frames_text, is_user_code
-=======
 from .user_code import frames_text
->>>>>>> cut-autograd
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -126,15 +112,9 @@ class Tape:
         """
         recorder = self.session.recorder
         outs, values, names, edges, tracked = [], [], [], [], []
-<<<<<<< HEAD
         types = traced_types((), recorder.classes)
-        with self.session.modes(), types, torch.set_grad_enabled(create_graph), _torch.disable_autocast():
-            for out, spec, arrival in zip(self.outputs, tangents, self.arrivals, strict=True):
-=======
-        numbers = PythonNumbers(self.session)
-        with self.session.modes(), numbers, torch.set_grad_enabled(create_graph), _torch.autocast_as(autocast):
+        with self.session.modes(), types, torch.set_grad_enabled(create_graph), _torch.autocast_as(autocast):
             for out, spec in zip(self.outputs, tangents, strict=True):
->>>>>>> cut-autograd
                 if spec is None:
                     continue
                 value, made = self._tangent(out, spec)

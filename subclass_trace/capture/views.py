@@ -15,11 +15,6 @@ import torch
 from .. import _torch
 from ..errors import UnsupportedError
 from ..plan import StridedView, ViewStep, ViewSteps
-<<<<<<< HEAD
-from ..subclass.context import snapshot
-from ..subclass.flatten import flatten
-=======
->>>>>>> cut-autograd
 from ..subclass.protocol import is_traceable
 
 Tensor = torch.Tensor
@@ -71,21 +66,9 @@ class ViewLog:
                 if isinstance(value, Tensor):
                     self._note_view(func, args, kwargs, value, k)
 
-<<<<<<< HEAD
-    def before_change(self, t: Tensor) -> None:
-        """The shape of ``t`` is about to be changed in place."""
-        if is_traceable(t):
-            spec = map_spec(flatten(t)[1], lambda sizes: sizes, snapshot)
-            self._layouts.setdefault(id(t), (t, []))[1].append(spec)
-
-    def layouts(self, t: Tensor) -> Sequence[Spec]:
-        """The layouts that a wrapper had before each change of its shape, the last one first."""
-        return tuple(reversed(self._layouts.get(id(t), (t, []))[1]))
-=======
     def was_reshaped(self, t: Tensor) -> bool:
         """Was the shape of this tensor changed in place?"""
         return id(t) in self._changes
->>>>>>> cut-autograd
 
     def _note_view(self, func: Any, args: Any, kwargs: Mapping[str, Any], out: Tensor, item: int | None) -> None:
         if id(out) in self._made or not (Tensor._is_view(out) or getattr(func, "__name__", "") in _SHARING):

@@ -14,12 +14,6 @@ import torch
 
 from .. import _torch
 from ..capture.aliasing import family
-<<<<<<< HEAD
-from ..capture.changed_contexts import ChangedContexts
-=======
-from ..capture.clocks import Clocks, clocks
-from ..capture.conversions import CONVERSIONS, conversions
->>>>>>> cut-contexts
 from ..capture.facts import holds_traced
 from ..capture.inputs import Argument
 from ..capture.lending import lendable

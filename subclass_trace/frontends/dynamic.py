@@ -14,11 +14,7 @@ from ..capture.inputs import Argument, DynamicDims
 from ..capture.session import Dim
 from ..options import Options
 from ..subclass.context import same_context, without_outer
-<<<<<<< HEAD
-=======
-from ..subclass.numbers import NumberPlace
 from ..subclass.parts import Steps, integers_in
->>>>>>> cut-contexts
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from ..subclass.visit import visit

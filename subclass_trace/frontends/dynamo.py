@@ -169,12 +169,7 @@ class _Origin:
 class _DynamoSession(Session):
     """A capture in Dynamo's fake mode: fake leaves and outer sizes get the symbols that Dynamo made for them."""
 
-<<<<<<< HEAD
-    watches_contexts = False  # Dynamo's guards compare them
-=======
     guards_attributes = False  # Dynamo's guards compare them
-    may_run_again = False
->>>>>>> cut-contexts
 
     def __init__(
         self, mode: Any, origins: Mapping[str, _Origin], arguments: Mapping[NumberPlace, Any], table: dict[Any, Any]

@@ -111,7 +111,8 @@ def make(cls: type, items: Sequence[Any]) -> Any:
     """An immutable thing: a named tuple past its own ``__new__``, which may take other arguments."""
     if issubclass(cls, tuple) and not hasattr(cls, "n_sequence_fields"):
         return tuple(items) if cls is tuple else tuple.__new__(cls, items)
-    return cls(*items) if cls is slice else cls(items)
+    made: Any = cls
+    return made(*items) if cls is slice else made(items)
 
 
 def _new(recipe: New, given: Given) -> Any:
@@ -121,8 +122,8 @@ def _new(recipe: New, given: Given) -> Any:
         for key, item in recipe.pairs:
             put(value, build(key, given), build(item, given))
     elif recipe.items is not None:
-        base = next(c for c in (list, set, collections.deque) if issubclass(recipe.cls, c))
-        add: Callable[..., Any] = base.update if base is set else base.extend  # type: ignore[attr-defined]
+        base: Any = next(c for c in (list, set, collections.deque) if issubclass(recipe.cls, c))
+        add: Callable[..., Any] = base.update if base is set else base.extend
         add(value, [build(item, given) for item in recipe.items])
     for name, item in recipe.fields:
         value.__dict__[name] = build(item, given)
@@ -139,7 +140,7 @@ def dict_setter(cls: type) -> Callable[[Any, Any, Any], None]:
 def empty(cls: type, args: tuple[Any, ...] = ()) -> Any:
     """An instance whose ``__init__`` did not run."""
     if issubclass(cls, (collections.defaultdict, collections.deque)):
-        value = cls.__new__(cls)
+        value: Any = cls.__new__(cls)  # type: ignore[type-var]
         base: Any = collections.deque if issubclass(cls, collections.deque) else collections.defaultdict
         base.__init__(value, *args)
         return value

@@ -6,11 +6,6 @@ user function, and computed from the same saved activations. See docs/notes/tang
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-import contextlib
-=======
-import functools
->>>>>>> cut-autograd
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,13 +21,6 @@ from ..capture.late_code import NO_LATE_CODE, Late
 from ..capture.tape import Tape, TracedBackward
 from ..errors import TangentError
 from ..partition.hooks import merge_twins, unpack_late
-<<<<<<< HEAD
-from ..plan import Reach
-=======
-from ..subclass.classes import KeptClass
-from ..subclass.components import read_lent
-from ..subclass.context import Lent, Unread, same_context
->>>>>>> cut-autograd
 from ..subclass.flatten import flatten
 from ..subclass.protocol import is_traceable
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
@@ -73,16 +61,6 @@ class CompiledBackward:
     tangent_names: tuple[str, ...]
     passed: tuple[tuple[str, int] | None, ...]
     conditions: tuple[Any, ...] = ()  # on the sizes, beyond those of the specialization
-<<<<<<< HEAD
-    by_layout: bool = (
-        False  # code of a class asked how a tensor is laid out: other layouts are no matter of strides alone
-    )
-=======
-    contexts: Mapping[Unread | Lent, Any] = field(
-        default_factory=dict
-    )  # values that its trace read, but no guard compares
-    objects: tuple[KeptObject | KeptClass, ...] = ()  # in contexts, with what its trace read of them
->>>>>>> cut-autograd
     user_code: Late = NO_LATE_CODE  # what user code in it hangs on
     autocast: tuple[Any, ...] = ()  # the state of autocast that it was traced for, as in `Ambient`
     dtensor: _torch.DTensorModes | None = None  # what was active around DTensors while it was traced, if it met any
@@ -118,24 +96,8 @@ class CompiledBackward:
             flat = iter(self.call(args))
         return [None if g is None else rebuild(g, flat, sizes) for g in self.grads]
 
-<<<<<<< HEAD
-    def pass_on(
-        self, grads: Sequence[Tensor | None], tangents: Sequence[Tensor | None], inputs: Sequence[Tensor]
-    ) -> list[Tensor | None]:
-        """The gradients, with the very tangents, inputs and earlier gradients in place of those that are such an object."""
-=======
-    @functools.cached_property
-    def lent(self) -> tuple[Lent, ...]:
-        """What its gradients have of contexts of tangents."""
-        return tuple(mark for mark in marks_in(self.grads) if mark.place[0] == "tangent")
-
-    def with_tangents(self, tangents: Sequence[Tensor | None], env: Env) -> Env:
-        """The numbers of a call, and what its gradients have of the tangents."""
-        return {**env, **{mark: read_lent(mark, tangents) for mark in self.lent}} if self.lent else env
-
     def pass_on(self, grads: Sequence[Tensor | None], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The gradients, with the very tangents and earlier gradients in place of those that are such an object."""
->>>>>>> cut-autograd
         found = list(grads)
         given = {"tangent": tangents, "gradient": found}
         for k, source in enumerate(self.passed):
@@ -232,16 +194,7 @@ class Backwards:
         assumed = _torch.assumptions_of(shape_env)
         before = set(_torch.shape_conditions(shape_env, self.symbols))
         try:
-<<<<<<< HEAD
-            traced = tape.trace(specs, create_graph=create_graph)
-            for twin in known:
-                assumes = set(_torch.shape_conditions(shape_env, self.symbols)) - before
-                if twin.has_gradients(traced) and assumes <= set(twin.conditions):
-                    return twin
-=======
-            with tape.session.reads.at(env) as late:
-                traced = tape.trace(specs, create_graph=create_graph, autocast=_torch.autocast_state())
->>>>>>> cut-autograd
+            traced = tape.trace(specs, create_graph=create_graph, autocast=_torch.autocast_state())
             entry = self.build(traced, specs, create_graph)
             _torch.fix_rounded(shape_env, since=len(assumed.guards))
             conditions = tuple(c for c in _torch.shape_conditions(shape_env, self.symbols) if c not in before)
@@ -261,12 +214,7 @@ class Backwards:
         ):
             self.narrow(conditions)
         modes = tape.session.dtensor_modes()
-<<<<<<< HEAD
-        return replace(entry, conditions=conditions, dtensor=modes)
-=======
-        rest = {"autocast": _torch.autocast_state(), "dtensor": modes}
-        return replace(entry, conditions=conditions, contexts=late.values, objects=late.objects, **rest)
->>>>>>> cut-autograd
+        return replace(entry, conditions=conditions, autocast=_torch.autocast_state(), dtensor=modes)
 
     def _other_sizes(self, condition: Any, env: Env) -> TangentError:
         values = {str(s): env[s] for s in condition.free_symbols}

@@ -46,55 +46,11 @@ def run_backward(
     rows = [None if t is None else flatten(t) for t in tangents]
     with _torch.outside_of_vmap() if batched else contextlib.nullcontext():
         entry = backwards.find([None if r is None else r[1] for r in rows], create_graph, env)
-<<<<<<< HEAD
-    if not create_graph:
-        leaves = [leaf for r in rows if r is not None for leaf in r[0]]
-        return entry.pass_on(entry.run(saved, leaves, env), tangents, inputs)
-    check(range(len(inputs)) if entry.reach is None else entry.reach.needed)
-    grads = _with_history(entry, inputs, saved, tangents, env)
-    return entry.pass_on(grads, tangents, inputs)
-
-
-def check_histories(ctx: Any, inputs: Mapping[int, Tensor], path: Callable[[int], Any], asked: Collection[int]) -> None:
-    """Refuse to differentiate a backward again where an input has another history than when the node ``ctx`` was made.
-
-    Eager's nodes keep the history of then; here it is gone with the first write, or with ``detach_()``.
-
-    Args:
-        inputs: what the node leads to, in order, by number. ``path``: of such a one. ``asked``: those that matter.
-
-    Raises:
-        UnsupportedError: one was written, under autograd, since.
-    """
-    for (k, x), (node, number) in zip(inputs.items(), getattr(ctx, "next_functions", ()), strict=False):
-        if node is None or k not in asked:
-            continue
-        with _torch.without_dispatch():
-            if x.is_leaf:
-                same = x.requires_grad and hasattr(node, "variable")  # its ``AccumulateGrad``
-            else:
-                same = x.grad_fn is node and x.output_nr == number
-        if not same:
-            raise UnsupportedError(
-                "a backward is differentiated again, after an input of the region was written or detached in place",
-                path=str(path(k)),
-                expected=f"the history that it had in the call, {node.name()}",
-                got=f"{x.grad_fn.name() if x.grad_fn is not None else 'none'}",
-                fix="write to (or detach) a clone of it, or do it inside of the region",
-            )
-
-
-def check_of(ctx: Any, plan: Plan) -> Check:
-    """`check_histories` of the node of a region."""
-    inputs = dict(enumerate(ctx.inputs))
-    return functools.partial(check_histories, ctx, inputs, lambda k: plan.inputs[plan.differentiated[k]].path)
-=======
     with _torch.disable_autocast():
         if not create_graph:
             leaves = [leaf for r in rows if r is not None for leaf in r[0]]
-            return entry.pass_on(entry.run(saved, leaves, entry.with_tangents(tangents, env)), tangents)
+            return entry.pass_on(entry.run(saved, leaves, env), tangents)
         return entry.pass_on(_with_history(entry, ctx, saved, tangents, env), tangents)
->>>>>>> cut-autograd
 
 
 def _with_history(

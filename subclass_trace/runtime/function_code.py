@@ -43,11 +43,7 @@ Tensor = torch.Tensor
 
 def needs_extra(plan: Plan) -> bool:
     """Does `apply` take ``extra``, the list ``[env, watched inputs, None]`` whose last item receives the sizes?"""
-<<<<<<< HEAD
-    return bool(plan.symbols or plan.lent or plan.kept_inputs or plan.size_outputs)
-=======
-    return bool(plan.symbols or plan.unread or plan.lent or plan.watched_beside or plan.size_outputs)
->>>>>>> cut-autograd
+    return bool(plan.symbols or plan.lent or plan.watched_beside or plan.size_outputs)
 
 
 #: how many sets of tangents get a straight-line backward of their own, beside those that came first
@@ -184,13 +180,8 @@ class FunctionEmitter:
         self._save(s, count + plan.size_outputs)
         if plan.size_outputs:
             s.line(f"extra[2] = o[{count}:{count + plan.size_outputs}]")
-<<<<<<< HEAD
-        s.line("ctx.inputs = inputs")
-        if self.dynamic:
-=======
         s.line(f"ctx.edges = {s.bind('edges', edges)}(inputs)")
-        if self.dynamic or plan.unread or plan.lent:
->>>>>>> cut-autograd
+        if self.dynamic:
             s.line("ctx.env = extra[0]")
         wrapper = Wrapper(s, self.examples, symbols, lambda mark: f"extra[0][{s.constant(mark, 'lent')}]")
         values = wrapped(wrapper, plan.values, iter(flat), self.left_out)
@@ -290,19 +281,7 @@ class FunctionEmitter:
         return s.build("backward", "backward")
 
     def _fast_path(self, s: Source, entry: CompiledBackward, slow: str, same: Sequence[int | None] = ()) -> None:
-<<<<<<< HEAD
-        s.bind("grad_enabled", _torch.grad_enabled)
-        s.bind("any_autocast", _torch.any_autocast)
-        s.line("check = fast.check")
-        state = ["check is None", "grad_enabled()", "any_autocast()"]
-        if entry.user_code.names:
-            state.append(f"not {s.bind('user_code', entry.user_code)}.holds()")
-        if entry.dtensor is not None:
-            state.append(_torch.other_dtensor_modes_code(s.bind("dtensor", _torch.dtensor_dispatcher()), entry.dtensor))
-        s.line(f"if {' or '.join(state)}: {slow}")
-=======
         symbols = self._conditions(s, entry, slow)
->>>>>>> cut-autograd
         unwrapper = Unwrapper(s, slow)
         tangents = [(f"g{k}", t) for k, t in zip(self.plan.differentiable, entry.tangents, strict=True)]
         unwrapper.shortcut_value = _shortcut_of({g: t for g, t in tangents if t is not None}, self.examples)
@@ -325,39 +304,18 @@ class FunctionEmitter:
             checks += dynamic_checks(name, spec, symbols, strides=False)
         s.line(f"if not ({' and '.join(checks)}): {slow}")
         # Under names of their own: a dense leaf may be brought to other strides, and its name goes before the graph runs.
-<<<<<<< HEAD
-        handed = {source: f"h{k}" for k, source in enumerate(entry.passed) if source and source[0] != "gradient"}
-        for (kind, place), name in handed.items():
-            s.line(f"{name} = {self._tangent_names()[place] if kind == 'tangent' else f'ctx.inputs[{place}]'}")
-        if leaves:
-            s.line(f"if fast.fit is not None: {', '.join(leaves)}, = fast.fit({', '.join(leaves)})")
-        number = {row.name: k for k, row in enumerate(r for r in self.plan.saved if r.is_tensor)}
-        if any(kind == "size" or (kind == "saved" and name not in number) for kind, name in entry.inputs):
-            raise NotGenerated("a saved size")
-        args = [leaves[key] if kind == "tangent" else f"saved[{number[key]}]" for kind, key in entry.inputs]
-        if args[: len(number)] == [f"saved[{k}]" for k in range(len(number))] and not self.plan.kept_inputs:
-            args[: len(number)] = ["*saved"]
-=======
         handed = {source: f"h{k}" for k, source in enumerate(entry.passed) if source and source[0] == "tangent"}
         for (_, place), name in handed.items():
             s.line(f"{name} = {self._tangent_names()[place]}")
-        lent = {mark: s.name("k") for mark in entry.lent}
-        for mark, name in lent.items():
-            s.line(f"{name} = {mark_source(mark, self._tangent_names()[mark.place[1]], s.constant)}")
         self._fit(s, entry, leaves, symbols)
         args = self._arguments(entry, leaves, symbols)
->>>>>>> cut-autograd
         s.line(f"p = [{', '.join(args)}]")
         s.line("saved.clear()")  # who called may hold the list
         s.line(f"del saved{''.join(f', {n}' for n in dict.fromkeys([*leaves, *self._tangent_names()]))}")
         s.bind("graph", entry.call)
         s.line("r = graph(p)")
         parts = iter([f"r[{k}]" for k in range(sum(leaf_count(g) for g in entry.grads if g is not None))])
-<<<<<<< HEAD
-        wrapper = Wrapper(s, self.examples, {})
-=======
-        wrapper = Wrapper(s, self.examples, symbols, lambda m: lent.get(m) or f"ctx.env[{s.constant(m, 'lent')}]")
->>>>>>> cut-autograd
+        wrapper = Wrapper(s, self.examples, symbols)
         grads: list[str] = []
         for made, source in zip(entry.grads, entry.passed, strict=True):
             own = [next(parts) for _ in range(0 if made is None else leaf_count(made))]
@@ -377,10 +335,6 @@ class FunctionEmitter:
             raise NotGenerated("a backward that is differentiated again, or that runs under autocast")
         if entry.user_code.names:
             state.append(f"not {s.bind('user_code', entry.user_code)}.holds()")
-        state += [f"not {s.constant(row.is_as_it_was, 'as_it_was')}()" for row in entry.objects]
-        for mark, known in entry.contexts.items():
-            now = f"ctx.env[{s.constant(mark, 'read')}]"
-            state.append(f"not {s.bind('same_context', same_context)}({s.constant(known, 'context')}, {now})")
         if entry.dtensor is not None:
             state.append(_torch.other_dtensor_modes_code(s.bind("dtensor", _torch.dtensor_dispatcher()), entry.dtensor))
         s.line(f"if {' or '.join(state)}: {slow}")

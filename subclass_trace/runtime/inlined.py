@@ -102,11 +102,8 @@ def _inlined_class(function: Function, program: Program, leading: int) -> Functi
     assert program.backwards is not None
     entry, sizes = program.backwards.compiled[0], Sizes(program)
     calls = entry.user_code.calls  # torch's back end could use their memory again
-<<<<<<< HEAD
-=======
-    if entry.contexts or entry.objects or entry.autocast:
+    if entry.autocast:
         return None
->>>>>>> cut-autograd
     if entry.graph is None or calls or entry.create_graph or not sizes.tell(entry):
         return None
     epilogue = Epilogue(entry.grads, leading, sizes)

@@ -55,25 +55,11 @@ def make_plan(
     forward: Half,
     saved: tuple[SavedValue, ...],
 ) -> Plan:
-<<<<<<< HEAD
-    """The plan; sizes are expressions over the symbols that a call binds.
-
-    Args:
-        kept: names of what eager autograd would keep.
-    """
+    """The plan; sizes are expressions over the symbols that a call binds."""
     inputs, symbols = tuple(_inputs(captured, arguments)), tuple(_symbols(captured))
     views = {k: kept_spec(freeze(spec), Path("view"), by_class=True) for k, spec in through_base.items()}
-    watched = _watched_results(captured, forward, kept, saved)
-    lending = captured.lending
-=======
-    """The plan; sizes are expressions over the symbols that a call binds."""
-    objects = captured.session.reads.objects
-    keeping = Held(objects.names)
-    inputs, symbols = tuple(_inputs(captured, arguments, keeping)), tuple(_symbols(captured))
-    views = {k: kept_spec(freeze(spec), Path("view"), keeping) for k, spec in through_base.items()}
     watched_inputs, watched_values = _watched(captured, forward, len(saved))
-    lending = captured.session.reads.lending
->>>>>>> cut-autograd
+    lending = captured.lending
     values = tuple(freeze(lending.marked(v)) for v in captured.values)
     outputs = tuple(_with_lent(_freeze_output(o, captured), lending) for o in captured.outputs)
     attributes = [v for o in outputs for v in getattr(o, "attributes", {}).values()]
@@ -107,23 +93,9 @@ def make_plan(
         fresh_leaves=captured.fresh_leaves,
         inference=captured.inference,
         dangling=captured.dangling,
-<<<<<<< HEAD
-        detached=tuple(_freeze_detached(row, captured.session, calls) for row in captured.detached),
-        versions=captured.versions,
-        leaf_versions=captured.leaf_versions,
-        independent=captured.independent,
-        reach=captured.reach,
-        watched_inputs=_watched(captured, inputs, saved),
-        watched_results=tuple(watched),
-        watched_names=tuple(watched.values()),
-        lent=lending.in_calls(marks_in(values, attributes)),
-=======
         watched_inputs=watched_inputs,
         watched_values=watched_values,
-        unread=captured.session.reads.left_out(),
-        wholes=captured.session.reads.wholes(),
-        lent=lending.in_calls(marks_in(values, attributes), captured.tape is not None),
->>>>>>> cut-autograd
+        lent=lending.in_calls(marks_in(values, attributes)),
         configurations=_configurations(captured, lending),
         apart=captured.apart,
     )

@@ -37,18 +37,10 @@ from ..subclass.visit import rebuild
 from .backward import Backwards
 from .changed_contexts import changeable, watch_contexts
 from .containers import owners_found
-<<<<<<< HEAD
-from .function import Dangling, RegionFunction, RelatedView, with_kept_history
-from .parted import parted
-from .rebuild import bound_to, detached, of_inference, replay_view, share
-from .sizes import bind, evaluate, evaluator
-from .writeback import deliver, laid_out, set_version, write_memory
-=======
 from .function import Dangling, Protected, RegionFunction
 from .rebuild import of_inference, replay_view, share
-from .sizes import bind, evaluate, evaluator, read_unread
+from .sizes import bind, evaluate, evaluator
 from .writeback import deliver, set_version, write_memory
->>>>>>> cut-autograd
 
 Tensor = torch.Tensor
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -83,15 +75,8 @@ class Program:
         if self.plan.trains:  # also under no_grad: the region may enable gradients itself
             differentiated = [call.inputs[i] for i in self.plan.differentiated]
             with torch.enable_grad():
-<<<<<<< HEAD
-                leading = with_kept_history(differentiated, self.plan.rewritten)
-                values = list(_torch.apply_function(RegionFunction, self, call, *leading))
-                if self.plan.reach is not None:
-                    values = list(parted(self.plan.reach, self.plan.differentiable, differentiated, values))
-            watch_contexts(self.plan, changeable(self.plan), call.inputs, values)
-=======
                 values = list(_torch.apply_function(RegionFunction, self, call, *differentiated))
->>>>>>> cut-autograd
+            watch_contexts(self.plan, changeable(self.plan), call.inputs, values)
         else:
             with torch.no_grad():
                 values, call.sizes, _ = self.run_forward(call)

@@ -51,8 +51,8 @@ class ValueEmitter:
             s.line(f"{name} = {s.bind('empty', empty)}({s.constant(recipe.cls)}, {s.constant(recipe.args)})")
         if recipe.pairs:
             put = s.constant(dict_setter(recipe.cls), "put")
-            for key, item in recipe.pairs:
-                known, value = self.value(key), self.value(item)
+            for key, of_key in recipe.pairs:
+                known, value = self.value(key), self.value(of_key)
                 s.line(f"{name}[{known}] = {value}" if recipe.cls is dict else f"{put}({name}, {known}, {value})")
         if recipe.items:
             base: Any = next(c for c in recipe.cls.__mro__ if c.__module__ in ("builtins", "collections"))
@@ -71,7 +71,7 @@ class ValueEmitter:
 
 def emit_effects(emitter: ValueEmitter, effects: Sequence[SideEffect], missing: Any) -> None:
     """Lines that do to the sources of a call (``args`` and ``kwargs``) what the region does: all values first."""
-    s, rows = emitter.source, []
+    s, rows = emitter.source, list[tuple[SideEffect, str | None, str]]()
     for effect in effects:
         thing = None
         if not isinstance(effect, (Put, Extend, Fill)):

@@ -323,7 +323,7 @@ class StateGuards:
 
 def changed_numbers(guards: StateGuards, call: Call) -> set[str]:
     """The paths of ints and floats that changed since the trace and kept their type: they may become symbols."""
-    found = set()
+    found: set[str] = set()
     for guard in (*guards.each, *(g for rows in guards.by_holder.values() for g in rows)):
         try:
             if isinstance(guard, Exact):

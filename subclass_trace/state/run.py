@@ -192,8 +192,7 @@ class StateRun:
         """What only the trace needed: nothing leads to the tensors of the call, or to the traced ones."""
         self.walk.forget()
         for holder in self.walk.holders.values():
-            holder.live, holder.known = None, frozenset(holder.before)
-            holder.before = {}
+            holder.live, holder.before = None, {}
         self.snapshot.base.clear()
         self.stand_ins, self.symbols = {}, dict.fromkeys(self.symbols)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from .backends import Backend
 
 
+#: what Dynamo is told in its own words, or decides itself
+_OF_FRONT_ENDS = ("frontend", "fullgraph", "mode", "dynamic", "automatic_dynamic", "max_specializations")
+
+
 @dataclass(frozen=True, eq=False)
 class Options:
     """What `compile` takes beside the function.
@@ -22,7 +26,12 @@ class Options:
     Attributes:
         backend: name, callable ``(graph module, example inputs) -> callable``, or a `Backend`.
         fw_compiler, bw_compiler: separate compilers for the two graphs; they override the back end's.
-        dynamic: True makes every size of the arguments symbolic from the first call on.
+        frontend: "auto": our trace, and ``torch.compile(backend="subclass_trace")`` where it refuses a region, or where calls
+            differ without end; "trace": the refusal is raised; "dynamo": ``torch.compile`` from the start.
+        fullgraph: where a region is handed over, a break of the graph is an error. (Our trace always is one graph.)
+        mode: "default", or None.
+        dynamic: True makes every size of the arguments symbolic from the first call on, False none ever, None those that
+            change.
         automatic_dynamic: a size that changed between calls becomes symbolic in the next specialization.
         partitioner: "min_cut", "torch_min_cut", "default", a `MinCut`, or a callable as in ``functorch.compile``.
         activation_memory_budget: a share, 0 (save the least possible) to 1 (what min_cut saves), or a number of bytes.
@@ -35,7 +44,10 @@ class Options:
     backend: Any = "eager"
     fw_compiler: Callable[..., Any] | None = None
     bw_compiler: Callable[..., Any] | None = None
-    dynamic: bool = False
+    frontend: str = "auto"
+    fullgraph: bool = False
+    mode: str | None = None
+    dynamic: bool | None = None
     automatic_dynamic: bool = True
     partitioner: str | Callable[..., Any] = "min_cut"
     activation_memory_budget: float | int | None = None
@@ -54,14 +66,38 @@ class Options:
 
         resolve_backend(self.backend, fw_compiler=self.fw_compiler, bw_compiler=self.bw_compiler)
         resolve_partitioner(self.partitioner, self.activation_memory_budget)
-        for name in ("dynamic", "automatic_dynamic", "keep_inference_input_mutations"):
+        for name in ("fullgraph", "automatic_dynamic", "keep_inference_input_mutations"):
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise OptionError(f"{name} is neither True nor False", expected="a bool", got=repr(value))
+        if self.dynamic not in (True, False, None) or type(self.dynamic) is int:
+            raise OptionError("dynamic is neither True, False nor None", expected="a bool or None", got=repr(self.dynamic))
+        if self.frontend not in ("auto", "trace", "dynamo"):
+            raise OptionError(
+                "there is no such front end", expected="'auto', 'trace' or 'dynamo'", got=repr(self.frontend)
+            )
+        if self.mode not in (None, "default"):
+            raise OptionError(
+                "there is no such mode",
+                expected="'default'",
+                got=repr(self.mode),
+                fix="choose a backend, a partitioner and an activation_memory_budget instead",
+            )
         object.__setattr__(self, "decompositions", by_overload(self.decompositions, "decompositions"))
         if type(self.max_specializations) is not int or self.max_specializations < 1:
             got = repr(self.max_specializations)
             raise OptionError("max_specializations is out of range", expected="a whole number, 1 or more", got=got)
+
+    @property
+    def learns_sizes(self) -> bool:
+        """Does what changed between calls become a symbol?"""
+        return self.automatic_dynamic and self.dynamic is not False
+
+    def changed(self) -> dict[str, Any]:
+        """The options that are no defaults, as ``torch.compile`` hands them to our back end."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _OF_FRONT_ENDS}
+        defaults = Options()
+        return {name: value for name, value in own.items() if value != getattr(defaults, name)}
 
     def table(self, backend: Backend) -> dict[Any, Callable[..., Any]]:
         """What capture decomposes: the back end's table, and what this record has besides or instead.

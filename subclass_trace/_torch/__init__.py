@@ -22,6 +22,7 @@ from .attention import AttentionKernels as AttentionKernels
 from .attention import attention_kernels as attention_kernels
 from .attention import attention_kernels_as as attention_kernels_as
 from .attention import other_attention_code as other_attention_code
+from .dynamo import dynamo_lock as dynamo_lock
 from .autograd import ACCUMULATION_HOOKS as ACCUMULATION_HOOKS
 from .autograd import CHECKPOINT_GENERATOR as CHECKPOINT_GENERATOR
 from .autograd import GRADIENT_HOOKS as GRADIENT_HOOKS
@@ -34,6 +35,7 @@ from .autograd import call_backward_directly as call_backward_directly
 from .autograd import creation_forbids_inplace as creation_forbids_inplace
 from .autograd import current_autograd_node as current_autograd_node
 from .autograd import current_graph_task as current_graph_task
+from .autograd import grad_dtype as grad_dtype
 from .autograd import gradient_hooks as gradient_hooks
 from .autograd import is_custom_function_output as is_custom_function_output
 from .autograd import is_custom_node as is_custom_node

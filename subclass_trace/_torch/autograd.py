@@ -274,3 +274,11 @@ def leads_to(tensors: Iterable[Any], others: Iterable[Any]) -> bool:
                 return True
             todo += [n for n, _ in following]
     return False
+
+
+def grad_dtype(x: torch.Tensor) -> torch.dtype | None:
+    """The dtype that a leaf asks its gradients to have, where that is not its own."""
+    if not x.requires_grad or not x.is_leaf:
+        return None
+    asked = getattr(x, "grad_dtype", x.dtype)
+    return None if asked is x.dtype else asked

@@ -5,6 +5,8 @@ Nothing here imports Dynamo when it is imported: the functions run inside a comp
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
@@ -134,3 +136,10 @@ def higher_order_name(target: object) -> str | None:
     """The name of a higher order operator; None for any other target of a node."""
     operator: Any = target
     return str(operator.name()) if isinstance(target, HigherOrderOperator) else None
+
+
+def dynamo_lock() -> Any:
+    """Dynamo's lock around compilations, which comes before ours; nothing where Dynamo is not loaded."""
+    frames = sys.modules.get("torch._dynamo.convert_frame")
+    lock = getattr(frames, "compile_lock", None)
+    return contextlib.nullcontext() if lock is None else lock

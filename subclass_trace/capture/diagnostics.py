@@ -222,3 +222,14 @@ def _optimizer_at_work(error: BaseException) -> str | None:
         elif is_user_code(code):  # which it calls
             found = None
     return found
+
+
+def unknown_tensor(real: Tensor, line: str | None) -> UnsupportedError:
+    """What to say of a real tensor that no name leads to."""
+    return UnsupportedError(
+        "the region uses a tensor that no argument, name or attribute leads to",
+        path=line,
+        expected="tensors among the arguments, or in variables, attributes and containers that code of the region names",
+        got=f"a {real.dtype} tensor of shape {tuple(real.shape)}",
+        fix="pass it as an argument, or hold it in an attribute",
+    )

@@ -70,7 +70,6 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
                 yield t
 
 
-
 def has_out(func: Any) -> bool:
     """Is its result written to an argument (``out=``)?"""
     return any(a.is_out for a in func._schema.arguments)

@@ -1,7 +1,7 @@
 """Facts of a tensor that Python code may ask for, and that a traced stand-in for it does not share.
 
-A fact has the name of the method or property that tells it; ``".name"`` is a Python attribute that somebody has set, and
-``".inner.name"`` one of a wrapper inside. What a region asks for is answered for the real tensor (`metadata`), and guarded.
+A fact has the name of the method or property that tells it. What a region asks for is answered for the real tensor
+(`metadata`), and guarded.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from .. import _torch
 from ..subclass.arguments import attributes_inside
 from ..subclass.context import same_context
 from ..subclass.flatten import leaves_of
-from ..subclass.paths import owner_of
-from ..subclass.protocol import Kind, class_of_leaf, kind_of
+from ..subclass.protocol import Kind, kind_of
 
 Tensor = torch.Tensor
 Fact = tuple[str, Any]
@@ -30,14 +29,10 @@ class AskedOf:
     """What was asked of one input."""
 
     is_leaf: bool = False
-    is_parameter: bool = False
     gradient: bool = False
     facts: tuple[Fact, ...] = ()
 
 
-ASKED_NOTHING = AskedOf()
-
-ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "no such attribute"})()
 _FACTS: Mapping[str, Callable[[Tensor], Any]] = {
     "gradient hooks": _torch.gradient_hooks,
     "accumulation hooks": _torch.accumulation_hooks,
@@ -55,19 +50,8 @@ NAMES = frozenset(_FACTS)
 
 
 def fact_of(t: Tensor, name: str) -> Any:
-    """A fact of a tensor; `ABSENT` for an attribute that it does not have."""
-    return _attribute(*owner_of(t, name[1:])) if name.startswith(".") else _FACTS[name](t)
-
-
-def _attribute(owner: Any, name: str) -> Any:
-    found = getattr(owner, "__dict__", {}).get(name, ABSENT)
-    if found is not ABSENT:
-        return found
-    kind = type(owner)
-    if isinstance(owner, Tensor) and class_of_leaf(owner) is not Tensor:  # what its class adds to nn.Parameter
-        value = next((vars(cls)[name] for cls in kind.__mro__ if name in vars(cls)), ABSENT)
-        return ABSENT if hasattr(type(value), "__get__") else value
-    return getattr(owner, name, ABSENT) if isinstance(getattr(kind, name, None), types.MemberDescriptorType) else ABSENT
+    """A fact of a tensor."""
+    return _FACTS[name](t)
 
 
 def failed_fact(facts: Sequence[Fact], t: Tensor) -> str | None:
@@ -75,7 +59,7 @@ def failed_fact(facts: Sequence[Fact], t: Tensor) -> str | None:
     for name, known in facts:
         now = fact_of(t, name)
         if not same_context(known, now):
-            return f"{name.lstrip('.')}: expected {known!r}, got {now!r}"
+            return f"{name}: expected {known!r}, got {now!r}"
     return None
 
 

@@ -8,30 +8,29 @@ notes how views are made (`views`), and hands traced stand-ins to calls on close
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from .. import _torch
-from ..errors import AliasingError, UnsupportedError
+from ..errors import AliasingError, SubclassTraceError, UnsupportedError
 from ..subclass.flatten import leaves_of
 from ..subclass.protocol import is_traceable
-from .closed_over import StandIns
 from .copies import deep_copy, is_shallow_copy, shallow_copy
 from .diagnostics import MEMORY, TEXTS, refuse_memory, refuse_text
-from .gradients import Gradients
 from .indexing import PlacesInside, depends_on_data, with_places
+from .inner_backward import InnerBackward
 from .known import known_value
-from .late_code import LateHook
-from .late_hooks import HOOK_METHODS, registered
 from .library_functions import FUNCTIONS
-from .metadata import ASIDE, ASKING, MetadataReads
+from .lift import StandIns
+from .metadata import ASIDE, ASKING, Asked
 from .recorder import Recorder
 from .user_code import asking_frame
 from .views import RESHAPES, lost_history
 
 Tensor = torch.Tensor
+_HOOK_METHODS = ("register_hook", "register_post_accumulate_grad_hook")
 _NUMBERS = ("item", "tolist", "allclose", "equal", "is_nonzero")
 _POWERS = ("pow", "pow_", "__pow__", "__rpow__", "__ipow__", "float_power", "float_power_")
 
@@ -39,30 +38,38 @@ _POWERS = ("pow", "pow_", "__pow__", "__rpow__", "__ipow__", "float_power", "flo
 class CapturedFunctions(_torch.TorchFunctionMode):
     """Hands calls on; see the module's docstring."""
 
-    def __init__(self, recorder: Recorder, metadata: MetadataReads) -> None:
+    def __init__(self, recorder: Recorder, asked: Asked, stand_ins: StandIns) -> None:
         super().__init__()
-        self.recorder, self.metadata = recorder, metadata
+        self.recorder, self.asked, self.stand_ins = recorder, asked, stand_ins
         self.views = recorder.views
-        self.stand_ins = StandIns(recorder)
-        self.gradients = Gradients(recorder, self.stand_ins, metadata)
+        self.gradients = InnerBackward(recorder, stand_ins, asked)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.compiler.is_dynamo_compiling():  # torch.cond lets Dynamo look at this mode as well
             return func(*args, **(kwargs or {}))
+        try:
+            return self._handle(func, args, kwargs)
+        except SubclassTraceError as error:
+            state = self.recorder.state
+            if state is not None:
+                state.refused(error)
+            raise
+
+    def _handle(self, func: Any, args: Any, kwargs: Any) -> Any:
         name = getattr(func, "__name__", "")
         if getattr(func, "__self__", None) is Tensor.grad:
             return self.gradients.access(func, args)
         if name == "requires_grad_" or (name == "__set__" and getattr(func, "__self__", None) is Tensor.requires_grad):
             value = args[1] if len(args) > 1 else (kwargs or {}).get("requires_grad", True)
-            if self.metadata.sets_requires_grad(self.stand_ins.known(args[0]), value):
+            if self.asked.sets_requires_grad(self.stand_ins.known(args[0]), value):
                 return args[0]
         if name == "detach_":
-            self.metadata.refuse_to_detach(self.stand_ins.known(args[0]))
+            self.asked.refuse_to_detach(self.stand_ins.known(args[0]))
         if name in ASKING and args:
-            answer = self.metadata.answer(func, args[0], self.stand_ins.known(args[0]), self.recorder)
+            answer = self.asked.answer(func, self.stand_ins.known(args[0]), self.recorder)
             if answer is not ASIDE:
                 return answer
-        args, kwargs = self.stand_ins.swap(func, args, kwargs or {})
+        args, kwargs, back = self.stand_ins.swap(func, args, kwargs or {})
         if name == "__set__" and getattr(func, "__self__", None) is Tensor.data:
             return self._set_data(func, *args)
         if name in TEXTS and args and (text := self._text(func, args, sys._getframe(1))) is not None:
@@ -80,7 +87,7 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         if name == "__bool__" and (branch := _torch.branch_of_torch(sys._getframe(1))) is not None:
             with self.recorder.takes(branch):
                 return func(*args)
-        if name in HOOK_METHODS:
+        if name in _HOOK_METHODS:
             self.recorder.has_hooks = True
             return self._register(func, args[0], (*args[1:], *kwargs.values())[0])
         if name == "_nested_tensor_from_mask_left_aligned":  # what it would be for is refused, if it comes to that
@@ -99,18 +106,23 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         self.views.note(func, args, kwargs, out)
         if name in _MAY_COPY and args and self.recorder.symbols.data_dependent:
             self.recorder.note_copy(args[0], out)
-        return _as_numbers(self.stand_ins.back.get(id(out), out))
+        return _as_numbers(back.get(id(out), out) if back else out)
 
     def _register(self, func: Any, t: Tensor, hook: Any) -> Any:
-        """A hook on a tensor: one from outside keeps it, as in eager."""
-        known = self.stand_ins.known(t)
-        number = self.metadata.number_of(known)
-        if number is None and any(map(_torch.is_fake, leaves_of(known))):
-            return func(known, LateHook(self.recorder, hook))
-        traced = known if number is not None else self._traced(known)
-        return registered(
-            self.recorder, func, traced, hook, t if number is None else number, self.metadata.row_of(known)
-        )
+        """A hook on a value of the region, which is traced with its backward.
+
+        Raises:
+            UnsupportedError: it is on a tensor from outside, which would keep it.
+        """
+        if self.asked.inputs.number_of(self.stand_ins.known(t)) is not None:
+            raise UnsupportedError(
+                "the region registers a hook on a tensor from outside, which would keep it",
+                path=self.recorder.user_line(),
+                expected="hooks on what the region computes",
+                got=f"{func.__name__} on a tensor of shape {tuple(t.shape)}",
+                fix="register it outside of the region, or on x * 1",
+            )
+        return func(t, hook)
 
     def _text(self, func: Any, args: Any, frame: Any) -> str | None:
         """The text of a tensor whose values the trace knows; None for one that is none of the trace's, and for a log.
@@ -135,7 +147,7 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         """Eager refuses it; the leaf's stand-in has a history, so that autograd would not."""
         if not (isinstance(t, Tensor) and t.requires_grad and t._is_view() and torch.is_grad_enabled()):
             return
-        row = self.metadata.row_of(t._base)
+        row = self.asked.inputs.row_of(t._base)
         if row is not None and row.is_leaf:
             raise AliasingError(
                 "a view of a leaf Variable that requires grad is being used in an in-place operation.",
@@ -173,22 +185,6 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         finally:
             self.recorder.inside = None
 
-    def scripted(self, run: Callable[..., Any], name: str | None, args: Any, kwargs: Any) -> Any:
-        """A call of a scripted function, or (``name`` is None) of a method of a scripted module."""
-        args, kwargs = _torch.tree_map_only(Tensor, self.stand_ins.swapped, (args, kwargs))
-        try:
-            out = run(*args, **kwargs)
-        except RuntimeError as error:  # whatever was raised inside, the interpreter made it that
-            if name is None:
-                raise  # to who knows the module
-            raise cannot_be_traced(f"the scripted function {name!r}", self.recorder.user_line(), error) from error
-        return _torch.tree_map_only(Tensor, lambda t: self.stand_ins.back.get(id(t), t), out)
-
-    def _traced(self, t: Tensor) -> Tensor:
-        """The traced tensor for one that may be closed over."""
-        (found,), _ = self.stand_ins.swap(None, (t,), {})
-        return found  # type: ignore[no-any-return]
-
     def _set_data(self, func: Any, x: Tensor, y: Tensor) -> Any:
         recorder = self.recorder
         if not (_torch.is_fake(x) and isinstance(y, Tensor)):
@@ -200,17 +196,6 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         self.views.forget(x)
         recorder.alias(x, value)
         return None
-
-
-def cannot_be_traced(what: str, where: Any, error: RuntimeError) -> UnsupportedError:
-    """What to say of TorchScript that fails in a trace."""
-    return UnsupportedError(
-        f"{what} cannot be traced",
-        path=where,
-        expected="TorchScript whose tensors are arguments, parameters and buffers, without control flow on their values",
-        got=" ".join(str(error).split())[-300:],
-        fix="compile the original instead of the scripted one, or call the scripted one outside of the region",
-    )
 
 
 #: methods and functions, by name, that copy only where they have to

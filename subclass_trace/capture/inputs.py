@@ -1,6 +1,6 @@
 """Inputs of a capture: real tensors become traced ones, over fake leaves that are graph inputs.
 
-In: the distinct tensors of a call with their paths, and which sizes are dynamic. Out: `TracedInputs`. Leaves are
+In: the distinct tensors of a call with their paths, and which sizes are dynamic. Out: `Inputs`. Leaves are
 deduplicated by identity over all inputs, so ``TwoTensor(a, a)``, and a wrapper beside its own inner tensor, need nothing
 else; leaves of one storage become fakes of one storage.
 """
@@ -11,7 +11,6 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ from ..plan import gradient_of
 from ..subclass.context import has_sizes, map_sizes, one_copy_each, same_context, snapshot, with_outer, without_outer
 from ..subclass.flatten import flatten, leaf_paths, wrappers_inside
 from ..subclass.kept import kept_spec
-from ..subclass.numbers import NumberPlace
 from ..subclass.parts import Steps, with_parts
 from ..subclass.paths import Path, owner_of
 from ..subclass.protocol import class_of_leaf, refuse
@@ -39,11 +37,7 @@ class DynamicDims:
 
     Here all are static; `frontends/dynamic.py` has the choice.
 
-    Attributes:
-        numbers: Python numbers of the call that become symbols, and what they are in this call.
     """
-
-    numbers: Mapping[NumberPlace, float] = MappingProxyType({})
 
     def sizes(self, path: Path, t: Tensor) -> Sequence[int]:
         """What each size of the value at a path becomes: see `Dim`."""
@@ -60,16 +54,21 @@ class DynamicDims:
 
 @dataclass(frozen=True, eq=False)
 class Argument:
-    """One distinct tensor of a call; ``static``: it is alive between calls anyway (a parameter or buffer).
+    """One distinct tensor of a call.
 
-    ``position`` is None for a tensor that the function closes over.
+    Attributes:
+        position: where it stands among the flat arguments; of a gradient: where its owner does.
+        static: it is alive between calls anyway (a parameter or buffer).
+        take_base: the input is the autograd base of the tensor at that position.
+        gradient_of: the number of the input whose ``.grad`` it is.
     """
 
     value: Tensor
     path: Path
-    position: int | None
+    position: int
     static: bool = False
     take_base: bool = False
+    gradient_of: int | None = None
 
 
 class RealInput:
@@ -90,7 +89,11 @@ class RealInput:
 
 @dataclass(frozen=True, eq=False)
 class TracedInput:
-    """One input: the real tensor's spec (with symbolic sizes), its leaves' graph inputs, and the traced value."""
+    """One input: the real tensor's spec (with symbolic sizes), its leaves' graph inputs, and the traced value.
+
+    ``own``: the Python attributes that its class sets by itself. ``grad_dtype``: see `InputPlan`. ``position`` and what follows:
+    see `Argument`.
+    """
 
     path: Path
     spec: Spec
@@ -98,100 +101,162 @@ class TracedInput:
     is_leaf: bool
     traced: Tensor
     edge: Any  # gradient edge, or None when it does not require grad
-    is_parameter: bool = False
-    has_gradient: bool = False  # its .grad is a tensor
-    real: Callable[[], Tensor | None] = lambda: None  # see `RealInput`
-    gradient_of: Tensor | None = None  # it is the .grad of that tensor
+    is_parameter: bool
+    has_gradient: bool  # its .grad is a tensor
+    real: RealInput
+    own: frozenset[str]
+    grad_dtype: torch.dtype | None
+    position: int
+    static: bool
+    take_base: bool
+    gradient_of: int | None
     inside: tuple[tuple[str, int], ...] = ()  # see `InputPlan`
 
 
-@dataclass(frozen=True, eq=False)
-class TracedInputs:
-    """All inputs of a capture. ``leaf_values[k]`` is the live fake of dense leaf k, ``originals[k]`` stays untouched."""
+class Inputs:
+    """The inputs of a capture, which grow while the function runs: its arguments first, then what its names lead to.
 
-    inputs: tuple[TracedInput, ...]
-    leaf_values: tuple[Tensor, ...]
-    originals: tuple[Tensor, ...]
-    leaf_paths: tuple[Path, ...]
-    sizes: tuple[Any, ...]  # SymInts that no dense leaf carries: graph inputs after the leaves
-
-    def forget(self) -> None:
-        """From now on nothing leads to the tensors of the call."""
-        for row in self.inputs:
-            if isinstance(row.real, RealInput):
-                row.real.forget()
-
-
-def trace_inputs(session: Session, arguments: Sequence[Argument], dynamic: DynamicDims) -> TracedInputs:
-    """Make graph inputs and traced values for ``arguments``. Call it inside ``session.modes()``.
-
-    Raises:
-        ProtocolError: a class breaks the protocol; or a leaf inside a wrapper requires grad.
+    Attributes:
+        inputs: one row for each distinct tensor; ``before``: its state then, as ``remember`` tells it.
+        leaf_values: the live fake of each dense leaf; ``originals``: the same as it came in, and stays so.
+        leaf_paths, leaf_primals: where the leaves are, and the numbers of their graph inputs.
+        sizes: number of a graph input -> the symbol that it is, for sizes that no dense leaf carries.
+        inference_leaves: numbers of the leaves that are inference tensors.
     """
-    index: dict[int, int] = {}
-    originals: list[Tensor] = []
-    paths: list[Path] = []
-    rows = []
-    for argument in arguments:
+
+    def __init__(self, session: Session, remember: Callable[[Tensor], Any]) -> None:
+        self.session, self.remember = session, remember
+        self.inputs: list[TracedInput] = []
+        self.before: list[Any] = []
+        self.leaf_values: list[Tensor] = []
+        self.originals: list[Tensor] = []
+        self.leaf_paths: list[Path] = []
+        self.leaf_primals: list[int] = []
+        self.sizes: dict[int, Any] = {}
+        self.inference_leaves: set[int] = set()
+        self._leaf_of: dict[int, int] = {}  # id of a real leaf -> its number
+        self._real_leaves: list[Tensor] = []  # so that an id stays what it is
+        self._number_of_real: dict[int, int] = {}
+        self._number_of_traced: dict[int, int] = {}
+
+    def add(self, arguments: Sequence[Argument], dynamic: DynamicDims) -> list[Tensor]:
+        """Make graph inputs and traced values for tensors that are new: inside of ``session.modes()``, at any moment.
+
+        Raises:
+            ProtocolError: a class breaks the protocol; or a leaf inside a wrapper requires grad.
+        """
+        session, first = self.session, len(self.inputs)
+        with session.beside_the_trace():
+            places = [self._leaves(a, dynamic) for a in arguments]
+            symbols = _Symbols(session, dynamic)
+            with _torch.no_modes():
+                specs = [
+                    symbols.spec(a.value, spec, a.path, iter([self.originals[k] for k in own]))
+                    for a, (spec, own) in zip(arguments, places, strict=True)
+                ]
+            self._bind_sizes(symbols.unbound(specs, self.originals))
+            for argument, spec, (_, own) in zip(arguments, specs, places, strict=True):
+                self._add_row(argument, spec, own)
+            self._join(first)
+        return [row.traced for row in self.inputs[first:]]
+
+    def _bind_sizes(self, sizes: Sequence[Any]) -> None:
+        known = {_torch.size_symbol(s) for s in self.sizes.values()}
+        for size in sizes:
+            if _torch.size_symbol(size) not in known:
+                self.sizes[self.session.recorder.primal(size)] = size
+
+    def add_number(self, symbol: Any) -> None:
+        """A number of the call is a symbol, and with that a graph input, unless a leaf carries it."""
+        self._bind_sizes([symbol])
+
+    def _leaves(self, argument: Argument, dynamic: DynamicDims) -> tuple[Spec, tuple[int, ...]]:
+        """The spec of a real tensor, and the numbers of its dense leaves, each of which is a graph input."""
         with torch.no_grad(), _torch.no_modes():  # real tensors: nothing here is part of the trace
             leaves, spec = flatten(argument.value, argument.path)
             kept_spec(spec, argument.path)  # refuses contexts that no guard could compare
-            paths_here = leaf_paths(argument.value, argument.path)
+            paths = leaf_paths(argument.value, argument.path)
             aliases = [t.detach() if t.layout is torch.strided else t for t in leaves]
         places = []
-        for leaf, alias, path in zip(leaves, aliases, paths_here, strict=True):
+        for leaf, alias, path in zip(leaves, aliases, paths, strict=True):
             _check_leaf(leaf, path, argument)
-            if id(leaf) not in index:
-                index[id(leaf)] = len(originals)
-                originals.append(session.fake(alias, str(path), dynamic.sizes(path, leaf), dynamic.strides(path)))
-                paths.append(path)
-                session.recorder.primal(originals[-1], untouched=True)
-            places.append(index[id(leaf)])
-        rows.append((argument, spec, tuple(places)))
-    if dynamic.numbers:
-        session.numbers(dynamic.numbers)
-    symbols = _Symbols(session, dynamic)
-    with _torch.no_modes():
-        specs = [symbols.spec(a.value, spec, a.path, iter([originals[k] for k in ks])) for a, spec, ks in rows]
-    extra = symbols.unbound(specs, originals)
-    for size in extra:
-        session.recorder.primal(size)
-    values = tuple(session.tracked(fake) for fake in originals)
-    reals = [a.value for a in arguments]
-    with torch.no_grad(), _torch.no_modes():
-        facts = [(isinstance(t, torch.nn.Parameter), has_gradient(t), RealInput(t)) for t in reals]
-    inputs = []
-    for number, ((argument, _, own), spec) in enumerate(zip(rows, specs, strict=True)):
+            if id(leaf) not in self._leaf_of:
+                self._leaf_of[id(leaf)] = len(self.originals)
+                self._real_leaves.append(leaf)
+                if leaf.is_inference():
+                    self.inference_leaves.add(len(self.originals))
+                fake = self.session.fake(alias, str(path), dynamic.sizes(path, leaf), dynamic.strides(path))
+                self.originals.append(fake)
+                self.leaf_paths.append(path)
+                self.leaf_primals.append(self.session.recorder.primal(fake, untouched=True))
+                self.leaf_values.append(self.session.tracked(fake))
+                self.session.recorder.adopt(leaf, self.leaf_values[-1])
+            places.append(self._leaf_of[id(leaf)])
+        return spec, tuple(places)
+
+    def _add_row(self, argument: Argument, spec: Spec, leaves: tuple[int, ...]) -> None:
+        real, number = argument.value, len(self.inputs)
         # In inference mode too, a view of an input is as the input is.
-        inference = torch.is_inference_mode_enabled() and argument.value.is_inference()
-        traced = traced_value(session, number, spec, [values[k] for k in own], argument.path, inference)
+        inference = torch.is_inference_mode_enabled() and real.is_inference()
+        traced = traced_value(self.session, spec, [self.leaf_values[k] for k in leaves], argument.path, inference)
+        with torch.no_grad(), _torch.no_modes():
+            is_parameter, gradient = isinstance(real, torch.nn.Parameter), has_gradient(real)
+            grad_dtype = _torch.grad_dtype(real)
+        own = frozenset(getattr(traced, "__dict__", ()))
+        if is_parameter:
+            traced.__dict__["_is_param"] = True
         edge = torch.autograd.graph.get_gradient_edge(traced) if traced.requires_grad else None
-        if session.dynamic:
+        if self.session.dynamic:
             spec = _with_sizes(spec, flatten(traced)[1])
-        real = argument.value
-        inputs.append(TracedInput(argument.path, spec, own, real.is_leaf, traced, edge, *facts[number]))
-    inputs = [replace(row, inside=_join(row, real, inputs, reals)) for row, real in zip(inputs, reals, strict=True)]
-    return TracedInputs(tuple(inputs), values, tuple(originals), tuple(paths), tuple(extra))
+        rest = (is_parameter, gradient, RealInput(real), own, grad_dtype)
+        rest += (argument.position, argument.static, argument.take_base, argument.gradient_of)  # type: ignore[assignment]
+        self.inputs.append(TracedInput(argument.path, spec, leaves, real.is_leaf, traced, edge, *rest))
+        self.before.append(self.remember(traced))
+        self._number_of_real[id(real)] = self._number_of_traced[id(traced)] = number
 
+    def _join(self, first: int) -> None:
+        """Let the wrappers inside of an input that are inputs be these: what changes one changes the other.
 
-def _join(
-    row: TracedInput, real: Tensor, inputs: Sequence[TracedInput], reals: Sequence[Tensor]
-) -> tuple[tuple[str, int], ...]:
-    """Let the wrappers inside of an input that are inputs be these: what changes one changes the other.
+        But for those that autograd tracks, which it does not relate to what they are in.
+        """
+        for number, row in enumerate(self.inputs):
+            real = row.real()
+            if real is None or not isinstance(row.spec, WrapperSpec):
+                continue
+            if not any(isinstance(s, WrapperSpec) for s in row.spec.inners):
+                continue
+            found = dict(row.inside)
+            for names, inner in wrappers_inside(real):
+                other, name = self._number_of_real.get(id(inner)), ".".join(names)
+                if other is None or (number < first and other < first) or inner.requires_grad:
+                    continue
+                with contextlib.suppress(AttributeError):  # of a class that does not let it be set
+                    setattr(*owner_of(row.traced, name), self.inputs[other].traced)
+                    found[name] = other
+            if found != dict(row.inside):
+                self.inputs[number] = replace(row, inside=tuple(found.items()))
+                self.before[number] = self.remember(row.traced)
 
-    But for those that autograd tracks, which it does not relate to what they are in.
-    """
-    if not isinstance(row.spec, WrapperSpec) or not any(isinstance(s, WrapperSpec) for s in row.spec.inners):
-        return ()
-    numbers = {id(t): n for n, t in enumerate(reals) if not t.requires_grad}
-    found = []
-    for names, inner in wrappers_inside(real):
-        number, name = numbers.get(id(inner)), ".".join(names)
-        if number is not None:
-            with contextlib.suppress(AttributeError):  # of a class that does not let it be set
-                setattr(*owner_of(row.traced, name), inputs[number].traced)
-                found.append((name, number))
-    return tuple(found)
+    # ------------------------------------------------------------------------------------------ looking up
+    def number_of(self, traced: Any) -> int | None:
+        """The number of the input that this tensor stands for, if it is one."""
+        return self._number_of_traced.get(id(traced))
+
+    def row_of(self, traced: Any) -> TracedInput | None:
+        """The input that this tensor stands for, if it is one."""
+        number = self.number_of(traced)
+        return None if number is None else self.inputs[number]
+
+    def of_real(self, real: Any) -> TracedInput | None:
+        """The input that is this very tensor of the call."""
+        number = self._number_of_real.get(id(real))
+        return self.inputs[number] if number is not None and self.inputs[number].real() is real else None
+
+    def forget(self) -> None:
+        """From now on nothing leads to the tensors of the call."""
+        self._leaf_of, self._real_leaves, self._number_of_real = {}, [], {}
+        for row in self.inputs:
+            row.real.forget()
 
 
 def has_gradient(x: Tensor) -> bool:
@@ -215,10 +280,8 @@ def _check_leaf(leaf: Tensor, path: Path, argument: Argument) -> None:
         raise UnsupportedError("a region was called with a FakeTensor", path=path, fix="call it with real tensors")
 
 
-def traced_value(
-    session: Session, number: int, spec: Spec, leaves: list[Tensor], path: Path, inference: bool = False
-) -> Tensor:
-    """Input ``number`` as the user function sees it: made of traced leaves, and no autograd leaf.
+def traced_value(session: Session, spec: Spec, leaves: list[Tensor], path: Path, inference: bool = False) -> Tensor:
+    """An input as the user function sees it: made of traced leaves, and no autograd leaf.
 
     Raises:
         ProtocolError: the class builds something else than an instance of itself.
@@ -350,9 +413,6 @@ class _Symbols:
 
         for spec in specs:
             look(spec)
-        for size in self.session.arguments.values():
-            if _torch.size_symbol(size) not in known:
-                extra.setdefault(_torch.size_symbol(size), size)
         return list(extra.values())
 
 

@@ -21,7 +21,7 @@ from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
 from .aliasing import family
 from .diagnostics import kept_number
 from .facts import holds_traced
-from .inputs import Argument, TracedInput, TracedInputs
+from .inputs import Inputs, TracedInput
 from .recorder import Recorder
 
 Tensor = torch.Tensor
@@ -52,11 +52,6 @@ class Before:
     inner: tuple[tuple[str, Tensor, int], ...] = ()  # wrappers inside, by dotted names, with their versions
 
 
-def remember(inputs: TracedInputs) -> list[Before]:
-    """Take the state that `read_mutations` compares with."""
-    return [state_of(i.traced) for i in inputs.inputs]
-
-
 def state_of(traced: Tensor) -> Before:
     """The state of one traced tensor."""
     leaves, spec = flatten(traced)
@@ -81,15 +76,13 @@ def _version(t: Tensor) -> int | None:
 
 
 def read_mutations(
-    inputs: TracedInputs,
-    before: Sequence[Before | None],
+    inputs: Inputs,
     recorder: Recorder,
-    arguments: Sequence[Argument],
     emit: Callable[[Tensor], int],
     leads_to: Callable[[Tensor], bool],
     marked: Callable[[Any], Any],
 ) -> list[MutationPlan]:
-    """One plan per input that the region changed; where ``before`` is None, nobody looks.
+    """One plan per input that the region changed.
 
     ``emit`` adds a live tensor to the forward values;
     ``leads_to`` tells whether results were computed of a leaf; ``marked``: see `Lending.in_place_of`.
@@ -99,19 +92,19 @@ def read_mutations(
         UnsupportedError: the set of inner tensors changed.
     """
     families: dict[int, set[int]] = {}
-    for a in arguments:
-        families.setdefault(id(family(a.value)), set()).add(id(a.value))
+    reals = real_values(inputs)
+    for real in reals:
+        families.setdefault(id(family(real)), set()).add(id(real))
     plans = []
-    for number, (row, was, argument) in enumerate(zip(inputs.inputs, before, arguments, strict=True)):
-        if was is None:
-            continue
+    for number, (row, was) in enumerate(zip(inputs.inputs, inputs.before, strict=True)):
+        real = reals[number]
         change = _change(row, was, inputs, recorder, marked)
         differentiable = _moved_history(row)
         starts = row.edge is None and row.traced.requires_grad and row.traced.grad_fn is None
         stops = row.edge is not None and not row.traced.requires_grad
         again = row.edge is not None and row.traced.requires_grad and row.traced.grad_fn is None
         if again and (not row.is_leaf or leads_to(row.traced)):
-            raise _started_again(argument)
+            raise _started_again(row)
         bumps = 0 if was.version is None else row.traced._version - was.version
         changed = change.data or change.replaced or change.metadata or change.attributes
         inner = _inner_bumps(row, was)
@@ -119,14 +112,13 @@ def read_mutations(
             changed or differentiable or starts or stops or bumps or inner
         ):  # the shape of a view of it may have changed: bumps
             continue
-        related = len(families[id(family(argument.value))]) > 1
+        related = len(families[id(family(real))]) > 1
         if differentiable:
-            _refuse_as_eager(argument)
+            _refuse_as_eager(row, real)
             _refuse_without_derivative(row)
-        of_views = starts and argument.value is family(argument.value)  # its views require grad as well from now on
+        of_views = starts and real is family(real)  # its views require grad as well from now on
         if related and (differentiable or of_views):
-            _refuse_closed_over(argument)
-            raise NeedsAutogradBase(family(argument.value))
+            raise NeedsAutogradBase(family(real))
         value = emit(row.traced) if change.data or change.replaced or differentiable else None
         plans.append(
             MutationPlan(
@@ -147,12 +139,17 @@ def read_mutations(
                 inner_bumps=inner,
             )
         )
-    return _with_counts(plans, inputs, before)
+    return _with_counts(plans, inputs)
 
 
-def _with_counts(
-    plans: Sequence[MutationPlan], inputs: TracedInputs, before: Sequence[Before | None]
-) -> list[MutationPlan]:
+def real_values(inputs: Inputs) -> list[Tensor]:
+    """The tensors of the call, which are alive while it is captured."""
+    values = [row.real() for row in inputs.inputs]
+    assert all(t is not None for t in values)
+    return values  # type: ignore[return-value]
+
+
+def _with_counts(plans: Sequence[MutationPlan], inputs: Inputs) -> list[MutationPlan]:
     """The same, with the version counters of the leaves of wrappers. One that is an input of its own counts there.
 
     Of leaves that several of them have, one lays them out.
@@ -161,12 +158,12 @@ def _with_counts(
     found = []
     laid_out: set[int] = set()
     for m in plans:
-        row, was = inputs.inputs[m.input], before[m.input]
-        if m.metadata is not None and was is not None:
+        row, was = inputs.inputs[m.input], inputs.before[m.input]
+        if m.metadata is not None:
             moved = zip(row.leaves, spec_leaves(was.spec), spec_leaves(m.metadata), strict=True)
             m = replace(m, laid_out=tuple(k for k, place in enumerate(row.leaves) if place in laid_out))
             laid_out.update(place for place, a, b in moved if _place(a) != _place(b))
-        if isinstance(row.spec, WrapperSpec) and was is not None:
+        if isinstance(row.spec, WrapperSpec):
             counts = {}
             for k, place in enumerate(row.leaves):
                 now, then = _version(was.leaves[k]), was.versions[k]
@@ -208,7 +205,7 @@ def _covers(after: LeafSpec, before: LeafSpec) -> bool:
 def _written_memory(
     row: TracedInput,
     replaced: Sequence[int],
-    inputs: TracedInputs,
+    inputs: Inputs,
     recorder: Recorder,
     emit: Callable[[Tensor], int],
 ) -> dict[int, int]:
@@ -223,9 +220,7 @@ def _written_memory(
     return found
 
 
-def check_members(
-    results: Sequence[Any], mutations: Sequence[MutationPlan], inputs: TracedInputs, arguments: Sequence[Argument]
-) -> None:
+def check_members(results: Sequence[Any], mutations: Sequence[MutationPlan], inputs: Inputs) -> None:
     """A member of a split may be stale: its argument was written through another argument of the same autograd base.
 
     Eager mode refuses whatever autograd would do with it. Only a traced base knows that.
@@ -233,15 +228,14 @@ def check_members(
     Raises:
         NeedsAutogradBase: there is such a result.
     """
-    numbers = {id(row.traced): n for n, row in enumerate(inputs.inputs)}
+    values = real_values(inputs)
     written = {m.input for m in mutations if m.leaves}
     for o in results if written else ():
-        n = numbers.get(id(o._base)) if isinstance(o, Tensor) and o.requires_grad else None
+        n = inputs.number_of(o._base) if isinstance(o, Tensor) and o.requires_grad else None
         if n is None or not _torch.is_multi_output_view(o):
             continue
-        mine = family(arguments[n].value)
-        if any(family(arguments[k].value) is mine for k in written - {n}):
-            _refuse_closed_over(arguments[n])
+        mine = family(values[n])
+        if any(family(values[k]) is mine for k in written - {n}):
             raise NeedsAutogradBase(mine)
 
 
@@ -253,9 +247,7 @@ class _Change:
     attributes: dict[str, Any]
 
 
-def _change(
-    row: TracedInput, was: Before, inputs: TracedInputs, recorder: Recorder, marked: Callable[[Any], Any]
-) -> _Change:
+def _change(row: TracedInput, was: Before, inputs: Inputs, recorder: Recorder, marked: Callable[[Any], Any]) -> _Change:
     leaves, after = flatten(row.traced, row.path)
     originals = [inputs.leaf_values[k] for k in row.leaves]
     _check_inner_names(row, was.spec, after)
@@ -268,9 +260,9 @@ def _change(
                 replaced[k] = "data"
     written = [recorder.was_written(t) or recorder.was_written(now) for t, now in zip(originals, leaves, strict=True)]
     data = tuple(k for k, was_written in enumerate(written) if k not in replaced and was_written)
-    assigned = {
-        k: v for k, v in attributes_of_wrapper(row.traced, after).items() if was.attributes.get(k, was) is not v
-    }
+    # What the class does not set by itself is Python state, which is looked after as such.
+    now = attributes_of_wrapper(row.traced, after) if isinstance(row.spec, WrapperSpec) else {}
+    assigned = {k: v for k, v in now.items() if k in row.own and was.attributes.get(k, was) is not v}
     attributes = {k: marked(v) for k, v in assigned.items() if not isinstance(v, (Tensor, *_torch.SYM_TYPES))}
     for name, value in attributes.items():
         if holds_traced(value):
@@ -402,18 +394,17 @@ def _moved_history(row: TracedInput) -> bool:
     return row.edge is None or t.grad_fn is not row.edge.node
 
 
-def _refuse_as_eager(argument: Argument) -> None:
-    t = argument.value
+def _refuse_as_eager(row: TracedInput, t: Tensor) -> None:
     if t.requires_grad and t.is_leaf:
         raise AliasingError(
             "a leaf Variable that requires grad is being used in an in-place operation.",
-            path=argument.path,
+            path=row.path,
             expected="a tensor that is not a leaf, or that does not require grad",
             got="a leaf that requires grad, written in place under grad mode",
             fix="write to it under torch.no_grad(), or to a clone",
         )
     if _torch.creation_forbids_inplace(t):
-        raise multi_view_error(argument.path)
+        raise multi_view_error(row.path)
 
 
 def _refuse_without_derivative(row: TracedInput) -> None:
@@ -428,25 +419,14 @@ def _refuse_without_derivative(row: TracedInput) -> None:
         )
 
 
-def _started_again(argument: Argument) -> UnsupportedError:
+def _started_again(row: TracedInput) -> UnsupportedError:
     return UnsupportedError(
         "the region detaches an input in place and makes it a leaf of its own",
-        path=argument.path,
+        path=row.path,
         expected="an input that is detached, or that requires grad",
         got="requires_grad_() after detach_()",
         fix="call them on the argument before the region",
     )
-
-
-def _refuse_closed_over(argument: Argument) -> None:
-    if argument.position is None:
-        raise UnsupportedError(
-            "the region writes a tensor that it closes over, which is a view of an argument (or its base), under autograd",
-            path=argument.path,
-            expected="tensors that autograd relates among the arguments",
-            got=f"a tensor of shape {tuple(argument.value.shape)}",
-            fix="pass the tensor as an argument too",
-        )
 
 
 def multi_view_error(path: Path) -> AliasingError:

@@ -37,9 +37,8 @@ from ..subclass.visit import rebuild
 from .aliasing import family, laid_out_alike, share_counter
 from .diagnostics import kept_number
 from .facts import SIMPLE, holds_traced
-from .inputs import TracedInputs
+from .inputs import Inputs
 from .metadata import IsParameter
-from .mutation import Before
 from .recorder import Recorder
 from .replays import aside, fresh, gives, share_memory, tried, unseen
 from .sharing import Sharing
@@ -119,8 +118,7 @@ class OutputClassifier:
 
     def __init__(
         self,
-        inputs: TracedInputs,
-        before: Sequence[Before | None],
+        inputs: Inputs,
         handed: Sequence[Any],
         mutations: Sequence[MutationPlan],
         recorder: Recorder,
@@ -128,7 +126,7 @@ class OutputClassifier:
         sharing: Sharing,
         emit: Callable[[Tensor], int],
     ) -> None:
-        self.inputs, self.before = inputs, before
+        self.inputs, self.before = inputs, inputs.before
         self.recorder, self.sharing, self.emit = recorder, sharing, emit
         self.sizes: list[Any] = []
         self._input_of = {id(i.traced): n for n, i in enumerate(inputs.inputs)}
@@ -348,9 +346,8 @@ class OutputClassifier:
 
     def _as_it_came(self, number: int) -> Tensor:
         leaves = self._as_they_came(number)
-        before = self.before[number]
         with _torch.without_tracing(), torch.no_grad():
-            return rebuild(self.inputs.inputs[number].spec if before is None else before.spec, iter(leaves))  # type: ignore[no-any-return]
+            return rebuild(self.before[number].spec, iter(leaves))  # type: ignore[no-any-return]
 
     def _value(self, o: Tensor, leaves: list[Tensor], spec: Spec) -> ValueOutput:
         return ValueOutput(self._emit_once(o), spec, self._attributes(o, leaves, spec))

@@ -27,27 +27,24 @@ import torch
 import torch.fx as fx
 
 from .. import _torch
-from ..errors import UnsupportedError
-from ..subclass.flatten import leaves_of
-from ..subclass.paths import Path
-from ..subclass.protocol import REAL, is_traceable
+from ..errors import SubclassTraceError, UnsupportedError
+from ..subclass.protocol import REAL
 from ..subclass.spec import is_ragged
 from .aliasing import ByteRange, byte_range, refuse_overlap
+from .diagnostics import unknown_tensor
 from .eager_errors import REFUSALS, error_of_eager, has_out
 from .foreach import steps
-from .late_code import LateState
 from .operators import RULES
-from .random_state import RandomState
 from .results import Results
 from .symbols import Symbols
 from .user_code import library_line, line_text, user_frames
 from .views import ViewLog
 from .writes import (
     array_write,
+    context_write,
     foreach_versions,
     late_write,
     parts_seen_as,
-    refuse_closed_over_write,
     refuse_inference,
     refuse_resized_view,
     shared_write,
@@ -67,16 +64,6 @@ _LAYOUT: dict[Any, Callable[[Tensor], Any]] = {
 }
 #: constants that a region makes itself arrive through these
 _CONSTANT_OPS = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
-
-
-@dataclass(frozen=True, eq=False)
-class ClosedOver:
-    """A real tensor that the user function reached without its arguments: a global, a closure cell, an attribute."""
-
-    value: Tensor
-    path: Path
-    primal: int | None  # its place among the graph inputs; None for a wrapper (its leaves have entries of their own)
-    original: Tensor | None = None  # its fake, as it came in
 
 
 @dataclass
@@ -121,8 +108,10 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.tag = "is_forward"
         self.backward_seq: int | None = None
         self.checkpoint: CheckpointTag | None = None
-        self.late = LateState()  # of user code in backwards
-        self.random_state: RandomState | None = None  # while the user function runs
+        self.state: Any = None  # `state.run.StateRun`, whose events are off below
+        self.contexts: Callable[[], Sequence[Tensor]] = (
+            tuple  # plain tensors in contexts of inputs, which guards compare
+        )
         self.sets_hooks = False  # the region sets saved-tensor hooks
         self.unpacking = False  # an unpack hook of the region's is running (`saved_hooks`)
         self.asks_for_numbers = False  # by ``.item()`` or ``.tolist()``, not for the truth of a tensor
@@ -130,14 +119,12 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.writes: list[tuple[Any, ByteRange]] = []
         self.resized: set[Any] = set()  # storages of ``out=`` arguments that got another size
         self.outliving: frozenset[Any] = frozenset()  # while a backward is traced: storages that are not its own
-        self.closed_over: list[ClosedOver] = []
         self.of_arrays: set[Any] = set()  # the storages of constants in the memory of numpy arrays
         self.perhaps_shared: set[Any] = set()  # storages of copies that may be none in a call, and of what is copied
         self.sealed = False  # the user function has run: its inputs are known
         self._last_placeholder: fx.Node | None = None
         self._nodes: dict[int, tuple[fx.Node, Tensor]] = {}  # holds the tensors, so that ids stay unique
         self._lifted: dict[int, tuple[Tensor, Tensor]] = {}
-        self._known_wrappers: dict[int, Tensor] = {}
         self.primals = 0
         self.tangents = 0
         self.views = ViewLog()
@@ -215,10 +202,6 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Has this tensor a node in the graph?"""
         return id(value) in self._nodes or id(value) in self._lifted
 
-    def know_wrapper(self, wrapper: Tensor) -> None:
-        """This wrapper is made of traced leaves."""
-        self._known_wrappers[id(wrapper)] = wrapper
-
     def node_of(self, value: Any) -> Any:
         """The node of a tensor or symbolic number; other values stand for themselves."""
         hit = self._nodes.get(id(value))
@@ -242,49 +225,41 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             fix="do not keep tensors from an earlier trace in Python state that the region reads",
         )
 
-    # ------------------------------------------------------------------ closed-over tensors
+    # ------------------------------------------------------------------ real tensors
     def lift(self, real: Tensor) -> Tensor:
-        """The fake that stands for a real dense tensor which the function closes over; it becomes a graph input.
+        """The fake that stands for a real dense tensor: of an input, or of a plain tensor in the context of one.
 
-        One that is first met in a backward, or later, is read from where it is when the backward runs, as in eager; so is
-        what user code of a backward reads.
+        One that is first met in a backward, or later, is read from where it is when the backward runs, as in eager.
+
+        Raises:
+            UnsupportedError: the function comes upon it by ways that no name leads.
         """
-        if self.late.tries:
-            return self._constant(real, self.late.constants)
         hit = self._lifted.get(id(real))
-        if hit is None and (self.tag == "is_backward" or self.sealed):
-            return self._constant(real)
-        if hit is None:
-            with torch.no_grad(), _torch.no_modes():
-                alias = real.detach()
-                original = self.mode.from_tensor(alias, static_shapes=True)
-            path = Path("closed_over").item(len(self.closed_over))
-            self.closed_over.append(ClosedOver(real, path, self.primals, original))
-            self.primal(original, untouched=True)
-            fake = _torch.detached(self.mode, original)
-            self.alias(fake, original)
-            hit = self._lifted[id(real)] = (fake, real)
-        return hit[0]
+        if hit is not None:
+            return hit[0]
+        names_count = self.state is not None and self.tag == "is_forward" and not self.sealed
+        if names_count and not any(real is t for t in self.contexts()):
+            raise unknown_tensor(real, self.user_line())
+        return self._constant(real)
+
+    def is_constant(self, real: Tensor) -> bool:
+        """Is it a real tensor that the region made itself of constants?"""
+        return id(real) in self._lifted
 
     def adopt(self, real: Tensor, fake: Tensor) -> None:
         """A real leaf that the function reaches by name is an input: ``fake``."""
         self._lifted.setdefault(id(real), (fake, real))
-
-    def close_over_wrapper(self, wrapper: Tensor) -> None:
-        """The region closes over a wrapper, whose leaves were lifted."""
-        self.closed_over.append(ClosedOver(wrapper, Path("closed_over").item(len(self.closed_over)), None))
 
     def lifted_fake(self, real: Tensor) -> Tensor | None:
         """The fake that stands for a lifted tensor, if it was lifted."""
         hit = self._lifted.get(id(real))
         return None if hit is None else hit[0]
 
-    def _constant(self, real: Tensor, known: dict[int, tuple[Tensor, Tensor]] | None = None) -> Tensor:
-        known = self._lifted if known is None else known
-        hit = known.get(id(real))
+    def _constant(self, real: Tensor) -> Tensor:
+        hit = self._lifted.get(id(real))
         if hit is None:
             fake = _torch.detached(self.mode, self.mode.from_tensor(real, static_shapes=True))
-            name = f"_{'constant' if known is self._lifted else 'late'}{len(known)}"
+            name = f"_constant{len(self._lifted)}"
             with _torch.no_overrides(), _torch.no_modes():
                 of_array = not real.untyped_storage().resizable()  # its contents may change after this call
                 setattr(self.root, name, real.clone() if of_array else real)
@@ -293,31 +268,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             node = self.graph.get_attr(name)
             node.meta["partitioner_tag"] = self.tag
             self.track(fake, node)
-            hit = known[id(real)] = (fake, real)
+            hit = self._lifted[id(real)] = (fake, real)
         return hit[0]
-
-    def _notice_wrappers(self, args: Sequence[Any]) -> None:
-        """Register wrappers that require grad and hold real leaves: their gradient edges must be inputs too."""
-        for a in args:
-            if isinstance(a, (list, tuple)):
-                self._notice_wrappers(a)
-            elif (
-                isinstance(a, Tensor)
-                and type(a) not in _DENSE
-                and a.requires_grad
-                and id(a) not in self._known_wrappers
-                and is_traceable(a)
-            ):
-                self._known_wrappers[id(a)] = a
-                leaves = leaves_of(a)
-                if any(not _torch.is_fake(t) and not self._made_here(t) for t in leaves):
-                    for t in leaves:
-                        if type(t) in REAL:
-                            self.lift(t)
-                    self.close_over_wrapper(a)
-
-    def _made_here(self, t: Tensor) -> bool:
-        return id(t) in self._nodes
 
     def write_assertions(self) -> None:
         """What the trace took for true of numbers that depend on values inside tensors is checked in each call."""
@@ -329,6 +281,18 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)  # nothing to write: see `symbols`
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        state = self.state
+        if state is None or not state.is_live:
+            return self._dispatch(func, types, args, kwargs)
+        state.off()  # what runs below is not the user's
+        try:
+            return self._dispatch(func, types, args, kwargs)
+        except SubclassTraceError as error:
+            raise state.refused(error) from error.__cause__  # so that no ``except Exception`` of the user's can swallow it
+        finally:
+            state.on()
+
+    def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func is _DEVICE and _torch.is_fake(args[0]):
             return args[0].fake_device  # the autograd engine asks about twice per node
         if isinstance(func, _torch.HigherOrderOperator):
@@ -340,7 +304,6 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if func in _LAYOUT and not any(map(is_ragged, args[0].shape)):
                     return _LAYOUT[func](args[0])
                 self.classes.add(t)
-                self._notice_wrappers(args)
                 if self.inside is None or _torch.dispatches_in_cpp(t):
                     return NotImplemented
                 with self, self.inside:  # what torch does next, with this mode
@@ -412,10 +375,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _with_lifted(self, func: Any, types: Any, args: Any, kwargs: Any, real: list[Tensor]) -> Any:
         """Run ``func`` with the fakes that stand for real tensors; hand real ones back where it returns its argument."""
-        if func not in _CONSTANT_OPS:
-            self.late.met(func._schema.is_mutable)
-        if func._schema.is_mutable:
-            refuse_closed_over_write(func, (*args, *kwargs.values()), real[0], self.user_line)
+        if func._schema.is_mutable and any(real[0] is t for t in self.contexts()):
+            raise context_write(func, real[0], self.user_line())
         stand_in = self._constant if func in _CONSTANT_OPS else self._lift_argument
         back = {}
         for t in real:
@@ -443,10 +404,10 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return self._step_by_step(func, ordered, kwargs)
             refuse_overlap(func, args, kwargs, self.user_line)
             self._note_writes(func, args, kwargs)
-        if self.random_state is not None and torch.Tag.nondeterministic_seeded in func.tags:
+        if self.state is not None and torch.Tag.nondeterministic_seeded in func.tags:
             for a in (*args, *kwargs.values()):
                 if isinstance(a, torch.Generator):
-                    self.random_state.draws(a)
+                    self.state.check_generator(a)
         versions = foreach_versions(func, args)
         is_out = func._schema.is_mutable and has_out(func)
         results = [(t, t.shape) for t in written_arguments(func, args, kwargs)] if is_out else []
@@ -562,7 +523,9 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         storages = _torch.storage_ref(source), _torch.storage_ref(made)
         sizes = (*source.shape, *source.stride(), *made.shape)
-        if storages[0] != storages[1] and any(isinstance(n, torch.SymInt) and _torch.is_data_dependent(n) for n in sizes):
+        if storages[0] != storages[1] and any(
+            isinstance(n, torch.SymInt) and _torch.is_data_dependent(n) for n in sizes
+        ):
             self.perhaps_shared.update(storages)
 
     def _part_aliases(self, changed: Sequence[Tensor]) -> None:

@@ -1,6 +1,6 @@
 """Saved-tensor hooks that the region itself sets: pack runs in the forward graph, unpack in the backward graph.
 
-Pack is traced like other code, unpack is looked at like other code that runs in backwards (`late_code`). What differs is
+Pack is traced like other code, unpack with the backward that it belongs to. What differs is
 where the graph may be cut: what pack returned is saved, as the user asked, neither its input nor what unpack makes of it.
 The recorder marks the nodes (``meta["unpack"]``, and ``meta["packed"]`` on what an unpack hook hands out as it is), and
 `partition.hooks` reads the marks.
@@ -16,7 +16,6 @@ import torch
 
 from .._torch import saved as _saved
 from ..subclass.flatten import leaves_of
-from .late_code import unpacked
 from .recorder import Recorder
 
 
@@ -38,7 +37,7 @@ def _traced_unpack(recorder: Recorder, unpack: Callable[[Any], Any]) -> Callable
             return unpack(packed.value)
         before, recorder.unpacking = recorder.unpacking, True
         try:
-            out = unpacked(recorder, unpack, packed)
+            out = unpack(packed.value)
         finally:
             recorder.unpacking = before
         if isinstance(out, torch.Tensor):  # what is handed out as it was packed

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -15,10 +14,8 @@ import torch.fx.traceback
 from .. import _torch
 from .._torch import tape as _door
 from ..errors import UnsupportedError
-from ..subclass.numbers import NumberPlace, real_numbers, standing_in
 from ..subclass.paths import Path
 from .diagnostics import MadeNumbers
-from .dispatch_state import unchanged_by_dispatch
 from .recorder import Recorder
 from .saved_hooks import hooks_as_code
 
@@ -43,8 +40,8 @@ def _as_it_is(t: torch.Tensor) -> torch.Tensor:
 class Session:
     """Lives as long as a specialization may trace further backwards; holds no real tensor but closed-over ones."""
 
-    #: the symbols of numbers that the call brings, by their places
-    arguments: Mapping[NumberPlace, Any] = MappingProxyType({})
+    #: the symbols of numbers that the call brings, by their places among the flat arguments
+    arguments: dict[int, Any]
     #: symbols of numbers that were read from inputs without dimensions, by the input's name in the graph; only another
     #: tracer than ours makes such
     items: Mapping[str, Any] = MappingProxyType({})
@@ -66,7 +63,8 @@ class Session:
         if mode is None and not dynamic:
             _torch.replace_cache(self.mode, self.recorder.results.remembered)
         self.copies: dict[int, tuple[Any, Any]] = {}  # of dataclasses in the contexts of inputs; see `one_copy_each`
-        self.wrappers: list[tuple[Path, Any]] = []  # the traced inputs
+        self.arguments = {}
+        self._grad = True  # grad mode of the caller
         self.made_numbers = MadeNumbers()
         if mode is None:
             self.made_numbers.watch(self.recorder)
@@ -85,7 +83,7 @@ class Session:
         """Everything that must be active while traced code runs."""
         with contextlib.ExitStack() as stack:
             enter = stack.enter_context
-            enter(unchanged_by_dispatch())
+            self._grad = torch.is_grad_enabled()
             enter(self.mode)
             enter(_torch.quiet_fake_errors())  # what a fake kernel refuses is raised, and told once
             if self.dynamic:  # composite kernels with symbolic sizes are written in Python
@@ -109,9 +107,23 @@ class Session:
             enter(_torch.sharding_as_eager())
             enter(_torch.numbers_as_split_factors())
             enter(hooks_as_code(self.recorder))
-            enter(_torch.plain_scripts())
             enter(self.recorder)
             yield
+
+    @contextlib.contextmanager
+    def beside_the_trace(self) -> Iterator[None]:
+        """Inside, inputs are made as at the start, whatever is active where the function comes upon them."""
+        tag, self.recorder.tag = self.recorder.tag, "is_forward"
+        try:
+            with (
+                _torch.no_transforms(),
+                _torch.no_overrides(),
+                torch.set_grad_enabled(self._grad),
+                _torch.disable_autocast(),
+            ):
+                yield
+        finally:
+            self.recorder.tag = tag
 
     def fake(self, real: torch.Tensor, name: str, dims: Sequence[int], strides: Sequence[int] = ()) -> torch.Tensor:
         """A fake dense leaf; those of one storage share a fake storage. Sizes (``dims``) and strides become `Dim`."""
@@ -138,26 +150,18 @@ class Session:
             for d, (n, dynamic) in enumerate(zip(wrapper.shape, dims, strict=True))
         )
 
-    def numbers(self, values: Mapping[NumberPlace, float]) -> None:
-        """These numbers of the call become symbols, of which nothing is assumed."""
-        self.arguments = {p: self._number(n, str(p.path)) for p, n in values.items()}
-        self.bind_numbers()
+    def number(self, position: int, n: float, name: str) -> Any:
+        """A number of the call becomes a symbol, of which nothing is assumed."""
+        make: Any = _torch.new_number if type(n) is int else _torch.new_float
+        made = _torch.as_python_number(make(self.shape_env, n, name))
+        self.know_number(position, made)
+        return made
 
-    def _number(self, n: float, name: str) -> Any:
-        make = _torch.new_number if type(n) is int else _torch.new_float
-        return _torch.as_python_number(make(self.shape_env, n, name))
-
-    def bind_numbers(self) -> None:
-        """The symbols of the call's numbers are known before anything runs."""
-        self.recorder.symbols.floats.update(
-            n.node.expr for n in self.arguments.values() if isinstance(n, torch.SymFloat) and n.node.expr.is_Symbol
-        )
-
-    def in_their_places(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, the symbols of numbers stand where the code finds these."""
-        rows = [(place, n) for place, n in self.arguments.items() if place.position is None]
-        self.recorder.late.numbers = functools.partial(standing_in, real_numbers(place for place, _ in rows))
-        return standing_in(rows)
+    def know_number(self, position: int, symbol: Any) -> None:
+        """A flat argument is this symbol: it is known before anything runs."""
+        self.arguments[position] = symbol
+        if isinstance(symbol, torch.SymFloat) and symbol.node.expr.is_Symbol:
+            self.recorder.symbols.floats.add(symbol.node.expr)
 
     def no_branch_on_floats(self) -> None:
         """Nothing may be assumed of the floats of a call.

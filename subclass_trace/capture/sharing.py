@@ -17,7 +17,7 @@ from .. import _torch
 from ..plan import LeafAlias, MutationPlan, ValueAlias
 from ..subclass.flatten import flatten, leaves_of, wrappers_inside
 from .aliasing import byte_range, share_counter
-from .inputs import TracedInputs
+from .inputs import Inputs
 from .recorder import Recorder
 
 Tensor = torch.Tensor
@@ -26,7 +26,7 @@ Tensor = torch.Tensor
 class Sharing:
     """The tensors of the inputs, and the memory that they lie in."""
 
-    def __init__(self, inputs: TracedInputs, recorder: Recorder) -> None:
+    def __init__(self, inputs: Inputs, recorder: Recorder) -> None:
         self.recorder = recorder
         self._same = {id(t): k for k, t in enumerate(inputs.leaf_values)}
         self._starts = [_start(t) for t in inputs.originals]

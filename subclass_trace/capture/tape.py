@@ -17,16 +17,15 @@ import torch.fx as fx
 from .. import _torch
 from .._torch import saved as _saved
 from ..errors import DataDependentError, NeedsEager, UnsupportedError
+from ..state.guard_code import Reader
+from ..state.run import backward_state
 from ..subclass.flatten import flatten, leaves_of, map_leaves
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec, spec_leaves
 from ..subclass.visit import rebuild
 from .graphs import finish_joint, kept_after, placeholders
-from .late_code import NO_LATE_CODE, Late, late_functions
-from .mutation import check_contexts, contexts_of
 from .session import Session
-from .types_as_eager import traced_types
 from .user_code import frames_text
 
 Tensor = torch.Tensor
@@ -44,7 +43,7 @@ class TracedBackward:
     ``grads[k]`` is None where input k gets no gradient. ``next`` is the tape of the backward itself (only when traced
     with ``create_graph``), and ``differentiable`` tells which gradients are its outputs: those with a history of their own.
     ``passed[k]``: gradient k is the very object that is ("tangent", number of the output) or ("gradient", k), or None.
-    ``user_code``: what user code in it hangs on.
+    ``guards``: on the Python state that its code read.
     """
 
     joint: fx.GraphModule
@@ -56,13 +55,7 @@ class TracedBackward:
     next: Tape | None
     differentiable: tuple[int, ...]
     passed: tuple[tuple[str, int] | None, ...]
-    user_code: Late = NO_LATE_CODE
-
-
-_IN_A_BACKWARD = (
-    "a custom backward or a hook changes the flatten context of an input in place",
-    "keep what it changes in an object that is no part of a context, or in an inner tensor",
-)
+    guards: Reader | None = None
 
 
 class Tape:
@@ -112,8 +105,7 @@ class Tape:
         """
         recorder = self.session.recorder
         outs, values, names, edges, tracked = [], [], [], [], []
-        types = traced_types((), recorder.classes)
-        with self.session.modes(), types, torch.set_grad_enabled(create_graph), _torch.autocast_as(autocast):
+        with self.session.modes(), torch.set_grad_enabled(create_graph), _torch.autocast_as(autocast):
             for out, spec in zip(self.outputs, tangents, strict=True):
                 if spec is None:
                     continue
@@ -129,14 +121,8 @@ class Tape:
             start = next(iter(reversed(recorder.graph.nodes)), None)
             roots = [o.grad_fn for o in outs]
             try:
-                with (
-                    self.session.in_their_places(),
-                    _sequence_numbers(roots, self.edges, recorder),
-                    late_functions(recorder, [*_nodes_behind(outs, self.edges)]),
-                ):
-                    contexts = contexts_of(self.session.wrappers)
+                with _sequence_numbers(roots, self.edges, recorder), backward_state(recorder) as state:
                     grads = self._differentiate(outs, values, create_graph)
-                    check_contexts(contexts, *_IN_A_BACKWARD)
             finally:
                 recorder.tag, recorder.outliving = "is_forward", frozenset()
             self._check_layouts(grads)
@@ -168,7 +154,7 @@ class Tape:
             following,
             live,
             passed,
-            recorder.late.found(),
+            state.guards,
         )
 
     def _own(self, grad: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -124,18 +124,12 @@ def one_of_each(t: Tensor) -> Tensor:
     return t
 
 
-def refuse_closed_over_write(func: Any, args: Sequence[Any], written: Tensor, line: Callable[[], str | None]) -> None:
-    """``func`` changes a tensor that the region closes over.
-
-    Raises:
-        UnsupportedError: autograd would have to know of it, or the shape changes.
-    """
-    tracked = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in args)
-    if tracked or torch.Tag.inplace_view in func.tags:
-        raise UnsupportedError(
-            "the region changes a tensor that it closes over in a way that needs its autograd history or its shape",
-            path=line(),
-            expected="closed-over tensors that are only read, or written under torch.no_grad()",
-            got=f"{func} on a closed-over tensor of shape {tuple(written.shape)}",
-            fix="pass the tensor as an argument",
-        )
+def context_write(func: Any, written: Tensor, line: str | None) -> UnsupportedError:
+    """A plain tensor in the context of an input is a value that guards compare."""
+    return UnsupportedError(
+        "the region writes to a plain tensor that a flatten context holds",
+        path=line,
+        expected="tensors in contexts that are only read",
+        got=f"{func} on a tensor of shape {tuple(written.shape)}",
+        fix="let __tensor_flatten__ name it among the inner tensors",
+    )

@@ -5,6 +5,7 @@ Strides become symbols where they changed and do not follow from the sizes (``bu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,18 +13,17 @@ import torch
 
 from ..capture.inputs import Argument, DynamicDims
 from ..capture.session import Dim
-from ..options import Options
 from ..subclass.context import same_context, without_outer
 from ..subclass.parts import Steps, integers_in
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from ..subclass.visit import visit
-from .numbers import NONE, Numbers
 
 Tensor = torch.Tensor
 Sizes = dict[str, tuple[int, ...]]
 #: stands for all sizes and strides where the trace of a region failed with symbols for them
 SIZES = "the sizes of its tensors"
+_LARGEST = 2**31
 
 
 def sizes_of(arguments: Sequence[Argument]) -> Sizes:
@@ -78,7 +78,6 @@ class SizeHistory:
     def __init__(self) -> None:
         self.seen: list[Sizes] = []
         self.varying: dict[str, frozenset[int]] = {}
-        self.numbers: dict[str, float] = {}  # path -> a number that stood there
         self.varying_numbers: set[str] = set()
         self.fixed_strides = False  # a class hashes the strides in its contexts, whatever the sizes are
         self.has_symbols = False  # had the last trace any?
@@ -100,24 +99,17 @@ class SizeHistory:
         """No symbols stand for these numbers from now on, nor for sizes, if `SIZES` is among them."""
         self.fixed = {**dict.fromkeys(places, why), **self.fixed}
 
-    def of_call(self, numbers: Numbers, options: Options) -> Numbers:
-        """Of the Python numbers of a call those that may be symbols, and were others in an earlier call."""
-        if not options.automatic_dynamic:
-            return NONE
-        eager = options.backend == "eager" and options.fw_compiler is options.bw_compiler is None
-        for place, n in numbers.items():
-            if self.numbers.setdefault(str(place.path), n) != n:
-                self.varying_numbers.add(str(place.path))
-        found = self.differing(numbers)
-        return found if eager else {place: n for place, n in found.items() if type(n) is int}
+    def note_numbers(self, paths: Iterable[str]) -> None:
+        """Numbers at these paths changed between calls: they may be symbols from now on."""
+        self.varying_numbers.update(paths)
 
-    def differing(self, numbers: Numbers) -> Numbers:
-        """Of the numbers of a call those that were others in an earlier one, and that may be symbols."""
-        return {
-            place: n
-            for place, n in numbers.items()
-            if str(place.path) in self.varying_numbers and str(place.path) not in self.fixed
-        }
+    def is_symbol(self, path: str, value: float, *, floats: bool) -> bool:
+        """May a symbol stand for a number? Not for 0.0, infinities and nan, nor for what 64 bits could not square."""
+        if path not in self.varying_numbers or path in self.fixed:
+            return False
+        if type(value) is int:
+            return abs(value) < _LARGEST
+        return floats and math.isfinite(value) and value != 0
 
     def of(self, path: str, dim: int) -> tuple[int | None, ...]:
         """The sizes of one dimension in the calls so far."""
@@ -240,22 +232,16 @@ class _Choice(DynamicDims):
         ]
 
 
-def choose(
-    arguments: Sequence[Argument], history: SizeHistory, everything: bool, numbers: Numbers, sizes: bool = True
-) -> tuple[DynamicDims, bool]:
-    """The dynamic dimensions of a capture (where ``sizes`` may be), with the numbers that are to be symbols, and whether
-    there are any symbols.
+def choose(arguments: Sequence[Argument], history: SizeHistory, everything: bool, sizes: bool = True) -> DynamicDims:
+    """The dynamic dimensions of some inputs (where ``sizes`` may be).
 
     Parameters and buffers are dynamic only where they changed. Where an outer size of a wrapper is marked, so are inner
     sizes of the same value (the outer shape may have another rank than the inner one).
     """
     choice = _Choice(history)
-    choice.numbers = numbers
-    jagged = False
     for a in arguments:
         whole = everything and not (a.static and isinstance(a.value, torch.nn.Parameter))
         if a.value.is_nested:
-            jagged = True
             _note_jagged(choice, a, whole)
             continue
         marks = marked_dims(a.value) if is_traceable(a.value) else frozenset()
@@ -274,9 +260,26 @@ def choose(
         visit(a.value, leaf=leaf, wrapper=wrapper, opaque=lambda v, path: None, path=a.path)
     if not sizes or SIZES in history.fixed:
         choice.clear()
-    # A ragged size is a symbol in any case.
-    any_dynamic = jagged or bool(numbers) or choice.any()
-    return choice, any_dynamic
+    return choice
+
+
+def may_be_dynamic(tensors: Iterable[Tensor], history: SizeHistory, everything: bool) -> bool:
+    """May a capture have symbols? (A ragged size is one in any case.)"""
+    if everything or history.varying or history.varying_numbers:
+        return True
+    return any(t.is_nested or marked_dims(t) or (is_traceable(t) and _is_marked_inside(t)) for t in tensors)
+
+
+def _is_marked_inside(t: Tensor) -> bool:
+    found: list[bool] = []
+    visit(
+        t,
+        leaf=lambda inner, path: found.append(inner.is_nested or bool(marked_dims(inner))),
+        wrapper=lambda inner, names, inners, context, path: found.append(inner.is_nested or bool(marked_dims(inner))),
+        opaque=lambda v, path: None,
+        path=Path("x"),
+    )
+    return any(found)
 
 
 def _note_jagged(choice: _Choice, argument: Argument, whole: bool) -> None:

@@ -35,7 +35,9 @@ from ..report.tables import input_names, leaf_paths, output_names, result_paths,
 from ..report.text import describe, gradient_text, plan_tables
 from ..runtime.specialize import suited
 from ..subclass.spec import Spec
-from .compile import Specialization, make_options, region_of
+from .compile import make_options
+from .region import Region
+from .specialization import Specialization
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -138,7 +140,7 @@ class Tracer:
         Raises:
             SubclassTraceError: a refusal, as of a compiled region.
         """
-        entry = region_of(function, self.options, keep_joint=True).specialize(*args, **kwargs)
+        entry = Region(function, self.options, keep_joint=True).specialize(*args, **kwargs)
         name = getattr(function, "__qualname__", None) or type(function).__qualname__
         return _trace_of(name, entry)
 

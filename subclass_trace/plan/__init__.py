@@ -29,6 +29,7 @@ from .inputs import (
     SymbolPlan,
     gradient_of,
 )
+from .mutations import AttributePlan, MutationPlan
 from .outputs import (
     ConstantOutput,
     GradientOutput,
@@ -47,56 +48,30 @@ from .outputs import (
     ViewStep,
     ViewSteps,
 )
-from .state import (
-    AppendPlan,
-    AssignmentPlan,
-    ContainerChange,
-    ContainerItem,
-    ContainerRow,
-    CountPlan,
-    HookPlan,
-    ItemPlan,
-    MutationPlan,
-    OfResult,
-    RemovalPlan,
-    ReturnedContainer,
-    SameContainer,
-    SettingPlan,
-    StatePlan,
-)
+from .side_effects import SideEffect
+from .values import Recipe
 
 __all__ = [
-    "AppendPlan",
-    "AssignmentPlan",
+    "AttributePlan",
+    "Recipe",
+    "SideEffect",
     "BasePrimal",
     "ConstantOutput",
-    "ContainerChange",
-    "ContainerItem",
-    "CountPlan",
     "GradientOutput",
-    "HookPlan",
     "InputOutput",
     "InputPlan",
-    "ItemPlan",
     "LeafAlias",
     "LeafPrimal",
     "MutationPlan",
-    "OfResult",
     "OutputPlan",
     "Plan",
     "Primal",
     "RaggedOutput",
-    "RemovalPlan",
     "Replay",
-    "ReturnedContainer",
-    "SameContainer",
-    "ContainerRow",
     "SameOutput",
     "SavedValue",
-    "SettingPlan",
     "SizeOutput",
     "SizePrimal",
-    "StatePlan",
     "StridedView",
     "SymbolPlan",
     "SymbolicView",
@@ -144,7 +119,7 @@ class Plan:
     through_base: Mapping[
         int, Spec
     ]  # positions whose tensor is a view, represented by its autograd base, and how it lies there
-    assignments: tuple[StatePlan, ...]
+    attributes: tuple[AttributePlan, ...]
     leaf_count: int
     primals: tuple[Primal, ...]
     symbols: tuple[SymbolPlan, ...]
@@ -155,7 +130,8 @@ class Plan:
     size_outputs: int
     mutations: tuple[MutationPlan, ...]
     outputs: tuple[OutputPlan, ...]
-    out_tree: Any
+    result: Recipe  # over the flat outputs, as are the side effects
+    side_effects: tuple[SideEffect, ...]
     differentiable: tuple[int, ...]
     differentiated: tuple[int, ...]  # inputs that get a gradient, in the order of the backward's outputs
     grad_mode_after: bool | None
@@ -168,13 +144,11 @@ class Plan:
         tuple[int, tuple[bool, ...]], ...
     ] = ()  # value -> is it, and each of its leaves, of inference mode?
     dangling: tuple[int, ...] = ()  # values that require grad, but whose history leads to no input
-    watched_inputs: tuple[int, ...] = ()  # wrappers of which a leaf is saved: what is written to them shows in their version
+    watched_inputs: tuple[
+        int, ...
+    ] = ()  # wrappers of which a leaf is saved: what is written to them shows in their version
     watched_values: tuple[int, ...] = ()  # results of that kind
-    containers: tuple[ContainerRow, ...] = ()  # of which ``out_tree`` is ``(result, [new items])``
     lent: tuple[Lent, ...] = ()  # objects in contexts that results have from the call's inputs
-    configurations: tuple[
-        tuple[Lent, ...], ...
-    ] = ()  # where dataclasses stand in the contexts of inputs, a row for each; none where there is one place
     apart: tuple[
         tuple[tuple[int, ...], tuple[int, ...]], ...
     ] = ()  # inputs, and others from which autograd knows that none of them was computed

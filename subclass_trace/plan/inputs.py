@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ..subclass.numbers import NumberPlace
 from ..subclass.paths import Path
 from ..subclass.spec import Spec
 
@@ -23,12 +22,12 @@ class InputPlan:
         leaves: its dense leaves as places in the leaf table (one leaf may stand in several places).
         is_leaf: is it an autograd leaf? None where that does not matter: the region does not write it under autograd, and
             does not ask.
-        position: where it stands among the flat arguments; None for a tensor that the function closes over.
+        position: where it stands among the flat arguments.
         take_base: the input is the autograd base of the tensor at that position (docs/notes/views.md).
-        constant: for a tensor that the function closes over: the tensor itself.
-        is_parameter: is it an ``nn.Parameter``? None where the region does not ask.
+        is_parameter: is it an ``nn.Parameter``?
         no_gradient: the region asks for its ``.grad``, and finds None.
-        of_gradient: the input is the ``.grad`` of the tensor at that position, or of ``constant``.
+        of_gradient: the input is the ``.grad`` of the tensor at that position.
+        grad_dtype: the dtype that a leaf asks its gradients to have, where that is not its own.
         facts: (name, answer) of what else it asks; see `capture.facts`.
         inside: (attribute names with dots, number) of wrappers inside that are other inputs.
     """
@@ -37,23 +36,28 @@ class InputPlan:
     spec: Spec
     leaves: tuple[int, ...]
     is_leaf: bool | None
-    position: int | None
+    position: int
     take_base: bool = False
-    constant: torch.Tensor | None = None
-    is_parameter: bool | None = None
+    is_parameter: bool = False
     no_gradient: bool = False
     of_gradient: bool = False
+    grad_dtype: torch.dtype | None = None
     facts: tuple[tuple[str, Any], ...] = ()
     inside: tuple[tuple[str, int], ...] = ()
 
     def of(self, flat: Sequence[Any]) -> torch.Tensor:
         """The input tensor of a call with these flat arguments. (None for a gradient that is not there.)"""
-        value: Any = self.constant if self.position is None else flat[self.position]
+        value: Any = flat[self.position]
         if self.of_gradient:
             value = gradient_of(value)
         base = value._base if self.take_base else None
         found: torch.Tensor = value if base is None else base
         return found
+
+    @property
+    def is_leaf_that_requires_grad(self) -> bool:
+        """May it ask its gradients to have a dtype of their own?"""
+        return self.requires_grad and self.is_leaf is not False
 
     @property
     def requires_grad(self) -> bool:
@@ -104,8 +108,7 @@ class SymbolPlan:
     """Where a symbol's value comes from.
 
     A leaf's ``kind`` 'size', 'stride' or 'storage_offset', the 'item' that is the number in a leaf without dimensions, an
-    input's outer 'size', an input's 'ragged' size (a nested int), an 'argument': the number at flat position ``dim``, or a
-    'number' that the function finds in ``place``.
+    input's outer 'size', an input's 'ragged' size (a nested int), or an 'argument': the number at flat position ``dim``.
     """
 
     symbol: Any
@@ -113,4 +116,3 @@ class SymbolPlan:
     leaf: int | None
     input: int | None
     dim: int
-    place: NumberPlace | None = None

@@ -17,10 +17,10 @@ import torch.fx as fx
 
 from .. import _torch, verify
 from ..capture.graphs import drop_outputs, extract, needed, output_args
-from ..capture.late_code import NO_LATE_CODE, Late
 from ..capture.tape import Tape, TracedBackward
 from ..errors import TangentError
 from ..partition.hooks import merge_twins, unpack_late
+from ..state.guard_code import Reader
 from ..subclass.flatten import flatten
 from ..subclass.protocol import is_traceable
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
@@ -61,14 +61,14 @@ class CompiledBackward:
     tangent_names: tuple[str, ...]
     passed: tuple[tuple[str, int] | None, ...]
     conditions: tuple[Any, ...] = ()  # on the sizes, beyond those of the specialization
-    user_code: Late = NO_LATE_CODE  # what user code in it hangs on
+    guards: Reader | None = None  # on the Python state that its code read
     autocast: tuple[Any, ...] = ()  # the state of autocast that it was traced for, as in `Ambient`
     dtensor: _torch.DTensorModes | None = None  # what was active around DTensors while it was traced, if it met any
     graph: Any = None  # its graph module, or the `Half` that makes it; pasted into tapes of compiled autograd
 
     def holds(self, env: Env) -> bool:
         """Are the sizes, and the values that the trace read, those that it was traced for?"""
-        return all(holds(c, env) for c in self.conditions) and self.user_code.holds()
+        return all(holds(c, env) for c in self.conditions) and (self.guards is None or self.guards.still_holds())
 
     def serves(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> bool:
         """Is this the backward for these tangents?"""
@@ -268,7 +268,7 @@ class Backwards:
             traced.differentiable,
             traced.tangents,
             traced.passed,
-            user_code=traced.user_code,
+            guards=traced.guards,
             graph=graph,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 import torch
@@ -11,24 +11,22 @@ import torch.fx as fx
 from .. import verify
 from ..backends import Backend, Compiled, Compiler, compile_with
 from ..backends.eager import compile_eager
-from ..capture.inputs import Argument
 from ..partition.half import Half
 from ..partition.packing import Packing, unpack_inputs
 from ..plan import Plan
-from ..subclass.flatten import leaves_of
 from .blame import blame_of_compiled
 from .delivered import delivered_by_program, targets_of
 from .graph_code import Listing, compile_listing
 
 
 def forward_program(
-    backend: Backend, compiler: Compiler, half: Half, plan: Plan, arguments: Sequence[Argument]
+    backend: Backend, compiler: Compiler, half: Half, plan: Plan, inference_leaves: Collection[int]
 ) -> tuple[Compiled, Plan]:
-    """Our own back end writes to the inputs itself where it can; the plan says what is left to do."""
-    inference = set[int]()
-    if not torch.is_inference_mode_enabled():
-        rows = (zip(i.leaves, leaves_of(a.value), strict=True) for i, a in zip(plan.inputs, arguments, strict=False))
-        inference = {place for row in rows for place, leaf in row if leaf.is_inference()}
+    """Our own back end writes to the inputs itself where it can; the plan says what is left to do.
+
+    ``inference_leaves``: numbers of the leaves that are inference tensors.
+    """
+    inference = set() if torch.is_inference_mode_enabled() else set(inference_leaves)
     targets = targets_of(plan, inference) if compiler is compile_eager and not _writes_unseen(half) else {}
     if not targets:
         return compile_half(backend, compiler, half), plan

@@ -63,5 +63,3 @@ def delivered_by_program(plan: Plan, delivered: Mapping[int, int]) -> tuple[Muta
             bumps = {k: n - writes[row.leaves[k]] if k in done else n for k, n in bumps.items()}
         rows.append(replace(m, in_program=done, moved=moved, leaf_bumps=bumps) if done else m)
     return tuple(rows)
-
-

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import keyword
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from .. import _torch
 from ..capture.aliasing import repeats
-from ..plan import AssignmentPlan, MutationPlan, Plan, ReturnedContainer, StatePlan
+from ..plan import MutationPlan, Plan
 from ..subclass.flatten import leaves_of
+from ..subclass.paths import owner_of
 from ..subclass.spec import LeafSpec, leaf_count, spec_leaves
 from .source import Source
 
@@ -27,8 +29,6 @@ def is_plain(plan: Plan, values: Sequence[Tensor], *, inference: bool) -> bool:
 
     Inference tensors have no version counter, so that theirs are left to the reference.
     """
-    if any(type(a.owner) is ReturnedContainer for a in plan.assignments):
-        return False
     return all(not inference and _is_plain_mutation(m, plan, values[m.input]) for m in plan.mutations)
 
 
@@ -125,19 +125,17 @@ class Delivery:
             s.line(f"move_versions([{', '.join(name for name, moved in moves if moved > n)}])")
 
     def assign(self, results: Sequence[str]) -> None:
-        """Emit the assignments. ``results``: names of the results, and of what is made to be assigned alone."""
-        s, others = self.source, [a for a in self.plan.assignments if not _is_attribute(a)]
-        if others:
-            s.line(f"i, r = [{', '.join(self.inputs)}], [{', '.join(results)}]")
-        for a in self.plan.assignments:
-            if isinstance(a, AssignmentPlan) and _is_attribute(a):
-                s.line(f"{self.inputs[a.owner]}.{a.name} = {results[a.result]}")
+        """Emit the attributes. ``results``: names of the flat outputs."""
+        s = self.source
+        for a in self.plan.attributes:
+            owner = (self.inputs if a.of_input else results)[a.owner]
+            if all(part.isidentifier() and not keyword.iskeyword(part) for part in a.name.split(".")):
+                s.line(f"{owner}.{a.name} = {results[a.value]}")
             else:
-                s.line(f"{s.constant(a, 'assigned')}.deliver(i, r)")
+                s.line(f"{s.bind('set_attribute', set_attribute)}({owner}, {a.name!r}, {results[a.value]})")
 
 
-def _is_attribute(a: StatePlan) -> bool:
-    """Is it an attribute of an input whose name can be written down?"""
-    if not isinstance(a, AssignmentPlan) or not isinstance(a.owner, int) or a.anew:
-        return False
-    return all(part.isidentifier() and not keyword.iskeyword(part) for part in a.name.split("."))
+def set_attribute(owner: Tensor, name: str, value: Any) -> None:
+    """Set an attribute whose name cannot be written down; with dots: of a wrapper inside."""
+    found, last = owner_of(owner, name)
+    setattr(found, last, value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,14 +14,11 @@ from .. import _torch
 from ..capture.facts import failed_fact
 from ..capture.inputs import has_gradient
 from ..plan import InputPlan, Plan
-from ..subclass.context import AnyNumber, KeptPlain, Lent, has_sizes, same_context, with_outer, without_outer
+from ..subclass.context import KeptPlain, Lent, has_sizes, same_context, with_outer, without_outer
 from ..subclass.parts import marks_in
 from ..subclass.protocol import flattens_alike, unflatten_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec, leaf_count
 from ..subclass.template import Examples
-from .guards import NameGuard
-from .held import ABSENT, Same, Slotted, as_held, is_simple, parts_of
-from .one_object import Held, Item, KnownTensors, OneObject
 from .source import EXPRESSION_GLOBALS, Source
 
 Tensor = torch.Tensor
@@ -309,8 +306,8 @@ def failed_metadata_code(source: Source, row: InputPlan, name: str) -> list[str]
     out = []
     if row.is_leaf is not None:
         out.append(f"{name}.is_leaf is not {row.is_leaf}")
-    if row.is_parameter is not None:
-        out.append(f"isinstance({name}, {source.constant(torch.nn.Parameter, 'parameter')}) is not {row.is_parameter}")
+    if row.grad_dtype is not None or row.is_leaf_that_requires_grad:
+        out.append(f"{source.bind('grad_dtype', _torch.grad_dtype)}({name}) is not {source.constant(row.grad_dtype)}")
     if row.no_gradient:
         out.append(f"{source.bind('has_gradient', has_gradient)}({name})")
     out += [f"{name}.{_NO_HOOKS[fact]}" for fact in row.facts if fact in _NO_HOOKS]
@@ -318,96 +315,6 @@ def failed_metadata_code(source: Source, row: InputPlan, name: str) -> list[str]
         failed, facts = source.bind("failed_fact", failed_fact), source.bind(source.name("facts"), asked)
         out.append(f"{failed}({facts}, {name}) is not None")
     return out
-
-
-def other_hooks_code(source: Source, tables: Sequence[str], known: tuple[int, ...]) -> str:
-    """The condition that tables of hooks hold others than the known ones."""
-    return f"(*{', *'.join(tables)},) != {source.constant(known)}" if known else " or ".join(tables)
-
-
-def name_code(source: Source, guard: NameGuard) -> str:
-    """The expression for what a name is bound to now; true where it is bound and was not (ABSENT)."""
-    holder, key = guard.holder, guard.key
-    if key is None:
-        return f"{source.constant(holder, 'holder')}.cell_contents"
-    if isinstance(guard.value, Same) and guard.value.value is ABSENT:
-        return f"{key!r} in {source.constant(holder, 'holder')}"
-    if isinstance(holder, Slotted) and key.isidentifier() and not keyword.iskeyword(key):
-        return f"{source.constant(holder.value, 'object')}.{key}"
-    return f"{source.constant(holder, 'holder')}[{key!r}]"
-
-
-def held_checks(source: Source, rows: Iterable[tuple[str, Any]]) -> None:
-    """Emit checks that the values of expressions are held as they were (`guards.as_held`).
-
-    Most are the very objects that they were: only others are compared. The expression for what was nothing (ABSENT) tells
-    whether it is there now.
-    """
-    changed, same = [], source.bind("same_context", same_context)
-    for now, held in rows:
-        identity = isinstance(held, Same)
-        if identity and held.value is ABSENT:
-            changed.append(now)
-            continue
-        if isinstance(held, AnyNumber):
-            changed.append(held.failed_source(now))
-            continue
-        known = source.bind(source.name("known"), held.value if identity else held)
-        if identity:
-            changed.append(f"{now} is not {known}")
-        elif is_simple(held):
-            changed.append(f"(h := {now}) is not {known} and not {same}({known}, h)")
-        else:
-            equal, parts = f"{same}({known}, {source.bind('as_held', as_held)}({now}))", parts_of(held)
-            hold = None if parts is None else source.bind(source.name("hold"), parts.hold)
-            changed.append(f"not {equal}" if hold is None else f"not ({hold}({now}) or {equal})")
-    if changed:
-        source.line(f"if {' or '.join(changed)}: return MISS")
-
-
-def one_object_checks(source: Source, known: OneObject) -> None:
-    """Emit that the same containers are one object, and no others."""
-    if not known:
-        return
-    names = ["args", "kwargs"]
-    for (parent, step), suffix in zip(known.steps, known.suffixes, strict=True):
-        names.append(f"c{len(names) - 2}")
-        if isinstance(step, Held):
-            holder = source.constant(step.holder, "holder")
-            now = f"{holder}.cell_contents" if step.key is None else f"{holder}[{step.key!r}]"
-        elif suffix is not None:
-            now = names[parent] + suffix
-        elif isinstance(step, Item):  # without a Python function: an optimizer has a dict for each parameter
-            read = source.bind(f"{step.base.__name__}_item", step.base.__getitem__)
-            now = f"{read}({names[parent]}, {source.constant(step.key, 'key')})"
-        else:
-            now = f"{source.bind(source.name('step'), step.of)}({names[parent]})"
-        source.line(f"{names[-1]} = {now}")
-    failed = [f"{names[b]} is not {names[a]}" for a, b in known.same]
-    failed += [f"{names[k]} is not {source.bind(source.name('fixed'), value)}" for k, value in known.known]
-    if len(known.differ) > 1:
-        failed.append(f"len({{{_ids(names[k] for k in known.differ)}}}) != {len(known.differ)}")
-    fixed = {k for k, _ in known.known}
-    free = [names[k] for k in known.differ if k not in fixed]
-    if known.others and free:
-        failed.append(f"not {source.bind('other_objects', known.others)}.isdisjoint(({_ids(free)},))")
-    if failed:
-        source.line(f"if {' or '.join(failed)}: return MISS")
-
-
-def known_tensor_checks(source: Source, known: KnownTensors, inputs: Sequence[str], leaves: Sequence[str]) -> None:
-    """Emit that the same inputs are tensors that guards hold, and no others."""
-    rows = [(inputs[k], t) for k, t in known.inputs.items()] + [(leaves[n], t) for n, t in known.leaves.items()]
-    failed = [f"{name} is not {source.constant(t, 'tensor')}" for name, t in rows]
-    free = [inputs[k] for k in known.looked_at[0]] + [leaves[n] for n in known.looked_at[1]]
-    if known.others and free:
-        failed.append(f"not {source.bind('other_tensors', known.others)}.isdisjoint(({_ids(free)},))")
-    if failed:
-        source.line(f"if {' or '.join(failed)}: return MISS")
-
-
-def _ids(names: Iterable[str]) -> str:
-    return ", ".join(f"id({name})" for name in names)
 
 
 def symbol_lines(
@@ -423,13 +330,8 @@ def symbol_lines(
         if row.kind == "argument":
             source.line(f"{local} = {flat[row.dim]}")
             continue
-        if row.place is not None:
-            source.line(f"{local} = {source.bind(source.name('read'), row.place.read)}()")
-            continue
         assert row.leaf is not None
         leaf = leaves[row.leaf]
         what = {"size": f"shape[{row.dim}]", "stride": f"stride({row.dim})", "storage_offset": "storage_offset()"}
         source.line(f"{local} = {leaf}.{what.get(row.kind, 'item()')}")
     return symbols
-
-

@@ -240,7 +240,9 @@ class FunctionEmitter:
         s.line("saved = ctx.saved")
         s.line(f"if saved is None: saved = {s.bind('saved_of', saved_of)}(ctx, {known})")
         s.line("else:")
-        s.line(f"    if ({_versions(names)}) != ctx.versions: raise {s.bind('written_since', written_since)}(ctx, {known})")
+        s.line(
+            f"    if ({_versions(names)}) != ctx.versions: raise {s.bind('written_since', written_since)}(ctx, {known})"
+        )
         s.line(f"    if ctx.watched: {s.bind('check_watched', check_watched)}(ctx)")
         s.line("    if keeps(): saved = [*saved]")
         s.line("    else: ctx.saved, ctx.watched = None, ()  # a second backward is for saved_tensors to refuse")
@@ -333,8 +335,8 @@ class FunctionEmitter:
         state = ["check is None", "grad_enabled()", "any_autocast()"]
         if entry.create_graph or entry.autocast:
             raise NotGenerated("a backward that is differentiated again, or that runs under autocast")
-        if entry.user_code.names:
-            state.append(f"not {s.bind('user_code', entry.user_code)}.holds()")
+        if entry.guards is not None:
+            state.append(f"not {s.constant(entry.guards.still_holds, 'state')}()")
         if entry.dtensor is not None:
             state.append(_torch.other_dtensor_modes_code(s.bind("dtensor", _torch.dtensor_dispatcher()), entry.dtensor))
         s.line(f"if {' or '.join(state)}: {slow}")

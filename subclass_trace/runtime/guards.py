@@ -16,19 +16,17 @@ from .. import _torch
 from ..capture.aliasing import alias_pattern
 from ..capture.facts import failed_fact
 from ..capture.inputs import has_gradient
-from ..capture.user_code import is_library
 from ..plan import InputPlan, Plan
-from ..subclass.arguments import same_argument
+from ..state.guard_code import Reader
+from ..state.guards import StateGuards
+from ..state.source import Call
 from ..subclass.context import has_sizes, map_sizes, same_context, without_outer
 from ..subclass.flatten import leaves_of
 from ..subclass.kept import difference
-from ..subclass.parts import read_lent
 from ..subclass.paths import Path, owner_of
 from ..subclass.protocol import Kind, class_of_leaf, kind_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, spec_leaves
 from ..subclass.visit import inner_values
-from .held import ABSENT, Same, as_held, is_log
-from .one_object import KnownTensors, OneObject
 from .sizes import bind, evaluate, holds
 
 Tensor = torch.Tensor
@@ -102,167 +100,48 @@ def eager_reason() -> str | None:
     return None
 
 
-def caches_parametrizations(modules: Iterable[torch.nn.Module]) -> bool:
-    """Are there parametrized modules, whose tensors ``torch.nn.utils.parametrize.cached()`` keeps from call to call?"""
-    return _torch.parametrizations_cached() and any("parametrizations" in module._modules for module in modules)
-
-
-#: where a module keeps its hooks
-HOOK_TABLES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-
-
-#: set up in each module; tensors, hooks and children have guards of their own
-OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
-
-
-def compared_attributes(module: torch.nn.Module) -> list[str]:
-    """The names of the attributes of a module that guards look at."""
-    library = is_library(type(module))
-    return [k for k in vars(module) if not (k.startswith("_") if library else k in OF_EVERY_MODULE)]
-
-
-@dataclass(frozen=True, eq=False)
-class ModuleGuard:
-    """What of a module decides a trace beside its tensors: which object it is, its training flag, its hooks.
-
-    ``attributes``: those that are no tensors, and an instance's own ``forward``, as `as_held` sees them; of modules of
-    torch and of installed libraries the public ones. ``children``: those under their names; one may have several names.
-    """
-
-    module: torch.nn.Module
-    cls: type
-    training: bool
-    hooks: tuple[int, ...]
-    attributes: tuple[tuple[str, Any], ...] = ()
-    children: tuple[tuple[str, torch.nn.Module | None], ...] = ()
-
-    @staticmethod
-    def of(module: torch.nn.Module, counters: frozenset[str] = frozenset()) -> ModuleGuard:
-        """The guard for a module as it is now; ``counters``: attributes that the region only moves on, or appends to."""
-        held = {k: v for k, v in vars(module).items() if k not in counters or not is_log(v)}
-        names = [k for k in compared_attributes(module) if k in held]
-        rows = [(k, as_held(held[k])) for k in names if not isinstance(held[k], Tensor)]
-        hooks = [number for table in HOOK_TABLES for number in vars(module)[table]]  # no two hooks have one number
-        own = tuple(row for row in rows if row[0] != "training")
-        return ModuleGuard(module, type(module), module.training, tuple(hooks), own, tuple(module._modules.items()))
-
-    def failed(self, now: ModuleGuard) -> str | None:
-        """How the module differs now, as a sentence; None if it does not."""
-        name = self.cls.__qualname__
-        if self.module is not now.module:
-            return f"a module {name} is another object"
-        if self.cls is not now.cls:
-            return f"a module {self.cls.__qualname__} is a {now.cls.__qualname__} now"
-        if self.training != now.training:
-            return f"a module {name}: expected training={self.training}, got {now.training}"
-        if self.hooks != now.hooks:
-            return f"a module {name} has other hooks"
-        if len(self.children) == len(now.children):  # else it is told what is another object
-            for (key, child), (other, is_now) in zip(self.children, now.children, strict=True):
-                if key != other or child is not is_now:
-                    return f"a module {name}: another module is its {key!r}"
-        was, held = dict(self.attributes), dict(now.attributes)
-        changed = sorted({*was} ^ {*held} | {k for k in was if k in held and not same_context(was[k], held[k])})
-        return f"a module {name}: another value of {', '.join(changed)}" if changed else None
-
-
-@dataclass(frozen=True, eq=False)
-class NameGuard:
-    """A closure cell (``key`` None), a global or an attribute that the function names, or a member of a class or function,
-    and what it held (`as_held`)."""
-
-    holder: Any
-    key: str | None
-    value: Any
-    path: Path
-
-    def holds(self) -> bool:
-        """Does it hold the same?"""
-        try:
-            now = self.holder.cell_contents if self.key is None else self.holder.get(self.key, ABSENT)
-        except ValueError:  # the cell was emptied
-            now = ABSENT
-        return now is self.value.value if type(self.value) is Same else same_context(self.value, as_held(now))
-
-
 @dataclass(frozen=True, eq=False)
 class Guards:
-    """All guards of one specialization that are not in its plan's input specs."""
+    """All guards of one specialization that are not in its plan's input specs.
+
+    Attributes:
+        ambient: the state of the thread.
+        state: the Python state; ``reader``: its generated function, which finds the flat arguments.
+        alias: how inputs and leaves share memory, where that decided the trace.
+    """
 
     ambient: Ambient
-    tree: Any
-    constants: Mapping[int, Any]  # flat position -> snapshot of a non-tensor argument
+    state: StateGuards
+    reader: Reader
     alias: tuple[Any, ...] | None
-    modules: tuple[ModuleGuard, ...] = ()
-    states: tuple[tuple[int, str, str], ...] = ()
-    names: tuple[NameGuard, ...] = ()
-    hooks: tuple[int, ...] = ()  # hooks of all modules
-    one_object: OneObject = field(default_factory=OneObject)
-    tensors: KnownTensors = field(default_factory=KnownTensors)
 
 
-@dataclass(frozen=True, eq=False)
-class ModuleView:
-    """The modules that a call uses, their state slots (owner id, table, name), and the hooks of all modules."""
-
-    modules: tuple[ModuleGuard, ...] = ()
-    states: tuple[tuple[int, str, str], ...] = ()
-    hooks: tuple[int, ...] = ()
-
-
-def failed_module_guard(guards: Guards, now: ModuleView) -> str | None:
-    """The first guard on modules that fails, as a sentence; None when all hold."""
-    for was, is_now in zip(guards.modules, now.modules, strict=False):
-        reason = was.failed(is_now)
-        if reason is not None:
-            return reason
-    if guards.hooks != now.hooks:
-        return "there are other hooks of all modules (register_module_forward_hook and the like)"
-    if len(guards.modules) != len(now.modules) or guards.states != now.states:
-        return "the modules have other parameters, buffers or sub-modules"
-    return None
-
-
-def failed_guard(
-    plan: Plan,
-    guards: Guards,
-    tree: Any,
-    flat: Sequence[Any],
-    ambient: Ambient,
-    modules: ModuleView | None = None,
-    given: Sequence[Any] = ((), {}),
-) -> str | None:
-    """The first guard that fails for this call, as a sentence with a path; None when all hold.
-
-    ``given``: ``args`` and ``kwargs``.
-    """
+def failed_ambient(guards: Guards, ambient: Ambient) -> str | None:
+    """What of the thread's state is another one now."""
     if ambient != guards.ambient:
         return f"the thread's state: {guards.ambient.changes(ambient)}"
     if guards.ambient.dtensor is not None and ambient.dtensor != guards.ambient.dtensor:
         return f"what is active around DTensors: expected {guards.ambient.dtensor}, got {ambient.dtensor}"
     if guards.ambient.attention is not None and ambient.attention != guards.ambient.attention:
         return f"kernels of scaled_dot_product_attention: expected {guards.ambient.attention}, got {ambient.attention}"
-    if tree != guards.tree:
-        return f"the structure of the arguments: expected {guards.tree}, got {tree}"
-    for name in guards.names:
-        if not name.holds():
-            return f"{name.path} is bound to another object, or has another value"
-    reason = failed_module_guard(guards, modules or ModuleView())
+    return None
+
+
+def failed_guard(plan: Plan, guards: Guards, call: Call, ambient: Ambient) -> str | None:
+    """The first guard that fails for this call, as a sentence with a path; None when all hold."""
+    reason = failed_ambient(guards, ambient) or guards.state.failed(call)
     if reason is not None:
         return reason
-    for position, value in guards.constants.items():
-        if not same_argument(value, flat[position]):
-            return f"flat argument {position}: expected {value!r}, got {flat[position]!r}"
-    if not guards.one_object.holds(*given):
-        return "other containers are one object than when the specialization was made"
-    return _failed_tensor_guard(plan, guards, flat, given)
+    flat = [source.read(call) for source in guards.state.flat]
+    return failed_tensor_guard(plan, guards.alias, flat)
 
 
-def _failed_tensor_guard(plan: Plan, guards: Guards, flat: Sequence[Any], given: Sequence[Any]) -> str | None:
-    for row in plan.inputs:
-        if not isinstance(row.of(flat), Tensor):
-            return f"{row.path}: expected a tensor, got {type(row.of(flat)).__qualname__}"
+def failed_tensor_guard(plan: Plan, alias: tuple[Any, ...] | None, flat: Sequence[Any]) -> str | None:
+    """The first guard on tensors that fails for these flat arguments."""
     inputs = [row.of(flat) for row in plan.inputs]
+    for row, value in zip(plan.inputs, inputs, strict=True):
+        if not isinstance(value, Tensor):
+            return f"{row.path}: expected a tensor, got {type(value).__qualname__}"
     for position, number in enumerate(plan.positions):
         if number is not None and not _stands_for(flat[position], inputs[number], position in plan.through_base):
             return f"flat argument {position}: expected the same tensor as {plan.inputs[number].path}"
@@ -276,18 +155,17 @@ def _failed_tensor_guard(plan: Plan, guards: Guards, flat: Sequence[Any], given:
                 reason = f"{row.path}.{name}: expected to be the same tensor as {plan.inputs[number].path}"
         if reason is not None:
             return reason
-    found = [[read_lent(mark, inputs) for mark in row] for row in plan.configurations]
-    if any(v is not row[0] for row in found for v in row) or len({id(row[0]) for row in found}) != len(found):
-        return "other inputs have one object in their contexts than when the specialization was made"
-    return _failed_leaf_guard(plan, guards, inputs, flat)
+    return _failed_leaf_guard(plan, alias, inputs, flat)
 
 
 def failed_metadata(row: InputPlan, value: Tensor) -> str | None:
     """What the region asked of an input beside its values, or needs to know where it writes it."""
     if row.is_leaf is not None and value.is_leaf != row.is_leaf:
         return f"{row.path}: expected is_leaf={row.is_leaf}"
-    if row.is_parameter is not None and isinstance(value, torch.nn.Parameter) != row.is_parameter:
+    if isinstance(value, torch.nn.Parameter) != row.is_parameter:
         return f"{row.path}: expected {'a' if row.is_parameter else 'no'} nn.Parameter"
+    if row.is_leaf_that_requires_grad and _torch.grad_dtype(value) is not row.grad_dtype:
+        return f"{row.path}.grad_dtype: expected {row.grad_dtype or value.dtype}"
     if row.no_gradient and has_gradient(value):
         return f"{row.path}.grad: expected None"
     failed = failed_fact(row.facts, value)
@@ -300,7 +178,9 @@ def _stands_for(value: Any, expected: Tensor, through_base: bool) -> bool:
     return value is expected
 
 
-def _failed_leaf_guard(plan: Plan, guards: Guards, inputs: Sequence[Tensor], flat: Sequence[Any]) -> str | None:
+def _failed_leaf_guard(
+    plan: Plan, alias: tuple[Any, ...] | None, inputs: Sequence[Tensor], flat: Sequence[Any]
+) -> str | None:
     table: dict[int, Tensor] = {}
     for row, value in zip(plan.inputs, inputs, strict=True):
         for place, leaf in zip(row.leaves, leaves_of(value), strict=True):
@@ -332,9 +212,7 @@ def _failed_leaf_guard(plan: Plan, guards: Guards, inputs: Sequence[Tensor], fla
     for above, wanted in plan.apart:
         if _torch.leads_to([inputs[k] for k in above], [inputs[k] for k in wanted]):
             return "one input was computed of another, and was not when the specialization was made"
-    if not guards.tensors.holds(inputs, leaves):
-        return "other inputs are tensors that stand in containers too"
-    if guards.alias is not None and alias_pattern(inputs, leaves) != guards.alias:
+    if alias is not None and alias_pattern(inputs, leaves) != alias:
         return "the inputs share memory in another way"
     return None
 

@@ -101,10 +101,9 @@ def _sizes_of(ctx: Any, program: Program) -> list[int] | None:
 def _inlined_class(function: Function, program: Program, leading: int) -> Function | None:
     assert program.backwards is not None
     entry, sizes = program.backwards.compiled[0], Sizes(program)
-    calls = entry.user_code.calls  # torch's back end could use their memory again
     if entry.autocast:
         return None
-    if entry.graph is None or calls or entry.create_graph or not sizes.tell(entry):
+    if entry.graph is None or entry.guards is not None or entry.create_graph or not sizes.tell(entry):
         return None
     epilogue = Epilogue(entry.grads, leading, sizes)
     wrappers = True if any(isinstance(g, WrapperSpec) for g in entry.grads) else None

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.fx as fx
 
 from .. import _torch
-from ..capture.inputs import Argument
+from ..capture.capture import Captured
 from ..capture.lending import Lending
-from ..capture.region import Captured
 from ..capture.session import Session
 from ..partition.half import Half
 from ..plan import (
@@ -26,8 +25,10 @@ from ..plan import (
     Plan,
     Primal,
     RaggedOutput,
+    Recipe,
     Replay,
     SavedValue,
+    SideEffect,
     SizePrimal,
     SymbolicView,
     SymbolPlan,
@@ -35,10 +36,9 @@ from ..plan import (
     ValueOutput,
     ViewOutput,
 )
-from ..subclass.context import Lent
 from ..subclass.flatten import leaves_of
 from ..subclass.kept import kept_spec
-from ..subclass.parts import dataclasses_in, marks_in
+from ..subclass.parts import marks_in
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, WrapperSpec, is_ragged, leaf_count, spec_leaves
 from ..subclass.visit import rebuild
@@ -47,17 +47,26 @@ from .sizes import freeze, to_expr
 Tensor = torch.Tensor
 
 
-def make_plan(
-    captured: Captured,
-    arguments: Sequence[Argument],
-    positions: Sequence[int | None],
-    through_base: Mapping[int, Spec],
-    forward: Half,
-    saved: tuple[SavedValue, ...],
-) -> Plan:
+@dataclass(frozen=True, eq=False)
+class FlatArguments:
+    """The flat arguments of a region, and what a call does with its flat outputs.
+
+    Attributes:
+        positions: flat position -> number of the input; None where it is no tensor.
+        through_base: positions whose tensor is a view that its autograd base stands for, with the spec of the view.
+        result, side_effects: how the result is made of the flat outputs, and what they are put into.
+    """
+
+    positions: tuple[int | None, ...]
+    through_base: Mapping[int, Spec]
+    result: Recipe
+    side_effects: tuple[SideEffect, ...] = ()
+
+
+def make_plan(captured: Captured, flat: FlatArguments, forward: Half, saved: tuple[SavedValue, ...]) -> Plan:
     """The plan; sizes are expressions over the symbols that a call binds."""
-    inputs, symbols = tuple(_inputs(captured, arguments)), tuple(_symbols(captured))
-    views = {k: kept_spec(freeze(spec), Path("view"), by_class=True) for k, spec in through_base.items()}
+    inputs, symbols = tuple(_inputs(captured)), tuple(_symbols(captured))
+    views = {k: kept_spec(freeze(spec), Path("view"), by_class=True) for k, spec in flat.through_base.items()}
     watched_inputs, watched_values = _watched(captured, forward, len(saved))
     lending = captured.lending
     values = tuple(freeze(lending.marked(v)) for v in captured.values)
@@ -68,9 +77,9 @@ def make_plan(
     attributes += [v for m in mutations for v in m.attributes.values()]
     return Plan(
         inputs=inputs,
-        positions=tuple(positions),
+        positions=flat.positions,
         through_base=views,
-        assignments=captured.assignments,
+        attributes=captured.attributes,
         leaf_count=len(captured.leaf_primals),
         primals=tuple(_primals(captured, forward)),
         symbols=symbols,
@@ -81,8 +90,8 @@ def make_plan(
         size_outputs=len(captured.size_outputs),
         mutations=mutations,
         outputs=outputs,
-        out_tree=captured.result,
-        containers=captured.containers,
+        result=flat.result,
+        side_effects=flat.side_effects,
         differentiable=captured.differentiable,
         differentiated=captured.differentiated,
         grad_mode_after=captured.grad_mode_after,
@@ -96,48 +105,37 @@ def make_plan(
         watched_inputs=watched_inputs,
         watched_values=watched_values,
         lent=lending.in_calls(marks_in(values, attributes)),
-        configurations=_configurations(captured, lending),
         apart=captured.apart,
     )
 
 
-def _configurations(captured: Captured, lending: Lending) -> tuple[tuple[Lent, ...], ...]:
-    """Code may ask whether two inputs have one configuration (``x.config is y.config``)."""
-    rows: dict[int, list[Lent]] = {}
-    for number, row in enumerate(captured.inputs):
-        for mark, value in dataclasses_in(row.spec, number):
-            if mark in lending.objects:
-                rows.setdefault(id(value), []).append(mark)
-    return tuple(map(tuple, rows.values())) if sum(map(len, rows.values())) > 1 else ()
-
-
-def _inputs(captured: Captured, arguments: Sequence[Argument]) -> list[InputPlan]:
+def _inputs(captured: Captured) -> list[InputPlan]:
     rows = []
     written = {m.input for m in captured.mutations if m.differentiable}
-    for number, (i, a) in enumerate(zip(captured.inputs, arguments, strict=True)):
-        asked = captured.metadata.asked_of(number)
-        is_leaf = i.is_leaf if number in written or asked.is_leaf else None
-        spec = kept_spec(freeze(i.spec), i.path, by_class=True)
-        row = InputPlan(i.path, spec, i.leaves, is_leaf, a.position, a.take_base)
-        is_parameter = i.is_parameter if asked.is_parameter else None
-        row = replace(row, is_parameter=is_parameter, no_gradient=asked.gradient, facts=asked.facts)
-        rows.append(replace(row, inside=i.inside))
-    for c in captured.closed_over:
-        row = InputPlan(
-            c.path, kept_spec(freeze(c.spec), c.path, by_class=True), c.leaves, None, None, constant=c.value
+    for number, i in enumerate(captured.inputs):
+        asked = captured.asked.of(number)
+        rows.append(
+            InputPlan(
+                path=i.path,
+                spec=kept_spec(freeze(i.spec), i.path, by_class=True),
+                leaves=i.leaves,
+                is_leaf=i.is_leaf if number in written or asked.is_leaf else None,
+                position=i.position,
+                take_base=i.take_base,
+                is_parameter=i.is_parameter,
+                no_gradient=asked.gradient,
+                of_gradient=i.gradient_of is not None,
+                grad_dtype=i.grad_dtype,
+                facts=asked.facts,
+                inside=i.inside,
+            )
         )
-        if c.gradient_of is not None:
-            held = (a.position for a in arguments if a.value is c.gradient_of)
-            position = next(held, None)
-            constant = c.gradient_of if position is None else None
-            row = replace(row, position=position, constant=constant, of_gradient=True)
-        rows.append(replace(row, no_gradient=c.asked.gradient, facts=c.asked.facts))
     return rows
 
 
 def _primals(captured: Captured, forward: Half) -> list[Primal]:
     place = {p: k for k, p in enumerate(captured.leaf_primals)}
-    leaves = [*(i.leaves for i in captured.inputs), *(c.leaves for c in captured.closed_over)]
+    leaves = [i.leaves for i in captured.inputs]
     moved = {leaves[m.input][k] for m in captured.mutations for k, how in m.replaced.items() if how == "data"}
     rows: list[Primal] = []
     for node in forward.inputs:
@@ -162,11 +160,10 @@ def _symbols(captured: Captured) -> list[SymbolPlan]:
             rows.setdefault(symbol, SymbolPlan(symbol, kind, leaf, inp, dim))
 
     # First: where a size was found to be equal to a number, that is checked with the size.
-    for place, n in captured.session.arguments.items():
-        symbol, position = _torch.own_symbol(n), place.position
+    for position, n in captured.session.arguments.items():
+        symbol = _torch.own_symbol(n)
         if symbol is not None:
-            kind = "number" if position is None else "argument"
-            rows.setdefault(symbol, SymbolPlan(symbol, kind, None, None, position or 0, place))
+            rows.setdefault(symbol, SymbolPlan(symbol, "argument", None, None, position))
     strided = [(k, t) for k, t in enumerate(captured.originals) if t.layout is torch.strided]
     for k, t in enumerate(captured.originals):
         for d, n in enumerate(t.shape):
@@ -201,7 +198,7 @@ def _offsets_matter(captured: Captured) -> bool:
     absolute = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default)
     if captured.groups and captured.session.dynamic:  # an offset may have the symbol of a size that it was equal to
         return True
-    return captured.metadata.offsets or any(n.target in absolute for n in captured.session.recorder.graph.nodes)
+    return captured.asked.offsets or any(n.target in absolute for n in captured.session.recorder.graph.nodes)
 
 
 def _detach(forward: Half, captured: Captured) -> frozenset[int]:
@@ -274,7 +271,7 @@ def _with_lent(o: OutputPlan, lending: Lending) -> OutputPlan:
 
 def _as_it_came(captured: Captured, number: int) -> Tensor:
     """A stand-in for an input that is laid out as at the start of the call."""
-    spec = captured.all_inputs[number].spec
+    spec = captured.inputs[number].spec
     with captured.session.mode, _torch.without_tracing(), torch.no_grad():
         leaves = [torch.empty_strided(s.size, s.stride, dtype=s.dtype, device=s.device) for s in spec_leaves(spec)]
         return rebuild(spec, iter(leaves))  # type: ignore[no-any-return]

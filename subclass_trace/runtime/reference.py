@@ -29,14 +29,12 @@ from ..plan import (
     ViewOutput,
 )
 from ..subclass.flatten import leaves_of
-from ..subclass.made import GIVEN, Elsewhere, Made
 from ..subclass.parts import marks_in, read_lent, with_lent
 from ..subclass.paths import owner_of
 from ..subclass.protocol import REAL
 from ..subclass.visit import rebuild
 from .backward import Backwards
 from .changed_contexts import changeable, watch_contexts
-from .containers import owners_found
 from .function import Dangling, Protected, RegionFunction
 from .rebuild import of_inference, replay_view, share
 from .sizes import bind, evaluate, evaluator
@@ -48,9 +46,7 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 
 @dataclass(eq=False)
 class Call:
-    """The state of one call: inputs, their dense leaves, symbol values; sizes are filled in by the forward.
-
-    """
+    """The state of one call: inputs, their dense leaves, symbol values; sizes are filled in by the forward."""
 
     inputs: list[Tensor]
     leaves: list[Tensor]
@@ -66,9 +62,9 @@ class Program:
     forward: Boxed
     backwards: Backwards | None
 
-    def __call__(self, flat: Sequence[Any], given: tuple[Any, Any] = ((), {})) -> list[Any]:
-        """Flat results for flat arguments; ``given``: args and kwargs. The guards must hold."""
-        call = self.prepare(flat, given)
+    def __call__(self, flat: Sequence[Any]) -> list[Any]:
+        """Flat outputs for flat arguments. The guards must hold."""
+        call = self.prepare(flat)
         for m in self.plan.mutations:
             if m.starts_grad:
                 call.inputs[m.input].requires_grad_()
@@ -82,7 +78,7 @@ class Program:
                 values, call.sizes, _ = self.run_forward(call)
         return finish(self.plan, call, values, flat)
 
-    def prepare(self, flat: Sequence[Any], given: tuple[Any, Any] = ((), {})) -> Call:
+    def prepare(self, flat: Sequence[Any]) -> Call:
         """Take the inputs apart."""
         plan = self.plan
         inputs = [row.of(flat) for row in plan.inputs]
@@ -91,16 +87,7 @@ class Program:
             for place, leaf in zip(row.leaves, leaves_of(value), strict=True):
                 table[place] = leaf
         env = bind(plan, inputs, table, flat)
-        for mark in plan.lent:
-            if isinstance(mark, Made):
-                env[mark] = mark.new(env)
-            elif isinstance(mark, Elsewhere):
-                argument: Any = given if mark.position == GIVEN else None
-                if mark.position is not None and mark.position != GIVEN:
-                    argument = flat[mark.position]
-                env[mark] = mark.of(argument)
-            else:
-                env[mark] = read_lent(mark, inputs)
+        env.update({mark: read_lent(mark, inputs) for mark in plan.lent})
         return Call(inputs, table, env)
 
     def run_forward(self, call: Call) -> tuple[list[Tensor], list[Any], list[Any]]:
@@ -175,9 +162,9 @@ def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]
             results.append(results[o.result])
         else:
             results.append(make_output(o, call, values, flat, early.get(k)))
-    for a in owners_found(plan.assignments):
-        a.deliver(call.inputs, results)
-    del results[plan.out_tree.num_leaves :]  # what was only made to be assigned
+    for a in plan.attributes:
+        owner, name = owner_of((call.inputs if a.of_input else results)[a.owner], a.name)
+        setattr(owner, name, results[a.value])
     if plan.grad_mode_after is not None:
         torch.set_grad_enabled(plan.grad_mode_after)
     return results

@@ -14,11 +14,10 @@ from ..backends import Backend, Compiled
 from ..backends.eager import compile_eager
 from ..backends.inductor import compile_forward
 from ..capture.aliasing import alias_pattern
+from ..capture.capture import Captured
 from ..capture.graphs import is_drawn, output_args, placeholders
-from ..capture.inputs import Argument
-from ..capture.region import Captured
 from ..capture.tape import Tape
-from ..errors import NeedsEager
+from ..errors import NeedsEager, SideEffectError
 from ..partition.half import Half
 from ..partition.interface import Partitioned, Partitioner, partition, save_all
 from ..partition.min_cut import MinCut
@@ -33,7 +32,7 @@ from ..subclass.flatten import leaves_of
 from ..subclass.spec import Spec, WrapperSpec, leaf_count
 from .backward import Backwards, CompiledBackward
 from .compiling import backward_compiler, compile_half, forward_program
-from .planning import conditions_of, make_plan, memory_of, number_symbols
+from .planning import FlatArguments, conditions_of, make_plan, memory_of, number_symbols
 from .reference import Program
 from .sizes import freeze
 
@@ -64,9 +63,7 @@ class Graphs:
 
 def build_program(
     captured: Captured,
-    arguments: Sequence[Argument],
-    positions: Sequence[int | None],
-    through_base: Mapping[int, Spec],
+    flat: FlatArguments,
     backend: Backend,
     partitioner: Partitioner,
     keep_joint: bool = False,
@@ -75,8 +72,7 @@ def build_program(
     """Partition and compile a capture.
 
     Args:
-        positions: flat position -> number of the argument; None where it is no tensor.
-        through_base: positions whose tensor is a view that its autograd base stands for, with the spec of the view.
+        flat: the flat arguments, and what a call does with the flat outputs.
         keep_joint: keep the joint graph (a copy of it, where the partitioner consumes it).
         keep_input_mutations: without a backward, data is written back inside the graph, by ``copy_`` on its inputs.
     """
@@ -86,25 +82,25 @@ def build_program(
             captured = replace(captured, mutations=write_back_in_graph(captured, forward))
         half = Half.of_module(forward)
         _name_inputs(half, captured)
-        plan = make_plan(captured, arguments, positions, through_base, half, ())
+        plan = make_plan(captured, flat, half, ())
         if verify.ENABLED:
             verify.verify_forward(forward, write_back=keep_input_mutations)
             verify.verify_plan(plan)
-        call, plan = forward_program(backend, backend.inference, half, plan, arguments)
+        call, plan = forward_program(backend, backend.inference, half, plan, captured.inference_leaves)
         plan = replace(plan, conditions=conditions_of(captured, plan.symbols))  # compiling may have added some
         return Program(plan, call, None), Graphs(None, half, None)
     guess: list[Spec] = []
     try:
         guess = captured.tape.guess()
         traced = captured.tape.trace(guess)
-    except NeedsEager:
+    except (NeedsEager, SideEffectError):
         raise
     except Exception as error:  # whatever it is, eager would raise it in the backward, if there ever is one
         if captured.session.dynamic:
             _look_at_each(captured.tape, guess)
         freed = _torch.says_freed(error)
         spent = freed and _all_freed(captured.tape, guess)
-        program, graphs = _without_backward(captured, arguments, positions, through_base, backend, spent)
+        program, graphs = _without_backward(captured, flat, backend, spent)
         assert program.backwards is not None
         program.backwards.is_freed = freed
         return program, graphs
@@ -122,18 +118,18 @@ def build_program(
         partitioner=partitioner,
         serve=captured.served(traced.joint),
         written=_written(captured),
-        static=[captured.leaf_primals[k] for k in _static_leaves(captured, arguments)],
+        static=[captured.leaf_primals[k] for k in _static_leaves(captured)],
         copied=_copied(captured, traced.joint),
     )
     saved = saved_table(parts, _primal_paths(captured), _copied(captured, traced.joint))
-    plan = make_plan(captured, arguments, positions, through_base, parts.first, saved)
+    plan = make_plan(captured, flat, parts.first, saved)
     if verify.ENABLED:
         visible = traced.num_forward - traced.draws
         verify.verify_partition(parts, num_forward=visible, tangents=traced.tangents, written=_written(captured))
         verify.verify_plan(plan)
         verify.verify_inputs(parts.forward, plan)
     _name_inputs(parts.first, captured)
-    call, plan = forward_program(backend, backend.forward, parts.first, plan, arguments)
+    call, plan = forward_program(backend, backend.forward, parts.first, plan, captured.inference_leaves)
     compile_backward = backward_compiler(backend, parts.packed)
     compiled = compile_half(backend, backend.backward, parts.second, is_backward=True)
     first = _first_backward(parts, traced, guess, compiled, captured.session.dtensor_modes())
@@ -169,9 +165,7 @@ def suited(partitioner: Partitioner, backend: Backend) -> Partitioner:
 
 def _without_backward(
     captured: Captured,
-    arguments: Sequence[Argument],
-    positions: Sequence[int | None],
-    through_base: Mapping[int, Spec],
+    flat: FlatArguments,
     backend: Backend,
     spent: bool,
 ) -> tuple[Program, Graphs]:
@@ -188,8 +182,8 @@ def _without_backward(
     wanted = set[str]() if spent else captured.served(forward) | fixed
     parts = save_all(forward, wanted, _written(captured))
     saved = saved_table(parts, _primal_paths(captured))
-    plan = make_plan(captured, arguments, positions, through_base, parts.first, saved)
-    call, plan = forward_program(backend, backend.forward, parts.first, plan, arguments)
+    plan = make_plan(captured, flat, parts.first, saved)
+    call, plan = forward_program(backend, backend.forward, parts.first, plan, captured.inference_leaves)
     plan = replace(plan, conditions=conditions_of(captured, plan.symbols))  # compiling may have added some
     compile_backward = backward_compiler(backend)
     known = number_symbols(plan.symbols)
@@ -229,7 +223,7 @@ def _first_backward(
         differentiable=(),
         tangent_names=traced.tangents,
         passed=traced.passed,
-        user_code=traced.user_code,
+        guards=traced.guards,
         dtensor=modes,
         graph=parts.second,
     )
@@ -255,7 +249,7 @@ def write_back_in_graph(captured: Captured, forward: fx.GraphModule) -> tuple[Mu
     rows = []
     end = next(iter(reversed(graph.nodes)))
     for m in captured.mutations:
-        leaves = captured.all_inputs[m.input].leaves
+        leaves = captured.inputs[m.input].leaves
         names = [f"primals_{captured.leaf_primals[leaves[k]] + 1}" for k in m.leaves]
         only_data = m.value is not None and not m.replaced and m.metadata is None and not m.differentiable
         only_data = only_data and not m.stops_grad
@@ -286,7 +280,7 @@ def _written(captured: Captured) -> list[str]:
     """Graph inputs that the region writes, or whose shape it changes: that moves the version of what is saved as well."""
     leaves = set()
     for m in captured.mutations:
-        row = captured.all_inputs[m.input]
+        row = captured.inputs[m.input]
         # A write of no element moves the version, too; that of a wrapper is not its leaves'.
         moved = m.metadata is not None or (m.version_bumps and not isinstance(row.spec, WrapperSpec))
         leaves |= set(row.leaves if moved else [row.leaves[k] for k in (*m.leaves, *m.memory)])
@@ -306,20 +300,20 @@ def _copied(captured: Captured, joint: fx.GraphModule) -> set[str]:
     return {n.name for v in copied for n in outputs[starts[v] : starts[v + 1]] if isinstance(n, fx.Node)}
 
 
-def facts_of(captured: Captured, arguments: Sequence[Argument], joint: fx.GraphModule) -> Facts:
+def facts_of(captured: Captured, joint: fx.GraphModule) -> Facts:
     """What our partitioner is told beside the joint graph."""
-    static = frozenset(f"primals_{captured.leaf_primals[k] + 1}" for k in _static_leaves(captured, arguments))
+    static = frozenset(f"primals_{captured.leaf_primals[k] + 1}" for k in _static_leaves(captured))
     written = frozenset(_written(captured))
     return Facts(written, static, frozenset(captured.served(joint)), frozenset(_copied(captured, joint)))
 
 
-def _static_leaves(captured: Captured, arguments: Sequence[Argument]) -> list[int]:
-    return [k for i, a in zip(captured.inputs, arguments, strict=True) if a.static for k in i.leaves]
+def _static_leaves(captured: Captured) -> list[int]:
+    return [k for i in captured.inputs if i.static for k in i.leaves]
 
 
 def _primal_paths(captured: Captured) -> Mapping[str, str]:
     paths: dict[str, str] = {}
-    for row in captured.all_inputs:
+    for row in captured.inputs:
         for leaf, path in zip(row.leaves, _leaf_paths(row.spec, str(row.path)), strict=True):
             paths.setdefault(f"primals_{captured.leaf_primals[leaf] + 1}", path)
     return paths
@@ -348,7 +342,7 @@ def _output_paths(plan: Plan) -> list[str]:
 def alias_guard(captured: Captured, inputs: Sequence[Tensor]) -> tuple[Any, ...] | None:
     """The alias pattern, when it decided anything: something is written or compared, or leaves share memory."""
     table: dict[int, Tensor] = {}
-    for row, value in zip(captured.all_inputs, inputs, strict=True):
+    for row, value in zip(captured.inputs, inputs, strict=True):
         table.update(zip(row.leaves, leaves_of(value), strict=True))
     pattern = alias_pattern(inputs, [table[k] for k in range(len(captured.leaf_primals))])
     return pattern if captured.mutations or len(pattern) > 1 else None

@@ -16,13 +16,14 @@ from ..capture.aliasing import alias_check
 from ..subclass.flatten import leaves_of
 from ..subclass.spec import WrapperSpec, spec_leaves
 from ..subclass.template import Examples
-from .codegen import Entry, Layout, _EntryEmitter
+from ..plan.values import Given, build
 from .delivery_code import Delivery
-from .emit import NotGenerated, Unwrapper, failed_metadata_code, size_code, symbol_lines
-from .guards import Guards, eager_reason, failed_metadata
+from .emit import NotGenerated, Unwrapper, symbol_lines
+from .entry_code import Entry, EntryEmitter
+from .guards import Ambient, eager_reason, failed_metadata
 from .reference import Program
 from .sizes import Env, bind, evaluate
-from .trees import unflatten_tree
+from .value_code import ValueEmitter
 
 #: called with the arguments of a call that the specialization does not serve
 Other = Callable[..., Any]
@@ -30,9 +31,9 @@ Other = Callable[..., Any]
 
 def generate_trusted(
     program: Program,
-    guards: Guards,
-    layout: Layout,
+    alias: tuple[Any, ...] | None,
     flat: Sequence[Any],
+    count: int,
     examples: Examples,
     other: Other,
     eager: Other,
@@ -40,12 +41,13 @@ def generate_trusted(
     """The entry ``(*arguments) -> results``, or None where the reference interpreter has to serve it.
 
     Args:
-        flat: the flat arguments of the call that it was made for.
+        alias: how the inputs share memory, where that decided the trace.
+        flat: the flat arguments of the call that it was made for, of which the first ``count`` are arguments.
         other: serves calls whose inputs share memory in another way.
         eager: serves calls inside a transform or a dispatch mode.
     """
     try:
-        return _TrustedEmitter(program, guards, layout, flat, examples, other, eager).emit()
+        return _TrustedEmitter(program, alias, flat, count, examples, other, eager).emit()
     except NotGenerated:
         return None
 
@@ -58,21 +60,21 @@ class _TrustedUnwrapper(Unwrapper):
             super()._check_context(variable, spec)
 
 
-class _TrustedEmitter(_EntryEmitter):
+class _TrustedEmitter(EntryEmitter):
     def __init__(
         self,
         program: Program,
-        guards: Guards,
-        layout: Layout,
+        alias: tuple[Any, ...] | None,
         flat: Sequence[Any],
+        count: int,
         examples: Examples,
         other: Other,
         eager: Other,
     ) -> None:
-        super().__init__(program, guards, layout, flat, examples, use_cpp=True)
-        if guards.modules or any(row.take_base for row in self.plan.inputs):
-            raise NotGenerated("modules or bases among the guards")
-        self.names = [f"x{k}" for k in range(layout.user_count)]
+        super().__init__(program, Ambient.now(), alias, flat, examples, use_cpp=True)
+        if any(row.take_base for row in self.plan.inputs):
+            raise NotGenerated("bases among the inputs")
+        self.names = [f"x{k}" for k in range(count)]
         self.miss = f"return other({', '.join(self.names)})"
         self.source.bind("other", other)
         self.source.bind("eager", eager)
@@ -88,50 +90,28 @@ class _TrustedEmitter(_EntryEmitter):
         s.bind("forward_ad", _torch.forward_ad)
         s.line("if functorch() is not None or dispatch_modes() or forward_ad._current_level >= 0:")
         s.line(f"    return eager({', '.join(self.names)})")
-        flat = [*self.names, *self._slots()]
+        held = [s.constant(value, "held") for value in self.flat[len(self.names) :]]  # tensors of the graph itself
+        flat = [*self.names, *held]
         inputs = self._inputs(flat)
         leaves = self._unwrap(inputs)
-        symbols = self._symbols(inputs, leaves)
+        symbols = symbol_lines(self.plan, s, flat, inputs, leaves)
         self._rest_of_guards(inputs, leaves, symbols)
-        self._run(flat, inputs, leaves, symbols)
+        outputs = self._run(flat, inputs, leaves, symbols)
+        s.line(f"return {ValueEmitter(s, outputs, ()).value(self.plan.result)}")
         return Entry(s.build("entry", "entry"), s.text())
 
-    def _slots(self) -> list[str]:
-        """Tensors that the graph itself holds."""
-        s, names = self.source, []
-        for value in self.flat[self.layout.user_count :]:
-            names.append(s.constant(value, "held"))
-        return names
-
-    def _symbols(self, inputs: Sequence[str], leaves: Sequence[str]) -> dict[Any, str]:
-        return symbol_lines(self.plan, self.source, self.names, inputs, leaves)
-
     def _rest_of_guards(self, inputs: Sequence[str], leaves: Sequence[str], symbols: dict[Any, str]) -> None:
-        s, plan = self.source, self.plan
-        known = (
-            Delivery(s, plan, inputs, leaves).conditions() if self.simple else []
-        )  # the caller sees no inner tensors
-        conditions = [f"not ({c})" for c in (*self.unwrapper.checks.conditions, *known)]
-        conditions += [
-            failed
-            for row, name in zip(plan.inputs, inputs, strict=True)
-            for failed in failed_metadata_code(s, row, name)
-        ]
-        if plan.offsets_matter:
-            offsets: dict[int, Any] = {}
-            for row in plan.inputs:
-                own = zip(row.leaves, spec_leaves(row.spec), strict=True)
-                offsets.update((k, leaf.storage_offset) for k, leaf in own)
-            conditions += [f"{leaves[k]}.storage_offset() != {size_code(n, symbols)}" for k, n in offsets.items()]
-        if self.guards.alias is not None:
-            check = s.bind("alias_check", alias_check(self.guards.alias))
-            conditions.append(f"not {check}(({_tuple(inputs)}), ({_tuple(leaves)}))")
-        if conditions and symbols:  # an expression that has no value for these sizes (a division by 0) holds for none
-            s.line(f"try: other_call = {' or '.join(conditions)}")
+        s = self.source
+        # The caller sees no inner tensors.
+        known = Delivery(s, self.plan, inputs, leaves).conditions() if self.simple else []
+        failed = [f"not ({c})" for c in (*self.unwrapper.checks.conditions, *known)]
+        failed += self._other_conditions(inputs, leaves, symbols, conditions=False)
+        if failed and symbols:  # an expression that has no value for these sizes (a division by 0) holds for none
+            s.line(f"try: other_call = {' or '.join(failed)}")
             s.line("except ArithmeticError: other_call = True")
             s.line(f"if other_call: {self.miss}")
-        elif conditions:
-            s.line(f"if {' or '.join(conditions)}: {self.miss}")
+        elif failed:
+            s.line(f"if {' or '.join(failed)}: {self.miss}")
 
 
 def _compared_by_equality(context: Any) -> bool:
@@ -143,10 +123,6 @@ def _compared_by_equality(context: Any) -> bool:
     return not isinstance(context, torch.Tensor) and type(context).__module__ != "numpy"
 
 
-def _tuple(names: Sequence[str]) -> str:
-    return "".join(f"{n}, " for n in names)
-
-
 def _known(size: Any, env: Env) -> Any:
     """The value of a size in this call; None where there is none (a division by 0)."""
     try:
@@ -155,10 +131,12 @@ def _known(size: Any, env: Env) -> Any:
         return None
 
 
-def interpret_trusted(program: Program, guards: Guards, held: Sequence[Any], other: Other, eager: Other) -> Other:
+def interpret_trusted(
+    program: Program, alias: tuple[Any, ...] | None, held: Sequence[Any], other: Other, eager: Other
+) -> Other:
     """The same entry read from the plan, step by step: where it is not generated, and as its meaning."""
     plan = program.plan
-    same_memory = None if guards.alias is None else alias_check(guards.alias)
+    same_memory = None if alias is None else alias_check(alias)
 
     def serves(flat: Sequence[Any]) -> bool:
         inputs = [row.of(flat) for row in plan.inputs]
@@ -184,6 +162,6 @@ def interpret_trusted(program: Program, guards: Guards, held: Sequence[Any], oth
         flat = [*args, *held]
         if not serves(flat):
             return other(*args)
-        return unflatten_tree(plan.out_tree, program(flat))
+        return build(plan.result, Given(program(flat)))
 
     return entry

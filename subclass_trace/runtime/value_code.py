@@ -39,7 +39,9 @@ class ValueEmitter:
             return f"{s.bind('method', types.MethodType)}({s.constant(recipe.function)}, {self.value(recipe.of)})"
         if isinstance(recipe, Make):
             items = "".join(f"{self.value(item)}, " for item in recipe.items)
-            return f"({items})" if recipe.cls is tuple else f"{s.bind('make', make)}({s.constant(recipe.cls)}, ({items}))"
+            return (
+                f"({items})" if recipe.cls is tuple else f"{s.bind('make', make)}({s.constant(recipe.cls)}, ({items}))"
+            )
         return self._new(recipe)
 
     def _new(self, recipe: New) -> str:
@@ -78,7 +80,11 @@ def emit_effects(emitter: ValueEmitter, effects: Sequence[SideEffect], missing: 
             rows.append((effect, thing, _named(s, emitter.value(effect.value))))
             continue
         holder: Any = effect.holder
-        thing = s.constant(holder.thing, "thing") if holder.fixed else _named(s, f"{s.constant(holder.now)}((args, kwargs))")
+        thing = (
+            s.constant(holder.thing, "thing")
+            if holder.fixed
+            else _named(s, f"{s.constant(holder.now)}((args, kwargs))")
+        )
         if isinstance(effect, Put):
             value = s.bind("MISSING", missing) if effect.value is None else _named(s, emitter.value(effect.value))
         elif isinstance(effect, Extend):

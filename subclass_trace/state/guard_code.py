@@ -71,7 +71,7 @@ class Reader:
     """The generated function of `StateGuards`, and what it pins.
 
     Attributes:
-        read: ``(args, kwargs)`` -> ``[*tensors, *numbers, *entries]`` in the order of the guards, or None.
+        read: ``(args, kwargs)`` -> ``[*flat arguments, *entries]`` in the order of the guards, or None.
         fixed: the tensors at fixed places, as the last call has found them; ``fixed_ids``: their ids.
     """
 
@@ -137,6 +137,10 @@ class Reader:
             )
 
         return hold
+
+    def still_holds(self) -> bool:
+        """Do all guards hold, of code that has no arguments?"""
+        return self.read((), {}) is not None
 
     def holds(self) -> bool:
         """The fast check of fixed places."""
@@ -213,16 +217,16 @@ class _Emitter:
             self._unless(f"{self._read(first)} is {self._read(second)}")
         self._objects()
         found = self._tensors()
-        numbers = [self._read(s) for s in guards.numbers]
         entries = [self._read(s) for s in guards.entries]
         for cls, mro in guards.bases:
             self._unless(f"{self._const(cls)}.__mro__ is {self._const(mro)}")
-        for _, function, counts in guards.caches:
-            self._unless(f"{self._const(function.cache_info)}()[1::2] == {tuple(counts)}")
+        for row in guards.caches:
+            self._unless(f"not {self._const(row.is_stale)}()")
         head = [f"if len(args) != {guards.positional} or {self._keywords()}: return None"]
         if self.reader.dicts or guards.functions or guards.objects:
             head.append(f"if not {self._const(self.reader.holds)}(): return None")
-        self.lines.append(f"return [{', '.join([*found, *numbers, *entries])}]")
+        flat = [found.get(s) or self._read(s) for s in guards.flat]
+        self.lines.append(f"return [{', '.join([*flat, *entries])}]")
         body = "\n".join(f"        {line}" for line in self.lines)
         start = "\n".join(f"    {line}" for line in head)
         return f"def read(args, kwargs):\n{start}\n    try:\n{body}\n    except {_EXPECTED}: return None\n"
@@ -341,9 +345,10 @@ class _Emitter:
         self.lines.append(f"ids = {{{listed}}}")
         self._unless(f"len(ids) == {len(moving)} and {self._const(fixed)}.isdisjoint(ids)")
 
-    def _tensors(self) -> list[str]:
+    def _tensors(self) -> dict[Source, str]:
         """Local names of the inputs, each another tensor than the rest."""
-        found, moving = [], []
+        found: dict[Source, str] = {}
+        moving = []
         fixed = [k for k, s in enumerate(self.guards.tensors) if self.reader.is_pinned(s)]
         names = {k: f"t{k}" for k in range(len(self.guards.tensors))}
         if fixed:
@@ -352,7 +357,7 @@ class _Emitter:
             if not self.reader.is_pinned(source):
                 self.lines.append(f"{names[k]} = {self._read(source)}")
                 moving.append(names[k])
-            found.append(names[k])
+            found[source] = names[k]
         if moving:
             apart = f"{self._const(self.reader.fixed_ids)}.isdisjoint(({''.join(f'id({n}), ' for n in moving)}))"
             ids = ", ".join(f"id({n})" for n in moving)

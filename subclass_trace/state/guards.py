@@ -191,8 +191,8 @@ class StateGuards:
     """The guards of a specialization on the sources of its call.
 
     Attributes:
-        tensors: where each input of the region is found (one place each; `same_tensors` are the others).
-        numbers: where each number that is a symbol is found.
+        flat: where each flat argument of the region is found: tensors (one place each; `same_tensors` are the others), and
+            numbers that are symbols.
         entries: the objects of the arguments that results hand on.
         by_holder: guards of holders that are fixed dicts: they hold for as long as the dict was not written.
         each: guards that every call compares.
@@ -202,11 +202,21 @@ class StateGuards:
         self,
         walk: Walk,
         call: Call,
-        tensors: Sequence[Source],
-        numbers: Sequence[Source],
+        flat: Sequence[Source],
+        numbers: Collection[Source] = (),
         entries: Sequence[Source] = (),
+        *,
+        keys: Collection[Source] = (),
+        by_identity: bool = False,
     ) -> None:
-        self.walk, self.tensors, self.numbers, self.entries = walk, tuple(tensors), tuple(numbers), tuple(entries)
+        """Args:
+        flat: where the flat arguments of the region are found: tensors, and ``numbers`` that are symbols.
+        keys: tensors that are constants after all, since the region makes keys of them.
+        by_identity: tensors are no inputs, but those of the trace.
+        """
+        self._by_identity, self._keys = by_identity, frozenset(keys)
+        self.walk, self.flat, self.entries = walk, tuple(flat), tuple(entries)
+        self.tensors = tuple(s for s in flat if s not in numbers)
         self.positional, self.keywords = len(call[0]), tuple(call[1])
         self.by_holder: dict[Holder, list[Guard]] = {}
         self.each: list[Guard] = []
@@ -221,7 +231,7 @@ class StateGuards:
         self.functions = [(f, f.__code__, f.__defaults__) for f in walk.functions]
         self.objects = [(o, type(o), namespace_of(o)) for o in walk.objects]
         self.bases = list(walk.bases)
-        self.caches = [(path, f, f.cache_info()[1::2]) for path, f, _ in walk.caches]
+        self.caches = [row for row in walk.caches if row.known is not None]
         self.aliases = list(walk.aliases)
         self.moving = [h for h in walk.holders.values() if not h.fixed and not isinstance(h, Slots)]
         self.same_tensors = walk.same_tensors
@@ -248,7 +258,7 @@ class StateGuards:
             return Exact(source, MISSING)
         if (holder, source.key) in self._symbols:
             return OfType(source, type(value))
-        if is_a(value, torch.Tensor):
+        if is_a(value, torch.Tensor) and not self._by_identity and source not in self._keys:
             return IsTensor(source)
         if type(value) in ATOMS or is_a(value, (tuple, frozenset)):
             return Exact(source, value)
@@ -259,13 +269,17 @@ class StateGuards:
     def _kept_item(self, holder: Holder, key: Any, value: Any) -> Any:
         if (holder, key) in self._symbols:
             return _Any(type(value))
-        if is_a(value, torch.Tensor):
+        if is_a(value, torch.Tensor) and not self._by_identity and Source(holder, key) not in self._keys:
             return _TENSOR
         if holder.fixed or type(value) in ATOMS or is_a(value, (types.FunctionType, type, types.ModuleType)):
             return value
         return _Any(type(value))
 
     # ------------------------------------------------------------------------------------------ reference
+    def is_stale(self) -> bool:
+        """Did a cache lose what it held? Then this specialization serves no call any more."""
+        return any(row.is_stale() for row in self.caches)
+
     def failed(self, call: Call) -> str | None:
         """The first guard that does not hold in a call, as a sentence; None if all do."""
         if len(call[0]) != self.positional or tuple(call[1]) != self.keywords:
@@ -296,9 +310,9 @@ class StateGuards:
         for cls, mro in self.bases:
             if cls.__mro__ is not mro:
                 return f"the bases of {cls.__qualname__} changed"
-        for path, function, counts in self.caches:
-            if function.cache_info()[1::2] != counts:
-                return f"the cache of {path} changed"
+        for row in self.caches:
+            if row.is_stale():
+                return f"the cache of {row.path} changed"
         return None
 
     def _other_objects(self, call: Call) -> str | None:

@@ -7,12 +7,11 @@ was, whatever happened.
 
 from __future__ import annotations
 
-import gc
+import contextlib
 import operator
 import types
 import warnings
-import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,6 +21,8 @@ from ..errors import SideEffectError, SubclassTraceError
 from ..plan.side_effects import SideEffect
 from ..plan.values import Recipe
 from .entering import Events, events, is_users
+from .guard_code import Reader
+from .guards import StateGuards
 from .side_effects import Recipes, Snapshot, side_effects
 from .source import Call, Source, is_a
 from .walk import Walk
@@ -46,12 +47,14 @@ class Outcome:
         result: how the result is made of them.
         effects: what else each call does.
         entries: the objects of the arguments that the result hands on.
+        keys: the sources of tensors that are keys of what the call leaves.
     """
 
     outputs: list[Any]
     result: Recipe
     effects: tuple[SideEffect, ...]
     entries: tuple[Source, ...]
+    keys: frozenset[Source] = frozenset()
 
 
 class StateRun:
@@ -69,9 +72,10 @@ class StateRun:
         self.snapshot = Snapshot(self.walk)
         self.refusal: SubclassTraceError | None = None
         self.events: Events = Events(self)
+        self._live = False
         self.stand_ins: dict[int, torch.Tensor] = {}  # id of a real tensor -> what stands for it
         self.symbols: dict[Source, Any] = {}
-        self.tensors: list[Source] = []  # where each input is found
+        self.reals: dict[int, tuple[Source, torch.Tensor]] = {}  # id of a stand-in -> where the real tensor is, and it
         self._seen_tensors = self._seen_numbers = 0
 
     # ------------------------------------------------------------------------------------------ events
@@ -104,6 +108,40 @@ class StateRun:
             )
         )
 
+    @property
+    def is_live(self) -> bool:
+        """Is code of the user's running, above the recorder?"""
+        return self._live
+
+    def on(self) -> None:
+        """Code of the user's runs from here."""
+        self._live = True
+        self.events.on()
+
+    def off(self) -> None:
+        """Code of torch's and of this package runs from here."""
+        self._live = False
+        self.events.off()
+
+    def close(self) -> None:
+        """The function has run."""
+        self._live = False
+        self.events.close()
+
+    def check_generator(self, generator: torch.Generator) -> None:
+        """The region draws from this explicit generator.
+
+        Raises:
+            SideEffectError: it was not there before.
+        """
+        if generator is not torch.default_generator and id(generator) not in self.walk.known:
+            raise SideEffectError(
+                "the region draws from a random generator that it makes: it would go on drawing from that one",
+                expected="a torch.Generator that is an argument, or that the function has a name for",
+                got="another one",
+                fix="make it outside of the region and pass it",
+            )
+
     def refused(self, error: SubclassTraceError) -> SubclassTraceError:
         """Remember a refusal, so that no ``except Exception`` of the user's can swallow it."""
         if self.refusal is None:
@@ -128,13 +166,14 @@ class StateRun:
                 places.append(source)
         self._seen_numbers = len(walk.numbers)
         self.snapshot.stand_in(places, self.replaced)
+        self.snapshot.stand_in_keys(self.stand_ins)
 
     def _stand_in_for(self, found: Iterable[tuple[Source, torch.Tensor]]) -> None:
         new = {id(t): (source, t) for source, t in reversed(list(found)) if id(t) not in self.stand_ins}
         rows = [row for row in found if id(row[1]) in new and new[id(row[1])][0] == row[0]]
         for (source, real), traced in zip(rows, self.make.tensors(rows), strict=True):
             self.stand_ins[id(real)] = traced
-            self.tensors.append(source)
+            self.reals[id(traced)] = source, real
             held = self.walk.attributes_of(real, source, traced)
             if held is not None:
                 for name in held.wanted - held.left_out:
@@ -172,21 +211,23 @@ class StateRun:
         """
         self.events = events(self)
         try:
-            self.events.on()
+            self.on()
             result = self.function(*args, **kwargs)
         finally:
-            self.events.close()
+            self.close()
             if self.refusal is not None:
                 raise self.refusal
-        recipes = Recipes(self.walk)
+        recipes = Recipes(self.walk, self.reals)
         made = recipes(result, "result")
         effects = tuple(side_effects(self.snapshot.changes(), recipes))
-        return Outcome(recipes.outputs, made, effects, tuple(recipes.entries))
+        return Outcome(recipes.outputs, made, effects, tuple(recipes.entries), frozenset(recipes.keys))
 
     def restore(self) -> None:
         """All sources hold what they held before."""
-        self.events.close()
+        self.close()
         self.snapshot.restore()
+        for row in self.walk.caches:
+            row.restore()
 
     def forget(self) -> None:
         """What only the trace needed: nothing leads to the tensors of the call, or to the traced ones."""
@@ -194,40 +235,79 @@ class StateRun:
         for holder in self.walk.holders.values():
             holder.live, holder.before = None, {}
         self.snapshot.base.clear()
-        self.stand_ins, self.symbols = {}, dict.fromkeys(self.symbols)
+        self.stand_ins, self.reals, self.symbols = {}, {}, dict.fromkeys(self.symbols)
+
+
+class BackwardState(StateRun):
+    """The Python state around the trace of a backward, whose code (hooks, custom functions, classes) runs again.
+
+    What it reads is guarded by each use of the backward; what it changes is refused. Tensors that it comes upon are those of
+    the trace, which it knows by identity.
+
+    Attributes:
+        guards: None where no code of the user's ran.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(_nothing, ((), {}), _NoInputs(), warns=False)
+        self.guards: Reader | None = None
+
+    def stand_in(self) -> None:
+        """There are none."""
+
+    def finish(self) -> None:
+        """Read off what the code did.
+
+        Raises:
+            SideEffectError: it changed Python state: each backward would have to, and the graph does not.
+        """
+        changed = self.snapshot.changes()
+        self.restore()
+        for holder, (now, was) in changed.items():
+            other = [key for key in now.keys() | was.keys() if now.get(key) is not was.get(key)]
+            raise SideEffectError(
+                "a hook or a custom backward changes Python state, which each backward would have to do again",
+                path=holder.text(other[0]) if other else holder.path,
+                expected="backwards that compute gradients",
+                fix="do it outside of the backward",
+            )
+        if self.walk.holders:
+            self.guards = Reader(StateGuards(self.walk, ((), {}), (), (), by_identity=True))
+        self.forget()
+
+
+class _NoInputs:
+    def tensors(self, found: Sequence[tuple[Source, torch.Tensor]]) -> list[torch.Tensor]:
+        return []
+
+    def number(self, source: Source, value: Any) -> Any:
+        return None
+
+
+def _nothing() -> None:
+    pass
+
+
+@contextlib.contextmanager
+def backward_state(recorder: Any) -> Iterator[BackwardState]:
+    """Inside, a backward is traced by ``recorder``.
+
+    Raises:
+        SubclassTraceError: a refusal, or a change of Python state.
+    """
+    state, before = BackwardState(), recorder.state
+    recorder.state = state
+    state.events = events(state)
+    try:
+        state.on()
+        yield state
+    finally:
+        recorder.state = before
+        state.restore()
+        if state.refusal is not None:
+            raise state.refusal
+    state.finish()
 
 
 def _line(code: types.CodeType, line: int) -> str:
     return f"{code.co_filename}:{line} ({code.co_name})"
-
-
-def check_leaks(alive: Sequence[weakref.ref[torch.Tensor]], run: StateRun) -> None:
-    """Traced tensors that something outside of the trace still holds would be found by later calls.
-
-    Raises:
-        SideEffectError: names what holds one.
-    """
-    if all(reference() is None for reference in alive):
-        return
-    gc.collect()
-    for path, cached, misses in run.walk.caches:
-        if cached.cache_info().misses != misses and any(r() is not None for r in alive):
-            cached.cache_clear()
-            if all(r() is None for r in alive):
-                raise SideEffectError(
-                    "an lru_cache would keep what the region computes",
-                    path=path,
-                    expected="cached functions of constants",
-                    fix="compute it outside of the region, or without the cache",
-                )
-    for reference in alive:
-        traced = reference()
-        if traced is not None:
-            holders = [type(x).__qualname__ for x in gc.get_referrers(traced) if not isinstance(x, types.FrameType)]
-            raise SideEffectError(
-                "a traced tensor escapes from the region",
-                got=f"it is held by {', '.join(holders[:3]) or 'a frame'}",
-                fix="return it, or store it where a name of the region leads",
-            )
-
-

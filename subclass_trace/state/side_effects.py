@@ -9,12 +9,13 @@ from __future__ import annotations
 import collections
 import types
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping as MappingType
 from typing import Any
 
 import torch
 
 from .. import _torch
-from ..errors import SideEffectError, UnsupportedError
+from ..errors import SideEffectError
 from ..plan.side_effects import Extend, Fill, Put, SideEffect
 from ..plan.values import Again, Constant, Entry, Make, Method, New, Output, Recipe
 from .source import (
@@ -79,6 +80,14 @@ class Snapshot:
             self.base.setdefault(holder, dict(holder.before))[key] = value
             holder.put(holder.live, key, value)
 
+    def stand_in_keys(self, stand_ins: MappingType[int, Any]) -> None:
+        """Let tensors that are keys of dicts be their stand-ins, as far as they have some by now."""
+        for holder in self.walk.keyed:
+            base = self.base.get(holder, holder.before)
+            if any(id(key) in stand_ins for key in base):
+                self.base[holder] = {stand_ins.get(id(key), key): value for key, value in base.items()}
+                holder.fill(holder.thing, self.base[holder])
+
     def changes(self) -> dict[Holder, tuple[Table, Table]]:
         """Holder -> (its table now, and at the start), for those that changed.
 
@@ -128,9 +137,13 @@ class Recipes:
     Attributes:
         outputs: the tensors and symbols that the recipes need, which the region returns as flat outputs.
         entries: where the objects of the arguments are that the recipes hand on.
+        keys: the sources of tensors that are keys of dicts, and with that constants.
     """
 
-    def __init__(self, walk: Walk) -> None:
+    def __init__(self, walk: Walk, reals: MappingType[int, tuple[Source, torch.Tensor]]) -> None:
+        """``reals``: id of a stand-in -> the source of its tensor, and that."""
+        self._reals = reals
+        self.keys: set[Source] = set()
         self.outputs: list[Any] = []
         self.entries: list[Source] = []
         self._walk = walk
@@ -217,8 +230,21 @@ class Recipes:
         return New(number, cls, args, items, pairs, fields, slots)
 
     def _key(self, key: Any, path: str) -> Recipe:
+        key = self.key(key, path)
+        return Constant(key) if is_a(key, torch.Tensor) else self(key, path)
+
+    def key(self, key: Any, path: str) -> Any:
+        """A key of a dict, or an item of a set, which is the same in each call: for a stand-in the tensor itself.
+
+        Raises:
+            SideEffectError: it is computed by the region, or is found anew in each call.
+        """
+        known = self._reals.get(id(key)) if is_a(key, torch.Tensor) else None
+        if known is not None and known[0].holder.fixed:
+            self.keys.add(known[0])
+            return known[1]
         check_key(key, path)
-        return self(key, path)
+        return key
 
 
 def _has(member: Any, value: Any) -> bool:
@@ -263,20 +289,21 @@ def side_effects(changes: dict[Holder, tuple[Table, Table]], recipes: Recipes) -
     effects: list[SideEffect] = []
     for holder, (now, was) in changes.items():
         if isinstance(holder, (Mapping, Bag)):
-            for key in now.keys() - was.keys():
-                check_key(key, holder.path)
+            now = {key if key in was else recipes.key(key, holder.path): value for key, value in now.items()}
         if isinstance(holder, ListLike):
             effects.append(_of_list(holder, list(was.values()), list(now.values()), recipes))
             continue
         kept = [key for key in was if key in now]
         if type(holder) is Mapping and kept != list(now)[: len(kept)]:
-            effects.append(Fill(holder, tuple((key, recipes(v, holder.text(key))) for key, v in now.items())))
+            rows = [(recipes.key(key, holder.path), recipes(v, holder.text(key))) for key, v in now.items()]
+            effects.append(Fill(holder, tuple(rows)))
             continue
-        effects += [Put(holder, key, None) for key in was if key not in now]
+        effects += [Put(holder, recipes.key(key, holder.path), None) for key in was if key not in now]
         for key, value in now.items():
             if was.get(key, MISSING) is not value and not same(was.get(key, MISSING), value):
                 removed = value is MISSING
-                effects.append(Put(holder, key, None if removed else recipes(value, holder.text(key))))
+                made = None if removed else recipes(value, holder.text(key))
+                effects.append(Put(holder, recipes.key(key, holder.path), made))
     return effects
 
 
@@ -286,17 +313,3 @@ def _of_list(holder: ListLike, was: Sequence[Any], now: Sequence[Any], recipes: 
         added = enumerate(now[len(was) :], len(was))
         return Extend(holder, tuple(recipes(v, holder.text(k)) for k, v in added))
     return Fill(holder, tuple((k, recipes(v, holder.text(k))) for k, v in enumerate(now)))
-
-
-def refuse_unknown(value: Any, path: str) -> None:
-    """A real tensor that no source holds would be the one of the trace for ever.
-
-    Raises:
-        UnsupportedError: always.
-    """
-    raise UnsupportedError(
-        "the region uses a tensor that no argument, name or attribute of it holds",
-        path=path,
-        got=f"a {value.dtype} tensor of shape {tuple(value.shape)}",
-        fix="pass it as an argument, or hold it in an attribute",
-    )

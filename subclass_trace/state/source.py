@@ -154,7 +154,7 @@ class Holder:
         thing: what it is; of one inside of the arguments: in the call that is traced.
         path: for people.
         parent, parent_key: where each call finds it; ``fixed`` where that is None.
-        before: the table as it was when the walk came to it.
+        before: the table as it was when the walk came to it; ``known``: its keys.
         kept: the keys whose values are guarded; None where one comparison holds for all.
         live: what the trace sees in its place; of the attributes of a tensor those of its stand-in, else the thing.
         left_out: keys that are no sources.
@@ -170,6 +170,7 @@ class Holder:
         self.live: Any = thing
         self.left_out: frozenset[Any] = frozenset()
         self.before: dict[Any, Any] = {}
+        self.known: frozenset[Any] = frozenset()
         self.kept: dict[Any, None] | None = {}
 
     def __repr__(self) -> str:

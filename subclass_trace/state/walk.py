@@ -107,6 +107,28 @@ def cannot_be_put_back(value: Any) -> str | None:
     return None
 
 
+class Cached:
+    """A function behind ``functools.lru_cache``. What a trace puts into the cache is traced, and is taken out again."""
+
+    def __init__(self, path: str, function: Any) -> None:
+        self.path, self.function = path, function
+        self._before = function.cache_info()
+        self.known: tuple[int, int] | None = None  # what later calls must find, where the trace used what was there
+
+    def restore(self) -> None:
+        """The trace is over."""
+        now = self.function.cache_info()
+        if now.misses != self._before.misses:
+            self.function.cache_clear()
+        elif now.hits != self._before.hits:
+            self.known = (now.misses, now.currsize)
+
+    def is_stale(self) -> bool:
+        """Was the cache cleared, or filled with more, since?"""
+        now = self.function.cache_info()
+        return self.known is not None and (now.misses, now.currsize) != self.known
+
+
 class Walk:
     """The sources of one call, as far as the code that has been entered names them.
 
@@ -126,10 +148,11 @@ class Walk:
         self.tensors: list[tuple[Source, torch.Tensor]] = []
         self.same_tensors: dict[Source, list[Source]] = {}
         self.numbers: list[Source] = []
+        self.keyed: list[Holder] = []  # dicts of which tensors are keys
         self.functions: list[types.FunctionType] = []
         self.objects: list[Any] = []
         self.bases: list[tuple[type, tuple[type, ...]]] = []
-        self.caches: list[tuple[str, Any, int]] = []
+        self.caches: list[Cached] = []
         self.aliases: list[tuple[Source, Source]] = []
         self.entered: dict[types.CodeType, dict[str, Any]] = {}
         self.names: set[str] = set()
@@ -321,6 +344,7 @@ class Walk:
     # ------------------------------------------------------------------------------------------ values
     def _keep(self, holder: Holder, before: dict[Any, Any] | None = None) -> None:
         holder.before = holder.table(holder.thing) if before is None else before
+        holder.known = frozenset(holder.before)
         self.holders[id(holder.thing)] = holder
         self._alive.append(holder.thing)
         self._counted(1)
@@ -446,7 +470,7 @@ class Walk:
             for function in (value.fget, value.fset, value.fdel):
                 self.value(function, path)
         elif kind is functools._lru_cache_wrapper:
-            self.caches.append((path, value, value.cache_info().misses))
+            self.caches.append(Cached(path, value))
             self.value(value.__wrapped__, path)
         elif kind is functools.cached_property:
             self.value(value.func, path)
@@ -467,6 +491,8 @@ class Walk:
             self.place(holder, k, item)
             if kind is Mapping and type(k) not in ATOMS:
                 self.value(k, f"{path}.key")
+                if is_a(k, torch.Tensor) and holder not in self.keyed:
+                    self.keyed.append(holder)
 
     def _instance(self, value: Any, path: str, parent: Holder | None, key: Any) -> None:
         kind = type(value)

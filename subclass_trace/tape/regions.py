@@ -118,7 +118,7 @@ def _entry(program: Program, ctx: Any, tangents: Sequence[Step | None]) -> Compi
 
 def _may_be_pasted(entry: CompiledBackward) -> bool:
     """A graph that calls user code runs for its own backward alone: never on zeros, nor with another back end."""
-    return entry.graph is not None and not entry.user_code.calls
+    return entry.graph is not None
 
 
 def _is_known(spec: Spec, env: Env) -> bool:
@@ -151,7 +151,7 @@ def _own_sizes(entry: CompiledBackward) -> list[Any]:
 
 def _is_settled(entry: CompiledBackward, ctx: Any) -> bool:
     """Does it serve each run: are tangents dense, sizes numbers, and is nothing left for a run to compare?"""
-    if _numbers(ctx) or _own_sizes(entry) or entry.conditions or entry.user_code.names:
+    if _numbers(ctx) or _own_sizes(entry) or entry.conditions or entry.guards is not None:
         return False
     if not _are_dense(entry.tangents):
         return False

@@ -1,78 +1,57 @@
-"""What one run of the user function gave, and the tensors that it set as attributes."""
+"""Tensors that the region leaves as attributes of tensors: of results that it made, inner ones that require grad, ``.grad``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from .. import _torch
 from ..errors import UnsupportedError
-from ..plan import AssignmentPlan, ContainerRow, OfResult, StatePlan
+from ..plan import AttributePlan
 from ..subclass.arguments import attributes_of_wrapper
 from ..subclass.flatten import flatten, leaves_of
-from ..subclass.made import Elsewhere
 from ..subclass.paths import Path, owner_of
 from ..subclass.protocol import Kind, is_traceable, kind_of
 from ..subclass.spec import Spec, WrapperSpec, is_ragged
 from ..subclass.visit import inner_values, rebuild
-from .gradients import Gradients
-from .inputs import TracedInputs
-from .mutation import Before
+from .inner_backward import InnerBackward
+from .inputs import Inputs
 from .recorder import Recorder
 from .views import lost_history
 
 Tensor = torch.Tensor
 
 
-class Run(NamedTuple):
-    """What the user function gave: flat results and their structure, the flat tensors that it was handed (by position
-    in the call), what it assigned to modules (those values stand after the results), and what it did to containers
-    among its arguments (whose new items stand beside the result in the structure)."""
+def attributes_set(
+    results: Sequence[Any], inputs: Inputs, gradients: InnerBackward, recorder: Recorder
+) -> tuple[list[Any], list[AttributePlan]]:
+    """The flat outputs, with those that are attributes alone behind them; and of which tensor they are attributes."""
+    outputs, plans = list(results), list[AttributePlan]()
 
-    results: list[Any]
-    tree: Any
-    handed: list[Any]
-    assignments: tuple[StatePlan, ...] = ()
-    containers: tuple[ContainerRow, ...] = ()
-    made: tuple[tuple[Any, bool], ...] = ()  # see `objects_made`
-    elsewhere: tuple[tuple[Any, Elsewhere], ...] = ()  # objects in results and attributes that the call has elsewhere
+    def add(owner: int, of_input: bool, name: str, value: Any) -> None:
+        plans.append(AttributePlan(owner, of_input, name, len(outputs)))
+        outputs.append(value)
 
-
-def with_attributes(
-    run: Run, inputs: TracedInputs, before: Sequence[Before], recorder: Recorder, gradients: Gradients
-) -> Run:
-    """The run with the tensors and sizes that the region set as attributes of inputs and results among what it assigned,
-    the inner tensors that require grad, and ``.grad``."""
-    results, assignments = list(run.results), list(run.assignments)
-    for number, (row, was) in enumerate(zip(inputs.inputs, before, strict=True)):
-        for name, value in _tensors_and_sizes(row.traced, row.spec).items():
-            if was.attributes.get(name) is not value:
-                assignments.append(AssignmentPlan(number, "__dict__", name, len(results)))
-                results.append(value)
+    for number, row in enumerate(inputs.inputs):
         for name, value in _kept_inside(row.traced, row.path, recorder):
-            assignments.append(AssignmentPlan(number, "__dict__", name, len(results)))
-            results.append(value)
-    own = {id(row.traced) for row in inputs.inputs}
-    for number, result in enumerate(run.results):
-        if id(result) not in own:
-            own.add(id(result))
-            found = _set_on(result, recorder) if number < run.tree.num_leaves else ()
-            for name, value in (
-                *found,
-                *_gradient_of(result),
-                *_kept_inside(result, Path("result").item(number), recorder),
-            ):
-                assignments.append(AssignmentPlan(OfResult(number), "__dict__", name, len(results)))
-                results.append(value)
-    for number, value in gradients.changed():
-        assignments.append(AssignmentPlan(number, "__dict__", "grad", len(results)))
-        results.append(value)
-    for registration in recorder.late.registrations:
-        assignments.append(registration.plan(len(results)))
-        results.append(None)
-    return run._replace(results=results, assignments=tuple(assignments))
+            add(number, True, name, value)
+    seen = {id(row.traced) for row in inputs.inputs}
+    for number, result in enumerate(results):
+        if id(result) in seen:
+            continue
+        seen.add(id(result))
+        path = Path("result").item(number)
+        for name, value in (
+            *_set_on(result, recorder),
+            *_gradient_of(result),
+            *_kept_inside(result, path, recorder),
+        ):
+            add(number, False, name, value)
+    for number, gradient in gradients.changed():
+        add(number, True, "grad", gradient)
+    return outputs, plans
 
 
 def _set_on(result: Any, recorder: Recorder) -> Iterator[tuple[str, Any]]:

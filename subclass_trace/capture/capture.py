@@ -1,0 +1,477 @@
+"""Capture of a region: the function runs once, and everything the run time needs is read off the live tensors.
+
+Steps, each from what the one before gives: make the inputs and run the function (`_run`); read what it changed
+(`read_mutations`) and what its results are (`ResultClassifier`); freeze the forward outputs (`_freeze`); keep the fake autograd
+graph as a `Tape`, from which joint graphs are traced. See docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.fx as fx
+
+from .. import _torch
+from ..errors import NeedsEager, UnsupportedError
+from ..plan import AttributePlan, MutationPlan, OutputPlan, ValueAlias, ValueOutput, ViewOutput
+from ..subclass.flatten import flatten, leaves_of
+from ..subclass.paths import Path
+from ..subclass.spec import Spec, WrapperSpec, sizes_in
+from .aliasing import alias_groups
+from .attributes import attributes_set
+from .checkpoint import checkpoint_as_tags
+from .diagnostics import typed_errors
+from .functionalize import overlapping_views
+from .functions import CapturedFunctions
+from .graphs import finish_joint, read_by_backward
+from .inputs import Inputs, TracedInput
+from .lending import Lending
+from .lift import StandIns
+from .metadata import Asked
+from .mutation import check_members, read_mutations, state_of
+from .outputs import OutputClassifier, check_escapes, is_own_leaf, leaf_inside
+from .places import groups_by_place, scattered_roots
+from .recorder import Recorder
+from .session import Session
+from .sharing import Sharing
+from .tape import Tape, connected, leaves_behind, saved_by_autograd, saves_out_of_sight
+from .torch_methods import torch_methods
+
+Tensor = torch.Tensor
+
+
+class Ran(NamedTuple):
+    """What a run gave: flat outputs (tensors and symbols), and what stands for each flat argument."""
+
+    outputs: Sequence[Any]
+    handed: Sequence[Any]
+
+
+#: makes inputs and runs the function on them, inside of all modes
+RunFunction = Callable[[Inputs], Ran]
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """What capture knows about a region. Sizes in specs may be SymInts of ``session.shape_env``.
+
+    Attributes:
+        inputs: with their gradient edges.
+        leaf_primals: graph-input number of each dense leaf; ``originals``: its fake; ``inference_leaves``: see `Inputs`.
+        size_primals: graph-input number -> SymInt, for inputs that are sizes.
+        groups: overlapping leaves of which one is written.
+        values: specs of the live tensors that the forward graph returns.
+        mutations, outputs, aliases, fresh_leaves, inference, dangling, unbacked, attributes: see `plan`.
+        views: numbers of the values that are views when the region runs eagerly.
+        differentiable: numbers of the values that get tangents.
+        differentiated: numbers of the inputs that get gradients.
+        tape: the retained autograd graph; None when nothing is differentiable.
+        saved_by_autograd: names of graph nodes that eager autograd would keep.
+        saves_out_of_sight: it keeps others as well, which cannot be asked for.
+        asked: what was asked of the inputs beside their values.
+        apart: see `plan`.
+        lending: the objects in the contexts of inputs that results have.
+    """
+
+    session: Session
+    inputs: tuple[TracedInput, ...]
+    leaf_primals: tuple[int, ...]
+    inference_leaves: frozenset[int]
+    originals: tuple[Tensor, ...]
+    size_primals: Mapping[int, Any]
+    groups: tuple[tuple[int, ...], ...]
+    values: tuple[Spec, ...]
+    forward_nodes: tuple[Any, ...]
+    boundary: fx.Node | None
+    size_outputs: tuple[Any, ...]
+    unbacked: tuple[tuple[Any, int], ...]
+    mutations: tuple[MutationPlan, ...]
+    outputs: tuple[OutputPlan, ...]
+    aliases: tuple[ValueAlias, ...]
+    fresh_leaves: tuple[int, ...]
+    inference: tuple[tuple[int, tuple[bool, ...]], ...]
+    dangling: tuple[int, ...]
+    views: frozenset[int]
+    attributes: tuple[AttributePlan, ...]
+    differentiable: tuple[int, ...]
+    differentiated: tuple[int, ...]
+    tape: Tape | None
+    saved_by_autograd: frozenset[str]
+    saves_out_of_sight: bool
+    grad_mode_after: bool | None
+    asked: Asked
+    apart: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    lending: Lending
+
+    def kept(self, graph: fx.GraphModule) -> frozenset[str]:
+        """What eager autograd would keep, by its name in a finished graph, as far as its nodes tell."""
+        names = graph.meta["names"]
+        return frozenset(names[n] for n in self.saved_by_autograd if n in names)
+
+    def served(self, graph: fx.GraphModule) -> frozenset[str]:
+        """What eager autograd would keep, and what nodes may keep that do not tell."""
+        known = self.kept(graph)
+        return known | read_by_backward(graph.graph) if self.saves_out_of_sight else known
+
+    def forward_graph(self, also: Sequence[str] = ()) -> fx.GraphModule:
+        """The functional forward graph, for a region without a backward; nodes named in ``also`` are kept in it."""
+        by_name = {n.name: n for n in self.session.recorder.graph.nodes} if also else {}
+        kept = [by_name[n] for n in also if n in by_name]
+        return finish_joint(self.session, self.forward_nodes, [], self.boundary, self.groups, kept)
+
+
+def capture(run: RunFunction, session: Session) -> Captured:
+    """Capture one region.
+
+    Args:
+        run: makes the inputs, and runs the function on them.
+
+    Raises:
+        SubclassTraceError: a refusal, with the path or line it is about. The caller's tensors are unchanged.
+    """
+    return _Capture(session).capture(run)
+
+
+@dataclass(frozen=True, eq=False)
+class _Results:
+    """What the results are, and how what they share lies."""
+
+    outputs: list[OutputPlan]
+    aliases: list[ValueAlias]
+    sizes: list[Any]
+    unbacked: Mapping[Any, int]
+    contents: set[int]  # values that are new contents of inputs
+
+
+@dataclass(frozen=True, eq=False)
+class _Frozen:
+    """The forward outputs as nodes of the graph."""
+
+    flat: list[tuple[list[Tensor], Spec]]
+    nodes: list[Any]
+    boundary: fx.Node | None
+
+
+class _Capture:
+    """One capture: the values that it emits are counted as it goes."""
+
+    def __init__(self, session: Session) -> None:
+        self.session, self.recorder = session, session.recorder
+        self.inputs = Inputs(session, state_of)
+        self.asked = Asked(self.inputs)
+        self.stand_ins = StandIns(self.recorder, self.inputs)
+        self.recorder.contexts = self._tensors_of_contexts
+        self.functions = CapturedFunctions(self.recorder, self.asked, self.stand_ins)
+        self.gradients = self.functions.gradients
+        self.values: list[Tensor] = []
+
+    def capture(self, run: RunFunction) -> Captured:
+        """See the module's docstring."""
+        grad_mode = torch.is_grad_enabled()
+        with self.session.modes():
+            try:
+                ran = self._run(run)
+                self.recorder.write_assertions()
+                results, attributes = attributes_set(ran.outputs, self.inputs, self.gradients, self.recorder)
+                after = torch.is_grad_enabled()
+                torch.set_grad_enabled(grad_mode)
+                self.recorder.sealed = True
+                lending = Lending.of(self.session.shape_env, [row.traced for row in self.inputs.inputs])
+                results = [self.stand_ins.result(o) for o in results]
+                mutations = self._mutations(results, lending)
+                found = self._classify(results, ran.handed, mutations)
+                frozen = self._freeze(found)
+                edges = self._edges(mutations)
+                leaves = self._fresh_leaves(found.contents, results)
+            finally:
+                self.inputs.forget()
+        mode = after if after != grad_mode else None
+        return self._finish(mutations, found, frozen, edges, leaves, attributes, mode, lending)
+
+    def _tensors_of_contexts(self) -> list[Tensor]:
+        return list(Lending.of(self.session.shape_env, [row.traced for row in self.inputs.inputs]).tensors())
+
+    # ---------------------------------------------------------------- steps
+    def _run(self, run: RunFunction) -> Ran:
+        recorder, functions = self.recorder, self.functions
+        recorder.start_at(sys._getframe())
+        try:
+            with (
+                checkpoint_as_tags(recorder),
+                typed_errors(recorder),
+                torch_methods(),
+                functions,
+                _torch.watched_engine(self.gradients.backward, self.gradients.check_graphs, self.gradients.check_hooks),
+                _torch.transformed_inputs(self.stand_ins.swapped),
+                self.asked.watching(),
+            ):
+                ran = run(self.inputs)
+            if recorder.views.reshaped:  # of a result alone, eager's own way may be left to the call
+                stale = (o for o in ran.outputs if not isinstance(o, Tensor) or recorder.views.by_place(o) is None)
+                functions.check_histories(stale, "the results")
+            return ran
+        finally:
+            recorder.start_at(None)  # a frame holds everything that its callers hold
+
+    def _emit(self, t: Tensor) -> int:
+        self.values.append(t)
+        return len(self.values) - 1
+
+    def _mutations(self, results: Sequence[Any], lending: Lending) -> list[MutationPlan]:
+        inputs = self.inputs
+        every = [t for t in (*results, *(i.traced for i in inputs.inputs)) if isinstance(t, Tensor)]
+
+        def leads_to(leaf: Tensor) -> bool:
+            return any(t is leaf for t in leaves_behind(every, []))
+
+        mutations = read_mutations(inputs, self.recorder, self._emit, leads_to, lending.in_place_of)
+        check_members(results, mutations, inputs)
+        return mutations
+
+    def _classify(self, results: Sequence[Any], handed: Sequence[Any], mutations: Sequence[MutationPlan]) -> _Results:
+        inputs = self.inputs
+        contents = {n for m in mutations for n in (m.value, *m.memory.values()) if n is not None}
+        replaced = [m for m in mutations if m.value is not None and m.replaced]
+        sharing = Sharing(inputs, self.recorder)
+        classifier = OutputClassifier(inputs, handed, mutations, self.recorder, results, sharing, self._emit)
+        outputs = [classifier.classify(o) for o in results]
+        aliases = sharing.aliases(self.values, contents, replaced, self._emit)
+        if aliases or (torch.is_inference_mode_enabled() and any(map(_views_input, outputs))):
+            self.asked.depends_on("is_inference")
+        odd = [k for k, row in enumerate(inputs.inputs) if (t := row.real()) is not None and t.is_inference()]
+        self.asked.depends_on("is_inference", odd)
+        classifier.need(a.delta for row in aliases for a in row.leaves if a is not None)
+        return _Results(outputs, aliases, classifier.sizes, classifier.unbacked, contents)
+
+    def _freeze(self, found: _Results) -> _Frozen:
+        recorder = self.recorder
+        flat = [flatten(t) for t in self.values]
+        for k, (_, spec) in enumerate(flat):
+            check_escapes(spec, Path("result").item(k))
+            for n in sizes_in(spec) if isinstance(spec, WrapperSpec) else ():
+                need_size(recorder, n, found.sizes, found.unbacked)
+        nodes = [recorder.node_of(leaf) for leaves, _ in flat for leaf in leaves]
+        nodes += [recorder.node_of(s) for s in found.sizes]
+        return _Frozen(flat, nodes, next(iter(reversed(recorder.graph.nodes)), None))
+
+    def _fresh_leaves(self, contents: set[int], results: Sequence[Any]) -> list[int]:
+        """Values that the region made autograd leaves, by ``requires_grad_()``.
+
+        Raises:
+            UnsupportedError: another value was computed from one: its gradient would belong to a result of the region.
+        """
+        numbers = [k for k, t in enumerate(self.values) if k not in contents and is_own_leaf(t)]
+        leaves = {
+            id(t) for t in (*(self.values[k] for k in numbers), *results) if isinstance(t, Tensor) and is_own_leaf(t)
+        }
+        # A view of a leaf is made of it anew.
+        others = [t for t in results if isinstance(t, Tensor) and id(t._base) not in leaves] if leaves else []
+        todo: list[Any] = [t.grad_fn for t in (*self.values, *others) if leaves and t.grad_fn is not None]
+        seen: set[Any] = set()
+        while todo:
+            node = todo.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            todo += [n for n, _ in node.next_functions]
+            if id(getattr(node, "variable", None)) in leaves:
+                raise leaf_inside(node.variable)
+        return numbers
+
+    def _edges(self, mutations: Sequence[MutationPlan]) -> list[tuple[int, Any]]:
+        """(input number, gradient edge) for each input that requires grad."""
+        starts = {m.input for m in mutations if m.starts_grad}
+        rows = []
+        for n, i in enumerate(self.inputs.inputs):
+            if i.edge is not None:
+                rows.append((n, i.edge))
+            elif n in starts and not torch.is_inference_mode_enabled():
+                rows.append((n, torch.autograd.graph.get_gradient_edge(i.traced)))
+        return rows
+
+    def _finish(
+        self,
+        mutations: Sequence[MutationPlan],
+        found: _Results,
+        frozen: _Frozen,
+        rows: Sequence[tuple[int, Any]],
+        fresh_leaves: Sequence[int],
+        attributes: Sequence[AttributePlan],
+        grad_mode_after: bool | None,
+        lending: Lending,
+    ) -> Captured:
+        inputs, recorder = self.inputs, self.recorder
+        mutated = {n for m in mutations for n in (m.value, *m.memory.values()) if n is not None}
+        differentiable = self._differentiable(mutations, mutated)
+        live = [self.values[k] for k in differentiable]
+        rows = connected(live, rows)
+        _check_shapes(inputs.inputs, [n for n, _ in rows], mutations)
+        groups = _written_groups(inputs, recorder, frozen.nodes)
+        self._check_leaves(leaves_behind(live, [e for _, e in rows]))
+        tape, saved, out_of_sight = self._tape(live, rows, frozen, groups)
+        return Captured(
+            session=self.session,
+            inputs=tuple(inputs.inputs),
+            leaf_primals=tuple(inputs.leaf_primals),
+            inference_leaves=frozenset(inputs.inference_leaves),
+            originals=tuple(inputs.originals),
+            size_primals=inputs.sizes,
+            groups=groups,
+            values=tuple(spec for _, spec in frozen.flat),
+            forward_nodes=tuple(frozen.nodes),
+            boundary=frozen.boundary,
+            size_outputs=tuple(found.sizes),
+            unbacked=tuple(found.unbacked.items()),
+            mutations=tuple(mutations),
+            outputs=tuple(found.outputs),
+            aliases=tuple(replace(a, within=a.within and tape is not None) for a in found.aliases),
+            fresh_leaves=tuple(fresh_leaves),
+            inference=tuple(_of_other_mode(self.values, mutated - _results(found.outputs), differentiable)),
+            dangling=() if tape else tuple(differentiable),
+            views=frozenset(k for k, t in enumerate(self.values) if t._is_view()),
+            attributes=tuple(attributes),
+            differentiable=tuple(differentiable) if tape else (),
+            differentiated=tuple(n for n, _ in rows) if tape else (),
+            tape=tape,
+            saved_by_autograd=saved,
+            saves_out_of_sight=out_of_sight,
+            grad_mode_after=grad_mode_after,
+            asked=self.asked,
+            apart=self.gradients.apart(),
+            lending=lending,
+        )
+
+    def _differentiable(self, mutations: Sequence[MutationPlan], mutated: Collection[int]) -> list[int]:
+        """The values that have a history which a caller may go back through."""
+        tracked = {m.value for m in mutations if m.differentiable}
+        rows = enumerate(self.values)
+        live = [k for k, t in rows if t.requires_grad and t.grad_fn is not None]
+        return [k for k in live if k not in mutated or k in tracked]
+
+    def _tape(
+        self,
+        live: Sequence[Tensor],
+        rows: Sequence[tuple[int, Any]],
+        frozen: _Frozen,
+        groups: tuple[tuple[int, ...], ...],
+    ) -> tuple[Tape | None, frozenset[str], bool]:
+        """The retained autograd graph; the names of nodes that eager autograd would keep, and whether there are more."""
+        recorder, edges = self.recorder, [e for _, e in rows]
+        if not live or not edges:
+            return None, frozenset(), False
+        with self.session.modes():  # an output that its own node saves is unpacked by `detach`
+            by_node = saved_by_autograd(live, edges, recorder.sets_hooks)
+        kept = [t for tensors in by_node.values() for t in tensors]
+        served = {n: None for t in kept if recorder.knows(t) and isinstance(n := recorder.node_of(t), fx.Node)}
+        traced = [self.inputs.inputs[n].traced for n, _ in rows]
+        paths = [self.inputs.inputs[n].path for n, _ in rows]
+        tape = Tape(self.session, live, edges, frozen.nodes, frozen.boundary, groups, tuple(served), traced, paths)
+        return tape, frozenset(n.name for n in served), saves_out_of_sight(live, edges)
+
+    def _check_leaves(self, leaves: Sequence[Tensor]) -> None:
+        """Refuse an input that some code took past the trace and differentiated: that gradient would be lost."""
+        for leaf in leaves:
+            if not any(map(_torch.is_fake, leaves_of(leaf))):
+                raise UnsupportedError(
+                    "code inside the region takes a tensor of the caller's, which requires grad, by ways that cannot be traced",
+                    expected="tensors that Python code of the region reads; or that require no grad, or under torch.no_grad()",
+                    got=f"operations on a tensor of shape {tuple(leaf.shape)} itself, as under torch._C.DisableTorchFunction",
+                    fix="pass the tensor as an argument, or move this part out of the region",
+                )
+
+
+def need_size(recorder: Recorder, n: Any, sizes: list[Any], unbacked: Any) -> None:
+    """The run time needs this number: symbols of data-dependent ones become size outputs."""
+    if recorder.symbols.data_dependent:
+        for symbol, value in recorder.symbols.data_dependent_parts(n):
+            if symbol not in unbacked:
+                unbacked[symbol] = len(sizes)
+                sizes.append(value)
+
+
+def _check_shapes(inputs: Sequence[TracedInput], numbers: Sequence[int], mutations: Sequence[MutationPlan]) -> None:
+    """Autograd takes the shape of a leaf when it is used first: in eager that may be after it was changed.
+
+    Args:
+        numbers: of the inputs that get gradients.
+
+    Raises:
+        UnsupportedError: the region differentiates what it computes of a leaf whose shape it changes in place.
+    """
+    for m in mutations:
+        if m.metadata is not None and m.input in numbers and inputs[m.input].is_leaf:
+            raise UnsupportedError(
+                "the region differentiates what it computes of a leaf whose shape it changes in place",
+                path=inputs[m.input].path,
+                expected="the shape that gradients of it have",
+                got=f"the shape {tuple(m.metadata.size)}",  # type: ignore[union-attr]
+                fix="change the shape outside of the region, or out of place: y = x.t()",
+            )
+
+
+def _views_input(o: OutputPlan) -> bool:
+    return isinstance(o, ViewOutput) and o.of_input
+
+
+def _results(outputs: Sequence[OutputPlan]) -> set[int]:
+    return {o.value for o in outputs if isinstance(o, ValueOutput)}
+
+
+def _of_other_mode(
+    values: Sequence[Tensor], skip: Collection[int], differentiable: Sequence[int]
+) -> Iterator[tuple[int, tuple[bool, ...]]]:
+    """(number, is it of inference mode, then its leaves) of values that are so where the caller is not, or the reverse.
+
+    Raises:
+        UnsupportedError: the region leaves the caller's inference mode to make a differentiable result.
+    """
+    mode = torch.is_inference_mode_enabled()
+    for k, value in enumerate(values):
+        flags = (value.is_inference(), *(t.is_inference() for t in leaves_of(value)))
+        if k not in skip and any(flag != mode for flag in flags):
+            if k in differentiable:
+                raise UnsupportedError(
+                    "the region leaves inference mode to make a differentiable result",
+                    expected="results without gradients, or a call outside of inference mode",
+                    got=f"a tensor of shape {tuple(value.shape)} that requires grad",
+                    fix="leave inference mode around the region",
+                )
+            yield k, flags
+
+
+def _written_groups(inputs: Inputs, recorder: Recorder, values: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+    """Leaves (by the numbers of their graph inputs) that become one graph input.
+
+    Args:
+        values: the forward's results.
+
+    Raises:
+        NeedsEager: one of them is read otherwise than it is in memory.
+    """
+    originals, leaf_primals = inputs.originals, inputs.leaf_primals
+    rows: list[Sequence[int]] = [
+        members for members in alias_groups(originals) if any(recorder.was_written(originals[k]) for k in members)
+    ]
+    lazy = next((k for row in rows for k in row if originals[k].is_conj() or originals[k].is_neg()), None)
+    if lazy is not None:  # one graph input cannot stand for memory as it is and as it is read
+        raise NeedsEager(
+            "arguments share memory that the region writes, and one of them has a conjugate or negative bit",
+            path=inputs.leaf_paths[lazy],
+            expected="views without such a bit",
+            got=f"a {originals[lazy].dtype} tensor of shape {tuple(originals[lazy].shape)}",
+            fix="pass x alone, and call x.conj() inside of the region",
+        )
+    if recorder.mutable:
+        rows = [*groups_by_place(originals, leaf_primals, recorder, rows, values)]
+    groups = [tuple(leaf_primals[k] for k in members) for members in rows]
+    if recorder.mutable:  # what is written through an overlapping view is seen as a flat piece of memory too
+        grouped = {n for members in groups for n in members}
+        views = {*overlapping_views(recorder.graph).values(), *scattered_roots(recorder.graph)}
+        roots = {str(root.target) for root in views}
+        alone = (n for n in leaf_primals if n not in grouped and f"primals_{n + 1}" in roots)
+        groups += [(n,) for n in alone]
+    return tuple(groups)

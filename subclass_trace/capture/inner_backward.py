@@ -1,0 +1,273 @@
+"""``.grad`` while a region runs: what it reads, what it sets, and what ``.backward()`` inside of it adds. What
+`torch.autograd.grad` inside of it would do to tensors from outside.
+
+The ``.grad`` of an input is one more input, found through its owner in each call: an optimizer drops gradients and gets new
+ones, so that which tensor it is tells nothing. What the region leaves there is assigned to the owner at the end of a call; an
+addition to a gradient that is there is a write in place, as in eager.
+
+``loss.backward()`` is `torch.autograd.grad` for all leaves behind it, and then what the nodes that accumulate gradients do
+(``AccumulateGrad`` in torch/csrc/autograd).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import _torch
+from ..errors import UnsupportedError
+from ..subclass.flatten import leaves_of
+from .inputs import Argument, DynamicDims, TracedInput
+from .lift import StandIns
+from .metadata import Asked
+from .recorder import Recorder
+from .tape import leaves_behind, nodes_behind
+
+Tensor = torch.Tensor
+
+
+@dataclass(eq=False)
+class Slot:
+    """The ``.grad`` of an input: the (traced) gradient that it came with, and the one that it has."""
+
+    number: int
+    row: TracedInput
+    before: Tensor | None = None
+    now: Tensor | None = None
+
+
+class InnerBackward:
+    """The gradients of one run of a region's function."""
+
+    def __init__(self, recorder: Recorder, stand_ins: StandIns, asked: Asked) -> None:
+        self.recorder, self.stand_ins, self.asked, self.inputs = recorder, stand_ins, asked, asked.inputs
+        self._slots: dict[int, Slot] = {}  # by the number of the input
+        self._apart: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+
+    # ---------------------------------------------------------------- the attribute
+    def access(self, func: Callable[..., Any], args: Sequence[Any]) -> Any:
+        """``x.grad``, ``x.grad = g``, ``del x.grad``."""
+        number = self.inputs.number_of(self.stand_ins.known(args[0]))
+        if number is None:
+            return func(*map(self.stand_ins.known, args))
+        slot = self._slot(number)
+        if func.__name__ == "__get__":
+            return slot.now
+        value = self.stand_ins.known(args[1]) if func.__name__ == "__set__" else None
+        if isinstance(value, Tensor):
+            self._check(slot, value)
+        elif value is not None:
+            return func(args[0], value)  # raises what eager does
+        slot.now = value
+        return None
+
+    def _slot(self, number: int) -> Slot:
+        """The slot of an input, whose gradient is an input from now on (or is guarded not to be there)."""
+        known = self._slots.get(number)
+        if known is not None:
+            return known
+        row = self.inputs.inputs[number]
+        found = self._slots[number] = Slot(number, row)
+        owner = row.real()
+        if owner is None or not row.has_gradient:
+            self.asked.note(number, "gradient")
+            return found
+        real = owner.grad
+        assert real is not None
+        if real.layout is not torch.strided or self.inputs.of_real(real) is not None:
+            raise UnsupportedError(
+                "the region asks for the gradient of a tensor, and that is sparse, or stands elsewhere among its inputs too",
+                path=row.path,
+                expected="a strided gradient that is no argument, and no other tensor's",
+                got=f"a gradient of layout {real.layout}",
+                fix="pass the gradient as an argument alone",
+            )
+        argument = Argument(real, row.path.attr("grad"), row.position, gradient_of=number)
+        (found.before,) = self.inputs.add([argument], DynamicDims())
+        found.now = found.before
+        return found
+
+    def _check(self, slot: Slot, value: Tensor) -> None:
+        """Eager refuses gradients of other shapes and types."""
+        if type(slot.row.traced) in _torch.FAKE_TYPES and type(value) in _torch.FAKE_TYPES:
+            with _torch.without_tracing(), torch.no_grad():
+                self.recorder.bare(slot.row.traced).grad = value.detach()
+
+    # ---------------------------------------------------------------- backward
+    def backward(self, roots: Any, tangents: Any, retain: bool, create: bool, inputs: Sequence[Any]) -> bool:
+        """Run a backward that adds to ``.grad``; False where nothing of it is the trace's.
+
+        Raises:
+            UnsupportedError: it leads out of the region, or to a leaf with hooks from outside.
+        """
+        tensors = [t for t in roots if isinstance(t, Tensor)]
+        if len(tensors) != len(roots) or not any(map(self._is_traced, tensors)):
+            return False
+        roots = list(map(self.stand_ins.known, tensors))
+        outside = {number: row for number, row in enumerate(self.inputs.inputs) if row.edge is not None}
+        targets = self._chosen(inputs, outside) if inputs else [*outside, *self._own(roots, outside)]
+        where = [outside[t].edge if isinstance(t, int) else t for t in targets]
+        if not where:
+            return False
+        found = torch.autograd.grad(roots, where, tangents, retain_graph=retain, create_graph=create, allow_unused=True)
+        held = [id(t) for t in (*found, *tangents) if t is not None]
+        for target, gradient in zip(targets, found, strict=True):
+            if gradient is not None:
+                self._add(target, gradient, create, held.count(id(gradient)) == 1)
+        return True
+
+    def _is_traced(self, t: Tensor) -> bool:
+        return self.stand_ins.known(t) is not t or any(map(_torch.is_fake, leaves_of(t)))
+
+    def _chosen(self, inputs: Sequence[Any], outside: dict[int, TracedInput]) -> list[Any]:
+        """The given inputs: numbers of ours, or tensors and edges of the region's own."""
+        by_node = {row.edge.node: number for number, row in outside.items()}
+        chosen: list[Any] = []
+        for x in inputs:
+            if isinstance(x, Tensor):
+                number = self.inputs.number_of(self.stand_ins.known(x))
+                chosen.append(x if number not in outside else number)
+            else:
+                chosen.append(by_node.get(x.node, x))
+        return chosen
+
+    def _own(self, roots: Sequence[Tensor], outside: dict[int, TracedInput]) -> Iterator[Tensor]:
+        """The leaves that the region made, and inputs of which it made leaves, behind these tensors."""
+        edges = [row.edge for row in outside.values()]
+        seen = {}
+        for leaf in (*leaves_behind(roots, edges), *[t for t in roots if t.is_leaf and t.requires_grad]):
+            seen[id(leaf)] = leaf
+        return iter(seen.values())
+
+    def _add(self, target: Any, gradient: Tensor, create: bool, alone: bool) -> None:
+        number = target if isinstance(target, int) else self.inputs.number_of(target)
+        if number is None:
+            old = target.grad if isinstance(target, Tensor) and target.is_leaf else None
+            new = _accumulated(old, gradient, target, create, alone)
+            if new is not old:
+                target.grad = new
+            for hook in (getattr(target, "_post_accumulate_grad_hooks", None) or {}).values():
+                hook(target)
+            return
+        self._check_owner(number)
+        slot = self._slot(number)
+        slot.now = _accumulated(slot.now, gradient, slot.row.traced, create, alone)
+
+    def _check_owner(self, number: int) -> None:
+        row = self.inputs.inputs[number]
+        self.asked.note(number, "is_leaf")
+        if not row.is_leaf:
+            raise UnsupportedError(
+                "the region calls .backward(), and that leads to a tensor with a history from outside",
+                path=row.path,
+                expected="leaves behind what .backward() is called on",
+                got=f"a tensor of shape {tuple(row.traced.shape)} that was computed before",
+                fix="detach it, call .backward() on the result outside of the region, or say inputs=[...]",
+            )
+        if self.asked.fact(number, "accumulation hooks") is True:
+            raise self._has_hooks(row)
+
+    def _has_hooks(self, row: TracedInput) -> UnsupportedError:
+        return UnsupportedError(
+            "the region differentiates, and a tensor behind that has hooks on its gradient",
+            path=row.path,
+            expected="tensors from outside without hooks, and without retain_grad()",
+            got="register_hook, register_post_accumulate_grad_hook or retain_grad was called on it",
+            fix="differentiate outside of the region, or register the hook inside of it on x * 1",
+        )
+
+    # ---------------------------------------------------------------- torch.autograd.grad
+    def check_graphs(self, roots: Sequence[Any], inputs: Sequence[Any]) -> None:
+        """In eager, gradients go on through the graphs that tensors from outside came with.
+
+        Raises:
+            UnsupportedError: that leads to another tensor whose gradient is wanted.
+        """
+        outside = self._by_node()
+        wanted = [outside[n] for x in inputs if (n := _node_of(x)) in outside]
+        if not wanted or len(outside) < 2:
+            return
+        behind = set(nodes_behind(map(_node_of, roots), []))
+        reached = [k for n, k in outside.items() if n in behind and any(w != k for w in wanted)]
+        for k in reached:
+            self.asked.note(k, "is_leaf")
+        above = [k for k in reached if not self.inputs.inputs[k].is_leaf]
+        reals = [[self.inputs.inputs[k].real() for k in row] for row in (above, wanted)]
+        if not above or any(t is None for row in reals for t in row):  # in a trace that is made again it is known
+            return
+        if _torch.leads_to(*reals):
+            raise UnsupportedError(
+                "the region differentiates, and that leads through the graph of a tensor from outside to another one",
+                path=self.recorder.user_line(),
+                expected="tensors from outside of which none was computed of another",
+                got=", ".join(str(self.inputs.inputs[k].path) for k in (*above, *wanted)),
+                fix="compute the one of the other inside of the region, or differentiate outside",
+            )
+        self._apart.append((tuple(above), tuple(wanted)))
+
+    def check_hooks(self, inputs: Sequence[Any], gradients: Sequence[Tensor | None]) -> None:
+        """Eager hands the gradients that are found to the hooks that tensors from outside came with, as the caller's code
+        may be; and keeps those of tensors that retain them.
+
+        Raises:
+            UnsupportedError: there is one.
+        """
+        outside = self._by_node()
+        for x, gradient in zip(inputs, gradients, strict=True):
+            number = outside.get(_node_of(x))
+            if number is None or gradient is None:
+                continue
+            self.asked.note(number, "is_leaf")
+            row = self.inputs.inputs[number]
+            names = ("gradient hooks",) if row.is_leaf else ("gradient hooks", "retains_grad")
+            if any(self.asked.fact(number, name) is True for name in names):
+                raise self._has_hooks(row)
+
+    def _by_node(self) -> dict[Any, int]:
+        """The inputs that require grad, by the nodes that the trace ends in."""
+        return {row.edge.node: number for number, row in enumerate(self.inputs.inputs) if row.edge is not None}
+
+    def apart(self) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+        """Numbers of inputs, and of others that the graphs of the first do not lead to."""
+        return tuple(dict.fromkeys(self._apart))
+
+    # ---------------------------------------------------------------- afterwards
+    def changed(self) -> Iterator[tuple[int, Tensor | None]]:
+        """(number of the input, ``.grad``) where that is something else than it came with."""
+        for slot in self._slots.values():
+            if slot.now is not slot.before:
+                yield slot.number, slot.now
+
+
+def _node_of(x: Any) -> Any:
+    """Where gradients of a tensor, or of a gradient edge, come from; None for a leaf."""
+    return x.grad_fn if isinstance(x, Tensor) else x.node
+
+
+def _accumulated(old: Tensor | None, gradient: Tensor, owner: Tensor, create: bool, alone: bool) -> Tensor:
+    """What ``owner.grad`` is after ``gradient`` was added to ``old``.
+
+    ``alone``: nobody else holds the gradient, so that it can become ``.grad`` without a copy.
+    """
+    with torch.set_grad_enabled(create):
+        if old is not None and not create:
+            return old.add_(gradient)
+        if old is not None:
+            return old + gradient
+        if not create and alone and _has_layout_of(gradient, owner):
+            return gradient.detach()
+        if _torch.is_dense(owner):
+            fresh = gradient.new_empty_strided(owner.shape, owner.stride())
+            return fresh.copy_(gradient)
+        return gradient.clone(memory_format=torch.contiguous_format)
+
+
+def _has_layout_of(gradient: Tensor, owner: Tensor) -> bool:
+    """Does the gradient have the strides that autograd gives to gradients of ``owner``?"""
+    if not _torch.is_dense(owner):
+        return gradient.is_contiguous()
+    rows = zip(gradient.shape, gradient.stride(), owner.stride(), strict=True)
+    return all(mine == theirs if size != 1 else mine != 0 for size, mine, theirs in rows)

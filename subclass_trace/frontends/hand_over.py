@@ -1,0 +1,79 @@
+"""Dynamo in the front seat, where our trace refuses a function or its calls differ without end.
+
+``torch.compile(function, backend="subclass_trace")`` then finds out what Python does, and our back end does the rest.
+Specializations that exist keep serving the calls whose guards hold; `Region.reset` starts anew.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..errors import DataDependentError, GuardError, NeedsEager, SubclassTraceError, UnsupportedError
+from ..options import Options
+
+
+class HandOverWarning(UserWarning):
+    """A region is served by Dynamo from now on, because our trace refuses it."""
+
+
+class Untraced(Exception):
+    """The trace came to no specialization; ``result``: what the call gave eagerly, or that Dynamo shall serve it."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__("no specialization")
+        self.result = result
+
+
+def hands_over(error: SubclassTraceError) -> bool:
+    """Is it a refusal that Dynamo may know better? Errors of protocols, aliasing, arguments, options, back ends, tangents and
+    the verifier are not."""
+    if isinstance(error, GuardError):
+        return error.what.startswith("the region has")
+    return isinstance(error, (UnsupportedError, DataDependentError)) and not isinstance(error, NeedsEager)
+
+
+class HandOver:
+    """The function, served by ``torch.compile``, and why."""
+
+    def __init__(self, function: Callable[..., Any], options: Options, why: SubclassTraceError, name: str) -> None:
+        from .dynamo import register
+
+        self.why = why.with_traceback(None)  # which would hold the fakes of the trace
+        self.why.__cause__ = self.why.__context__ = None
+        register()
+        compiled: Any = torch.compile(
+            function,
+            backend="subclass_trace",
+            fullgraph=options.fullgraph,
+            dynamic=options.dynamic,
+            options=options.changed() or None,
+            isolate_recompiles=True,  # else all regions of one code object count as one, and run eagerly at its limit
+        )
+        # The call of the outer module costs 10 us, and runs hooks that the region has run.
+        self.call: Callable[..., Any] = compiled.forward if isinstance(compiled, torch.nn.Module) else compiled
+        warnings.warn(f"torch.compile serves {name} from now on: {why}", HandOverWarning, stacklevel=6)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Serve a call; what Dynamo raises is Dynamo's own."""
+        return self.call(*args, **kwargs)
+
+    def first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Serve the call that was refused.
+
+        Raises:
+            SubclassTraceError: our refusal, from Dynamo's error, if Dynamo refuses the call too.
+        """
+        from torch._dynamo.exc import TorchDynamoException
+
+        try:
+            return self.call(*args, **kwargs)
+        except TorchDynamoException as error:
+            raise self.why from error
+
+    def explain(self) -> str:
+        """Who serves, and why."""
+        return f"served by torch.compile(backend='subclass_trace'), because our trace is refused:\n{self.why}"

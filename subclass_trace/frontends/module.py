@@ -1,0 +1,120 @@
+"""The region of a module is that module to everybody else: it shares its ``__dict__``, and its class is derived from its class.
+
+So it is a child like any other: ``modules()``, ``state_dict()``, ``isinstance``, ``fully_shard`` and ``quantize_`` see the
+module. What is compiled is the call of the original with the hooks that it had; hooks that are registered on the region later
+are the region's own, and run in eager around it (those of FSDP2 do).
+
+>>> import torch, subclass_trace as st
+>>> model = torch.nn.Sequential(st.compile(torch.nn.Linear(2, 2)), torch.nn.ReLU())
+>>> list(model.state_dict()), type(model[0]).__mro__[2] is torch.nn.Linear
+(['0.weight', '0.bias'], True)
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from .. import _torch
+from .._torch.dynamo import never_compiled
+from ..options import Options
+from .region import Region
+
+#: what a region has of its own, where the original has the same name in the ``__dict__`` that they share
+_HOOK_TABLES = (
+    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_with_kwargs"),
+    *("_forward_hooks_always_called", "_backward_pre_hooks", "_backward_hooks"),
+)
+_OWN = (*_HOOK_TABLES, "_compiled_call_impl")
+
+
+class _Inside:
+    """What a region of a module knows beside the module: in a slot, so that nothing of ours is in the shared ``__dict__``."""
+
+    def __init__(self, module: torch.nn.Module, core: Region) -> None:
+        self.module, self.core = module, core
+        self.own: dict[str, Any] = {name: OrderedDict() for name in _HOOK_TABLES}
+
+
+class ModuleRegion:
+    """The first base of the class of each region of a module."""
+
+    __slots__ = ()
+    _subclass_trace: _Inside
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        """A class of the user's may want arguments here, which the derived class has no business with."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A region for a copy of the module, without specializations."""
+        inside = self._subclass_trace
+        return region_of_module(copy.deepcopy(inside.module, memo), inside.core.options)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickled as the module and the options; specializations are made anew."""
+        return region_of_module, (self._subclass_trace.module, self._subclass_trace.core.options)
+
+
+class _Shown:
+    """A public member of `Region`, where the module has none of that name: no data descriptor, so that attributes win."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, region: Any, owner: Any = None) -> Any:
+        return self if region is None else getattr(region._subclass_trace.core, self.name)
+
+
+def _own_table(name: str) -> property:
+    def read(region: Any) -> Any:
+        return region._subclass_trace.own.get(name)
+
+    def write(region: Any, value: Any) -> None:
+        region._subclass_trace.own[name] = value
+
+    return property(read, write)
+
+
+def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """What the call of a region comes to, its own hooks around it."""
+    return self._subclass_trace.module(*args, **kwargs) if is_dynamo_compiling() else _call(self, args, kwargs)
+
+
+@never_compiled
+def _call(self: Any, args: Any, kwargs: Any) -> Any:
+    inside = self._subclass_trace
+    if inside.core.function is inside.module:
+        return inside.core(*args, **kwargs)
+    # Of a DistributedDataParallel the module inside is compiled: what it does in Python it does in each call around that.
+    with _torch.module_inside_replaced(inside.module, inside.core):
+        return inside.module(*args, **kwargs)
+
+
+_PUBLIC = [name for name in vars(Region) if not name.startswith("_")]
+_classes: weakref.WeakKeyDictionary[type, type] = weakref.WeakKeyDictionary()
+
+
+def _class_of_regions(cls: type) -> type:
+    if cls not in _classes:
+        members: dict[str, Any] = {name: _Shown(name) for name in _PUBLIC if not hasattr(cls, name)}
+        members |= {name: _own_table(name) for name in _OWN}
+        members |= {"__slots__": ("_subclass_trace",), "__module__": cls.__module__, "__qualname__": cls.__qualname__}
+        _classes[cls] = type(cls.__name__, (ModuleRegion, cls), {**members, "forward": _forward})
+    return _classes[cls]
+
+
+def region_of_module(module: torch.nn.Module, options: Options, *, keep_joint: bool = False) -> Any:
+    """The region of a module; of a region the region of what that compiles."""
+    if isinstance(module, ModuleRegion):
+        module = module._subclass_trace.module
+    inner = module.module if _torch.is_data_parallel(module) else module
+    region: Any = object.__new__(_class_of_regions(type(module)))
+    object.__setattr__(region, "__dict__", vars(module))
+    core = Region(inner, options, keep_joint=keep_joint)  # type: ignore[arg-type]
+    object.__setattr__(region, "_subclass_trace", _Inside(module, core))
+    return region

@@ -1,0 +1,308 @@
+"""A region: a function with its compiled instances, and the front end that serves each call.
+
+A call goes through the generated entries first. A miss is traced under the lock; a refusal of the trace, or a limit, hands the
+region over to Dynamo (`hand_over`), unless ``frontend="trace"``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import gc
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from .. import _torch
+from .._torch.dynamo import never_compiled
+from ..errors import ArgumentsError, GuardError, NeedsEager, SubclassTraceError, UnsupportedError
+from ..options import Options
+from ..runtime.backward import TRACE_LOCK
+from ..runtime.entry_code import MISS
+from ..runtime.guards import Ambient, eager_reason
+from ..state.guards import changed_numbers
+from .dynamic import SizeHistory
+from .eagerly import EagerCalls
+from .hand_over import HandOver, Untraced, hands_over
+from .specialization import Specialization, compile_call
+
+#: so many specializations call for a warning
+_MANY = 16
+#: so many specializations are asked in the order in which they were made
+_FEW = 4
+#: so many misses in a row at which no earlier value returns hand a region over
+_MISSES = 8
+
+
+class Region:
+    """A compiled function. Call it like the function; it keeps one `Specialization` per kind of call.
+
+    What it keeps for itself has names of the class alone (two underscores): all others are the function's own.
+    """
+
+    def __init__(self, function: Callable[..., Any], options: Options, *, keep_joint: bool = False) -> None:
+        self.__function, self.__options, self.__keep_joint = function, options, keep_joint
+        self.__forget()
+        functools.update_wrapper(self, function, updated=())
+
+    def __forget(self) -> None:
+        self.__entries: tuple[Specialization, ...] = ()
+        self.__fast: tuple[Callable[..., Any], ...] = ()  # their generated entries
+        self.__eagerly = EagerCalls()
+        self.__history = SizeHistory()
+        self.__dynamo: HandOver | None = None
+        self.__row: list[str] = []  # why the last calls missed, since one was served
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The function that it compiles."""
+        return self.__function
+
+    @property
+    def options(self) -> Options:
+        """How it compiles."""
+        return self.__options
+
+    @never_compiled
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the region, compiling it first if no specialization serves this call.
+
+        Inside ``torch.compile`` it is a part of that graph, as a ``torch.compile`` inside another one is.
+        """
+        if is_dynamo_compiling():
+            return self.__function(*args, **kwargs)
+        fast = self.__fast
+        for serve in fast:
+            result = serve(args, kwargs)
+            if result is not MISS:
+                if self.__row:
+                    self.__row = []
+                if len(fast) > _FEW and serve not in fast[:_FEW]:
+                    self.__move_to_front(serve)
+                return result
+        return self.__slow_call(args, kwargs)
+
+    def __move_to_front(self, serve: Callable[..., Any]) -> None:
+        """Ask the one that served this call first next time: any that serves a call is right, and most calls repeat."""
+        if TRACE_LOCK.acquire(blocking=False):  # while another thread compiles, the order can wait
+            try:
+                others = tuple(other for other in self.__fast if other is not serve)
+                if len(others) < len(self.__fast):  # no reset() came between
+                    self.__fast = (serve, *others)
+            finally:
+                TRACE_LOCK.release()
+
+    def __slow_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.__dynamo is not None:
+            return self.__dynamo(args, kwargs)
+        reason = eager_reason() or self.__eagerly.reason(args, kwargs)
+        if reason is not None:
+            return self.__eagerly.run(reason, self.__function, args, kwargs)
+        for entry in self.__entries:
+            if entry.entry is None and (result := entry.run(args, kwargs)) is not MISS:
+                return result
+        try:
+            entry = self.__specialize(args, kwargs)
+        except NeedsEager as refused:
+            return self.__eagerly.run(self.__eagerly.refused(refused, args, kwargs), self.__function, args, kwargs)
+        except Untraced as untraced:
+            if untraced.result is not MISS:
+                return untraced.result
+            assert self.__dynamo is not None
+            return self.__dynamo.first(args, kwargs)
+        # As later calls: the engine shall meet one kind of backward from the first step on.
+        result = entry.run(args, kwargs)
+        if result is MISS:
+            raise GuardError(
+                "a specialization does not serve the call that it was made for", got=entry.failed(args, kwargs)
+            )
+        return result
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """As a method: bound to the instance."""
+        return self if instance is None else functools.partial(self, instance)
+
+    # ---------------------------------------------------------------- compiling
+    def specialize(self, *args: Any, **kwargs: Any) -> Specialization:
+        """The specialization for such a call, compiled now if there is none; nothing runs on the arguments' data.
+
+        Raises:
+            UnsupportedError: the call would run eagerly, because of what is active around it; or the region is refused.
+        """
+        reason = eager_reason()
+        if reason is not None:
+            raise UnsupportedError("this call would run eagerly", got=reason, fix="leave that mode or transform first")
+        with _torch.dynamo_lock(), TRACE_LOCK:
+            return self.__compiled(args, kwargs)
+
+    def __specialize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Specialization:
+        """The specialization for a call.
+
+        Raises:
+            Untraced: Dynamo serves the region from now on; or the function has raised, and ran once eagerly.
+        """
+        with _torch.dynamo_lock(), TRACE_LOCK:
+            if self.__dynamo is not None:  # another thread has handed over meanwhile
+                raise Untraced(MISS)
+            self.__check_arguments(args, kwargs)
+            try:
+                return self.__compiled(args, kwargs)
+            except NeedsEager:
+                raise
+            except SubclassTraceError as refused:
+                if self.__options.frontend != "auto" or not hands_over(refused):
+                    raise
+                self.__hand_over(refused)
+                raise Untraced(MISS) from None
+            except Exception as error:  # the function's own: what it does eagerly stands
+                result = self.__function(*args, **kwargs)
+                if self.__options.frontend == "auto":
+                    self.__hand_over(
+                        UnsupportedError(f"the trace fails where eager does not: {type(error).__name__}: {error}")
+                    )
+                    raise Untraced(result) from None
+                raise UnsupportedError(
+                    "the trace fails where eager does not", got=f"{type(error).__name__}: {error}"
+                ) from error
+
+    def __hand_over(self, refused: SubclassTraceError) -> None:
+        name = getattr(self.__function, "__qualname__", None) or type(self.__function).__qualname__
+        self.__dynamo = HandOver(self.__function, self.__options, refused, name)
+
+    def __compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Specialization:
+        with _no_garbage_collection():
+            call, ambient = (args, kwargs), Ambient.now()
+            for entry in self.__entries:  # another thread may have made it meanwhile
+                if entry.failed(args, kwargs, ambient) is None:
+                    return entry
+            reason = self.__reason(args, kwargs, ambient)
+            self.__check_count(reason)
+            if self.__entries:
+                for entry in self.__entries:
+                    self.__history.note_numbers(changed_numbers(entry.guards.state, call))
+            entry = compile_call(
+                self.__function, call, ambient, self.__options, self.__history, reason, keep_joint=self.__keep_joint
+            )
+            self.__entries = (*(e for e in self.__entries if not e.guards.state.is_stale()), entry)
+            self.__fast = tuple(e.entry.call for e in self.__entries if e.entry is not None)
+            if entry.program.backwards is not None:
+                entry.program.backwards.narrow = functools.partial(self.__narrow, entry.program)
+            if len(self.__entries) == _MANY:
+                self.__warn(reason)
+            return entry
+
+    def __check_count(self, reason: str) -> None:
+        limit = self.__options.max_specializations
+        newest = reason.rpartition("] ")[2]
+        row = self.__row = [*self.__row, newest] if self.__entries else []
+        over = len(self.__entries) >= limit
+        if over or (self.__options.frontend == "auto" and len(row) >= _MISSES and len(set(row)) == len(row)):
+            from ..report.text import advice
+
+            raise GuardError(
+                f"the region has {len(self.__entries)} specializations already; each call seems to need another",
+                expected=f"at most max_specializations={limit}" if over else f"fewer than {_MISSES} misses in a row",
+                got="; ".join(reason.split("; ")[-3:]),
+                fix=advice(self.__entries, self.__history.fixed, ()),
+            )
+
+    def __warn(self, reason: str) -> None:
+        name = getattr(self.__function, "__qualname__", None) or type(self.__function).__qualname__
+        warnings.warn(
+            f"the region {name} has {_MANY} specializations; each costs a compilation, and "
+            f"{self.__options.max_specializations} are the limit. The last one was made because of "
+            f"{reason.split('; ')[-1]}. See region.explain()",
+            stacklevel=2,
+        )
+
+    def __narrow(self, program: Any, conditions: tuple[Any, ...]) -> None:
+        """A backward of this specialization, made to be differentiated, fixes sizes: it serves no others from now on."""
+        with TRACE_LOCK:
+            calls = {id(e.entry.call) for e in self.__entries if e.program is program and e.entry is not None}
+            self.__fast = tuple(serve for serve in self.__fast if id(serve) not in calls)
+            self.__entries = tuple(
+                replace(e, entry=None, plan=replace(e.plan, conditions=(*e.plan.conditions, *conditions)))
+                if e.program is program
+                else e
+                for e in self.__entries
+            )
+
+    def __check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        function = self.__function.forward if isinstance(self.__function, torch.nn.Module) else self.__function
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):
+            return
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise ArgumentsError(
+                f"the arguments do not fit {getattr(function, '__qualname__', function)}: {error}",
+                expected=str(signature),
+                got=f"{len(args)} positional and the keywords {sorted(kwargs)}",
+                fix="call the compiled function with the arguments of the original",
+            ) from None
+
+    def __reason(self, args: Any, kwargs: Any, ambient: Ambient) -> str:
+        if not self.__entries:
+            return "first call"
+        rows = [e.failed(args, kwargs, ambient) for e in self.__entries]
+        return "; ".join(f"[{k}] {row}" for k, row in enumerate(rows))
+
+    # ---------------------------------------------------------------- looking at it
+    @property
+    def specializations(self) -> list[Specialization]:
+        """The specializations made so far, oldest first."""
+        return list(self.__entries)
+
+    def explain(self) -> str:
+        """Which front end serves, why each specialization exists, what it guards, and which calls ran eagerly and why."""
+        from ..report.text import explain
+
+        text = explain(self.__entries, self.__eagerly.counts, self.__history.fixed)
+        return text if self.__dynamo is None else f"{self.__dynamo.explain()}\n\n{text}"
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the function's own."""
+        if name.startswith("_Region__") or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(name)
+        return getattr(self.__function, name)
+
+    def __repr__(self) -> str:
+        """The function and how many specializations there are."""
+        name = getattr(self.__function, "__qualname__", None) or type(self.__function).__qualname__
+        return f"<region {name}, {len(self.__entries)} specializations>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as the function and the options; specializations are made anew."""
+        return type(self), (self.__function, self.__options)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Region:
+        """A region for a copy of the function, without specializations."""
+        return type(self)(copy.deepcopy(self.__function, memo), self.__options)
+
+    def reset(self) -> None:
+        """Forget all specializations, and that Dynamo serves."""
+        with TRACE_LOCK:  # else a thread that puts the entries in another order would bring them back
+            self.__forget()
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Capture and partition make many live objects; collecting among them costs a third of the time and frees nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            if gc.get_freeze_count() == 0:  # else the caller froze objects, which unfreeze would release
+                gc.freeze()  # there and back: what was made here is old at once, so that enabling does not
+                gc.unfreeze()  # set off a full collection over all of it
+            gc.enable()

@@ -1,0 +1,330 @@
+"""One compiled instance of a region, and how it is made: run the function once on traced values, then partition and compile.
+
+In: a function, a call, what is known of earlier calls. Out: a `Specialization`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from .. import _torch
+from ..backends import resolve_backend
+from ..capture.aliasing import family
+from ..capture.capture import Captured, Ran, capture
+from ..capture.inputs import Argument, Inputs
+from ..capture.mutation import NeedsAutogradBase
+from ..capture.session import Session
+from ..options import Options
+from ..partition.interface import resolve_partitioner
+from ..plan import Plan, SavedValue
+from ..plan.side_effects import deliver
+from ..plan.values import Given, build
+from ..runtime.entry_code import MISS, Entry, generate, own_writes
+from ..runtime.guards import Ambient, Guards, failed_guard, failed_tensor_guard
+from ..runtime.planning import FlatArguments
+from ..runtime.reference import Program
+from ..runtime.sizes import hint_of
+from ..runtime.specialize import Graphs, alias_guard, build_program
+from ..state.code_names import asks_for_number_types
+from ..state.guard_code import Reader
+from ..state.guards import StateGuards
+from ..state.run import Outcome, StateRun
+from ..state.source import MISSING, Call, Source
+from ..subclass.flatten import flatten
+from ..subclass.paths import Path
+from ..subclass.protocol import look_again
+from ..subclass.spec import Spec
+from ..subclass.template import Examples
+from .dynamic import SIZES, SizeHistory, choose, may_be_dynamic, sizes_of
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Specialization:
+    """One compiled instance of a region with the guards under which it is right. Immutable.
+
+    Attributes:
+        reason: why it was made: which guard of each earlier specialization failed.
+        plan, guards: what the run time does, and when it may.
+        graphs: the joint (if kept), forward and backward graph modules.
+        made_numbers: sizes that could be symbols, and the code that takes them for numbers.
+    """
+
+    reason: str
+    plan: Plan
+    guards: Guards
+    program: Program
+    graphs: Graphs
+    entry: Entry | None
+    made_numbers: tuple[str, ...] = ()
+
+    @property
+    def source(self) -> str | None:
+        """The generated entry; None where the reference interpreter serves the calls."""
+        return None if self.entry is None else self.entry.source
+
+    @property
+    def saved(self) -> tuple[SavedValue, ...]:
+        """What is saved for the backward."""
+        return self.plan.saved
+
+    def failed(self, args: Any, kwargs: Any, ambient: Ambient | None = None) -> str | None:
+        """Why it does not serve a call; None if it does."""
+        return failed_guard(self.plan, self.guards, (args, kwargs), ambient or Ambient.now())
+
+    def run(self, args: Any, kwargs: Any) -> Any:
+        """The result of a call, or `MISS`."""
+        if self.entry is not None:
+            return self.entry.call(args, kwargs)
+        if self.guards.ambient != (now := Ambient.now()) or self.guards.state.failed((args, kwargs)) is not None:
+            return MISS
+        del now
+        flat = [source.read((args, kwargs)) for source in self.guards.state.flat]
+        if failed_tensor_guard(self.plan, self.guards.alias, flat) is not None:
+            return MISS
+        entries = [source.read((args, kwargs)) for source in self.guards.state.entries]
+        given = Given(self.program(flat), entries)
+        result = build(self.plan.result, given)
+        deliver(self.plan.side_effects, (args, kwargs), given, MISSING)
+        self.guards.reader.pin_own(own_writes(self.guards, self.plan.side_effects))
+        return result
+
+    def report(self) -> str:
+        """A readable table: inputs and their leaves, outputs and how they are rewrapped, saved activations."""
+        from ..report.text import describe
+
+        return describe(self.plan)
+
+
+class _Maker:
+    """Makes the inputs of one trace as the walk over Python state finds them: see `state.run.StandInMaker`.
+
+    Attributes:
+        flat: the distinct tensors and numbers, in the order in which they were found; ``sources``: where.
+        positions: flat position -> number of the input; None for a number.
+        views: flat positions of views that their autograd bases stand for, and how they lie.
+        handed: what stands for each.
+    """
+
+    def __init__(
+        self, session: Session, history: SizeHistory, options: Options, bases: Sequence[Tensor], *, numbers: bool
+    ) -> None:
+        self.session, self.history, self.options, self.bases, self.numbers = session, history, options, bases, numbers
+        self.inputs: Inputs | None = None
+        self.flat: list[Any] = []
+        self.sources: list[Source] = []
+        self.positions: list[int | None] = []
+        self.views: dict[int, Spec] = {}
+        self.handed: list[Any] = []
+        self.floats = options.backend == "eager" and options.fw_compiler is options.bw_compiler is None
+        self._number: dict[int, int] = {}  # id of an input -> its number
+
+    def tensors(self, found: Sequence[tuple[Source, Tensor]]) -> list[Tensor]:
+        """The traced tensors for these."""
+        assert self.inputs is not None
+        look_again({type(t) for _, t in found})
+        first, new = len(self.flat), list[Argument]()
+        for source, real in found:
+            target = family(real) if any(family(real) is b for b in self.bases) else real
+            if id(target) not in self._number:
+                self._number[id(target)] = len(self._number)
+                static = source.holder.fixed or isinstance(real, torch.nn.Parameter)
+                new.append(Argument(target, _path(source), len(self.flat), static, target is not real))
+            self._add(source, real, self._number[id(target)])
+        if self.options.learns_sizes:
+            self.history.add(sizes_of(new))
+        dynamic = choose(new, self.history, self.options.dynamic is True, self.session.dynamic)
+        self._renumbered(self.inputs.add(new, dynamic))
+        self.handed += [self._stand_in(k) for k in range(first, len(self.flat))]
+        return self.handed[first:]
+
+    def _renumbered(self, made: Sequence[Tensor]) -> None:
+        """Gradients that became inputs in between have numbers too."""
+        assert self.inputs is not None
+        for traced in made:
+            number = self.inputs.number_of(traced)
+            row = self.inputs.row_of(traced)
+            assert number is not None and row is not None
+            real = row.real()
+            shift = self._number[id(real)]
+            if shift != number:
+                self.positions = [
+                    number if n == shift and k >= row.position else n for k, n in enumerate(self.positions)
+                ]
+                self._number[id(real)] = number
+
+    def _add(self, source: Source, value: Any, number: int | None) -> None:
+        self.flat.append(value)
+        self.sources.append(source)
+        self.positions.append(number)
+
+    def _stand_in(self, position: int) -> Tensor:
+        """What the function sees at a flat position: a view is made anew of its traced base."""
+        assert self.inputs is not None
+        number, real = self.positions[position], self.flat[position]
+        assert number is not None
+        traced = self.inputs.inputs[number].traced
+        if self.inputs.inputs[number].real() is real:
+            return traced
+        view: Tensor = _torch.view_function(real)(traced)
+        self.views[position] = flatten(view)[1]
+        return view
+
+    def number(self, source: Source, value: Any) -> Any:
+        """The symbol of a number that changes between calls."""
+        if not self.numbers or not self.history.is_symbol(source.path, value, floats=self.floats):
+            return None
+        assert self.inputs is not None
+        symbol = self.session.number(len(self.flat), value, source.path)
+        self.inputs.add_number(symbol)
+        self._add(source, value, None)
+        self.handed.append(symbol)
+        return symbol
+
+
+def _path(source: Source) -> Path:
+    return Path(source.path)
+
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """A captured region with the Python state around it."""
+
+    captured: Captured
+    flat: FlatArguments
+    values: list[Any]  # the flat arguments of the call
+    outcome: Outcome
+    maker: _Maker
+    state: StateRun
+
+    def guards(self, ambient: Ambient) -> Guards:
+        """The guards, made of the state as it was before the trace."""
+        maker, walk = self.maker, self.state.walk
+        numbers = {s for s, n in zip(maker.sources, maker.positions, strict=True) if n is None}
+        state = StateGuards(walk, self.state.call, maker.sources, numbers, self.outcome.entries, keys=self.outcome.keys)
+        inputs = [_input_of(row, self.values) for row in self.captured.inputs]
+        session = self.captured.session
+        ambient = replace(
+            ambient,
+            dtensor=session.dtensor_modes(),
+            attention=ambient.attention if session.meets_attention() else None,
+        )
+        return Guards(ambient, state, Reader(state), alias_guard(self.captured, inputs))
+
+
+def _input_of(row: Any, values: Sequence[Any]) -> Tensor:
+    value: Any = values[row.position]
+    if row.gradient_of is not None:
+        return value.grad  # type: ignore[no-any-return]
+    return value._base if row.take_base else value  # type: ignore[no-any-return]
+
+
+def trace_call(
+    function: Callable[..., Any],
+    call: Call,
+    options: Options,
+    history: SizeHistory,
+    table: dict[Any, Any],
+    *,
+    symbols: bool,
+    then: Callable[[Traced], Any],
+) -> Any:
+    """Trace one call, and hand it to ``then``; Python state is as it was before, whatever happens.
+
+    Args:
+        symbols: may sizes and numbers be symbols?
+        table: of decompositions.
+
+    Raises:
+        SubclassTraceError: a refusal.
+        Exception: the function's own.
+    """
+    bases: list[Tensor] = []
+    while True:
+        everyone = [t for t in _torch.pytree.tree_leaves(call) if isinstance(t, Tensor)]
+        dynamic = symbols and options.dynamic is not False and may_be_dynamic(everyone, history, options.dynamic is True)
+        session = Session(dynamic=dynamic, decompositions=table)
+        maker = _Maker(session, history, options, bases, numbers=symbols and options.learns_sizes)
+        state = StateRun(function, call, maker, warns=options.frontend == "trace")
+        session.recorder.state = state
+        outcome: list[Outcome] = []
+
+        def run(inputs: Inputs, maker: _Maker = maker, state: StateRun = state, outcome: Any = outcome) -> Ran:
+            maker.inputs = inputs
+            args, kwargs = state.start()
+            outcome.append(state.run(args, kwargs))
+            return Ran(outcome[0].outputs, maker.handed)
+
+        try:
+            captured = capture(run, session)
+        except NeedsAutogradBase as again:
+            bases.append(again.base)
+            continue
+        finally:
+            state.restore()
+            session.recorder.state = None
+        views = dict(maker.views)
+        flat = FlatArguments(tuple(maker.positions), views, outcome[0].result, outcome[0].effects)
+        return then(Traced(captured, flat, maker.flat, outcome[0], maker, state))
+
+
+def compile_call(
+    function: Callable[..., Any],
+    call: Call,
+    ambient: Ambient,
+    options: Options,
+    history: SizeHistory,
+    reason: str,
+    *,
+    keep_joint: bool = False,
+) -> Specialization:
+    """The specialization for a call: with symbols for what differs between calls, or as it is where that fails.
+
+    Raises:
+        SubclassTraceError: a refusal.
+        Exception: the function's own.
+    """
+    backend = resolve_backend(options.backend, fw_compiler=options.fw_compiler, bw_compiler=options.bw_compiler)
+    partitioner = resolve_partitioner(options.partitioner, options.activation_memory_budget)
+    table = options.table(backend)
+
+    def finish(traced: Traced) -> Specialization:
+        captured = traced.captured
+        program, graphs = build_program(
+            captured,
+            traced.flat,
+            backend,
+            partitioner,
+            keep_joint=keep_joint,
+            keep_input_mutations=options.keep_inference_input_mutations,
+        )
+        captured.session.no_branch_on_floats()
+        history.has_symbols = bool(captured.session.shape_env.var_to_val) if captured.session.dynamic else False
+        guards = traced.guards(ambient)
+        examples = Examples(captured.session.mode, hint_of)
+        with torch.no_grad():
+            entry = generate(program, guards, traced.values, examples)
+        made = captured.session.made_numbers.reasons((i.traced, i.path) for i in captured.inputs)
+        if any(map(asks_for_number_types, traced.state.walk.entered)):
+            history.fix_all(history.varying_numbers, "code that asks whether type(n) is int")
+        traced.state.forget()
+        return Specialization(reason, program.plan, guards, program, graphs, entry, made)
+
+    def attempt(symbols: bool) -> Specialization:
+        made: Specialization = trace_call(function, call, options, history, table, symbols=symbols, then=finish)
+        return made
+
+    try:
+        return attempt(True)
+    except Exception as error:
+        if not (history.varying or history.varying_numbers):
+            raise
+        why = " ".join(str(error).partition("\n")[0].split())[:200] or type(error).__name__
+    made = attempt(False)  # what the function itself raises comes again
+    history.fix_all([*history.varying_numbers, SIZES], f"what only numbers serve ({why})")
+    return made

@@ -160,8 +160,11 @@ from .modes import transformed_inputs as transformed_inputs
 from .modes import without_dispatch as without_dispatch
 from .modes import without_tracing as without_tracing
 from .numbers import PYTHON_CLASSES as PYTHON_CLASSES
+from .numbers import SizesAsNumbers as SizesAsNumbers
+from .numbers import as_numbers as as_numbers
 from .numbers import as_python_number as as_python_number
 from .numbers import as_torch_symbol as as_torch_symbol
+from .numbers import has_symbols as has_symbols
 from .operators import BINDING_HOLDERS as BINDING_HOLDERS
 from .operators import StandIn as StandIn
 from .operators import copy_all as copy_all
@@ -217,6 +220,7 @@ from .symbols import symbol_values as symbol_values
 from .symbols import sympy_to_nodes as sympy_to_nodes
 from .symbols import unbacked_bindings as unbacked_bindings
 from .symbols import unbound_symbols_set_aside as unbound_symbols_set_aside
+from .symbols import value_in_trace as value_in_trace
 from .this_thread import replaced_here as replaced_here
 from .wrappers import WRAPPER_CONSTRUCTOR as WRAPPER_CONSTRUCTOR
 from .wrappers import build_wrapper as build_wrapper

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 #: code below these does not take a symbol for a number
 _INSIDE = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
@@ -27,14 +28,15 @@ def _asked_by_user(depth: int = 2) -> bool:
 
 
 def as_python_number(n: Any) -> Any:
-    """A symbolic int or float as one that user code takes for a number; all else as it is."""
+    """A symbolic int, float or bool as one that user code takes for a number; all else as it is."""
     cls = _CLASSES.get(type(n))
-    return n if cls is None or n.node.is_nested_int() else cls(n.node)
+    return n if cls is None or (cls is Int and n.node.is_nested_int()) else cls(n.node)
 
 
 def as_torch_symbol(n: Any) -> Any:
     """The reverse."""
-    return torch.SymInt(n.node) if type(n) is Int else torch.SymFloat(n.node) if type(n) is Float else n  # type: ignore[no-untyped-call]
+    base = next((base for base, cls in _CLASSES.items() if type(n) is cls), None)
+    return n if base is None else base(n.node)
 
 
 def _lifted(name: str, base: Any) -> Callable[..., Any]:
@@ -58,8 +60,12 @@ def _is_from_inside(n: Any) -> bool:
     return any(n.node.shape_env.is_unbacked_symint(s) for s in n.node.expr.free_symbols)
 
 
+def _is_of_object(base: Any, method: str) -> bool:
+    return getattr(base, method, None) is getattr(object, method, None)
+
+
 def _number_class(base: Any, plain: Callable[[Any], Any], name: str) -> Any:
-    """A class of symbols whose instances are ``plain`` numbers (int or float) to user code."""
+    """A class of symbols whose instances are ``plain`` numbers (int, float or bool) to user code."""
 
     def of_class(n: Any) -> Any:
         return plain if _asked_by_user() else type(n)
@@ -76,10 +82,15 @@ def _number_class(base: Any, plain: Callable[[Any], Any], name: str) -> Any:
             raise AttributeError(wanted)
         return getattr(plain(n), wanted)
 
+    def of_number(method: str) -> Callable[..., Any]:
+        """What symbols cannot compute (``flag + 1``)."""
+        return lambda n, *others: getattr(plain(n), method)(*others)
+
+    methods = (*(f"__{side}{m}__" for m in _BINARY for side in ("", "r")), *(f"__{m}__" for m in _OTHERS))
     body: dict[str, Any] = {
-        method: _lifted(method, base)
-        for method in (*(f"__{side}{m}__" for m in _BINARY for side in ("", "r")), *(f"__{m}__" for m in _OTHERS))
-        if hasattr(base, method)
+        method: _lifted(method, base) if method in dir(base) and not _is_of_object(base, method) else of_number(method)
+        for method in methods
+        if hasattr(plain, method)
     }
     body |= {method: asked(method) for method in ("__hash__", "__str__", "__repr__", "__format__")}
     body |= {
@@ -96,12 +107,35 @@ def _number_class(base: Any, plain: Callable[[Any], Any], name: str) -> Any:
 
 Int: Any = _number_class(torch.SymInt, int, "Int")
 Float: Any = _number_class(torch.SymFloat, float, "Float")
-_CLASSES: dict[type, Any] = {torch.SymInt: Int, torch.SymFloat: Float}
+Bool: Any = _number_class(torch.SymBool, bool, "Bool")
+_CLASSES: dict[type, Any] = {torch.SymInt: Int, torch.SymFloat: Float, torch.SymBool: Bool}
 #: how user code sees the class of a symbol
 PYTHON_CLASSES: dict[type, type] = {
-    Int: int,
-    Float: float,
     torch.SymInt: int,
     torch.SymFloat: float,
     torch.SymBool: bool,
+    Int: int,
+    Float: float,
+    Bool: bool,
 }
+
+
+def as_numbers(value: Any) -> Any:
+    """The symbols that a call tells (``x.shape``, ``x.item()``) are numbers to the user's code."""
+    if type(value) in (torch.Size, tuple, list):
+        return type(value)(map(as_numbers, value)) if has_symbols(value) else value
+    return as_python_number(value)
+
+
+def has_symbols(value: Any) -> bool:
+    """Is it a symbolic size, or does it hold one?"""
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    return any(map(has_symbols, value)) if isinstance(value, (tuple, list)) else isinstance(value, torch.SymInt)
+
+
+class SizesAsNumbers(TorchFunctionMode):
+    """Inside, the symbols that calls tell are numbers."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return as_numbers(func(*args, **(kwargs or {})))

@@ -52,6 +52,19 @@ def new_float(env: ShapeEnv, hint: float, name: str) -> Any:
     return env.create_symfloatnode(symbol, hint=hint, source=source)
 
 
+#: class of symbols -> class of what they stand for
+_NUMBER_OF: dict[type, Any] = {torch.SymInt: int, torch.SymFloat: float, SymBool: bool}
+
+
+def value_in_trace(number: Any) -> Any:
+    """The value that a symbolic number has in the call that is traced; None where it depends on data. A number is itself."""
+    kind = next((kind for cls, kind in _NUMBER_OF.items() if isinstance(number, cls)), None)
+    if kind is None:
+        return number
+    expr = number.node.expr
+    return number.node.hint if expr.free_symbols else kind(expr)
+
+
 def dynamic_context(
     sizes: Sequence[bool], strides: Sequence[bool], alike: Sequence[bool], alike_strides: Sequence[bool]
 ) -> StatelessSymbolicContext[Any, Any]:

@@ -156,7 +156,7 @@ def _told(error: BaseException) -> str:
 
 def _has_no_fake_kernel(error: BaseException) -> UnsupportedError:
     return UnsupportedError(
-        f"the region does what has no form for fake tensors: {_told(error)}",
+        f"the region uses what has no kernel for fake tensors: {_told(error)}",
         path=user_line(error),
         expected="operations that can be traced without data, on tensors of this trace",
         got=type(error).__name__,

@@ -106,7 +106,7 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         self.views.note(func, args, kwargs, out)
         if name in _MAY_COPY and args and self.recorder.symbols.data_dependent:
             self.recorder.note_copy(args[0], out)
-        return _as_numbers(back.get(id(out), out) if back else out)
+        return _torch.as_numbers(back.get(id(out), out) if back else out)
 
     def _register(self, func: Any, t: Tensor, hook: Any) -> Any:
         """A hook on a value of the region, which is traced with its backward.
@@ -169,7 +169,7 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         rule = FUNCTIONS.get(getattr(func, "__name__", ""))
         if rule is not None:
             return rule(self.recorder, func, args, kwargs)
-        if self.recorder.has_read_numbers and _has_symbols((args, kwargs)):
+        if self.recorder.has_read_numbers and _torch.has_symbols((args, kwargs)):
             with _torch.enable_python_dispatcher():  # composite kernels in C++ ask for numbers
                 return func(*args, **kwargs)
         writes = len(self.recorder.writes)
@@ -200,19 +200,6 @@ class CapturedFunctions(_torch.TorchFunctionMode):
 
 #: methods and functions, by name, that copy only where they have to
 _MAY_COPY = frozenset(("contiguous", "reshape", "reshape_as", "flatten", "ravel"))
-
-
-def _as_numbers(value: Any) -> Any:
-    """The symbols that a call tells (``x.shape``, ``x.item()``) are numbers to the user's code."""
-    if type(value) in (torch.Size, tuple, list):
-        return type(value)(map(_as_numbers, value)) if _has_symbols(value) else value
-    return _torch.as_python_number(value)
-
-
-def _has_symbols(value: Any) -> bool:
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    return any(map(_has_symbols, value)) if isinstance(value, (tuple, list)) else isinstance(value, torch.SymInt)
 
 
 def _tensor_of(value: Any) -> Any:

@@ -56,6 +56,8 @@ def number_inside(recorder: Recorder, t: Tensor, record: Callable[[Tensor], Any]
         if recorder.branch is not None:
             return _take(recorder, recorder.branch, t)
         if not recorder.asks_for_numbers:  # control flow
+            if _is_delayed_error(recorder, t):
+                return False
             raise value_asked_for(t, recorder.asking_line())
         with recorder:
             t = t.to(torch.int64)
@@ -64,6 +66,22 @@ def number_inside(recorder: Recorder, t: Tensor, record: Callable[[Tensor], Any]
         return record(t)
     except _torch.DATA_DEPENDENT_ERRORS as error:
         raise value_asked_for(t, recorder.asking_line()) from error
+
+
+def _is_delayed_error(recorder: Recorder, condition: Tensor) -> bool:
+    """Does torch's formula of a gradient ask, in C++, whether it can be differentiated again? ((zeros > 1).any())
+
+    The graph looks in each call, and raises in the first backward what eager mode raises in the second.
+    """
+    running, asked = _torch.current_autograd_node(), recorder.node_of(condition)
+    known = running is not None and running.name() in ("ScatterReduceBackward0", "IndexReduceBackward0")
+    if not known or asked.target is not aten.any.default or asked.args[0].target is not aten.gt.Scalar:
+        return False
+    with recorder:
+        _torch.assert_async(
+            ~condition, "(): Double backward is unsupported for several zeros at the same position in self"
+        )
+    return True
 
 
 def _take(recorder: Recorder, branch: _torch.Branch, condition: Tensor) -> bool:

@@ -72,6 +72,20 @@ def _tensor_split(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return func(args[0], known.tolist(), *args[2:], **rest)
 
 
+def _unflatten(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """With sizes from inside tensors: torch asks in C++ whether they are 0."""
+    named = dict(zip(("input", "dim", "sizes"), args, strict=False)) | kwargs
+    x, dim, sizes = named.get("input"), named.get("dim"), named.get("sizes")
+    if type(dim) is not int or not any(isinstance(n, torch.SymInt) and _torch.is_data_dependent(n) for n in sizes or ()):
+        return func(*args, **kwargs)
+    dim %= x.dim()
+    if not any(type(n) is int and n == -1 for n in sizes):
+        fits = math.prod(sizes) == x.shape[dim]
+        recorder.symbols.require(fits, "unflatten: the sizes do not multiply up to that of the dimension")
+    with _torch.enable_python_dispatcher():
+        return x.view(*x.shape[:dim], *sizes, *x.shape[dim + 1 :])
+
+
 def _attends(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """A function that computes attention, whose kernels a caller may choose."""
     recorder.met.add("attention")
@@ -99,6 +113,8 @@ def _observed(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _gaussian_nll_loss(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """It asks whether a variance is negative."""
+    if not all(_torch.is_fake(a) for a in (*args, *kwargs.values()) if isinstance(a, Tensor)):
+        return func(*args, **kwargs)  # the code of a class may ask for something else
     with recorder.takes(_torch.Branch(False, "var has negative entry/entries")):
         return func(*args, **kwargs)
 
@@ -177,6 +193,7 @@ FUNCTIONS: dict[str, Rule] = {
     **dict.fromkeys(("scaled_dot_product_attention", "multi_head_attention_forward"), _attends),
     **dict.fromkeys(("_native_multi_head_attention", "_transformer_encoder_layer_fwd"), _attends),
     "tensor_split": _tensor_split,
+    "unflatten": _unflatten,
     "fused_moving_avg_obs_fake_quant": _observed,
     "gaussian_nll_loss": _gaussian_nll_loss,
     "allclose": _allclose,

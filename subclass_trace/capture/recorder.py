@@ -518,7 +518,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise shared_write(func, t, self.user_line())
 
     def note_copy(self, source: Any, made: Any) -> None:
-        """``x[:, :n].contiguous()`` of a number from inside a tensor: eager has a view where it can, the trace always copies."""
+        """``x[:, :n].contiguous()`` of a number from inside a tensor: eager has a view where it can, the trace a copy."""
         if not (_torch.is_fake(source) and _torch.is_fake(made)):
             return
         storages = _torch.storage_ref(source), _torch.storage_ref(made)

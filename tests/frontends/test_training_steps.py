@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from subclass_trace.capture.formulas import no_schedules
 from torch import nn, optim
 
 import subclass_trace as st
-from subclass_trace.capture.formulas import no_schedules
 from subclass_trace.errors import UnsupportedError
 from subclass_trace.zoo import TwoTensor
 

@@ -11,10 +11,9 @@ import torch
 from .. import _torch
 from ..errors import ProtocolError
 from ..subclass.arguments import has_own_equality
-from ..subclass.context import Lent, has_sizes, is_atom, is_buffer, is_copied, map_parts
+from ..subclass.context import Lent, Part, has_sizes, is_atom, is_buffer, is_copied, map_parts, parts_of
 from ..subclass.flatten import wrappers_inside
 from ..subclass.kept import is_looked_inside
-from ..subclass.parts import Part, parts_of
 from ..subclass.protocol import flattens_alike, is_traceable
 from ..subclass.spec import Spec, WrapperSpec
 from ..subclass.visit import inner_values

@@ -27,9 +27,8 @@ from ..plan import (
     ViewOutput,
 )
 from ..subclass.arguments import attributes_inside, attributes_of_wrapper
-from ..subclass.context import Lent, is_atom, same_context
+from ..subclass.context import Lent, is_atom, parts_of, same_context
 from ..subclass.flatten import flatten, leaves_of, map_leaves
-from ..subclass.parts import parts_of
 from ..subclass.paths import Path
 from ..subclass.protocol import Kind, flattens_alike, is_traceable, kind_of, refuse
 from ..subclass.spec import Spec, WrapperSpec, is_ragged

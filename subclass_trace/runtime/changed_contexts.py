@@ -10,9 +10,8 @@ import torch
 from .. import _torch
 from ..errors import UnsupportedError
 from ..plan import Plan
-from ..subclass.context import Kept, KeptPlain, has_sizes, is_buffer, is_copied
+from ..subclass.context import Kept, KeptPlain, has_sizes, is_buffer, is_copied, parts_of
 from ..subclass.kept import difference, remembers_more
-from ..subclass.parts import parts_of
 from ..subclass.paths import Path
 from ..subclass.spec import Spec, WrapperSpec
 from ..subclass.visit import inner_values

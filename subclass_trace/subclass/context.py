@@ -175,6 +175,8 @@ class SizeValue:
     __slots__ = ()
 
 
+#: ("item", key or index), or ("field", name) of a dataclass or named tuple
+Part = tuple[str, Any]
 #: what stands for a number that differs between calls
 _SIZES = (SizeValue, torch.SymInt, torch.SymFloat)
 
@@ -190,47 +192,57 @@ def is_atom(value: Any) -> bool:
     return isinstance(value, (*_ATOMS, float, complex, *_SIZES))
 
 
+def parts_of(context: Any) -> Iterator[tuple[Part, Any]]:
+    """The parts of a container or dataclass."""
+    if isinstance(context, tuple):
+        names = getattr(context, "_fields", None)
+        steps = [("item", k) for k in range(len(context))] if names is None else [("field", n) for n in names]
+        yield from zip(steps, context, strict=True)
+    elif type(context) is list:
+        yield from ((("item", k), v) for k, v in enumerate(context))
+    elif type(context) is dict:
+        yield from ((("item", k), v) for k, v in context.items())
+    elif has_generated_equality(context):
+        yield from ((("field", f.name), getattr(context, f.name)) for f in dataclasses.fields(context))
+
+
+def map_parts(context: Any, function: Callable[[Any], Any]) -> Any:
+    """A context with ``function`` applied to each of its parts: the same one where that changes none of them."""
+    rows = [] if isinstance(context, Sizes) else list(parts_of(context))
+    found = [function(v) for _, v in rows]
+    if all(map(operator.is_, found, (v for _, v in rows))):
+        return context
+    if isinstance(context, tuple):
+        return type(context)(*found) if hasattr(context, "_fields") else type(context)(found)
+    if isinstance(context, list):
+        return found
+    if isinstance(context, dict):
+        return dict(zip(context, found, strict=True))
+    twin = copy.copy(context)
+    write = object.__setattr__ if type(context).__dataclass_params__.frozen else setattr
+    for ((_, name), _), v in zip(rows, found, strict=True):
+        write(twin, name, v)
+    return twin
+
+
 def has_sizes(context: Any) -> bool:
     """Does a context hold numbers that are computed from sizes?"""
-    if isinstance(context, _SIZES):
-        return True
-    if isinstance(context, (tuple, list)):
-        return any(map(has_sizes, context))
-    if isinstance(context, dict):
-        return any(map(has_sizes, context.values()))
-    return has_generated_equality(context) and any(map(has_sizes, _fields(context).values()))
+    return isinstance(context, _SIZES) or any(has_sizes(v) for _, v in parts_of(context))
 
 
 def numbers_in(context: Any) -> list[Any]:
     """What differs between calls in a context."""
-    found: list[Any] = []
-
-    def note(number: Any) -> Any:
-        found.append(number)
-        return number
-
-    map_sizes(context, note)
-    return found
+    return [context] if isinstance(context, _SIZES) else [n for _, v in parts_of(context) for n in numbers_in(v)]
 
 
 def map_sizes(context: Any, function: Callable[[Any], Any]) -> Any:
     """A context with each number that is computed from sizes replaced."""
-    if not has_sizes(context):
-        return context
     if isinstance(context, _SIZES):
         return function(context)
-    if isinstance(context, dict):
-        return {k: map_sizes(v, function) for k, v in context.items()}
-    if has_generated_equality(context):
-        return _with_fields(context, lambda v: map_sizes(v, function))
-    items = [map_sizes(v, function) for v in context]
     if isinstance(context, (torch.Size, Sizes)):
-        return Sizes(items) if any(map(has_sizes, items)) and not _symbolic(items) else torch.Size(items)
-    return _like(context, items) if isinstance(context, tuple) else items
-
-
-def _symbolic(items: list[Any]) -> bool:
-    return not any(isinstance(i, SizeValue) for i in items)
+        items = [map_sizes(v, function) for v in context]
+        return (Sizes if any(isinstance(n, SizeValue) for n in items) else torch.Size)(items)
+    return map_parts(context, lambda v: map_sizes(v, function))
 
 
 def same_context(a: Any, b: Any, _depth: int = 0) -> bool:
@@ -266,7 +278,7 @@ def same_context(a: Any, b: Any, _depth: int = 0) -> bool:
             getattr(b, "dtype", None),
             getattr(b, "shape", None),
         ) and bool(a.tobytes() == b.tobytes())
-    if has_generated_equality(a):
+    if has_generated_equality(a):  # raw ones: what a guard keeps of those of the user is `KeptObject`
         pairs = [(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a) if f.compare]
         return all(same_context(x, y, _depth + 1) for x, y in pairs)
     return equal(a, b)
@@ -280,26 +292,31 @@ def equal(a: Any, b: Any) -> bool:
         return False
 
 
-def snapshot(context: Any) -> Any:
+def snapshot(context: Any, mark: Callable[[Any], Any] | None = None) -> Any:
     """A context of its own for a wrapper: mutable containers and arrays copied, everything else by reference.
 
-    What a guard keeps is `kept`, which can stand in the place of a context here.
+    What a guard keeps is `kept`, which can stand in the place of a context here. ``mark`` gives what marks stand for.
     """
+    if mark is not None and isinstance(context, (Lent, _Outer)):
+        return mark(context)
     if isinstance(context, Kept):
         return context.fresh()
-    if isinstance(context, tuple):
-        return map_items(context, snapshot)
-    if type(context) is list:
-        return list(map(snapshot, context))
-    if type(context) is dict:
-        return {k: snapshot(v) for k, v in context.items()}
-    if type(context) is set:
-        return set(context)
-    if has_generated_equality(context):
-        return map_fields(context, lambda v: v if isinstance(v, torch.Tensor) else snapshot(v))
     if is_buffer(context):
         return copy.copy(context)
-    return _twin(context) if type(context) is torch.Tensor else context
+    if type(context) is torch.Tensor:
+        return _twin(context)
+    if not has_generated_equality(context):
+        found = map_parts(context, lambda v: snapshot(v, mark))
+        return copy.copy(found) if found is context and is_copied(found) else found
+    made = _copies.made
+    if made is not None and id(context) in made:
+        return made[id(context)][1]
+    # A dataclass keeps the very tensors.
+    twin = map_parts(context, lambda v: v if isinstance(v, torch.Tensor) else snapshot(v, mark))
+    twin = copy.copy(context) if twin is context and is_copied(context) else twin
+    if made is not None:
+        made[id(context)] = (context, twin)
+    return twin
 
 
 def _twin(t: torch.Tensor) -> torch.Tensor:
@@ -340,24 +357,6 @@ def is_buffer(value: Any) -> bool:
     return type(value).__module__ == "numpy" and hasattr(value, "__setitem__") and hasattr(value, "tobytes")
 
 
-def map_items(context: tuple[Any, ...], function: Callable[[Any], Any]) -> Any:
-    """A tuple with ``function`` applied to each item: the same one where that changes none of them."""
-    items = list(map(function, context))
-    return context if all(map(operator.is_, items, context)) else _like(context, items)
-
-
-def map_fields(context: Any, function: Callable[[Any], Any]) -> Any:
-    """A dataclass with ``function`` applied to each field: the same one where it is frozen and that changes none."""
-    made = _copies.made
-    if made is not None and id(context) in made:
-        return made[id(context)][1]
-    twin = _with_fields(context, function)
-    twin = copy.copy(context) if twin is context and _is_mutable_dataclass(context) else twin
-    if made is not None:
-        made[id(context)] = (context, twin)
-    return twin
-
-
 class _Copies(threading.local):
     made: dict[int, tuple[Any, Any]] | None = None
 
@@ -375,19 +374,6 @@ def one_copy_each(made: dict[int, tuple[Any, Any]]) -> Iterator[None]:
         _copies.made = before
 
 
-def map_parts(context: Any, function: Callable[[Any], Any]) -> Any:
-    """A context with ``function`` applied to each of its parts: the same one where that changes none of them."""
-    if isinstance(context, (tuple, list)) and not isinstance(context, Sizes):
-        items = list(map(function, context))
-        if all(map(operator.is_, items, context)):
-            return context
-        return items if isinstance(context, list) else _like(context, items)
-    if type(context) is dict:
-        rows = {k: function(v) for k, v in context.items()}
-        return context if all(rows[k] is v for k, v in context.items()) else rows
-    return _with_fields(context, function) if has_generated_equality(context) else context
-
-
 class _Outer(enum.Enum):
     """Stands in a context for the outer size or stride of its wrapper, when that is dynamic."""
 
@@ -401,19 +387,12 @@ def without_outer(context: Any, size: tuple[Any, ...], stride: tuple[Any, ...]) 
 
     A copy may also be in a field of a dataclass: until torch 2.11, DTensor's context holds its whole ``DTensorSpec``.
     """
-    if isinstance(context, tuple):
-        if context and _same_sizes(context, size):
+    if isinstance(context, tuple) and context:
+        if _same_sizes(context, size):
             return _Outer.NUMBERS if type(context) is tuple else _Outer.SIZE
-        if context and _same_sizes(context, stride):
+        if _same_sizes(context, stride):
             return _Outer.STRIDE
-        return _like(context, [without_outer(x, size, stride) for x in context])
-    if type(context) is list:
-        return [without_outer(x, size, stride) for x in context]
-    if type(context) is dict:
-        return {k: without_outer(v, size, stride) for k, v in context.items()}
-    if has_generated_equality(context):
-        return _with_fields(context, lambda v: without_outer(v, size, stride))
-    return context
+    return map_parts(context, lambda v: without_outer(v, size, stride))
 
 
 def with_outer(
@@ -423,23 +402,11 @@ def with_outer(
 
     ``lend`` gives the objects that come from inputs.
     """
-    if isinstance(context, Lent):
-        return lend(context)
-    if context is _Outer.SIZE:
-        return torch.Size(size)
-    if context is _Outer.NUMBERS:
-        return tuple(size)
-    if context is _Outer.STRIDE:
-        return tuple(stride)
-    if isinstance(context, tuple):
-        return _like(context, [with_outer(x, size, stride, lend) for x in context])
-    if type(context) is list:
-        return [with_outer(x, size, stride, lend) for x in context]
-    if type(context) is dict:
-        return {k: with_outer(v, size, stride, lend) for k, v in context.items()}
-    if has_generated_equality(context):
-        return map_fields(context, lambda v: v if isinstance(v, torch.Tensor) else with_outer(v, size, stride, lend))
-    return snapshot(context)
+    values = {_Outer.SIZE: torch.Size, _Outer.NUMBERS: tuple}
+    return snapshot(
+        context,
+        lambda m: lend(m) if isinstance(m, Lent) else tuple(stride) if m is _Outer.STRIDE else values[m](size),
+    )
 
 
 def has_generated_equality(value: Any) -> bool:
@@ -449,30 +416,9 @@ def has_generated_equality(value: Any) -> bool:
     return bool(type(value).__dataclass_params__.eq and "__eq__" in vars(type(value)))  # type: ignore[attr-defined]
 
 
-def _fields(value: Any) -> dict[str, Any]:
-    return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-
-
-def _with_fields(value: Any, function: Callable[[Any], Any]) -> Any:
-    """A dataclass with ``function`` applied to each field: the same object where that changes none of them."""
-    before = _fields(value)
-    after = {name: function(v) for name, v in before.items()}
-    if all(after[name] is v for name, v in before.items()):
-        return value
-    twin = copy.copy(value)
-    write = object.__setattr__ if type(value).__dataclass_params__.frozen else setattr
-    for name, v in after.items():
-        write(twin, name, v)
-    return twin
-
-
 def _is_mutable_dataclass(value: Any) -> bool:
     """An instance of a dataclass with generated equality that is not frozen."""
     return has_generated_equality(value) and not type(value).__dataclass_params__.frozen
-
-
-def _like(context: tuple[Any, ...], items: list[Any]) -> Any:
-    return type(context)(*items) if hasattr(context, "_fields") else type(context)(items)
 
 
 def _same_sizes(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:

@@ -50,7 +50,7 @@ from .context import (
     is_atom,
     is_buffer,
     is_frozen,
-    map_items,
+    map_parts,
     same_context,
     snapshot,
 )
@@ -209,7 +209,7 @@ class _Walk:
             return plain
         around = (*around, id(value))
         if type(value) in (tuple, torch.Size, Sizes) or (isinstance(value, tuple) and hasattr(value, "_fields")):
-            return map_items(value, lambda v: self.keep(v, at, around, inside))
+            return map_parts(value, lambda v: self.keep(v, at, around, inside))
         if type(value) is list:
             return [self.keep(v, at.item(k), around, inside) for k, v in enumerate(value)]
         if type(value) is dict:

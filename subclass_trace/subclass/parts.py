@@ -11,30 +11,15 @@ that very copy, its spec has a mark (`Lent`) there, and a call hands on the obje
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from .context import Lent, has_generated_equality, map_parts
+from .context import Lent, Part, has_generated_equality, map_parts, parts_of
 from .spec import Spec, WrapperSpec
 
-#: ("item", key or index), or ("field", name) of a dataclass or named tuple
-Part = tuple[str, Any]
 #: the parts that lead to a value of a context, from outside in
 Steps = tuple[Part, ...]
-
-
-def parts_of(context: Any) -> Iterator[tuple[Part, Any]]:
-    """The parts of a container or dataclass."""
-    if type(context) is dict:
-        yield from ((("item", k), v) for k, v in context.items())
-    elif type(context) in (list, tuple):
-        yield from ((("item", k), v) for k, v in enumerate(context))
-    elif isinstance(context, tuple) and hasattr(context, "_fields"):
-        yield from ((("field", n), v) for n, v in zip(context._fields, context, strict=True))
-    elif has_generated_equality(context):
-        yield from ((("field", f.name), getattr(context, f.name)) for f in dataclasses.fields(context) if f.compare)
 
 
 def value_at(context: Any, steps: Steps) -> Any:

@@ -15,7 +15,7 @@ from ..subclass.context import Lent, Part, has_sizes, is_atom, is_buffer, is_cop
 from ..subclass.flatten import wrappers_inside
 from ..subclass.kept import is_looked_inside
 from ..subclass.protocol import flattens_alike, is_traceable
-from ..subclass.spec import Spec, WrapperSpec
+from ..subclass.spec import OpaqueSpec, Spec, WrapperSpec
 from ..subclass.visit import inner_values
 
 Tensor = torch.Tensor
@@ -48,6 +48,8 @@ class Lending:
 
     def marked(self, spec: Spec) -> Spec:
         """The spec of a result, with marks in the place of what it has from an input."""
+        if isinstance(spec, OpaqueSpec):
+            return OpaqueSpec(self._marks.get(id(spec.value), spec.value))
         if not isinstance(spec, WrapperSpec):
             return spec
         return replace(spec, inners=tuple(map(self.marked, spec.inners)), context=self._in_spec(spec.context))
@@ -62,11 +64,16 @@ class Lending:
         return map_parts(value, self.in_place_of) if mark is None else mark
 
 
-def lendable(value: Any) -> Iterator[tuple[tuple[str, ...], tuple[Part, ...], Any]]:
+def lendable(value: Any) -> Iterator[tuple[tuple[str, ...], tuple[Part, ...] | None, Any]]:
     """The objects in the contexts of a wrapper, and of those inside of it, that other calls may have others for: the
-    attributes that lead to the wrapper, the parts of the context that lead to the object, and the object."""
+    attributes that lead to the wrapper, the parts of the context that lead to the object, and the object.
+
+    Those that are attributes themselves (a DeviceMesh beside inner tensors) have no such parts.
+    """
     for names, wrapper in _wrappers(value):
-        yield from ((names, steps, held) for steps, held in _held(inner_values(wrapper)[2], ()))
+        inner, values, context = inner_values(wrapper)
+        yield from (((*names, n), None, v) for n, v in zip(inner, values, strict=True) if not isinstance(v, Tensor))
+        yield from ((names, steps, held) for steps, held in _held(context, ()))
 
 
 def _wrappers(value: Any) -> Iterator[tuple[tuple[str, ...], Tensor]]:

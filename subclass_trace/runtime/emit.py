@@ -153,6 +153,8 @@ class Wrapper:
         if isinstance(spec, LeafSpec):
             return next(leaves)
         if isinstance(spec, OpaqueSpec):
+            if isinstance(spec.value, Lent) and self.lent is not None:
+                return self.lent(spec.value)
             return self.source.constant(spec.value, "opaque")
         if has_sizes(spec.context):
             raise NotGenerated("sizes in a context")

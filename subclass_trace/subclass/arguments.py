@@ -184,14 +184,6 @@ def attributes_inside(value: Any) -> Iterator[tuple[str, Any]]:
             yield name, found
 
 
-def attribute_inside(value: Any, name: str) -> Any:
-    """One of `attributes_inside`, or `ABSENT`."""
-    held, cls = _table(value), cast(Any, type(value))
-    if (type(held) is dict or isinstance(held, Mapping)) and name in held:
-        return held[name]
-    return _slot(value, name) if name in slots_of(cls) else ABSENT
-
-
 def has_attributes(value: Any) -> bool:
     """Has an object attributes of its own?"""
     return _table(value) is not None or any("__slots__" in vars(k) for k in type(value).__mro__[:-1])
@@ -202,23 +194,6 @@ def _table(value: Any) -> Any:
         return object.__getattribute__(value, "__dict__")
     except AttributeError:
         return None
-
-
-def is_lent(value: Any) -> bool:
-    """Does anybody else hold the table of the attributes of an object (``vars(value)``)?"""
-    return _references(value) > _OF_ITS_OBJECT
-
-
-def _references(value: Any) -> int:
-    table = _table(value)
-    return 0 if table is None else sys.getrefcount(table)
-
-
-class _Object:
-    """Nobody holds the table of its attributes."""
-
-
-_OF_ITS_OBJECT = _references(_Object())
 
 
 def _slot(value: Any, name: str) -> Any:

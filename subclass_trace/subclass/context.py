@@ -74,12 +74,12 @@ class Lent(Kept):
 
     Attributes:
         place: "input" (or what `made` has), the number of the input, the attributes that lead from it to the wrapper, and
-            the parts of the context that lead to the object; see `parts`.
+            the parts of the context that lead to the object (None: the attributes lead to it); see `parts`.
     """
 
     __slots__ = ("place",)
 
-    def __init__(self, number: int, names: tuple[str, ...], steps: tuple[Any, ...], value: Any) -> None:
+    def __init__(self, number: int, names: tuple[str, ...], steps: tuple[Any, ...] | None, value: Any) -> None:
         self.place: tuple[Any, ...] = ("input", number, names, steps)
         self.value = snapshot(value)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .context import Lent, Part, has_generated_equality, map_parts, parts_of
-from .spec import Spec, WrapperSpec
+from .spec import OpaqueSpec, Spec, WrapperSpec
 
 #: the parts that lead to a value of a context, from outside in
 Steps = tuple[Part, ...]
@@ -48,14 +48,17 @@ def with_parts(context: Any, values: Mapping[Steps, Any], steps: Steps = ()) -> 
 def read_lent(mark: Lent, values: Sequence[Any]) -> Any:
     """What an input of this call has in the place of an object of the traced one."""
     _, number, names, steps = mark.place
-    wrapper: Any = functools.reduce(getattr, names, values[number])
-    return value_at(wrapper.__tensor_flatten__()[1], steps)
+    found: Any = functools.reduce(getattr, names, values[number])
+    return found if steps is None else value_at(found.__tensor_flatten__()[1], steps)
 
 
 def mark_source(mark: Lent, variable: str, name_of: Callable[[Any], str]) -> str:
     """The expression that reads it, as source. ``variable``: the input; ``name_of``: what stands there for a key."""
     _, _, names, steps = mark.place
-    found = ".".join((variable, *names)) + ".__tensor_flatten__()[1]"
+    found = ".".join((variable, *names))
+    if steps is None:
+        return found
+    found += ".__tensor_flatten__()[1]"
     for kind, key in steps:
         found = f"{found}[{name_of(key)}]" if kind == "item" else f"{found}.{key}"
     return found
@@ -77,6 +80,8 @@ def marks_in(specs: Iterable[Spec | None], attributes: Iterable[Any] = ()) -> tu
         return map_parts(context, note)
 
     def look(spec: Spec | None) -> None:
+        if isinstance(spec, OpaqueSpec):
+            note(spec.value)
         if isinstance(spec, WrapperSpec):
             note(spec.context)
             for inner in spec.inners:

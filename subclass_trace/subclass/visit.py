@@ -119,7 +119,8 @@ def rebuild(spec: Spec, leaves: Iterator[Any], size: Callable[[Sequence[Any]], S
     if isinstance(spec, LeafSpec):
         return next(leaves)
     if isinstance(spec, OpaqueSpec):
-        return spec.value.fresh() if isinstance(spec.value, Kept) else spec.value
+        value = next(iter(size((spec.value,)))) if isinstance(spec.value, Lent) else spec.value
+        return value.fresh() if isinstance(value, Kept) else value
     inner = {n: rebuild(s, leaves, size) for n, s in zip(spec.names, spec.inners, strict=True)}
     outer, stride = tuple(size(spec.size)), tuple(size(spec.stride))
     # A fresh context: a mutable one must not be shared by the results of two calls.

@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from case_kit import A, C, fact, same
+from torch._library.opaque_object import is_opaque_type, register_opaque_type
+from torch._opaque_base import OpaqueBase
 from wrappers import Scaled, dense, masked
 
 import subclass_trace as st
@@ -162,6 +164,18 @@ def _handed_on() -> None:
     assert len(region.specializations) == 10
 
 
+@fact(C, "an opaque attribute beside inner tensors: a result has that of the call (a mesh in, a mesh out)")
+def _opaque() -> None:
+    if not is_opaque_type(Mesh):
+        register_opaque_type(Mesh, typ="reference")
+    for trains in (False, True):
+        region = st.compile(lambda x: x * 2)
+        for n, count in ((1, 1), (1, 1), (2, 2)):
+            x = _OnMesh(torch.ones(2), Mesh(n)).requires_grad_(trains)
+            assert region(x).mesh is x.mesh
+            assert len(region.specializations) == count
+
+
 class Equal:
     """An object that another one may stand for."""
 
@@ -173,6 +187,36 @@ class Equal:
 
     def __hash__(self) -> int:
         return self.n
+
+
+class Mesh(Equal, OpaqueBase):
+    """An object that torch lets a wrapper name beside its inner tensors."""
+
+
+class _OnMesh(torch.Tensor):
+    """One inner tensor and a mesh."""
+
+    a: Tensor
+    mesh: Mesh
+
+    @staticmethod
+    def __new__(cls, a: Tensor, mesh: Mesh) -> Any:
+        self = torch.Tensor._make_wrapper_subclass(cls, a.shape, dtype=a.dtype)
+        self.a, self.mesh = a, mesh
+        return self
+
+    def __tensor_flatten__(self) -> Any:
+        return ["a", "mesh"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: Any, context: Any, size: Any, stride: Any) -> Any:
+        return cls(inner["a"], inner["mesh"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        mesh = next(t.mesh for t in args if isinstance(t, cls))
+        args = [t.a if isinstance(t, cls) else t for t in args]
+        return cls(func(*args, **(kwargs or {})), mesh)
 
 
 @fact(C, "contexts of results keep the types of their values", torch="not checked")

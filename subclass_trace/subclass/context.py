@@ -58,9 +58,10 @@ class StandIn:
 class Kept(StandIn):
     """A `StandIn` for an object, of which a wrapper that is built again is given ``value``."""
 
-    __slots__ = ("value",)
+    __slots__ = ("copied", "value")
 
     value: Any
+    copied: bool  # is a wrapper given a copy?
 
     def fresh(self) -> Any:
         """What a wrapper is given."""
@@ -110,7 +111,7 @@ class KeptPlain(Kept):
     __slots__ = ("written",)
 
     def __init__(self, value: Any) -> None:
-        self.written = marshal.dumps(value, _BY_VALUE)
+        self.written, self.copied = marshal.dumps(value, _BY_VALUE), True
         self.value = self.fresh()
 
     @staticmethod
@@ -387,6 +388,8 @@ def without_outer(context: Any, size: tuple[Any, ...], stride: tuple[Any, ...]) 
 
     A copy may also be in a field of a dataclass: until torch 2.11, DTensor's context holds its whole ``DTensorSpec``.
     """
+    if isinstance(context, Kept) and getattr(context, "copied", False):
+        context = context.value
     if isinstance(context, tuple) and context:
         if _same_sizes(context, size):
             return _Outer.NUMBERS if type(context) is tuple else _Outer.SIZE

@@ -107,7 +107,7 @@ class KeptObject(Kept):
     equality any other one may.
     """
 
-    __slots__ = ("cls", "copied", "state")
+    __slots__ = ("cls", "state")
 
     def __init__(self, value: Any, copied: bool) -> None:
         """``copied``: wrappers have copies of it, so that no call meets this one."""
@@ -205,7 +205,7 @@ class _Walk:
             raise self._refused(at, once if is_iterator(value) else f"a {kind} that contains itself")
         if len(around) > _DEEPEST:
             raise self._refused(at, f"values that are more than {_DEEPEST} deep inside of others")
-        if type(value) in (list, tuple, dict) and (plain := KeptPlain.of(value)) is not None:
+        if type(value) in (list, dict) and (plain := KeptPlain.of(value)) is not None:
             return plain
         around = (*around, id(value))
         if type(value) in (tuple, torch.Size, Sizes) or (isinstance(value, tuple) and hasattr(value, "_fields")):

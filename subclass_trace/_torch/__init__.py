@@ -36,6 +36,7 @@ from .autograd import creation_forbids_inplace as creation_forbids_inplace
 from .autograd import current_autograd_node as current_autograd_node
 from .autograd import current_graph_task as current_graph_task
 from .autograd import grad_dtype as grad_dtype
+from .autograd import grad_dtypes as grad_dtypes
 from .autograd import gradient_hooks as gradient_hooks
 from .autograd import is_custom_function_output as is_custom_function_output
 from .autograd import is_custom_node as is_custom_node
@@ -57,6 +58,7 @@ from .autograd import set_lazy_bits as set_lazy_bits
 from .autograd import set_node_sequence_number as set_node_sequence_number
 from .autograd import set_version as set_version
 from .autograd import set_versions as set_versions
+from .autograd import track as track
 from .autograd import view_function as view_function
 from .autograd import watched_engine as watched_engine
 from .autograd import writes_told as writes_told

@@ -77,6 +77,24 @@ def make_nonleaf(t: torch.Tensor) -> None:
     torch._mirror_autograd_meta_to(_GRAD_SOURCE[0], t)  # type: ignore[attr-defined]
 
 
+def grad_dtype(t: torch.Tensor) -> torch.dtype | None:
+    """The dtype of gradients that a tensor asks for: its own, unless a leaf says otherwise (None: any)."""
+    return getattr(t, "grad_dtype", t.dtype) if t.is_leaf else t.dtype
+
+
+def grad_dtypes(tensors: Sequence[torch.Tensor]) -> tuple[torch.dtype | None, ...]:
+    """`grad_dtype` of each."""
+    return tuple([grad_dtype(t) for t in tensors])
+
+
+def track(t: torch.Tensor, dtype: torch.dtype | None) -> None:
+    """Let ``t``, of any class, require grad: with a history of its own, or as a leaf that asks for gradients of ``dtype``."""
+    if dtype is t.dtype:
+        make_nonleaf(t)
+    else:
+        t.requires_grad_().grad_dtype = dtype  # type: ignore[attr-defined]
+
+
 def set_lazy_bits(t: torch.Tensor, conj: bool, neg: bool) -> None:
     """Set or clear the bits that say that what is in memory is still to be conjugated, or negated."""
     if conj != t.is_conj():
@@ -274,11 +292,3 @@ def leads_to(tensors: Iterable[Any], others: Iterable[Any]) -> bool:
                 return True
             todo += [n for n, _ in following]
     return False
-
-
-def grad_dtype(x: torch.Tensor) -> torch.dtype | None:
-    """The dtype that a leaf asks its gradients to have, where that is not its own."""
-    if not x.requires_grad or not x.is_leaf:
-        return None
-    asked = getattr(x, "grad_dtype", x.dtype)
-    return None if asked is x.dtype else asked

@@ -198,19 +198,35 @@ class Inputs:
         real, number = argument.value, len(self.inputs)
         # In inference mode too, a view of an input is as the input is.
         inference = torch.is_inference_mode_enabled() and real.is_inference()
-        traced = traced_value(self.session, spec, [self.leaf_values[k] for k in leaves], argument.path, inference)
         with torch.no_grad(), _torch.no_modes():
             is_parameter, gradient = isinstance(real, torch.nn.Parameter), has_gradient(real)
-            grad_dtype = _torch.grad_dtype(real)
+            dtype = _torch.grad_dtype(real)
+        values = [self.leaf_values[k] for k in leaves]
+        traced = traced_value(self.session, spec, values, argument.path, inference, dtype)
         own = frozenset(getattr(traced, "__dict__", ()))
         if is_parameter:
             traced.__dict__["_is_param"] = True
         edge = torch.autograd.graph.get_gradient_edge(traced) if traced.requires_grad else None
         if self.session.dynamic:
             spec = _with_sizes(spec, flatten(traced)[1])
-        rest = (is_parameter, gradient, RealInput(real), own, grad_dtype)
-        rest += (argument.position, argument.static, argument.take_base, argument.gradient_of)  # type: ignore[assignment]
-        self.inputs.append(TracedInput(argument.path, spec, leaves, real.is_leaf, traced, edge, *rest))
+        row = TracedInput(
+            argument.path,
+            spec,
+            leaves,
+            real.is_leaf,
+            traced,
+            edge,
+            is_parameter,
+            gradient,
+            RealInput(real),
+            own,
+            dtype,
+            argument.position,
+            argument.static,
+            argument.take_base,
+            argument.gradient_of,
+        )
+        self.inputs.append(row)
         self.before.append(self.remember(traced))
         self._number_of_real[id(real)] = self._number_of_traced[id(traced)] = number
 
@@ -280,8 +296,16 @@ def _check_leaf(leaf: Tensor, path: Path, argument: Argument) -> None:
         raise UnsupportedError("a region was called with a FakeTensor", path=path, fix="call it with real tensors")
 
 
-def traced_value(session: Session, spec: Spec, leaves: list[Tensor], path: Path, inference: bool = False) -> Tensor:
-    """An input as the user function sees it: made of traced leaves, and no autograd leaf.
+def traced_value(
+    session: Session,
+    spec: Spec,
+    leaves: list[Tensor],
+    path: Path,
+    inference: bool,
+    grad_dtype: torch.dtype | None,
+) -> Tensor:
+    """An input as the user function sees it: made of traced leaves, and no autograd leaf, unless it asks for gradients of
+    another dtype, as leaves alone do.
 
     Raises:
         ProtocolError: the class builds something else than an instance of itself.
@@ -310,7 +334,7 @@ def traced_value(session: Session, spec: Spec, leaves: list[Tensor], path: Path,
     if traced.requires_grad:  # some classes set it themselves
         traced.requires_grad_(False)
     if spec.requires_grad:  # type: ignore[union-attr]
-        _torch.make_nonleaf(traced)
+        _torch.track(traced, grad_dtype)
     return traced
 
 

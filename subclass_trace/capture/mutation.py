@@ -103,6 +103,7 @@ def read_mutations(
         starts = row.edge is None and row.traced.requires_grad and row.traced.grad_fn is None
         stops = row.edge is not None and not row.traced.requires_grad
         again = row.edge is not None and row.traced.requires_grad and row.traced.grad_fn is None
+        again = again and not hasattr(row.edge.node, "variable")  # it is a leaf here as well
         if again and (not row.is_leaf or leads_to(row.traced)):
             raise _started_again(row)
         bumps = 0 if was.version is None else row.traced._version - was.version

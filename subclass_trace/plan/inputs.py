@@ -27,7 +27,7 @@ class InputPlan:
         is_parameter: is it an ``nn.Parameter``?
         no_gradient: the region asks for its ``.grad``, and finds None.
         of_gradient: the input is the ``.grad`` of the tensor at that position.
-        grad_dtype: the dtype that a leaf asks its gradients to have, where that is not its own.
+        grad_dtype: of the gradients that it asks for (None: any).
         facts: (name, answer) of what else it asks; see `capture.facts`.
         inside: (attribute names with dots, number) of wrappers inside that are other inputs.
     """
@@ -53,11 +53,6 @@ class InputPlan:
         base = value._base if self.take_base else None
         found: torch.Tensor = value if base is None else base
         return found
-
-    @property
-    def is_leaf_that_requires_grad(self) -> bool:
-        """May it ask its gradients to have a dtype of their own?"""
-        return self.requires_grad and self.is_leaf is not False
 
     @property
     def requires_grad(self) -> bool:

@@ -308,8 +308,6 @@ def failed_metadata_code(source: Source, row: InputPlan, name: str) -> list[str]
     out = []
     if row.is_leaf is not None:
         out.append(f"{name}.is_leaf is not {row.is_leaf}")
-    if row.grad_dtype is not None or row.is_leaf_that_requires_grad:
-        out.append(f"{source.bind('grad_dtype', _torch.grad_dtype)}({name}) is not {source.constant(row.grad_dtype)}")
     if row.no_gradient:
         out.append(f"{source.bind('has_gradient', has_gradient)}({name})")
     out += [f"{name}.{_NO_HOOKS[fact]}" for fact in row.facts if fact in _NO_HOOKS]

@@ -196,6 +196,11 @@ class EntryEmitter:
         for row, name in zip(plan.inputs, inputs, strict=True):
             failed += failed_metadata_code(s, row, name)
             failed += [f"{name}.{inner} is not {inputs[number]}" for inner, number in row.inside]
+        asks = [(name, row.grad_dtype) for row, name in zip(plan.inputs, inputs, strict=True) if row.requires_grad]
+        if asks:
+            known = s.constant(tuple(dtype for _, dtype in asks), "dtypes")
+            found = s.bind("grad_dtypes", _torch.grad_dtypes)
+            failed.append(f"{found}(({_tuple([name for name, _ in asks])})) != {known}")
         if plan.offsets_matter:
             offsets: dict[int, Any] = {}
             for row in plan.inputs:

@@ -164,8 +164,8 @@ def failed_metadata(row: InputPlan, value: Tensor) -> str | None:
         return f"{row.path}: expected is_leaf={row.is_leaf}"
     if isinstance(value, torch.nn.Parameter) != row.is_parameter:
         return f"{row.path}: expected {'a' if row.is_parameter else 'no'} nn.Parameter"
-    if row.is_leaf_that_requires_grad and _torch.grad_dtype(value) is not row.grad_dtype:
-        return f"{row.path}.grad_dtype: expected {row.grad_dtype or value.dtype}"
+    if row.requires_grad and _torch.grad_dtype(value) is not row.grad_dtype:
+        return f"{row.path}.grad_dtype: expected {row.grad_dtype}, got {_torch.grad_dtype(value)}"
     if row.no_gradient and has_gradient(value):
         return f"{row.path}.grad: expected None"
     failed = failed_fact(row.facts, value)

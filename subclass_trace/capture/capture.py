@@ -228,7 +228,9 @@ class _Capture:
         def leads_to(leaf: Tensor) -> bool:
             return any(t is leaf for t in leaves_behind(every, []))
 
-        mutations = read_mutations(inputs, self.recorder, self._emit, leads_to, lending.in_place_of)
+        mutations = read_mutations(
+            inputs, self.recorder, self._emit, inputs.counters.borrowed, leads_to, lending.in_place_of
+        )
         check_members(results, mutations, inputs)
         return mutations
 

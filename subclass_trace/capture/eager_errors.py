@@ -1,11 +1,13 @@
-"""What eager mode refuses, refused alike: where a fake kernel has refused, the real one is asked, on zeros.
+"""What eager mode refuses, refused alike: the real kernel is asked, on zeros.
 
-Fake kernels refuse with errors of other classes, in other words. The real kernel says it as eager says it, and on a few
+Fake kernels refuse with errors of other classes, in other words; and they accept operations in place whose result does not
+fit (``x.mul_(1j)`` of a real ``x``, ``x.eq_(y)`` of a larger ``y``). The real kernel says it as eager says it, and on a few
 zeros it takes microseconds.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -19,6 +21,8 @@ Tensor = torch.Tensor
 REFUSALS = (RuntimeError, AssertionError, ValueError, IndexError, TypeError)
 #: memory that the zeros for one argument may take, in bytes
 _MOST = 1 << 24
+#: parts of errors that come of the zeros
+_OF_VALUES = ("ZeroDivision", "out of bounds", "out of range", "singular")
 _SYMBOLIC: dict[type, Any] = {torch.SymFloat: 1.5, torch.SymBool: True}
 
 
@@ -34,16 +38,14 @@ def error_of_eager(
     Where the real one raises nothing, the fake one is wrong: then an `UnsupportedError`.
     """
     known = (SubclassTraceError, _torch.NO_FAKE_KERNEL, *_torch.DATA_DEPENDENT_ERRORS)
-    draws = torch.Tag.nondeterministic_seeded in func.tags
-    if isinstance(error, known) or func.namespace != "aten" or draws:
+    if isinstance(error, known):
         return error
     try:
-        with _torch.no_modes(), torch.no_grad():
-            func(*map(_real, args), **{k: _real(v) for k, v in kwargs.items()})
+        found = _ask(func, args, kwargs)
     except _Unknown:
         return error
-    except Exception as found:
-        return found.with_traceback(None)
+    if found is not None:
+        return found
     given = [t for t in tensors_in((*args, *kwargs.values())) if not _torch.is_fake(t)]
     if given:  # torch's error may not say which of them it does not take
         return UnsupportedError(
@@ -60,6 +62,44 @@ def error_of_eager(
         got=" ".join(str(error).split())[:300],
         fix="move this part out of the region, or write it with other operations",
     )
+
+
+def refuse_misfit(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Raise what eager raises for an elementwise operation in place on tensors of several dtypes or shapes."""
+    if torch.Tag.pointwise not in func.tags or not args or not isinstance(args[0], Tensor) or has_out(func):
+        return
+    given = list(tensors_in(args))
+    numbers = any(isinstance(a, (float, complex)) for a in args[1:]) and not args[0].is_complex()
+    kinds = {t.dtype for t in given}
+    alike = len(kinds) == 1 and len({t.dim() for t in given}) == 1 and all(map(_same_sizes, given[1:], given))
+    if alike and not (numbers and (not args[0].is_floating_point() or any(isinstance(a, complex) for a in args))):
+        return
+    with contextlib.suppress(_Unknown):
+        if (found := _ask(func, args, kwargs)) is not None and not any(text in str(found) for text in _OF_VALUES):
+            raise found from None
+
+
+def _same_sizes(a: Tensor, b: Tensor) -> bool:
+    """Are both surely of one shape?"""
+    return all(_torch.surely(m == n) for m, n in zip(a.shape, b.shape, strict=True))
+
+
+def _ask(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Exception | None:
+    """What the real kernel raises on zeros.
+
+    Raises:
+        _Unknown: it cannot be asked.
+    """
+    if func.namespace != "aten" or torch.Tag.nondeterministic_seeded in func.tags:
+        raise _Unknown
+    try:
+        with _torch.no_modes(), torch.no_grad():
+            func(*map(_real, args), **{k: _real(v) for k, v in kwargs.items()})
+    except _Unknown:
+        raise
+    except Exception as error:
+        return error.with_traceback(None)
+    return None
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:

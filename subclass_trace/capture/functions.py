@@ -41,7 +41,7 @@ class CapturedFunctions(_torch.TorchFunctionMode):
     def __init__(self, recorder: Recorder, asked: Asked, stand_ins: StandIns) -> None:
         super().__init__()
         self.recorder, self.asked, self.stand_ins = recorder, asked, stand_ins
-        self.views = recorder.views
+        self.counters, self.views = asked.inputs.counters, recorder.views
         self.gradients = InnerBackward(recorder, stand_ins, asked)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -104,8 +104,7 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         self.recorder.asks_for_numbers = name in _NUMBERS
         out = self._call(func, args, kwargs)
         self.views.note(func, args, kwargs, out)
-        if name in _MAY_COPY and args and self.recorder.symbols.data_dependent:
-            self.recorder.note_copy(args[0], out)
+        self.counters.level()
         return _torch.as_numbers(back.get(id(out), out) if back else out)
 
     def _register(self, func: Any, t: Tensor, hook: Any) -> Any:

@@ -26,7 +26,7 @@ from ..subclass.paths import Path, owner_of
 from ..subclass.protocol import class_of_leaf, refuse
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, is_ragged, spec_leaves
 from ..subclass.visit import inner_values, rebuild
-from .aliasing import storage_key
+from .aliasing import SharedCounters, storage_key
 from .session import Dim, Session
 
 Tensor = torch.Tensor
@@ -122,6 +122,7 @@ class Inputs:
         leaf_paths, leaf_primals: where the leaves are, and the numbers of their graph inputs.
         sizes: number of a graph input -> the symbol that it is, for sizes that no dense leaf carries.
         inference_leaves: numbers of the leaves that are inference tensors.
+        counters: those that share a version counter.
     """
 
     def __init__(self, session: Session, remember: Callable[[Tensor], Any]) -> None:
@@ -134,6 +135,7 @@ class Inputs:
         self.leaf_primals: list[int] = []
         self.sizes: dict[int, Any] = {}
         self.inference_leaves: set[int] = set()
+        self.counters = SharedCounters()
         self._leaf_of: dict[int, int] = {}  # id of a real leaf -> its number
         self._real_leaves: list[Tensor] = []  # so that an id stays what it is
         self._number_of_real: dict[int, int] = {}
@@ -226,6 +228,8 @@ class Inputs:
             argument.take_base,
             argument.gradient_of,
         )
+        with torch.no_grad(), _torch.no_modes():
+            self.counters.add(real, traced)
         self.inputs.append(row)
         self.before.append(self.remember(traced))
         self._number_of_real[id(real)] = self._number_of_traced[id(traced)] = number
@@ -271,6 +275,7 @@ class Inputs:
     def forget(self) -> None:
         """From now on nothing leads to the tensors of the call."""
         self._leaf_of, self._real_leaves, self._number_of_real = {}, [], {}
+        self.counters.forget()
         for row in self.inputs:
             row.real.forget()
 

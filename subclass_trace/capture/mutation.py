@@ -79,12 +79,13 @@ def read_mutations(
     inputs: Inputs,
     recorder: Recorder,
     emit: Callable[[Tensor], int],
+    borrowed: Mapping[int, int],
     leads_to: Callable[[Tensor], bool],
     marked: Callable[[Any], Any],
 ) -> list[MutationPlan]:
     """One plan per input that the region changed.
 
-    ``emit`` adds a live tensor to the forward values;
+    ``emit`` adds a live tensor to the forward values; ``borrowed``: see `SharedCounters`;
     ``leads_to`` tells whether results were computed of a leaf; ``marked``: see `Lending.in_place_of`.
 
     Raises:
@@ -106,7 +107,7 @@ def read_mutations(
         again = again and not hasattr(row.edge.node, "variable")  # it is a leaf here as well
         if again and (not row.is_leaf or leads_to(row.traced)):
             raise _started_again(row)
-        bumps = 0 if was.version is None else row.traced._version - was.version
+        bumps = 0 if was.version is None else row.traced._version - was.version - borrowed.get(id(row.traced), 0)
         changed = change.data or change.replaced or change.metadata or change.attributes
         inner = _inner_bumps(row, was)
         if not (

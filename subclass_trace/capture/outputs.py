@@ -222,6 +222,8 @@ class OutputClassifier:
             number = self._input_of.get(id(source))
             if source is root or number in self._reshaped or not share_counter(root, source):
                 continue
+            if not share_memory(leaves, leaves_of(source)):  # an inner tensor of one of them was replaced
+                continue
             steps = self.recorder.views.steps(o, source)
             way: Replay | None = steps if steps is None or not steps.version_bumps else None
             way = Tensor.detach if way is None and laid_out_alike(o, source) else way

@@ -32,7 +32,7 @@ from ..subclass.protocol import REAL
 from ..subclass.spec import is_ragged
 from .aliasing import ByteRange, byte_range, refuse_overlap
 from .diagnostics import unknown_tensor
-from .eager_errors import REFUSALS, error_of_eager, has_out
+from .eager_errors import REFUSALS, error_of_eager, has_out, refuse_misfit
 from .foreach import steps
 from .operators import RULES
 from .results import Results
@@ -402,6 +402,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             ordered = steps(func, args)
             if ordered is not None:
                 return self._step_by_step(func, ordered, kwargs)
+            refuse_misfit(func, args, kwargs)
             refuse_overlap(func, args, kwargs, self.user_line)
             self._note_writes(func, args, kwargs)
         if self.state is not None and torch.Tag.nondeterministic_seeded in func.tags:

@@ -119,6 +119,6 @@ def fit_strides(t: Tensor, stride: Sequence[int]) -> Tensor:
     """``t`` itself, or a copy with the strides that a graph was traced for."""
     if t.layout is not torch.strided or tuple(t.stride()) == tuple(stride):
         return t
-    if _torch.is_batched(t) or _torch.is_functorch_wrapped(t):  # has room for the whole batch, whichever of its dimensions that is
+    if _torch.is_batched(t) or _torch.is_functorch_wrapped(t):  # room for the whole batch, whichever dimension that is
         return t.new_empty_strided(t.shape, stride).copy_(t)
     return torch.empty_strided(t.shape, stride, dtype=t.dtype, device=t.device).copy_(t)

@@ -120,7 +120,10 @@ def test_losses_that_send_replicated_tangents_to_shards(mesh, f, options) -> Non
             x = whole(mesh, size, 4, placements=ROWS, grad=True)
             loss(f(x)).backward()
             want, x.grad = x.grad, None
-            loss(region(x)).backward()
+            try:
+                loss(region(x)).backward()
+            except st.TangentError:  # another size than the trace takes: from then on it has a trace of its own
+                loss(region(x)).backward()
             assert difference(seen(want), seen(x.grad)) is None
 
 

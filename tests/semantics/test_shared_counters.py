@@ -131,14 +131,6 @@ def test_a_size_that_depends_on_values_beside_a_detached_argument() -> None:
             assert torch.equal(eager, mine) and eager._version == mine._version
 
 
-@pytest.mark.parametrize(
-    "function",
-    [lambda x: torch.randint(5, (3,)), lambda x: torch.randperm(4), lambda x: torch.arange(3), lambda x: torch.rand(2)],
-)
-def test_what_a_factory_makes_was_never_written(function: Callable[[Tensor], Tensor]) -> None:
-    assert function(torch.ones(3))._version == st.compile(function)(torch.ones(3))._version == 0
-
-
 def _of_the_other_written(x: Tensor, y: Tensor) -> TwoTensor:
     made = TwoTensor(y.detach(), y + 1)
     y.mul_(2)

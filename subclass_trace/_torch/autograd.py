@@ -77,14 +77,16 @@ def make_nonleaf(t: torch.Tensor) -> None:
     torch._mirror_autograd_meta_to(_GRAD_SOURCE[0], t)  # type: ignore[attr-defined]
 
 
-def grad_dtype(t: torch.Tensor) -> torch.dtype | None:
-    """The dtype of gradients that a tensor asks for: its own, unless a leaf says otherwise (None: any)."""
-    return getattr(t, "grad_dtype", t.dtype) if t.is_leaf else t.dtype
-
-
 def grad_dtypes(tensors: Sequence[torch.Tensor]) -> tuple[torch.dtype | None, ...]:
-    """`grad_dtype` of each."""
-    return tuple([grad_dtype(t) for t in tensors])
+    """The dtypes of gradients that tensors ask for: their own, unless a leaf says otherwise (None: any)."""
+    if not hasattr(torch.Tensor, "grad_dtype"):
+        return tuple([t.dtype for t in tensors])
+    return tuple([t.grad_dtype if t.is_leaf else t.dtype for t in tensors])  # type: ignore[attr-defined]
+
+
+def grad_dtype(t: torch.Tensor) -> torch.dtype | None:
+    """That of one."""
+    return grad_dtypes((t,))[0]
 
 
 def track(t: torch.Tensor, dtype: torch.dtype | None) -> None:

@@ -257,7 +257,7 @@ class Begin:
                 check_watched(ctx)
             return [Found(env, tangents=tangents), *leaves, *numbers, *(kept or ())]
         if self.kept:
-            ctx.saved = kept
+            ctx.saved = [*(kept or ())]  # its reader uses the list up
         unpacked = {place: operations.run_unpack(hook, data) for place, hook, data in packed}
         values = [unpacked.get(k, t) for k, t in enumerate(saved)]
         found = operations.run_backward(ctx, values, (), count, False, *grads)

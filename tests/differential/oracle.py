@@ -165,7 +165,7 @@ def observe(
     torch.manual_seed(seed)
     fired: list[int] = []
     for k, t in enumerate(inputs.roots if hooked else ()):
-        t.register_hook(lambda g, k=k: fired.append(k))
+        t.register_hook(lambda g, k=k: None if g is None else fired.append(k))
     try:
         out = f(*inputs.args)
         seen["tree"] = str(pytree.tree_structure(out))

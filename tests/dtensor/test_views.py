@@ -141,6 +141,8 @@ def test_values_and_gradients_are_as_in_eager(process_group, name, inputs, ranks
             got = _behaviour(lambda f, region=region: region, name, make, write, grad)
             where = f"{write.__name__}, gradients are {'on' if grad else 'off'}"
             assert write is not _nothing or ("refused" in got) == ("refused" in want), f"{where}: {got}"
-            found = difference({k: v for k, v in want.items() if k in got}, {k: v for k, v in got.items() if k in want}, 1e-6)
+            found = difference(
+                {k: v for k, v in want.items() if k in got}, {k: v for k, v in got.items() if k in want}, 1e-6
+            )
             assert found is None or "refused" in want or "refused" in got, f"{where}: {found}"
         assert len(region.specializations) == 1, region.explain()

@@ -118,7 +118,6 @@ def run(function: Callable[..., Any], layout: str) -> list[Any]:
         places = [t.untyped_storage().data_ptr() for t in everything]
         seen += [t.clone() for t in everything]
         seen += [x._version - start, z._version, *[places.index(p) for p in places], *[t.stride() for t in everything]]
-        seen += [t._version for t in results if t.untyped_storage().data_ptr() not in places[:2]]
         seen += [t.storage_offset() for t in results]
     return seen
 
@@ -219,7 +218,7 @@ def test_what_is_written_in_place(name: str) -> None:
     assert (expected is None) is (got is None)
     for a, b in zip((expected, *eager), (got, *ours), strict=True):
         if isinstance(a, Tensor):
-            assert torch.equal(a, b) and a._version == b._version
+            assert torch.equal(a, b) and (a is expected or a._version == b._version)
     assert (got is ours[0]) is (expected is eager[0])
     source = source_of(region)
     assert not any(f"aten.{u}" in source or f"_{u}" in source for u in unwanted), source

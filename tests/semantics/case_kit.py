@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "differential"))
+_TESTS = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(_TESTS / "differential"), str(_TESTS)]
 from oracle import Inputs, backward_of, check
 from wrappers import two
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from case_kit import B, N, R, fact, no_grad, nonleaf, plain, root, same, tagged
 from oracle import Inputs
+from runs import Runs
 from torch.utils.checkpoint import checkpoint
 from wrappers import Scaled, dense, scaled, two
 
@@ -625,3 +628,96 @@ def _ambient() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert region(x).dtype is torch.bfloat16
     assert region(x).dtype is torch.float32 and len(region.specializations) == 3
+
+
+@fact(B, "inputs that the backward does not read die with their last user")
+def _inputs_die() -> None:
+    region, x = st.compile(lambda x: x + 1), torch.ones(16, requires_grad=True) * 1
+    for _ in range(3):
+        before = weakref.ref(x)
+        x = region(x)
+        assert before() is None
+
+
+@fact(B, "vmap over a gradient, along any dimension of the tangents")
+def _batched_along_the_last() -> None:
+    v, found = torch.randn(4, 4, 5), []
+    for call in (lambda f: f, st.compile):
+        x = dense(3, 4, seed=1).requires_grad_()
+        y = call(lambda x: (x.t() @ x).transpose(0, 1))(x)
+        grad = lambda t, x=x, y=y: torch.autograd.grad(y, x, t, retain_graph=True)[0]  # noqa: E731
+        found.append(torch.func.vmap(grad, in_dims=2)(v))
+    assert torch.allclose(*found, atol=1e-5)
+
+
+class _Widened(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, w: Tensor) -> Tensor:
+        return w.float()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g
+
+
+@fact(B, "a leaf that asks for gradients of another dtype (`grad_dtype`), also between calls", torch="silently wrong")
+def _grad_dtype() -> None:
+    w = torch.zeros(3, dtype=torch.bfloat16, requires_grad=True)
+    region = st.compile(lambda w: _Widened.apply(w) * 1.001)
+    for dtype in (torch.bfloat16, torch.float32, torch.bfloat16):
+        w.grad, w.grad_dtype = None, dtype
+        region(w).sum().backward()
+        assert w.grad.dtype is dtype and w.grad[0] == torch.tensor(1.001, dtype=dtype)
+
+
+@fact(B, "autocast that is on while the backward runs", torch="silently wrong")
+def _autocast_around_the_backward() -> None:
+    for call in (lambda f: f, st.compile):
+        w, x = torch.full((4, 4), 0.01, requires_grad=True), torch.ones(1, 4)
+        loss = call(lambda x, w: (x @ w).sum() + (x @ w).sum() * 256)(x, w)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss.backward()
+        assert w.grad[0, 0].item() == 257.0
+
+
+@fact(B, "a custom operation whose backward writes to an input, with a back end of the user's")
+def _backward_that_writes() -> None:
+    for backend in ("eager", lambda graph, examples: graph):
+        x, y, z = torch.ones(3, requires_grad=True), torch.ones(3), torch.ones(3)
+        st.compile(lambda x, y, z: (z.mul_(5), _WritesLate.apply(x, y) + z)[1], backend=backend)(
+            x, y, z
+        ).sum().backward()
+        assert y.tolist() == [0, 0, 0] and x.grad.tolist() == [2, 2, 2]
+
+
+class _WritesLate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        ctx.y = y
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        with torch.no_grad():
+            ctx.y.zero_()
+        return g * 2, None
+
+
+@fact(R, "the function runs once, while another thread draws random numbers")
+def _runs_once() -> None:
+    stop, runs = threading.Event(), Runs()
+    thread = threading.Thread(target=lambda: [torch.rand(2) for _ in iter(stop.is_set, True)])
+    thread.start()
+
+    def f(x: Tensor) -> Tensor:
+        runs.note()
+        for _ in range(50):
+            x = x.sin()
+        return x
+
+    try:
+        st.compile(f)(torch.ones(3))
+    finally:
+        stop.set()
+        thread.join()
+    assert len(runs) == 1

@@ -87,7 +87,9 @@ def _batch_norm_in_a_whole_checkpoint() -> None:
     assert torch.equal(*_statistics_in_a_checkpoint(early_stop=False))
 
 
-@fact(S, "backwards of several results, one after the other, without retain_graph: refused by autograd", torch="refused")
+@fact(
+    S, "backwards of several results, one after the other, without retain_graph: refused by autograd", torch="refused"
+)
 def _several_results() -> None:
     x = dense(3, seed=1).requires_grad_()
     first, second = st.compile(lambda x: (x.sin().exp(), x.cos()))(x)

@@ -178,5 +178,3 @@ _FIRST = {
     "unsqueezed": lambda x: x.unsqueeze(0).expand(2, 3, 3),
 }
 _SECOND = {"product": lambda x: x.t() * 2, "function": lambda x: x.sin(), "matrix": lambda x: x @ torch.eye(3)}
-
-

@@ -152,5 +152,3 @@ DRAWS = {
     "normal, default": lambda: torch.normal(0.0, 1.0, (3,)),
     "written": lambda: torch.rand(3, generator=G).add_(1),
 }
-
-

@@ -128,9 +128,8 @@ def test_nested_back_ends_share_captures_and_compile_once() -> None:
 
 
 def test_an_unknown_back_end_is_refused_before_anything_changes() -> None:
-    with pytest.raises(st.OptionError, match="there is no back end 'egaer'"):
-        with compiled_autograd(backend="egaer"):
-            pass
+    with pytest.raises(st.OptionError, match="there is no back end 'egaer'"), compiled_autograd(backend="egaer"):
+        pass
     assert not compiled_autograd.enabled
 
 
@@ -178,9 +177,8 @@ def test_what_a_hook_may_not_return(bad: Any, error: type[Exception], text: str)
         w = W.clone().requires_grad_()
         y = w * 2
         y.register_hook(bad)
-        with pytest.raises(error, match=text):
-            with compiled_autograd() if on else torch.enable_grad():
-                y.sum().backward()
+        with pytest.raises(error, match=text), compiled_autograd() if on else torch.enable_grad():
+            y.sum().backward()
 
 
 def test_a_function_with_too_few_gradients_is_named() -> None:
@@ -198,9 +196,8 @@ def test_a_function_with_too_few_gradients_is_named() -> None:
         z = Short.apply(x, y)
         with pytest.raises(
             RuntimeError, match=r"ShortBackward returned an incorrect number of gradients \(expected 2, got 1\)"
-        ):
-            with compiled_autograd() if on else torch.enable_grad():
-                z.sum().backward()
+        ), compiled_autograd() if on else torch.enable_grad():
+            z.sum().backward()
 
 
 def test_a_wrong_shape_is_refused() -> None:
@@ -236,9 +233,8 @@ def test_anomaly_mode_names_the_node_and_shows_the_forward(first: bool) -> None:
                 loss = (w.sqrt() * 0).sum()
                 with pytest.raises(
                     RuntimeError, match="Function 'SqrtBackward0' returned nan values in its 0th output."
-                ):
-                    with compiled_autograd() if on else torch.enable_grad():
-                        loss.backward()
+                ), compiled_autograd() if on else torch.enable_grad():
+                    loss.backward()
         text = next(str(c.message) for c in caught if "Error detected in SqrtBackward0" in str(c.message))
         texts.append(text.split("(Triggered")[0].strip())
     assert texts[0] == texts[1] and "loss = (w.sqrt() * 0).sum()" in texts[1]

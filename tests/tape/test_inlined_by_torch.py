@@ -301,6 +301,5 @@ def test_activations_die_as_early_as_without_it() -> None:
                     peaks[name] = peak(loss.backward)
                 else:
                     loss.backward()
-        assert loss.grad_fn.next_functions[0][0].inputs == (), "the node keeps what it was called with"
     assert is_pasted(torchs.calls())
     assert peaks["torch"] <= peaks["eager"] * 1.02, peaks

@@ -13,14 +13,16 @@ from .errors import (
     GuardError,
     OptionError,
     ProtocolError,
+    SideEffectError,
     SubclassTraceError,
     TangentError,
     UnsupportedError,
     VerificationError,
 )
-from .frontends.compile import Region, Specialization, compile
-from .frontends.frontier import MemoryFrontier, memory_frontier
-from .frontends.gradient_error import GradientReport, gradient_error
+from .frontends.compile import compile
+from .frontends.hand_over import HandOverWarning
+from .frontends.region import Region
+from .frontends.specialization import Specialization
 from .frontends.trace import Trace, Tracer, trace
 from .options import Options
 from .partition.min_cut import MinCut
@@ -33,15 +35,15 @@ __all__ = [
     "BackendError",
     "DataDependentError",
     "ExportError",
-    "GradientReport",
     "GuardError",
-    "MemoryFrontier",
+    "HandOverWarning",
     "MinCut",
     "Offload",
     "OptionError",
     "Options",
     "ProtocolError",
     "Region",
+    "SideEffectError",
     "Specialization",
     "SubclassTraceError",
     "TangentError",
@@ -51,8 +53,6 @@ __all__ = [
     "VerificationError",
     "WrapperTensor",
     "compile",
-    "gradient_error",
-    "memory_frontier",
     "compiled_autograd",
     "trace",
 ]

@@ -71,7 +71,9 @@ class Options:
             if not isinstance(value, bool):
                 raise OptionError(f"{name} is neither True nor False", expected="a bool", got=repr(value))
         if self.dynamic not in (True, False, None) or type(self.dynamic) is int:
-            raise OptionError("dynamic is neither True, False nor None", expected="a bool or None", got=repr(self.dynamic))
+            raise OptionError(
+                "dynamic is neither True, False nor None", expected="a bool or None", got=repr(self.dynamic)
+            )
         if self.frontend not in ("auto", "trace", "dynamo"):
             raise OptionError(
                 "there is no such front end", expected="'auto', 'trace' or 'dynamo'", got=repr(self.frontend)

@@ -22,7 +22,6 @@ from .attention import AttentionKernels as AttentionKernels
 from .attention import attention_kernels as attention_kernels
 from .attention import attention_kernels_as as attention_kernels_as
 from .attention import other_attention_code as other_attention_code
-from .dynamo import dynamo_lock as dynamo_lock
 from .autograd import ACCUMULATION_HOOKS as ACCUMULATION_HOOKS
 from .autograd import CHECKPOINT_GENERATOR as CHECKPOINT_GENERATOR
 from .autograd import GRADIENT_HOOKS as GRADIENT_HOOKS
@@ -85,6 +84,7 @@ from .dtensor_modes import dtensor_dispatcher as dtensor_dispatcher
 from .dtensor_modes import dtensor_modes as dtensor_modes
 from .dtensor_modes import dtensor_modes_as as dtensor_modes_as
 from .dtensor_modes import other_dtensor_modes_code as other_dtensor_modes_code
+from .dynamo import dynamo_lock as dynamo_lock
 from .fake_kernels import fake_kernels as fake_kernels
 from .fake_kernels import histogram_without_data as histogram_without_data
 from .fake_kernels import kernel_without_data as kernel_without_data

@@ -6,6 +6,7 @@ Nothing here imports Dynamo when it is imported: the functions run inside a comp
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
@@ -18,6 +19,16 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, SubclassSymbolicCo
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from .symbols import symbol_values
+
+
+def compile_alone(function: Callable[..., Any], **options: Any) -> Any:
+    """``torch.compile``, with a limit of recompilations of its own.
+
+    Otherwise (before torch 2.15) all that are compiled of one code object count as one, and run eagerly beyond the limit.
+    """
+    if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
+        options["isolate_recompiles"] = True
+    return torch.compile(function, **options)
 
 
 def tracing_context() -> Any:

@@ -98,7 +98,7 @@ def refuse_overlap(func: Any, args: Sequence[Any], kwargs: dict[str, Any], line:
     if func.namespace != "aten" or torch.Tag.inplace_view in func.tags:
         return
     name = func._schema.name.removeprefix("aten::").removesuffix("_")
-    written, others = [], []
+    written, others = list[torch.Tensor](), list[torch.Tensor]()
     for argument, value in [*zip(func._schema.arguments, args, strict=False), *_by_name(func, kwargs)]:
         writes = argument.alias_info is not None and argument.alias_info.is_write
         values = value if isinstance(value, (list, tuple)) else (value,)
@@ -193,8 +193,7 @@ def share_counter(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 class SharedCounters:
-    """The stand-ins of inputs that share a version counter (a view and its base, ``x`` and ``x.detach()``), each of which has one
-    of its own.
+    """The stand-ins of inputs that share a version counter (a view and its base, ``x`` and ``x.detach()``): each has one of its own.
 
     They are brought to one value after each call of the user function, so that autograd refuses what it refuses in eager: a
     backward that needs a value which was written through another input.

@@ -109,7 +109,7 @@ class InnerBackward:
         roots = list(map(self.stand_ins.known, tensors))
         outside = {number: row for number, row in enumerate(self.inputs.inputs) if row.edge is not None}
         targets = self._chosen(inputs, outside) if inputs else [*outside, *self._own(roots, outside)]
-        where = [outside[t].edge if isinstance(t, int) else t for t in targets]
+        where: list[Any] = [outside[t].edge if isinstance(t, int) else t for t in targets]
         if not where:
             return False
         found = torch.autograd.grad(roots, where, tangents, retain_graph=retain, create_graph=create, allow_unused=True)

@@ -91,8 +91,7 @@ class RealInput:
 class TracedInput:
     """One input: the real tensor's spec (with symbolic sizes), its leaves' graph inputs, and the traced value.
 
-    ``own``: the Python attributes that its class sets by itself. ``grad_dtype``: see `InputPlan`. ``position`` and what follows:
-    see `Argument`.
+    ``own``: the Python attributes that its class sets by itself. ``grad_dtype``: see `InputPlan`. The rest: see `Argument`.
     """
 
     path: Path
@@ -335,7 +334,6 @@ def traced_value(
                 got=f"an instance of {type(traced).__qualname__}",
                 fix="make __tensor_unflatten__ a classmethod that builds `cls`",
             )
-        session.recorder.know_wrapper(traced)
     if traced.requires_grad:  # some classes set it themselves
         traced.requires_grad_(False)
     if spec.requires_grad:  # type: ignore[union-attr]

@@ -76,7 +76,9 @@ def _unflatten(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """With sizes from inside tensors: torch asks in C++ whether they are 0."""
     named = dict(zip(("input", "dim", "sizes"), args, strict=False)) | kwargs
     x, dim, sizes = named.get("input"), named.get("dim"), named.get("sizes")
-    if type(dim) is not int or not any(isinstance(n, torch.SymInt) and _torch.is_data_dependent(n) for n in sizes or ()):
+    if type(dim) is not int or not any(
+        isinstance(n, torch.SymInt) and _torch.is_data_dependent(n) for n in sizes or ()
+    ):
         return func(*args, **kwargs)
     dim %= x.dim()
     if not any(type(n) is int and n == -1 for n in sizes):

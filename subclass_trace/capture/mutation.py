@@ -263,8 +263,8 @@ def _change(row: TracedInput, was: Before, inputs: Inputs, recorder: Recorder, m
     written = [recorder.was_written(t) or recorder.was_written(now) for t, now in zip(originals, leaves, strict=True)]
     data = tuple(k for k, was_written in enumerate(written) if k not in replaced and was_written)
     # What the class does not set by itself is Python state, which is looked after as such.
-    now = attributes_of_wrapper(row.traced, after) if isinstance(row.spec, WrapperSpec) else {}
-    assigned = {k: v for k, v in now.items() if k in row.own and was.attributes.get(k, was) is not v}
+    state = attributes_of_wrapper(row.traced, after) if isinstance(row.spec, WrapperSpec) else {}
+    assigned = {k: v for k, v in state.items() if k in row.own and was.attributes.get(k, was) is not v}
     attributes = {k: marked(v) for k, v in assigned.items() if not isinstance(v, (Tensor, *_torch.SYM_TYPES))}
     for name, value in attributes.items():
         if holds_traced(value):

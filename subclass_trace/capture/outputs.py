@@ -37,7 +37,6 @@ from .aliasing import family, laid_out_alike, share_counter
 from .diagnostics import kept_number
 from .facts import SIMPLE, holds_traced
 from .inputs import Inputs
-from .metadata import IsParameter
 from .recorder import Recorder
 from .replays import aside, fresh, gives, share_memory, tried, unseen
 from .sharing import Sharing
@@ -396,8 +395,6 @@ class OutputClassifier:
             )
         symbolic = (Tensor, *_torch.SYM_TYPES)
         mine = {k: v for k, v in attributes_of_wrapper(o, spec).items() if not isinstance(v, symbolic)}
-        if isinstance(mine.get("_is_param"), IsParameter):  # of a copy of an input
-            mine["_is_param"] = bool(mine["_is_param"])
         if mine.get("_is_param") is False:
             del mine["_is_param"]
         known = attributes_of_wrapper(fresh, spec)

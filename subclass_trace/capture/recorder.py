@@ -288,7 +288,9 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             return self._dispatch(func, types, args, kwargs)
         except SubclassTraceError as error:
-            raise state.refused(error) from error.__cause__  # so that no ``except Exception`` of the user's can swallow it
+            raise state.refused(
+                error
+            ) from error.__cause__  # so that no ``except Exception`` of the user's can swallow it
         finally:
             state.on()
 

@@ -187,7 +187,6 @@ class Tape:
         value = rebuild(spec, iter(leaves))
         if value.requires_grad:
             value.requires_grad_(False)
-        recorder.know_wrapper(value)
         return value, names
 
     def _outliving(self) -> frozenset[Any]:

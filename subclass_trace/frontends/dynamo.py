@@ -25,26 +25,25 @@ import torch.fx as fx
 from .. import _torch
 from .._torch import dynamo as _dynamo
 from ..backends import resolve_backend
-from ..capture.inputs import Argument, DynamicDims
+from ..capture.capture import Captured, Ran, capture
+from ..capture.inputs import Argument, DynamicDims, Inputs
 from ..capture.mutation import NeedsAutogradBase
-from ..capture.region import Captured, capture
 from ..capture.session import Session
 from ..errors import NeedsEager, OptionError, UnsupportedError
 from ..options import Options
 from ..partition.interface import resolve_partitioner
+from ..plan.values import Constant, Make, New, Output, Recipe
 from ..runtime.backward import TRACE_LOCK
-from ..runtime.guards import Ambient, Guards
+from ..runtime.planning import FlatArguments
 from ..runtime.sizes import hint_of
 from ..runtime.specialize import alias_guard, build_program
 from ..runtime.trusted import generate_trusted, interpret_trusted
-from ..subclass.numbers import NumberPlace
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from ..subclass.template import Examples
-from .calls import CallSite
-from .compile import Region, make_options
+from .compile import make_options
 from .dynamo_graph import GraphOfDynamo, GraphRecorder, frames
-from .reach import Reached
+from .region import Region
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -169,14 +168,10 @@ class _Origin:
 class _DynamoSession(Session):
     """A capture in Dynamo's fake mode: fake leaves and outer sizes get the symbols that Dynamo made for them."""
 
-    guards_attributes = False  # Dynamo's guards compare them
-
-    def __init__(
-        self, mode: Any, origins: Mapping[str, _Origin], arguments: Mapping[NumberPlace, Any], table: dict[Any, Any]
-    ) -> None:
-        dynamic = bool(arguments) or any(_dynamo.has_symbols(o.context) for o in origins.values())
+    def __init__(self, mode: Any, origins: Mapping[str, _Origin], numbers: bool, table: dict[Any, Any]) -> None:
+        dynamic = numbers or any(_dynamo.has_symbols(o.context) for o in origins.values())
         super().__init__(dynamic=dynamic, decompositions=table, mode=mode, recorder=GraphRecorder)
-        self.origins, self.arguments = origins, arguments
+        self.origins = origins
 
     def dtensor_modes(self) -> None:
         """Dynamo has left what the code entered before its graph is captured, and guards nothing of it: nor do we."""
@@ -234,7 +229,7 @@ def _origins(
                 walk(inner, path.attr(name), *rest)
 
     for a in arguments:
-        if a.position is not None and (source := sources.get(a.position)) is not None:
+        if (source := sources.get(a.position)) is not None:
             walk(a.value, a.path, source, _dynamo.symbolic_context(context, a.value), numbers.get(a.position))
     return found
 
@@ -253,47 +248,71 @@ def readable(name: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------------- compiling
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Flat:
+    """The flat arguments of a graph: what Dynamo hands over, then the tensors that the graph itself holds.
+
+    Attributes:
+        values: all of them; ``count``: how many are handed over.
+        arguments: the tensors among them.
+    """
+
+    values: list[Any]
+    count: int
+    arguments: list[Argument]
+
+    @classmethod
+    def of(cls, example_inputs: Sequence[Any], module: GraphOfDynamo, sources: Mapping[int, Any]) -> _Flat | None:
+        """None where something is handed over that is no number, or a tensor twice, or one whose sizes stay static for us."""
+        values = [*example_inputs, *module.held]
+        arguments = []
+        for k, value in enumerate(values):
+            if not isinstance(value, Tensor):
+                if not isinstance(value, (*_torch.SYM_TYPES, int)):
+                    return None
+                continue
+            own = k - len(example_inputs)
+            path = Path(f"graph[{own}]") if own >= 0 else _path(k, sources)
+            arguments.append(Argument(value, path, k, static=own >= 0 or isinstance(value, torch.nn.Parameter)))
+        if len({id(a.value) for a in arguments}) < len(arguments) or any(a.value.is_nested for a in arguments):
+            return None
+        return cls(values, len(example_inputs), arguments)
+
+    def numbers(self) -> dict[int, Any]:
+        """Position -> symbol, for those that are numbers."""
+        return {k: v for k, v in enumerate(self.values) if isinstance(v, _torch.SYM_TYPES)}
+
+
 class _Compilation:
     """One graph: compiled for the call that Dynamo guards, with a region of our own for calls it cannot tell apart."""
 
     def __init__(self, graph: fx.GraphModule, options: Options) -> None:
-        self.graph, self.options = graph, options
+        self.graph, self.options = graph, dataclasses.replace(options, frontend="trace")
         self.module = GraphOfDynamo(graph)
-        region = Region(self.module, options)
         floats = {k for k, n in enumerate(_placeholders(graph)) if _is_float(n)}
-        self.region = _with_numbers(region, floats) if floats else region
-        self.static = Region(self.module, dataclasses.replace(options, automatic_dynamic=False))
+        region = Region(self.module, self.options)
+        self.region = _with_numbers(region, floats, self.module.held)
+        self.static = _with_numbers(
+            Region(self.module, dataclasses.replace(self.options, dynamic=False)), (), self.module.held
+        )
 
     def compile(self, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """The callable that Dynamo calls instead of the graph."""
         context = _dynamo.tracing_context()
-        if context is None:
-            return self.region
-        site = CallSite.of(tuple(example_inputs), {}, Reached((), ((self.module, Path("graph")),), ()))
         sources = self._sources()
-        arguments, positions = site.arguments()
-        arguments = [_renamed(a, sources) for a in arguments]
-        repeated = len({n for n in positions if n is not None}) != sum(n is not None for n in positions)
-        jagged = any(a.value.is_nested for a in arguments)  # our traces keep their sizes static, Dynamo's do not
-        if site.user_count != len(example_inputs) or repeated or jagged:
+        flat = None if context is None else _Flat.of(example_inputs, self.module, sources)
+        if context is None or flat is None:
             return self.region
-        backend = resolve_backend(
-            self.options.backend, fw_compiler=self.options.fw_compiler, bw_compiler=self.options.bw_compiler
-        )
-        partitioner = resolve_partitioner(self.options.partitioner, self.options.activation_memory_budget)
-        table = self.options.table(backend)
+        options = self.options
+        backend = resolve_backend(options.backend, fw_compiler=options.fw_compiler, bw_compiler=options.bw_compiler)
+        partitioner = resolve_partitioner(options.partitioner, options.activation_memory_budget)
         env = context.fake_mode.shape_env
+        keep = options.keep_inference_input_mutations
         try:
-            captured = self._capture(context, site, arguments, positions, sources, table)
-            program, _ = build_program(
-                captured,
-                arguments,
-                positions,
-                {},
-                backend,
-                partitioner,
-                keep_input_mutations=self.options.keep_inference_input_mutations,
-            )
+            captured, recipe = self._capture(context, flat, sources, options.table(backend))
+            numbers = {a.position: k for k, a in enumerate(flat.arguments)}
+            plan = FlatArguments(tuple(map(numbers.get, range(len(flat.values)))), {}, recipe)
+            program, _ = build_program(captured, plan, backend, partitioner, keep_input_mutations=keep)
         except NeedsAutogradBase:  # the base of a view is no input of Dynamo's: our own guards watch it
             return self.region
         except NeedsEager:
@@ -306,40 +325,37 @@ class _Compilation:
             if captured.session.dynamic:  # torch may know no derivative for a number that is a symbol (``x ** n``)
                 return self.static
         _torch.fix_rounded(env)
-        inputs = [a.value for a in arguments] + [c.value for c in captured.closed_over]
-        guards = Guards(Ambient.now(), site.tree, {}, alias_guard(captured, inputs))
-        held = site.flat[site.user_count :]
+        alias = alias_guard(captured, [_input_of(row, flat.values) for row in captured.inputs])
         others = (self.region, self.graph)
         with torch.no_grad():
             examples = Examples(captured.session.mode, hint_of)
-            entry = generate_trusted(program, guards, site.layout(), site.flat, examples, *others)
-        return interpret_trusted(program, guards, held, *others) if entry is None else entry.call
+            entry = generate_trusted(program, alias, flat.values, flat.count, examples, *others)
+        return interpret_trusted(program, alias, self.module.held, *others) if entry is None else entry.call
 
     def _capture(
-        self,
-        context: Any,
-        site: CallSite,
-        arguments: Sequence[Argument],
-        positions: Sequence[int | None],
-        sources: Mapping[int, Any],
-        table: dict[Any, Callable[..., Any]],
-    ) -> Captured:
-        rows = ((k, v) for k, v in enumerate(site.flat) if isinstance(v, torch.SymInt))
-        numbers = {NumberPlace(site.path(k), position=k): v for k, v in rows}
-        origins = _origins(context, arguments, sources, self._numbers())
-        session = _DynamoSession(context.fake_mode, origins, numbers, table)
+        self, context: Any, flat: _Flat, sources: Mapping[int, Any], table: dict[Any, Callable[..., Any]]
+    ) -> tuple[Captured, Recipe]:
+        origins = _origins(context, flat.arguments, sources, self._numbers())
+        symbols = flat.numbers()
+        session = _DynamoSession(context.fake_mode, origins, bool(symbols), table)
         assert isinstance(session.recorder, GraphRecorder)
+        recipes: list[Recipe] = []
+
+        def run(inputs: Inputs) -> Ran:
+            for position, symbol in symbols.items():
+                session.know_number(position, symbol)
+                inputs.add_number(symbol)
+            traced = inputs.add(flat.arguments, _DynamoDims(origins))
+            handed = list(flat.values)
+            for argument, stand_in in zip(flat.arguments, traced, strict=True):
+                handed[argument.position] = stand_in
+            outputs: list[Any] = []
+            recipes.append(_recipe(self.module(*handed), outputs))
+            return Ran(outputs, handed)
+
         self.module.recorder = session.recorder
-        run = site.runner(self.module, arguments, positions)
         try:
-            return capture(
-                run,
-                arguments,
-                dynamic=_DynamoDims(session.origins),
-                any_dynamic=session.dynamic,
-                decompositions=table,
-                session=session,
-            )
+            return capture(run, session), recipes[0]
         finally:
             self.module.recorder = None
 
@@ -354,6 +370,23 @@ class _Compilation:
         return {k: n for k, node in rows if (n := _dynamo.placeholder_number(node)) is not None}
 
 
+def _input_of(row: Any, values: Sequence[Any]) -> Tensor:
+    value: Tensor = values[row.position]
+    return value if row.gradient_of is None else value.grad  # type: ignore[return-value]
+
+
+def _recipe(value: Any, outputs: list[Any]) -> Recipe:
+    """How the result of a graph, which is made of tuples and lists, is made of its ``outputs``, which are collected."""
+    if isinstance(value, (Tensor, *_torch.SYM_TYPES)):
+        outputs.append(value)
+        return Output(len(outputs) - 1)
+    if type(value) is list:
+        return New(id(value), list, items=tuple([_recipe(v, outputs) for v in value]))
+    if isinstance(value, tuple):
+        return Make(type(value), tuple([_recipe(v, outputs) for v in value]))
+    return Constant(value)
+
+
 def _placeholders(graph: fx.GraphModule) -> list[fx.Node]:
     return [n for n in graph.graph.nodes if n.op == "placeholder"]
 
@@ -364,13 +397,11 @@ def _is_float(node: fx.Node) -> bool:
     return isinstance(number, torch.SymFloat) and all(u.op == "call_method" and u.target == "item" for u in node.users)
 
 
-def _with_numbers(region: Region, floats: Collection[int]) -> Callable[..., Any]:
-    """Calls a region with the numbers inside these arguments, which it guards by value."""
-    return lambda *args: region(*[a.item() if k in floats else a for k, a in enumerate(args)])
+def _with_numbers(region: Region, floats: Collection[int], held: Sequence[Tensor]) -> Callable[..., Any]:
+    """Calls a region with the tensors that the graph holds, and with the numbers inside ``floats``, which it guards by value."""
+    return lambda *args: region(*[a.item() if k in floats else a for k, a in enumerate(args)], *held)
 
 
-def _renamed(argument: Argument, sources: Mapping[int, Any]) -> Argument:
-    source = None if argument.position is None else sources.get(argument.position)
-    if source is None:
-        return argument
-    return dataclasses.replace(argument, path=Path(readable(_dynamo.source_text(source))))
+def _path(position: int, sources: Mapping[int, Any]) -> Path:
+    source = sources.get(position)
+    return Path("args").item(position) if source is None else Path(readable(_dynamo.source_text(source)))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -64,15 +65,20 @@ class GraphRecorder(Recorder):  # type: ignore[no-untyped-call]
         """As its base class; a number that came in as a tensor is held by its node."""
         super().track_result(node, out, args)
         if isinstance(out, _torch.SYM_TYPES) and out.node.expr.is_Symbol:  # a number that came in as a tensor
-            self.symbols.is_held_by(out, node)
+            self.symbols.bind(node, out)
 
 
 class Interpreter(fx.Interpreter):
     """Runs a graph of Dynamo's; the bodies of operators that only wrap a part of the graph are run in their place."""
 
-    def __init__(self, graph: fx.GraphModule, recorder: GraphRecorder | None) -> None:
+    def __init__(self, graph: fx.GraphModule, recorder: GraphRecorder | None, known: Mapping[int, Tensor]) -> None:
         super().__init__(graph, garbage_collect_values=True)
-        self.recorder = recorder
+        self.recorder, self.known = recorder, known
+
+    def fetch_attr(self, target: str) -> Any:
+        """What stands for a tensor that the graph holds; other attributes are as they are."""
+        value = super().fetch_attr(target)
+        return self.known.get(id(value), value)
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node; the recorder reads the user's frames from it."""
@@ -129,7 +135,7 @@ class Interpreter(fx.Interpreter):
         def body(*operands: Any, **named: Any) -> Any:
             names = [str(n.target) for n in module.graph.nodes if n.op == "placeholder"]
             rest = [named[k] for k in names[len(operands) :] if k in named]
-            return Interpreter(module, self.recorder).run(*operands, *rest)
+            return Interpreter(module, self.recorder, self.known).run(*operands, *rest)
 
         return body
 
@@ -139,14 +145,20 @@ def _ends_data_assignment(node: fx.Node) -> bool:
     return node.op == "call_function" and getattr(node.target, "__name__", "") == "_lower_version_count_by_1"
 
 
-class GraphOfDynamo(torch.nn.Module):
-    """A graph of Dynamo's as a callable with positional arguments; its own tensors are found as those of a module."""
+class GraphOfDynamo:
+    """A graph of Dynamo's as a function of its arguments, and after them of the tensors that it holds (``held``)."""
 
     def __init__(self, graph: fx.GraphModule) -> None:
-        super().__init__()
         self.graph = graph
         self.recorder: GraphRecorder | None = None
+        modules = [m for m in graph.modules() if isinstance(m, fx.GraphModule)]
+        found = [(m, n) for m in modules for n in m.graph.nodes if n.op == "get_attr"]
+        values = [operator.attrgetter(str(n.target))(m) for m, n in found]
+        self.held: list[Tensor] = list({id(v): v for v in values if isinstance(v, Tensor)}.values())
+        self.__name__ = "graph_of_dynamo"
 
-    def forward(self, *args: Any) -> Any:
+    def __call__(self, *args: Any) -> Any:
         """Interpret the graph."""
-        return Interpreter(self.graph, self.recorder).run(*args)
+        count = len(args) - len(self.held)
+        known = {id(real): given for real, given in zip(self.held, args[count:], strict=True)}
+        return Interpreter(self.graph, self.recorder, known).run(*args[:count])

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from .. import _torch
 from ..errors import NeedsEager
 from ..runtime.guards import Ambient
-from .calls import flatten_tree
 
 
 class EagerCalls:
@@ -47,7 +47,7 @@ class EagerCalls:
 
 def _kind(args: Any, kwargs: Any) -> Any:
     """What is alike in calls that are refused alike: nothing hangs on it but how often one is tried."""
-    leaves, tree = flatten_tree((args, kwargs))
+    leaves, tree = _torch.pytree.tree_flatten((args, kwargs))
     return Ambient.now(), tree, tuple(map(_of_leaf, leaves))
 
 

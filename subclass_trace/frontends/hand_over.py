@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from .._torch.dynamo import compile_alone
 from ..errors import DataDependentError, GuardError, NeedsEager, SubclassTraceError, UnsupportedError
 from ..options import Options
 
@@ -45,13 +46,12 @@ class HandOver:
         self.why = why.with_traceback(None)  # which would hold the fakes of the trace
         self.why.__cause__ = self.why.__context__ = None
         register()
-        compiled: Any = torch.compile(
+        compiled = compile_alone(
             function,
             backend="subclass_trace",
             fullgraph=options.fullgraph,
             dynamic=options.dynamic,
             options=options.changed() or None,
-            isolate_recompiles=True,  # else all regions of one code object count as one, and run eagerly at its limit
         )
         # The call of the outer module costs 10 us, and runs hooks that the region has run.
         self.call: Callable[..., Any] = compiled.forward if isinstance(compiled, torch.nn.Module) else compiled

@@ -127,8 +127,20 @@ class _Maker:
     def tensors(self, found: Sequence[tuple[Source, Tensor]]) -> list[Tensor]:
         """The traced tensors for these."""
         assert self.inputs is not None
+        first = len(self.flat)
+        with _torch.no_overrides(), _torch.no_modes():  # real tensors: nothing here is part of the trace
+            new = self._arguments(found)
+            if self.options.learns_sizes:
+                self.history.add(sizes_of(new))
+            dynamic = choose(new, self.history, self.options.dynamic is True, self.session.dynamic)
+        self._renumbered(self.inputs.add(new, dynamic))
+        with self.session.beside_the_trace():
+            self.handed += [self._stand_in(k) for k in range(first, len(self.flat))]
+        return self.handed[first:]
+
+    def _arguments(self, found: Sequence[tuple[Source, Tensor]]) -> list[Argument]:
         look_again({type(t) for _, t in found})
-        first, new = len(self.flat), list[Argument]()
+        new = []
         for source, real in found:
             target = family(real) if any(family(real) is b for b in self.bases) else real
             if id(target) not in self._number:
@@ -136,12 +148,7 @@ class _Maker:
                 static = source.holder.fixed or isinstance(real, torch.nn.Parameter)
                 new.append(Argument(target, _path(source), len(self.flat), static, target is not real))
             self._add(source, real, self._number[id(target)])
-        if self.options.learns_sizes:
-            self.history.add(sizes_of(new))
-        dynamic = choose(new, self.history, self.options.dynamic is True, self.session.dynamic)
-        self._renumbered(self.inputs.add(new, dynamic))
-        self.handed += [self._stand_in(k) for k in range(first, len(self.flat))]
-        return self.handed[first:]
+        return new
 
     def _renumbered(self, made: Sequence[Tensor]) -> None:
         """Gradients that became inputs in between have numbers too."""
@@ -247,7 +254,9 @@ def trace_call(
     bases: list[Tensor] = []
     while True:
         everyone = [t for t in _torch.pytree.tree_leaves(call) if isinstance(t, Tensor)]
-        dynamic = symbols and options.dynamic is not False and may_be_dynamic(everyone, history, options.dynamic is True)
+        dynamic = (
+            symbols and options.dynamic is not False and may_be_dynamic(everyone, history, options.dynamic is True)
+        )
         session = Session(dynamic=dynamic, decompositions=table)
         maker = _Maker(session, history, options, bases, numbers=symbols and options.learns_sizes)
         state = StateRun(function, call, maker, warns=options.frontend == "trace")

@@ -60,6 +60,15 @@ class Set:
 SideEffect: TypeAlias = Put | Extend | Fill | Set
 
 
+def recipes_of(effect: SideEffect) -> list[Recipe]:
+    """The recipes of what is written."""
+    if isinstance(effect, Extend):
+        return list(effect.values)
+    if isinstance(effect, Fill):
+        return [recipe for _, recipe in effect.rows]
+    return [] if effect.value is None else [effect.value]
+
+
 def deliver(effects: Sequence[SideEffect], call: Any, given: Given, missing: Any) -> None:
     """Do to the sources of a call what the region did to those of its trace: all values first, one may be read by another."""
     made: list[tuple[SideEffect, Any, Any]] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -155,6 +155,29 @@ def outputs_of(recipe: Recipe) -> set[int]:
     for part in _parts(recipe):
         found |= outputs_of(part)
     return found
+
+
+def accessors(recipe: Recipe, path: str) -> Iterator[tuple[int, str]]:
+    """(number of a flat output, where it stands), for each that a recipe needs.
+
+    >>> list(accessors(Make(tuple, (Output(1), Output(0))), "result"))
+    [(1, 'result[0]'), (0, 'result[1]')]
+    """
+    if isinstance(recipe, Output):
+        yield recipe.index, path
+    elif isinstance(recipe, New):
+        for k, item in enumerate(recipe.items or ()):
+            yield from accessors(item, f"{path}[{k}]")
+        for key, item in recipe.pairs or ():
+            yield from accessors(item, f"{path}[{key.value!r}]" if isinstance(key, Constant) else f"{path}[...]")
+        for name, item in recipe.fields:
+            yield from accessors(item, f"{path}.{name}")
+        for member, item in recipe.slots:
+            yield from accessors(item, f"{path}.{member.__name__}")
+    else:
+        names = getattr(recipe.cls, "_fields", None) if isinstance(recipe, Make) else None
+        for k, item in enumerate(_parts(recipe)):
+            yield from accessors(item, f"{path}[{k}]" if names is None else f"{path}.{names[k]}")
 
 
 def _parts(recipe: Recipe) -> list[Recipe]:

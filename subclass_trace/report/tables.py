@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,20 +21,18 @@ from ..plan import (
     InputPlan,
     LeafPrimal,
     MutationPlan,
-    OfResult,
     OutputPlan,
     Plan,
     RaggedOutput,
-    ReturnedContainer,
     SameOutput,
     SavedValue,
     SizeOutput,
     SizePrimal,
-    StatePlan,
     ValueOutput,
     ViewOutput,
 )
-from ..runtime.containers import container_now
+from ..plan.side_effects import Extend, Fill, Put, recipes_of
+from ..plan.values import Recipe, accessors
 from ..subclass.paths import Path
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, leaf_count
 
@@ -173,22 +171,20 @@ def input_names(plan: Plan) -> dict[str, str]:
 
 def result_paths(plan: Plan) -> list[str]:
     """The path of each flat result: ``result``, ``result[0]``, ``result['loss']``; then of what is only assigned."""
-    paths = [str(a.codify("result")) for a in plan.out_tree.accessors()]
-    assigned = {a.result: _assigned_to(plan, a) for a in plan.assignments}
-    return paths + [assigned.get(k, "assigned") for k in range(len(paths), len(plan.outputs))]
+    paths: dict[int, str] = {}
+    for text, made in [("result", plan.result), *_assigned(plan)]:
+        for number, path in accessors(made, text):
+            paths.setdefault(number, path)
+    return [paths.get(k, "not returned") for k in range(len(plan.outputs))]
 
 
-def _assigned_to(plan: Plan, row: StatePlan) -> str:
-    owner, name = row.owner, getattr(row, "name", None)
-    if isinstance(owner, int):
-        owner = plan.inputs[owner].path
-    elif isinstance(owner, OfResult):
-        owner = f"result {owner.result}"
-    elif isinstance(owner, ReturnedContainer):
-        owner = type(container_now(owner)).__qualname__
-    else:
-        owner = type(owner).__qualname__
-    return f"assigned: {owner}" if name is None else f"assigned: {owner}.{name}"
+def _assigned(plan: Plan) -> Iterator[tuple[str, Recipe]]:
+    for effect in plan.side_effects:
+        for made in recipes_of(effect):
+            if isinstance(effect, Put):
+                yield f"assigned: {effect.holder.path}[{effect.key!r}]", made
+            elif isinstance(effect, (Extend, Fill)):
+                yield f"assigned: {effect.holder.path}", made
 
 
 def value_names(plan: Plan) -> list[str]:
@@ -347,8 +343,8 @@ def symbol_table(plan: Plan) -> Table:
             paths.setdefault(place, path)
     rows = []
     for s in plan.symbols:
-        if s.place is not None:
-            rows.append((str(s.symbol), str(s.place.path)))
+        if s.kind == "argument":
+            rows.append((str(s.symbol), f"flat argument {s.dim}"))
             continue
         owner = paths[s.leaf] if s.leaf is not None else str(plan.inputs[s.input].path)  # type: ignore[index]
         kind = "size" if s.kind == "ragged" else s.kind

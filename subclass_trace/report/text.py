@@ -186,7 +186,7 @@ def _dynamic(plan: Plan) -> list[tuple[str, str]]:
     sizes = ", ".join(f"{name} = {source}" for name, source in symbol_table(plan).rows)
     conditions = "; ".join(map(str, plan.conditions)) or "none"
     # Torch traces a size of 0 or 1 as a number; a symbol is at least 2.
-    own = " (0 and 1 get specializations of their own)" if any(s.place is None for s in plan.symbols) else ""
+    own = " (0 and 1 get specializations of their own)" if any(s.kind != "argument" for s in plan.symbols) else ""
     return [("sizes", f"{sizes}{own}"), ("where", conditions)]
 
 

@@ -419,9 +419,12 @@ class _GuardedEmitter(EntryEmitter):
         flat, entries = self._read()
         s.line("try:")
         s.depth = 2
+        start = len(s.lines)
         inputs = self._inputs(flat)
         leaves = self._unwrap(inputs)
         symbols = symbol_lines(self.plan, s, flat, inputs, leaves)  # of what may be another kind of argument
+        if len(s.lines) == start:
+            s.line("pass")
         s.depth = 1
         s.line("except (AttributeError, IndexError, KeyError, TypeError, ValueError): return MISS")
         if symbols:  # an expression that has no value for these sizes (a division by 0) holds for none

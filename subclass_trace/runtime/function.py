@@ -111,7 +111,7 @@ def edges_of(ctx: Any) -> list[Tensor]:
     Raises:
         UnsupportedError: a leaf among them does not require grad any more.
     """
-    found = []
+    found = list[Tensor]()
     for kept, (node, _) in zip(ctx.edges, ctx.next_functions, strict=True):
         x = kept if kept is not None else getattr(node, "variable", None)
         if x is None or not x.requires_grad:

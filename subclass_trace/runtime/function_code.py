@@ -361,7 +361,10 @@ class FunctionEmitter:
     def _arguments(self, entry: CompiledBackward, leaves: Sequence[str], symbols: dict[Any, str]) -> list[str]:
         """The inputs of the backward graph."""
         number = {row.name: k for k, row in enumerate(r for r in self.plan.saved if r.is_tensor)}
-        given = {("saved", row.name): f"ctx.numbers[{k}]" for k, row in enumerate(self.plan.saved) if not row.is_tensor}
+        given: dict[tuple[str, Any], str] = {}
+        given |= {
+            ("saved", row.name): f"ctx.numbers[{k}]" for k, row in enumerate(self.plan.saved) if not row.is_tensor
+        }
         given |= {("saved", name): f"saved[{k}]" for name, k in number.items()}
         given |= {("size", symbol): name for symbol, name in symbols.items()}
         given |= {("tangent", k): name for k, name in enumerate(leaves)}

@@ -354,7 +354,7 @@ def _watched(captured: Captured, forward: Half, saved: int) -> tuple[tuple[int, 
     changed = {m.input for m in captured.mutations}
     inputs = [
         number
-        for number, row in enumerate(captured.all_inputs)
+        for number, row in enumerate(captured.inputs)
         if isinstance(row.spec, WrapperSpec) and number not in changed
         if not there.isdisjoint(f"primals_{captured.leaf_primals[k] + 1}" for k in row.leaves)
     ]

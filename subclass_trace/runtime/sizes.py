@@ -111,9 +111,6 @@ def read_symbol(
     """The value of one symbol in this call: a number, or the nested int of a jagged input."""
     if row.kind == "argument":
         return flat[row.dim]
-    if row.kind == "number":
-        assert row.place is not None
-        return row.place.read()
     if row.kind == "ragged":
         assert row.input is not None
         return inputs[row.input].shape[row.dim]

@@ -13,10 +13,10 @@ import torch
 
 from .. import _torch
 from ..capture.aliasing import alias_check
+from ..plan.values import Given, build
 from ..subclass.flatten import leaves_of
 from ..subclass.spec import WrapperSpec, spec_leaves
 from ..subclass.template import Examples
-from ..plan.values import Given, build
 from .delivery_code import Delivery
 from .emit import NotGenerated, Unwrapper, symbol_lines
 from .entry_code import Entry, EntryEmitter

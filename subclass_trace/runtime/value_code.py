@@ -53,8 +53,8 @@ class ValueEmitter:
             s.line(f"{name} = {s.bind('empty', empty)}({s.constant(recipe.cls)}, {s.constant(recipe.args)})")
         if recipe.pairs:
             put = s.constant(dict_setter(recipe.cls), "put")
-            for key, of_key in recipe.pairs:
-                known, value = self.value(key), self.value(of_key)
+            for key, item in recipe.pairs:
+                known, value = self.value(key), self.value(item)
                 s.line(f"{name}[{known}] = {value}" if recipe.cls is dict else f"{put}({name}, {known}, {value})")
         if recipe.items:
             base: Any = next(c for c in recipe.cls.__mro__ if c.__module__ in ("builtins", "collections"))
@@ -64,8 +64,8 @@ class ValueEmitter:
         if recipe.fields:
             space = s.name("d")
             s.line(f"{space} = {name}.__dict__")
-            for key, item in recipe.fields:
-                s.line(f"{space}[{key!r}] = {self.value(item)}")
+            for field, item in recipe.fields:
+                s.line(f"{space}[{field!r}] = {self.value(item)}")
         for member, item in recipe.slots:
             s.line(f"{s.constant(member.__set__)}({name}, {self.value(item)})")
         return name

@@ -20,7 +20,6 @@ from ..plan.side_effects import Extend, Fill, Put, SideEffect
 from ..plan.values import Again, Constant, Entry, Make, Method, New, Output, Recipe
 from .source import (
     MISSING,
-    Bag,
     Holder,
     Mapping,
     Names,
@@ -31,6 +30,7 @@ from .source import (
     members_of,
     namespace_of,
     same,
+    same_keys,
     short,
 )
 from .source import (
@@ -103,7 +103,7 @@ class Snapshot:
                     fix="change the attributes instead",
                 )
             base, now = self.base.get(holder, holder.before), holder.table(holder.live)
-            ordered = type(holder) is Mapping and list(now) != list(base)
+            ordered = type(holder) is Mapping and not same_keys(now, base)
             other = ordered or now.keys() != base.keys()
             if other or any(base[key] is not value and not same(base[key], value) for key, value in now.items()):
                 found[holder] = now, base
@@ -115,7 +115,7 @@ class Snapshot:
             if _has_moved(holder):
                 object.__setattr__(holder.owner, "__dict__", holder.thing)
             before, now = holder.before, holder.table(holder.thing)
-            if list(now) == list(before) and all(now[key] is value for key, value in before.items()):
+            if same_keys(now, before) and all(now[key] is value for key, value in before.items()):
                 continue
             if isinstance(holder, Names) and now.keys() == before.keys():
                 for key, value in before.items():
@@ -288,13 +288,11 @@ def side_effects(changes: dict[Holder, tuple[Table, Table]], recipes: Recipes) -
     """
     effects: list[SideEffect] = []
     for holder, (now, was) in changes.items():
-        if isinstance(holder, (Mapping, Bag)):
-            now = {key if key in was else recipes.key(key, holder.path): value for key, value in now.items()}
         if isinstance(holder, ListLike):
             effects.append(_of_list(holder, list(was.values()), list(now.values()), recipes))
             continue
         kept = [key for key in was if key in now]
-        if type(holder) is Mapping and kept != list(now)[: len(kept)]:
+        if type(holder) is Mapping and not same_keys(kept, list(now)[: len(kept)]):
             rows = [(recipes.key(key, holder.path), recipes(v, holder.text(key))) for key, v in now.items()]
             effects.append(Fill(holder, tuple(rows)))
             continue

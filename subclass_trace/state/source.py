@@ -22,6 +22,7 @@ import functools
 import gc
 import sys
 import types
+from collections.abc import Collection
 from collections.abc import Mapping as MappingType
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -85,6 +86,11 @@ def same(a: Any, b: Any) -> bool:
     if kind is slice:
         return same((a.start, a.stop, a.step), (b.start, b.stop, b.step))
     return kind in ATOMS and bool(a == b)
+
+
+def same_keys(a: Collection[Any], b: Collection[Any]) -> bool:
+    """Have two tables the same keys in the same order? (A key may be a tensor, which has no truth value.)"""
+    return len(a) == len(b) and all(x is y or (not is_a(x, torch.Tensor) and x == y) for x, y in zip(a, b, strict=True))
 
 
 def short(value: Any) -> str:

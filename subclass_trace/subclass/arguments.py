@@ -13,7 +13,7 @@ import sys
 import types
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 

@@ -15,9 +15,11 @@ import torch.fx as fx
 
 from .. import _torch
 from .._torch import tape as _door
-from ..frontends.compile import Region, Specialization
+from ..frontends.region import Region
+from ..frontends.specialization import Specialization
 from ..options import Options
-from ..plan import LeafPrimal, ValueOutput
+from ..plan import LeafPrimal, Plan, ValueOutput
+from ..plan.values import New, Output
 from ..subclass.spec import LeafSpec
 from . import runtime
 from .cut import cut, join
@@ -94,7 +96,7 @@ class Segment:
         plan = made.plan
         plain = all(type(v) in (Tensor, torch.nn.Parameter) for v in values)
         primals = [p.leaf for p in plan.primals if isinstance(p, LeafPrimal)]
-        if not plain or plan.symbols or plan.mutations or plan.assignments or plan.trains or any(self.is_size):
+        if not plain or plan.symbols or plan.mutations or plan.side_effects or plan.trains or any(self.is_size):
             return
         if len(plan.inputs) != len(values) or primals != list(range(len(values))) or len(primals) != len(plan.primals):
             return
@@ -102,7 +104,9 @@ class Segment:
             return
         if not all(isinstance(o, ValueOutput) and isinstance(o.spec, LeafSpec) for o in plan.outputs):
             return
-        order = [o.value for o in plan.outputs if isinstance(o, ValueOutput)]
+        order = _order(plan)
+        if order is None:
+            return
         guard = _torch.tensor_guard(values, [list(v.shape) for v in values], [list(v.stride()) for v in values])
         if not guard(*values):
             return
@@ -113,6 +117,16 @@ class Segment:
             self.fast.append(
                 (guard, lambda given: [r for flat in (forward(given),) for r in map(flat.__getitem__, order)])
             )
+
+
+def _order(plan: Plan) -> list[int] | None:
+    """The forward values that are the results, if these are a list of such."""
+    made = plan.result
+    if not isinstance(made, New) or made.cls is not list or made.items is None:
+        return None
+    outputs = [plan.outputs[item.index] for item in made.items if isinstance(item, Output)]
+    order = [o.value for o in outputs if isinstance(o, ValueOutput)]
+    return order if len(order) == len(made.items) else None
 
 
 # ---------------------------------------------------------------------------------------------- a tape in segments

@@ -9,13 +9,11 @@ import torch
 import torch.fx as fx
 
 from ..plan import (
-    AssignmentPlan,
     BasePrimal,
     GradientOutput,
     InputOutput,
     LeafPrimal,
     MutationPlan,
-    OfResult,
     OutputPlan,
     Plan,
     SizeOutput,
@@ -25,6 +23,8 @@ from ..plan import (
     ValueOutput,
     ViewOutput,
 )
+from ..plan.side_effects import recipes_of
+from ..plan.values import outputs_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, RaggedSize, SizeExpr, Spec, WrapperSpec, leaf_count, spec_leaves
 from .requirement import require
 
@@ -43,13 +43,9 @@ def verify_plan(plan: Plan) -> None:
     twice = len({m.input for m in plan.mutations}) == len(plan.mutations)
     got = [m.input for m in plan.mutations]
     require(twice, "an input is changed by two rows", "mutations", expected="one row per input", got=got)
-    # What is assigned stands after the results, and views whose attributes these are.
-    owners = {
-        a.owner.result for a in plan.assignments if isinstance(a, AssignmentPlan) and isinstance(a.owner, OfResult)
-    }
-    leaves = plan.out_tree.num_leaves + len(plan.assignments) + sum(k >= plan.out_tree.num_leaves for k in owners)
-    same = leaves == len(plan.outputs)
-    require(same, "results are missing", "outputs", expected=f"{leaves}, as in out_tree", got=len(plan.outputs))
+    needed = outputs_of(plan.result).union(*[outputs_of(r) for e in plan.side_effects for r in recipes_of(e)])
+    for number in sorted(needed):
+        _exists(number, len(plan.outputs), "an output that a recipe needs", "result")
     for k, output in enumerate(plan.outputs):
         _plan_output(plan, f"outputs[{k}]", output)
     for k, alias in enumerate(plan.aliases):
@@ -75,11 +71,7 @@ def _plan_inputs(plan: Plan) -> None:
         for place in row.leaves:
             _exists(place, plan.leaf_count, "a leaf", path)
         filled.update(row.leaves)
-        reachable = (row.position is None) == (row.constant is not None)
-        got = f"position={row.position}"
-        require(reachable, "an input cannot be found in a call", path, expected="a position or a constant", got=got)
-        if row.position is not None:
-            _exists(row.position, len(plan.positions), "a position", path)
+        _exists(row.position, len(plan.positions), "a position", path)
     empty = sorted(set(range(plan.leaf_count)) - filled)
     require(not empty, "a place in the leaf table is never filled", "leaf_count", expected="inputs for all", got=empty)
 
@@ -90,7 +82,7 @@ def _plan_positions(plan: Plan) -> None:
         if number is not None:
             _exists(number, len(plan.inputs), "an input", f"positions[{position}]")
     for k, row in enumerate(plan.inputs):
-        if row.position is not None and not row.of_gradient:
+        if not row.of_gradient:
             back = plan.positions[row.position]
             require(back == k, "a position belongs to another input", f"inputs[{k}] {row.path}", expected=k, got=back)
 
@@ -109,9 +101,6 @@ def _plan_symbol(plan: Plan, k: int, row: SymbolPlan) -> None:
         _exists(row.dim, len(plan.positions), "a position", path)
         number = plan.positions[row.dim]
         require(number is None, "a symbol is read from a tensor", path, expected="a number", got=f"input {number}")
-        return
-    if row.kind == "number":
-        require(row.place is not None, "a symbol has no single source", path, expected="a place", got=None)
         return
     kinds = ("size", "stride", "storage_offset", "item", "ragged", "argument")
     require(row.kind in kinds, "a symbol comes from an unknown kind of number", path, expected=kinds, got=row.kind)

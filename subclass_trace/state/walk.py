@@ -497,6 +497,10 @@ class Walk:
     def _instance(self, value: Any, path: str, parent: Holder | None, key: Any) -> None:
         kind = type(value)
         space = namespace_of(value)
+        if kind.__module__.startswith(_HERE) and not is_walked(kind.__module__) and not issubclass(kind, torch.nn.Module):
+            if space is not None and "__wrapped__" in space:  # a region inside of this one
+                self.value(space["__wrapped__"], path)
+            return
         if space is not None:
             self._opened(self._namespace(space, path, parent, key, owner=value))
         if members_of(kind) and not kind.__module__.startswith("torch"):
@@ -547,6 +551,10 @@ class Walk:
     def forget(self) -> None:
         """What only the trace needed."""
         self.tensors, self._alive, self.known, self._first_place = [], [], {}, {}
+
+
+#: the objects of this package hold no state of a region
+_HERE = __name__.partition(".")[0] + "."
 
 
 def _is_of_torch(kind: type) -> bool:

@@ -194,6 +194,7 @@ from .strided_shards import numbers_as_split_factors as numbers_as_split_factors
 from .strided_shards import repaired_unflatten as repaired_unflatten
 from .symbols import Assumptions as Assumptions
 from .symbols import assumptions_of as assumptions_of
+from .symbols import argument_symbol as argument_symbol
 from .symbols import constant_symbol as constant_symbol
 from .symbols import dynamic_context as dynamic_context
 from .symbols import equalities as equalities

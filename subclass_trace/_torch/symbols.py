@@ -195,6 +195,11 @@ def own_symbol(number: Any) -> Any:
     return None if node.expr.is_number or not node._expr.is_Symbol else node._expr
 
 
+def argument_symbol(number: Any) -> Any:
+    """The symbol that a number of the call was made as, whatever the trace took it for since; None for a constant."""
+    return number.node._expr if number.node._expr.is_Symbol else None
+
+
 def constant_symbol(size: object) -> Any:
     """The symbol that a size was made as, where the trace took it for a constant since; else None."""
     if not isinstance(size, torch.SymInt) or size.node.is_nested_int():

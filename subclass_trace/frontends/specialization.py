@@ -313,7 +313,7 @@ def compile_call(
             keep_input_mutations=options.keep_inference_input_mutations,
         )
         captured.session.no_branch_on_floats()
-        history.has_symbols = bool(captured.session.shape_env.var_to_val) if captured.session.dynamic else False
+        history.has_symbols = bool(_torch.symbol_values(captured.session.shape_env)) if captured.session.dynamic else False
         guards = traced.guards(ambient)
         examples = Examples(captured.session.mode, hint_of)
         with torch.no_grad():

@@ -161,7 +161,7 @@ def _symbols(captured: Captured) -> list[SymbolPlan]:
 
     # First: where a size was found to be equal to a number, that is checked with the size.
     for position, n in captured.session.arguments.items():
-        symbol = _torch.own_symbol(n)
+        symbol = _torch.argument_symbol(n)
         if symbol is not None:
             rows.setdefault(symbol, SymbolPlan(symbol, "argument", None, None, position))
     strided = [(k, t) for k, t in enumerate(captured.originals) if t.layout is torch.strided]

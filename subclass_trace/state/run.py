@@ -217,6 +217,8 @@ class StateRun:
             self.close()
             if self.refusal is not None:
                 raise self.refusal
+        for cached in self.walk.caches:
+            cached.check()
         recipes = Recipes(self.walk, self.reals)
         made = recipes(result, "result")
         effects = tuple(side_effects(self.snapshot.changes(), recipes))

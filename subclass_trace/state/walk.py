@@ -115,6 +115,25 @@ class Cached:
         self._before = function.cache_info()
         self.known: tuple[int, int] | None = None  # what later calls must find, where the trace used what was there
 
+    def check(self) -> None:
+        """The function has run.
+
+        Raises:
+            SideEffectError: the cache keeps a tensor that the region computes, which later code might write or compare.
+        """
+        if self.function.cache_info().misses == self._before.misses:
+            return
+        found = gc.get_referents(self.function)
+        for _ in range(4):  # a dict of links, links, results in containers
+            if any(_torch.is_fake(t) for t in found if is_a(t, torch.Tensor)):
+                raise SideEffectError(
+                    "functools.lru_cache keeps a tensor that the region computes",
+                    path=self.path,
+                    expected="cached numbers, texts and the like",
+                    fix="call the function once before the region, and hold what it returns in a variable",
+                )
+            found = gc.get_referents(*[v for v in found if not is_a(v, (torch.Tensor, type, types.FunctionType))])
+
     def restore(self) -> None:
         """The trace is over."""
         now = self.function.cache_info()

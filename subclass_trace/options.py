@@ -30,8 +30,7 @@ class Options:
             differ without end; "trace": the refusal is raised; "dynamo": ``torch.compile`` from the start.
         fullgraph: where a region is handed over, a break of the graph is an error. (Our trace always is one graph.)
         mode: "default", or None.
-        dynamic: True makes every size of the arguments symbolic from the first call on, False none ever, None those that
-            change.
+        dynamic: True makes every size of the arguments symbolic from the first call on.
         automatic_dynamic: a size that changed between calls becomes symbolic in the next specialization.
         partitioner: "min_cut", "torch_min_cut", "default", a `MinCut`, or a callable as in ``functorch.compile``.
         activation_memory_budget: a share, 0 (save the least possible) to 1 (what min_cut saves), or a number of bytes.
@@ -93,7 +92,12 @@ class Options:
     @property
     def learns_sizes(self) -> bool:
         """Does what changed between calls become a symbol?"""
-        return self.automatic_dynamic and self.dynamic is not False
+        return self.automatic_dynamic
+
+    @property
+    def dynamic_of_dynamo(self) -> bool | None:
+        """The same as ``torch.compile`` says it: in one option."""
+        return True if self.dynamic else None if self.automatic_dynamic else False
 
     def changed(self) -> dict[str, Any]:
         """The options that are no defaults, as ``torch.compile`` hands them to our back end."""

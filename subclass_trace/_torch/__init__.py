@@ -117,6 +117,7 @@ from .kinds import dispatch_keys as dispatch_keys
 from .kinds import is_dense as is_dense
 from .kinds import is_fake as is_fake
 from .kinds import is_functorch_wrapped as is_functorch_wrapped
+from .kinds import is_jagged_example as is_jagged_example
 from .kinds import is_memo as is_memo
 from .kinds import is_opaque as is_opaque
 from .kinds import overrides_torch_dispatch as overrides_torch_dispatch
@@ -193,8 +194,8 @@ from .sharding import sharding_as_eager as sharding_as_eager
 from .strided_shards import numbers_as_split_factors as numbers_as_split_factors
 from .strided_shards import repaired_unflatten as repaired_unflatten
 from .symbols import Assumptions as Assumptions
-from .symbols import assumptions_of as assumptions_of
 from .symbols import argument_symbol as argument_symbol
+from .symbols import assumptions_of as assumptions_of
 from .symbols import constant_symbol as constant_symbol
 from .symbols import dynamic_context as dynamic_context
 from .symbols import equalities as equalities

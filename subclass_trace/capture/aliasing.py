@@ -193,7 +193,7 @@ def share_counter(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 class SharedCounters:
-    """The stand-ins of inputs that share a version counter (a view and its base, ``x`` and ``x.detach()``): each has one of its own.
+    """The stand-ins of inputs that share a version counter (a view and its base): each has one of its own.
 
     They are brought to one value after each call of the user function, so that autograd refuses what it refuses in eager: a
     backward that needs a value which was written through another input.

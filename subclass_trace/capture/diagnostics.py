@@ -129,16 +129,16 @@ def typed_errors(recorder: Any) -> Iterator[None]:
     except SubclassTraceError:
         raise
     except _torch.DATA_DEPENDENT_ERRORS as error:
-        raise depends_on_data(error) from error
+        raise refusal_of_data(error) from error
     except _torch.NO_FAKE_KERNEL as error:
         raise _has_no_fake_kernel(error) from error
     except TypeError as error:  # a list of numbers that is a list of tensors while it is traced
         if _optimizer_at_work(error) is None:
             raise
-        raise depends_on_data(error) from error
+        raise refusal_of_data(error) from error
     except (RuntimeError, AssertionError) as error:
         if isinstance(error.__cause__, _torch.DATA_DEPENDENT_ERRORS):  # DTensor raises another error from it
-            raise depends_on_data(error) from error
+            raise refusal_of_data(error) from error
         if _raised_by_torch(error, "_subclasses", "_library"):  # of fake tensors, and of operators of the user's
             raise _has_no_fake_kernel(error) from error
         raise
@@ -165,7 +165,7 @@ def _has_no_fake_kernel(error: BaseException) -> UnsupportedError:
     )
 
 
-def depends_on_data(error: BaseException) -> UnsupportedError:
+def refusal_of_data(error: BaseException) -> UnsupportedError:
     """The refusal for an error of torch's that says that code needs to know what is inside of a tensor."""
     cls, optimizer, line = _class_at_work(error), _optimizer_at_work(error), user_line(error)
     if getattr(error, "func", None) is torch.ops.aten.linalg_lstsq.default:

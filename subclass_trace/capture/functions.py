@@ -18,7 +18,7 @@ from ..errors import AliasingError, SubclassTraceError, UnsupportedError
 from ..subclass.flatten import leaves_of
 from ..subclass.protocol import is_traceable
 from .copies import deep_copy, is_shallow_copy, shallow_copy
-from .diagnostics import MEMORY, TEXTS, depends_on_data, refuse_memory, refuse_text
+from .diagnostics import MEMORY, TEXTS, refusal_of_data, refuse_memory, refuse_text
 from .indexing import PlacesInside, depends_on_data, with_places
 from .inner_backward import InnerBackward
 from .known import known_value
@@ -56,7 +56,7 @@ class CapturedFunctions(_torch.TorchFunctionMode):
             raise
         except _torch.DATA_DEPENDENT_ERRORS as error:
             if self.recorder.state is not None and self.recorder.state.is_live:
-                self.recorder.state.refused(depends_on_data(error))
+                self.recorder.state.refused(refusal_of_data(error))
             raise
 
     def _handle(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -7,13 +7,15 @@ the one of this trace for ever.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from .. import _torch
-from ..subclass.flatten import leaves_of
+from ..subclass.flatten import flatten, leaves_of
 from ..subclass.protocol import Kind, is_traceable, kind_of
+from ..subclass.visit import rebuild
 from .diagnostics import unknown_tensor
 from .inputs import Inputs
 from .recorder import Recorder
@@ -97,9 +99,21 @@ class StandIns:
         traced: Tensor = self.known(real)
         if traced is real:
             lifted = self.recorder.lifted_fake(real)
-            if lifted is None:
+            if lifted is not None:
+                return lifted
+            if not _torch.is_jagged_example(real):
                 raise unknown_tensor(real, self.recorder.user_line())
-            return lifted
+            return self._constant(real)
+        return traced
+
+    def _constant(self, real: Tensor) -> Tensor:
+        """A jagged tensor that torch itself holds, and of which it reads the class alone."""
+        with torch.no_grad(), _torch.no_modes():
+            leaves, spec = flatten(real)
+        spec = replace(spec, size=self.recorder.symbols.ragged_sizes(spec.size))  # type: ignore[union-attr,type-var]
+        with torch.no_grad():
+            traced: Tensor = rebuild(spec, iter([self.recorder.constant(t) for t in leaves]))
+        self._traced[id(traced)] = traced
         return traced
 
     def result(self, value: Any) -> Any:

@@ -237,10 +237,10 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         hit = self._lifted.get(id(real))
         if hit is not None:
             return hit[0]
-        names_count = self.state is not None and self.tag == "is_forward" and not self.sealed
+        names_count = self.state is not None and self.state.follows and self.tag == "is_forward" and not self.sealed
         if names_count and not any(real is t for t in self.contexts()):
             raise unknown_tensor(real, self.user_line())
-        return self._constant(real)
+        return self.constant(real)
 
     def is_constant(self, real: Tensor) -> bool:
         """Is it a real tensor that the region made itself of constants?"""
@@ -255,7 +255,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         hit = self._lifted.get(id(real))
         return None if hit is None else hit[0]
 
-    def _constant(self, real: Tensor) -> Tensor:
+    def constant(self, real: Tensor) -> Tensor:
+        """The fake that stands for a real dense tensor which is read from where it is."""
         hit = self._lifted.get(id(real))
         if hit is None:
             fake = _torch.detached(self.mode, self.mode.from_tensor(real, static_shapes=True))

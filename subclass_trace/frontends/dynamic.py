@@ -232,7 +232,7 @@ class _Choice(DynamicDims):
         ]
 
 
-def choose(arguments: Sequence[Argument], history: SizeHistory, everything: bool, sizes: bool = True) -> DynamicDims:
+def choose(arguments: Sequence[Argument], history: SizeHistory, everything: bool, sizes: bool = True) -> _Choice:
     """The dynamic dimensions of some inputs (where ``sizes`` may be).
 
     Parameters and buffers are dynamic only where they changed. Where an outer size of a wrapper is marked, so are inner

@@ -293,7 +293,7 @@ class _Compilation:
         region = Region(self.module, self.options)
         self.region = _with_numbers(region, floats, self.module.held)
         self.static = _with_numbers(
-            Region(self.module, dataclasses.replace(self.options, dynamic=False)), (), self.module.held
+            Region(self.module, dataclasses.replace(self.options, automatic_dynamic=False)), (), self.module.held
         )
 
     def compile(self, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -398,7 +398,7 @@ def _is_float(node: fx.Node) -> bool:
 
 
 def _with_numbers(region: Region, floats: Collection[int], held: Sequence[Tensor]) -> Callable[..., Any]:
-    """Calls a region with the tensors that the graph holds, and with the numbers inside ``floats``, which it guards by value."""
+    """Calls a region with the tensors that the graph holds, and with the numbers in ``floats``, which it guards by value."""
     return lambda *args: region(*[a.item() if k in floats else a for k, a in enumerate(args)], *held)
 
 

@@ -148,6 +148,8 @@ def _ends_data_assignment(node: fx.Node) -> bool:
 class GraphOfDynamo:
     """A graph of Dynamo's as a function of its arguments, and after them of the tensors that it holds (``held``)."""
 
+    has_no_state = True  # what it reads is in the graph
+
     def __init__(self, graph: fx.GraphModule) -> None:
         self.graph = graph
         self.recorder: GraphRecorder | None = None

@@ -112,9 +112,10 @@ class _Maker:
     """
 
     def __init__(
-        self, session: Session, history: SizeHistory, options: Options, bases: Sequence[Tensor], *, numbers: bool
+        self, session: Session, history: SizeHistory, options: Options, bases: Sequence[Tensor], *, symbols: bool
     ) -> None:
-        self.session, self.history, self.options, self.bases, self.numbers = session, history, options, bases, numbers
+        self.session, self.history, self.options, self.bases = session, history, options, bases
+        self.numbers, self.may_have_symbols = symbols and options.learns_sizes, symbols
         self.inputs: Inputs | None = None
         self.flat: list[Any] = []
         self.sources: list[Source] = []
@@ -132,7 +133,10 @@ class _Maker:
             new = self._arguments(found)
             if self.options.learns_sizes:
                 self.history.add(sizes_of(new))
-            dynamic = choose(new, self.history, self.options.dynamic is True, self.session.dynamic)
+            symbols = self.session.dynamic or self.may_have_symbols
+            dynamic = choose(new, self.history, self.options.dynamic is True, symbols)
+            if dynamic.any() and not self.session.dynamic:
+                raise _HasSymbols
         self._renumbered(self.inputs.add(new, dynamic))
         with self.session.beside_the_trace():
             self.handed += [self._stand_in(k) for k in range(first, len(self.flat))]
@@ -194,6 +198,10 @@ class _Maker:
         return symbol
 
 
+class _HasSymbols(Exception):
+    """Sizes of this call are symbols: the trace starts again, in a session that has some."""
+
+
 def _path(source: Source) -> Path:
     return Path(source.path)
 
@@ -252,13 +260,11 @@ def trace_call(
         Exception: the function's own.
     """
     bases: list[Tensor] = []
+    everyone = [t for t in _torch.pytree.tree_leaves(call) if isinstance(t, Tensor)]
+    dynamic = symbols and may_be_dynamic(everyone, history, options.dynamic is True)
     while True:
-        everyone = [t for t in _torch.pytree.tree_leaves(call) if isinstance(t, Tensor)]
-        dynamic = (
-            symbols and options.dynamic is not False and may_be_dynamic(everyone, history, options.dynamic is True)
-        )
         session = Session(dynamic=dynamic, decompositions=table)
-        maker = _Maker(session, history, options, bases, numbers=symbols and options.learns_sizes)
+        maker = _Maker(session, history, options, bases, symbols=symbols)
         state = StateRun(function, call, maker, warns=options.frontend == "trace")
         session.recorder.state = state
         outcome: list[Outcome] = []
@@ -273,6 +279,9 @@ def trace_call(
             captured = capture(run, session)
         except NeedsAutogradBase as again:
             bases.append(again.base)
+            continue
+        except _HasSymbols:
+            dynamic = True
             continue
         finally:
             state.restore()
@@ -313,7 +322,9 @@ def compile_call(
             keep_input_mutations=options.keep_inference_input_mutations,
         )
         captured.session.no_branch_on_floats()
-        history.has_symbols = bool(_torch.symbol_values(captured.session.shape_env)) if captured.session.dynamic else False
+        history.has_symbols = (
+            bool(_torch.symbol_values(captured.session.shape_env)) if captured.session.dynamic else False
+        )
         guards = traced.guards(ambient)
         examples = Examples(captured.session.mode, hint_of)
         with torch.no_grad():

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import torch
+
 
 @dataclass(frozen=True, eq=False)
 class Constant:
@@ -109,7 +111,7 @@ def build(recipe: Recipe, given: Given) -> Any:
 
 def make(cls: type, items: Sequence[Any]) -> Any:
     """An immutable thing: a named tuple past its own ``__new__``, which may take other arguments."""
-    if issubclass(cls, tuple) and not hasattr(cls, "n_sequence_fields"):
+    if issubclass(cls, tuple) and cls is not torch.Size and not hasattr(cls, "n_sequence_fields"):
         return tuple(items) if cls is tuple else tuple.__new__(cls, items)
     made: Any = cls
     return made(*items) if cls is slice else made(items)

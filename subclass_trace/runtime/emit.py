@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -247,8 +247,8 @@ def tensor_checks(
     ``values``: a real tensor for each local name, from which the C++ guard is made; without them, or without
     ``use_cpp``, the comparison is emitted in Python.
     """
-    rows = checks.tensors
-    conditions = list(checks.conditions)
+    rows, conditions = _once(checks.tensors, values or {})
+    conditions += checks.conditions
     for name, spec in rows:
         conditions += dynamic_checks(name, spec, symbols)
     if not rows:
@@ -264,6 +264,21 @@ def tensor_checks(
     python = [c for name, spec in rows for c in _python_checks(source, name, spec)]
     distinct = f"len({{{', '.join(f'id({name})' for name, _ in rows)}}}) == {len(rows)}"
     return " and ".join([*python, distinct, *conditions])
+
+
+def _once(
+    rows: Sequence[tuple[str, Spec]], values: Mapping[str, Tensor]
+) -> tuple[list[tuple[str, Spec]], list[str]]:
+    """The rows of distinct tensors, and conditions that the others (a wrapper inside of another, twice) are those again."""
+    names: dict[int, str] = {}
+    out, conditions = [], []
+    for name, spec in rows:
+        first = names.setdefault(id(values.get(name, name)), name)
+        if first == name:
+            out.append((name, spec))
+        else:
+            conditions.append(f"{name} is {first}")
+    return out, conditions
 
 
 def dynamic_checks(name: str, spec: Spec, symbols: dict[Any, str], strides: bool = True) -> list[str]:

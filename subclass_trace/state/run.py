@@ -1,8 +1,8 @@
 """One run of a function with the Python state around it: sources in while it runs, side effects out.
 
 `StateRun` is what the events of `entering` are told to. Tensors and numbers that the walk finds get stand-ins at once, which
-the capture makes (`StandInMaker`); what the function did is read off when it has returned; and `restore` leaves everything as it
-was, whatever happened.
+the capture makes (`StandInMaker`); what the function did is read off when it has returned; and `restore` leaves everything
+as it was, whatever happened.
 """
 
 from __future__ import annotations
@@ -63,11 +63,13 @@ class StateRun:
     Args:
         function: what runs, with the positional and keyword arguments of ``call``.
         make: makes stand-ins.
+        follows: some functions of this package read no Python state (``has_no_state``), and none is looked for.
         warns: what only writes (``print``) happens while tracing, with a warning; else it is refused.
     """
 
     def __init__(self, function: Callable[..., Any], call: Call, make: StandInMaker, *, warns: bool) -> None:
         self.function, self.call, self.make, self.warns = function, call, make, warns
+        self.follows = not getattr(function, "has_no_state", False)
         self.walk = Walk()
         self.snapshot = Snapshot(self.walk)
         self.refusal: SubclassTraceError | None = None
@@ -196,7 +198,7 @@ class StateRun:
     # ------------------------------------------------------------------------------------------ the run
     def start(self) -> Call:
         """Walk the function and its arguments; the arguments with stand-ins."""
-        self.walk.start(self.function, self.call)
+        self.walk.start(self.function if self.follows else _nothing, self.call)
         self.stand_in()
         at = self.walk.arguments
         args = tuple(self.replaced(v, Source(at, k)) for k, v in enumerate(self.call[0]))
@@ -209,7 +211,8 @@ class StateRun:
             SubclassTraceError: the first refusal, whatever code of the user's made of it.
             Exception: the function's own.
         """
-        self.events = events(self)
+        if self.follows:
+            self.events = events(self)
         try:
             self.on()
             result = self.function(*args, **kwargs)
@@ -252,6 +255,8 @@ class BackwardState(StateRun):
 
     def __init__(self) -> None:
         super().__init__(_nothing, ((), {}), _NoInputs(), warns=False)
+        self.walk = Walk(by_code=True)
+        self.snapshot = Snapshot(self.walk)
         self.guards: Reader | None = None
 
     def stand_in(self) -> None:
@@ -303,11 +308,15 @@ def backward_state(recorder: Any) -> Iterator[BackwardState]:
     try:
         state.on()
         yield state
+    except BaseException as error:
+        state.restore()
+        raise (error if state.refusal is None else state.refusal) from None
     finally:
         recorder.state = before
+        state.close()
+    if state.refusal is not None:
         state.restore()
-        if state.refusal is not None:
-            raise state.refusal
+        raise state.refusal
     state.finish()
 
 

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from .. import _torch
 from ..errors import SideEffectError, UnsupportedError
 from .code_names import COMPUTED, names_of, only_appended
 from .source import (
@@ -159,9 +160,11 @@ class Walk:
         aliases: pairs of places inside of the arguments that hold one mutable object.
         entered: the code objects that ran.
         names: all that they name.
+        by_code: functions are found by their code too: those of a backward, which are the same in each call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, by_code: bool = False) -> None:
+        self.by_code = by_code
         self.arguments = Arguments()
         self.holders: dict[int, Holder] = {}
         self.tensors: list[tuple[Source, torch.Tensor]] = []
@@ -225,11 +228,16 @@ class Walk:
             self._globals(code, space)
         while self.computed and self._modules:
             self._whole_module(self._modules.pop())
+        if self.by_code and code.co_freevars and code not in self._asleep:
+            for function in gc.get_referrers(code):
+                if type(function) is types.FunctionType:
+                    self._function(function, function.__qualname__)
         functions = self._asleep.pop(code, ())
         for function, path in functions:
             self._awake(function, path)
         self._run()
-        if followed and code.co_freevars and not functions and not any(code in c.co_consts for c in self.entered):
+        known = functions or self.by_code or any(code in c.co_consts for c in self.entered)
+        if followed and code.co_freevars and not known:
             raise UnsupportedError(
                 "the region calls a function that closes over variables, and that no name leads to",
                 path=f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})",
@@ -516,7 +524,11 @@ class Walk:
     def _instance(self, value: Any, path: str, parent: Holder | None, key: Any) -> None:
         kind = type(value)
         space = namespace_of(value)
-        if kind.__module__.startswith(_HERE) and not is_walked(kind.__module__) and not issubclass(kind, torch.nn.Module):
+        if (
+            kind.__module__.startswith(_HERE)
+            and not is_walked(kind.__module__)
+            and not issubclass(kind, torch.nn.Module)
+        ):
             if space is not None and "__wrapped__" in space:  # a region inside of this one
                 self.value(space["__wrapped__"], path)
             return

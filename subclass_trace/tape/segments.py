@@ -62,6 +62,7 @@ class Segment:
             # A gradient is no view to anybody: the region need not make its results views of what they come from.
             return [r.detach() if isinstance(r, Tensor) and r._is_view() else r for r in function(given)]
 
+        segment.has_no_state = True  # type: ignore[attr-defined]
         self.region = Region(segment, Options(backend=backend, dynamic=dynamic))
         self.refused: Exception | None = None  # why it runs as it is
         self.fast: list[tuple[Callable[..., bool], Callable[[list[Any]], Any]]] = []

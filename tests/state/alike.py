@@ -77,7 +77,9 @@ class Twins:
         if (a.dtype, a.shape, a.stride()) != (b.dtype, b.shape, b.stride()):
             return False
         signs = bool((torch.signbit(a) == torch.signbit(b)).all())
-        return signs and torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)) and self(dict(a.__dict__), dict(b.__dict__))
+        return (
+            signs and torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)) and self(dict(a.__dict__), dict(b.__dict__))
+        )
 
     def _containers(self, a: Any, b: Any) -> bool:
         if issubclass(type(a), dict):
@@ -112,6 +114,8 @@ class Twins:
             return a.__name__ != "cfgx" or a is b or self(*public)
         if type(a).__module__ in _OF_PYTHON:
             return True
-        slots = [k for c in type(a).__mro__ for k in getattr(c, "__slots__", ()) if k not in ("__dict__", "__weakref__")]
+        slots = [
+            k for c in type(a).__mro__ for k in getattr(c, "__slots__", ()) if k not in ("__dict__", "__weakref__")
+        ]
         same = self(getattr(a, "__dict__", 0), getattr(b, "__dict__", 0))
         return same and self._all([getattr(a, k, None) for k in slots], [getattr(b, k, None) for k in slots])

@@ -35,7 +35,9 @@ _NOT_STATE = ("torch", "f", "outside", "args")
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
     """Some programs change what is everybody's."""
-    hooks = {name: dict(t) for name, t in vars(nn_module).items() if name.startswith("_global_") and isinstance(t, dict)}
+    hooks = {
+        name: dict(t) for name, t in vars(nn_module).items() if name.startswith("_global_") and isinstance(t, dict)
+    }
     path = list(sys.path)
     yield
     for name, table in hooks.items():

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import builtins
 import collections
+import contextlib
 import functools
 import importlib
+import inspect
 import logging
 import os
 import random
@@ -21,6 +23,8 @@ import time
 import types
 from collections.abc import Callable
 from typing import Any, Protocol
+
+import torch
 
 from .source import is_walked
 
@@ -56,6 +60,16 @@ _WORLD_CODE: dict[types.CodeType, str] = {
     importlib.import_module.__code__: "importlib.import_module",
 }
 _LOG_CODE: dict[types.CodeType, str] = {logging.Logger._log.__code__: "logging"}
+_RANDOM = ("manual_seed", "seed", "initial_seed", "get_rng_state", "set_rng_state", "fork_rng")
+_RANDOM_CODE = {inspect.unwrap(getattr(torch.random, name)).__code__: f"torch.random.{name}" for name in _RANDOM}
+_JUDGED = frozenset({*_WORLD_CODE, *_LOG_CODE, *_RANDOM_CODE})
+#: what stands between ``torch.manual_seed`` and its caller
+_PLUMBING = (
+    torch.random.__file__,
+    contextlib.__file__,
+    os.path.join("torch", "_compile.py"),
+    os.path.join("torch", "_dynamo", "eval_frame.py"),
+)
 _WORLD_MODULES = ("_io", "numpy.random.mtrand", "numpy.random._generator", "_thread", "_queue", "_random")
 _C_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
 
@@ -112,6 +126,13 @@ def _caller(frame: types.FrameType | None) -> types.FrameType | None:
     return frame
 
 
+def _seeds(frame: types.FrameType | None) -> types.FrameType | None:
+    """The nearest frame that is no plumbing of torch's."""
+    while frame is not None and frame.f_code.co_filename.endswith(_PLUMBING):
+        frame = frame.f_back
+    return frame
+
+
 def _of_world(function: Any, owner: Any) -> str | None:
     """The name of a C function that asks or changes what is outside of the region."""
     try:
@@ -122,7 +143,7 @@ def _of_world(function: Any, owner: Any) -> str | None:
         return known
     kind = type(owner)
     name = getattr(function, "__name__", "")
-    if issubclass(kind, random.Random) or kind.__module__ in _WORLD_MODULES:
+    if issubclass(kind, (random.Random, torch.Generator)) or kind.__module__ in _WORLD_MODULES:
         return f"{kind.__qualname__}.{name}"
     if kind.__name__ == "ContextVar" and name != "get":
         return f"ContextVar.{name}"
@@ -143,6 +164,8 @@ class Events:
             self.listener.enter(code, frame.f_globals)
         if code in _WORLD_CODE and self._follows(_caller(frame.f_back)):
             self.listener.world(_WORLD_CODE[code], frame)
+        elif code in _RANDOM_CODE and self._follows(_seeds(frame.f_back)):
+            self.listener.world(_RANDOM_CODE[code], frame)
         elif code in _LOG_CODE and self._is_users(_caller(frame.f_back)):
             self.listener.world(_LOG_CODE[code], frame)
 
@@ -183,9 +206,7 @@ class Profile(Events):
         """One event of the interpreter's."""
         if event == "call":
             code = frame.f_code
-            if (code not in self.entered or code in _WORLD_CODE or code in _LOG_CODE) and not is_below(
-                code.co_filename
-            ):
+            if (code not in self.entered or code in _JUDGED) and not is_below(code.co_filename):
                 self.started(code, frame)
         elif event == "c_call":
             self.called(arg, getattr(arg, "__self__", None), frame)
@@ -228,7 +249,7 @@ class Monitor(Events):
     def _start(self, code: types.CodeType, offset: int) -> Any:
         if threading.get_ident() != self.thread:
             return None
-        judged = code in _WORLD_CODE or code in _LOG_CODE
+        judged = code in _JUDGED
         if is_below(code.co_filename) or (code in self.entered and not judged):
             return self.monitoring.DISABLE
         frame = sys._getframe(1)

@@ -136,7 +136,8 @@ class StateRun:
         Raises:
             SideEffectError: it was not there before.
         """
-        if generator is not torch.default_generator and id(generator) not in self.walk.known:
+        known = {g._cdata for g in (torch.default_generator, *self.walk.generators)}  # a call may wrap it anew
+        if generator._cdata not in known:
             raise SideEffectError(
                 "the region draws from a random generator that it makes: it would go on drawing from that one",
                 expected="a torch.Generator that is an argument, or that the function has a name for",

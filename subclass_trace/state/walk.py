@@ -165,6 +165,7 @@ class Walk:
 
     def __init__(self, *, by_code: bool = False) -> None:
         self.by_code = by_code
+        self.generators: list[torch.Generator] = []
         self.arguments = Arguments()
         self.holders: dict[int, Holder] = {}
         self.tensors: list[tuple[Source, torch.Tensor]] = []
@@ -475,6 +476,8 @@ class Walk:
                 got=why,
                 fix="make it inside of the region, or pass what it gives as an argument",
             )
+        elif kind is torch.Generator:
+            self.generators.append(value)
         elif kind is types.CellType or kind is contextvars.ContextVar:
             holder = self._holder(Cell if kind is types.CellType else Variable, value, path)
             if holder:

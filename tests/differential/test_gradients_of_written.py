@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import subclass_trace as st
-from subclass_trace.runtime import codegen
+from subclass_trace.runtime import entry_code
 from subclass_trace.zoo import TwoTensor
 
 Tensor = torch.Tensor
@@ -102,7 +102,7 @@ def test_of_a_written_argument(
     function: Callable[..., Any], kind: str, generated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not generated:
-        monkeypatch.setattr(codegen._EntryEmitter, "emit", _refuse)
+        monkeypatch.setattr(entry_code._GuardedEmitter, "emit", _refuse)
     region = st.compile(function)
     for order in (2, 1, 3) if kind == "dense" else (2,):
         _assert_close(_orders(region, kind, lambda x: x, order), _orders(function, kind, lambda x: x, order))
@@ -110,7 +110,7 @@ def test_of_a_written_argument(
 
 
 def _refuse(self: Any) -> Any:
-    raise codegen.NotGenerated("for the reference")
+    raise entry_code.NotGenerated("for the reference")
 
 
 @pytest.mark.parametrize("kind", ["dense", "wrapper"])

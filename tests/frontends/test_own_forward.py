@@ -6,13 +6,13 @@ import pytest
 import torch
 
 import subclass_trace as st
-from subclass_trace.runtime import codegen
+from subclass_trace.frontends import specialization
 
 
 @pytest.mark.parametrize("generated", [True, False])
 def test_an_own_forward_that_comes_and_goes(generated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not generated:
-        monkeypatch.setattr(codegen, "generate", lambda *_: None)
+        monkeypatch.setattr(specialization, "generate", lambda *_: None)
         monkeypatch.setattr("subclass_trace.frontends.compile.generate", lambda *_: None)
     model = torch.nn.Sequential(torch.nn.ReLU())
     region = st.compile(model, backend="eager")

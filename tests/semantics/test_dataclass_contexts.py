@@ -12,7 +12,7 @@ import torch
 from objects_in_contexts import Quantised
 
 import subclass_trace as st
-from subclass_trace.runtime import codegen
+from subclass_trace.runtime import entry_code
 
 Tensor = torch.Tensor
 
@@ -341,9 +341,9 @@ def test_sizes_that_change() -> None:
 
 def test_generated_code_and_reference_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
-        raise codegen.NotGenerated("test")
+        raise entry_code.NotGenerated("test")
 
-    monkeypatch.setattr(codegen._EntryEmitter, "emit", refuse)
+    monkeypatch.setattr(entry_code._GuardedEmitter, "emit", refuse)
     region = st.compile(_sine)
     for _ in range(3):
         q = Mutable()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import subclass_trace as st
-from subclass_trace.runtime import codegen
+from subclass_trace.runtime import entry_code
 from subclass_trace.zoo import TwoTensor
 
 Tensor = torch.Tensor
@@ -62,7 +62,7 @@ def _call(function: Callable[[Any], Any], x: Any) -> Any:
 @pytest.mark.parametrize("generated", [True, False])
 def test_one_then_the_other(name: str, kind: str, generated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not generated:
-        monkeypatch.setattr(codegen._EntryEmitter, "emit", _refuse)
+        monkeypatch.setattr(entry_code._GuardedEmitter, "emit", _refuse)
     for mode in (False, True):
         for first in (False, True):
             region = st.compile(FUNCTIONS[name])
@@ -90,7 +90,7 @@ def test_a_normal_wrapper_around_inference_tensors(function: Callable[[Any], Any
 
 
 def _refuse(self: Any) -> Any:
-    raise codegen.NotGenerated("for the reference")
+    raise entry_code.NotGenerated("for the reference")
 
 
 def test_normal_tensors_pay_nothing() -> None:

@@ -11,8 +11,8 @@ from torch import nn
 
 import subclass_trace as st
 from subclass_trace.frontends.calls import CallSite
-from subclass_trace.runtime import codegen
-from subclass_trace.runtime.codegen import MISS, generate
+from subclass_trace.runtime import entry_code
+from subclass_trace.runtime.entry_code import MISS, generate
 from subclass_trace.runtime.guards import Ambient, failed_guard
 from subclass_trace.runtime.sizes import hint_of
 from subclass_trace.subclass.template import Examples
@@ -298,4 +298,4 @@ def test_source_is_readable_and_stands_in_tracebacks() -> None:
     region(two(3), two(3))
     source = region.specializations[0].source
     assert "u0 = x0.a" in source and "return MISS" in source and source.startswith("def entry(args, kwargs):")
-    assert repr(codegen.MISS) == "MISS"
+    assert repr(entry_code.MISS) == "MISS"

@@ -81,7 +81,7 @@ def grad_dtypes(tensors: Sequence[torch.Tensor]) -> tuple[torch.dtype | None, ..
     """The dtypes of gradients that tensors ask for: their own, unless a leaf says otherwise (None: any)."""
     if not hasattr(torch.Tensor, "grad_dtype"):
         return tuple([t.dtype for t in tensors])
-    return tuple([t.grad_dtype if t.is_leaf else t.dtype for t in tensors])  # type: ignore[attr-defined]
+    return tuple([t.grad_dtype if t.is_leaf else t.dtype for t in tensors])
 
 
 def grad_dtype(t: torch.Tensor) -> torch.dtype | None:
@@ -94,7 +94,7 @@ def track(t: torch.Tensor, dtype: torch.dtype | None) -> None:
     if dtype is t.dtype:
         make_nonleaf(t)
     else:
-        t.requires_grad_().grad_dtype = dtype  # type: ignore[attr-defined]
+        t.requires_grad_().grad_dtype = dtype
 
 
 def set_lazy_bits(t: torch.Tensor, conj: bool, neg: bool) -> None:

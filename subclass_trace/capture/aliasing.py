@@ -67,7 +67,7 @@ def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     """May an element of one lie in an element of the other?"""
     if not one_storage(a, b) or not byte_range(a).overlaps(byte_range(b)):
         return False
-    numbers = [[_hint(n) for n in (*t.shape, *t.stride(), t.storage_offset())] for t in (a, b)]
+    numbers: list[list[Any]] = [[_hint(n) for n in (*t.shape, *t.stride(), t.storage_offset())] for t in (a, b)]
     if a.dtype != b.dtype or any(n is None for row in numbers for n in row):
         return True
     places = [Place(tuple(r[: t.dim()]), tuple(r[t.dim() : -1]), r[-1]) for r, t in zip(numbers, (a, b), strict=True)]
@@ -98,7 +98,8 @@ def refuse_overlap(func: Any, args: Sequence[Any], kwargs: dict[str, Any], line:
     if func.namespace != "aten" or torch.Tag.inplace_view in func.tags:
         return
     name = func._schema.name.removeprefix("aten::").removesuffix("_")
-    written, others = list[torch.Tensor](), list[torch.Tensor]()
+    written: list[torch.Tensor] = []
+    others: list[torch.Tensor] = []
     for argument, value in [*zip(func._schema.arguments, args, strict=False), *_by_name(func, kwargs)]:
         writes = argument.alias_info is not None and argument.alias_info.is_write
         values = value if isinstance(value, (list, tuple)) else (value,)

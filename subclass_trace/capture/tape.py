@@ -162,7 +162,7 @@ class Tape:
         if not is_traceable(grad) or not any(grad is x for x in self.inputs):
             return grad
         with torch.no_grad():
-            return map_leaves(torch.clone, grad)
+            return map_leaves(torch.clone, grad)  # type: ignore[no-any-return]
 
     def _check_layouts(self, grads: Sequence[Tensor | None]) -> None:
         """Refuse sparse gradients, as `nn.Embedding` makes them: a graph has strided results."""

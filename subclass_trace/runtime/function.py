@@ -96,7 +96,7 @@ class Edge(torch.autograd.Function):
 
 def edges(inputs: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
     """What a node keeps of its inputs: an `Edge` for each, or None for a leaf, which the node knows (`edges_of`)."""
-    if all(x.is_leaf for x in inputs):
+    if False not in [x.is_leaf for x in inputs]:
         return (None,) * len(inputs)
     with torch.enable_grad():
         return tuple([None if x.is_leaf else _edge(x) for x in inputs])
@@ -111,7 +111,7 @@ def edges_of(ctx: Any) -> list[Tensor]:
     Raises:
         UnsupportedError: a leaf among them does not require grad any more.
     """
-    found = list[Tensor]()
+    found: list[Tensor] = []
     for kept, (node, _) in zip(ctx.edges, ctx.next_functions, strict=True):
         x = kept if kept is not None else getattr(node, "variable", None)
         if x is None or not x.requires_grad:

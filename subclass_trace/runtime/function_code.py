@@ -361,8 +361,7 @@ class FunctionEmitter:
     def _arguments(self, entry: CompiledBackward, leaves: Sequence[str], symbols: dict[Any, str]) -> list[str]:
         """The inputs of the backward graph."""
         number = {row.name: k for k, row in enumerate(r for r in self.plan.saved if r.is_tensor)}
-        given: dict[tuple[str, Any], str] = {}
-        given |= {
+        given: dict[tuple[str, Any], str] = {
             ("saved", row.name): f"ctx.numbers[{k}]" for k, row in enumerate(self.plan.saved) if not row.is_tensor
         }
         given |= {("saved", name): f"saved[{k}]" for name, k in number.items()}

@@ -255,7 +255,7 @@ def test_backward_goes_fast_after_the_first_and_falls_back_for_other_tangents(mo
     expanded = TwoTensor(torch.ones(1, 1).expand(2, 2), torch.ones(1, 1).expand(2, 2))
     grads = torch.autograd.grad(out, [x, w], expanded)
     torch.testing.assert_close(grads[0].a, torch.autograd.grad(x @ w, [x, w], tangent)[0].a)
-    assert len(slow) == 2
+    assert len(slow) == 1  # it is copied to the strides of the trace
 
 
 def swap(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

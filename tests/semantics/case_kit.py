@@ -12,8 +12,8 @@ import torch
 
 _TESTS = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(_TESTS / "differential"), str(_TESTS)]
-from oracle import Inputs, backward_of, check
-from wrappers import two
+from oracle import Inputs, backward_of, check  # noqa: E402
+from wrappers import two  # noqa: E402
 
 Tensor = torch.Tensor
 

@@ -645,7 +645,7 @@ def _batched_along_the_last() -> None:
     for call in (lambda f: f, st.compile):
         x = dense(3, 4, seed=1).requires_grad_()
         y = call(lambda x: (x.t() @ x).transpose(0, 1))(x)
-        grad = lambda t, x=x, y=y: torch.autograd.grad(y, x, t, retain_graph=True)[0]  # noqa: E731
+        grad = lambda t, x=x, y=y: torch.autograd.grad(y, x, t, retain_graph=True)[0]
         found.append(torch.func.vmap(grad, in_dims=2)(v))
     assert torch.allclose(*found, atol=1e-5)
 

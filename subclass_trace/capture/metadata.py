@@ -84,7 +84,7 @@ class Asked:
         row = self.inputs.row_of(traced)
         name = func.__self__.__name__ if get else func.__name__
         if name == "storage_offset":
-            self.offsets = True
+            self.offsets = self.offsets or self._lies_in_input(traced)
             return ASIDE
         if owner is Tensor.nbytes:  # torch's own asks for numbers, where sizes are symbols
             return traced.numel() * traced.element_size() if get and traced.layout is torch.strided else ASIDE
@@ -106,14 +106,21 @@ class Asked:
             return row.is_leaf if owner is Tensor.is_leaf else None if row.is_leaf else ASIDE
         return ASIDE
 
+    def _lies_in_input(self, t: Any) -> bool:
+        if not _torch.is_fake(t) or t.layout is not torch.strided:
+            return self.inputs.row_of(t) is not None
+        mine, leaves = _torch.storage_ref(t), self.inputs.leaf_values
+        return any(leaf.layout is torch.strided and _torch.storage_ref(leaf) == mine for leaf in leaves)
+
     def _refuse(self, name: str, row: TracedInput | None, traced: Any, recorder: Recorder) -> None:
         """What an input, or a view of one, would answer otherwise in another call."""
         base = traced._base if isinstance(traced, Tensor) and traced._is_view() else None
-        whole = self.inputs.row_of(base) if row is None and name == "_version" else row
-        if whole is None:
+        numbers = [n for n in map(self.inputs.number_of, (traced, base)) if n is not None]
+        if name == "_base" and all(self.fact(n, "_is_view") is False for n in numbers):
             return
-        number = self.inputs.number_of(whole.traced)
-        if name == "_base" and number is not None and self.fact(number, "_is_view") is False:
+        if name == "_version" and not numbers and not self._lies_in_input(traced):
+            return
+        if name in _STORAGES and row is None:
             return
         where = recorder.user_line() if row is None else row.path
         raise _unanswerable(f"asks for {name} of an input, which differs between calls", where)

@@ -27,6 +27,7 @@ from .autograd import CHECKPOINT_GENERATOR as CHECKPOINT_GENERATOR
 from .autograd import GRADIENT_HOOKS as GRADIENT_HOOKS
 from .autograd import accumulation_hooks as accumulation_hooks
 from .autograd import apply_function as apply_function
+from .autograd import are_leaves as are_leaves
 from .autograd import at_the_end_of_the_backward as at_the_end_of_the_backward
 from .autograd import autograd_sequence_number as autograd_sequence_number
 from .autograd import base_apply as base_apply

@@ -81,7 +81,14 @@ def grad_dtypes(tensors: Sequence[torch.Tensor]) -> tuple[torch.dtype | None, ..
     """The dtypes of gradients that tensors ask for: their own, unless a leaf says otherwise (None: any)."""
     if not hasattr(torch.Tensor, "grad_dtype"):
         return tuple([t.dtype for t in tensors])
-    return tuple([t.grad_dtype if t.is_leaf else t.dtype for t in tensors])
+    with torch._C.DisableTorchFunctionSubclass():  # a class may do something when it is asked
+        return tuple([t.grad_dtype if t.is_leaf else t.dtype for t in tensors])
+
+
+def are_leaves(tensors: Sequence[torch.Tensor]) -> list[bool]:
+    """Which of these are autograd leaves. No class is asked."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return [t.is_leaf for t in tensors]
 
 
 def grad_dtype(t: torch.Tensor) -> torch.dtype | None:
@@ -91,10 +98,11 @@ def grad_dtype(t: torch.Tensor) -> torch.dtype | None:
 
 def track(t: torch.Tensor, dtype: torch.dtype | None) -> None:
     """Let ``t``, of any class, require grad: with a history of its own, or as a leaf that asks for gradients of ``dtype``."""
-    if dtype is t.dtype:
-        make_nonleaf(t)
-    else:
-        t.requires_grad_().grad_dtype = dtype
+    with torch._C.DisableTorchFunctionSubclass():
+        if dtype is t.dtype:
+            make_nonleaf(t)
+        else:
+            t.requires_grad_().grad_dtype = dtype
 
 
 def set_lazy_bits(t: torch.Tensor, conj: bool, neg: bool) -> None:

@@ -122,7 +122,7 @@ class Asked:
             return
         if name in _STORAGES and row is None:
             return
-        where = recorder.user_line() if row is None else row.path
+        where = recorder.user_line() or (None if row is None else row.path)
         raise _unanswerable(f"asks for {name} of an input, which differs between calls", where)
 
     def sets_requires_grad(self, traced: Any, value: bool) -> bool:

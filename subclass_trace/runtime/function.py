@@ -96,10 +96,11 @@ class Edge(torch.autograd.Function):
 
 def edges(inputs: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
     """What a node keeps of its inputs: an `Edge` for each, or None for a leaf, which the node knows (`edges_of`)."""
-    if False not in [x.is_leaf for x in inputs]:
-        return (None,) * len(inputs)
+    leaves = _torch.are_leaves(inputs)
+    if False not in leaves:
+        return (None,) * len(leaves)
     with torch.enable_grad():
-        return tuple([None if x.is_leaf else _edge(x) for x in inputs])
+        return tuple([None if leaf else _edge(x) for x, leaf in zip(inputs, leaves, strict=True)])
 
 
 _edge = _torch.base_apply(Edge)

@@ -266,9 +266,7 @@ def tensor_checks(
     return " and ".join([*python, distinct, *conditions])
 
 
-def _once(
-    rows: Sequence[tuple[str, Spec]], values: Mapping[str, Tensor]
-) -> tuple[list[tuple[str, Spec]], list[str]]:
+def _once(rows: Sequence[tuple[str, Spec]], values: Mapping[str, Tensor]) -> tuple[list[tuple[str, Spec]], list[str]]:
     """The rows of distinct tensors, and conditions that the others (a wrapper inside of another, twice) are those again."""
     names: dict[int, str] = {}
     out, conditions = [], []

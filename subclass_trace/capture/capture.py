@@ -203,7 +203,7 @@ class _Capture:
             with (
                 checkpoint_as_tags(recorder),
                 typed_errors(recorder),
-                torch_methods(),
+                torch_methods(recorder),
                 functions,
                 _torch.watched_engine(self.gradients.backward, self.gradients.check_graphs, self.gradients.check_hooks),
                 _torch.transformed_inputs(self.stand_ins.swapped),

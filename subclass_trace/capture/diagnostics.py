@@ -19,6 +19,7 @@ from .user_code import TORCH_FILES, is_user_code, quoted, tracebacks, user_line
 
 Tensor = torch.Tensor
 _OUTSIDE = "move this part out of the region"
+_UNPADDED = "nn.TransformerEncoder(..., enable_nested_tensor=False), or encoder.use_nested_tensor = False"
 
 
 # ---------------------------------------------------------------------------------------------- sizes that became numbers
@@ -105,7 +106,9 @@ def refuse_memory(name: str, args: Any, line: Callable[[], str | None]) -> None:
         path=line(),
         expected="operations on whole tensors, whose results are tensors",
         got=f"{name} on a tensor of shape {tuple(args[0].shape)}",
-        fix="nn.TransformerEncoder(..., enable_nested_tensor=False)" if padded else _OUTSIDE,
+        fix="nn.TransformerEncoder(..., enable_nested_tensor=False), or encoder.use_nested_tensor = False"
+        if padded
+        else _OUTSIDE,
     )
 
 
@@ -139,6 +142,13 @@ def typed_errors(recorder: Any) -> Iterator[None]:
     except (RuntimeError, AssertionError) as error:
         if isinstance(error.__cause__, _torch.DATA_DEPENDENT_ERRORS):  # DTensor raises another error from it
             raise refusal_of_data(error) from error
+        if isinstance(error, NotImplementedError) and _raised_by_torch(error, "storage.py"):
+            raise DataDependentError(
+                "the region reads the values inside a tensor (its storage)",
+                path=user_line(error),
+                expected="operations on whole tensors, whose results are tensors",
+                fix=_OUTSIDE,
+            ) from error
         if _raised_by_torch(error, "_subclasses", "_library"):  # of fake tensors, and of operators of the user's
             raise _has_no_fake_kernel(error) from error
         raise

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from .. import _torch
-from ..errors import DataDependentError
+from ..errors import DataDependentError, NeedsEager
+from ..subclass.protocol import is_traceable
 from .known import known_value
 from .operators import Rule
 from .packed import PACKED
@@ -86,6 +87,18 @@ def _unflatten(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
         recorder.symbols.require(fits, "unflatten: the sizes do not multiply up to that of the dimension")
     with _torch.enable_python_dispatcher():
         return x.view(*x.shape[:dim], *sizes, *x.shape[dim + 1 :])
+
+
+def _set(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A wrapper has the storage of a real device, a dense traced tensor none."""
+    if len(args) > 1 and is_traceable(args[0]) and _torch.is_fake(args[1]):
+        raise NeedsEager(
+            "torch gives a wrapper the storage of a dense tensor, which in a trace has none",
+            path=recorder.user_line(),
+            expected="x.set_(y) where both are of one class",
+            fix="call set_ on the inner tensors, or outside of the region",
+        )
+    return func(*args, **kwargs)
 
 
 def _attends(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -196,6 +209,7 @@ FUNCTIONS: dict[str, Rule] = {
     **dict.fromkeys(("_native_multi_head_attention", "_transformer_encoder_layer_fwd"), _attends),
     "tensor_split": _tensor_split,
     "unflatten": _unflatten,
+    "set_.source_Tensor": _set,  # the one of a wrapper that no mode sees as `Tensor.set_`
     "fused_moving_avg_obs_fake_quant": _observed,
     "gaussian_nll_loss": _gaussian_nll_loss,
     "allclose": _allclose,

@@ -110,7 +110,7 @@ class StandIns:
         """A jagged tensor that torch itself holds, and of which it reads the class alone."""
         with torch.no_grad(), _torch.no_modes():
             leaves, spec = flatten(real)
-        spec = replace(spec, size=self.recorder.symbols.ragged_sizes(spec.size))  # type: ignore[union-attr,type-var]
+        spec = replace(spec, size=self.recorder.symbols.ragged_sizes(spec.size))  # type: ignore[union-attr,arg-type]
         with torch.no_grad():
             traced: Tensor = rebuild(spec, iter([self.recorder.constant(t) for t in leaves]))
         self._traced[id(traced)] = traced

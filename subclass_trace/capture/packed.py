@@ -43,13 +43,17 @@ def _layer(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
         return func(args[0], sizes, *args[2:], **kwargs)
 
 
-def _zeros(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """A first state, whose size is among the batch sizes (``torch.zeros(layers, batch_sizes[0], 4)``)."""
+def _sized(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A function whose sizes may be tensors, as those of a first state are (``torch.zeros(layers, batch_sizes[0], 4)``)."""
 
     def number(n: Any) -> Any:
+        if type(n) in (list, tuple):
+            return tuple(map(number, n))
         return n.item() if isinstance(n, Tensor) and not n.dim() and _torch.is_fake(n) else n
 
-    return func(*(tuple(map(number, a)) if type(a) in (list, tuple) else number(a) for a in args), **kwargs)
+    values = tuple(map(number, args)), {k: number(v) for k, v in kwargs.items()}
+    with _torch.enable_python_dispatcher() if _torch.has_symbols(values) else contextlib.nullcontext():
+        return func(*values[0], **values[1])
 
 
 def _pack(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -88,6 +92,6 @@ def _runs(sizes: list[int]) -> list[tuple[int, int]]:
 PACKED: dict[str, Any] = {
     "_pack_padded_sequence": _pack,
     "_pad_packed_sequence": _pad,
-    "zeros": _zeros,
+    **dict.fromkeys(("zeros", "pad", "interpolate"), _sized),
     **dict.fromkeys(("gru", "lstm", "rnn_tanh", "rnn_relu"), _layer),
 }

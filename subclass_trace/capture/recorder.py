@@ -380,7 +380,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run ``func`` with the fakes that stand for real tensors; hand real ones back where it returns its argument."""
         if func._schema.is_mutable and any(real[0] is t for t in self.contexts()):
             raise context_write(func, real[0], self.user_line())
-        stand_in = self._constant if func in _CONSTANT_OPS else self._lift_argument
+        stand_in = self.constant if func in _CONSTANT_OPS else self._lift_argument
         back = {}
         for t in real:
             back[id(stand_in(t))] = t

@@ -12,12 +12,13 @@ import torch
 import torch.nn.functional as F
 
 from .. import _torch
+from .diagnostics import refuse_memory
 
 Tensor = torch.Tensor
 
 
 @contextlib.contextmanager
-def torch_methods() -> Iterator[None]:
+def torch_methods(recorder: Any) -> Iterator[None]:
     """Inside, the methods of traced objects are those of this file."""
     with contextlib.ExitStack() as stack:
         enter = stack.enter_context
@@ -25,6 +26,8 @@ def torch_methods() -> Iterator[None]:
         mesh = getattr(sys.modules.get("torch.distributed.device_mesh"), "DeviceMesh", None)
         if mesh is not None:  # parts of it are made of ranks that are numbers, not traced tensors
             enter(_instead(mesh, "__getitem__", _for_good))
+        for holder in (torch, torch.utils.dlpack):  # no mode sees a call of it
+            enter(_instead(holder, "to_dlpack", functools.partial(_to_dlpack, recorder)))
         yield
 
 
@@ -55,3 +58,8 @@ def _cumulative_average(original: Callable[..., Any], self: Any, input: Tensor) 
         mean.copy_(now[0] * share + mean * (1 - share))
         var.copy_(now[1].double() * share + (var * (1 - share)).double())
     return out
+
+
+def _to_dlpack(recorder: Any, original: Callable[..., Any], t: Any) -> Any:
+    refuse_memory("to_dlpack", (t,), recorder.user_line)
+    return original(t)

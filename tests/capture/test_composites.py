@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -119,52 +117,3 @@ def test_weights_of_a_multi_margin_loss():
         torch.testing.assert_close(*(torch.autograd.grad(out, x)[0] for out in (region(x, t, w), want)))
         with pytest.raises(RuntimeError, match="not differentiable with respect to argument 'weight'"):
             region(x, t, w.clone().requires_grad_())
-
-
-AVERAGES: dict[str, dict[str, Any]] = {
-    "SWA": {},
-    "EMA": {"multi_avg_fn": torch.optim.swa_utils.get_ema_multi_avg_fn(0.9), "use_buffers": True},
-    "a formula of the user's": {"avg_fn": lambda average, now, n: average * 0.5 + now * n / (n + 1)},
-}
-
-
-@pytest.mark.parametrize("name", AVERAGES)
-def test_averaged_models(name: str) -> None:
-    found = []
-    for call in (lambda f: f, st.compile):
-        torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
-        average = torch.optim.swa_utils.AveragedModel(model, **AVERAGES[name])
-        step = call(lambda x, m=model, a=average: (a.update_parameters(m), m(x))[1])
-        rows: list[torch.Tensor] = []
-        for k in range(3):
-            with torch.no_grad():
-                for p in model.parameters():
-                    p.add_(0.1 * k)
-            rows += [step(torch.eye(2)).detach(), *[t.detach().clone() for t in average.state_dict().values()]]
-            rows.append(torch.tensor([t._version for t in average.state_dict(keep_vars=True).values()]))
-        found.append(rows)
-    for want, got in zip(*found, strict=True):
-        torch.testing.assert_close(got, want)
-
-
-def test_adaptive_log_softmax() -> None:
-    torch.manual_seed(0)
-    model = torch.nn.AdaptiveLogSoftmaxWithLoss(8, 10, [3, 6], div_value=2.0)
-    region = st.compile(model)
-    for target in ([0, 4, 9, 2], [0, 1, 2, 0], [9, 9, 9, 9]):
-        rows = []
-        for f in (model, region):
-            model.zero_grad()
-            x = torch.linspace(-1, 1, 32).reshape(4, 8).requires_grad_()
-            out = f(x, torch.tensor(target))
-            out.loss.backward()
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
-            rows.append([out.output.detach(), out.loss.detach(), x.grad, *grads])
-        torch.testing.assert_close(rows[1], rows[0])
-    assert len(region.specializations) == 1
-    one = torch.ones(8), torch.tensor(7)
-    torch.testing.assert_close(region(*one).output, model(*one).output)
-    for bad in ([0, 4, 10, 2], [0, -1, 2, 2]):
-        with pytest.raises(RuntimeError, match=r"Target values should be in \[0, 9\]"):
-            region(torch.ones(4, 8), torch.tensor(bad))

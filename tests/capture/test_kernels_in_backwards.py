@@ -30,7 +30,7 @@ BACKWARDS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[int], tuple[int
         lambda n: (1, 2, n, 5, n),
         "numbers:   args[0]",
     ),
-    "fake quantization": (_learnable, lambda n: (n, 3), "a kernel for fake tensors that"),
+    "fake quantization": (_learnable, lambda n: (n, 3), "no kernel for fake tensors"),
 }
 
 

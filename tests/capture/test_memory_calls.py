@@ -46,6 +46,6 @@ def test_refused_with_the_line(name: str) -> None:
 
 def test_what_needs_no_memory_still_works() -> None:
     x = torch.tensor([1.0, 2.0])
-    assert torch.equal(st.compile(lambda x: (print(x), x * len(x.tolist()))[1])(x), x * 2)
+    assert torch.equal(st.compile(lambda x: x * len(x.tolist()))(x), x * 2)
     assert torch.utils.dlpack.to_dlpack.__module__ == "torch._C"
     assert torch.equal(torch.from_dlpack(torch.utils.dlpack.to_dlpack(x)), x)

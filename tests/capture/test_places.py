@@ -59,11 +59,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], Arguments]] = {
 }
 
 
-#: one graph input for such memory would not tell its symbolic sizes
-STATIC = ("elements of a scattered view",)
-
-
-@pytest.mark.parametrize(("name", "dynamic"), [(n, d) for n in RIGHT for d in (False, True) if not (d and n in STATIC)])
+@pytest.mark.parametrize(("name", "dynamic"), [(n, d) for n in RIGHT for d in (False, True)])
 def test_as_in_eager(name: str, dynamic: bool) -> None:
     function, arguments = RIGHT[name]
     region = st.compile(function, dynamic=dynamic)
@@ -84,13 +80,6 @@ def test_refused(name: str) -> None:
         st.compile(function)(*arguments(base))
     assert "test_places.py" in str(error.value.path)
     assert torch.equal(base, torch.arange(1.0, 9.0))
-
-
-@pytest.mark.parametrize("name", STATIC)
-def test_refused_with_symbolic_sizes(name: str) -> None:
-    function, arguments = RIGHT[name]
-    with pytest.raises(UnsupportedError):
-        st.compile(function, dynamic=True)(*arguments(torch.arange(1.0, 9.0)))
 
 
 def test_inputs_that_overlap_in_the_middle_of_a_storage() -> None:

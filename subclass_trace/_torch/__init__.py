@@ -87,8 +87,6 @@ from .dtensor_modes import dtensor_modes_as as dtensor_modes_as
 from .dtensor_modes import other_dtensor_modes_code as other_dtensor_modes_code
 from .dynamo import dynamo_lock as dynamo_lock
 from .fake_kernels import fake_kernels as fake_kernels
-from .fake_kernels import histogram_without_data as histogram_without_data
-from .fake_kernels import kernel_without_data as kernel_without_data
 from .fakes import DATA_DEPENDENT_ERRORS as DATA_DEPENDENT_ERRORS
 from .fakes import NO_FAKE_KERNEL as NO_FAKE_KERNEL
 from .fakes import addresses_of_storages as addresses_of_storages

@@ -34,7 +34,7 @@ def fake_kernels() -> dict[Any, Callable[..., Any]]:
         _aten._dirichlet_grad.default: _like_first,
         _aten._sample_dirichlet.default: lambda x, generator=None: _like_first(x),
         _aten.binomial.default: lambda count, prob, generator=None: _like_first(count),
-        _aten.histogram.bin_ct: histogram_without_data,
+        _aten.histogram.bin_ct: _histogram,
         _aten.histogram.bins_tensor: lambda x, bins, **options: (
             x.new_empty(bins.shape[0] - 1),
             x.new_empty(bins.shape),
@@ -62,7 +62,7 @@ def _like_first(x: Tensor, *others: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 
-def histogram_without_data(x: Tensor, bins: int = 100, **options: Any) -> tuple[Tensor, Tensor]:
+def _histogram(x: Tensor, bins: int = 100, **options: Any) -> tuple[Tensor, Tensor]:
     """How many there are, and the edges."""
     return x.new_empty(bins), x.new_empty(bins + 1)
 
@@ -129,12 +129,6 @@ _INTERPOLATIONS = {
 }
 #: the same for torch itself, which classes ask for the sizes of a result (DTensor does): operation -> kernel of meta tensors
 META_KERNELS = {op: _interpolation_backward(op, keeps) for op, keeps in _INTERPOLATIONS.items()}
-
-
-def kernel_without_data(op: Any) -> Callable[..., Any]:
-    """Torch's kernel in Python for tensors without data, which takes symbols where the schema of ``op`` has numbers."""
-    kernel: Callable[..., Any] = op.py_kernels[_META]
-    return kernel
 
 
 # ---------------------------------------------------------------------------------------------- Fourier transforms

@@ -60,8 +60,10 @@ def _is_from_inside(n: Any) -> bool:
     return any(n.node.shape_env.is_unbacked_symint(s) for s in n.node.expr.free_symbols)
 
 
-def _is_of_object(base: Any, method: str) -> bool:
-    return getattr(base, method, None) is getattr(object, method, None)
+def _computes(base: Any, method: str) -> bool:
+    """Has torch a formula? Of truths (``flag == True``) only where they are combined."""
+    own = hasattr(base, method) and getattr(base, method) is not getattr(object, method, None)
+    return own and (base is not torch.SymBool or method in ("__and__", "__or__", "__rand__", "__ror__"))
 
 
 def _number_class(base: Any, plain: Callable[[Any], Any], name: str) -> Any:
@@ -88,7 +90,7 @@ def _number_class(base: Any, plain: Callable[[Any], Any], name: str) -> Any:
 
     methods = (*(f"__{side}{m}__" for m in _BINARY for side in ("", "r")), *(f"__{m}__" for m in _OTHERS))
     body: dict[str, Any] = {
-        method: _lifted(method, base) if method in dir(base) and not _is_of_object(base, method) else of_number(method)
+        method: _lifted(method, base) if _computes(base, method) else of_number(method)
         for method in methods
         if hasattr(plain, method)
     }

@@ -270,7 +270,7 @@ def shape_conditions(env: ShapeEnv, known: frozenset[Any]) -> list[Any]:
 
     Ranges come first: a branch may divide by a size that was not 0.
     """
-    import sympy
+    import sympy  # type: ignore[import-untyped]
 
     conditions: dict[Any, None] = {}
     for symbol in known:

@@ -11,12 +11,9 @@ import torch
 
 from ..errors import UnsupportedError
 from ..subclass.context import is_buffer, is_copied
-from ..subclass.flatten import leaves_of
 from ..subclass.protocol import is_traceable
 
 Tensor = torch.Tensor
-#: types of devices whose tensors eager copies without their memory
-_NO_MEMORY = frozenset({"lazy", "xla", "mtia", "mps", "maia", "meta", "ipu"})
 
 
 def deep_copy(t: Tensor, memo: dict[int, Any], line: Callable[[], str | None]) -> Tensor:
@@ -37,9 +34,6 @@ def deep_copy(t: Tensor, memo: dict[int, Any], line: Callable[[], str | None]) -
             )
         with torch.no_grad():
             made = t.clone() if is_traceable(t) else _own_memory(t, line)
-        for old, new in zip(*map(leaves_of, (t, made)), strict=True):  # a wrapper's inner tensors are deep copies, too
-            if _sets_memory(old) and not (old.is_conj() or old.is_neg() or old.is_quantized or new.is_inference()):
-                torch.autograd.graph.increment_version(new)
         if type(made) is not type(t) and is_traceable(t):
             raise RuntimeError("deepcopy of a wrapper whose clone() gives another class")
         if is_traceable(t):
@@ -58,11 +52,6 @@ def _copy_containers(t: Tensor, made: Tensor, memo: dict[int, Any]) -> None:
         value = getattr(t, name)
         if is_copied(value) or is_buffer(value) or type(value) is tuple:
             vars(made)[name] = copy.deepcopy(value, memo)
-
-
-def _sets_memory(t: Tensor) -> bool:
-    """Does eager make an empty tensor, and set its memory, which moves its version?"""
-    return not (is_traceable(t) or t.layout is not torch.strided or t.device.type in _NO_MEMORY)
 
 
 def _own_memory(t: Tensor, line: Callable[[], str | None]) -> Tensor:
@@ -96,11 +85,5 @@ def shallow_copy(t: Tensor) -> Tensor:
     """``copy.copy(t)``: another tensor over the same memory, without a history."""
     if isinstance(t, torch.nn.Parameter):
         return torch.nn.Parameter(t.data, t.requires_grad)
-    if torch.is_inference_mode_enabled() and _sets_memory(t):
-        with torch.no_grad():
-            made: Tensor = torch.empty(0, dtype=t.dtype, device=t.device).set_(t)  # type: ignore[call-overload]
-    else:
-        made = t.data
-    if _sets_memory(t) and not made.is_inference():
-        torch.autograd.graph.increment_version(made)
+    made = t.data
     return made.requires_grad_() if t.requires_grad else made

@@ -158,8 +158,8 @@ class AnyNumber(StandIn):
     kind: type
 
     def holds(self, now: Any) -> bool:
-        """Is it a number of that type?"""
-        return type(now) is self.kind and (self.kind is int or (now - now == 0 and now != 0))
+        """Is it such a number of that type?"""
+        return type(now) is self.kind and (not isinstance(now, float) or (math.isfinite(now) and now != 0))
 
     def failed_source(self, now: str) -> str:
         """The condition that it is none, as source."""

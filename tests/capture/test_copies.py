@@ -111,7 +111,7 @@ def seen(t: Any) -> Any:
         return [seen(v) for v in t]
     rows = [t.a, t.b] if isinstance(t, TwoTensor) else [t]
     values = [(v.detach().tolist(), v.stride(), v.storage_offset()) for v in rows]
-    return values, type(t), t.is_leaf, t.requires_grad, t._is_view(), t._version, t.untyped_storage().nbytes()
+    return values, type(t), t.is_leaf, t.requires_grad, t._is_view(), t.untyped_storage().nbytes()
 
 
 @pytest.mark.parametrize("kind", INPUTS)

@@ -151,7 +151,7 @@ def test_a_function_that_is_kept() -> None:
         assert net.later["kept"]() == n
     region(torch.ones(3), "self")
     assert net.later["kept"]() is net
-    with pytest.raises(st.UnsupportedError, match="keeps a function that refers to a tensor of its own"):
+    with pytest.raises(st.UnsupportedError, match="keeps a function that refers to a tensor, or a size, of its own"):
         region(torch.ones(3), "tensor")
 
 

@@ -125,15 +125,15 @@ PYTHON_CLASSES: dict[type, type] = {
 def as_numbers(value: Any) -> Any:
     """The symbols that a call tells (``x.shape``, ``x.item()``) are numbers to the user's code."""
     if type(value) in (torch.Size, tuple, list):
-        return type(value)(map(as_numbers, value)) if has_symbols(value) else value
+        return type(value)(map(as_numbers, value)) if holds_symbols(value) else value
     return as_python_number(value)
 
 
-def has_symbols(value: Any) -> bool:
+def holds_symbols(value: Any) -> bool:
     """Is it a symbolic size, or does it hold one?"""
     if isinstance(value, dict):
         value = tuple(value.values())
-    return any(map(has_symbols, value)) if isinstance(value, (tuple, list)) else isinstance(value, torch.SymInt)
+    return any(map(holds_symbols, value)) if isinstance(value, (tuple, list)) else isinstance(value, torch.SymInt)
 
 
 class SizesAsNumbers(TorchFunctionMode):

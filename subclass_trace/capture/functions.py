@@ -172,7 +172,7 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         rule = FUNCTIONS.get(getattr(func, "__name__", ""))
         if rule is not None:
             return rule(self.recorder, func, args, kwargs)
-        if self.recorder.has_read_numbers and _torch.has_symbols((args, kwargs)):
+        if self.recorder.has_read_numbers and _torch.holds_symbols((args, kwargs)):
             with _torch.enable_python_dispatcher():  # composite kernels in C++ ask for numbers
                 return func(*args, **kwargs)
         writes = len(self.recorder.writes)

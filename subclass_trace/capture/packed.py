@@ -52,7 +52,7 @@ def _sized(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
         return n.item() if isinstance(n, Tensor) and not n.dim() and _torch.is_fake(n) else n
 
     values = tuple(map(number, args)), {k: number(v) for k, v in kwargs.items()}
-    with _torch.enable_python_dispatcher() if _torch.has_symbols(values) else contextlib.nullcontext():
+    with _torch.enable_python_dispatcher() if _torch.holds_symbols(values) else contextlib.nullcontext():
         return func(*values[0], **values[1])
 
 

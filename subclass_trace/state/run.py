@@ -136,8 +136,9 @@ class StateRun:
         Raises:
             SideEffectError: it was not there before.
         """
-        known = {g._cdata for g in (torch.default_generator, *self.walk.generators)}  # a call may wrap it anew
-        if generator._cdata not in known:
+        generators: Any = (torch.default_generator, *self.walk.generators)
+        which: Any = generator
+        if which._cdata not in {g._cdata for g in generators}:  # a call may wrap it anew
             raise SideEffectError(
                 "the region draws from a random generator that it makes: it would go on drawing from that one",
                 expected="a torch.Generator that is an argument, or that the function has a name for",

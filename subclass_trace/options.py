@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,8 @@ class Options:
         backend: name, callable ``(graph module, example inputs) -> callable``, or a `Backend`.
         fw_compiler, bw_compiler: separate compilers for the two graphs; they override the back end's.
         frontend: "auto": our trace, and ``torch.compile(backend="subclass_trace")`` where it refuses a region, or where calls
-            differ without end; "trace": the refusal is raised; "dynamo": ``torch.compile`` from the start.
+            differ without end; "trace": the refusal is raised; "dynamo": ``torch.compile`` from the start. The environment
+            variable ``SUBCLASS_TRACE_FRONTEND`` is the default, so that a test run may ask for refusals everywhere.
         fullgraph: where a region is handed over, a break of the graph is an error. (Our trace always is one graph.)
         mode: "default", or None.
         dynamic: True makes every size of the arguments symbolic from the first call on.
@@ -43,7 +45,7 @@ class Options:
     backend: Any = "eager"
     fw_compiler: Callable[..., Any] | None = None
     bw_compiler: Callable[..., Any] | None = None
-    frontend: str = "auto"
+    frontend: str = field(default_factory=lambda: os.environ.get("SUBCLASS_TRACE_FRONTEND", "auto"))
     fullgraph: bool = False
     mode: str | None = None
     dynamic: bool | None = None

@@ -24,6 +24,9 @@ settings.register_profile("ci", _COMMON, max_examples=50, derandomize=True, data
 settings.register_profile("thorough", _COMMON, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
 
+# Refusals of our own trace are raised; tests of the hand-over to Dynamo ask for it.
+os.environ.setdefault("SUBCLASS_TRACE_FRONTEND", "trace")
+
 # Between stages, every graph and plan that the tests make is checked.
 verify.ENABLED = True
 

@@ -32,16 +32,6 @@ Table = dict[Any, Callable[..., Any]]
 OPERATIONS, FUNCTIONS, FAMILIES = "_wrapper_operations", "_wrapper_functions", "_wrapper_families"
 RESOLVED, DEFAULT = "_wrapper_resolved", "_wrapper_default"
 
-
-class Resolved:
-    """What serves each operation, as far as it was looked up: an object of the package's own, which is no state of a region."""
-
-    __slots__ = ("of",)
-
-    def __init__(self) -> None:
-        self.of: dict[Any, Run] = {}
-
-
 _IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh.default})
 _COPIES = frozenset({aten.clone.default, aten._to_copy.default, aten._pin_memory.default})
 _QUERIES = frozenset({aten.is_pinned.default, aten.record_stream.default})
@@ -102,7 +92,7 @@ def add_family(cls: type, family: Family) -> None:
 
 def forget(cls: type) -> None:
     """Drop the answers of a class and its subclasses: its rules have changed."""
-    vars(cls)[RESOLVED].of.clear()
+    vars(cls)[RESOLVED].clear()
     subclasses: list[type] = type.__subclasses__(cls)
     for derived in subclasses:
         forget(derived)
@@ -149,7 +139,7 @@ def resolve(cls: type[Any], func: Any) -> Run:
         if is_view(func) and cls._wrapper_has_metadata and func not in _IDENTITIES:
             run = _with_strides(func, run)
         run = _inference_views(_finished(func, run), func)
-    vars(cls)[RESOLVED].of[func] = run
+    vars(cls)[RESOLVED][func] = run
     return run
 
 

@@ -48,7 +48,6 @@ from .implements import (
     FUNCTIONS,
     OPERATIONS,
     RESOLVED,
-    Resolved,
     add_family,
     add_functions,
     add_operations,
@@ -97,7 +96,7 @@ class WrapperTensor(torch.Tensor):
         cls._wrapper_advice = cls._wrapper_advice if advice is None else advice
         fields = declared_fields(cls, _reserved())
         setattr(cls, FIELDS, fields)
-        for name, empty in ((OPERATIONS, {}), (FUNCTIONS, {}), (FAMILIES, []), (RESOLVED, Resolved())):
+        for name, empty in ((OPERATIONS, {}), (FUNCTIONS, {}), (FAMILIES, []), (RESOLVED, {})):
             setattr(cls, name, empty)
         setattr(cls, _FRIENDS, {cls})
         cls._wrapper_has_metadata = "outer_metadata" in vars(cls) or cls._wrapper_has_metadata
@@ -205,7 +204,7 @@ class WrapperTensor(torch.Tensor):
         for t in types:
             if t not in friends and not _befriend(cls, t):
                 return NotImplemented
-        run = cls.__dict__[RESOLVED].of.get(func) or resolve(cls, func)
+        run = cls.__dict__[RESOLVED].get(func) or resolve(cls, func)
         if cls._wrapper_lazy_bits:
             with _authors.seeing_lazy_bits():
                 return run(args, kwargs or {})

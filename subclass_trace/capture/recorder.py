@@ -89,6 +89,9 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         """User modes run above it."""
         return True
 
+    #: does Python state around the traces count? (Another tracer has looked into it itself.)
+    follows_state = True
+
     def __init__(self, mode: Any, decompositions: dict[Any, Callable[..., Any]], outer: Recorder | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         # On the instance: __exit__ looks in its __dict__, and would otherwise pop a mode of the user.

@@ -38,6 +38,7 @@ def frames(text: str | None) -> tuple[tuple[_Code, int], ...]:
 class GraphRecorder(Recorder):  # type: ignore[no-untyped-call]
     """Records what the interpreted graph does, with the user's frames that Dynamo noted for its nodes."""
 
+    follows_state = False
     current: fx.Node | None = None
 
     def __init__(self, mode: Any, decompositions: dict[Any, Callable[..., Any]], outer: Recorder | None = None) -> None:

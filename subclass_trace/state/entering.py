@@ -80,6 +80,7 @@ _DISPATCHER = (
     tuple(
         os.path.join("torch", *name.split("/"))
         for name in [
+            "_dynamo/",
             "_subclasses/",
             "fx/",
             "_ops.py",
@@ -126,6 +127,11 @@ def _caller(frame: types.FrameType | None) -> types.FrameType | None:
     return frame
 
 
+def _is_guard(space: dict[str, Any]) -> bool:
+    """Is it a guard of Dynamo's, which compiles inside of ``torch.cond``?"""
+    return "__name__" not in space and "L" in space and "G" in space
+
+
 def _seeds(frame: types.FrameType | None) -> types.FrameType | None:
     """The nearest frame that is no plumbing of torch's."""
     while frame is not None and frame.f_code.co_filename.endswith(_PLUMBING):
@@ -159,7 +165,7 @@ class Events:
 
     def started(self, code: types.CodeType, frame: types.FrameType) -> None:
         """A Python function starts."""
-        if code not in self.entered:
+        if code not in self.entered and not _is_guard(frame.f_globals):
             self.entered.add(code)
             self.listener.enter(code, frame.f_globals)
         if code in _WORLD_CODE and self._follows(_caller(frame.f_back)):

@@ -305,6 +305,9 @@ def backward_state(recorder: Any) -> Iterator[BackwardState]:
         SubclassTraceError: a refusal, or a change of Python state.
     """
     state, before = BackwardState(), recorder.state
+    if not recorder.follows_state:
+        yield state
+        return
     recorder.state = state
     state.events = events(state)
     try:

@@ -34,12 +34,16 @@ RESOLVED, DEFAULT = "_wrapper_resolved", "_wrapper_default"
 
 
 class Resolved:
-    """What serves each operation, as far as it was looked up: an object of the package's own, which is no state of a region."""
+    """What serves each operation, and which types may take part, as far as it was looked up.
 
-    __slots__ = ("of",)
+    An object of the package's own, which is no state of a region.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("friends", "of")
+
+    def __init__(self, cls: type) -> None:
         self.of: dict[Any, Run] = {}
+        self.friends = {cls}
 
 
 _IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh.default})

@@ -15,8 +15,8 @@ import torch
 import torch.fx as fx
 import torch.nn.functional as F
 
-from subclass_trace.frontends.calls import CallSite
-from subclass_trace.frontends.compile import Region, captured_for
+from subclass_trace.frontends.dynamic import SizeHistory
+from subclass_trace.frontends.specialization import Traced, trace_call
 from subclass_trace.options import Options
 from subclass_trace.subclass.flatten import leaves_of
 
@@ -55,8 +55,9 @@ class Joint:
 
 def joint_of(name: str, function: Callable[..., Any], args: Sequence[Any], decompositions: Any = None) -> Joint | None:
     """Capture the joint graph of a call; None when nothing is differentiable."""
-    region = Region(function, Options())
-    captured, _, _ = captured_for(region, CallSite.of_function(function, tuple(args), {}), decompositions or {})
+    call, table = (tuple(args), {}), decompositions or {}
+    found: Traced = trace_call(function, call, Options(), SizeHistory(), table, symbols=True, then=lambda found: found)
+    captured = found.captured
     if captured.tape is None:
         return None
     traced = captured.tape.trace(captured.tape.guess())

@@ -32,6 +32,20 @@ Table = dict[Any, Callable[..., Any]]
 OPERATIONS, FUNCTIONS, FAMILIES = "_wrapper_operations", "_wrapper_functions", "_wrapper_families"
 RESOLVED, DEFAULT = "_wrapper_resolved", "_wrapper_default"
 
+
+class Resolved:
+    """What serves each operation, and which types may take part, as far as it was looked up.
+
+    An object of the package's own, which is no state of a region.
+    """
+
+    __slots__ = ("friends", "of")
+
+    def __init__(self, cls: type) -> None:
+        self.of: dict[Any, Run] = {}
+        self.friends = {cls}
+
+
 _IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh.default})
 _COPIES = frozenset({aten.clone.default, aten._to_copy.default, aten._pin_memory.default})
 _QUERIES = frozenset({aten.is_pinned.default, aten.record_stream.default})
@@ -92,7 +106,7 @@ def add_family(cls: type, family: Family) -> None:
 
 def forget(cls: type) -> None:
     """Drop the answers of a class and its subclasses: its rules have changed."""
-    vars(cls)[RESOLVED].clear()
+    vars(cls)[RESOLVED].of.clear()
     subclasses: list[type] = type.__subclasses__(cls)
     for derived in subclasses:
         forget(derived)
@@ -139,7 +153,7 @@ def resolve(cls: type[Any], func: Any) -> Run:
         if is_view(func) and cls._wrapper_has_metadata and func not in _IDENTITIES:
             run = _with_strides(func, run)
         run = _inference_views(_finished(func, run), func)
-    vars(cls)[RESOLVED][func] = run
+    vars(cls)[RESOLVED].of[func] = run
     return run
 
 

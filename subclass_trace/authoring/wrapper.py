@@ -48,6 +48,7 @@ from .implements import (
     FUNCTIONS,
     OPERATIONS,
     RESOLVED,
+    Resolved,
     add_family,
     add_functions,
     add_operations,
@@ -58,7 +59,6 @@ from .implements import (
 from .saving import allow_loading, rebuild
 
 F = TypeVar("F", bound=Callable[..., Any])
-_FRIENDS = "_wrapper_friends"
 _COERCE = "__coerce_same_metadata_as_tangent__"
 
 
@@ -96,9 +96,8 @@ class WrapperTensor(torch.Tensor):
         cls._wrapper_advice = cls._wrapper_advice if advice is None else advice
         fields = declared_fields(cls, _reserved())
         setattr(cls, FIELDS, fields)
-        for name, empty in ((OPERATIONS, {}), (FUNCTIONS, {}), (FAMILIES, []), (RESOLVED, {})):
+        for name, empty in ((OPERATIONS, {}), (FUNCTIONS, {}), (FAMILIES, []), (RESOLVED, Resolved(cls))):
             setattr(cls, name, empty)
-        setattr(cls, _FRIENDS, {cls})
         cls._wrapper_has_metadata = "outer_metadata" in vars(cls) or cls._wrapper_has_metadata
         _set_default(cls, default)
         _check_sized(cls, fields)
@@ -200,11 +199,11 @@ class WrapperTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        friends = cls.__dict__[_FRIENDS]
+        resolved: Resolved = cls.__dict__[RESOLVED]
         for t in types:
-            if t not in friends and not _befriend(cls, t):
+            if t not in resolved.friends and not _befriend(cls, t):
                 return NotImplemented
-        run = cls.__dict__[RESOLVED].get(func) or resolve(cls, func)
+        run = resolved.of.get(func) or resolve(cls, func)
         if cls._wrapper_lazy_bits:
             with _authors.seeing_lazy_bits():
                 return run(args, kwargs or {})
@@ -382,7 +381,7 @@ def _befriend(cls: type, other: type) -> bool:
     """May the call involve ``other``? A class that flattens, and is not ours, is foreign: it may try itself."""
     if hasattr(other, "__tensor_flatten__") and not issubclass(other, cls):
         return False
-    cls.__dict__[_FRIENDS].add(other)
+    cls.__dict__[RESOLVED].friends.add(other)
     return True
 
 

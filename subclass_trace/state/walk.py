@@ -331,7 +331,7 @@ class Walk:
                 self._todo.append((self._want, holder, name))
 
     def _want(self, holder: Names, name: str) -> None:
-        if name in holder.wanted or name not in holder.before or name in _NOT_NAMESPACES or name.startswith(_RESERVED):
+        if name in holder.wanted or name not in holder.before or name in _NOT_NAMESPACES:
             return
         holder.wanted.add(name)
         value = holder.before[name]
@@ -587,8 +587,6 @@ class Walk:
         self.tensors, self._alive, self.known, self._first_place = [], [], {}, {}
 
 
-#: names that the authoring kit keeps to itself, in the classes of its users
-_RESERVED = "_wrapper_"
 #: the objects of this package hold no state of a region
 _HERE = __name__.partition(".")[0] + "."
 

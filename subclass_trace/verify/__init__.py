@@ -1,7 +1,7 @@
 """The verifier: checks between the stages that tests switch on. It finds our own faults, and those of partitioners.
 
 Each stage has one function: `verify_joint` after the trace, `verify_partition` after the partition, `verify_plan` and
-`verify_inputs` on the plan, `verify_backward` for a backward that is traced later, `verify_state` after the first call. A
+`verify_inputs` on the plan, `verify_backward` for a backward that is traced later. A
 rule is a function with a sentence of documentation; each raises `VerificationError` with what is wrong, where, what was
 expected and what is there. The functions check whenever they are called; callers in the package ask ``verify.ENABLED``
 first::
@@ -21,7 +21,6 @@ from .parts import verify_backward as verify_backward
 from .parts import verify_partition as verify_partition
 from .plans import verify_inputs as verify_inputs
 from .plans import verify_plan as verify_plan
-from .state import verify_state as verify_state
 
 #: do the stages of the package call the verifier? Tests set it (`enabled`); the functions here check regardless.
 ENABLED = False

@@ -240,28 +240,6 @@ def test_seconds_save_what_is_dear_to_compute_and_small() -> None:
     assert real_bytes(table, joint, least) == 0 < real_bytes(table, joint, most)
 
 
-# ---------------------------------------------------------------------------------------------- the frontier
-def test_memory_frontier(tmp_path: Any) -> None:
-    function, args = MODELS["tf2"]()
-    found = st.memory_frontier(function, *args)
-    sizes = [p.bytes for p in found.points]
-    hull = [p for p in found.points if not p.name]
-    assert sizes == sorted(sizes, reverse=True) and sizes[-1] == 0
-    assert [p.seconds for p in hull] == sorted(p.seconds for p in hull)
-    assert hull[0].flops == 0 and hull[-1].flops > 4e7 and [p.name for p in found.points].count("min_cut") == 1
-    assert len(str(found).splitlines()) == len(found.points) + 2
-    page = found.to_html(tmp_path / "frontier.html")
-    assert page.count("<circle") == len(found.points) and (tmp_path / "frontier.html").read_text() == page
-    region = st.compile(function, activation_memory_budget=hull[len(hull) // 2].bytes)
-    region(*args)
-    assert sum(r.bytes for r in region.specializations[0].saved) <= hull[len(hull) // 2].bytes
-
-
-def test_a_frontier_needs_a_backward() -> None:
-    with pytest.raises(st.UnsupportedError):
-        st.memory_frontier(torch.sin, torch.ones(2))
-
-
 # ---------------------------------------------------------------------------------------------- other forms
 @pytest.mark.parametrize(("form", "most"), [("int8", 0.01), ("fp8", 0.03)])
 def test_activations_in_fewer_bits(form: str, most: float) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import subclass_trace as st
-from subclass_trace.frontends.calls import CallSite
 from subclass_trace.runtime import entry_code
 from subclass_trace.runtime.entry_code import MISS, generate
 from subclass_trace.runtime.guards import Ambient, failed_guard
@@ -140,13 +140,9 @@ def compiled(name: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[
 
 def regenerated(region: Any, args: tuple[Any, ...], kwargs: dict[str, Any], use_cpp: bool) -> Any:
     entry = region.specializations[0]
-    site = CallSite.of_function(region.function, args, kwargs)
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
+    flat = [source.read((args, kwargs)) for source in entry.guards.state.flat]
     with torch.no_grad():
-        made = generate(
-            entry.program, entry.guards, site.layout(), site.flat, Examples(FakeTensorMode(), hint_of), use_cpp
-        )
+        made = generate(entry.program, entry.guards, flat, Examples(FakeTensorMode(), hint_of), use_cpp)
     assert made is not None
     return made.call
 
@@ -163,10 +159,7 @@ def test_entry_serves_exactly_the_calls_that_the_reference_guards_allow(
     served = 0
     for a, k in calls:
         try:
-            site = CallSite.of_function(region.function, a, k)
-            reason = failed_guard(
-                entry.plan, entry.guards, site.tree, site.flat, Ambient.now(), site.module_view(), site.given
-            )
+            reason = failed_guard(entry.plan, entry.guards, (a, k), Ambient.now())
         except st.SubclassTraceError as error:
             reason = str(error)
         result = serve(a, k)

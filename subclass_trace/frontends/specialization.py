@@ -154,6 +154,13 @@ class _Maker:
             self._add(source, real, self._number[id(target)])
         return new
 
+    def class_of(self, traced: Tensor) -> type:
+        """The class of the tensor that a dense traced one stands for."""
+        row = None if self.inputs is None else self.inputs.row_of(traced)
+        if row is not None and row.spec.cls is not Tensor:  # type: ignore[union-attr]
+            return row.spec.cls  # type: ignore[union-attr]
+        return torch.nn.Parameter if isinstance(traced, torch.nn.Parameter) else Tensor
+
     def _renumbered(self, made: Sequence[Tensor]) -> None:
         """Gradients that became inputs in between have numbers too."""
         assert self.inputs is not None
@@ -286,6 +293,7 @@ def trace_call(
         finally:
             state.restore()
             session.recorder.state = None
+        session.recorder.functions = state.walk.by_code
         views = dict(maker.views)
         flat = FlatArguments(tuple(maker.positions), views, outcome[0].result, outcome[0].effects)
         return then(Traced(captured, flat, maker.flat, outcome[0], maker, state))

@@ -55,13 +55,15 @@ class Outcome:
         effects: what else each call does.
         entries: the objects of the arguments that the result hands on.
         keys: the sources of tensors that are keys of what the call leaves.
+        made: the objects that the run made anew and left, by id.
     """
 
     outputs: list[Any]
     result: Recipe
     effects: tuple[SideEffect, ...]
     entries: tuple[Source, ...]
-    keys: frozenset[Source] = frozenset()
+    keys: frozenset[Source]
+    made: Mapping[int, Any]
 
 
 class StateRun:
@@ -237,7 +239,7 @@ class StateRun:
         recipes = Recipes(self.walk, self.reals)
         made = recipes(result, "result")
         effects = tuple(side_effects(self.snapshot.changes(), recipes))
-        return Outcome(recipes.outputs, made, effects, tuple(recipes.entries), frozenset(recipes.keys))
+        return Outcome(recipes.outputs, made, effects, tuple(recipes.entries), frozenset(recipes.keys), recipes.objects)
 
     def restore(self) -> None:
         """All sources hold what they held before."""

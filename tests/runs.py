@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import queue
+import ctypes
 
 
 class Runs:
-    """Counts where no region looks: numbers and lists in Python state are moved on in each call."""
+    """Counts where no region looks: numbers and lists in Python state are moved on in each call, memory of C is not."""
 
     def __init__(self) -> None:
-        self._seen: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._seen = ctypes.c_int(0)
 
     def note(self) -> None:
         """The function runs."""
-        self._seen.put(None)
+        self._seen.value += 1
 
     def __len__(self) -> int:
-        return self._seen.qsize()
+        return self._seen.value
 
     def clear(self) -> None:
         """Begin anew."""
-        while len(self):
-            self._seen.get()
+        self._seen.value = 0

@@ -275,6 +275,7 @@ class Inputs:
         """From now on nothing leads to the tensors of the call."""
         self._leaf_of, self._real_leaves, self._number_of_real = {}, [], {}
         self.counters.forget()
+        self.session.recorder.forget_inputs()
         for row in self.inputs:
             row.real.forget()
 

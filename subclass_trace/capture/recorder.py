@@ -131,6 +131,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._last_placeholder: fx.Node | None = None
         self._nodes: dict[int, tuple[fx.Node, Tensor]] = {}  # holds the tensors, so that ids stay unique
         self._lifted: dict[int, tuple[Tensor, Tensor]] = {}
+        self._adopted: list[int] = []
         self.primals = 0
         self.tangents = 0
         self.views = ViewLog()
@@ -254,7 +255,15 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def adopt(self, real: Tensor, fake: Tensor) -> None:
         """A real leaf that the function reaches by name is an input: ``fake``."""
-        self._lifted.setdefault(id(real), (fake, real))
+        if id(real) not in self._lifted:
+            self._lifted[id(real)] = (fake, real)
+            self._adopted.append(id(real))
+
+    def forget_inputs(self) -> None:
+        """From now on nothing leads to the tensors of the call."""
+        for key in self._adopted:
+            del self._lifted[key]
+        self._adopted = []
 
     def lifted_fake(self, real: Tensor) -> Tensor | None:
         """The fake that stands for a lifted tensor, if it was lifted."""

@@ -25,11 +25,18 @@ from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec, spec_leaves
 from ..subclass.visit import rebuild
 from .graphs import finish_joint, kept_after, placeholders
+from .mutation import check_contexts, contexts_of
 from .session import Session
 from .user_code import frames_text
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
+
+
+_IN_A_BACKWARD = (
+    "a custom backward or a hook changes the flatten context of an input in place",
+    "keep what it changes in an object that is no part of a context, or in an inner tensor",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +129,9 @@ class Tape:
             roots = [o.grad_fn for o in outs]
             try:
                 with _sequence_numbers(roots, self.edges, recorder), backward_state(recorder) as state:
+                    contexts = contexts_of((Path("input").item(k), x) for k, x in enumerate(self.inputs))
                     grads = self._differentiate(outs, values, create_graph)
+                    check_contexts(contexts, *_IN_A_BACKWARD)
             finally:
                 recorder.tag, recorder.outliving = "is_forward", frozenset()
             self._check_layouts(grads)

@@ -22,6 +22,7 @@ from ..errors import UnsupportedError
 from ..options import Options
 from ..partition.interface import resolve_partitioner
 from ..plan import Plan, SavedValue
+from ..plan.side_effects import Set as SetPlan
 from ..plan.side_effects import deliver
 from ..plan.values import Given, build
 from ..runtime.entry_code import MISS, Entry, generate, own_writes
@@ -208,21 +209,15 @@ class _Maker:
         return symbol
 
 
-def _check_contexts(outcome: Outcome) -> None:
-    """A mutable object that the region makes is in one result alone: that another one's context has it too is not kept.
+def _check_contexts(outcome: Outcome, flat: Sequence[Any]) -> None:
+    """An object in a context is compared, and copied for the trace: that code has another name for it is not kept.
 
     Raises:
-        UnsupportedError: it is in the context of a wrapper as well.
+        UnsupportedError: the region makes an object that is in the context of a result and elsewhere, or changes one, by another
+            name, that is in the context of an input.
     """
-
-    def inside(value: Any) -> Iterator[Any]:
-        yield value
-        for _, part in parts_of(value):
-            yield from inside(part)
-
-    wrappers = [t for t in outcome.outputs if isinstance(t, Tensor) and is_traceable(t)] if outcome.made else []
-    for wrapper in wrappers:
-        for value in inside(inner_values(wrapper)[2]):
+    if outcome.made:
+        for value in _in_contexts(outcome.outputs):
             if id(value) in outcome.made:
                 raise UnsupportedError(
                     "an object that the region makes is in the context of a result, and in another result or place",
@@ -231,6 +226,32 @@ def _check_contexts(outcome: Outcome) -> None:
                     got=f"a {type(value).__qualname__}",
                     fix="make a copy for one of them",
                 )
+    holders = [e.holder for e in outcome.effects if not isinstance(e, SetPlan)]
+    changed = {id(thing) for h in holders for thing in (h.thing, h.owner)}  # type: ignore[attr-defined]
+    if holders:
+        with _torch.no_overrides(), _torch.no_modes():
+            for value in _in_contexts(flat):
+                if id(value) in changed:
+                    raise UnsupportedError(
+                        "the region changes an object that is in the context of an input",
+                        path=holders[0].path,
+                        expected="contexts as they were before the call",
+                        got=f"a {type(value).__qualname__}",
+                        fix="let the wrapper have a copy of its own",
+                    )
+
+
+def _in_contexts(values: Sequence[Any]) -> Iterator[Any]:
+    """What is in the contexts of wrappers."""
+
+    def inside(value: Any) -> Iterator[Any]:
+        yield value
+        for _, part in parts_of(value):
+            yield from inside(part)
+
+    for value in values:
+        if isinstance(value, Tensor) and is_traceable(value):
+            yield from inside(inner_values(value)[2])
 
 
 class _HasSymbols(Exception):
@@ -308,7 +329,7 @@ def trace_call(
             maker.inputs = inputs
             args, kwargs = state.start()
             outcome.append(state.run(args, kwargs))
-            _check_contexts(outcome[0])
+            _check_contexts(outcome[0], maker.flat)
             return Ran(outcome[0].outputs, maker.handed)
 
         try:

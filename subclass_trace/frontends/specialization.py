@@ -213,8 +213,8 @@ def _check_contexts(outcome: Outcome, flat: Sequence[Any]) -> None:
     """An object in a context is compared, and copied for the trace: that code has another name for it is not kept.
 
     Raises:
-        UnsupportedError: the region makes an object that is in the context of a result and elsewhere, or changes one, by another
-            name, that is in the context of an input.
+        UnsupportedError: the region makes an object that is in the context of a result and elsewhere; or it changes one, by
+            another name, that is in the context of an input.
     """
     if outcome.made:
         for value in _in_contexts(outcome.outputs):
@@ -227,7 +227,7 @@ def _check_contexts(outcome: Outcome, flat: Sequence[Any]) -> None:
                     fix="make a copy for one of them",
                 )
     holders = [e.holder for e in outcome.effects if not isinstance(e, SetPlan)]
-    changed = {id(thing) for h in holders for thing in (h.thing, h.owner)}  # type: ignore[attr-defined]
+    changed = {id(thing) for h in holders for thing in (h.thing, h.owner) if thing is not None}  # type: ignore[attr-defined]
     if holders:
         with _torch.no_overrides(), _torch.no_modes():
             for value in _in_contexts(flat):

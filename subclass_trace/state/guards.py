@@ -236,6 +236,10 @@ class StateGuards:
         self.moving = [h for h in walk.holders.values() if not h.fixed and not isinstance(h, Slots)]
         self.same_tensors = walk.same_tensors
 
+    def arguments_by_value(self) -> list[Any]:
+        """What stands in the arguments and is compared by value."""
+        return [g.value for g in self.each if isinstance(g, Exact) and not g.source.holder.fixed]
+
     # ------------------------------------------------------------------------------------------ making
     def _of_holder(self, holder: Holder, call: Call) -> Iterable[Guard]:
         thing = holder.now(call)

@@ -194,9 +194,12 @@ def test_a_function_with_too_few_gradients_is_named() -> None:
     for on in (False, True):
         x, y = (W.clone().requires_grad_() for _ in range(2))
         z = Short.apply(x, y)
-        with pytest.raises(
-            RuntimeError, match=r"ShortBackward returned an incorrect number of gradients \(expected 2, got 1\)"
-        ), compiled_autograd() if on else torch.enable_grad():
+        with (
+            pytest.raises(
+                RuntimeError, match=r"ShortBackward returned an incorrect number of gradients \(expected 2, got 1\)"
+            ),
+            compiled_autograd() if on else torch.enable_grad(),
+        ):
             z.sum().backward()
 
 
@@ -231,9 +234,12 @@ def test_anomaly_mode_names_the_node_and_shows_the_forward(first: bool) -> None:
             warnings.simplefilter("always")
             with torch.autograd.detect_anomaly():
                 loss = (w.sqrt() * 0).sum()
-                with pytest.raises(
-                    RuntimeError, match="Function 'SqrtBackward0' returned nan values in its 0th output."
-                ), compiled_autograd() if on else torch.enable_grad():
+                with (
+                    pytest.raises(
+                        RuntimeError, match="Function 'SqrtBackward0' returned nan values in its 0th output."
+                    ),
+                    compiled_autograd() if on else torch.enable_grad(),
+                ):
                     loss.backward()
         text = next(str(c.message) for c in caught if "Error detected in SqrtBackward0" in str(c.message))
         texts.append(text.split("(Triggered")[0].strip())

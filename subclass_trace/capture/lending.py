@@ -83,7 +83,8 @@ def _wrappers(value: Any) -> Iterator[tuple[tuple[str, ...], Tensor]]:
     try:
         for names, wrapper in (((), value), *wrappers_inside(value)):
             cls = type(wrapper)
-            if not flattens_alike(cls) and _torch.context_shortcut(cls) is None:
+            alike = flattens_alike(cls) and all(isinstance(v, Tensor) for v in inner_values(wrapper)[1])
+            if not alike and _torch.context_shortcut(cls) is None:
                 yield tuple(names), wrapper
     except ProtocolError:  # a class computes its context of numbers that a trace does not know
         return

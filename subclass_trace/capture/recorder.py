@@ -19,8 +19,9 @@ import contextlib
 import functools
 import operator
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -91,6 +92,8 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     #: does Python state around the traces count? (Another tracer has looked into it itself.)
     follows_state = True
+    #: code -> the functions of the user's that the forward has met
+    functions: Mapping[Any, Sequence[Any]] = MappingProxyType({})
 
     def __init__(self, mode: Any, decompositions: dict[Any, Callable[..., Any]], outer: Recorder | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -5,7 +5,7 @@ In: a function, a call, what is known of earlier calls. Out: a `Specialization`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from ..capture.capture import Captured, Ran, capture
 from ..capture.inputs import Argument, Inputs
 from ..capture.mutation import NeedsAutogradBase
 from ..capture.session import Session
+from ..errors import UnsupportedError
 from ..options import Options
 from ..partition.interface import resolve_partitioner
 from ..plan import Plan, SavedValue
@@ -34,11 +35,13 @@ from ..state.guard_code import Reader
 from ..state.guards import StateGuards
 from ..state.run import Outcome, StateRun
 from ..state.source import MISSING, Call, Source
+from ..subclass.context import parts_of
 from ..subclass.flatten import flatten
 from ..subclass.paths import Path
-from ..subclass.protocol import look_again
+from ..subclass.protocol import is_traceable, look_again
 from ..subclass.spec import Spec
 from ..subclass.template import Examples
+from ..subclass.visit import inner_values
 from .dynamic import SIZES, SizeHistory, choose, may_be_dynamic, sizes_of
 
 Tensor = torch.Tensor
@@ -154,6 +157,13 @@ class _Maker:
             self._add(source, real, self._number[id(target)])
         return new
 
+    def class_of(self, traced: Tensor) -> type:
+        """The class of the tensor that a dense traced one stands for."""
+        row = None if self.inputs is None else self.inputs.row_of(traced)
+        if row is not None and row.spec.cls is not Tensor:  # type: ignore[union-attr]
+            return row.spec.cls  # type: ignore[union-attr]
+        return torch.nn.Parameter if isinstance(traced, torch.nn.Parameter) else Tensor
+
     def _renumbered(self, made: Sequence[Tensor]) -> None:
         """Gradients that became inputs in between have numbers too."""
         assert self.inputs is not None
@@ -196,6 +206,31 @@ class _Maker:
         self._add(source, value, None)
         self.handed.append(symbol)
         return symbol
+
+
+def _check_contexts(outcome: Outcome) -> None:
+    """A mutable object that the region makes is in one result alone: that another one's context has it too is not kept.
+
+    Raises:
+        UnsupportedError: it is in the context of a wrapper as well.
+    """
+
+    def inside(value: Any) -> Iterator[Any]:
+        yield value
+        for _, part in parts_of(value):
+            yield from inside(part)
+
+    wrappers = [t for t in outcome.outputs if isinstance(t, Tensor) and is_traceable(t)] if outcome.made else []
+    for wrapper in wrappers:
+        for value in inside(inner_values(wrapper)[2]):
+            if id(value) in outcome.made:
+                raise UnsupportedError(
+                    "an object that the region makes is in the context of a result, and in another result or place",
+                    path="result",
+                    expected="objects of its own in each",
+                    got=f"a {type(value).__qualname__}",
+                    fix="make a copy for one of them",
+                )
 
 
 class _HasSymbols(Exception):
@@ -273,6 +308,7 @@ def trace_call(
             maker.inputs = inputs
             args, kwargs = state.start()
             outcome.append(state.run(args, kwargs))
+            _check_contexts(outcome[0])
             return Ran(outcome[0].outputs, maker.handed)
 
         try:
@@ -286,6 +322,7 @@ def trace_call(
         finally:
             state.restore()
             session.recorder.state = None
+        session.recorder.functions = state.walk.by_code
         views = dict(maker.views)
         flat = FlatArguments(tuple(maker.positions), views, outcome[0].result, outcome[0].effects)
         return then(Traced(captured, flat, maker.flat, outcome[0], maker, state))

@@ -156,6 +156,8 @@ class Wrapper:
             if isinstance(spec.value, Lent) and self.lent is not None:
                 return self.lent(spec.value)
             return self.source.constant(spec.value, "opaque")
+        if spec.layout is torch.jagged:
+            raise NotGenerated("a jagged tensor")
         if has_sizes(spec.context):
             raise NotGenerated("sizes in a context")
         inner = [(n, self.wrap(s, leaves)) for n, s in zip(spec.names, spec.inners, strict=True)]

@@ -26,6 +26,7 @@ from typing import Any, Protocol
 
 import torch
 
+from .._torch.dynamo import never_compiled
 from .source import is_walked
 
 
@@ -127,6 +128,19 @@ def _caller(frame: types.FrameType | None) -> types.FrameType | None:
     return frame
 
 
+#: where a run or a traced backward begins
+_BEGIN = tuple(os.path.join(_HERE, *name) for name in (("state", "run.py"), ("capture", "tape.py")))
+
+
+def _importing(frame: types.FrameType | None) -> bool:
+    """Is a module being imported, which happens once and is no part of the region?"""
+    while frame is not None and not frame.f_code.co_filename.startswith(_BEGIN):
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _is_guard(space: dict[str, Any]) -> bool:
     """Is it a guard of Dynamo's, which compiles inside of ``torch.cond``?"""
     return "__name__" not in space and "L" in space and "G" in space
@@ -165,7 +179,9 @@ class Events:
 
     def started(self, code: types.CodeType, frame: types.FrameType) -> None:
         """A Python function starts."""
-        if code not in self.entered and not _is_guard(frame.f_globals):
+        if code not in self.entered:
+            if _is_guard(frame.f_globals) or _importing(frame):
+                return
             self.entered.add(code)
             self.listener.enter(code, frame.f_globals)
         if code in _WORLD_CODE and self._follows(_caller(frame.f_back)):
@@ -178,7 +194,7 @@ class Events:
     def called(self, function: Any, owner: Any, frame: types.FrameType) -> None:
         """A C function is called by this frame."""
         name = _of_world(function, owner)
-        if name is not None and self._follows(frame):
+        if name is not None and self._follows(frame) and not _importing(frame):
             self.listener.world(name, frame)
         elif function is builtins.print and self._is_users(frame):
             self.listener.world("print", frame)
@@ -208,8 +224,13 @@ class Profile(Events):
         super().__init__(listener)
         self.before = sys.getprofile()
 
+    @never_compiled
     def __call__(self, frame: types.FrameType, event: str, arg: Any) -> None:
-        """One event of the interpreter's."""
+        """One event of the interpreter's; Dynamo, which may be at work (``torch.cond``), shall not compile this code."""
+        if event in ("call", "c_call"):
+            self._event(frame, event, arg)
+
+    def _event(self, frame: types.FrameType, event: str, arg: Any) -> None:
         if event == "call":
             code = frame.f_code
             if (code not in self.entered or code in _JUDGED) and not is_below(code.co_filename):
@@ -259,6 +280,8 @@ class Monitor(Events):
         if is_below(code.co_filename) or (code in self.entered and not judged):
             return self.monitoring.DISABLE
         frame = sys._getframe(1)
+        if _importing(frame):
+            return None
         if not self.live:  # it may run above the recorder later
             self.below[code] += 1
             if self.below[code] < _OFTEN:

@@ -11,7 +11,7 @@ import contextlib
 import operator
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,11 +25,18 @@ from .guard_code import Reader
 from .guards import StateGuards
 from .side_effects import Recipes, Snapshot, side_effects
 from .source import Call, Source, is_a
+from .types import TypesAsEager
 from .walk import Walk
+
+#: code -> the functions that have it
+Functions = Mapping[types.CodeType, Sequence[types.FunctionType]]
 
 
 class StandInMaker(Protocol):
     """What makes the inputs of a trace."""
+
+    def class_of(self, traced: torch.Tensor) -> type:
+        """The class of the tensor that a dense traced one stands for."""
 
     def tensors(self, found: Sequence[tuple[Source, torch.Tensor]]) -> list[torch.Tensor]:
         """The traced tensors for these, each of which is new."""
@@ -48,13 +55,15 @@ class Outcome:
         effects: what else each call does.
         entries: the objects of the arguments that the result hands on.
         keys: the sources of tensors that are keys of what the call leaves.
+        made: the objects that the run made anew and left, by id.
     """
 
     outputs: list[Any]
     result: Recipe
     effects: tuple[SideEffect, ...]
     entries: tuple[Source, ...]
-    keys: frozenset[Source] = frozenset()
+    keys: frozenset[Source]
+    made: Mapping[int, Any]
 
 
 class StateRun:
@@ -74,6 +83,7 @@ class StateRun:
         self.snapshot = Snapshot(self.walk)
         self.refusal: SubclassTraceError | None = None
         self.events: Events = Events(self)
+        self.types = TypesAsEager(make.class_of)
         self._live = False
         self.stand_ins: dict[int, torch.Tensor] = {}  # id of a real tensor -> what stands for it
         self.symbols: dict[Source, Any] = {}
@@ -86,6 +96,7 @@ class StateRun:
         try:
             self.walk.enter(code, space)
             self.stand_in()
+            self.types.enter(code, space)
             if {"sys", "modules"} <= set(code.co_names) and is_users(code.co_filename):
                 raise SideEffectError(
                     "the region looks into sys.modules", path=_line(code, code.co_firstlineno), fix="import the module"
@@ -129,6 +140,7 @@ class StateRun:
         """The function has run."""
         self._live = False
         self.events.close()
+        self.types.restore()
 
     def check_generator(self, generator: torch.Generator) -> None:
         """The region draws from this explicit generator.
@@ -227,7 +239,7 @@ class StateRun:
         recipes = Recipes(self.walk, self.reals)
         made = recipes(result, "result")
         effects = tuple(side_effects(self.snapshot.changes(), recipes))
-        return Outcome(recipes.outputs, made, effects, tuple(recipes.entries), frozenset(recipes.keys))
+        return Outcome(recipes.outputs, made, effects, tuple(recipes.entries), frozenset(recipes.keys), recipes.objects)
 
     def restore(self) -> None:
         """All sources hold what they held before."""
@@ -255,9 +267,9 @@ class BackwardState(StateRun):
         guards: None where no code of the user's ran.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, functions: Functions) -> None:
         super().__init__(_nothing, ((), {}), _NoInputs(), warns=False)
-        self.walk = Walk(by_code=True)
+        self.walk = Walk(functions)
         self.snapshot = Snapshot(self.walk)
         self.guards: Reader | None = None
 
@@ -286,6 +298,9 @@ class BackwardState(StateRun):
 
 
 class _NoInputs:
+    def class_of(self, traced: torch.Tensor) -> type:
+        return torch.nn.Parameter if isinstance(traced, torch.nn.Parameter) else torch.Tensor
+
     def tensors(self, found: Sequence[tuple[Source, torch.Tensor]]) -> list[torch.Tensor]:
         return []
 
@@ -304,7 +319,7 @@ def backward_state(recorder: Any) -> Iterator[BackwardState]:
     Raises:
         SubclassTraceError: a refusal, or a change of Python state.
     """
-    state, before = BackwardState(), recorder.state
+    state, before = BackwardState(recorder.functions), recorder.state
     if not recorder.follows_state:
         yield state
         return

@@ -138,6 +138,7 @@ class Recipes:
         outputs: the tensors and symbols that the recipes need, which the region returns as flat outputs.
         entries: where the objects of the arguments are that the recipes hand on.
         keys: the sources of tensors that are keys of dicts, and with that constants.
+        objects: those that the region has made, by id.
     """
 
     def __init__(self, walk: Walk, reals: MappingType[int, tuple[Source, torch.Tensor]]) -> None:
@@ -151,7 +152,7 @@ class Recipes:
         self._number: dict[int, int] = {}
         self._entry: dict[int, int] = {}
         self._made: dict[int, int] = {}
-        self._alive: list[Any] = []
+        self.objects: dict[int, Any] = {}
 
     def __call__(self, value: Any, path: str) -> Recipe:
         """The recipe of a value.
@@ -211,7 +212,7 @@ class Recipes:
                 fix="make it outside of the region",
             )
         number = self._made[id(value)] = len(self._made)
-        self._alive.append(value)
+        self.objects[id(value)] = value
         items = pairs = None
         args: tuple[Any, ...] = ()
         if is_a(value, dict):

@@ -22,6 +22,8 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
+from collections.abc import Mapping as MappingType
+from collections.abc import Sequence as SequenceType
 from typing import Any
 
 import torch
@@ -160,11 +162,13 @@ class Walk:
         aliases: pairs of places inside of the arguments that hold one mutable object.
         entered: the code objects that ran.
         names: all that they name.
-        by_code: functions are found by their code too: those of a backward, which are the same in each call.
+        by_code: the functions that were met. ``earlier``: in a backward those of the forward, which are the same in each call;
+            others are found by their code.
     """
 
-    def __init__(self, *, by_code: bool = False) -> None:
-        self.by_code = by_code
+    def __init__(self, earlier: MappingType[types.CodeType, SequenceType[types.FunctionType]] | None = None) -> None:
+        self.earlier = earlier
+        self.by_code: dict[types.CodeType, list[types.FunctionType]] = collections.defaultdict(list)
         self.generators: list[torch.Generator] = []
         self.arguments = Arguments()
         self.holders: dict[int, Holder] = {}
@@ -229,16 +233,18 @@ class Walk:
             self._globals(code, space)
         while self.computed and self._modules:
             self._whole_module(self._modules.pop())
-        if self.by_code and code.co_freevars and code not in self._asleep:
-            for function in gc.get_referrers(code):
-                if type(function) is types.FunctionType:
-                    self._function(function, function.__qualname__)
+        if self.earlier is not None and code not in self._asleep:
+            known = self.earlier.get(code, ())
+            if code.co_freevars and not known:
+                known = [f for f in gc.get_referrers(code) if type(f) is types.FunctionType]
+            for function in known:
+                self._function(function, function.__qualname__)
         functions = self._asleep.pop(code, ())
         for function, path in functions:
             self._awake(function, path)
         self._run()
-        known = functions or self.by_code or any(code in c.co_consts for c in self.entered)
-        if followed and code.co_freevars and not known:
+        found = functions or self.earlier is not None or any(code in c.co_consts for c in self.entered)
+        if followed and code.co_freevars and not found:
             raise UnsupportedError(
                 "the region calls a function that closes over variables, and that no name leads to",
                 path=f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})",
@@ -269,6 +275,7 @@ class Walk:
     def _function(self, function: types.FunctionType, path: str) -> None:
         if not is_walked(function.__module__) and not is_walked(function.__globals__.get("__name__")):
             return
+        self.by_code[function.__code__].append(function)
         if function.__dict__:
             self._opened(self._namespace(function.__dict__, path, owner=function))
         if function.__defaults__:  # here and not at entry: by then the frame's variables hold them

@@ -296,8 +296,8 @@ class _Emitter:
             )
         elif isinstance(guard, NoNewNames):
             known = self._name(guard.holder)
-            count = len(guard.known)
-            self._unless(f"len({known}) == {count} or {self._const(guard.failed)}((args, kwargs)) is None")
+            same = f"len({known}) == {len(guard.known)} or {known}.keys() <= {self._const(guard.known)}"
+            self._unless(f"{same} or {self._const(guard.failed)}((args, kwargs)) is None")
         elif isinstance(guard, IsTensor):
             self._unless(f"isinstance({self._read(guard.source)}, Tensor)")
         elif isinstance(guard, OfType):

@@ -121,6 +121,13 @@ def trace_again_with_numbers(names: Collection[str]) -> None:
         raise TensorifyScalarRestartAnalysis(restart_reason="a float argument becomes a number")
 
 
+def dynamo_exception() -> type[Exception]:
+    """The class of what Dynamo raises of its own."""
+    from torch._dynamo.exc import TorchDynamoException
+
+    return TorchDynamoException
+
+
 def register_dynamo_backend(function: Callable[..., Any], name: str) -> None:
     """Let ``torch.compile`` find ``function`` by ``name``; does nothing when the name is known already."""
     from torch._dynamo.backends import registry

@@ -175,9 +175,12 @@ def _has_no_fake_kernel(error: BaseException) -> UnsupportedError:
     )
 
 
-def refusal_of_data(error: BaseException) -> UnsupportedError:
-    """The refusal for an error of torch's that says that code needs to know what is inside of a tensor."""
-    cls, optimizer, line = _class_at_work(error), _optimizer_at_work(error), user_line(error)
+def refusal_of_data(error: BaseException, line: str | None = None) -> UnsupportedError:
+    """The refusal for an error of torch's that says that code needs to know what is inside of a tensor.
+
+    ``line``: of the user's code, where the error has not come through it yet.
+    """
+    cls, optimizer, line = _class_at_work(error), _optimizer_at_work(error), user_line(error) or line
     if getattr(error, "func", None) is torch.ops.aten.linalg_lstsq.default:
         return NeedsEager(
             "the sizes of what linalg_lstsq returns depend on the values inside a tensor",

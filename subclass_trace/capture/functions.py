@@ -56,7 +56,7 @@ class CapturedFunctions(_torch.TorchFunctionMode):
             raise
         except _torch.DATA_DEPENDENT_ERRORS as error:
             if self.recorder.state is not None and self.recorder.state.is_live:
-                self.recorder.state.refused(refusal_of_data(error))
+                self.recorder.state.refused(refusal_of_data(error, self.recorder.user_line()))
             raise
 
     def _handle(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -13,6 +13,7 @@ import torch
 
 from ..capture.inputs import Argument, DynamicDims
 from ..capture.session import Dim
+from ..errors import ProtocolError
 from ..subclass.context import same_context, without_outer
 from ..subclass.parts import Steps, integers_in
 from ..subclass.paths import Path
@@ -272,13 +273,18 @@ def may_be_dynamic(tensors: Iterable[Tensor], history: SizeHistory, everything: 
 
 def _is_marked_inside(t: Tensor) -> bool:
     found: list[bool] = []
-    visit(
-        t,
-        leaf=lambda inner, path: found.append(inner.is_nested or bool(marked_dims(inner))),
-        wrapper=lambda inner, names, inners, context, path: found.append(inner.is_nested or bool(marked_dims(inner))),
-        opaque=lambda v, path: None,
-        path=Path("x"),
-    )
+    try:
+        visit(
+            t,
+            leaf=lambda inner, path: found.append(inner.is_nested or bool(marked_dims(inner))),
+            wrapper=lambda inner, names, inners, context, path: found.append(
+                inner.is_nested or bool(marked_dims(inner))
+            ),
+            opaque=lambda v, path: None,
+            path=Path("x"),
+        )
+    except ProtocolError:  # the walk over the arguments says where
+        return False
     return any(found)
 
 

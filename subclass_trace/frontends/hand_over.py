@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .._torch.dynamo import compile_alone
+from .._torch.dynamo import compile_alone, dynamo_exception
 from ..errors import DataDependentError, GuardError, NeedsEager, SubclassTraceError, UnsupportedError
 from ..options import Options
 
@@ -67,11 +67,9 @@ class HandOver:
         Raises:
             SubclassTraceError: our refusal, from Dynamo's error, if Dynamo refuses the call too.
         """
-        from torch._dynamo.exc import TorchDynamoException
-
         try:
             return self.call(*args, **kwargs)
-        except TorchDynamoException as error:
+        except dynamo_exception() as error:
             raise self.why from error
 
     def explain(self) -> str:

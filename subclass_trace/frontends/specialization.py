@@ -259,7 +259,7 @@ class _HasSymbols(Exception):
 
 
 def _path(source: Source) -> Path:
-    return Path(source.path)
+    return Path.of(source.path)
 
 
 @dataclass(frozen=True, eq=False)

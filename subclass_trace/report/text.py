@@ -27,7 +27,6 @@ from typing import Any
 
 from ..plan import Plan
 from ..runtime.guards import autocast_text
-from ..subclass.context import AnyNumber
 from ..subclass.spec import WrapperSpec
 from .tables import (
     Table,
@@ -172,7 +171,7 @@ def _guards(guards: Any) -> list[str]:
         rows.append(f"autocast {autocast_text(ambient.autocast)}")
     if ambient.deterministic:
         rows.append("deterministic algorithms")
-    known = [v for v in guards.constants.values() if not isinstance(v, AnyNumber)]
+    known = guards.state.arguments_by_value()
     if known:
         rows.append(f"{count_text(len(known), 'argument')} by value ({', '.join(map(constant_text, known[:6]))})")
     if guards.alias is not None:

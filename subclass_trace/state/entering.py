@@ -44,7 +44,7 @@ _WORLD: dict[Any, str] = {
     function: f"{module.__name__}.{name}"
     for module in (time, random)
     for name, function in vars(module).items()
-    if callable(function) and not isinstance(function, type)
+    if callable(function) and not isinstance(function, type) and not name.startswith("_")  # random._sqrt is math.sqrt
 }
 _WORLD |= {os.urandom: "os.urandom", builtins.open: "open", builtins.input: "input", builtins.id: "id"}
 _WORLD |= {os.putenv: "os.putenv", os.unsetenv: "os.unsetenv", os.system: "os.system"}

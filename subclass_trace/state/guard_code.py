@@ -67,6 +67,11 @@ def same_items(now: list[Any], items: list[Any]) -> bool:
     return True
 
 
+def _holds(guard: Guard) -> bool:
+    """Does a guard on a fixed dict hold?"""
+    return guard.holds(((), {})) if isinstance(guard, Keys) else guard.failed(((), {})) is None
+
+
 class Reader:
     """The generated function of `StateGuards`, and what it pins.
 
@@ -157,7 +162,7 @@ class Reader:
             [h for h in self.dicts if h.thing and not any(h.thing is d for d in self._full)] if any(self._empty) else []
         )
         for holder in (*changed, *filled):
-            if any(guard.failed(((), {})) is not None for guard in self.guards.by_holder[holder]):
+            if not all(map(_holds, self.guards.by_holder[holder])):
                 return False
         if not self._fixed_pattern():
             return False
@@ -291,8 +296,8 @@ class _Emitter:
             )
         elif isinstance(guard, NoNewNames):
             known = self._name(guard.holder)
-            count = len(guard.known)
-            self._unless(f"len({known}) == {count} or {self._const(guard.failed)}((args, kwargs)) is None")
+            same = f"len({known}) == {len(guard.known)} or {known}.keys() <= {self._const(guard.known)}"
+            self._unless(f"{same} or {self._const(guard.failed)}((args, kwargs)) is None")
         elif isinstance(guard, IsTensor):
             self._unless(f"isinstance({self._read(guard.source)}, Tensor)")
         elif isinstance(guard, OfType):

@@ -101,14 +101,21 @@ class IsTensor:
 class Keys:
     """A dict has these keys, in this order."""
 
-    holder: Holder
+    holder: Mapping
     keys: tuple[Any, ...]
+
+    def holds(self, call: Call) -> bool:
+        """Without a sentence that says why not."""
+        thing = self.holder.now(call)
+        now = self.holder.base.keys(thing)
+        return dict.__len__(thing) == len(self.keys) and all(map(same_key, now, self.keys))
 
     def failed(self, call: Call) -> str | None:
         """Why it does not hold."""
-        now = list(self.holder.table(self.holder.now(call)))
-        same_keys = len(now) == len(self.keys) and all(map(same_key, now, self.keys))
-        return None if same_keys else f"the keys of {self.holder.path} were {_few(self.keys)}, are {_few(now)}"
+        if self.holds(call):
+            return None
+        now = self.holder.base.keys(self.holder.now(call))
+        return f"the keys of {self.holder.path} were {_few(self.keys)}, are {_few(now)}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,6 +242,10 @@ class StateGuards:
         self.aliases = list(walk.aliases)
         self.moving = [h for h in walk.holders.values() if not h.fixed and not isinstance(h, Slots)]
         self.same_tensors = walk.same_tensors
+
+    def arguments_by_value(self) -> list[Any]:
+        """What stands in the arguments and is compared by value."""
+        return [g.value for g in self.each if isinstance(g, Exact) and not g.source.holder.fixed]
 
     # ------------------------------------------------------------------------------------------ making
     def _of_holder(self, holder: Holder, call: Call) -> Iterable[Guard]:

@@ -183,7 +183,10 @@ class Holder:
         return f"<{type(self).__name__} {self.path}>"
 
     def text(self, key: Any) -> str:
-        """The path of the value at a key."""
+        """The path of the value at a key; of the tables of a module as users write it."""
+        owner, _, table = self.path.rpartition(".")
+        if table in ("_modules", "_parameters", "_buffers") and type(key) is str:
+            return f"{owner}[{key}]" if key.isdigit() else f"{owner}.{key}"
         return f"{self.path}[{key!r}]" if type(key) in ATOMS else f"{self.path}[{short(key)}]"
 
     def find(self, value: Any) -> Any:

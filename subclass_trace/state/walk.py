@@ -197,13 +197,13 @@ class Walk:
         self._count = 0
         self._places: dict[type, Callable[[Any, str, Holder | None, Any], None]] = {}
 
-    def start(self, function: Any, call: tuple[tuple[Any, ...], dict[str, Any]], path: str = "f") -> None:
+    def start(self, function: Any, call: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
         """The function itself and its arguments."""
         self.arguments.thing = call
         for name, table in vars(torch.nn.modules.module).items():  # hooks of all modules
             if name.startswith("_global_") and is_a(table, dict):
                 self.value(table, name)
-        self.value(function, path)
+        self.value(function, "self" if is_a(function, torch.nn.Module) else "f")
         for key, value in self.arguments.table(call).items():
             self.place(self.arguments, key, value)
         self._run()
@@ -498,7 +498,7 @@ class Walk:
         if kind is types.FunctionType:
             self._function(value, path)
         elif kind is types.MethodType:
-            self.value(value.__self__, f"{path}.__self__")
+            self.value(value.__self__, "self" if path == "f" else f"{path}.__self__")
             self.value(value.__func__, path)
         elif kind is functools.partial:
             for name in ("func", "args", "keywords"):

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from runs import Runs
 
 import subclass_trace as st
 from subclass_trace.capture.session import Session
@@ -59,23 +58,6 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     gc.unfreeze()
 
 
-class Counted:
-    """A function, and how often its Python code ran."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.log = Runs()
-
-        def run(*args: Any) -> Any:
-            self.log.note()
-            return function(*args)
-
-        self.run = run
-
-    @property
-    def runs(self) -> int:
-        return len(self.log)
-
-
 def two(x: Any, w: Any) -> Any:
     h = x @ w
     return h.sin(), (h * x).tanh()
@@ -105,11 +87,10 @@ KINDS: dict[str, Callable[[Tensor], Any]] = {
 
 # ---------------------------------------------------------------------------------------------- kept, and dropped
 def test_it_lives_as_long_as_its_specialization(watch: Watch) -> None:
-    counted = Counted(two)
-    region = st.compile(counted.run)
+    region = st.compile(two)
     for used in ((0, 1), (0,), (1,), (0,)):
         _same(_gradients(region, used, KINDS["wrapper"]), _gradients(two, used, KINDS["wrapper"]))
-    assert counted.runs == 1 and watch.traces == 3 and watch.alive() == (1, 1)
+    assert len(watch.sessions) == 1 and watch.traces == 3 and watch.alive() == (1, 1)
     region.reset()
     assert watch.alive() == (0, 0)
 
@@ -134,8 +115,7 @@ def test_without_a_backward_nothing_is_kept(watch: Watch) -> None:
 # ---------------------------------------------------------------------------------------------- threads
 def test_two_threads_that_both_miss(watch: Watch) -> None:
     """One of them traces the backward, and both use it."""
-    counted = Counted(two)
-    region = st.compile(counted.run)
+    region = st.compile(two)
     _gradients(region, (0, 1), KINDS["wrapper"])
     before = watch.traces
     start = threading.Barrier(4)
@@ -153,7 +133,7 @@ def test_two_threads_that_both_miss(watch: Watch) -> None:
     assert not any(t.is_alive() for t in threads)
     for k in range(4):
         _same(rows[k], _gradients(two, (k % 2,), KINDS["wrapper"]))
-    assert watch.traces == before + 2 and counted.runs == 1
+    assert watch.traces == before + 2 and len(watch.sessions) == 1
 
 
 def test_a_backward_while_another_thread_traces() -> None:
@@ -163,9 +143,10 @@ def test_a_backward_while_another_thread_traces() -> None:
     def slow(x: Tensor) -> Tensor:
         inside.set()
         assert miss.wait(20)
-        return x.sin()
+        return torch.cos(x)
 
-    region, other = st.compile(two), st.compile(slow)
+    table = {torch.ops.aten.sin.default: slow}
+    region, other = st.compile(two), st.compile(torch.sin, decompositions=table)
     x = torch.ones(4, 4, requires_grad=True)
     results = region(x, x)
 

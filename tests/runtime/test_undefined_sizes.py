@@ -45,8 +45,7 @@ def test_the_reference_says_so_too():
     compiled = st.compile(divides, dynamic=True)
     compiled(torch.randn(4, 3))
     (entry,) = compiled.specializations
-    flat = [torch.randn(0, 3)]
-    reason = failed_guard(entry.plan, entry.guards, entry.guards.tree, flat, entry.guards.ambient)
+    reason = failed_guard(entry.plan, entry.guards, ((torch.randn(0, 3),), {}), entry.guards.ambient)
     assert reason is not None and "sizes" in reason
 
 

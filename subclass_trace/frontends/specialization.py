@@ -391,6 +391,7 @@ def compile_call(
         if any(map(asks_for_number_types, traced.state.walk.entered)):
             history.fix_all(history.varying_numbers, "code that asks whether type(n) is int")
         traced.state.forget()
+        traced.values.clear()  # cycles may keep it for a while
         return Specialization(reason, program.plan, guards, program, graphs, entry, made)
 
     def attempt(symbols: bool) -> Specialization:

@@ -253,6 +253,9 @@ class StateRun:
         self.walk.forget()
         for holder in self.walk.holders.values():
             holder.live, holder.before = None, {}
+            if not holder.fixed:  # each call finds its own
+                holder.thing = holder.owner = None
+        self.walk.arguments.thing, self.call, self.make = None, ((), {}), _NoInputs()
         self.snapshot.base.clear()
         self.stand_ins, self.reals, self.symbols = {}, {}, dict.fromkeys(self.symbols)
 

@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn.utils import prune
 
 import subclass_trace as st
-from subclass_trace import verify
 from subclass_trace.zoo import TwoTensor
 
 Tensor = torch.Tensor

@@ -171,7 +171,8 @@ def accessors(recipe: Recipe, path: str) -> Iterator[tuple[int, str]]:
         for k, item in enumerate(recipe.items or ()):
             yield from accessors(item, f"{path}[{k}]")
         for key, item in recipe.pairs or ():
-            yield from accessors(item, f"{path}[{key.value!r}]" if isinstance(key, Constant) else f"{path}[...]")
+            text = repr(key.value) if isinstance(key, Constant) and isinstance(key.value, (str, int, float)) else "..."
+            yield from accessors(item, f"{path}[{text}]")
         for name, item in recipe.fields:
             yield from accessors(item, f"{path}.{name}")
         for member, item in recipe.slots:

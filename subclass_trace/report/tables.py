@@ -182,7 +182,8 @@ def _assigned(plan: Plan) -> Iterator[tuple[str, Recipe]]:
     for effect in plan.side_effects:
         for made in recipes_of(effect):
             if isinstance(effect, Put):
-                yield f"assigned: {effect.holder.path}[{effect.key!r}]", made
+                key = repr(effect.key) if isinstance(effect.key, (str, int, float)) else "..."
+                yield f"assigned: {effect.holder.path}[{key}]", made
             elif isinstance(effect, (Extend, Fill)):
                 yield f"assigned: {effect.holder.path}", made
 

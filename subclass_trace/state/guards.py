@@ -228,6 +228,10 @@ class StateGuards:
         self.by_holder: dict[Holder, list[Guard]] = {}
         self.each: list[Guard] = []
         self._symbols = {(s.holder, s.key) for s in numbers if not s.items}
+        #: tensors reached by name whose attributes are guarded: those of this very tensor
+        self._with_attributes = {
+            id(h.owner) for h in walk.holders.values() if h.fixed and h.kept and is_a(h.owner, torch.Tensor)
+        }
         for holder in walk.everything():
             if holder is walk.arguments or not walk.is_write_only(holder):
                 guards = list(self._of_holder(holder, call))
@@ -270,7 +274,7 @@ class StateGuards:
         if (holder, source.key) in self._symbols:
             return OfType(source, type(value))
         if is_a(value, torch.Tensor) and not self._by_identity and source not in self._keys:
-            return IsTensor(source)
+            return Identity(source, value) if id(value) in self._with_attributes else IsTensor(source)
         if type(value) in ATOMS or is_a(value, (tuple, frozenset)):
             return Exact(source, value)
         if holder.fixed or is_a(value, (types.FunctionType, type, types.ModuleType, types.MethodType)):
@@ -281,7 +285,7 @@ class StateGuards:
         if (holder, key) in self._symbols:
             return _Any(type(value))
         if is_a(value, torch.Tensor) and not self._by_identity and Source(holder, key) not in self._keys:
-            return _TENSOR
+            return value if id(value) in self._with_attributes else _TENSOR
         if holder.fixed or type(value) in ATOMS or is_a(value, (types.FunctionType, type, types.ModuleType)):
             return value
         return _Any(type(value))

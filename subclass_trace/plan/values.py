@@ -140,13 +140,12 @@ def dict_setter(cls: type) -> Callable[[Any, Any, Any], None]:
 
 
 def empty(cls: type, args: tuple[Any, ...] = ()) -> Any:
-    """An instance whose ``__init__`` did not run."""
+    """An instance for which no code of the class's ran, neither ``__new__`` nor ``__init__``."""
+    base: Any = next(c for c in cls.__mro__ if isinstance(vars(c).get("__new__"), types.BuiltinFunctionType))
+    value: Any = base.__new__(cls)
     if issubclass(cls, (collections.defaultdict, collections.deque)):
-        value: Any = cls.__new__(cls)  # type: ignore[type-var]
-        base: Any = collections.deque if issubclass(cls, collections.deque) else collections.defaultdict
-        base.__init__(value, *args)
-        return value
-    return cls.__new__(cls)
+        (collections.deque if issubclass(cls, collections.deque) else collections.defaultdict).__init__(value, *args)
+    return value
 
 
 def outputs_of(recipe: Recipe) -> set[int]:

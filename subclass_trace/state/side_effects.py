@@ -202,7 +202,7 @@ class Recipes:
 
     def _new(self, value: Any, path: str) -> Recipe:
         cls = type(value)
-        solid = next((c for c in cls.__mro__ if not is_heap_type(c) or c in _KNOWN_BASES), object)
+        solid = next(c for c in cls.__mro__ if isinstance(vars(c).get("__new__"), types.BuiltinFunctionType))
         if solid not in _KNOWN_BASES:
             raise SideEffectError(
                 f"the region hands out a {cls.__qualname__} that it has made, which cannot be made anew in each call",

@@ -18,7 +18,18 @@ import torch
 from .. import _torch
 from ..errors import ProtocolError, UnsupportedError
 from ..plan import gradient_of
-from ..subclass.context import has_sizes, map_sizes, one_copy_each, same_context, snapshot, with_outer, without_outer
+from ..state.source import ATOMS, members_of, same
+from ..state.walk import set_by_class
+from ..subclass.context import (
+    has_sizes,
+    map_sizes,
+    one_copy_each,
+    parts_of,
+    same_context,
+    snapshot,
+    with_outer,
+    without_outer,
+)
 from ..subclass.flatten import flatten, leaf_paths, wrappers_inside
 from ..subclass.kept import kept_spec
 from ..subclass.parts import Steps, with_parts
@@ -204,7 +215,8 @@ class Inputs:
             dtype = _torch.grad_dtype(real)
         values = [self.leaf_values[k] for k in leaves]
         traced = traced_value(self.session, spec, values, argument.path, inference, dtype)
-        own = frozenset(getattr(traced, "__dict__", ()))
+        _check_slots(real, spec, argument.path)
+        own = set_by_class(traced) if hasattr(traced, "__dict__") else frozenset()
         if is_parameter:
             traced.__dict__["_is_param"] = True
         edge = torch.autograd.graph.get_gradient_edge(traced) if traced.requires_grad else None
@@ -278,6 +290,31 @@ class Inputs:
         self.session.recorder.forget_inputs()
         for row in self.inputs:
             row.real.forget()
+
+
+def _check_slots(real: Tensor, spec: Spec, path: Path) -> None:
+    """A class may keep its inner tensors and its context in slots, and nothing else: a trace has no place for it.
+
+    Raises:
+        UnsupportedError: there is another plain value in one.
+    """
+    slots = members_of(type(real)) if isinstance(spec, WrapperSpec) else {}
+    for name, member in slots.items():
+        value = getattr(real, name, None)
+        if type(value) in ATOMS and value is not None and not any(same(value, v) for v in _values(spec.context)):  # type: ignore[union-attr]
+            raise UnsupportedError(
+                "a wrapper keeps a value in a slot of its class that its flatten context does not tell",
+                path=path.attr(name),
+                expected="attributes without __slots__, or a context that has the value",
+                got=f"{value!r:.100}, in __slots__ of {member.__objclass__.__qualname__}",
+                fix="put it into what __tensor_flatten__ returns",
+            )
+
+
+def _values(context: Any) -> Iterator[Any]:
+    yield context
+    for _, part in parts_of(context):
+        yield from _values(part)
 
 
 def has_gradient(x: Tensor) -> bool:

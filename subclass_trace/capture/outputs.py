@@ -398,6 +398,9 @@ class OutputClassifier:
         if mine.get("_is_param") is False:
             del mine["_is_param"]
         known = attributes_of_wrapper(fresh, spec)
+        for name, value in attributes_of_wrapper(o, spec).items():
+            if isinstance(value, _torch.SYM_TYPES) and not isinstance(known.get(name), _torch.SYM_TYPES):
+                raise kept_number(value, Path("result").item(self._count).attr(name))
         found = {k: v for k, v in mine.items() if k not in known or _is_another(v, known[k])}
         if found.keys() & known.keys():  # such as a number that is another one in each wrapper
             with _torch.without_tracing(), torch.no_grad():

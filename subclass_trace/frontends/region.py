@@ -119,6 +119,8 @@ class Region:
         # As later calls: the engine shall meet one kind of backward from the first step on.
         result = entry.run(args, kwargs)
         if result is MISS:
+            result = entry.interpret(args, kwargs)
+        if result is MISS:
             raise GuardError(
                 "a specialization does not serve the call that it was made for", got=entry.failed(args, kwargs)
             )

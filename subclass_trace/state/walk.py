@@ -356,14 +356,15 @@ class Walk:
     def attributes_of(self, tensor: torch.Tensor, source: Source, stand_in: torch.Tensor) -> Names | None:
         """The plain attributes of a tensor, which its stand-in shall have meanwhile.
 
-        Those that its class sets by itself, as the stand-in shows, follow from its context and are no sources.
+        What its class sets by itself, as the stand-in shows, follows from its inner tensors and its context, and is no source;
+        but plain values are, which may have been changed since.
         """
         held = namespace_of(tensor)
         if held is None or id(held) in self.holders:
             return None
         parent, key = (None, None) if source.holder.fixed and not source.items else self._within(source)
         holder = Names(held, source.path, parent, key, tensor)
-        holder.live, holder.left_out = vars(stand_in), frozenset(vars(stand_in))
+        holder.live, holder.left_out = vars(stand_in), set_by_class(stand_in)
         self._keep(holder)
         self._opened(holder)
         self._run()
@@ -596,6 +597,11 @@ class Walk:
 
 #: the objects of this package hold no state of a region
 _HERE = __name__.partition(".")[0] + "."
+
+
+def set_by_class(stand_in: torch.Tensor) -> frozenset[str]:
+    """The attributes of a tensor that is just made which follow from its inner tensors and its context."""
+    return frozenset(name for name, value in vars(stand_in).items() if type(value) not in ATOMS)
 
 
 def _is_of_torch(kind: type) -> bool:

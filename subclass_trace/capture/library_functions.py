@@ -101,10 +101,20 @@ def _set(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
+def _product(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """With symbolic sizes torch takes it apart in Python, where its result may be a view, which eager's never is."""
+    out = func(*args, **kwargs)
+    if kwargs.get("out") is not None or not _torch.is_fake(out) or not out._is_view():
+        return out
+    if any(out._base is a for a in (*args, *kwargs.values())):
+        return out
+    return torch.ops.aten._unsafe_view.default(out._base, out.shape)
+
+
 def _attends(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """A function that computes attention, whose kernels a caller may choose."""
     recorder.met.add("attention")
-    return func(*args, **kwargs)
+    return _product(recorder, func, args, kwargs)
 
 
 _OBSERVED = (
@@ -207,6 +217,7 @@ FUNCTIONS: dict[str, Rule] = {
     "one_hot": _one_hot,
     **dict.fromkeys(("scaled_dot_product_attention", "multi_head_attention_forward"), _attends),
     **dict.fromkeys(("_native_multi_head_attention", "_transformer_encoder_layer_fwd"), _attends),
+    **dict.fromkeys(("matmul", "__matmul__", "__rmatmul__", "linear"), _product),
     "tensor_split": _tensor_split,
     "unflatten": _unflatten,
     "set_.source_Tensor": _set,  # the one of a wrapper that no mode sees as `Tensor.set_`

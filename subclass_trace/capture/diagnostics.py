@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path as FilePath
@@ -149,7 +150,8 @@ def typed_errors(recorder: Any) -> Iterator[None]:
                 expected="operations on whole tensors, whose results are tensors",
                 fix=_OUTSIDE,
             ) from error
-        if _raised_by_torch(error, "_subclasses", "_library"):  # of fake tensors, and of operators of the user's
+        # Of fake tensors, of operators of the user's, and of collectives that cannot be traced.
+        if _raised_by_torch(error, "_subclasses", "_library", os.path.join("distributed", "nn")):
             raise _has_no_fake_kernel(error) from error
         raise
 

@@ -6,6 +6,7 @@ and so does user code (``torch.tensor(3).item()``). Nothing is computed unless i
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch.fx as fx
 
 from .. import _torch
 from ..errors import DataDependentError
+from ..subclass.protocol import is_traceable
 from .graphs import is_random
 from .recorder import Recorder
 from .user_code import quoted
@@ -53,7 +55,7 @@ def number_inside(recorder: Recorder, t: Tensor, record: Callable[[Tensor], Any]
     if known is not None:
         return known
     if t.dtype is torch.bool:
-        if recorder.branch is not None:
+        if recorder.branch is not None and not _asked_by_class(sys._getframe(1)):
             return _take(recorder, recorder.branch, t)
         if not recorder.asks_for_numbers:  # control flow
             if _is_delayed_error(recorder, t):
@@ -66,6 +68,16 @@ def number_inside(recorder: Recorder, t: Tensor, record: Callable[[Tensor], Any]
         return record(t)
     except _torch.DATA_DEPENDENT_ERRORS as error:
         raise value_asked_for(t, recorder.asking_line()) from error
+
+
+def _asked_by_class(frame: Any) -> bool:
+    """Does the code of a wrapper class ask, for another operation than the reading of a number?"""
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "__torch_dispatch__" and is_traceable(frame.f_locals.get(code.co_varnames[0])):
+            return frame.f_locals.get(code.co_varnames[1]) is not aten._local_scalar_dense.default
+        frame = frame.f_back
+    return False
 
 
 def _is_delayed_error(recorder: Recorder, condition: Tensor) -> bool:

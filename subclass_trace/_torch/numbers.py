@@ -6,13 +6,16 @@ arithmetic and comparisons are torch's own. Torch's code, and this package's, se
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+from .this_thread import replaced_here
 
 #: code below these does not take a symbol for a number
 _INSIDE = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
@@ -141,3 +144,17 @@ class SizesAsNumbers(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return as_numbers(func(*args, **(kwargs or {})))
+
+
+@contextlib.contextmanager
+def numbers_in_backwards() -> Iterator[None]:
+    """Inside, on this thread, the backwards of custom Functions see symbols as numbers: the engine leaves function modes behind."""
+    cls = torch.autograd.function.BackwardCFunction
+    apply = cls.apply
+
+    def numbered(self: Any, *args: Any) -> Any:
+        with SizesAsNumbers():
+            return apply(self, *args)
+
+    with replaced_here(cls, "apply", numbered):
+        yield

@@ -7,6 +7,7 @@ notes how views are made (`views`), and hands traced stand-ins to calls on close
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -125,7 +126,7 @@ class CapturedFunctions(_torch.TorchFunctionMode):
                 got=f"{func.__name__} on a tensor of shape {tuple(t.shape)}",
                 fix="register it outside of the region, or on x * 1",
             )
-        return func(t, hook)
+        return func(t, _numbered(hook))
 
     def _text(self, func: Any, args: Any, frame: Any) -> str | None:
         """The text of a tensor whose values the trace knows; None for one that is none of the trace's, and for a log.
@@ -207,3 +208,16 @@ _MAY_COPY = frozenset(("contiguous", "reshape", "reshape_as", "flatten", "ravel"
 
 def _tensor_of(value: Any) -> Any:
     return torch.tensor(value) if isinstance(value, (list, tuple)) else value
+
+
+def _numbered(hook: Any) -> Any:
+    """A hook that sees symbols as numbers; the engine leaves function modes behind."""
+    if not callable(hook):
+        return hook
+
+    @functools.wraps(hook, updated=())
+    def numbered(*args: Any) -> Any:
+        with _torch.SizesAsNumbers():
+            return hook(*args)
+
+    return numbered

@@ -89,6 +89,7 @@ class Session:
             if self.dynamic:  # composite kernels with symbolic sizes are written in Python
                 enter(_torch.enable_python_dispatcher())
                 enter(_torch.writes_told())
+                enter(_torch.numbers_in_backwards())
             enter(_torch.composites_as_eager())
             enter(_torch.fast_paths_as_eager())
             enter(_torch.compiled_functions_run_eagerly())

@@ -148,9 +148,9 @@ class SizesAsNumbers(TorchFunctionMode):
 
 @contextlib.contextmanager
 def numbers_in_backwards() -> Iterator[None]:
-    """Inside, on this thread, the backwards of custom Functions see symbols as numbers: the engine leaves function modes behind."""
+    """Inside, the backwards of custom Functions see symbols as numbers: the engine leaves function modes behind."""
     cls = torch.autograd.function.BackwardCFunction
-    apply = cls.apply
+    apply: Any = cls.apply
 
     def numbered(self: Any, *args: Any) -> Any:
         with SizesAsNumbers():

@@ -7,6 +7,8 @@ arithmetic and comparisons are torch's own. Torch's code, and this package's, se
 from __future__ import annotations
 
 import contextlib
+import functools
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +23,8 @@ from .this_thread import replaced_here
 _INSIDE = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
 _USERS = os.path.join(_INSIDE[1], "zoo") + os.sep
 _BINARY = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"]
+#: larger powers are left to torch
+_MOST_FACTORS = 8
 _OTHERS = ["eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "trunc", "floor", "ceil", "round"]
 
 
@@ -47,15 +51,26 @@ def _lifted(name: str, base: Any) -> Callable[..., Any]:
 
     def compute(n: Any, *others: Any) -> Any:
         made = method(as_torch_symbol(n), *map(as_torch_symbol, others))
-        if base is torch.SymFloat and _is_constant(made) and _is_from_inside(n):
-            float(n)  # sympy has ``n == n`` and ``n - n == 0``, which is not so of NaN: refused, as a branch would be
+        exact = base is torch.SymInt and "div" not in name and "mod" not in name
+        if not exact and _is_constant(made) and _is_from_inside(n):
+            float(n)  # sympy has ``n == n``, not so of NaN, and ``n // n == 1``: refused, as a branch would be
         return as_python_number(made)
 
     return compute
 
 
+def _power(n: Any, exponent: Any) -> Any:
+    """Whole powers as products: torch's ``**`` of a float takes it that the base is not negative."""
+    if type(exponent) is int and 0 < abs(exponent) <= _MOST_FACTORS:
+        product = functools.reduce(operator.mul, [n] * abs(exponent))
+        return product if exponent > 0 else 1.0 / product
+    if _is_from_inside(n):
+        float(n)  # refused: a root of a negative number is complex
+    return _lifted("__pow__", torch.SymFloat)(n, exponent)
+
+
 def _is_constant(made: Any) -> bool:
-    return isinstance(made, (torch.SymFloat, torch.SymBool)) and not made.node.expr.free_symbols
+    return not isinstance(made, tuple(_CLASSES)) or not made.node.expr.free_symbols
 
 
 def _is_from_inside(n: Any) -> bool:
@@ -112,6 +127,7 @@ def _number_class(base: Any, plain: Callable[[Any], Any], name: str) -> Any:
 
 Int: Any = _number_class(torch.SymInt, int, "Int")
 Float: Any = _number_class(torch.SymFloat, float, "Float")
+Float.__pow__ = _power
 Bool: Any = _number_class(torch.SymBool, bool, "Bool")
 _CLASSES: dict[type, Any] = {torch.SymInt: Int, torch.SymFloat: Float, torch.SymBool: Bool}
 #: how user code sees the class of a symbol

@@ -70,7 +70,7 @@ def _power(n: Any, exponent: Any) -> Any:
 
 
 def _is_constant(made: Any) -> bool:
-    return not isinstance(made, tuple(_CLASSES)) or not made.node.expr.free_symbols
+    return not (isinstance(made, tuple(_CLASSES)) and made.node.expr.free_symbols)  # type: ignore[attr-defined]
 
 
 def _is_from_inside(n: Any) -> bool:

@@ -19,6 +19,7 @@ from .operators import Rule
 from .packed import PACKED
 
 Tensor = torch.Tensor
+aten = torch.ops.aten
 #: torch has no annotations for it
 _SCALAR: Any = torch.scalar_tensor
 
@@ -108,7 +109,7 @@ def _product(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
         return out
     if any(out._base is a for a in (*args, *kwargs.values())):
         return out
-    return torch.ops.aten._unsafe_view.default(out._base, out.shape)
+    return aten._unsafe_view.default(out._base, out.shape)
 
 
 def _attends(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:

@@ -94,8 +94,9 @@ def read_mutations(
     """
     families: dict[int, set[int]] = {}
     reals = real_values(inputs)
-    for real in reals:
-        families.setdefault(id(family(real)), set()).add(id(real))
+    bases = [family(real) for real in reals]  # kept: asked again, torch may make another object for a base
+    for real, base in zip(reals, bases, strict=True):
+        families.setdefault(id(base), set()).add(id(real))
     plans = []
     for number, (row, was) in enumerate(zip(inputs.inputs, inputs.before, strict=True)):
         real = reals[number]
@@ -114,7 +115,7 @@ def read_mutations(
             changed or differentiable or starts or stops or bumps or inner
         ):  # the shape of a view of it may have changed: bumps
             continue
-        related = len(families[id(family(real))]) > 1
+        related = len(families[id(bases[number])]) > 1
         if differentiable:
             _refuse_as_eager(row, real)
             _refuse_without_derivative(row)

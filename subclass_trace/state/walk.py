@@ -469,6 +469,8 @@ class Walk:
             self._container(Sequence, value, path, parent, key)
         elif is_a(value, set):
             self._container(Bag, value, path, parent, key)
+        if is_a(value, types.ModuleType) and kind.__module__.startswith("torch."):
+            return  # torch.ops, which grows as it is asked, and torch's own settings
         if is_a(value, types.ModuleType):
             holder = self._namespace(vars(value), value.__name__)
             holder.shallow = not is_walked(value.__name__)  # its named entries are guarded, and not walked on from

@@ -187,38 +187,3 @@ def test_what_a_later_backward_assumes_of_a_number() -> None:
             assert torch.equal(gradients(compiled, p, results), gradients(function, p, results))
     with pytest.raises(TangentError, match="for other sizes or numbers"):
         gradients(compiled, 0.7, 1)
-
-
-@pytest.mark.usefixtures("_pair_operation")
-def test_a_layout_that_takes_other_operations_for_a_number() -> None:
-    """The backward of a dense tangent serves a transposed one only where no class asks how it is laid out."""
-
-    def branching(ctx, grad):
-        if grad.is_contiguous():
-            return grad * ctx.k, None
-        return (grad * ctx.k * 2 if ctx.k > 0.4 else grad * ctx.k * 3), None
-
-    library = torch.library.Library("float_arguments", "FRAGMENT")
-    library.define("scaled(Tensor x, Scalar k) -> Tensor")
-    library.impl("scaled", lambda x, k: x * k, "CompositeExplicitAutograd")
-    torch.library.register_fake("float_arguments::scaled", lambda x, k: torch.empty_like(x), lib=library)
-
-    def setup(ctx, inputs, output):
-        ctx.k = inputs[1]
-
-    torch.library.register_autograd("float_arguments::scaled", branching, setup_context=setup, lib=library)
-
-    def function(x, p):
-        return torch.ops.float_arguments.scaled(x, p)
-
-    def gradient(f, p, tangent):
-        x = torch.ones(2, 3, requires_grad=True)
-        return torch.autograd.grad(f(x, p), x, tangent)[0]
-
-    compiled = torch.compile(function, backend="subclass_trace", fullgraph=True)
-    for p in (0.9, 0.3, 0.2):
-        for tangent in (torch.ones(2, 3), torch.ones(3, 2).t()):
-            assert torch.equal(gradient(compiled, p, tangent), gradient(function, p, tangent))
-    with pytest.raises(TangentError, match="for other sizes or numbers"):
-        gradient(compiled, 0.7, torch.ones(3, 2).t())
-    library._destroy()

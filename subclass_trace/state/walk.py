@@ -30,7 +30,9 @@ import torch
 
 from .. import _torch
 from ..errors import SideEffectError, UnsupportedError
+from ..subclass.context import parts_of
 from .code_names import COMPUTED, names_of, only_appended
+from .entering import is_users
 from .source import (
     ATOMS,
     CONTENTS,
@@ -54,6 +56,7 @@ from .source import (
     is_walked,
     members_of,
     namespace_of,
+    same,
 )
 
 #: so many places, and no more; Llama with 32 layers has 10,500
@@ -235,7 +238,7 @@ class Walk:
             self._whole_module(self._modules.pop())
         if self.earlier is not None and code not in self._asleep:
             known = self.earlier.get(code, ())
-            if code.co_freevars and not known:
+            if code.co_freevars and not known and is_users(code.co_filename):
                 known = [f for f in gc.get_referrers(code) if type(f) is types.FunctionType]
             for function in known:
                 self._function(function, function.__qualname__)
@@ -603,7 +606,20 @@ _HERE = __name__.partition(".")[0] + "."
 
 def set_by_class(stand_in: torch.Tensor) -> frozenset[str]:
     """The attributes of a tensor that is just made which follow from its inner tensors and its context."""
-    return frozenset(name for name, value in vars(stand_in).items() if type(value) not in ATOMS)
+    told: list[Any] = []
+    if hasattr(type(stand_in), "__metadata_guard__"):  # the class says which values of its context count
+        told = list(_values(stand_in.__tensor_flatten__()[1]))  # type: ignore[attr-defined]
+    return frozenset(
+        name
+        for name, value in vars(stand_in).items()
+        if type(value) not in ATOMS or any(same(value, part) for part in told)
+    )
+
+
+def _values(context: Any) -> Iterator[Any]:
+    yield context
+    for _, part in parts_of(context):
+        yield from _values(part)
 
 
 def _is_of_torch(kind: type) -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -39,24 +38,3 @@ def other_attention_code(kernels: AttentionKernels, bind: Callable[[str, Any], s
     ]
     order = bind("attention_order", torch._C._get_sdp_priority_order)
     return " or ".join((*parts, f"{order}() != {list(kernels.order)}"))
-
-
-@contextlib.contextmanager
-def attention_kernels_as(kernels: AttentionKernels | None) -> Iterator[None]:
-    """Inside, these may be taken (None: whichever may)."""
-    before = attention_kernels()
-    if kernels is None or kernels == before:
-        yield
-        return
-    _allow(kernels)
-    try:
-        yield
-    finally:
-        _allow(before)
-
-
-def _allow(kernels: AttentionKernels) -> None:
-    for name, use in _SET.items():
-        if use is not None:
-            use(name in kernels.allowed)
-    torch._C._set_sdp_priority_order(list(kernels.order))

@@ -26,11 +26,6 @@ def node_sequence_number(node: Any) -> int:
     return int(node._sequence_nr())
 
 
-def set_node_sequence_number(node: Any, number: int) -> None:
-    """Let an autograd node run as if it had been made when it had this sequence number."""
-    node._set_sequence_nr(number)
-
-
 def view_function(view: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     """Replays on a new base exactly the view operations that made ``view`` from its own base."""
     return view._view_func_unsafe
@@ -178,11 +173,6 @@ def base_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 current_autograd_node: Callable[[], Any] = torch._C._current_autograd_node
 #: the number of the engine's run in this thread; negative outside of one
 current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
-
-
-def at_the_end_of_the_backward(callback: Callable[[], object]) -> None:
-    """Inside a backward: let the engine call this when it is done."""
-    torch.autograd.Variable._execution_engine.queue_callback(callback)  # type: ignore[arg-type]
 
 
 keeps_graph_now = torch._C._autograd._get_current_graph_task_keep_graph

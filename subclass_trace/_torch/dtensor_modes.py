@@ -5,9 +5,8 @@ They are no dispatch modes: each sets an attribute of the one object that runs D
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 
@@ -45,18 +44,3 @@ def other_dtensor_modes_code(dispatcher: str, modes: DTensorModes) -> str:
     count = len(modes.handlers)
     flag = f"{dispatcher}._allow_implicit_replication is not {modes.implicit_replication}"
     return f"{flag} or len({dispatcher}._custom_op_handlers) != {count}"
-
-
-@contextlib.contextmanager
-def dtensor_modes_as(modes: DTensorModes | None) -> Iterator[None]:
-    """Inside, these are active (None: whatever is)."""
-    dispatcher = dtensor_dispatcher()
-    if modes is None or modes == dtensor_modes():
-        yield
-        return
-    before = dispatcher._allow_implicit_replication, dispatcher._custom_op_handlers
-    dispatcher._allow_implicit_replication, dispatcher._custom_op_handlers = modes[0], dict(modes[1])
-    try:
-        yield
-    finally:
-        dispatcher._allow_implicit_replication, dispatcher._custom_op_handlers = before

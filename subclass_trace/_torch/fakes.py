@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import torch
@@ -157,21 +157,6 @@ Look: TypeAlias = Callable[[torch.Tensor, str], Any]
 
 
 @contextlib.contextmanager
-def missing_attributes(classes: Iterable[type], look: Look, delete: Look) -> Iterator[None]:
-    """While inside, ``look`` is asked for attributes that a fake tensor, or a tensor of ``classes``, does not have.
-
-    It may raise AttributeError. ``delete`` is told which of them the code deletes.
-    """
-    with contextlib.ExitStack() as stack:
-        for cls in (FakeTensor, *classes):
-            own = getattr(cls, "__getattr__", None)
-            missing = _missing(own, look)
-            stack.enter_context(replaced_here(cls, "__getattr__", missing, absent=object.__getattribute__))
-            stack.enter_context(replaced_here(cls, "__delattr__", _deleting(cls.__delattr__, delete)))
-        yield
-
-
-@contextlib.contextmanager
 def parameter_classes(cls_of: Callable[[torch.Tensor], type]) -> Iterator[None]:
     """While inside, a fake tensor is an instance of those subclasses of ``nn.Parameter`` that the class ``cls_of`` says has."""
     meta: Any = type(torch.nn.Parameter)
@@ -184,29 +169,6 @@ def parameter_classes(cls_of: Callable[[torch.Tensor], type]) -> Iterator[None]:
 
     with replaced_here(meta, "__instancecheck__", check):
         yield
-
-
-def _missing(own: Callable[..., Any] | None, look: Look) -> Callable[..., Any]:
-    def missing(self: torch.Tensor, name: str) -> Any:
-        return look(self, name)
-
-    def after(self: torch.Tensor, name: str) -> Any:
-        assert own is not None
-        try:
-            return own(self, name)
-        except AttributeError:
-            return look(self, name)
-
-    return missing if own is None else after
-
-
-def _deleting(own: Callable[..., None], delete: Look) -> Callable[..., None]:
-    def deleting(self: torch.Tensor, name: str) -> None:
-        if name not in vars(self):
-            delete(self, name)
-        own(self, name)
-
-    return deleting
 
 
 @contextlib.contextmanager

@@ -41,11 +41,6 @@ def books_kept(op: Any) -> Any:
     return torch._C._RestorePythonTLSSnapshot()  # type: ignore[attr-defined]
 
 
-def foreach_globals() -> dict[str, Any]:
-    """The globals of the code that asks whether list operations take these tensors."""
-    return vars(torch.utils._foreach_utils)
-
-
 def no_transforms() -> contextlib.AbstractContextManager[Any]:
     """Inside, no transform of ``torch.func`` is active."""
     if torch._C._functorch.peek_interpreter_stack() is None:
@@ -185,27 +180,9 @@ def default_devices() -> tuple[torch.device, ...] | None:
     return tuple(m.device for m in modes)
 
 
-def default_device() -> torch.device | None:
-    """What ``torch.set_default_device`` was given last on this thread, where it is in force."""
-    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
-    return None if context is None else context.device
-
-
 def function_modes_active() -> bool:
     """Is a ``__torch_function__`` mode active, other than a default device?"""
     return int(torch._C._len_torch_function_stack()) > 0 and default_devices() is None
-
-
-def parametrizations_cached() -> bool:
-    """Is ``torch.nn.utils.parametrize.cached()`` active?"""
-    return bool(torch.nn.utils.parametrize._cache_enabled)
-
-
-def pytree_namespace() -> str:
-    """optree's namespace that holds every pytree node registered with torch (and, by inheritance, globally)."""
-    import torch.utils._cxx_pytree  # noqa: F401
-
-    return "torch"
 
 
 class DispatchLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -246,9 +223,3 @@ GLOBAL_MODULE_HOOKS: tuple[dict[int, Any], ...] = (
 )
 #: hooks around the step of all optimizers
 GLOBAL_STEP_HOOKS: tuple[dict[int, Any], ...] = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
-
-
-def step_hooks(optimizer: torch.optim.Optimizer) -> tuple[dict[int, Any], ...]:
-    """The hooks around the step of one optimizer."""
-    held = vars(optimizer)
-    return held.get("_optimizer_step_pre_hooks", {}), held.get("_optimizer_step_post_hooks", {})

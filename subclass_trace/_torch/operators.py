@@ -84,10 +84,3 @@ def is_effectful(op: Any) -> bool:
     from torch._higher_order_ops import effects
 
     return effects._get_effect(op) is not None
-
-
-def register_effect(op: Any) -> Any:
-    """From now on calls of ``op`` have an ordered effect; what is returned keeps it registered."""
-    from torch._higher_order_ops import effects
-
-    return effects._register_effectful_op(op, effects._EffectType.ORDERED)

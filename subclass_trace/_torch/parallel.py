@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-
-from .this_thread import replaced_here
 
 #: the method of `DistributedDataParallel` that calls the module inside, between what it does before and after
 _INNER_CALL = "_run_ddp_forward"
@@ -33,41 +28,6 @@ def _hooked() -> list[tuple[str, type]]:
 
 #: what the forward of a class calls first (looked up in each call, where a bound ``forward`` is not)
 _BEGINS: tuple[tuple[Any, str], ...] = ((DistributedDataParallel, "_pre_forward"), (DataParallel, "replicate"))
-
-
-@contextlib.contextmanager
-def calls_of_managed_modules(meet: Callable[[str, torch.nn.Module], None]) -> Iterator[None]:
-    """While inside, on this thread, ``meet`` is told of each call of such a module before anything happens.
-
-    It gets the name of what manages the module (``"fully_shard"``, ``"DistributedDataParallel"``, ...), and the module.
-    A `DataParallel` of one device only calls its module.
-    """
-    thread, hooked = threading.get_ident(), _hooked()
-
-    def called(module: torch.nn.Module, args: Any) -> None:
-        for name, cls in hooked:
-            if isinstance(module, cls) and threading.get_ident() == thread:
-                meet(name, module)
-
-    def watched(original: Any, name: str) -> Any:
-        def begin(self: Any, *args: Any, **kwargs: Any) -> Any:
-            meet(name, self)
-            return original(self, *args, **kwargs)
-
-        return begin
-
-    with contextlib.ExitStack() as stack:
-        if hooked:
-            stack.callback(register_module_forward_pre_hook(called).remove)
-        for cls, method in _BEGINS:
-            stack.enter_context(replaced_here(cls, method, watched(getattr(cls, method), cls.__name__)))
-        yield
-
-
-def flat_parameter_class() -> Any:
-    """FSDP1's class of modules; None while it is not loaded."""
-    module = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")
-    return None if module is None else module.FullyShardedDataParallel
 
 
 @contextlib.contextmanager

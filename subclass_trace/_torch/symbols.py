@@ -56,15 +56,6 @@ def new_float(env: ShapeEnv, hint: float, name: str) -> Any:
 _NUMBER_OF: dict[type, Any] = {torch.SymInt: int, torch.SymFloat: float, SymBool: bool}
 
 
-def value_in_trace(number: Any) -> Any:
-    """The value that a symbolic number has in the call that is traced; None where it depends on data. A number is itself."""
-    kind = next((kind for cls, kind in _NUMBER_OF.items() if isinstance(number, cls)), None)
-    if kind is None:
-        return number
-    expr = number.node.expr
-    return number.node.hint if expr.free_symbols else kind(expr)
-
-
 def dynamic_context(
     sizes: Sequence[bool], strides: Sequence[bool], alike: Sequence[bool], alike_strides: Sequence[bool]
 ) -> StatelessSymbolicContext[Any, Any]:
@@ -187,12 +178,6 @@ def symbol_among(known: Collection[Any], number: object) -> Any:
         return None
     node: Any = number.node
     return next((e for e in (node.expr, node._expr) if e.is_Symbol and e in known), None)
-
-
-def own_symbol(number: Any) -> Any:
-    """The symbol that a number was made as, also where the trace took it for another one's since; None for a constant."""
-    node = number.node
-    return None if node.expr.is_number or not node._expr.is_Symbol else node._expr
 
 
 def argument_symbol(number: Any) -> Any:

@@ -11,11 +11,6 @@ import torch
 import torch.utils._python_dispatch
 
 
-def no_torch_function() -> Any:
-    """What a class sets ``__torch_function__`` to when it has no rules above autograd."""
-    return torch._C._disabled_torch_function_impl
-
-
 def make_wrapper(cls: type, like: torch.Tensor, **changes: Any) -> Any:
     """An instance of a wrapper subclass without data of its own, that looks like a dense tensor."""
     size = changes.pop("size", like.shape)

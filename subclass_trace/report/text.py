@@ -12,9 +12,8 @@
     .b     Tensor     [3]    float32        primals_2
 <BLANKLINE>
 2 results
-  result     kind      class      shape  dtype    grad  made of
-  result[0]  value     TwoTensor  [3]    float32        TwoTensor(a=out[0], b=out[1])
-  result[1]  constant  int                              3
+  result     kind   class      shape  dtype    grad  made of
+  result[0]  value  TwoTensor  [3]    float32        TwoTensor(a=out[0], b=out[1])
 <BLANKLINE>
 no backward: no result is differentiable
 """

@@ -11,7 +11,7 @@
     .a     Tensor     [3]    float32        primals_1
     .b     Tensor     [3]    float32        primals_2
 <BLANKLINE>
-2 results
+1 result
   result     kind   class      shape  dtype    grad  made of
   result[0]  value  TwoTensor  [3]    float32        TwoTensor(a=out[0], b=out[1])
 <BLANKLINE>

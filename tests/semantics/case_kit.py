@@ -30,6 +30,11 @@ class Case:
     differs: str = ""
     fault: str = ""
 
+    def __post_init__(self) -> None:
+        """Name what is open."""
+        if self.name in OPEN and not self.fault:
+            object.__setattr__(self, "fault", "open since the redesign, and not run: see tests/unported")
+
     @property
     def expectation(self) -> str:
         """As the table prints it."""

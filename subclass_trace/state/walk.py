@@ -605,7 +605,9 @@ _HERE = __name__.partition(".")[0] + "."
 
 
 def set_by_class(stand_in: torch.Tensor) -> frozenset[str]:
-    """The attributes of a tensor that is just made which follow from its inner tensors and its context."""
+    """The attributes of a tensor that is just made which follow from its inner tensors and its context; a fake's own."""
+    if _torch.is_fake(stand_in):
+        return frozenset(vars(stand_in))
     told: list[Any] = []
     if hasattr(type(stand_in), "__metadata_guard__"):  # the class says which values of its context count
         told = list(_values(stand_in.__tensor_flatten__()[1]))  # type: ignore[attr-defined]

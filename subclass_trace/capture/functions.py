@@ -109,6 +109,8 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         self.recorder.asks_for_numbers = name in _NUMBERS
         out = self._call(func, args, kwargs)
         self.views.note(func, args, kwargs, out)
+        if name in _MAY_COPY and args:
+            self.recorder.note_copy(args[0], out)
         self.counters.level()
         return _torch.as_numbers(back.get(id(out), out) if back else out)
 

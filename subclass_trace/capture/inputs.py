@@ -242,6 +242,8 @@ class Inputs:
         with torch.no_grad(), _torch.no_modes():
             self.counters.add(real, traced)
         self.inputs.append(row)
+        if isinstance(spec, WrapperSpec):
+            self.session.wrappers.append((argument.path, traced))
         self.before.append(self.remember(traced))
         self._number_of_real[id(real)] = self._number_of_traced[id(traced)] = number
 

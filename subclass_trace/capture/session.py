@@ -62,6 +62,7 @@ class Session:
         self.recorder = recorder(self.mode, decompositions)
         if mode is None and not dynamic:
             _torch.replace_cache(self.mode, self.recorder.results.remembered)
+        self.wrappers: list[tuple[Path, Any]] = []  # the traced inputs that have contexts
         self.copies: dict[int, tuple[Any, Any]] = {}  # of dataclasses in the contexts of inputs; see `one_copy_each`
         self.arguments = {}
         self._grad = True  # grad mode of the caller

@@ -323,7 +323,8 @@ class Walk:
         holder.whole = holder.owner is not None and (
             is_walked(kind.__module__)
             or kind.__name__ in ("SimpleNamespace", "Namespace")
-            or issubclass(kind, (type, types.FunctionType, torch.nn.Module, torch.Tensor))
+            or issubclass(kind, (type, types.FunctionType, torch.nn.Module))
+            or kind in (torch.Tensor, torch.nn.Parameter)
         )
         if holder.owner is None and not holder.shallow:
             self._modules.append(holder)

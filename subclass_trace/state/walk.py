@@ -183,6 +183,7 @@ class Walk:
         self.objects: list[Any] = []
         self.bases: list[tuple[type, tuple[type, ...]]] = []
         self.caches: list[Cached] = []
+        self.tables: dict[int, tuple[Names, str]] = {}  # id of parameters or buffers of a module -> where they are
         self.aliases: list[tuple[Source, Source]] = []
         self.entered: dict[types.CodeType, dict[str, Any]] = {}
         self.names: set[str] = set()
@@ -355,6 +356,8 @@ class Walk:
         foreign = holder.owner is not None and not is_walked(type(holder.owner).__module__)
         if foreign and cannot_be_put_back(value) is not None:
             return
+        if name in ("_parameters", "_buffers") and is_a(holder.owner, torch.nn.Module):
+            self.tables[id(value)] = holder, name
         self.place(holder, name, value)
 
     def attributes_of(self, tensor: torch.Tensor, source: Source, stand_in: torch.Tensor) -> Names | None:

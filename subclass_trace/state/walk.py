@@ -16,6 +16,7 @@ import contextvars
 import functools
 import gc
 import itertools
+import operator
 import random
 import sys
 import threading
@@ -193,7 +194,7 @@ class Walk:
         self._first_place: dict[int, Source] = {}
         self._alive: list[Any] = []  # so that an id stays what it is
         self._classes: set[type] = set()
-        self._modules: list[Names] = []  # Python modules, by whose attributes code that computes names may ask
+        self._by_name: list[Names] = []  # for whose attributes code that computes names may ask
         self._waiting: dict[str, list[Names]] = collections.defaultdict(list)
         self._asleep: dict[types.CodeType, list[tuple[types.FunctionType, str]]] = collections.defaultdict(list)
         self._uses: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
@@ -213,9 +214,12 @@ class Walk:
         self._run()
 
     def _run(self) -> None:
-        while self._todo:
-            action, first, second = self._todo.popleft()
-            action(first, second)
+        while self._todo or (self.computed and self._by_name):
+            if self._todo:
+                action, first, second = self._todo.popleft()
+                action(first, second)
+            else:
+                self._plain_values(self._by_name.pop())
 
     # ------------------------------------------------------------------------------------------ code
     def enter(self, code: types.CodeType, space: dict[str, Any]) -> None:
@@ -235,8 +239,6 @@ class Walk:
         if followed:
             self.computed = self.computed or not COMPUTED.isdisjoint(code.co_names)
             self._globals(code, space)
-        while self.computed and self._modules:
-            self._whole_module(self._modules.pop())
         if self.earlier is not None and code not in self._asleep:
             known = self.earlier.get(code, ())
             if code.co_freevars and not known and is_users(code.co_filename):
@@ -319,25 +321,25 @@ class Walk:
         return holder
 
     def _open(self, holder: Names) -> None:
-        """An object is whole, whatever names its attributes; one of a library's own and a Python module by names."""
+        """An object is whole, whatever names its attributes; a library's own, a class and a Python module go by names."""
         kind = type(holder.owner)
-        holder.whole = holder.owner is not None and (
+        by_name = holder.owner is None or isinstance(holder, OfClass)
+        holder.whole = not by_name and (
             is_walked(kind.__module__)
             or kind.__name__ in ("SimpleNamespace", "Namespace")
-            or issubclass(kind, (type, types.FunctionType, torch.nn.Module))
+            or issubclass(kind, (types.FunctionType, torch.nn.Module))
             or kind in (torch.Tensor, torch.nn.Parameter)
         )
-        if holder.owner is None and not holder.shallow:
-            self._modules.append(holder)
+        if by_name and not holder.shallow:
+            self._by_name.append(holder)
         for name, value in holder.before.items():
-            special = isinstance(holder, OfClass) and name.startswith("__") and name.endswith("__")
-            if name in self.names or (holder.whole and not special and cannot_be_put_back(value) is None):
+            if name in self.names or (holder.whole and cannot_be_put_back(value) is None):
                 self._todo.append((self._want, holder, name))
             else:
                 self._waiting[name].append(holder)
 
-    def _whole_module(self, holder: Names) -> None:
-        """Code reads attributes by names that it computes: the plain values of Python modules are sources."""
+    def _plain_values(self, holder: Names) -> None:
+        """Code reads attributes by names that it computes: the plain values of Python modules and classes are sources."""
         for name, value in holder.before.items():
             if not name.startswith("__") and (type(value) in ATOMS or is_a(value, torch.Tensor)):
                 self._todo.append((self._want, holder, name))
@@ -561,6 +563,8 @@ class Walk:
         if parent is None and (is_walked(kind.__module__) or is_a(value, torch.nn.Module)):
             self.objects.append(value)
         self._class(kind)
+        if kind in (operator.attrgetter, operator.methodcaller):  # names that no code has
+            self.computed = True
         if not is_heap_type(kind) and kind.__module__ in _OF_C:
             for inside in gc.get_referents(value):  # an object of C that holds others: a view, a proxy
                 if not is_a(inside, type):

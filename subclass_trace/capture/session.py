@@ -106,7 +106,7 @@ class Session:
             enter(_door.backwards_are_traced())  # a compiled autograd that is on would make a tape of each
             if _torch.saved_tensor_hooks_active():  # the caller's hooks see what is saved at run time instead
                 enter(torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is))
-            enter(_torch.sharding_as_eager())
+            enter(_torch.sharding_as_eager(self.recorder.below))
             enter(_torch.numbers_as_split_factors())
             enter(hooks_as_code(self.recorder))
             enter(self.recorder)

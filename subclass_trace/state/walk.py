@@ -96,6 +96,8 @@ _CONTAINERS = {
 }
 _BUILTINS = frozenset(vars(builtins))
 _NOT_NAMESPACES = ("__builtins__", "__loader__", "__spec__")
+#: of torch's own code, what would be done once, while the region is traced
+_IN_EACH_CALL = ("torch.distributed.fsdp", "torch.distributed._composable.replicate", "torch.nn.parallel.distributed")
 #: a list of more plain values than this is compared in one go
 _LONG = 64
 
@@ -226,8 +228,17 @@ class Walk:
         """Code runs for the first time: its names join, and what waits for them is walked.
 
         Raises:
-            UnsupportedError: it has variables of an enclosing function that no name leads to, so that they are no sources.
+            UnsupportedError: it has variables of an enclosing function that no name leads to, so that they are no sources;
+                or it is Python of torch's that has to run in each call.
         """
+        if space.get("__name__", "").startswith(_IN_EACH_CALL):
+            raise UnsupportedError(
+                "the region calls a module that torch manages in Python, in each call: it moves the memory of parameters, "
+                "or tells its reducer of gradients",
+                path=f"{space['__name__']} ({code.co_name})",
+                expected="what manages the module around the region",
+                fix="compile the layers inside of it: layer.forward = subclass_trace.compile(layer.forward)",
+            )
         self.entered[code] = space
         for name, (uses, adds) in only_appended(code).items():
             row = self._uses[name]

@@ -20,6 +20,7 @@ import torch
 from ..errors import SideEffectError, SubclassTraceError
 from ..plan.side_effects import SideEffect
 from ..plan.values import Recipe
+from ..subclass.protocol import is_traceable
 from .entering import Events, events, is_users
 from .guard_code import Reader
 from .guards import StateGuards
@@ -190,10 +191,18 @@ class StateRun:
         for (source, real), traced in zip(rows, self.make.tensors(rows), strict=True):
             self.stand_ins[id(real)] = traced
             self.reals[id(traced)] = source, real
-            held = self.walk.attributes_of(real, source, traced)
-            if held is not None:
-                for name in held.wanted - held.left_out:
-                    held.live[name] = held.before[name]
+            self._attributes(real, source, traced)
+
+    def _attributes(self, real: torch.Tensor, source: Source, traced: torch.Tensor) -> None:
+        """The stand-in of a tensor, and those of the wrappers inside of it, have their plain attributes."""
+        held = self.walk.attributes_of(real, source, traced)
+        if held is None:
+            return
+        for name in held.wanted - held.left_out:
+            held.live[name] = held.before[name]
+        for name, inner in list(held.live.items()):
+            if is_traceable(inner) and type(held.thing.get(name)) is type(inner):
+                self._attributes(held.thing[name], Source(held, name), inner)
 
     def replaced(self, value: Any, source: Source) -> Any:
         """The value that stands at a source while the function is traced."""

@@ -366,7 +366,8 @@ class Walk:
         held = namespace_of(tensor)
         if held is None or id(held) in self.holders:
             return None
-        parent, key = (None, None) if source.holder.fixed and not source.items else self._within(source)
+        named = source.holder.fixed and not source.items and not is_a(source.holder.owner, torch.Tensor)
+        parent, key = (None, None) if named else self._within(source)
         holder = Names(held, source.path, parent, key, tensor)
         holder.live, holder.left_out = vars(stand_in), set_by_class(stand_in)
         self._keep(holder)

@@ -257,6 +257,15 @@ class StateRun:
         for row in self.walk.caches:
             row.restore()
 
+    def check_backwards(self) -> None:
+        """Backwards were traced since.
+
+        Raises:
+            SideEffectError: their code changed what the forward reads, on an object that no name of theirs leads to.
+        """
+        if changed := self.snapshot.restore():
+            raise _changed_in_backward(changed[0])
+
     def forget(self) -> None:
         """What only the trace needed: nothing leads to the tensors of the call, or to the traced ones."""
         self.walk.forget()
@@ -288,6 +297,11 @@ class BackwardState(StateRun):
     def stand_in(self) -> None:
         """There are none."""
 
+    def meets(self, *values: Any) -> None:
+        """A hook of the region's is about to run: no name in its code leads to its ``self``, and to what it is given."""
+        for value in values:
+            self.walk.beside(value, getattr(values[0], "__qualname__", "a hook"))
+
     def finish(self) -> None:
         """Read off what the code did.
 
@@ -298,12 +312,7 @@ class BackwardState(StateRun):
         self.restore()
         for holder, (now, was) in changed.items():
             other = [key for key in now.keys() | was.keys() if now.get(key) is not was.get(key)]
-            raise SideEffectError(
-                "a hook or a custom backward changes Python state, which each backward would have to do again",
-                path=holder.text(other[0]) if other else holder.path,
-                expected="backwards that compute gradients",
-                fix="do it outside of the backward",
-            )
+            raise _changed_in_backward(holder.text(other[0]) if other else holder.path)
         if self.walk.holders:
             self.guards = Reader(StateGuards(self.walk, ((), {}), (), (), by_identity=True))
         self.forget()
@@ -350,6 +359,15 @@ def backward_state(recorder: Any) -> Iterator[BackwardState]:
         state.restore()
         raise state.refusal
     state.finish()
+
+
+def _changed_in_backward(path: str) -> SideEffectError:
+    return SideEffectError(
+        "a hook or a custom backward changes Python state, which each backward would have to do again",
+        path=path,
+        expected="backwards that compute gradients",
+        fix="do it outside of the backward",
+    )
 
 
 def _line(code: types.CodeType, line: int) -> str:

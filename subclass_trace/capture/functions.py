@@ -128,7 +128,7 @@ class CapturedFunctions(_torch.TorchFunctionMode):
                 got=f"{func.__name__} on a tensor of shape {tuple(t.shape)}",
                 fix="register it outside of the region, or on x * 1",
             )
-        return func(t, _numbered(hook))
+        return func(t, _numbered(hook, self.recorder))
 
     def _text(self, func: Any, args: Any, frame: Any) -> str | None:
         """The text of a tensor whose values the trace knows; None for one that is none of the trace's, and for a log.
@@ -212,13 +212,14 @@ def _tensor_of(value: Any) -> Any:
     return torch.tensor(value) if isinstance(value, (list, tuple)) else value
 
 
-def _numbered(hook: Any) -> Any:
+def _numbered(hook: Any, recorder: Recorder) -> Any:
     """A hook that sees symbols as numbers; the engine leaves function modes behind."""
     if not callable(hook):
         return hook
 
     @functools.wraps(hook, updated=())
     def numbered(*args: Any) -> Any:
+        recorder.meets(hook)
         with _torch.SizesAsNumbers():
             return hook(*args)
 

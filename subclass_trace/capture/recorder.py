@@ -603,6 +603,11 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         """``file:line`` of the innermost user frame; where the region is a module of torch's, that of torch's code."""
         return self.user_line() or library_line(sys._getframe(1), self._stop_frame)
 
+    def meets(self, *values: Any) -> None:
+        """A hook of the region's is about to run, with these; see `state.run.BackwardState`."""
+        if self.tag == "is_backward" and self.follows_state and self.state is not None:
+            self.state.meets(*values)
+
     def user_line(self) -> str | None:
         """``file:line`` of the innermost user frame."""
         return line_text(self.user_frames())

@@ -402,6 +402,7 @@ def compile_call(
             keep_joint=keep_joint,
             keep_input_mutations=options.keep_inference_input_mutations,
         )
+        traced.state.check_backwards()
         captured.session.no_branch_on_floats()
         history.has_symbols = (
             bool(_torch.symbol_values(captured.session.shape_env)) if captured.session.dynamic else False

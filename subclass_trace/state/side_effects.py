@@ -129,20 +129,23 @@ class Snapshot:
                 found[holder] = now, base
         return found
 
-    def restore(self) -> None:
-        """All sources hold what they held before the trace."""
+    def restore(self) -> list[str]:
+        """All sources hold what they held before the trace; which did not."""
+        changed = []
         for holder in self.walk.holders.values():
             if _has_moved(holder):
                 object.__setattr__(holder.owner, "__dict__", holder.thing)
             before, now = holder.before, holder.table(holder.thing)
             if _identical(now, before):
                 continue
+            changed.append(holder.path)
             if isinstance(holder, Names) and now.keys() == before.keys():
                 for key, value in before.items():
                     if now[key] is not value:
                         holder.put(holder.thing, key, value)
             elif not holder.left_out:
                 holder.fill(holder.thing, before)
+        return changed
 
 
 def _identical(now: Table, before: Table) -> bool:

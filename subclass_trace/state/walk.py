@@ -261,13 +261,18 @@ class Walk:
             self._awake(function, path)
         self._run()
         found = functions or self.earlier is not None or any(code in c.co_consts for c in self.entered)
-        if followed and code.co_freevars and not found:
+        if followed and code.co_freevars and not found and code.co_filename != "<string>":  # as dataclasses make it
             raise UnsupportedError(
                 "the region calls a function that closes over variables, and that no name leads to",
                 path=f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})",
                 expected="functions that arguments, globals, attributes, items or closures hold",
                 fix="hold it in a variable, an attribute or a list that the region reads",
             )
+
+    def beside(self, value: Any, path: str) -> None:
+        """Walk on from a value that no name leads to."""
+        self.value(value, path)
+        self._run()
 
     def _join(self, name: str) -> None:
         self.names.add(name)
@@ -382,7 +387,8 @@ class Walk:
         held = namespace_of(tensor)
         if held is None or id(held) in self.holders:
             return None
-        parent, key = (None, None) if source.holder.fixed and not source.items else self._within(source)
+        named = source.holder.fixed and not source.items and not is_a(source.holder.owner, torch.Tensor)
+        parent, key = (None, None) if named else self._within(source)
         holder = Names(held, source.path, parent, key, tensor)
         holder.live, holder.left_out = vars(stand_in), set_by_class(stand_in)
         self._keep(holder)
@@ -623,18 +629,24 @@ class Walk:
 _HERE = __name__.partition(".")[0] + "."
 
 
+#: torch's C++ code keeps the sizes of a traced tensor in these
+_KEPT_BY_TORCH = frozenset(
+    f"{sym}_{what}_capsule{length}" for sym in ("", "_sym") for what in ("sizes", "strides") for length in ("", "_len")
+)
+
+
 def set_by_class(stand_in: torch.Tensor) -> frozenset[str]:
     """The attributes of a tensor that is just made which follow from its inner tensors and its context; a fake's own."""
     if _torch.is_fake(stand_in):
-        return frozenset(vars(stand_in))
+        return frozenset(vars(stand_in)) | _KEPT_BY_TORCH
     told: list[Any] = []
     if hasattr(type(stand_in), "__metadata_guard__"):  # the class says which values of its context count
         told = list(_values(stand_in.__tensor_flatten__()[1]))  # type: ignore[attr-defined]
-    return frozenset(
+    return _KEPT_BY_TORCH | {
         name
         for name, value in vars(stand_in).items()
         if type(value) not in ATOMS or any(same(value, part) for part in told)
-    )
+    }
 
 
 def _values(context: Any) -> Iterator[Any]:

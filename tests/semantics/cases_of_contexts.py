@@ -330,6 +330,20 @@ def _is_another() -> None:
 
 @fact(
     C,
+    "two inputs are asked whether their contexts hold one object (`x.tag is y.tag`)",
+    torch="not checked",
+    differs="as in the first call: contexts are compared by value",
+)
+def _is_that_of_another_input() -> None:
+    region = st.compile(lambda x, y: (x * 2, x.tag is y.tag))
+    one, other = [1], [1]
+    for tags in ((one, one), (one, other)):
+        x, y = (Scaled(dense(2, seed=0), torch.tensor(1.0), tag) for tag in tags)
+        assert region(x, y)[1] is (x.tag is y.tag)
+
+
+@fact(
+    C,
     "an in-place write to a plain tensor in a context",
     torch="not checked",
     refused="UnsupportedError",

@@ -9,7 +9,6 @@ from sound import Sound
 from subclass_trace.errors import OptionError
 from subclass_trace.testing import check, subject_of
 from subclass_trace.testing.coverage import COMMON, Support, cover
-from subclass_trace.testing.page import page
 
 aten = torch.ops.aten
 SOME = ["add", "mul", "sum", "view", "exp", "sin", "neg", "abs", "nn.functional.dropout"]
@@ -88,7 +87,7 @@ def test_it_is_part_of_the_report() -> None:
         ("exp", "refused", None),  # none of the counted models uses it
     ]
     assert "most used that are missing or wrong" in str(report)
-    assert "refused 1" in page(report)
+    assert "refused 1" in str(report)
 
 
 def _counted_here() -> str:

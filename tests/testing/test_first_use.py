@@ -143,17 +143,17 @@ class KeepsScale(DropsScale):
 
 def test_numbers_that_flatten_leaves_out() -> None:
     assert resolve(DropsScale).variants == ("DropsScale({0}, scale=5.0)",)
-    result = check(DropsScale, rules=["ST105"]).result("ST105")
+    result = check(DropsScale, rules=["ST101"]).result("ST101")
     assert result.outcome is Outcome.FAIL and "a rebuilt one has the numbers" in str(result)
-    assert check(KeepsScale, rules=["ST105"]).ok
+    assert check(KeepsScale, rules=["ST101"]).ok
 
 
 def test_defaults_of_the_constructor_are_varied() -> None:
     assert resolve(ForgetsScale).variants == ("ForgetsScale({0}, scale=5.0)",)
     assert resolve(ForgetsScale, factory="ForgetsScale({0})").variants == ()  # as the user says
-    report = check(ForgetsScale, rules=["ST105"])
-    assert report.result("ST105").outcome is Outcome.FAIL
-    assert check(Scaled, rules=["ST105", "ST507", "ST508", "ST509"]).ok
+    report = check(ForgetsScale, rules=["ST101"])
+    assert report.result("ST101").outcome is Outcome.FAIL
+    assert check(Scaled, rules=["ST101", "ST507", "ST509"]).ok
 
 
 def test_dtypes_that_the_factory_refuses_are_not_drawn() -> None:
@@ -214,7 +214,7 @@ class TransposeAlone(Sound):
 
 
 @pytest.mark.parametrize(
-    ("cls", "rule"), [(TurnsSizesIntoNumbers, "ST206"), (SharesZeros, "ST331"), (TransposeAlone, "ST613")]
+    ("cls", "rule"), [(TurnsSizesIntoNumbers, "ST205"), (SharesZeros, "ST331"), (TransposeAlone, "ST613")]
 )
 def test_a_fault_is_found_with_the_usual_examples(cls: type, rule: str) -> None:
     result = check(subject(cls), rules=[rule]).result(rule)
@@ -229,8 +229,8 @@ def test_what_a_class_is_not_made_of_is_said() -> None:
                 raise ValueError("matrices only")
             return cls(x)
 
-    report = check(Matrices, rules=["ST612", "ST801", "ST111", "ST703"])
-    assert report.result("ST612").reason == "it is not made of tensors of at least 4 dimensions"
+    report = check(Matrices, rules=["ST611", "ST801", "ST111", "ST703"])
+    assert "at least 4 dimensions" in str(report.result("ST611").refused)
     assert {report.result(id).outcome for id in ("ST801", "ST111", "ST703")} == {Outcome.PASS}
 
 
@@ -373,7 +373,7 @@ def test_a_rule_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check", "--explain", "ST308"]) == 0
     text = capsys.readouterr().out
     rule = next(r for r in load() if r.id == "ST308")
-    assert rule.title in text and rule.wrong in text and rule.right in text
+    assert rule.title in text and rule.right in text
     assert cli.main(["check", "--explain", "ST999"]) == 2
 
 

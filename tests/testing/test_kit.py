@@ -15,7 +15,7 @@ from sound import Sound, subject
 from subclass_trace import cli
 from subclass_trace.errors import OptionError, ProtocolError
 from subclass_trace.testing import ConformanceError, assert_conforms, check, register_strategy, runner
-from subclass_trace.testing.page import page
+from subclass_trace.testing.report import write_page
 from subclass_trace.testing.resolve import resolve
 from subclass_trace.testing.rules import load, select
 from subclass_trace.testing.runner import Outcome
@@ -30,8 +30,7 @@ def test_rules_have_everything_that_their_pages_need() -> None:
     assert len(rules) >= 40
     assert len({r.id for r in rules}) == len({r.slug for r in rules}) == len(rules)
     for r in rules:
-        assert len(r.text) > 80 and r.wrong and r.right and r.wrong != r.right, r.id
-        compile(_indented(r.wrong), r.id, "exec")
+        assert len(r.text) > 80 and r.right, r.id
         compile(_indented(r.right), r.id, "exec")
 
 
@@ -42,7 +41,11 @@ def _indented(code: str) -> str:
 
 @pytest.mark.parametrize(
     ("rules", "skip", "expected"),
-    [(["ST101"], (), {"ST101"}), (["ST10"], ["ST101"], {f"ST10{k}" for k in range(2, 10)}), (["st101"], (), {"ST101"})],
+    [
+        (["ST101"], (), {"ST101"}),
+        (["ST10"], ["ST101"], {f"ST10{k}" for k in (2, 3, 6, 7, 8, 9)}),
+        (["st101"], (), {"ST101"}),
+    ],
 )
 def test_rules_are_chosen_by_id_and_prefix(rules: list[str], skip: list[str], expected: set[str]) -> None:
     assert {r.id for r in select(rules, skip)} == expected
@@ -66,7 +69,7 @@ def test_check_reports_every_rule() -> None:
 
 
 def test_a_rule_without_a_check_does_not_pass() -> None:
-    result = check(TwoTensor, dtypes=[torch.int64], rules=["ST503"], max_examples=3).result("ST503")
+    result = check(TwoTensor, dtypes=[torch.int64], rules=["ST401"], max_examples=3).result("ST401")
     assert (result.outcome, result.checks) == (Outcome.NOT_APPLICABLE, 0)
     assert result.reason == "it has no instances of a floating point dtype"
 
@@ -253,11 +256,12 @@ def test_json_has_the_documented_keys() -> None:
     assert data["counts"] == {"pass": 1, "fail": 1, "not applicable": 0, "skipped": len(load()) - 2, "error": 0}
 
 
-def test_the_page_stands_alone() -> None:
-    text = page(check(PLAIN_OUT, rules=["ST101", "ST502"], max_examples=3))
-    assert "<script src" not in text and "<link" not in text and "http" not in text.replace("https://", "http")[:0]
-    assert "clone keeps the class" in text and "x.clone()" in text
-    assert text.count("<details id=") == 2
+def test_the_page_stands_alone(tmp_path: Path) -> None:
+    text = write_page(
+        check(PLAIN_OUT, rules=["ST101", "ST502"], max_examples=3), tmp_path / "a" / "page.html"
+    ).read_text()
+    assert "<script" not in text and "<link" not in text
+    assert "clone keeps the class" in text and "ST101" in text
 
 
 def test_the_text_shows_the_counterexample() -> None:
@@ -303,7 +307,7 @@ def test_json_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
 def test_html_on_the_command_line(tmp_path: Path) -> None:
     target = tmp_path / "report.html"
     cli.main(["check", PLAIN_OUT, "--rules", "ST502", "--html", str(target), "--max-examples", "3"])
-    assert "<!doctype html>" in target.read_text(encoding="utf-8")
+    assert "<html>" in target.read_text(encoding="utf-8")
 
 
 def test_a_factory_on_the_command_line() -> None:
@@ -322,11 +326,10 @@ def test_the_rules_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(capsys.readouterr().out.splitlines()) == len(load())
 
 
-def test_the_pages_of_the_rules_are_current() -> None:
+def test_the_page_of_the_rules_is_current() -> None:
     from tools import rule_pages
 
-    found = {p.name: p.read_text(encoding="utf-8") for p in rule_pages.FOLDER.glob("*.md")}
-    assert found == rule_pages.pages(), "run python -m tools.rule_pages"
+    assert rule_pages.PAGE.read_text(encoding="utf-8") == rule_pages.page(), "run python -m tools.rule_pages"
 
 
 def test_a_line_that_hangs_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""How to build classes of this package, of torch and of torchao: what ``check("torch....:TwoTensor")`` uses.
+"""How to build the classes of the score card: of this package, of torch, torchao and quanto.
 
 Each entry is the keyword arguments of `subject.subject_of`, as text, so that counterexamples run on their own.
 """
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as s
 
-from .strategies import shapes
+from subclass_trace.testing import shapes
 
 _BF16 = (torch.bfloat16,)
 _F32 = (torch.float32,)

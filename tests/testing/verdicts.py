@@ -232,11 +232,6 @@ _TABLE: dict[str, dict[str, str]] = {
         ),
     },
     "SubclassWithTensorFactory": {
-        "ST306": (
-            "*Class*: run by hand, it multiplies every inner tensor by ones before it computes, so each operation "
-            "works on copies; the mask of dropout is drawn into such a copy, and the result is made of "
-            "uninitialised memory."
-        ),
         "ST321": (
             "*Class*: run by hand, it multiplies every inner tensor by ones before it computes, so each operation "
             "works on copies; `x.view(-1)` shares no memory with x."
@@ -271,6 +266,9 @@ _TABLE: dict[str, dict[str, str]] = {
         ),
     },
     "AsyncCollectiveTensor": {
+        "ST701": "*Class*: it keeps `completed` in a slot that its context does not tell, which a region refuses.",
+        "ST703": "*Class*: it keeps `completed` in a slot that its context does not tell, which a region refuses.",
+        "ST705": "*Class*: it keeps `completed` in a slot that its context does not tell, which a region refuses.",
         "ST502": (
             "*Design*: every operation but a view waits for the collective and gives a plain tensor, clone as well."
         ),

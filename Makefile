@@ -13,13 +13,14 @@ FAILED := { echo >&2; \
 	echo "  fix:      check the network and pip's settings ('pip config list'), then run make again;" >&2; \
 	echo "            PYTHON=python3.12 make ... takes another interpreter" >&2; exit 1; }
 
-.PHONY: help venv test test-all lint format demo bench fuzz clean
+.PHONY: help venv test test-all lint format demo bench fuzz scorecard clean
 
 help:
 	@echo "make demo      train a language model on this machine, eager and compiled side by side"
 	@echo "make test      the tests, without the slow ones     make test-all   with them"
 	@echo "make lint      ruff and mypy                        make format     let ruff rewrite the code"
 	@echo "make bench     the benchmarks                       make fuzz       the random search"
+	@echo "make scorecard the conformance rules on real classes, into docs/scorecard.md (twenty minutes)"
 	@echo "make venv      only install                         make clean      remove what the others made"
 
 venv: $(STAMP)
@@ -62,6 +63,9 @@ bench: $(STAMP)
 
 fuzz: $(STAMP)
 	$(BIN)/python -m pytest -q -m fuzz
+
+scorecard: $(STAMP)
+	$(BIN)/python -m tools.scorecard
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -26,7 +26,7 @@ from .frontends.specialization import Specialization
 from .frontends.trace import Trace, Tracer, trace
 from .options import Options
 from .partition.min_cut import MinCut
-from .partition.transfers import Offload
+from .partition.offload import Offload
 from .tape import compiled_autograd
 
 __all__ = [

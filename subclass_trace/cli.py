@@ -4,7 +4,7 @@
     subclass-trace check pkg.mod:MyTensor --json                 for machines
     subclass-trace check pkg.mod:MyTensor --html report.html     for people
     subclass-trace check --list                                  all rules
-    subclass-trace check --explain ST308                         one rule: why, a wrong and a right example
+    subclass-trace check --explain ST308                         one rule: why, and an example
     subclass-trace new MyTensor                                  a class, its strategy and its test
 
 Exit codes: 0 all rules hold, 1 some do not, 2 the command could not run (no such class, no way to build it, a fault of
@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     c.add_argument("--json", action="store_true", help="print JSON")
     c.add_argument("--html", type=Path, metavar="FILE", help="write a page")
-    c.add_argument("--explain", metavar="ID", help="print why a rule exists, and a wrong and a right example, and stop")
+    c.add_argument("--explain", metavar="ID", help="print why a rule exists, with an example, and stop")
     c.add_argument("--list", action="store_true", help="print all rules and stop")
     c.set_defaults(run=_check)
     n = commands.add_parser("new", help="write a new wrapper class, its strategy and its test")
@@ -98,8 +98,7 @@ def _check(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from .testing import check
-    from .testing.page import write_page
-    from .testing.terminal import progress_bar, show
+    from .testing.report import progress_bar, show, write_page
 
     noise = Console(stderr=True)
     bar, tell = progress_bar(noise, len(select(options.rules, options.skip)))

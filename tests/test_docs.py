@@ -2,8 +2,7 @@
 
 In a page, sessions (``>>>``) run as doctests; blocks marked ``python`` without prompts run too, in their place between
 the sessions, and the tests that they define are called. A block that is no program has a comment in front of it,
-``<!-- not run: why -->``. Two kinds of page have more such blocks: the rules' (fragments of classes, compiled in
-testing/test_kit.py) and the score card (programs that fail, run in testing/test_scorecard.py).
+``<!-- not run: why -->``.
 """
 
 from __future__ import annotations
@@ -53,8 +52,6 @@ def _with_blocks(text: str) -> tuple[str, list[str]]:
         blocks.append(match["code"])
         return f"\n>>> _block({len(blocks) - 1})\n\n"
 
-    if "Written by `python -m tools." in text[:200] or "All rules: [README](README.md)" in text[-100:]:
-        return text, []
     return _BLOCK.sub(session, text), blocks
 
 

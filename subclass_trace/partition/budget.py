@@ -6,15 +6,15 @@ infinite where the backward reads X. Dividing all by the price makes only the ed
 rises: the sink's sides are nested (Gallo, Grigoriadis and Tarjan), so each further cut is made in what is still open
 between two known ones, and all corners of the lower hull of (bytes, cost) are found in few small flows.
 
-The hull has no points between its corners. Those are found by a knapsack over saved values (`_drop`): starting from a
-corner that is too large, the values that are cheapest to compute again are given up, each priced as if the others stayed;
-what comes out is priced exactly, and the best candidate wins.
+The hull has no points between its corners. There, starting from a corner that is too large, a knapsack chooses which values
+are given up, each priced as if the others stayed; then those that spare most for their bytes are saved as long as there is
+room. Every candidate is priced exactly, and the best one wins.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -183,17 +183,6 @@ class Hull:
         side[0], side[1] = False, True
         return self._corner(tuple(side))
 
-    def corners(self) -> list[Corner]:
-        """All corners of the lower hull, from most bytes to fewest."""
-        low, high = self.ends
-        return [low, *self._between(low, high), *([] if _same(low, high) else [high])]
-
-    def _between(self, low: Corner, high: Corner) -> list[Corner]:
-        middle = self._middle(low, high)
-        if middle is None:
-            return []
-        return [*self._between(low, middle), middle, *self._between(middle, high)]
-
     def _middle(self, low: Corner, high: Corner) -> Corner | None:
         """A corner below the line between two: a cut at the price at which both cost the same."""
         if low.bytes <= high.bytes or high.cost <= low.cost:
@@ -204,57 +193,23 @@ class Hull:
         below = middle.cost + price * middle.bytes < line - 1e-9 * abs(line)
         return middle if below and not _same(middle, low) and not _same(middle, high) else None
 
-    def around(self, limit: int) -> tuple[list[Corner], list[Corner]]:
-        """Corners above and within ``limit`` bytes, nearest first; both neighbours are found unless one is at the limit.
-
-        Raises:
-            Infeasible: no partition is that small.
-        """
-        low, high = self.ends
-        if low.bytes <= limit:
-            return [], [low]
-        if high.bytes > limit:
-            raise Infeasible(-1)
-        above, inside = [low], [high]
-        while inside[0].bytes < limit and (middle := self._middle(above[0], inside[0])) is not None:
-            (inside if middle.bytes <= limit else above).insert(0, middle)
-        return above, inside
-
     def within(self, limit: int) -> Corner:
         """The best partition found with at most ``limit`` bytes.
 
         Raises:
             Infeasible: no partition is that small.
         """
-        above, inside = self.around(limit)
-        best = inside[0]
-        if not above or best.bytes == limit:  # nothing within the limit costs less than a corner of so many bytes
-            return best
-        price = (best.cost - above[0].cost) / (above[0].bytes - best.bytes)
-        bound = best.cost - price * (limit - best.bytes)  # nothing is below the hull
-        cost, size, saved = best.cost, best.bytes, best.saved
-        for candidate in self._candidates(above, inside, limit):
-            priced = self.price_of(candidate)
-            if priced is not None and priced[0] <= limit:  # equal ones: the first rows, so that all ranks take the same
-                cost, size, saved = min((cost, size, saved), (priced[1], priced[0], tuple(candidate)))
-            if cost <= bound * (1 + 1e-9):
-                break
-        for _ in range(3):  # what is left of the limit
-            more = self._fill(saved, limit)
-            if more is None:
-                break
-            saved, size, cost = more
-        return Corner(tuple(saved), size, cost, ())
-
-    def _candidates(self, above: Sequence[Corner], inside: Sequence[Corner], limit: int) -> Iterator[list[int]]:
-        """Partitions that may be within the limit. Corners farther away share less, so that there is more to choose."""
-        pairs = [(x, y) for x in range(min(len(above), 3)) for y in range(min(len(inside), 3))]
-        for x, y in sorted(pairs, key=sum):
-            yield self._keep(inside[y], above[x], limit)
-        for start in dict.fromkeys((above[0], self.ends[0])):
-            dropped = self._drop(start, limit)
-            if dropped is not None:
-                yield dropped
+        above, inside = self.ends
+        if above.bytes <= limit:
+            return above
+        if inside.bytes > limit:
+            raise Infeasible(-1)
+        while inside.bytes < limit and (middle := self._middle(above, inside)) is not None:
+            above, inside = (above, middle) if middle.bytes <= limit else (middle, inside)
+        if inside.bytes == limit:  # nothing within the limit costs less than a corner of so many bytes
+            return inside
+        found = [inside.saved, *[self._give_up(start, limit) for start in dict.fromkeys((above, self.ends[0]))]]
+        return min([self._filled(saved, limit) for saved in found], key=lambda c: (c.cost, c.bytes, c.saved))
 
     # ---------------------------------------------------------------- between the corners
     def _lone_cost(self, i: int, saved: set[int]) -> float:
@@ -271,71 +226,28 @@ class Hull:
             todo.extend(self.t.ins[x])
         return sum([self.cost[x] for x in found])
 
-    def _drop(self, start: Corner, limit: int) -> list[int] | None:
+    def _give_up(self, start: Corner, limit: int) -> tuple[int, ...]:
         """Give up saved values until the rest is within the limit, at the least sum of lone costs."""
         saved = {*start.saved, *self.free}
         items = [(i, self.weight[i], self._lone_cost(i, saved)) for i in start.saved if self.weight[i] >= 1]
         items = [row for row in items if row[2] < INF]
-        chosen = least_cost_cover([(w, c) for _, w, c in items], start.bytes - limit)
-        if chosen is None:
-            return None
-        gone = {items[k][0] for k in chosen}
-        return sorted(saved - gone)
+        room = limit - start.bytes + sum([size for _, size, _ in items])
+        kept = set(most_gain([(size, cost) for _, size, cost in items], room))
+        return tuple(sorted(saved - {i for k, (i, _, _) in enumerate(items) if k not in kept}))
 
-    def _keep(self, best: Corner, above: Corner, limit: int) -> list[int]:
-        """From a corner within the limit towards the next one: independent parts of the difference, by a knapsack."""
-        parts = self._parts(best, above)
-        room = limit - best.bytes
-        chosen = most_gain([self._difference(best, above, part) for part in parts], room)
-        merged = set().union(*[parts[k] for k in chosen]) if chosen else set()
-        side = [above.side[n] if n in merged else best.side[n] for n in range(self.count)]
-        return list(self._corner(tuple(side)).saved)
-
-    def _difference(self, best: Corner, above: Corner, part: set[int]) -> tuple[float, float]:
-        """Bytes more and cost less where these nodes are treated as by ``above``."""
-        size = gain = 0.0
-        for i in {i for n in part for i in self.at[n]}:
-            into, out = self.place[i]
-            for corner, sign in ((best, -1), (above, 1)):
-                again = (corner if into in part else best).side[into]
-                gain -= sign * again * self.cost[i]
-                if (corner if out in part else best).side[out] and not again:
-                    size += sign * self.bytes((i,))
-        return size, gain
-
-    def _parts(self, best: Corner, above: Corner) -> list[set[int]]:
-        """Connected groups of the rows that the two corners treat differently."""
-        differ = {n for n in range(2, self.count) if best.side[n] != above.side[n]}
-        root = {n: n for n in differ}
-
-        def find(n: int) -> int:
-            while root[n] != n:
-                root[n] = root[root[n]]
-                n = root[n]
-            return n
-
-        for a, b, _, _ in self.edges:
-            if a in differ and b in differ:
-                root[find(a)] = find(b)
-        groups: dict[int, set[int]] = {}
-        for n in sorted(differ):
-            groups.setdefault(find(n), set()).add(n)
-        return list(groups.values())
-
-    def _fill(self, saved: Sequence[int], limit: int) -> tuple[tuple[int, ...], int, float] | None:
-        """Save one more value, the one that spares most for its bytes; None when none helps."""
-        priced = self.price_of(saved)
-        again = self.computed_again(saved)
-        if priced is None or again is None:
-            return None
-        room, before = limit - priced[0], priced[1]
-        options = [i for i in again if 1 <= self.weight[i] <= room and self.saveable[i] and self.cost[i] > 0]
-        options.sort(key=lambda i: (-self.cost[i] / self.weight[i], i))
-        for i in options[:30]:
-            found = self.price_of([*saved, i])
-            if found is not None and found[1] < before * (1 - 1e-12) and found[0] <= limit:
-                return tuple(sorted([*saved, i])), found[0], found[1]
-        return None
+    def _filled(self, saved: tuple[int, ...], limit: int) -> Corner:
+        """With more values, those that spare most for their bytes, as long as there is room. Too large: infinite cost."""
+        size, cost = self.price_of(saved) or (0, INF)
+        if size > limit or cost == INF:
+            return Corner(saved, size, INF, ())
+        again = self.computed_again(saved) or set()
+        options = [i for i in again if self.weight[i] >= 1 and self.saveable[i] and self.cost[i] > 0]
+        for i in sorted(options, key=lambda i: (-self.cost[i] / self.weight[i], i))[:60]:
+            more = tuple(sorted([*saved, i]))
+            found = self.price_of(more) if self.weight[i] <= limit - size else None
+            if found is not None and found[0] <= limit and found[1] < cost * (1 - 1e-12):
+                saved, size, cost = more, *found
+        return Corner(saved, size, cost, ())
 
 
 def _is_fixed(t: Table, tags: Sequence[Any], i: int) -> bool:
@@ -366,19 +278,6 @@ def most_gain(items: Sequence[tuple[float, float]], room: float) -> list[int]:
         return [k for k, (size, gain) in enumerate(items) if size <= 0 and gain > 0]
     unit = max(room / _UNITS, math.gcd(*[int(size) for size, _ in items]), 1)
     return _knapsack([(int(-(-size // unit)), gain) for size, gain in items], int(room // unit))
-
-
-def least_cost_cover(items: Sequence[tuple[float, float]], need: float) -> list[int] | None:
-    """Which (bytes, cost) items to give up so that ``need`` bytes go at the least cost; None if all are too few.
-
-    >>> least_cost_cover([(3, 5.0), (2, 3.0), (2, 1.0)], 4)
-    [1, 2]
-    """
-    total = sum([size for size, _ in items])
-    if total < need:
-        return None
-    kept = set(most_gain(items, total - need))  # what stays is the complement
-    return [k for k in range(len(items)) if k not in kept]
 
 
 def _knapsack(items: Sequence[tuple[int, float]], room: int) -> list[int]:

@@ -1,17 +1,12 @@
 """What it costs to compute a row again: floating-point operations, and seconds by a roofline.
 
-Nothing is run to price a graph. The three constants of the roofline are fixed by default, so that every rank and every
-run decides alike; `Costs.of_machine` measures them once and keeps them in a file.
+Nothing is run to price a graph. The three constants of the roofline are fixed, so that every rank and every run decides alike.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,18 +23,6 @@ class Costs:
     flops_per_second: float = 2e10
     bytes_per_second: float = 8e9
     launch_seconds: float = 3e-6
-
-    @classmethod
-    def of_machine(cls, device: str = "cpu", file: str | os.PathLike[str] | None = None) -> Costs:
-        """The constants of this machine, measured in some 50 ms; read from ``file`` if it is there, else written to it."""
-        if file is not None and os.path.exists(file):
-            with open(file, encoding="utf-8") as stream:
-                return cls(**json.load(stream))
-        found = _measure(device)
-        if file is not None:
-            with open(file, "w", encoding="utf-8") as stream:
-                json.dump(asdict(found), stream)
-        return found
 
     def seconds(self, t: Table, i: int) -> float:
         """Seconds to compute a row: the slower of arithmetic and memory traffic, and the start."""
@@ -97,28 +80,3 @@ def _with_numbers(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)([_with_numbers(v) for v in value])
     return hint(value) if isinstance(value, torch.SymInt) else value
-
-
-def _measure(device: str) -> Costs:
-    matrix = torch.ones(384, 384, device=device)
-    large, small = torch.ones(1 << 21, device=device), torch.ones(8, device=device)
-    launch = _best(lambda: small.add(1.0), device)
-    product = _best(lambda: matrix @ matrix, device) - launch
-    stream = _best(lambda: large.add(1.0), device) - launch
-    return Costs(2 * 384**3 / max(product, 1e-9), 2 * 4 * (1 << 21) / max(stream, 1e-9), launch)
-
-
-def _best(run: Callable[[], Any], device: str, repeat: int = 15) -> float:
-    def wait() -> None:
-        if device.startswith("cuda"):
-            torch.cuda.synchronize()
-
-    best = float("inf")
-    with torch.no_grad():
-        for _ in range(repeat):
-            wait()
-            start = time.perf_counter()
-            run()
-            wait()
-            best = min(best, time.perf_counter() - start)
-    return best

@@ -1,7 +1,7 @@
 """`MinCut`: our partitioner and its options. ``partitioner="min_cut"`` is ``MinCut()``.
 
 >>> import torch, subclass_trace as st
->>> region = st.compile(lambda x: x.sin().exp().sum(), partitioner=st.MinCut(model="torch"))
+>>> region = st.compile(lambda x: x.sin().exp().sum(), partitioner=st.MinCut(budget=0.0))
 >>> region(torch.zeros(3, requires_grad=True)).backward()
 >>> [row.operation for row in region.specializations[0].saved]
 ['input']
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import NoneType
 from typing import Any, Literal
 
 import torch.fx as fx
@@ -20,15 +19,13 @@ from ..capture.graphs import where
 from ..errors import OptionError, UnsupportedError
 from .budget import Hull
 from .costs import TYPICAL, Costs
-from .draws import STATE, draw_of
 from .flow import Infeasible, cut
-from .labels import PackedHull, labelled_cut
+from .offload import ONE_AHEAD, Offload
 from .packing import Store, check_store, forms, packed_share, packing_edits, packings
 from .rules import (
     AGAIN,
     INF,
     MUST_SAVE,
-    BanRules,
     Facts,
     absolute_views,
     bans,
@@ -36,17 +33,12 @@ from .rules import (
     never_again,
     recompute_tags,
     storage_weights,
-    torch_weights,
 )
-from .split import halves, make_split
-from .table import PRIMAL, RANDOM, SEEDED, Table, input_kind, make_table
-from .transfers import ONE_AHEAD, Offload
+from .split import backward_needs, halves, make_split
+from .table import PRIMAL, Table, input_kind, make_table
 
-Model = Literal["storage", "torch", "seconds"]
-_MODELS = ("storage", "torch", "seconds")
+_MODELS = ("storage", "seconds")
 _OBJECTIVES = ("seconds", "flops")
-#: a tensor on the CPU takes no memory of the device, but its way there is not free
-_TRANSFER = 0.05
 
 
 @dataclass(frozen=True)
@@ -54,13 +46,9 @@ class MinCut:
     """Options of our partitioner. It is callable as the partitioners of ``functorch.compile`` are.
 
     Attributes:
-        model: ``"storage"`` counts what memory really holds; ``"torch"`` saves the very values that torch's
-            ``min_cut_rematerialization_partition`` saves, in the same order; ``"seconds"`` weighs storages against the
-            time to compute again, for eager execution, where nothing that is computed again is fused away.
-        fusion: use the rules that suit a compiler which fuses kernels. None: for ``model="torch"``, and where the back
-            end is inductor.
-        aggressive: also compute again what is not known as cheap, unless it is heavy, random or unknown
-            (``torch._functorch.config.aggressive_recomputation``).
+        model: ``"storage"`` counts what memory really holds; ``"seconds"`` weighs that against the time to compute again,
+            for eager execution, where nothing that is computed again is fused away.
+        fusion: use the rules that suit a compiler which fuses kernels. None: where the back end is inductor.
         budget: a limit on what is saved. A whole number above 1: bytes (of unique storages, beyond inputs). A number
             from 0 to 1: share between the least possible and what the model saves without a limit.
         objective: what a budget minimises: ``"seconds"``, or ``"flops"`` as torch's solver does.
@@ -71,21 +59,16 @@ class MinCut:
             all, a form by operation (``{torch.ops.aten.gelu.default: "int8"}``, or by its name), or a function of the
             node that returns one or None.
         offload: how ``"cpu"`` overlaps with the computation.
-        draw_again: where a checkpoint or a budget asks for it, save the state of the generator instead of random
-            numbers, and draw them again in the backward. None: where the back end is eager, which draws as the graph
-            says. Numbers that are drawn on other devices than the CPU are saved.
     """
 
-    model: Model = "storage"
+    model: Literal["storage", "seconds"] = "storage"
     fusion: bool | None = None
-    aggressive: bool = False
     budget: float | int | None = None
     objective: Literal["seconds", "flops"] = "seconds"
     costs: Costs = TYPICAL
     price: float = 0.01
     store: Store | None = None
     offload: Offload = ONE_AHEAD
-    draw_again: bool | None = None
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -93,51 +76,30 @@ class MinCut:
         Raises:
             OptionError: a value out of range.
         """
-        for name, known in (("model", _MODELS), ("objective", _OBJECTIVES)):
-            value = getattr(self, name)
-            if value not in known:
-                raise OptionError(f"unknown {name}", path=f"MinCut.{name}", expected=f"one of {known}", got=repr(value))
+        price = self.price
+        self._check("model", self.model in _MODELS, f"one of {_MODELS}")
+        self._check("objective", self.objective in _OBJECTIVES, f"one of {_OBJECTIVES}")
+        self._check("fusion", self.fusion in (True, False, None), "True, False or None")
+        self._check("costs", isinstance(self.costs, Costs), "a Costs")
+        self._check("offload", isinstance(self.offload, Offload), "an Offload")
+        number = isinstance(price, (int, float)) and not isinstance(price, bool)
+        self._check("price", number and price > 0, "a number above 0")
         check_budget(self.budget)
         check_store(self.store)
-        for name, kind, wanted in (
-            ("fusion", (bool, NoneType), "True, False or None"),
-            ("draw_again", (bool, NoneType), "True, False or None"),
-            ("aggressive", bool, "True or False"),
-            ("costs", Costs, "a Costs"),
-            ("offload", Offload, "an Offload"),
-        ):
-            if not isinstance(value := getattr(self, name), kind):
-                raise OptionError(f"{name} is of another type", path=f"MinCut.{name}", expected=wanted, got=repr(value))
-        number = isinstance(self.price, (int, float)) and not isinstance(self.price, bool)
-        if not (number and self.price > 0):
+
+    def _check(self, name: str, right: bool, expected: str) -> None:
+        if not right:
             raise OptionError(
-                "the price is out of range", path="MinCut.price", expected="a number above 0", got=repr(self.price)
-            )
-        if self.store is not None and self.model != "storage":
-            raise OptionError(
-                "another form of activations goes with the storage model",
-                path="MinCut.store",
-                expected='model="storage"',
-                got=f"model={self.model!r}",
-            )
-        if self.model == "torch" and self.budget is not None:
-            raise OptionError(
-                'a budget needs a model of real bytes, which model="torch" is not',
-                path="MinCut.model",
-                expected='"storage" or "seconds"',
-                got='"torch"',
-                fix='leave the model out, or use partitioner="torch_min_cut", which has torch\'s own meaning of a budget',
+                f"{name} is out of range", path=f"MinCut.{name}", expected=expected, got=repr(getattr(self, name))
             )
 
-    def for_backend(self, fuses: bool, draws_as_written: bool) -> MinCut:
-        """The same with ``fusion`` and ``draw_again`` decided: by whether a back end fuses, and draws as graphs say."""
-        fusion = fuses or self.model == "torch" if self.fusion is None else self.fusion
-        again = draws_as_written if self.draw_again is None else self.draw_again
-        return replace(self, fusion=fusion, draw_again=again)
+    def for_backend(self, fuses: bool) -> MinCut:
+        """The same with ``fusion`` decided: by whether a back end fuses."""
+        return self if self.fusion is not None else replace(self, fusion=fuses)
 
     def table(self, joint: fx.GraphModule, num_forward: int, apart: Collection[str] = ()) -> Table:
         """The joint graph as a table; see `make_table`."""
-        return make_table(joint, num_forward, apart, as_torch=self.model == "torch")
+        return make_table(joint, num_forward, apart)
 
     def choose(self, table: Table, facts: Facts) -> list[int]:
         """The rows to save: `decide` without the forms."""
@@ -146,62 +108,69 @@ class MinCut:
     def decide(self, table: Table, facts: Facts) -> tuple[list[int], dict[int, str]]:
         """The rows to save, and the form of those that are kept in another one.
 
+        A row that may be kept in another form weighs what that takes. What the forward computed is computed again from exact
+        values only, so that errors do not compound: where a partition would not, these rows stay exact, and it is cut anew.
+
         Raises:
             UnsupportedError: the tags of checkpointing contradict each other.
         """
-        limited = self.budget is not None and self.budget != 1
-        draws = self._draws(table) if self.draw_again else {}
-        if self.store is None and not (limited and draws):
-            rows, packed = self._exact(table, facts), dict[int, str]()
-        else:
-            rows, packed = self._packed(table, facts, draws if limited else {})
-        saved = {i: form for i, form in draws.items() if i in rows and table.recompute[i] in AGAIN}
-        return rows, packed | saved
-
-    def _draws(self, table: Table) -> dict[int, str]:
-        return {i: STATE for i in table.rows if table.bits[i] & (SEEDED | RANDOM) and draw_of(table, i) is not None}
-
-    def _packed(self, table: Table, facts: Facts, draws: Mapping[int, str]) -> tuple[list[int], dict[int, str]]:
-        """`decide` where rows may be kept in other forms, or (``draws``) drawn again."""
         tags, weights = recompute_tags(table, facts), storage_weights(table, facts)
-        banned = self._bans(table, tags, facts)
-        again, needed = _demands(table, tags)
         allowed = forms(table, self.store, weights, self.offload) if self.store is not None else {}
-        share = {i: packed_share(table.val[i], form) for i, form in (*allowed.items(), *draws.items())}
-        moving = {i: weights[i] * _TRANSFER for i, form in allowed.items() if form == "cpu"}
-        try:
-            rows, packed = labelled_cut(table, weights, banned, again, needed, allowed, share, moving)
-        except Infeasible:
-            raise _infeasible(table, tags, banned, weights) from None
+        limit = None
+        while True:
+            lighter = list(weights)
+            for i, form in allowed.items():
+                lighter[i] = max(weights[i] * packed_share(table.val[i], form), 1.0)
+            rounded = [i for i, form in allowed.items() if form != "cpu"]
+            rows, limit = self._rows(table, facts, tags, lighter, rounded, limit)
+            packed = {i: allowed[i] for i in rows if i in allowed}
+            exactly = _read_exactly(table, rows, packed)
+            if not exactly:
+                return rows, packed
+            allowed = {i: form for i, form in allowed.items() if i not in exactly}
+
+    def _rows(
+        self,
+        table: Table,
+        facts: Facts,
+        tags: Sequence[Any],
+        weights: Sequence[float],
+        rounded: Collection[int],
+        limit: int | None,
+    ) -> tuple[list[int], int | None]:
+        """The rows to save at these weights, when these ones are rounded if they are saved, and the limit in bytes.
+
+        ``limit``: what a share came to when this was first asked.
+        """
+        if self.model == "storage" and self.budget in (None, 1):
+            return self._unlimited(table, facts, tags, weights, rounded), None
+        hull = self._hull(table, tags, weights)
         if self.budget is None or self.budget == 1:
-            return rows, packed
-        second = self.costs.flops_per_second * 1e-6 if self.objective == "flops" else 1.0
-        seconds = {i: weights[i] / self.costs.bytes_per_second * second for i in moving}
-        seconds |= {i: self.cost_of(table, i) for i in draws}
-        hull = PackedHull(self._hull(table, tags, weights), {**allowed, **draws}, share, seconds)
-        found = hull.within(self._limit(hull.bytes(rows, packed), hull.least()))
-        return list(found.saved), dict(found.packed)
+            return list(hull.cut(1e-9 * self.price).saved), None
+        least = hull.ends[1].bytes
+        if limit is None or self.budget > 1:
+            full = hull.bytes(self._unlimited(table, facts, tags, weights, rounded)) if self.budget < 1 else 0
+            limit = self._limit(full, least)
+        return list(hull.within(max(limit, least)).saved), limit
 
-    def _exact(self, table: Table, facts: Facts) -> list[int]:
-        tags = recompute_tags(table, facts)
-        if self.model == "seconds" or (self.budget is not None and self.budget != 1):
-            return self._limited(table, tags, storage_weights(table, facts), facts)
-        return self._unlimited(table, tags, facts)
-
-    def _unlimited(self, table: Table, tags: Sequence[Any], facts: Facts) -> list[int]:
-        weights = torch_weights(table, facts) if self.model == "torch" else storage_weights(table, facts)
-        return solve(table, tags, self._bans(table, tags, facts), weights)
-
-    def _bans(self, table: Table, tags: Sequence[Any], facts: Facts) -> list[bool]:
-        fusion = self.model == "torch" if self.fusion is None else self.fusion
-        views = self.model != "torch"
-        banned = bans(table, tags, BanRules(fusion and not self.aggressive, views, self.aggressive))
+    def _unlimited(
+        self, table: Table, facts: Facts, tags: Sequence[Any], weights: Sequence[float], rounded: Collection[int]
+    ) -> list[int]:
+        banned = bans(table, tags, bool(self.fusion))
         for i in absolute_views(table, facts):
             banned[i] = True
-        if views and facts.kept is not None:
+        if facts.kept is not None:
             for i in kept_results(table, facts):
                 banned[i] |= tags[i] not in AGAIN
-        return banned
+        near = set(rounded)
+        for i in table.rows if rounded else ():  # saving both packed takes less than one of them exact
+            if near.isdisjoint(table.ins[i]) or not table.early[i]:
+                continue
+            if table.view[i]:
+                near.add(i)
+            else:
+                banned[i] |= tags[i] not in AGAIN
+        return solve(table, tags, banned, weights)
 
     def hull(self, table: Table, facts: Facts) -> Hull:
         """Everything between saving most and saving least; costs in seconds, or in floating-point operations.
@@ -226,13 +195,6 @@ class MinCut:
         if self.objective == "seconds":
             return seconds
         return count + 1e-6 * seconds * self.costs.flops_per_second  # among equals the faster
-
-    def _limited(self, table: Table, tags: Sequence[Any], weights: Sequence[float], facts: Facts) -> list[int]:
-        hull = self._hull(table, tags, weights)
-        if self.budget is None or self.budget == 1:
-            return list(hull.cut(1e-9 * self.price).saved)
-        full = hull.bytes(self._unlimited(table, tags, facts)) if self.budget < 1 else 0
-        return list(hull.within(self._limit(full, hull.ends[1].bytes)).saved)
 
     def _limit(self, full: int, least: int) -> int:
         """The budget in bytes, when so much is saved without one, and at least so much is necessary.
@@ -308,6 +270,26 @@ def _demands(t: Table, tags: Sequence[Any]) -> tuple[list[bool], list[bool]]:
     """Rows that the backward computes whatever the cut, and rows that it must have."""
     again = [late or tag in AGAIN for late, tag in zip(t.late, tags, strict=True)]
     return again, [wanted and not late for wanted, late in zip(t.needed_late, t.late, strict=True)]
+
+
+def _read_exactly(t: Table, saved: Sequence[int], packed: Mapping[int, str]) -> set[int]:
+    """Rounded rows that something of the forward is computed from again, perhaps through views, or that are gradients."""
+    rounded = {i for i, form in packed.items() if form != "cpu"}
+    if not rounded:
+        return set()
+    again, _ = backward_needs(t, saved)
+    todo = [i for u in again if t.early[u] and not t.view[u] for i in t.ins[u]]
+    todo += [o for o in t.backward_out if type(o) is int]
+    found: set[int] = set()
+    seen: set[int] = set()
+    while todo:
+        i = todo.pop()
+        if i in rounded:
+            found.add(i)
+        elif i not in seen and t.view[i]:
+            seen.add(i)
+            todo.extend(t.ins[i])
+    return found
 
 
 # ---------------------------------------------------------------------------------------------- when there is no cut

@@ -12,11 +12,10 @@ import torch
 import torch.fx as fx
 
 from .. import _torch
-from ..capture.graphs import drop_outputs, extract, is_draw, needed, output_args, placeholders
+from ..capture.graphs import drop_outputs, extract, is_draw, needed, output_args, placeholders, where
 from ..errors import VerificationError
 from . import torch_partitioners
 from .ancestry import also_saved, ancestry_of
-from .fit import check_fit, check_form, named
 from .half import Half, Partitioned
 from .hooks import unpack_late
 from .rules import AGAIN, MUST_SAVE
@@ -46,7 +45,7 @@ def by_modules(
     whole = _copy(joint) if any(is_draw(n) for n in joint.graph.nodes) else None
     if _has_gradient(joint, num_forward):
         forward, backward = torch_partitioners.call(partitioner, joint, inputs, num_forward, static)
-        check_form(forward, backward)
+        _check_form(forward, backward)
     else:  # every gradient is a constant: torch's partitioners expect one that depends on a tangent
         whole = whole or _copy(joint)
         nothing = extract(whole, output_args(whole.graph)[:num_forward], [n.name for n in _primals(whole.graph)])
@@ -56,7 +55,7 @@ def by_modules(
     unpack_late(backward.graph)
     outputs = output_args(forward.graph)
     saved = [getattr(n, "name", repr(n)) for n in outputs[num_forward:]]
-    check_fit(promised, forward, backward, num_forward, primals)
+    _check_fit(promised, forward, backward, num_forward, primals)
     backward_inputs = _bind(placeholders(backward.graph), saved, tangents)
     by_name = {n.name: n for n in forward.graph.nodes}
     extra = also_saved(ancestry, serve, set(saved), written, by_name)
@@ -142,7 +141,7 @@ def _bind(nodes: Sequence[fx.Node], saved: Sequence[str], tangents: Sequence[str
         strange = [n for n in nodes if str(n.target) not in known]
         raise VerificationError(
             "the partitioner's backward takes inputs that are neither saved values nor tangents",
-            path=named(strange[0]) if strange else None,
+            path=_named(strange[0]) if strange else None,
             expected=f"placeholders named after {sorted(known)}",
             got=names,
             fix="name the backward's placeholders after the forward's saved outputs and the tangents",
@@ -182,3 +181,78 @@ def _storage(node: fx.Node) -> Any:
 def _set_outputs(module: fx.GraphModule, outputs: Sequence[Any]) -> None:
     end = next(iter(reversed(module.graph.nodes)))
     end.args = (list(outputs),)
+
+
+# ---------------------------------------------------------------------------------------------- what came back
+_FIX = "return graphs as functorch.compile's partitioners do: (*outputs, *saved), and all gradients"
+
+
+def _named(node: fx.Node) -> str:
+    """A node for a message: its name, and where the user's code made it."""
+    place = where(node)
+    return f"{node.name} at {place}" if place else node.name
+
+
+def _check_form(forward: fx.GraphModule, backward: fx.GraphModule) -> None:
+    """Are these two graphs whose outputs are lists?
+
+    Raises:
+        VerificationError: one has no output node, or returns something else.
+    """
+    for which, module in (("forward", forward), ("backward", backward)):
+        last = next(iter(reversed(module.graph.nodes)), None)
+        outputs = last.args[0] if last is not None and last.op == "output" and last.args else None
+        if not isinstance(outputs, (list, tuple)):
+            raise _error(f"{which} does not return a list", which, "an output node with a list", repr(outputs))
+
+
+def _check_fit(
+    promised: Sequence[Any], forward: fx.GraphModule, backward: fx.GraphModule, num_forward: int, primals: Sequence[str]
+) -> None:
+    """Do the two graphs return what the joint graph does (``promised``), of values that are their own?
+
+    Raises:
+        VerificationError: they lack outputs, save what is no node, take unknown inputs, or an output is another value.
+    """
+    outputs, gradients = output_args(forward.graph), output_args(backward.graph)
+    count = len(promised) - num_forward
+    if len(outputs) < num_forward:
+        missing = next((p for p in promised[len(outputs) :] if isinstance(p, fx.Node)), None)
+        path = _named(missing) if missing is not None else "forward"
+        raise _error("forward lacks outputs", path, f"{num_forward} or more", len(outputs))
+    if len(gradients) != count:
+        raise _error("backward lacks gradients", "backward", count, len(gradients))
+    unknown = [n for n in placeholders(forward.graph) if n.name not in primals]
+    if unknown:
+        got = [_named(n) for n in unknown]
+        raise _error("forward takes unknown inputs", got[0], f"some of {list(primals)}", got)
+    for saved in outputs[num_forward:]:
+        if not isinstance(saved, fx.Node):
+            raise _error("forward saves what is no node", "forward", "nodes of the graph", [saved])
+    for which, module, found in (("forward", forward, outputs), ("backward", backward, gradients)):
+        for node in found:
+            if isinstance(node, fx.Node) and (node.graph is not module.graph or "val" not in node.meta):
+                what = "of another graph" if node.graph is not module.graph else "without an example value in meta"
+                raise _error(f"{which} returns a node {what}", _named(node), f"a node of the {which}", node.name)
+    for kind, pairs in (
+        ("result", zip(promised[:num_forward], outputs, strict=False)),
+        ("gradient", zip(promised[num_forward:], gradients, strict=True)),
+    ):
+        for number, (want, got) in enumerate(pairs):
+            if _described(want) != _described(got):
+                path = _named(want) if isinstance(want, fx.Node) else f"{kind} {number}"
+                what = f"{kind} {number} is not the joint graph's"
+                raise _error(what, path, _described(want) or repr(want), _described(got) or repr(got))
+
+
+def _described(value: Any) -> str | None:
+    """What a node computes, as far as a partitioner must not change it; None for a constant."""
+    val = value.meta.get("val") if isinstance(value, fx.Node) else None
+    if isinstance(val, torch.Tensor):
+        sizes = [n if type(n) is int else "?" for n in val.shape]  # reading a symbol could make a guard
+        return f"{str(val.dtype).removeprefix('torch.')}{sizes} on {val.device}"
+    return type(val).__name__ if isinstance(value, fx.Node) else None
+
+
+def _error(what: str, path: str, expected: object, got: object) -> VerificationError:
+    return VerificationError(f"the partitioner's {what}", path=path, expected=str(expected), got=str(got), fix=_FIX)

@@ -1,12 +1,10 @@
-"""What may be computed again, and what it costs to save: torch's rules on the rows of a table, and the storage model.
+"""What may be computed again, and what it costs to save.
 
-A *ban* says that a row is computed in the forward and never again. A *weight* is the price of saving a row; `INF` means
-that it cannot be saved. The two models differ in both:
-
-- ``torch``: the heuristics of ``min_cut_rematerialization_partition``, so that the same values are saved;
-- ``storage``: what memory really holds. A storage costs its bytes once; a view is never saved, its owner is; inputs,
-  and results that eager autograd would keep as well, are alive anyway and cost nothing; a graph input that the region
-  writes back into is saved as a clone, which is paid for.
+A *ban* says that a row is computed in the forward and never again; torch's rules on the rows of a table, but that whatever
+lies in another row's memory may be made again. A *weight* is the price of saving a row; `INF` means that it cannot be
+saved. It is what memory really holds: a storage costs its bytes once; a view is never saved, its owner is; inputs, and
+results that eager autograd would keep as well, are alive anyway and cost nothing; a graph input that the region writes back
+into is saved as a clone, which is paid for.
 """
 
 from __future__ import annotations
@@ -29,7 +27,6 @@ from .table import (
     COLLECTIVE,
     FUSIBLE,
     GETITEM,
-    HEAVY,
     HIDDEN,
     LIFT,
     ONCE,
@@ -129,38 +126,26 @@ def _keep_sources_of_two_writes(t: Table, tags: list[Any]) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- bans
-@dataclass(frozen=True)
-class BanRules:
-    """Which rules forbid to compute a row again.
+def bans(t: Table, tags: Sequence[Any], fusion: bool) -> list[bool]:
+    """Rows that are never computed again.
 
-    Attributes:
-        fusion: with torch's rules that suit a fusing compiler (what the backward materializes, uses far apart, chains).
-        views: everything that lies in another row's memory may be made again, whatever the operation.
-        aggressive: only what is heavy, random or unknown is not made again, instead of all that is not known as cheap.
+    Args:
+        fusion: with the rules that suit a fusing compiler (what the backward materializes, uses far apart, chains).
     """
-
-    fusion: bool
-    views: bool
-    aggressive: bool = False
-
-
-def bans(t: Table, tags: Sequence[Any], rules: BanRules) -> list[bool]:
-    """Rows that are never computed again."""
-    rule = _Bans(t, tags, rules)
+    rule = _Bans(t, tags, fusion)
     for i in t.rows:
         rule.decide(i)
-    if rules.fusion:
+    if fusion:
         _ban_far_uses(rule)
         _ban_long_chains(rule)
     return rule.banned
 
 
 class _Bans:
-    def __init__(self, t: Table, tags: Sequence[Any], rules: BanRules) -> None:
-        self.t, self.tags, self.aggressive = t, tags, rules.aggressive
+    def __init__(self, t: Table, tags: Sequence[Any], fusion: bool) -> None:
+        self.t, self.tags = t, tags
         self.banned = [False] * len(t.nodes)
-        self.free = t.view if rules.views else [False] * len(t.nodes)
-        self._unfused = _materialized_late(self) if rules.fusion else [False] * len(t.nodes)
+        self._unfused = _materialized_late(self) if fusion else [False] * len(t.nodes)
 
     def fusible(self, a: int, b: int) -> bool:
         """Would a fusing compiler compute ``b`` in the kernel of ``a``?"""
@@ -170,7 +155,7 @@ class _Bans:
     def ban(self, i: int) -> None:
         # Torch computes floats again, from tensors that hold them; one that is an input has nothing to be computed of.
         again = isinstance(self.t.val[i], torch.SymFloat) and not self.t.is_placeholder(i)
-        if not (self.t.bits[i] & VIEW or self.free[i] or self.tags[i] in AGAIN or again):
+        if not (self.t.bits[i] & VIEW or self.t.view[i] or self.tags[i] in AGAIN or again):
             self.banned[i] = True
 
     def decide(self, i: int) -> None:
@@ -191,8 +176,7 @@ class _Bans:
             return True
         if bits & LIFT:
             return False
-        dear = bits & (RANDOM | HEAVY) or not bits & BUILTIN if self.aggressive else not bits & CHEAP
-        if dear or (self._unfused[i] and not bits & VIEW):
+        if not bits & CHEAP or (self._unfused[i] and not bits & VIEW):
             return True
         t = self.t  # a reduction is much smaller than what it reads
         read = sum([t.size[t.same[t.row[a]]] for a in t.nodes[i].args if isinstance(a, torch.fx.Node)])
@@ -265,31 +249,6 @@ def _ban_long_chains(rule: _Bans, length: int = 100) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- weights
-def torch_weights(t: Table, facts: Facts) -> list[float]:
-    """Torch's weights: bytes of the tensor, more the farther from the backward, twice if it could be fused away."""
-    weights = [INF] * len(t.nodes)
-    static = {i for i in t.primals if t.name(i) in facts.static}
-    for i in t.rows:
-        value = t.val[i]
-        if isinstance(value, _torch.SYM_TYPES):
-            weights[i] = 4.0 if isinstance(value, torch.SymFloat) else 1.0
-        elif not isinstance(value, torch.Tensor):
-            weights[i] = INF if value is None or isinstance(value, (list, tuple)) else 0.0
-        elif i in static:
-            weights[i] = 0.0
-        else:
-            near = int(t.size[i] * 1.1 ** max(min(t.distance[i], 100), 1))
-            weights[i] = near if _is_materialized(t, i) else 2 * near
-    return weights
-
-
-def _is_materialized(t: Table, i: int) -> bool:
-    if t.nodes[i].op == "placeholder" or i in t.outputs:
-        return True
-    bits, mine = t.bits, t.bits[i] & FUSIBLE
-    return not all(bits[u] & CAT or mine & bits[u] for u in t.users[i])
-
-
 def storage_weights(t: Table, facts: Facts) -> list[float]:
     """The storage model: see the top of this file. Saved symbolic numbers cost 1, so that few are; late rows are not saved."""
     weights = [INF] * len(t.nodes)

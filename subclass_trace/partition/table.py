@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -203,15 +203,6 @@ class Table:
         """Place of each early row among them."""
         return {i: k for k, i in enumerate(i for i in self.rows if self.early[i])}
 
-    @functools.cached_property
-    def distance(self) -> list[int]:
-        """Steps from each early row to the backward."""
-        distance = [FAR] * len(self.users)
-        for i in reversed(self.rows):
-            near = min([distance[u] for u in self.users[i]], default=FAR) + 1
-            distance[i] = min(near, FAR) if self.early[i] else 0
-        return distance
-
     def name(self, i: int) -> str:
         """The name of a row's node."""
         return self.nodes[i].name
@@ -221,14 +212,10 @@ class Table:
         return self.nodes[i].op == "placeholder"
 
 
-FAR = 10**9
-
-
-def make_table(joint: fx.GraphModule, num_forward: int, apart: Collection[str] = (), as_torch: bool = False) -> Table:
+def make_table(joint: fx.GraphModule, num_forward: int, apart: Collection[str] = ()) -> Table:
     """Read a joint graph whose first ``num_forward`` outputs are the forward's.
 
-    Nodes named in ``apart`` are not merged with equal ones. ``as_torch``: neither are those that torch does not merge
-    because their hashes collide with others' (in Python ``hash(-1) == hash(-2)``, which are common dimensions).
+    Nodes named in ``apart`` are not merged with equal ones.
     """
     nodes = list(joint.graph.nodes)
     end = len(nodes) - 1
@@ -243,7 +230,7 @@ def make_table(joint: fx.GraphModule, num_forward: int, apart: Collection[str] =
     kept = {n for n, k in zip(nodes, storage, strict=True) if k in held}
     kept |= {n.args[0] for n in kept if n.target is operator.getitem}  # one of several results of an operation
     candidates = [b & MERGEABLE and n not in kept and n.name not in apart for n, b in zip(nodes, bits, strict=True)]
-    same, ins = _merge(nodes, row, bits, candidates, hash if as_torch else _itself)
+    same, ins = _merge(nodes, row, bits, candidates)
     outputs = [same[o] if type(o) is int else o for o in outputs]
     out_rows = frozenset(o for o in outputs if type(o) is int)
     rows = _live(nodes, same, ins, bits, out_rows, end)
@@ -302,7 +289,6 @@ def _merge(
     row: dict[fx.Node, int],
     bits: Sequence[int],
     candidates: Sequence[bool | int],
-    slot: Callable[[Any], Any],
 ) -> tuple[list[int], list[tuple[int, ...]]]:
     """Which rows are equal to an earlier one, and what each row reads.
 
@@ -312,7 +298,7 @@ def _merge(
     """
     same = list(range(len(nodes)))
     ins: list[tuple[int, ...]] = [()] * len(nodes)
-    seen: dict[Any, tuple[Any, int]] = {}
+    seen: dict[Any, int] = {}
     alike: dict[Any, int] = {}  # operation and rows that are read -> the first such row, or -1: it is in ``seen``
     region = 0
 
@@ -320,11 +306,9 @@ def _merge(
         node = nodes[i]
         try:
             key = (node.target, region, _key(node.args, row, same), _key(node.kwargs, row, same))
-            first, other = seen.setdefault(slot(key), (key, i))
+            same[i] = seen.setdefault(key, i)
         except TypeError:  # an argument that cannot be hashed
             return
-        if first == key:
-            same[i] = other
 
     for i, node in enumerate(nodes[:-1]):
         found = node.all_input_nodes
@@ -340,10 +324,6 @@ def _merge(
                     alike[short] = -1
                 enter(i)
     return same, ins
-
-
-def _itself(key: Any) -> Any:
-    return key
 
 
 def _key(a: Any, row: dict[fx.Node, int], same: Sequence[int]) -> Any:

@@ -159,8 +159,7 @@ def suited(partitioner: Partitioner, backend: Backend) -> Partitioner:
     """A `MinCut` with what the back end decides decided."""
     if not isinstance(partitioner, MinCut):
         return partitioner
-    eager = backend.forward is compile_eager and backend.backward is compile_eager
-    return partitioner.for_backend(backend.forward is compile_forward, draws_as_written=eager)
+    return partitioner.for_backend(backend.forward is compile_forward)
 
 
 def _without_backward(

@@ -7,17 +7,13 @@ True
 """
 
 from .kit import ConformanceError, assert_conforms, check
-from .profiles import PROFILES, Profile
 from .report import Report
-from .resolve import register_strategy
-from .rules import Rule, Severity
+from .resolve import register_strategy, wrappers
+from .rules import PROFILES, Profile, Rule, Severity
 from .runner import Outcome, Result
 from .script import Failure, NotApplicable, Script
-from .strategies import dense_tensors, dtypes, nested_wrappers, op_programs, shapes, tangents, wrappers
+from .strategies import dense_tensors, dtypes, shapes
 from .subject import Subject, subject_of
-from .type_strategies import register as _register_type_strategies
-
-_register_type_strategies()
 
 __all__ = [
     "PROFILES",
@@ -36,11 +32,8 @@ __all__ = [
     "check",
     "dense_tensors",
     "dtypes",
-    "nested_wrappers",
-    "op_programs",
     "register_strategy",
     "shapes",
     "subject_of",
-    "tangents",
     "wrappers",
 ]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -83,25 +83,21 @@ def _place(row: Row) -> tuple[int, str]:
 def cover(
     subject: Subject,
     operations: Iterable[str] | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Coverage:
     """Sweep over operations.
 
     Args:
         operations: names of OpInfos; all by default (a minute or so), `COMMON` for the usual ones (seconds).
-        progress: called with the number of operations done, and in all.
     """
     database = private.opinfo_database()
     names = [n for n in (database if operations is None else operations) if n in database and n not in _DIES]
     rows = []
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
-        for k, name in enumerate(names):
-            progress(k, len(names))
+        for name in names:
             row = _try(subject, name, database[name])
             if row is not None:
                 rows.append(row)
-    progress(len(names), len(names))
     return Coverage(tuple(sorted(rows, key=_place)))
 
 

@@ -8,11 +8,9 @@ from typing import Any
 
 from ..errors import OptionError, SubclassTraceError
 from .coverage import COMMON, cover
-from .profiles import Profile
-from .profiles import profile as profile_of
 from .report import Report
 from .resolve import Target, resolve
-from .rules import Rule, load, select
+from .rules import Profile, Rule, load, profile_of, select
 from .runner import Outcome, Result, run_rule
 
 

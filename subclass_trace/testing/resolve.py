@@ -1,4 +1,4 @@
-"""From what the user names to a `Subject`: given, registered, known, or derived by trying constructors."""
+"""From what the user names to a `Subject`: given, registered, or derived by trying constructors."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from hypothesis import strategies as s
 from ..errors import OptionError, ProtocolError
 from ..subclass.protocol import why_not_traceable
 from .building import completed, instances, why_not_built
-from .known import KNOWN
-from .strategies import wrappers
+from .strategies import Dense, dense_specs
 from .subject import Subject, subject_of
 
 Target = type | str | Subject | Callable[..., torch.Tensor]
@@ -101,7 +100,7 @@ def resolve(target: Target, **options: Any) -> Subject:
     why = why_not_traceable(found)
     if why is not None:
         raise ProtocolError(f"{found.__qualname__} is no traceable wrapper subclass: {why}", path=found.__qualname__)
-    known = _REGISTERED.get(found) or _known(found) or {}
+    known = _REGISTERED.get(found, {})
     options = {**known, **options}
     derived = "factory" not in options and "strategy" not in options
     if derived:
@@ -124,19 +123,6 @@ def check_options(options: Mapping[str, Any]) -> None:
             near = difflib.get_close_matches(name, _OPTIONS, 1)
             fix = f"did you mean {near[0]}=?" if near else None
             raise OptionError(f"no option is called {name!r}", expected=", ".join(_OPTIONS), fix=fix)
-
-
-def _known(cls: type) -> dict[str, Any] | None:
-    return KNOWN.get(f"{cls.__module__}.{cls.__qualname__}") or next(
-        (v for k, v in KNOWN.items() if k.rpartition(".")[2] == cls.__qualname__ and _is(k, cls)), None
-    )
-
-
-def _is(name: str, cls: type) -> bool:
-    try:
-        return load_target(name) is cls
-    except OptionError:
-        return False
 
 
 def _from_factory(factory: Callable[..., torch.Tensor], options: dict[str, Any]) -> Subject:
@@ -184,3 +170,28 @@ def _candidates(cls: type) -> Iterator[str]:
         method = make.split("(")[0].rpartition(".")[2]
         if "." not in make.split("(")[0] or hasattr(cls, method):
             yield make
+
+
+def wrappers(target: Any, *, floating: bool = False, **options: Any) -> s.SearchStrategy[torch.Tensor]:
+    """Instances of a wrapper class.
+
+    Args:
+        target: what `check` takes: a class, a factory, a name, a subject.
+        options: how to build it, see `subject.subject_of`.
+
+    Raises:
+        OptionError: no instance can be built.
+    """
+    subject = resolve(target, **options)
+    if subject.strategy is not None:
+        return subject.strategy
+    kinds = s.sampled_from(subject.floating if floating else subject.dtypes)
+    specs = dense_specs(subject.arity, subject.shapes(), kinds)
+    return specs.map(lambda found: _instance(subject, found)).filter(lambda x: x is not None)
+
+
+def _instance(subject: Any, specs: tuple[Dense, ...]) -> Any:
+    try:
+        return eval(subject.make.format(*(f"({spec.code})" for spec in specs)), dict(subject.namespace))
+    except Exception:  # sizes or dtypes that the class does not have
+        return None

@@ -1,10 +1,10 @@
-"""What a rule is, and the register of all rules.
+"""What a rule is, the register of all rules, and how hard to look.
 
 A rule is one promise that a traceable wrapper subclass makes, with an id, a severity, a page of documentation (its
-docstring, and a wrong and a right example) and a check. The check gets a `Script` (see `script.py`), lets hypothesis
+docstring, and an example of a class that keeps it) and a check. The check gets a `Script` (see `script.py`), lets hypothesis
 draw instances of the subject into it, writes lines of Python and compares; the lines that ran *are* the counterexample.
 
-    @rule("ST301", "an in-place operation returns its first argument", family="dispatch", wrong=..., right=...)
+    @rule("ST301", "an in-place operation returns its first argument", right=...)
     def in_place_returns_self(t: Script) -> None:
         '''Why it matters, what breaks, how to fix it: the text of the rule's page (plain Markdown).'''
         t.wrapper("x")
@@ -20,7 +20,7 @@ import enum
 import inspect
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING
@@ -46,6 +46,53 @@ class Cost(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Profile:
+    """Numbers of examples per rule.
+
+    Attributes:
+        name: dev, ci or thorough.
+        cheap: examples of a rule that only runs eager operations.
+        dear: examples of a rule that compiles, starts threads or writes files.
+        shrink_seconds: how long a counterexample is made smaller.
+    """
+
+    name: str
+    cheap: int
+    dear: int
+    shrink_seconds: float
+
+    def examples(self, cost: Cost) -> int:
+        """Examples for a rule of this cost."""
+        return self.dear if cost is Cost.DEAR else self.cheap
+
+    def at_most(self, examples: int | None) -> Profile:
+        """The profile with another limit on examples."""
+        if examples is None:
+            return self
+        if examples < 1:
+            raise OptionError("max_examples must be at least 1", got=examples)
+        return replace(self, cheap=examples, dear=min(self.dear, examples))
+
+
+PROFILES = {
+    p.name: p for p in (Profile("dev", 16, 2, 2.0), Profile("ci", 80, 6, 5.0), Profile("thorough", 1000, 60, 60.0))
+}
+
+
+def profile_of(name: str | Profile) -> Profile:
+    """The profile of that name.
+
+    Raises:
+        OptionError: there is none.
+    """
+    if isinstance(name, Profile):
+        return name
+    if name not in PROFILES:
+        raise OptionError(f"no profile is called {name!r}", expected=" or ".join(PROFILES))
+    return PROFILES[name]
+
+
+@dataclass(frozen=True, slots=True)
 class Rule:
     """One rule.
 
@@ -56,7 +103,7 @@ class Rule:
         severity: error or warning.
         cost: how dear one example is.
         text: Markdown, why the rule exists and what goes wrong without it.
-        wrong, right: Python of a few lines: the part of a class that breaks the rule, and the same part mended.
+        right: Python of a few lines: the part of a class that keeps the rule.
         check: draws examples into a script and compares.
     """
 
@@ -66,7 +113,6 @@ class Rule:
     severity: Severity
     cost: Cost
     text: str
-    wrong: str
     right: str
     check: Callable[[Script], None]
 
@@ -87,10 +133,9 @@ class Rule:
 
     @property
     def page(self) -> str:
-        """The rule's page, in Markdown: its text, a wrong and a right example."""
-        wrong, right = (f"```python\n{code}\n```" for code in (self.wrong, self.right))
+        """The rule's page, in Markdown: its text and an example."""
         head = f"# {self.id}: {self.title}\n\nFamily {self.family}, {self.severity.value}."
-        return f"{head}\n\n{self.text}\n\n## Wrong\n\n{wrong}\n\n## Right\n\n{right}\n"
+        return f"{head}\n\n{self.text}\n\n## Right\n\n```python\n{self.right}\n```\n"
 
 
 _RULES: dict[str, Rule] = {}
@@ -100,8 +145,6 @@ def rule(
     id: str,
     title: str,
     *,
-    family: str,
-    wrong: str,
     right: str,
     severity: Severity = Severity.ERROR,
     cost: Cost = Cost.CHEAP,
@@ -118,8 +161,8 @@ def rule(
         text = inspect.getdoc(check)
         if not text:
             raise OptionError(f"the check of rule {id} has no docstring", fix="say why the rule exists")
-        wrong_, right_ = inspect.cleandoc(wrong), inspect.cleandoc(right)
-        _RULES[id] = Rule(id, title, family, severity, cost, text, wrong_, right_, check)
+        family = check.__module__.rpartition(".")[2]
+        _RULES[id] = Rule(id, title, family, severity, cost, text, inspect.cleandoc(right), check)
         return check
 
     return add

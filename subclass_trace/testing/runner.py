@@ -23,8 +23,7 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, reject, settings
 from hypothesis import strategies as s
 from hypothesis.errors import HypothesisException, Unsatisfiable, UnsatisfiedAssumption
 
-from .profiles import Profile
-from .rules import Cost, Rule
+from .rules import Cost, Profile, Rule
 from .script import Failure, NotApplicable, NotBuilt, Script
 from .subject import Subject
 

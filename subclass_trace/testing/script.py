@@ -13,9 +13,12 @@ imports and the sources of the helpers that they use in front, are a program tha
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import re
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,7 +29,6 @@ from hypothesis import strategies as s
 from . import probes
 from .render import HELPERS, both_sides, program
 from .strategies import Dense, dense_specs
-from .watchdog import limit
 
 if TYPE_CHECKING:
     from .subject import Subject
@@ -332,6 +334,32 @@ class Script:
 
     def _failure(self, what: str, got: str, expected: str) -> Failure:
         return Failure(what, got, expected, tuple(self.lines), self.subject)
+
+
+class TookTooLong(Exception):
+    """A line did not come to an end in time."""
+
+
+@contextlib.contextmanager
+def limit(seconds: float) -> Iterator[None]:
+    """Raise `TookTooLong` in the body after so many seconds: classes can hang, and the report should say where.
+
+    It uses an alarm signal, so there is a limit only in the main thread of systems that have one, for Python code.
+    """
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ring(number: int, frame: Any) -> None:
+        raise TookTooLong(f"more than {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    remaining, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, remaining)
+        signal.signal(signal.SIGALRM, before)
 
 
 def on(expression: str, op: str) -> str:

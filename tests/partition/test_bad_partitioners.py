@@ -163,7 +163,7 @@ def test_policies_that_answer_with_something_else_mean_what_they_mean_to_torch(a
         contexts = lambda: create_selective_checkpoint_contexts(policy)
         return checkpoint(lambda x: (x @ x).exp(), x, use_reentrant=False, context_fn=contexts).sum()
 
-    region = st.compile(f, partitioner=st.MinCut(model="torch"))
+    region = st.compile(f, partitioner=st.MinCut())
     region(torch.rand(4, 4, requires_grad=True)).backward()
     assert {r.operation for r in region.specializations[0].saved} >= saved
     assert ("aten.mm.default" in {r.operation for r in region.specializations[0].saved}) == (saved != {"input"})

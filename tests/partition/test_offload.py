@@ -16,7 +16,7 @@ import subclass_trace as st
 from benchmarks.graphs import MODELS, load
 from subclass_trace.backends import register_backend
 from subclass_trace.backends.registry import unregister_backend
-from subclass_trace.partition.transfers import Offload, operations, register_streams
+from subclass_trace.partition.offload import Offload, operations, register_streams
 from subclass_trace.runtime.graph_code import compile_graph
 from subclass_trace.zoo import TwoTensor
 
@@ -243,7 +243,7 @@ def test_nothing_is_registered_on_import() -> None:
         "x = torch.rand(64, 64, requires_grad=True)\n"
         "st.compile(lambda x: (x @ x).sin())(x).sum().backward()\n"
         "assert not has()\n"
-        "from subclass_trace.partition.transfers import operations\n"
+        "from subclass_trace.partition.offload import operations\n"
         "operations()\n"
         "assert has()\n"
     )

@@ -21,8 +21,7 @@ from subclass_trace.partition.split import halves, make_split
 aten = torch.ops.aten
 OPTIONS: list[dict[str, Any]] = [
     {},
-    {"partitioner": st.MinCut(model="torch")},
-    {"partitioner": st.MinCut(aggressive=True)},
+    {"partitioner": st.MinCut(fusion=True)},
     {"partitioner": st.MinCut(model="seconds", price=1.0)},
     {"activation_memory_budget": 0.0},
 ]
@@ -241,7 +240,7 @@ def test_contradictory_tags_are_explained_by_a_path() -> None:
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
         elif node.op == "call_function" and node.name.startswith("getitem"):
             node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-    for options in (st.MinCut(), st.MinCut(model="torch"), st.MinCut(budget=0.5), st.MinCut(store="int8")):
+    for options in (st.MinCut(), st.MinCut(fusion=True), st.MinCut(budget=0.5), st.MinCut(store="int8")):
         with pytest.raises(st.UnsupportedError) as caught:
             options.decide(options.table(joint.module, joint.num_forward), Facts())
         error = caught.value

@@ -15,9 +15,7 @@ from subclass_trace.partition.min_cut import MinCut
 aten = torch.ops.aten
 PARTITIONERS: dict[str, dict[str, Any]] = {
     "storage": {"partitioner": MinCut()},
-    "torch": {"partitioner": MinCut(model="torch")},
     "fusion": {"partitioner": MinCut(fusion=True)},
-    "aggressive": {"partitioner": MinCut(aggressive=True)},
 }
 
 

@@ -1,4 +1,4 @@
-"""One broken subclass per rule of the family aliasing."""
+"""Broken subclasses for the rules of the family aliasing."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ReplacesInViews(Sound):
         return super().compute(func, args, kwargs)
 
 
-@breaks("ST325")
+@breaks("ST324")
 class ReplacesInBases(Sound):
     """In what is no view, zero_ puts a new tensor in place of the old one."""
 
@@ -95,7 +95,7 @@ class WritesAboveAutograd(Sound):
             return func(*args, **(kwargs or {}))
 
 
-@breaks("ST328")
+@breaks("ST327")
 class ViewsAboveAutograd(Sound):
     """unsqueeze is done in __torch_function__: autograd does not know that the result is a view."""
 
@@ -109,7 +109,7 @@ class ViewsAboveAutograd(Sound):
             return func(*args, **(kwargs or {}))
 
 
-@breaks("ST329")
+@breaks("ST326")
 class IgnoresOut(Sound):
     """sub with out= computes, and writes nothing."""
 

@@ -1,4 +1,4 @@
-"""One broken subclass per rule of the family copying."""
+"""Broken subclasses for the rules of the family copying."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class IgnoresDtype(Sound):
         return super().compute(func, args, kwargs)
 
 
-@breaks("ST504")
+@breaks("ST503")
 class LeavesOneBehind(Sound):
     """to(device) moves one of two inner tensors."""
 
@@ -89,7 +89,7 @@ class PickleLosesContext(Sound):
         return function, (cls, inner, context + "'", *rest)
 
 
-@breaks("ST508")
+@breaks("ST507")
 class SaveLosesValues(Sound):
     """torch.save (which asks for protocol 2) writes other values."""
 

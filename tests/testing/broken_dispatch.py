@@ -1,4 +1,4 @@
-"""One broken subclass per rule of the family dispatch."""
+"""Broken subclasses for the rules of the family dispatch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class UnwrapsFirst(Sound):
         return dispatch(cls, func, args, kwargs or {})
 
 
-@breaks("ST302")
+@breaks("ST301")
 class UnwrapsSecond(Sound):
     """Looks for strangers only if it is the first argument itself."""
 
@@ -50,7 +50,7 @@ class Raises(Sound):
         return dispatch(cls, func, args, kwargs or {})
 
 
-@breaks("ST304")
+@breaks("ST301")
 class LooksAtArguments(Sound):
     """Looks for strangers among the arguments, not in lists."""
 
@@ -103,7 +103,7 @@ class OwnGenerator(Sound):
         return super().compute(func, args, kwargs)
 
 
-@breaks("ST307")
+@breaks("ST306")
 class LosesGenerator(Sound):
     """Draws from the default generator, whatever it is given."""
 
@@ -119,7 +119,7 @@ class IgnoresConjugate(Sound):
     keys = Sound.keys.remove(torch._C.DispatchKey.Conjugate)
 
 
-@breaks("ST309")
+@breaks("ST308")
 class IgnoresNegative(Sound):
     """Computes with real inner tensors as they lie in memory."""
 

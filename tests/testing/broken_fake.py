@@ -1,4 +1,4 @@
-"""One broken subclass per rule of the family fake."""
+"""Broken subclasses for the rules of the family fake."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class OtherSizesWhenFake(Sound):
 REAL = torch.zeros(2)
 
 
-@breaks("ST204")
+@breaks("ST203")
 class RealConstant(Sound):
     """One operation puts a real tensor into a fake result."""
 
@@ -73,7 +73,7 @@ class NumbersOnly(Sound):
         return cls(inner["data_"], inner["extra"], context, size, stride)
 
 
-@breaks("ST206")
+@breaks("ST205")
 class FlattenAsks(Sound):
     """Flatten turns a size into a number."""
 
@@ -82,7 +82,7 @@ class FlattenAsks(Sound):
         return ["data_", "extra"], self.tag
 
 
-@breaks("ST207")
+@breaks("ST205")
 class OperationAsks(Sound):
     """An operation turns a size into a number."""
 

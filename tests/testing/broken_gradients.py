@@ -1,4 +1,4 @@
-"""One broken subclass per rule of the family gradients."""
+"""Broken subclasses for the rules of the family gradients."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ReluBackward(Sound):
         return super().compute(func, args, kwargs)
 
 
-@breaks("ST403")
+@breaks("ST402")
 class TanhBackward(Sound):
     """The backward of tanh forgets a square."""
 
@@ -57,7 +57,7 @@ class NegatesNothingToo(Sound):
 
 
 @breaks(
-    "ST405", also=dict.fromkeys(("ST402", "ST403", "ST404"), "the gradients of a value that is used twice are added")
+    "ST405", also=dict.fromkeys(("ST402", "ST402", "ST404"), "the gradients of a value that is used twice are added")
 )
 class AddsFirst(Sound):
     """The sum of two wrappers is the first one."""

@@ -1,4 +1,4 @@
-"""One broken subclass per rule of the family nesting."""
+"""Broken subclasses for the rules of the family nesting."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ExactTypes(Sound):
         )
 
 
-@breaks("ST603")
+@breaks("ST601")
 class WrongCosineInside(Sound):
     """The cosine is wrong when another wrapper calls it."""
 
@@ -57,7 +57,7 @@ class StaysStrided(Sound):
         return super().compute(func, args, kwargs)
 
 
-@breaks("ST612")
+@breaks("ST611")
 class NoChannelsLast(Sound):
     """clone and to do not know channels_last."""
 

@@ -1,4 +1,4 @@
-"""One broken subclass per rule of the family protocol."""
+"""Broken subclasses for the rules of the family protocol."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class CopiesInner(Sound):
         return cls(inner["data_"], inner["extra"].as_subclass(torch.Tensor), context, size, stride)
 
 
-@breaks("ST104")
+@breaks("ST101")
 class InventsGrad(Sound):
     """What unflatten returns requires grad."""
 
@@ -51,7 +51,7 @@ class InventsGrad(Sound):
         return out.requires_grad_() if out.is_floating_point() else out
 
 
-@breaks("ST105")
+@breaks("ST101")
 class LosesContext(Sound):
     """Unflatten ignores the context."""
 
@@ -153,7 +153,7 @@ class HidesGrad(Sound):
     check_grad = False
 
 
-@breaks("ST111", also={"ST206": "sizes of the context are numbers, also where the leaves have symbols"})
+@breaks("ST111", also={"ST205": "sizes of the context are numbers, also where the leaves have symbols"})
 class SizesInContext(Sound):
     """The outer size is taken from the context."""
 
@@ -165,7 +165,7 @@ class SizesInContext(Sound):
         return cls(inner["data_"], inner["extra"], *context)
 
 
-@breaks("ST112")
+@breaks("ST102")
 class FreshInner(Sound):
     """One inner tensor is a new object for each look."""
 
@@ -178,7 +178,7 @@ class FreshInner(Sound):
         self.hidden = [value]
 
 
-@breaks("ST113")
+@breaks("ST107")
 class Forgotten(Sound):
     """An attribute holds a tensor that flatten does not name."""
 

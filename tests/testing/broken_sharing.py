@@ -1,4 +1,4 @@
-"""One broken subclass per rule of the family sharing."""
+"""Broken subclasses for the rules of the family sharing."""
 
 from __future__ import annotations
 

@@ -7,8 +7,6 @@ import functools
 from ..rules import Severity, rule
 from ..script import NotApplicable, Script
 
-FAMILY = "aliasing"
-
 #: View operations for any shape; what the class refuses is left out.
 VIEWS = ("x[:1]", "x.t()", "x.view(-1)", "x.transpose(0, -1)", "x.unsqueeze(0)", "x.unbind()[0]", "x.split(1)[0]")
 #: In-place operations on {0}.
@@ -18,11 +16,6 @@ WRITES = ("{0}.add_(1)", "{0}.mul_(2)", "{0}.zero_()")
 @rule(
     "ST321",
     "a view shares memory with its base",
-    family=FAMILY,
-    wrong="""
-    if func not in TABLE:  # a view operation too ends up here
-        return func(x.dequantize(), *args[1:], **kwargs)
-    """,
     right="""
     if func.is_view:
         return return_and_correct_aliasing(func, args, kwargs, Scaled(func(x.data, *args[1:]), x.scale))
@@ -41,12 +34,7 @@ def views_alias(t: Script) -> None:
 @rule(
     "ST322",
     "a view has the outer storage of its base",
-    family=FAMILY,
     severity=Severity.WARNING,
-    wrong="""
-    if func is aten.t.default:
-        return Scaled(x.data.t(), x.scale)
-    """,
     right="""
     if func is aten.t.default:
         return return_and_correct_aliasing(func, args, kwargs, Scaled(x.data.t(), x.scale))
@@ -64,12 +52,6 @@ def views_share_storage(t: Script) -> None:
 @rule(
     "ST323",
     "an in-place operation returns its first argument",
-    family=FAMILY,
-    wrong="""
-    if func is aten.add_.Tensor:
-        x.data.add_(args[1])
-        return Scaled(x.data, x.scale)  # another object
-    """,
     right="""
     if func is aten.add_.Tensor:
         x.data.add_(args[1])
@@ -92,174 +74,93 @@ def in_place_returns_self(t: Script) -> None:
 
 @rule(
     "ST324",
-    "a write through a view reaches the base",
-    family=FAMILY,
-    wrong="""
-    if func is aten.add_.Tensor:
-        x.data = x.data + args[1]  # a new inner tensor: the base keeps the old one
-        return x
-    """,
+    "a write through a view reaches the base, and one to the base its views",
     right="""
-    if func is aten.add_.Tensor:
-        x.data.add_(args[1])
+    if func in (aten.add_.Tensor, aten.mul_.Tensor):
+        func(x.data, *args[1:])  # into the inner tensors that there are: no new ones in their place
         return x
     """,
 )
-def write_reaches_base(t: Script) -> None:
-    """`x[:1].add_(1)` changes `x`. In-place operations must write into the inner tensors, not replace them."""
+def writes_are_seen(t: Script) -> None:
+    """`x[:1].add_(1)` changes `x`, and after `x.add_(1)` a view that was taken before shows the new values. In-place
+    operations must write into the inner tensors, not replace them: others keep the old ones.
+    """
     view = _view(t)
     t.require("assert shares_memory(x, y)", "its views are not views")
-    t.require(t.choose(*WRITES).format("y"))
-    t.expect("leaves(y)", f"leaves({view})", "the base has what was written through the view")
-
-
-@rule(
-    "ST325",
-    "a write to the base reaches its views",
-    family=FAMILY,
-    wrong="""
-    if func is aten.mul_.Tensor:
-        x.scale = x.scale * args[1]  # views keep the old scale
-        return x
-    """,
-    right="""
-    if func is aten.mul_.Tensor:
-        x.scale.mul_(args[1])
-        return x
-    """,
-)
-def write_reaches_views(t: Script) -> None:
-    """The other direction of ST324: after `x.add_(1)` a view that was taken before shows the new values."""
-    view = _view(t)
-    t.require("assert shares_memory(x, y)", "its views are not views")
-    t.require(t.choose(*WRITES).format("x"))
-    t.expect("leaves(y)", f"leaves({view})", "the view shows what was written to its base")
+    t.require(t.choose(*WRITES).format(t.choose("y", "x")))
+    t.expect("leaves(y)", f"leaves({view})", "base and view show what was written to either")
 
 
 @rule(
     "ST326",
-    "an in-place operation gives the value of the out-of-place one",
-    family=FAMILY,
-    wrong="""
-    if func is aten.add_.Tensor:
-        x.data.add_(args[1])  # data is value / scale
-        return x
-    """,
+    "an operation in place, or with out=, gives the value of the out-of-place one",
     right="""
     if func is aten.add_.Tensor:
         x.data.add_(args[1] / x.scale)
         return x
-    """,
-)
-def in_place_value(t: Script) -> None:
-    """Compared through the projection to dense, an in-place operation on a wrapper must do what it does to the dense value,
-    up to the tolerance that was given for the class.
-    """
-    t.wrapper("x", min_dims=1, min_side=1)
-    op = t.choose("{0}.add_(1)", "{0}.mul_(2)", "{0}.zero_()", "{0}.neg_()", "{0}.sub_(1)")
-    t.require("z = x.clone()")
-    t.require("assert same(z, x) and not shares_memory(x, z)", "its clone is another thing")
-    t.require(f"d = {t.dense('x')}.detach().clone()")
-    t.require(op.format("z"))
-    t.require(op.format("d"))
-    t.expect(t.dense("z"), "d", "in place as on the dense value")
-
-
-@rule(
-    "ST327",
-    "an in-place operation moves the version counter",
-    family=FAMILY,
-    wrong="""
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        if func is torch.Tensor.add_:
-            args[0].data.add_(args[1])  # behind the back of autograd
-            return args[0]
-    """,
-    right="""
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        if func is aten.add_.Tensor:  # autograd has counted already
-            args[0].data.add_(args[1])
-            return args[0]
-    """,
-)
-def version_moves(t: Script) -> None:
-    """Autograd compares version counters to notice that a saved tensor was overwritten. An in-place operation that is
-    handled above autograd, in `__torch_function__` or by a method of the class, must count as one.
-    """
-    t.wrapper("x")
-    t.require("before = x._version")
-    t.require(t.choose(*WRITES, "{0}.neg_()").format("x"))
-    t.expect("x._version > before", "True", "a write is counted")
-
-
-@rule(
-    "ST328",
-    "a write through a view moves the version counter of the base",
-    family=FAMILY,
-    wrong="""
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        if func is torch.Tensor.t:
-            return Scaled(args[0].data.t(), args[0].scale)  # autograd does not know that this is a view
-    """,
-    right="""
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        if func is aten.t.default:
-            return return_and_correct_aliasing(func, args, kwargs, Scaled(args[0].data.t(), args[0].scale))
-    """,
-)
-def version_is_shared(t: Script) -> None:
-    """A view and its base have one version counter, since they have one memory. Autograd sees to that for operations which
-    it sees; a view that is made above it, in `__torch_function__`, is unknown to it, and gradients through it are lost.
-    """
-    _view(t)
-    t.require("assert shares_memory(x, y)", "its views are not views")
-    write = t.choose(*WRITES)
-    t.require("before = y._version")
-    t.require(write.format("y"))
-    t.require("assert y._version > before", "its writes are not counted")
-    t.expect("x._version", "y._version", "base and view have one version counter")
-
-
-@rule(
-    "ST329",
-    "an operation with out= writes to it and returns it",
-    family=FAMILY,
-    wrong="""
-    if func is aten.add.out:
-        return Scaled(x.data + args[1].data, x.scale)  # out is not written
-    """,
-    right="""
     if func is aten.add.out:
         func(x.data, args[1].data, out=kwargs["out"].data)
         return kwargs["out"]
     """,
 )
-def out_is_written(t: Script) -> None:
-    """Every out variant has a keyword argument that is written to. A class may refuse them; it must not ignore them."""
-    t.wrapper("x")
-    call = t.choose("torch.add({0}, 1, out={1})", "torch.mul({0}, 2, out={1})", "torch.sub({0}, 1, out={1})")
+def in_place_value(t: Script) -> None:
+    """Compared through the projection to dense, an in-place operation on a wrapper must do what it does to the dense value,
+    up to the tolerance that was given for the class. Every out variant has a keyword argument that is written to and is
+    the result; a class may refuse them, it must not ignore them.
+    """
+    t.wrapper("x", min_dims=1, min_side=1)
+    op = t.choose(*_IN_PLACE)
     t.require("z = x.clone()")
     t.require("assert same(z, x) and not shares_memory(x, z)", "its clone is another thing")
     t.require(f"d = {t.dense('x')}.detach().clone()")
-    t.require(f"y = {call.format('x', 'z')}")
-    t.require(call.format("d", "d"))
-    t.expect("y is z", "True", "the result is the tensor that was given as out")
-    t.expect(t.dense("z"), "d", "out has the value")
+    t.require(f"y = {op.format('z', 'x')}")
+    t.require(op.format("d", "d"))
+    if "out=" in op:
+        t.expect("y is z", "True", "the result is the tensor that was given as out")
+    t.expect(t.dense("z"), "d", "what it writes to the dense value")
+
+
+#: writes to {0}
+_IN_PLACE = (
+    "{0}.add_(1)", "{0}.mul_(2)", "{0}.zero_()", "{0}.neg_()", "{0}.sub_(1)", "torch.add({1}, 1, out={0})",
+    "torch.mul({1}, 2, out={0})", "torch.sub({1}, 1, out={0})",
+)  # fmt: skip
+
+
+@rule(
+    "ST327",
+    "a write moves the version counter, which a view has from its base",
+    right="""
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func is aten.add_.Tensor:  # below autograd, which has counted already
+            args[0].data.add_(args[1])
+            return args[0]
+    """,
+)
+def versions_move(t: Script) -> None:
+    """Autograd compares version counters to notice that a saved tensor was overwritten. An in-place operation that is
+    handled above autograd, in `__torch_function__` or by a method of the class, must count as one. A view and its base have
+    one counter, since they have one memory; a view that is made above autograd is unknown to it, and gradients through it
+    are lost.
+    """
+    through_view = t.choose(False, True)
+    if through_view:
+        _view(t)
+        t.require("assert shares_memory(x, y)", "its views are not views")
+    else:
+        t.wrapper("x")
+    name = "y" if through_view else "x"
+    t.require(f"before = {name}._version")
+    t.require(t.choose(*WRITES, "{0}.neg_()").format(name))
+    t.expect(f"{name}._version > before", "True", "a write is counted")
+    if through_view:
+        t.expect("x._version", "y._version", "base and view have one version counter")
 
 
 @rule(
     "ST330",
     "an operation that changes sizes in place changes wrapper and inner tensors",
-    family=FAMILY,
-    wrong="""
-    if func is aten.unsqueeze_.default:
-        x.data.unsqueeze_(args[1])
-        return x  # the wrapper keeps its size
-    """,
     right="""
     if func is aten.unsqueeze_.default:
         x.data.unsqueeze_(args[1])
@@ -285,11 +186,6 @@ def sizes_in_place(t: Script) -> None:
 @rule(
     "ST331",
     "the result of an operation that is no view is independent",
-    family=FAMILY,
-    wrong="""
-    if func is aten.mul.Tensor and args[1] == 1:
-        return Scaled(x.data, x.scale)  # the same memory
-    """,
     right="""
     if func is aten.mul.Tensor:
         return Scaled(x.data.clone(), x.scale * args[1])
@@ -327,15 +223,6 @@ _FRESH = (
 @rule(
     "ST332",
     "a write leaves a clone as it is, with its context",
-    family=FAMILY,
-    wrong="""
-    def __tensor_flatten__(self):
-        return ["data"], self.info  # a dict, which clones and results share
-
-    if func is aten.mul_.Tensor:
-        x.info["scale"] *= args[1]  # the clones are multiplied too
-        return x
-    """,
     right="""
     def __tensor_flatten__(self):
         return ["data", "scale"], None  # what is written to is an inner tensor: clone copies it, views share it

@@ -7,18 +7,13 @@ another type, a wrapper without inner tensors), only the region is asked.
 
 from __future__ import annotations
 
+import functools
+
 from ..rules import Cost, Severity, rule
 from ..script import NotApplicable, NotBuilt, Script, on
 
-FAMILY = "compiled"
-
 REGION = "st.compile(f, backend='eager')"
 TORCH = "torch.compile(f, backend='aot_eager', fullgraph=True)"
-_DEPENDS_WRONG = """
-if func is aten.mul.Tensor:
-    if torch.compiler.is_compiling() or isinstance(x.data, FakeTensor):
-        return fast_path(x)  # another value than in eager mode
-"""
 _DEPENDS_RIGHT = """
 if func is aten.mul.Tensor:
     return path(x)  # the same whoever calls
@@ -27,61 +22,74 @@ if func is aten.mul.Tensor:
 
 @rule(
     "ST701",
-    "a compiled function gives the result of the eager one",
-    family=FAMILY,
+    "a compiled function gives the results of the eager one",
     cost=Cost.DEAR,
-    wrong=_DEPENDS_WRONG,
     right=_DEPENDS_RIGHT,
 )
 def forward(t: Script) -> None:
-    """Class, sizes, strides and values of the result are those of eager mode. Differences come from code in the class that
-    behaves otherwise on fake tensors, from state outside of the context, and from values that were read while tracing.
+    """Class, sizes, strides and values of the result are those of eager mode, in the first call and in a second one with
+    other numbers in tensors of the same sizes. Differences come from code in the class that behaves otherwise on fake
+    tensors, from state outside of the context, from values that were read while tracing, and from a context that holds
+    values and is not compared.
     """
-    t.wrapper("x", min_dims=1, min_side=2)
-    _define(t, _working(t, "(x * 2).sin() + 1", "x.clone()", "x * x", "x.sum()", _LINEAR))
-    t.require("expected_y = f(x)")
+    t.wrapper("x", floating=t.choose(False, True), min_dims=1, min_side=2)
+    t.wrapper("z", shaped="x")
+    _define(t, _working(t, "(x * 2).sin() + 1", "x.sinh() * 2", "x.clone()", "x * x", "x.sum()", _LINEAR))
+    t.require("expected_x, expected_z = f(x), f(z)")
     for compiler in _compilers(t):
-        t.run(f"y = {compiler}(x)", "what runs in eager mode runs compiled")
-        t.expect("y", "expected_y", "the result of eager mode")
-        t.expect("plain_meta(y)", "plain_meta(expected_y)", "sizes and strides of eager mode")
+        t.run(f"g = {compiler}")
+        t.run("y = g(x)", "what runs in eager mode runs compiled")
+        t.expect("y", "expected_x", "the result of eager mode")
+        t.expect("plain_meta(y)", "plain_meta(expected_x)", "sizes and strides of eager mode")
+        t.run("y = g(z)", "a second call runs")
+        t.expect("y", "expected_z", "the result of eager mode for other values")
 
 
 @rule(
     "ST702",
     "compiled gradients are those of eager mode",
-    family=FAMILY,
     cost=Cost.DEAR,
-    wrong="""
-    if func is aten.sigmoid_backward.default and not torch.is_grad_enabled():
-        ...  # grad mode differs between eager backward and the trace of the joint graph
-    """,
     right=_DEPENDS_RIGHT,
 )
 def backward(t: Script) -> None:
     """The backward is traced together with the forward: other modes are on, and tensors are fake. The gradients must be
-    those of eager mode, and of the same class.
+    those of eager mode, and of the same class; also for a tangent of another type than the traced one, for which a region
+    traces another backward. (torch.compile refuses such tangents, or asks `__coerce_same_metadata_as_tangent__`: it is not
+    asked.)
     """
     t.wrapper("x", grad=True, min_dims=1, min_side=2)
-    op = _working(t, "(x * 2).sigmoid()", "x.sin() * x", "x.exp()", _LINEAR, grad=True)
+    op = _working(t, "(x * 2).sigmoid()", "x.sin() * x", "x.asinh()", "x * 2", "x.exp()", _LINEAR, grad=True)
     _define(t, op)
     t.require("expected_y = f(x)")
-    t.require("(expected_g,) = torch.autograd.grad(expected_y, x, expected_y.detach())", "it refuses the backward")
+    t.require("v = expected_y.detach()")
+    t.require("(expected_g,) = torch.autograd.grad(expected_y, x, v)", "it refuses the backward")
     for compiler in _compilers(t):
         t.run(f"y = {compiler}(x)", "what runs in eager mode runs compiled")
-        t.run("(g,) = torch.autograd.grad(y, x, y.detach())", "what runs backward in eager mode does so compiled")
+        t.run("(g,) = torch.autograd.grad(y, x, v)", "what runs backward in eager mode does so compiled")
         t.expect("g", "expected_g", "the gradient of eager mode")
+    t.alone(functools.partial(_dense_tangent, t, op))
+
+
+def _dense_tangent(t: Script, op: str) -> None:
+    t.only_if("hasattr(type(expected_y), '__tensor_flatten__')", "its result is dense")
+    t.require("expected_y = f(x)")
+    t.require("v = torch.arange(1, x.numel() + 1, dtype=expected_y.dtype).reshape(expected_y.shape)")
+    t.require("(expected_g,) = torch.autograd.grad(expected_y, x, v)", "it refuses dense tangents")
+    if t.subject.dense is not None:  # a wrong gradient in eager mode is another rule's matter
+        t.require(f"d = {t.dense('x')}.detach().clone().requires_grad_()")
+        t.require(f"(dense_g,) = torch.autograd.grad({on('d', op)}, d, v)")
+        rtol, atol = t.subject.tolerance
+        t.require(f"assert same({t.project('expected_g')}, dense_g, {rtol}, {atol})", "its dense tangents are ignored")
+    t.run(f"y = {REGION}(x)", "what runs in eager mode runs compiled")
+    t.run("(g,) = torch.autograd.grad(y, x, v)", "what takes a dense tangent in eager mode does so compiled")
+    t.expect("g", "expected_g", "the gradient of eager mode")
 
 
 @rule(
     "ST703",
     "one compiled function serves several sizes",
-    family=FAMILY,
     severity=Severity.WARNING,
     cost=Cost.DEAR,
-    wrong="""
-    def __tensor_flatten__(self):
-        return ["data"], {"rows": self.shape[0]}
-    """,
     right="""
     def __tensor_flatten__(self):
         return ["data"], None
@@ -110,13 +118,7 @@ def dynamic_sizes(t: Script) -> None:
 @rule(
     "ST704",
     "a compiled function writes what the eager one writes",
-    family=FAMILY,
     cost=Cost.DEAR,
-    wrong="""
-    if func is aten.sub_.Tensor:
-        x.data = x.data - args[1]  # not seen by a tracer: it follows writes into tensors
-        return x
-    """,
     right="""
     if func is aten.sub_.Tensor:
         x.data.sub_(args[1])
@@ -149,12 +151,7 @@ def mutation(t: Script) -> None:
 @rule(
     "ST705",
     "a compiled view is a view",
-    family=FAMILY,
     cost=Cost.DEAR,
-    wrong="""
-    if func is aten.transpose.int and is_fake(x.data):
-        return Scaled(x.data.transpose(*args[1:]).contiguous(), x.scale)
-    """,
     right="""
     if func is aten.transpose.int:
         return return_and_correct_aliasing(func, args, kwargs, Scaled(x.data.transpose(*args[1:]), x.scale))
@@ -179,76 +176,6 @@ def compiled_views(t: Script) -> None:
     if t.attempt("expected_y = f(expected_w, expected_v)"):
         t.run(f"y = {REGION}(w, v)", "what runs in eager mode runs compiled")
         t.expect("[y, w, v]", "[expected_y, expected_w, expected_v]", "a write to one is seen in the other")
-
-
-@rule(
-    "ST706",
-    "a compiled function follows other values",
-    family=FAMILY,
-    cost=Cost.DEAR,
-    wrong="""
-    def __tensor_flatten__(self):
-        return ["data"], self.scale.item()
-
-    @classmethod
-    def __metadata_guard__(cls, original, other):
-        return True  # to have fewer recompilations
-    """,
-    right="""
-    def __tensor_flatten__(self):
-        return ["data", "scale"], None
-    """,
-)
-def other_values(t: Script) -> None:
-    """A second call with other numbers in tensors of the same sizes gives the result for those. Numbers from the first call
-    stay where they were read into Python: a context that holds values and is not compared, caches, attributes.
-    """
-    t.wrapper("x", floating=True, min_dims=1, min_side=2)
-    t.wrapper("z", shaped="x")
-    _define(t, _working(t, "x.sinh() * 2", "x.sin() * 2", "x * x", "x.clone()", _LINEAR))
-    t.require("expected_x, expected_z = f(x), f(z)")
-    for compiler in _compilers(t):
-        t.run(f"g = {compiler}")
-        t.run("y = g(x)", "what runs in eager mode runs compiled")
-        t.expect("y", "expected_x", "the result of eager mode")
-        t.run("y = g(z)", "a second call runs")
-        t.expect("y", "expected_z", "the result of eager mode for other values")
-
-
-@rule(
-    "ST707",
-    "a compiled backward takes a dense tangent as the eager one does",
-    family=FAMILY,
-    cost=Cost.DEAR,
-    wrong="""
-    if func is aten.mul.Tensor and is_fake(args[0]):
-        assert isinstance(args[0], cls)  # tangents are of the class while tracing, surely
-    """,
-    right="""
-    if func is aten.mul.Tensor:
-        a, b = (a if isinstance(a, cls) else cls.like(a) for a in args)
-    """,
-)
-def compiled_tangents(t: Script) -> None:
-    """A tangent of another type than the traced one makes a region trace another backward. It must give the gradient of
-    eager mode. (torch.compile refuses such tangents, or asks `__coerce_same_metadata_as_tangent__`: it is not asked.)
-    """
-    t.wrapper("x", grad=True, min_dims=1, min_side=2)
-    op = _working(t, "x.asinh()", "x.sin()", "x * 2", "x * x", "x.clone()", grad=True)
-    _define(t, op)
-    t.require("expected_y = f(x)")
-    t.assume(t.value("hasattr(type(expected_y), '__tensor_flatten__')"))
-    t.require("v = torch.arange(1, x.numel() + 1, dtype=expected_y.dtype).reshape(expected_y.shape)")
-    t.require("(expected_g,) = torch.autograd.grad(expected_y, x, v)", "it refuses dense tangents")
-    if t.subject.dense is not None:  # a wrong gradient in eager mode is another rule's matter
-        t.require(f"d = {t.dense('x')}.detach().clone().requires_grad_()")
-        t.require(f"(dense_g,) = torch.autograd.grad({on('d', op)}, d, v)")
-        rtol, atol = t.subject.tolerance
-        t.require(f"assert same({t.project('expected_g')}, dense_g, {rtol}, {atol})", "its dense tangents are ignored")
-    _traceable(t)
-    t.run(f"y = {REGION}(x)", "what runs in eager mode runs compiled")
-    t.run("(g,) = torch.autograd.grad(y, x, v)", "what takes a dense tangent in eager mode does so compiled")
-    t.expect("g", "expected_g", "the gradient of eager mode")
 
 
 # ------------------------------------------------------------------------------------------------------------- inside

@@ -7,14 +7,6 @@ import functools
 from ..rules import Severity, rule
 from ..script import NotApplicable, Script, on
 
-FAMILY = "dispatch"
-
-_DISPATCH_WRONG = """
-@classmethod
-def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-    args = tree_map_only(cls, lambda x: x.data, args)  # whoever else is in the call gets our bare data
-    return cls(func(*args, **(kwargs or {})))
-"""
 _DISPATCH_RIGHT = """
 @classmethod
 def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -28,52 +20,33 @@ _BINARY = ("torch.add({0}, {1})", "torch.mul({0}, {1})", "torch.maximum({0}, {1}
 
 @rule(
     "ST301",
-    "an unknown wrapper as the second operand is left alone",
-    family=FAMILY,
-    wrong=_DISPATCH_WRONG,
+    "an unknown wrapper in a call is left alone",
     right=_DISPATCH_RIGHT,
 )
-def stranger_second(t: Script) -> None:
-    """`x + stranger` asks the class of `x` first. If it does not know the stranger it must return `NotImplemented`, so
-    that the other class sees the call as it was written, with `x` whole. A class that unwraps itself and goes on hands
-    bare inner tensors to the stranger: meaning (a scale, a placement, a mask) is lost without an error.
+def strangers(t: Script) -> None:
+    """`x + stranger` asks the class of `x` first, `stranger + x` and `torch.cat([stranger, x])` ask it second. If it does
+    not know the stranger it must return `NotImplemented`, so that the other class sees the call as it was written, with `x`
+    whole; if nobody knows the other, torch raises a TypeError that names both. A class that unwraps itself and goes on
+    hands bare inner tensors to the stranger: meaning (a scale, a placement, a mask) is lost without an error. What counts
+    is `types`, which has the types of all tensors, not the first argument, and not the arguments without those in lists.
     (Item 7 of PyTorch issue 162964.)
     """
-    call = t.choose(*_BINARY)
+    call = t.choose(*_BINARY, "torch.cat([{0}, {1}])", "torch.stack([{0}, {1}])")
+    order = t.choose(("x", "stranger"), ("stranger", "x"))
     _known(t, call)
-    _met_whole(t, call.format("x", "stranger"))
-
-
-@rule(
-    "ST302",
-    "an unknown wrapper as the first operand is left alone",
-    family=FAMILY,
-    wrong="""
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        if not isinstance(args[0], cls):  # a dense tensor, surely
-            return func(args[0], args[1].data)
-    """,
-    right=_DISPATCH_RIGHT,
-)
-def stranger_first(t: Script) -> None:
-    """`stranger + x` asks the stranger first; if it does not know `x`, the class of `x` is asked. It must look at `types`,
-    not at the first argument only, and return `NotImplemented` too: then torch raises a TypeError that names both classes.
-    """
-    call = t.choose(*_BINARY)
-    _known(t, call)
-    _met_whole(t, call.format("stranger", "x"))
+    t.require("stranger = Witness(torch.zeros(x.shape, dtype=x.dtype, device=x.device))")
+    t.run(f"try:\n    {call.format(*order)}\nexcept Exception:\n    pass")
+    t.expect(
+        "[types for types in stranger.seen if type(x) not in types]",
+        "[]",
+        "an unknown wrapper gets the call as it was written, and no inner tensors",
+    )
 
 
 @rule(
     "ST303",
     "an unknown wrapper that can handle the call may do so",
-    family=FAMILY,
     severity=Severity.WARNING,
-    wrong="""
-    if any(t not in (cls, torch.Tensor) for t in types):
-        raise TypeError(f"{cls} does not work with {types}")
-    """,
     right=_DISPATCH_RIGHT,
 )
 def stranger_answers(t: Script) -> None:
@@ -88,33 +61,8 @@ def stranger_answers(t: Script) -> None:
 
 
 @rule(
-    "ST304",
-    "an unknown wrapper in a list of tensors is left alone",
-    family=FAMILY,
-    wrong="""
-    if any(is_stranger(a) for a in args):  # torch.cat has one argument: a list
-        return NotImplemented
-    """,
-    right=_DISPATCH_RIGHT,
-)
-def stranger_in_list(t: Script) -> None:
-    """`torch.cat`, `torch.stack` and the foreach operations of optimizers take lists. The types in `types` are those of
-    all tensors, also of those in lists; a check of `args` alone misses them.
-    """
-    call = t.choose("torch.cat([{0}, {1}])", "torch.stack([{0}, {1}])")
-    _known(t, call)
-    order = t.choose(("x", "stranger"), ("stranger", "x"))
-    _met_whole(t, call.format(*order))
-
-
-@rule(
     "ST305",
     "inference mode gives the same results",
-    family=FAMILY,
-    wrong="""
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        return TABLE[func](*args, **kwargs)  # knows aten.view, but not aten.reshape
-    """,
     right="""
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         if func not in TABLE:
@@ -149,115 +97,64 @@ _RANDOM = ("z.uniform_({0})", "torch.bernoulli(z * 0 + 0.5{1})", "z.normal_({0})
 
 @rule(
     "ST306",
-    "random operations follow the seed",
-    family=FAMILY,
-    wrong="""
-    if func is aten.rand_like.default:
-        return Scaled(torch.from_numpy(np.random.rand(*x.shape)), x.scale)
-    """,
+    "random operations follow the seed, or the generator that they are given",
     right="""
-    if func is aten.rand_like.default:
-        return Scaled(func(x.data, *args[1:], **kwargs), x.scale)
+    if func in (aten.rand_like.default, aten.uniform_.default):
+        return Scaled(func(x.data, *args[1:], **kwargs), x.scale)  # kwargs may have a generator
     """,
 )
 def follows_seed(t: Script) -> None:
     """After `torch.manual_seed` a random operation gives the same numbers again, on wrappers as on dense tensors. Dropout
-    under checkpointing and compiled random operations rely on it: both set the state back and draw again.
+    under checkpointing and compiled random operations rely on it: both set the state back and draw again. With
+    `generator=` it takes its numbers from there, and leaves the default generator as it is. (Item 6 of PyTorch issue 162964.)
     """
     t.wrapper("x", floating=True)
-    op = t.choose(
-        "torch.rand_like(x)",
-        "torch.randn_like(x)",
-        "torch.nn.functional.dropout(x, 0.5)",
-        *(f.format("", "").replace("z", "x.clone()") for f in _RANDOM),
-    )
-    t.require(f"torch.manual_seed(1)\ny = {op}")
-    t.require(f"torch.manual_seed(1)\nz = {op}")
-    t.expect("z", "y", "the same seed gives the same numbers")
-
-
-@rule(
-    "ST307",
-    "random operations use the generator that they are given",
-    family=FAMILY,
-    severity=Severity.WARNING,
-    wrong="""
-    if func is aten.uniform_.default:
-        x.data.uniform_(*args[1:])  # kwargs["generator"] is lost
-        return x
-    """,
-    right="""
-    if func is aten.uniform_.default:
-        x.data.uniform_(*args[1:], **kwargs)
-        return x
-    """,
-)
-def follows_generator(t: Script) -> None:
-    """A random operation with `generator=` takes its numbers from there, and leaves the default generator as it is.
-    (Item 6 of PyTorch issue 162964.)
-    """
-    t.wrapper("x", floating=True, min_dims=1, min_side=1)
-    op = t.choose(*_RANDOM)
-    call = op.format("generator=torch.Generator().manual_seed(1)", ", generator=torch.Generator().manual_seed(1)")
-    t.require("z = x.clone()")
-    t.require(f"torch.manual_seed(1)\ny = ({call}).clone()")
-    t.require("z = x.clone()")
-    t.require(f"torch.manual_seed(2)\nw = ({call}).clone()")
-    t.expect("w", "y", "the numbers come from the generator that was given")
-    drawn = "torch.rand(3).tolist()"
-    t.expect(drawn, f"torch.manual_seed(2) and {drawn}", "the default generator is left as it was")
+    given = t.choose(False, True)
+    generator = "generator=torch.Generator().manual_seed(1)"
+    in_place = [f.format(generator, f", {generator}") if given else f.format("", "") for f in _RANDOM]
+    others = () if given else ("torch.rand_like(z)", "torch.randn_like(z)", "torch.nn.functional.dropout(z, 0.5)")
+    op = t.choose(*others, *in_place)
+    for seed, name in ((1, "y"), (2 if given else 1, "w")):
+        t.require("z = x.clone()")
+        t.require(f"torch.manual_seed({seed})\n{name} = ({op}).clone()")
+    t.expect("w", "y", "the same seed gives the same numbers")
+    if given:
+        drawn = "torch.rand(3).tolist()"
+        t.expect(drawn, f"torch.manual_seed(2) and {drawn}", "the default generator is left as it was")
 
 
 @rule(
     "ST308",
-    "an inner tensor with a conjugate bit is computed with",
-    family=FAMILY,
+    "an inner tensor with a conjugate or negative bit is computed with",
     severity=Severity.WARNING,
-    wrong="""
-    args = tree_map_only(cls, lambda x: x.data, args)  # data may be data.conj(), and nobody looks at the bit
-    """,
     right="""
     args = tree_map_only(cls, lambda x: x.data.resolve_conj().resolve_neg(), args)
     # writes need the bit kept: run func with the keys Conjugate and Negative switched on again instead
     """,
 )
-def conjugate_bit(t: Script) -> None:
+def lazy_bits(t: Script) -> None:
     """`x.conj()` is lazy: it sets a bit, and operations look at it above `__torch_dispatch__`. Below, the bit of an inner
-    tensor is ignored, so that `Wrapper(c.conj()) * 2` is computed without the conjugate, silently. A class may refuse
-    complex tensors; if it takes them it must resolve them. (Item 2 of PyTorch issue 162964, PyTorch issue 130646.)
+    tensor is ignored, so that `Wrapper(c.conj()) * 2` is computed without the conjugate, silently; `z.conj().imag` has a
+    negative bit, and the same happens to its sign. A class may refuse complex tensors; if it takes them it must resolve
+    them. (Item 2 of PyTorch issue 162964, PyTorch issue 130646.)
     """
-    t.wrapper("x", around="torch.complex(({0}).float(), ({0}).float()).conj()")
-    _bits(t, "v.is_conj()", "x * 2", "x * x", "x.exp()", "x.sum()", "x + 1")
-
-
-@rule(
-    "ST309",
-    "an inner tensor with a negative bit is computed with",
-    family=FAMILY,
-    severity=Severity.WARNING,
-    wrong="""
-    args = tree_map_only(cls, lambda x: x.data, args)  # data may be z.conj().imag, and nobody looks at the bit
-    """,
-    right="""
-    args = tree_map_only(cls, lambda x: x.data.resolve_conj().resolve_neg(), args)
-    """,
-)
-def negative_bit(t: Script) -> None:
-    """`z.conj().imag` is a real tensor with a negative bit. As for the conjugate bit, operations below
-    `__torch_dispatch__` ignore it: a wrapper around such a tensor computes with the wrong sign.
-    """
-    t.wrapper("x", floating=True, around="torch._neg_view({0})")
-    _bits(t, "v.is_neg()", "x * 2", "x.exp()", "x.sum()", "x + 1")
+    complex_ = t.choose(False, True)
+    if complex_:
+        t.wrapper("x", around="torch.complex(({0}).float(), ({0}).float()).conj()")
+    else:
+        t.wrapper("x", floating=True, around="torch._neg_view({0})")
+    if not t.value("any(v.is_conj() or v.is_neg() for v in leaves(x))"):
+        raise NotApplicable("its constructor resolves lazy bits")
+    op = t.choose("x * 2", "x.exp()", "x.sum()", "x + 1", "x * x")
+    dense = t.dense("x")
+    t.require(f"y = {op}")
+    t.require(f"d = {dense}")
+    t.expect(t.project("y"), on("d", op), "computed as on the dense value, whose bit is looked at")
 
 
 @rule(
     "ST310",
     "operations give the value of the dense program",
-    family=FAMILY,
-    wrong="""
-    if func is aten.add.Tensor:
-        return Scaled(args[0].data + args[1].data, args[0].scale)  # of two scales, one is used
-    """,
     right="""
     if func is aten.add.Tensor:
         return Scaled.quantise(args[0].dequantize() + args[1].dequantize())
@@ -269,37 +166,29 @@ def dense_values(t: Script) -> None:
     the table of operations tries all that torch has samples for.)
     """
     t.wrapper("x")
-    op = t.choose(
-        "x * 2",
-        "x + 1",
-        "1 - x",
-        "x.abs()",
-        "x.floor_divide(2)",
-        "x > 2",
-        "x.sum()",
-        "x.sum(0)",
-        "x.amax()",
-        "x.reshape(-1)",
-        "x.unsqueeze(0)",
-        "x.sqrt()",
-        "torch.nn.functional.linear(torch.ones(2, x.shape[-1], dtype=x.dtype), x)",
-        "torch.where(x > 1, x, 0)",
-        "x.flip(0)",
-    )
     t.require(f"d = {t.dense('x')}")
-    t.require(f"y = {op}")
-    t.require(f"dense_y = {on('d', op)}")
-    t.expect(t.project("y"), "dense_y", "the value of the dense program")
+
+    def as_dense(op: str) -> None:
+        t.require(f"y = {op}")
+        t.require(f"dense_y = {on('d', op)}")
+        t.expect(t.project("y"), "dense_y", "the value of the dense program")
+
+    for op in _VALUES:
+        t.alone(functools.partial(as_dense, op))
+    if not t.checks:
+        raise NotApplicable("it refuses all of these operations")
+
+
+_VALUES = (
+    "x * 2", "x + 1", "1 - x", "x.abs()", "x.floor_divide(2)", "x > 2", "x.sum()", "x.sum(0)", "x.amax()",
+    "x.reshape(-1)", "x.unsqueeze(0)", "x.sqrt()", "torch.where(x > 1, x, 0)", "x.flip(0)",
+    "torch.nn.functional.linear(torch.ones(2, x.shape[-1], dtype=x.dtype), x)",
+)  # fmt: skip
 
 
 @rule(
     "ST311",
     "a second call with other values gives a result of its own",
-    family=FAMILY,
-    wrong="""
-    if func is aten.erf.default and x.shape in cls.results:
-        return cls.results[x.shape]  # the same sizes, other numbers: the result of the first call
-    """,
     right="""
     def key(self):  # what may be kept between calls is what depends on metadata alone: a table of codes, a plan
         return self.shape, self.dtype
@@ -335,25 +224,3 @@ def _known(t: Script, call: str) -> None:
     """``x``, if the class takes this call on its own instances."""
     t.wrapper("x", min_dims=1, min_side=2)  # a tensor of one element may pass for a number
     t.require(call.format("x", "x"))
-
-
-def _met_whole(t: Script, call: str) -> None:
-    """A stranger in a call sees the instance itself, or is not asked at all."""
-    t.require("stranger = Witness(torch.zeros(x.shape, dtype=x.dtype, device=x.device))")
-    t.run(f"try:\n    {call}\nexcept Exception:\n    pass")
-    t.expect(
-        "[types for types in stranger.seen if type(x) not in types]",
-        "[]",
-        "an unknown wrapper gets the call as it was written, and no inner tensors",
-    )
-
-
-def _bits(t: Script, bit: str, *ops: str) -> None:
-    """Compute with an instance whose inner tensors have a bit set."""
-    if not any(t.value(f"[{bit} for v in leaves(x)]")):
-        raise NotApplicable("its constructor resolves lazy bits")
-    op = t.choose(*ops)
-    dense = t.dense("x")
-    t.require(f"y = {op}")
-    t.require(f"d = {dense}")
-    t.expect(t.project("y"), on("d", op), "computed as on the dense value, whose bit is looked at")

@@ -7,45 +7,50 @@ import functools
 from ..rules import Severity, rule
 from ..script import NotApplicable, Script, on
 
-FAMILY = "nesting"
-
 
 @rule(
     "ST601",
     "inside another wrapper it computes as alone",
-    family=FAMILY,
-    wrong="""
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        if func is torch.Tensor.mul: ...  # the only place that knows how to multiply
-    """,
     right="""
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        if func is aten.mul.Tensor: ...
+        if func is aten.mul.Tensor: ...  # not in __torch_function__: outer wrappers call ATen operations
     """,
 )
 def inside_another(t: Script) -> None:
     """DTensor holds local tensors, and other wrappers hold inner tensors, of any class. An outer wrapper calls ATen
     operations on them from its own `__torch_dispatch__`. What works at the top level must work there, with the same value:
     rules that exist for `torch.Tensor` methods only are not reached.
+
+    Autograd sees the outermost wrapper only. Its backward formulas run on it, and through it on the wrapper inside; the
+    gradient of a pair must be the pair of the gradients. (Wrong in torch.compile until PyTorch issue 124878.)
     """
-    _nest(t)
-    op = t.choose("x * 2", "x.sin()", "x.clone()", "x.t()", "x.sum()", "x.add_(1)", "x[:1]", "x.view(-1)", "x + x")
-    t.require(f"torch.manual_seed(1)\na, b = {on('x.clone()', op)}, {on('z.clone()', op)}")
-    t.run(f"torch.manual_seed(1)\nq = {on('p', op)}", "what works on each of two works on a pair of them")
-    t.expect("[q.a, q.b]", "[a, b]", "a pair of results")
+    differentiated = t.choose(False, True)
+    t.wrapper("x", floating=differentiated)
+    t.wrapper("z", shaped="x")
+    t.require("p = Pair(x.clone(), z.clone())", "another wrapper cannot hold it")
+    if not t.value("same(leaves(p), leaves(x) + leaves(z)) and meta(p.a) == meta(x)"):
+        raise NotApplicable("its clone is another thing")
+    if differentiated:
+        op = t.choose("x.sin()", "x * 2", "x * x", "x.sum()", "x.exp()")
+        for name in "xz":
+            t.require(f"{name}_y = {on(f'{name}.requires_grad_()', op)}")
+            grad = f"({name}_g,) = torch.autograd.grad({name}_y, {name}, {name}_y.detach())"
+            t.require(grad, "it refuses the backward")
+        t.require(f"q = {on('p.requires_grad_()', op)}")
+        t.run("(g,) = torch.autograd.grad(q, p, q.detach())", "a pair of them can be differentiated")
+        t.expect("[g.a, g.b]", "[x_g, z_g]", "the pair of the gradients")
+    else:
+        op = t.choose("x * 2", "x.sin()", "x.clone()", "x.t()", "x.sum()", "x.add_(1)", "x[:1]", "x.view(-1)", "x + x")
+        t.require(f"torch.manual_seed(1)\na, b = {on('x.clone()', op)}, {on('z.clone()', op)}")
+        t.run(f"torch.manual_seed(1)\nq = {on('p', op)}", "what works on each of two works on a pair of them")
+        t.expect("[q.a, q.b]", "[a, b]", "a pair of results")
 
 
 @rule(
     "ST602",
     "around another wrapper it computes as around a dense tensor",
-    family=FAMILY,
     severity=Severity.WARNING,
-    wrong="""
-    if type(out) is torch.Tensor:  # a wrapper inside is not wrapped again
-        out = Scaled(out, x.scale)
-    """,
     right="""
     if isinstance(out, torch.Tensor):
         out = Scaled(out, x.scale)
@@ -68,94 +73,36 @@ def around_another(t: Script) -> None:
 
 
 @rule(
-    "ST603",
-    "gradients through nesting are those of each part",
-    family=FAMILY,
-    wrong="""
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        if func is aten.cos.default:  # the backward of sin, called by an outer wrapper
-            return args[0]
-    """,
-    right=""" # the same rule for an operation whoever calls it """,
-)
-def nested_gradients(t: Script) -> None:
-    """Autograd sees the outermost wrapper only. Its backward formulas run on it, and through it on the wrapper inside; the
-    gradient of a pair must be the pair of the gradients. (Wrong in torch.compile until PyTorch issue 124878.)
-    """
-    _nest(t, floating=True)
-    op = t.choose("x.sin()", "x * 2", "x * x", "x.sum()", "x.exp()")
-    for name in "xz":
-        t.require(f"{name}_y = {on(f'{name}.requires_grad_()', op)}")
-        t.require(f"({name}_g,) = torch.autograd.grad({name}_y, {name}, {name}_y.detach())", "it refuses the backward")
-    t.require(f"q = {on('p.requires_grad_()', op)}")
-    t.run("(g,) = torch.autograd.grad(q, p, q.detach())", "a pair of them can be differentiated")
-    t.expect("[g.a, g.b]", "[x_g, z_g]", "the pair of the gradients")
-
-
-@rule(
     "ST611",
-    "contiguous gives a contiguous tensor of the same value",
-    family=FAMILY,
-    severity=Severity.WARNING,
-    wrong="""
-    if func is aten.clone.default:
-        return Scaled(x.data.clone(), x.scale, strides=x.stride())  # memory_format is lost
-    """,
-    right="""
-    if func is aten.clone.default:
-        return Scaled(x.data.clone(**kwargs), x.scale)
-    """,
-)
-def contiguous(t: Script) -> None:
-    """`x.contiguous()` is `clone(memory_format=torch.contiguous_format)` if the outer strides are not contiguous. The outer
-    strides of the result must be, or every kernel and compiler that asked for it works on a wrong assumption.
-    """
-    t.wrapper("x", min_dims=1)
-    t.require(
-        t.choose("y = x.contiguous()", "y = x.t().contiguous()", "y = x.clone(memory_format=torch.contiguous_format)")
-    )
-    t.expect("y.is_contiguous()", "True", "the result is contiguous, as was asked for")
-    if ".t()" not in t.lines[-1] and t.subject.dense is not None:
-        t.expect(t.project("y"), t.dense("x"), "the same value")
-
-
-@rule(
-    "ST612",
     "a memory format that was asked for is given",
-    family=FAMILY,
     severity=Severity.WARNING,
-    wrong="""
-    if func is aten._to_copy.default:
-        kwargs.pop("memory_format", None)
-        return Scaled(x.data.to(**kwargs), x.scale)
-    """,
     right="""
-    if func is aten._to_copy.default:
+    if func in (aten.clone.default, aten._to_copy.default):
         return Scaled(func(x.data, **kwargs), x.scale)  # and strides from data
     """,
 )
 def memory_formats(t: Script) -> None:
-    """`model.to(memory_format=torch.channels_last)` and `empty_like(memory_format=...)` choose the strides of the result.
-    A class that cannot have these strides must refuse.
+    """`x.contiguous()` is `clone(memory_format=torch.contiguous_format)` if the outer strides are not contiguous;
+    `model.to(memory_format=torch.channels_last)` and `empty_like(memory_format=...)` choose the strides of the result too.
+    The result must have them, or every kernel and compiler that asked for them works on a wrong assumption. A class that
+    cannot have these strides must refuse.
     """
-    t.wrapper("x", min_dims=4)
-    t.assume(t.value("x.dim() == 4"))
-    form = "memory_format=torch.channels_last"
-    call = t.choose(f"x.to({form})", f"x.clone({form})", f"x.contiguous({form})", f"torch.empty_like(x, {form})")
+    last = t.choose(False, True)
+    form = f"memory_format=torch.{'channels_last' if last else 'contiguous_format'}"
+    t.wrapper("x", min_dims=4 if last else 2, min_side=0 if last else 2)
+    source = "x" if last else t.choose("x.transpose(0, -1)", "x")
+    call = t.choose(f"{source}.clone({form})", f"{source}.contiguous({form})", f"torch.empty_like({source}, {form})")
+    t.assume(not last or t.value("x.dim() == 4"))
     t.require(f"y = {call}")
     t.expect(f"y.is_contiguous({form})", "True", "the memory format that was asked for")
+    if "empty" not in call and t.subject.dense is not None:
+        t.expect(t.project("y"), source.replace("x", t.dense("x"), 1), "the same value")
 
 
 @rule(
     "ST613",
     "operations give the strides that they give on dense tensors",
-    family=FAMILY,
     severity=Severity.WARNING,
-    wrong="""
-    if func is aten.transpose.int:
-        return Scaled(x.data.transpose(*args[1:]), x.scale, size=swapped(x.shape))  # strides of a contiguous tensor
-    """,
     right="""
     if func is aten.transpose.int:
         data = x.data.transpose(*args[1:])
@@ -186,10 +133,3 @@ _STRIDED = ("x.transpose(0, -1)", "x.t()", "x.clone()", "x.unsqueeze(0)", "x.det
 
 
 # ------------------------------------------------------------------------------------------------------------- inside
-def _nest(t: Script, floating: bool = False) -> None:
-    """``x``, ``z``, and ``p``, the pair of fresh ones of the same values."""
-    t.wrapper("x", floating=floating)
-    t.wrapper("z", shaped="x")
-    t.require("p = Pair(x.clone(), z.clone())", "another wrapper cannot hold it")
-    if not t.value("same(leaves(p), leaves(x) + leaves(z)) and meta(p.a) == meta(x)"):
-        raise NotApplicable("its clone is another thing")

@@ -5,70 +5,77 @@ from __future__ import annotations
 from ..rules import Severity, rule
 from ..script import NotApplicable, Script
 
-FAMILY = "protocol"
-
 
 @rule(
     "ST101",
-    "flattening and unflattening gives the same type and metadata",
-    family=FAMILY,
-    wrong="""
-    @staticmethod
-    def __tensor_unflatten__(inner, context, outer_size, outer_stride):
-        return Scaled(inner["data"].float(), inner["scale"])  # the dtype is another one afterwards
-    """,
+    "flattening and unflattening gives the same tensor",
     right="""
     @staticmethod
     def __tensor_unflatten__(inner, context, outer_size, outer_stride):
-        return Scaled(inner["data"], inner["scale"], outer_size, outer_stride)
+        return Scaled(inner["data"], inner["scale"], outer_size, outer_stride, **context)
     """,
 )
-def round_trip_metadata(t: Script) -> None:
+def round_trips(t: Script) -> None:
     """Compilers, fake tensors, checkpointing and FSDP take a wrapper apart with `__tensor_flatten__` and build it again
-    with `__tensor_unflatten__`. What comes back must have the same type, sizes, strides, dtype, device, layout and
-    storage offset, or the program that was traced is not the one that was written.
+    with `__tensor_unflatten__`. What comes back must have the same type, sizes, strides, dtype, device, layout, storage
+    offset and context, or the program that was traced is not the one that was written.
+
+    Everything that makes two instances behave differently, and is no tensor, is context: also the numbers and texts that
+    the constructor took. Autograd history is none of it: who rebuilds a wrapper sets `requires_grad` himself, so unflatten
+    must return a leaf, which requires grad only if the context says so.
     """
-    t.wrapper("x")
+    part = t.choose("metadata", "context", "history")
+    t.wrapper("x", vary=part == "context", floating=part == "history")
     t.run("y = rebuild(x)", "flatten and unflatten must not raise")
-    t.expect("meta(y)", "meta(x)", "the rebuilt wrapper must look like the one that was flattened")
+    t.require("context = x.__tensor_flatten__()[1]")
+    if part == "metadata":
+        t.expect("meta(y)", "meta(x)", "the rebuilt wrapper must look like the one that was flattened")
+    elif part == "context":
+        kept = "a rebuilt one has the numbers that its constructor took"
+        t.expect("kept_arguments(y) == kept_arguments(x)", "True", kept)
+        t.only_if("same_metadata(context, context, type(x)) is not None", "its contexts cannot be compared")
+        equal = "same_metadata(y.__tensor_flatten__()[1], context, type(x))"
+        t.expect(equal, "True", "a rebuilt one has an equal context")
+    else:
+        t.expect("(y.requires_grad, y.is_leaf)", "(False, True)", "a rebuilt plain value has no history")
+        if t.attempt("x.requires_grad_()"):
+            t.require("y = rebuild(x, torch.detach)")
+            t.expect("y.is_leaf", "True", "a rebuilt leaf is a leaf")
 
 
 @rule(
     "ST102",
-    "flattening names the same attributes each time",
-    family=FAMILY,
-    wrong="""
-    def __tensor_flatten__(self):
-        return list({"data", "scale"}), None  # the order of a set differs between processes
-    """,
+    "flattening names the same attributes, and they hold the same tensors, each time",
     right="""
+    def __init__(self, packed):
+        self.data, self.scale = packed
+
     def __tensor_flatten__(self):
         return ["data", "scale"], None
     """,
 )
 def stable_attributes(t: Script) -> None:
     """The flat list of inner tensors has no names on it: the n-th tensor belongs to the n-th attribute. So the list
-    must have the same names in the same order for the same instance and for a rebuilt one, without duplicates.
-    An optional inner tensor that is absent is left out of the list; it must be absent after the round trip too.
+    must have the same names in the same order for the same instance and for a rebuilt one, without duplicates (not the
+    order of a set). An optional inner tensor that is absent is left out; it must be absent after the round trip too.
+
+    The names are read with `getattr`, more than once, and each must give the tensor that the wrapper computes with, not a
+    copy of it or a view made anew: compilers write mutations back into it.
     """
     t.wrapper("x")
     t.require("names = x.__tensor_flatten__()[0]")
     t.expect("list(x.__tensor_flatten__()[0])", "list(names)", "two calls must name the same attributes")
     t.expect("len(set(names))", "len(names)", "no attribute may be named twice")
-    t.require("y = rebuild(x)")
-    t.expect("list(y.__tensor_flatten__()[0])", "list(names)", "a rebuilt one must name the same attributes")
+    t.require("first, second = inners(x), inners(x)")
+    t.expect("[n for n in first if first[n] is not second.get(n)]", "[]", "getattr must give the same object twice")
+    if t.attempt("y = rebuild(x)"):
+        t.expect("list(y.__tensor_flatten__()[0])", "list(names)", "a rebuilt one must name the same attributes")
 
 
 @rule(
     "ST103",
     "unflattening stores the inner tensors that it is given",
-    family=FAMILY,
     severity=Severity.WARNING,
-    wrong="""
-    @staticmethod
-    def __tensor_unflatten__(inner, context, outer_size, outer_stride):
-        return Scaled(inner["data"].contiguous(), inner["scale"].clone())
-    """,
     right="""
     @staticmethod
     def __tensor_unflatten__(inner, context, outer_size, outer_stride):
@@ -89,70 +96,8 @@ def inner_identity(t: Script) -> None:
 
 
 @rule(
-    "ST104",
-    "unflattening gives a tensor without autograd history",
-    family=FAMILY,
-    wrong="""
-    @staticmethod
-    def __tensor_unflatten__(inner, context, outer_size, outer_stride):
-        return Scaled(inner["data"], inner["scale"]).requires_grad_()
-    """,
-    right="""
-    @staticmethod
-    def __tensor_unflatten__(inner, context, outer_size, outer_stride):
-        return Scaled(inner["data"], inner["scale"])  # who rebuilds it sets requires_grad
-    """,
-)
-def no_history(t: Script) -> None:
-    """The machinery that rebuilds a wrapper decides itself whether the result requires grad. Unflatten must not invent
-    `requires_grad`, and what it returns must be a leaf. (It may keep `requires_grad` if the context says so.)
-    """
-    t.wrapper("x", floating=True)
-    t.require("y = rebuild(x)")
-    t.expect("(y.requires_grad, y.is_leaf)", "(False, True)", "a rebuilt plain value has no history")
-    if t.attempt("x.requires_grad_()"):
-        t.require("y = rebuild(x, torch.detach)")
-        t.expect("y.is_leaf", "True", "a rebuilt leaf is a leaf")
-
-
-@rule(
-    "ST105",
-    "the context survives the round trip",
-    family=FAMILY,
-    wrong="""
-    @staticmethod
-    def __tensor_unflatten__(inner, context, outer_size, outer_stride):
-        return Scaled(inner["data"], inner["scale"])  # the context is lost
-    """,
-    right="""
-    @staticmethod
-    def __tensor_unflatten__(inner, context, outer_size, outer_stride):
-        return Scaled(inner["data"], inner["scale"], **context)
-    """,
-)
-def context_survives(t: Script) -> None:
-    """Everything that makes two instances behave differently, and is no tensor, is context. A rebuilt instance must
-    flatten to an equal context, or it is another value from the first compiled call on. It must also have the numbers
-    and texts that its constructor took: one that is no part of the context becomes the constructor's default.
-    """
-    t.wrapper("x", vary=True)
-    t.require("context = x.__tensor_flatten__()[1]")
-    t.require("y = rebuild(x)")
-    t.expect(
-        "kept_arguments(y) == kept_arguments(x)", "True", "a rebuilt one has the numbers that its constructor took"
-    )
-    _comparable(t)
-    t.expect("same_metadata(y.__tensor_flatten__()[1], context, type(x))", "True", "a rebuilt one has an equal context")
-
-
-@rule(
     "ST106",
     "the context is equal to its own copy",
-    family=FAMILY,
-    wrong="""
-    def __tensor_flatten__(self):
-        return ["data"], {"scale": float("nan"), "owner": object()}  # never equal to a copy of itself
-    """,
     right="""
     def __tensor_flatten__(self):
         return ["data"], (self.scale, self.owner_name)  # plain values; or define __metadata_guard__
@@ -173,35 +118,28 @@ def context_comparable(t: Script) -> None:
 
 @rule(
     "ST107",
-    "the context holds no tensors",
-    family=FAMILY,
-    wrong="""
-    def __tensor_flatten__(self):
-        return ["data"], {"scale": self.scale}  # a tensor
-    """,
+    "every tensor of the instance is an inner tensor",
     right="""
     def __tensor_flatten__(self):
         return ["data", "scale"], None
     """,
 )
-def context_without_tensors(t: Script) -> None:
-    """A tensor in the context is invisible to the compiler: its values are frozen into the trace, it is not moved to
-    another device with the rest, gets no gradient, and stays alive in the guards.
+def complete_attributes(t: Script) -> None:
+    """A tensor in the context, or in an attribute that flatten does not name, is invisible to the compiler: its values are
+    frozen into the trace, it is not moved to another device with the rest, gets no gradient, and stays alive in the guards.
     """
     t.wrapper("x")
     t.require("context = x.__tensor_flatten__()[1]")
     t.expect("tensors_within(context)", "[]", "tensors belong into the list of inner tensors")
+    t.require("named = {id(v) for v in inners(x).values()}")
+    unnamed = "[n for n, v in instance_state(x).items() if isinstance(v, torch.Tensor) and id(v) not in named]"
+    t.expect(unnamed, "[]", "each tensor of the instance must be named by flatten")
 
 
 @rule(
     "ST108",
     "the context can be pickled",
-    family=FAMILY,
     severity=Severity.WARNING,
-    wrong="""
-    def __tensor_flatten__(self):
-        return ["data"], {"activation": lambda x: x.relu()}
-    """,
     right="""
     def __tensor_flatten__(self):
         return ["data"], {"activation": "relu"}
@@ -221,12 +159,6 @@ def context_picklable(t: Script) -> None:
 @rule(
     "ST109",
     "inner tensors do not require grad",
-    family=FAMILY,
-    wrong="""
-    def requires_grad_(self, requires_grad=True):
-        self.data.requires_grad_(requires_grad)
-        return super().requires_grad_(requires_grad)
-    """,
     right="""
     # no override: the wrapper is the autograd leaf, what is inside is data
     """,
@@ -248,12 +180,7 @@ def inner_without_grad(t: Script) -> None:
 @rule(
     "ST110",
     "building from tensors that require grad does not hide them inside",
-    family=FAMILY,
     severity=Severity.WARNING,
-    wrong="""
-    def __init__(self, data, scale):
-        self.data = data  # may require grad; then the gradient is silently lost
-    """,
     right="""
     def __init__(self, data, scale):
         if data.requires_grad:
@@ -284,13 +211,7 @@ def built_from_grad(t: Script) -> None:
 @rule(
     "ST111",
     "unflattening honours the outer size and stride",
-    family=FAMILY,
     severity=Severity.WARNING,
-    wrong="""
-    @staticmethod
-    def __tensor_unflatten__(inner, context, outer_size, outer_stride):
-        return Scaled(inner["data"], inner["scale"], shape=context["shape"])  # the size of the time of the trace
-    """,
     right="""
     @staticmethod
     def __tensor_unflatten__(inner, context, outer_size, outer_stride):
@@ -316,65 +237,9 @@ def honours_outer(t: Script) -> None:
 
 
 @rule(
-    "ST112",
-    "inner tensors are attributes, the same objects each time",
-    family=FAMILY,
-    wrong="""
-    @property
-    def data(self):
-        return self.packed[0].clone()  # a new tensor for each look
-    """,
-    right="""
-    def __init__(self, packed):
-        self.data = packed[0]
-    """,
-)
-def stable_inners(t: Script) -> None:
-    """The names that `__tensor_flatten__` returns are read with `getattr`, more than once. Each must give the tensor
-    that the wrapper computes with, not a copy: compilers write mutations back into it.
-    """
-    t.wrapper("x")
-    t.require("first, second = inners(x), inners(x)")
-    t.expect("[n for n in first if first[n] is not second.get(n)]", "[]", "getattr must give the same object twice")
-
-
-@rule(
-    "ST113",
-    "no tensor of the instance is left out of flatten",
-    family=FAMILY,
-    wrong="""
-    def __tensor_flatten__(self):
-        return ["data"], None  # self.scale is a tensor too
-    """,
-    right="""
-    def __tensor_flatten__(self):
-        return ["data", "scale"], None
-    """,
-)
-def complete_attributes(t: Script) -> None:
-    """A tensor in the instance that flatten does not name is lost when the wrapper is rebuilt, and a compiled graph
-    sees its value at the time of the trace, as a constant.
-    """
-    t.wrapper("x")
-    t.require("named = {id(v) for v in inners(x).values()}")
-    t.expect(
-        "[n for n, v in instance_state(x).items() if isinstance(v, torch.Tensor) and id(v) not in named]",
-        "[]",
-        "each tensor of the instance must be named by flatten",
-    )
-
-
-@rule(
     "ST114",
     "flatten and unflatten run no operations",
-    family=FAMILY,
     severity=Severity.WARNING,
-    wrong="""
-    @staticmethod
-    def __tensor_unflatten__(inner, context, outer_size, outer_stride):
-        assert inner["scale"].min() > 0  # runs in each call, and ends up in traced graphs
-        return Scaled(inner["data"], inner["scale"])
-    """,
     right="""
     def __init__(self, data, scale):  # the constructor for users checks
         ...
@@ -389,7 +254,3 @@ def no_operations(t: Script) -> None:
     t.run("log = OperationLog()")
     t.require("with log:\n    rebuild(x)")
     t.expect("log.names", "[]", "no operation while flattening and unflattening")
-
-
-def _comparable(t: Script) -> None:
-    t.only_if("same_metadata(context, context, type(x)) is not None", "its contexts cannot be compared")

@@ -5,18 +5,11 @@ from __future__ import annotations
 from ..rules import Severity, rule
 from ..script import Script
 
-FAMILY = "sharing"
-
 
 @rule(
     "ST801",
     "the hash for caches depends on metadata alone",
-    family=FAMILY,
     severity=Severity.WARNING,
-    wrong="""
-    def _stable_hash_for_caching(self):
-        return str(id(self))  # never found again
-    """,
     right="""
     def _stable_hash_for_caching(self):
         return f"Scaled {self.__tensor_flatten__()[1]} {self.data.dtype} {tuple(self.data.shape)}"
@@ -46,11 +39,6 @@ def cache_hash(t: Script) -> None:
 @rule(
     "ST802",
     "instances are hashed and found by identity",
-    family=FAMILY,
-    wrong="""
-    def __eq__(self, other):
-        return self.scale == other.scale  # and so Python takes __hash__ away
-    """,
     right="""
     def same_as(self, other): ...  # leave == to torch: it compares elements
     """,
@@ -73,11 +61,6 @@ def identity_hash(t: Script) -> None:
 @rule(
     "ST803",
     "other threads get the same results",
-    family=FAMILY,
-    wrong="""
-    _state = threading.local()
-    _state.depth = 0  # set for the importing thread only
-    """,
     right="""
     class _State(threading.local):
         depth = 0  # a default for each thread
@@ -98,11 +81,6 @@ def threads(t: Script) -> None:
 @rule(
     "ST804",
     "repr works and does not change anything",
-    family=FAMILY,
-    wrong="""
-    def __repr__(self):
-        return f"Scaled({self.data.mul_(self.scale)})"
-    """,
     right="""
     def __repr__(self):
         return f"Scaled({self.data!r}, {self.scale!r})"
@@ -124,12 +102,7 @@ def prints(t: Script) -> None:
 @rule(
     "ST805",
     "repr works while tracing",
-    family=FAMILY,
     severity=Severity.WARNING,
-    wrong="""
-    def __repr__(self):
-        return f"Scaled(scale={self.scale.item():.3f})"  # a fake tensor has no values
-    """,
     right="""
     def __repr__(self):
         return f"Scaled(scale={self.scale!r})"
@@ -156,12 +129,7 @@ def prints_while_tracing(t: Script) -> None:
 @rule(
     "ST806",
     "an instance is freed when the last reference goes",
-    family=FAMILY,
     severity=Severity.WARNING,
-    wrong="""
-    def __init__(self, data, scale):
-        self.forward = self.dequantize  # a bound method: the instance refers to itself
-    """,
     right="""
     def __init__(self, data, scale):
         self.data, self.scale = data, scale  # look methods up when they are called

@@ -1,0 +1,412 @@
+"""What a new user gets wrong is said at once, and what he is given works as it is: factories, options, programs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sound import Sound, subject
+
+import subclass_trace
+from subclass_trace import WrapperTensor, cli
+from subclass_trace.authoring import Outer
+from subclass_trace.errors import OptionError
+from subclass_trace.testing import check, wrappers
+from subclass_trace.testing.pytest_plugin import ConformanceTests
+from subclass_trace.testing.resolve import load_target, resolve
+from subclass_trace.testing.rules import load
+from subclass_trace.testing.runner import Outcome
+from subclass_trace.testing.script import Script
+from subclass_trace.zoo import TwoTensor
+
+aten = torch.ops.aten
+ONE = {"rules": ["ST101"], "max_examples": 1}
+
+
+class Scaled(WrapperTensor, default="dequantize"):
+    """Numbers of its own and a scale in the context."""
+
+    data_: torch.Tensor
+    scale: float = 2.0
+
+    def dequantize(self) -> torch.Tensor:
+        return self.data_ * self.scale
+
+
+# ------------------------------------------------------------------------------------ how instances are made
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("Foo({0})", "NameError: name 'Foo' is not defined"),
+        ("Scaled(", "is no Python expression"),
+        ("Scaled(3)", "Scaled.data_ must be a tensor"),
+        ("lambda x: Scaled(x)", "a function"),
+        ("[{0}][0]", "got:      a Tensor"),
+        ("torch.zeros(3)", "there is no way to build an instance: torch.zeros\\(3\\) gives no Scaled"),
+        ("Scaled({0}, {2})", r"got:      \{0\}, \{2\}"),
+        ("Scaled({x})", "the gaps of the factory"),
+    ],
+)
+def test_a_factory_that_gives_nothing_is_refused(factory: str, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        check(Scaled, factory=factory, **ONE)
+
+
+@pytest.mark.parametrize("factory", ["Scaled({0}[..., :2].clone(), 3.0)", "Scaled({0} + 1)", "Scaled({0}.abs())"])
+def test_what_stands_behind_a_gap_means_the_tensor(factory: str, recwarn: pytest.WarningsRecorder) -> None:
+    assert resolve(Scaled, factory=factory).dense == "{0}.dequantize()"
+    assert not [w for w in recwarn if w.category is SyntaxWarning]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"to_dense": "{0}.nope()"}, "has no attribute 'nope'"),
+        ({"to_dense": "{0}"}, "gives no dense tensor"),
+        ({"to_dense": "dense"}, "to_dense must have one gap"),
+        ({"tolerance": (-1.0, 0.0)}, "tolerance cannot be used"),
+        ({"sise": [(2,)]}, "did you mean sizes="),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        check(Scaled, **ONE, **options)
+    with pytest.raises(OptionError, match=message):
+        wrappers(Scaled, **options)
+
+
+def test_a_function_needs_no_factory() -> None:
+    with pytest.raises(OptionError, match="is a function, which makes the instances already"):
+        check(make_scaled, factory="make_scaled({0})", **ONE)
+
+
+def make_scaled(x: torch.Tensor) -> Scaled:
+    """A factory that can be imported."""
+    return Scaled(x)
+
+
+def test_no_rule_left() -> None:
+    with pytest.raises(OptionError, match="no rule is left"):
+        check(Scaled, rules=["ST1"], skip=["ST1"])
+
+
+def test_the_report_says_how_instances_were_made() -> None:
+    report = check(Scaled, **ONE)
+    assert report.made_by.startswith("made by Scaled({0}) (found by trying constructors; ")
+    assert report.made_by in str(report) and report.as_json()["made_by"] == report.made_by
+    assert check(Scaled, factory="Scaled({0})", **ONE).made_by.startswith("made by Scaled({0}) from dense tensors, ")
+
+
+class ForgetsScale(Scaled):
+    """Unflatten gives the default."""
+
+    @staticmethod
+    def __tensor_unflatten__(inner, context, outer_size, outer_stride):
+        return ForgetsScale(inner["data_"])
+
+
+class DropsScale(torch.Tensor):
+    """Flatten leaves it out, and the constructor has a default for it."""
+
+    @staticmethod
+    def __new__(cls, data, scale=2.0):
+        return torch.Tensor._make_wrapper_subclass(cls, data.size(), data.stride(), dtype=data.dtype)
+
+    def __init__(self, data, scale=2.0):
+        self.data_, self.scale = data, scale
+
+    def __tensor_flatten__(self):
+        return ["data_"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner, context, outer_size, outer_stride):
+        return cls(inner["data_"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        plain = [a.data_ * a.scale if isinstance(a, DropsScale) else a for a in args]
+        return func(*plain, **(kwargs or {}))
+
+
+class KeepsScale(DropsScale):
+    def __tensor_flatten__(self):
+        return ["data_"], self.scale
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner, context, outer_size, outer_stride):
+        return cls(inner["data_"], context)
+
+
+def test_numbers_that_flatten_leaves_out() -> None:
+    assert resolve(DropsScale).variants == ("DropsScale({0}, scale=5.0)",)
+    result = check(DropsScale, rules=["ST101"]).result("ST101")
+    assert result.outcome is Outcome.FAIL and "a rebuilt one has the numbers" in str(result)
+    assert check(KeepsScale, rules=["ST101"]).ok
+
+
+def test_defaults_of_the_constructor_are_varied() -> None:
+    assert resolve(ForgetsScale).variants == ("ForgetsScale({0}, scale=5.0)",)
+    assert resolve(ForgetsScale, factory="ForgetsScale({0})").variants == ()  # as the user says
+    report = check(ForgetsScale, rules=["ST101"])
+    assert report.result("ST101").outcome is Outcome.FAIL
+    assert check(Scaled, rules=["ST101", "ST507", "ST509"]).ok
+
+
+def test_dtypes_that_the_factory_refuses_are_not_drawn() -> None:
+    class Floats(Sound):
+        @classmethod
+        def from_dense(cls, x):
+            return cls(x / x.new_ones(()).log2_())  # in place: not for integers
+
+    assert resolve(Floats).dtypes == (torch.float32, torch.float64, torch.bfloat16)
+
+
+# ------------------------------------------------------------------------------------ numbers
+def test_roundings_of_short_floats_are_no_faults() -> None:
+    class Reordered(Sound):
+        @classmethod
+        def compute(cls, func, args, kwargs):
+            if func is torch.ops.aten.mul.Tensor and isinstance(args[1], (int, float)):
+                data = args[0].data_
+                return cls((data * 3 * args[1] / 3).to(data.dtype), args[0].extra, args[0].tag)
+            return super().compute(func, args, kwargs)
+
+    how = {"factory": "Reordered({0})", "to_dense": "{0}.data_", "rules": ["ST310", "ST402"]}
+    report = check(Reordered, dtypes=[torch.bfloat16, torch.float16], max_examples=8, **how)
+    assert [r.reason for r in report.failures] == []
+
+
+# ------------------------------------------------------------------------------------ faults that users had
+class TurnsSizesIntoNumbers(Sound):
+    """Unflatten asks for the number behind each size."""
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner, context, size, stride):
+        return cls(inner["data_"], inner["extra"], context, tuple(map(int, size)), tuple(map(int, stride)))
+
+
+class SharesZeros(Sound):
+    """zeros_like is its argument with another name."""
+
+    @classmethod
+    def compute(cls, func, args, kwargs):
+        if func is torch.ops.aten.zeros_like.default:
+            return cls(args[0].data_, args[0].extra, "zeros")
+        return super().compute(func, args, kwargs)
+
+
+class TransposeAlone(Sound):
+    """Refuses all views but one, whose strides are wrong."""
+
+    @classmethod
+    def compute(cls, func, args, kwargs):
+        if func.is_view and func not in (torch.ops.aten.t.default, torch.ops.aten.detach.default):
+            raise NotImplementedError
+        out = super().compute(func, args, kwargs)
+        if func is torch.ops.aten.t.default:
+            strides = torch.empty(out.shape, device="meta").stride()
+            out = cls.__tensor_unflatten__({"data_": out.data_, "extra": out.extra}, out.tag, out.shape, strides)
+        return out
+
+
+@pytest.mark.parametrize(
+    ("cls", "rule"), [(TurnsSizesIntoNumbers, "ST205"), (SharesZeros, "ST331"), (TransposeAlone, "ST613")]
+)
+def test_a_fault_is_found_with_the_usual_examples(cls: type, rule: str) -> None:
+    result = check(subject(cls), rules=[rule]).result(rule)
+    assert result.outcome is Outcome.FAIL, result.reason
+
+
+def test_what_a_class_is_not_made_of_is_said() -> None:
+    class Matrices(Sound):
+        @classmethod
+        def from_dense(cls, x):
+            if x.dim() != 2:
+                raise ValueError("matrices only")
+            return cls(x)
+
+    report = check(Matrices, rules=["ST611", "ST801", "ST111", "ST703"])
+    assert "at least 4 dimensions" in str(report.result("ST611").refused)
+    assert {report.result(id).outcome for id in ("ST801", "ST111", "ST703")} == {Outcome.PASS}
+
+
+# ------------------------------------------------------------------------------------ what is printed
+class ClonesShare(Scaled):
+    """One fault."""
+
+
+@ClonesShare.implements(torch.ops.aten.clone.default)
+def _clone(func, x, **kwargs):
+    return x.replace(data_=x.data_)
+
+
+class WrongSum(Scaled):
+    """One fault."""
+
+
+@WrongSum.implements(torch.ops.aten.abs.default)
+def _abs(func, x):
+    return x.data_.abs()
+
+
+def test_the_text_holds_the_program_and_the_way_to_its_page() -> None:
+    report = check(ClonesShare, rules=["ST502"], dtypes=[torch.float32], max_examples=4)
+    text, failure = str(report), report.result("ST502").failure
+    assert failure is not None and failure.script in text
+    assert all(line == line.rstrip() for line in text.splitlines())
+    assert "subclass-trace check --explain ST502" in text
+    assert "Why: `clone` is how one gets a value that nobody else writes to" in text
+
+
+def test_a_program_has_the_helpers_that_it_needs() -> None:
+    failure = check(WrongSum, rules=["ST310"], max_examples=40).result("ST310").failure
+    assert failure is not None
+    assert "def " not in failure.script and "torch.testing.assert_close(got, expected" in failure.script
+    with pytest.raises(AssertionError, match="the value of the dense program\n.* not close"):
+        exec(failure.script, {})
+
+
+def test_preconditions_are_not_printed() -> None:
+    script = Script(resolve(TwoTensor), lambda strategy: None)
+    script.require("x = 1")
+    script.require("assert x == 1")
+    assert script.lines == ["x = 1"]
+
+
+# ------------------------------------------------------------------------------------ the command
+def test_the_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch) -> None:
+    two = ["check", "subclass_trace.zoo:TwoTensor", "--max-examples", "1", "--rules", "ST101"]
+    assert cli.main([*two, "--factory", "Foo({0})"]) == 2
+    assert cli.main([*two, "--tolerance", "-1"]) == 2
+    assert cli.main([*two, "--sizes", "2,x"]) == 2
+    assert cli.main([*two, "--dtypes", "float33"]) == 2
+    assert cli.main(["check", "mine:"]) == 2
+    assert cli.main(["check", "mine"]) == 2
+    errors = capsys.readouterr().err
+    for text in ("there is no way to build", "tolerance", "--sizes", "--dtypes", "'mine:' names no class"):
+        assert text in errors
+    (tmp_path / "fails_on_import.py").write_text("x = 1\nraise ValueError('boom')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(OptionError, match=r"ValueError: boom \(at .*fails_on_import.py:2\)"):
+        load_target("fails_on_import:Thing")
+
+
+def test_expressions_use_the_names_of_the_module_of_the_class(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scaled_by_two.py").write_text(
+        "import torch\nfrom subclass_trace import WrapperTensor\n\nFACTOR = 2.0\n\n\n"
+        "def dense_of(x):\n    return x.data_ * FACTOR\n\n\n"
+        'class Times(WrapperTensor, default="refuse"):\n    data_: torch.Tensor\n    factor: float\n\n\n'
+        "def make(x):\n    return Times(x, FACTOR)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    how = ["scaled_by_two:Times", "--to-dense", "dense_of({0})", "--rules", "ST101", "--max-examples", "1"]
+    assert cli.main(["check", *how, "--factory", "Times({0}, FACTOR)"]) == 0
+    assert cli.main(["check", *how, "--factory", "Times({0}, FACTORS)"]) == 2
+    assert "name 'FACTORS' is not defined" in (said := capsys.readouterr().err) and "names of scaled_by_two" in said
+    found = resolve("scaled_by_two:Times", factory="Times({0}, FACTOR)", to_dense="dense_of({0})")
+    assert resolve("scaled_by_two:make", to_dense="dense_of({0})").imports[-1] == "from scaled_by_two import dense_of"
+    program: dict[str, Any] = {}
+    exec("\n".join([*found.imports, "import torch", f"x = {found.make.format('torch.ones(2)')}"]), program)
+    assert program["x"].factor == 2.0 and "from scaled_by_two import dense_of" in found.imports
+
+
+def test_a_projection_that_raises_is_not_called_a_factory() -> None:
+    with pytest.raises(OptionError, match=r"the projection to_dense\(\{0\}\) gives no dense tensor"):
+        resolve(TwoTensor, to_dense=lambda x: 1 / 0)
+
+
+def test_sizes_and_dtypes_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    how = ["--sizes", "2,3", "4,", "--dtypes", "bfloat16", "--rules", "ST101", "--max-examples", "2"]
+    assert cli.main(["check", "subclass_trace.zoo:TwoTensor", *how]) == 0
+    assert "from dense tensors of sizes (2, 3), (4,), bfloat16" in capsys.readouterr().out
+
+
+class Rows(WrapperTensor, default="dequantize"):
+    """Eight bits and a scale for each row."""
+
+    codes: torch.Tensor
+    scale: torch.Tensor
+
+    @classmethod
+    def outer_metadata(cls, fields):
+        return Outer(dtype=fields.scale.dtype)
+
+    @classmethod
+    def quantize(cls, x):
+        scale = x.detach().abs().amax(-1, keepdim=True).clamp(min=1e-6) / 127
+        return cls((x.detach() / scale).round().to(torch.int8), scale)
+
+    def dequantize(self):
+        return self.codes * self.scale
+
+    def requantize_(self, value):
+        new = type(self).quantize(value)
+        self.codes.copy_(new.codes)
+        self.scale.copy_(new.scale)
+
+
+@Rows.implements(aten.slice.Tensor)
+def _some_rows(func, x, dim=0, *bounds):
+    if dim != 0:
+        return NotImplemented
+    return x.replace(codes=func(x.codes, 0, *bounds), scale=func(x.scale, 0, *bounds))
+
+
+def test_what_st704_advises_mends_a_class_whose_views_keep_it_from_copying_parts() -> None:
+    class Copied(Rows):
+        pass
+
+    Copied.implements_per_inner(aten.copy_.default)
+    how = {"sizes": [(4, 8)], "dtypes": [torch.float32], "rules": ["ST704"], "max_examples": 4}
+    before = check(Rows, factory=Rows.quantize, **how).result("ST704")
+    assert before.outcome is Outcome.FAIL and "implements_per_inner(aten.copy_.default)" in before.rule.page
+    assert check(Copied, factory=Copied.quantize, **how).result("ST704").outcome is Outcome.PASS
+
+
+def test_a_rule_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", "--explain", "ST308"]) == 0
+    text = capsys.readouterr().out
+    rule = next(r for r in load() if r.id == "ST308")
+    assert rule.title in text and rule.right in text
+    assert cli.main(["check", "--explain", "ST999"]) == 2
+
+
+@pytest.mark.slow
+def test_the_package_is_a_command_and_its_output_may_be_cut() -> None:
+    command = f"{sys.executable} -m subclass_trace check --list | head -1"
+    root = Path(subclass_trace.__file__).parent.parent
+    done = subprocess.run(command, shell=True, cwd=root, capture_output=True, text=True, timeout=120)
+    assert done.stdout.startswith("ST101") and done.stderr == ""
+
+
+# ------------------------------------------------------------------------------------ the test class
+def test_options_of_a_test_class_are_those_of_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Some(ConformanceTests):
+        target = Scaled
+        options = {"max_examples": 2, "rules": ["ST1"], "skip": ["ST102"], "dtypes": [torch.float32]}
+        skip = {"ST103": "because"}
+
+    rules = {r.id: r for r in load()}
+    Some().test_rule(rules["ST101"])
+    for id, reason in (("ST102", "left out by options"), ("ST201", "left out by options"), ("ST103", "because")):
+        with pytest.raises(pytest.skip.Exception, match=reason):
+            Some().test_rule(rules[id])
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"options": {"max_exampels": 3}}, "no option is called 'max_exampels'"),
+        ({"skip": {"ST9999": "no such rule"}}, "no rule is called 'ST9999'"),
+        ({"options": {"rules": ["ST9999"]}}, "no rule is called 'ST9999'"),
+    ],
+)
+def test_a_test_class_with_a_misspelt_option_is_refused(members: dict[str, object], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        type("Misspelt", (ConformanceTests,), {"target": Scaled, **members})

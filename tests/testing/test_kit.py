@@ -1,0 +1,346 @@
+"""The functions, the report and the command line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import strategies as s
+from sound import Sound, subject
+
+from subclass_trace import cli
+from subclass_trace.errors import OptionError, ProtocolError
+from subclass_trace.testing import ConformanceError, assert_conforms, check, register_strategy, runner
+from subclass_trace.testing.report import write_page
+from subclass_trace.testing.resolve import resolve
+from subclass_trace.testing.rules import load, select
+from subclass_trace.testing.runner import Outcome
+from subclass_trace.testing.subject import subject_of
+from subclass_trace.zoo import TwoTensor
+
+PLAIN_OUT = "torch.testing._internal.custom_tensor:CustomTensorPlainOut"
+
+
+def test_rules_have_everything_that_their_pages_need() -> None:
+    rules = load()
+    assert len(rules) >= 40
+    assert len({r.id for r in rules}) == len({r.slug for r in rules}) == len(rules)
+    for r in rules:
+        assert len(r.text) > 80 and r.right, r.id
+        compile(_indented(r.right), r.id, "exec")
+
+
+def _indented(code: str) -> str:
+    body = "\n".join(f"        {line}" for line in code.splitlines())
+    return f"class C:\n    def f(self):\n        pass\n{body}\n        pass"
+
+
+@pytest.mark.parametrize(
+    ("rules", "skip", "expected"),
+    [
+        (["ST101"], (), {"ST101"}),
+        (["ST10"], ["ST101"], {f"ST10{k}" for k in (2, 3, 6, 7, 8, 9)}),
+        (["st101"], (), {"ST101"}),
+    ],
+)
+def test_rules_are_chosen_by_id_and_prefix(rules: list[str], skip: list[str], expected: set[str]) -> None:
+    assert {r.id for r in select(rules, skip)} == expected
+
+
+def test_rules_are_chosen_by_family() -> None:
+    assert {r.family for r in select(["fake"])} == {"fake"}
+
+
+def test_an_unknown_rule_is_refused() -> None:
+    with pytest.raises(OptionError, match="no rule is called 'ST999'"):
+        select(["ST999"])
+
+
+def test_check_reports_every_rule() -> None:
+    report = check(TwoTensor, rules=["ST1"], max_examples=3)
+    assert [r.rule for r in report.results] == list(load())
+    assert {r.outcome for r in report.results if r.rule.id.startswith("ST1")} == {Outcome.PASS}
+    assert {r.outcome for r in report.results if not r.rule.id.startswith("ST1")} == {Outcome.SKIPPED}
+    assert report.ok
+
+
+def test_a_rule_without_a_check_does_not_pass() -> None:
+    result = check(TwoTensor, dtypes=[torch.int64], rules=["ST401"], max_examples=3).result("ST401")
+    assert (result.outcome, result.checks) == (Outcome.NOT_APPLICABLE, 0)
+    assert result.reason == "it has no instances of a floating point dtype"
+
+
+def test_exempt_rules_say_why() -> None:
+    result = check(subject(), rules=["ST101"]).result("ST101")
+    assert result.outcome is Outcome.PASS
+    result = check(Sound, factory="Sound({0})", exempt={"ST101": "because"}, rules=["ST101"]).result("ST101")
+    assert (result.outcome, result.reason) == (Outcome.NOT_APPLICABLE, "because")
+
+
+def test_assert_conforms() -> None:
+    assert assert_conforms(TwoTensor, rules=["ST101"], max_examples=3).ok
+    with pytest.raises(ConformanceError, match=r"breaks 1 of \d+ rules\nST502 clone keeps type and value") as caught:
+        assert_conforms(PLAIN_OUT, rules=["ST502"], max_examples=3)
+    assert isinstance(caught.value, AssertionError)
+    assert caught.value.report.failures[0].rule.id == "ST502"
+
+
+def test_the_state_of_torch_and_of_logging_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    check(TwoTensor, rules=["ST2", "ST5"], max_examples=6)
+    assert caplog.records == []  # some operations are refused under tracing, and torch logs that
+    logging.getLogger("torch").error("seen")
+    assert [r.message for r in caplog.records] == ["seen"]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("profile", "seconds"), [("dev", 20), ("ci", 120)])
+def test_a_simple_class_is_checked_quickly(profile: str, seconds: int) -> None:
+    start = time.process_time()
+    assert check(TwoTensor, profile=profile).ok
+    assert time.process_time() - start < seconds
+
+
+# ------------------------------------------------------------------------------------ how to build an instance
+def test_a_factory_function() -> None:
+    found = resolve(make_two)
+    assert (found.cls, found.arity) == (TwoTensor, 1)
+    assert any(line.endswith("import make_two") for line in found.imports)
+
+
+def make_two(x: torch.Tensor) -> TwoTensor:
+    """A factory that can be imported."""
+    return TwoTensor(x, x.clone())
+
+
+def test_constructors_are_tried() -> None:
+    assert resolve(Sound, arity=1).make == "Sound({0})"
+
+
+def test_a_projection_is_found() -> None:
+    class Scaled(Sound):
+        def dequantize(self):
+            return self.data_.clone()
+
+    assert resolve(Scaled).dense == "{0}.dequantize()"
+
+
+@pytest.mark.parametrize(("bits", "tolerance"), [(8, 0.2), (3, 0.5), (None, 1e-5)])
+def test_a_class_that_rounds_gets_a_coarse_tolerance(bits: int | None, tolerance: float) -> None:
+    class Rounds(Sound):
+        @classmethod
+        def quantize(cls, x):
+            if bits is None:
+                return cls(x * 10)  # another value by design
+            scale = x.abs().amax() / (2 ** (bits - 1) - 1)
+            return cls((x / scale).round() * scale)
+
+        def dequantize(self):
+            return self.data_.clone()
+
+    found = resolve(Rounds)
+    assert (found.make, found.tolerance[0]) == ("Rounds.quantize({0})", tolerance)
+    assert any("Rounds rounds (by " in n for n in found.notes) == (bits is not None)
+    assert resolve(Rounds, tolerance=(0.1, 0.2)).tolerance == (0.1, 0.2)
+
+
+class Picky(Sound):
+    """Takes what its limit allows only."""
+
+    smallest = 2
+
+    @classmethod
+    def from_dense(cls, x):
+        if x.dim() != 2 or x.shape[0] < cls.smallest:
+            raise ValueError("other sizes")
+        return cls(x)
+
+
+def test_a_class_that_refuses_many_sizes_gets_others() -> None:
+    found = check(Picky, rules=["ST705", "ST502"], max_examples=4)
+    assert all(len(size) == 2 and size[0] >= 2 for size in found.subject.listed)
+    for id, examples in (("ST502", 4), ("ST705", 2)):
+        result = found.result(id)
+        assert (result.outcome, result.refused) == (Outcome.PASS, ())
+        assert result.examples >= examples
+    refused = check(subject_of(Picky, "Picky.from_dense({0})"), rules=["ST502"], max_examples=4).result("ST502")
+    assert refused.refused[0][0] == "the class cannot be built like this (ValueError: other sizes)"
+    assert (refused.outcome, refused.examples) == (Outcome.PASS, 4)
+
+
+def test_a_class_that_refuses_all_small_sizes_gets_large_ones() -> None:
+    class Large(Picky):
+        smallest = 20
+
+    found = resolve(Large)
+    assert found.notes[-1].endswith(
+        "Large refuses small tensors, so it is made of (32, 32), (32, 64), (64, 32), (64, 64)"
+    )
+    assert check(found, rules=["ST502"], max_examples=4).result("ST502").outcome is Outcome.PASS
+    Large.smallest = 10**9
+    result = check(subject_of(Large, "Large.from_dense({0})"), rules=["ST502"], max_examples=4).result("ST502")
+    assert (result.outcome, result.checks) == (Outcome.NOT_APPLICABLE, 0)
+    assert result.reason == "the class cannot be built like this (ValueError: other sizes)"
+
+
+def test_no_rule_passes_without_an_instance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rule makes its checks on instances: without any, none of them passes."""
+    monkeypatch.setattr(runner, "TRIES", 0)
+    nothing = subject_of(Sound, "refuse({0})", setup="def refuse(x):\n    raise ValueError")
+    report = check(nothing, max_examples=1)
+    assert {r.outcome for r in report.results} == {Outcome.NOT_APPLICABLE}
+    assert {r.checks for r in report.results} == {0}
+
+
+def test_a_missing_projection_is_pointed_out() -> None:
+    report = check(Sound, factory="Sound({0})", rules=["ST310", "ST402", "ST101"], max_examples=2)
+    assert report.hints[0].startswith("2 rules about numbers did not apply; give to_dense=")
+    assert report.hints[0] in str(report).replace("\n", " ")
+    assert check(subject(), rules=["ST310"], max_examples=2).hints == ()
+
+
+class Hard(Sound):
+    """Cannot be built from dense tensors."""
+
+    @staticmethod
+    def __new__(cls, data, *, secret):
+        return Sound.__new__(cls, data)
+
+
+def test_a_class_that_cannot_be_built() -> None:
+    with pytest.raises(OptionError, match="cannot see how to build a Hard") as caught:
+        check(Hard)
+    assert "give factory=" in str(caught.value)
+
+
+def test_a_registered_class() -> None:
+    register_strategy(Hard, "Hard({0}, secret=1)", to_dense="{0}.data_")
+    found = resolve(Hard)
+    assert (found.make, found.dense) == ("Hard({0}, secret=1)", "{0}.data_")
+
+
+def test_a_strategy_of_instances() -> None:
+    instances = s.sampled_from([2, 3]).map(lambda n: TwoTensor(torch.ones(n), torch.zeros(n)))
+    report = check(TwoTensor, strategy=instances, rules=["ST101", "ST502"], max_examples=4)
+    assert [r.outcome for r in report.results if r.outcome is not Outcome.SKIPPED] == [Outcome.PASS] * 2
+
+
+def test_a_class_without_the_protocol() -> None:
+    class Bare(torch.Tensor):
+        pass
+
+    with pytest.raises(ProtocolError, match="Bare is no traceable wrapper subclass"):
+        check(Bare)
+
+
+# ------------------------------------------------------------------------------------ the report
+def test_json_has_the_documented_keys() -> None:
+    data = json.loads(json.dumps(check(PLAIN_OUT, rules=["ST101", "ST502"], max_examples=3).as_json()))
+    assert set(data) == {
+        "schema", "class", "versions", "profile", "seconds", "made_by", "tolerance", "ok", "counts", "rules",
+        "operations",
+    }  # fmt: skip
+    assert (data["schema"], data["ok"], data["operations"]) == (1, False, None)
+    row = next(r for r in data["rules"] if r["id"] == "ST502")
+    assert set(row) == {
+        "id", "title", "family", "severity", "outcome", "checks", "examples", "seconds", "reason", "failure",
+    }  # fmt: skip
+    assert set(row["failure"]) == {"what", "got", "expected", "script"}
+    assert data["counts"] == {"pass": 1, "fail": 1, "not applicable": 0, "skipped": len(load()) - 2, "error": 0}
+
+
+def test_the_page_stands_alone(tmp_path: Path) -> None:
+    text = write_page(
+        check(PLAIN_OUT, rules=["ST101", "ST502"], max_examples=3), tmp_path / "a" / "page.html"
+    ).read_text()
+    assert "<script" not in text and "<link" not in text
+    assert "clone keeps the class" in text and "ST101" in text
+
+
+def test_the_text_shows_the_counterexample() -> None:
+    text = str(check(PLAIN_OUT, rules=["ST101", "ST502"], max_examples=3))
+    assert "✓ ST101" in text.replace("  ", " ") and "✗" in text
+    assert "y = x.clone()" in text
+    assert "1 pass, 1 fail" in text
+
+
+# ------------------------------------------------------------------------------------ the command
+def test_exit_codes(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two = "subclass_trace.zoo:TwoTensor"
+    assert cli.main(["check", two, "--rules", "ST101", "--max-examples", "3"]) == 0
+    assert cli.main(["check", PLAIN_OUT, "--rules", "ST502", "--max-examples", "3"]) == 1
+    assert cli.main(["check", "no.such.module:Thing"]) == 2
+    assert cli.main(["check", two, "--rules", "ST999"]) == 2
+    assert cli.main(["check"]) == 2
+    assert cli.main(["check", "torch:Tensor"]) == 2
+    assert cli.main(["check", two, "--max-examples", "0"]) == 2
+    (tmp_path / "file").touch()
+    html = ["--html", str(tmp_path / "file" / "page.html")]
+    assert cli.main(["check", two, "--rules", "ST101", "--max-examples", "1", *html]) == 2
+    (tmp_path / "does_not_import.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert cli.main(["check", "does_not_import:Thing"]) == 2
+    errors = capsys.readouterr().err
+    assert "cannot find 'no.such.module:Thing'" in errors and "ZeroDivisionError: division by zero" in errors
+    assert "is no traceable wrapper subclass" in errors and "max_examples must be at least 1" in errors
+
+
+def test_two_when_the_kit_is_at_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    from subclass_trace.testing import runner
+
+    monkeypatch.setattr(runner.Script, "wrapper", lambda self, *args, **kwargs: 1 / 0)
+    assert cli.main(["check", "subclass_trace.zoo:TwoTensor", "--rules", "ST101"]) == 2
+
+
+def test_json_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["check", "subclass_trace.zoo:TwoTensor", "--rules", "ST101", "--json", "--max-examples", "3"])
+    assert json.loads(capsys.readouterr().out)["ok"] is True
+
+
+def test_html_on_the_command_line(tmp_path: Path) -> None:
+    target = tmp_path / "report.html"
+    cli.main(["check", PLAIN_OUT, "--rules", "ST502", "--html", str(target), "--max-examples", "3"])
+    assert "<html>" in target.read_text(encoding="utf-8")
+
+
+def test_a_factory_on_the_command_line() -> None:
+    how = ["--factory", "TwoTensor({0}, {0} * 2)", "--to-dense", "{0}.a", "--rules", "ST513", "--max-examples", "3"]
+    assert cli.main(["check", "subclass_trace.zoo:TwoTensor", *how]) == 0
+
+
+def test_a_tolerance_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    how = ["--tolerance", "0.25", "--rules", "ST101", "--json", "--max-examples", "1"]
+    assert cli.main(["check", "subclass_trace.zoo:TwoTensor", *how]) == 0
+    assert json.loads(capsys.readouterr().out)["tolerance"] == [0.25, 0.25]
+
+
+def test_the_rules_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", "--list"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(load())
+
+
+def test_the_page_of_the_rules_is_current() -> None:
+    from tools import rule_pages
+
+    assert rule_pages.PAGE.read_text(encoding="utf-8") == rule_pages.page(), "run python -m tools.rule_pages"
+
+
+def test_a_line_that_hangs_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    from subclass_trace.testing import script
+
+    class Slow(Sound):
+        def __tensor_flatten__(self):
+            while self.tag:
+                pass
+
+    monkeypatch.setattr(script, "LINE_SECONDS", 0.2)
+    result = check(subject_of(Slow, "Slow({0})"), rules=["ST101"], max_examples=1).result("ST101")
+    assert result.outcome is Outcome.FAIL
+    assert "TookTooLong: more than 0 s" in result.reason

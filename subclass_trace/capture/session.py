@@ -45,8 +45,6 @@ class Session:
     #: symbols of numbers that were read from inputs without dimensions, by the input's name in the graph; only another
     #: tracer than ours makes such
     items: Mapping[str, Any] = MappingProxyType({})
-    #: does this tracer guard what it takes over of attributes? (Another tracer compares whole objects itself.)
-    guards_attributes = True
 
     def __init__(
         self,

@@ -231,7 +231,8 @@ class Recipes:
         cls = type(value)
         solid = next(c for c in cls.__mro__ if isinstance(vars(c).get("__new__"), types.BuiltinFunctionType))
         if solid not in _KNOWN_BASES:
-            if not is_walked(cls.__module__) and cls.__hash__ not in (None, object.__hash__):
+            own_hash: Any = cls.__hash__
+            if not is_walked(cls.__module__) and own_hash is not None and own_hash is not object.__hash__:
                 return Constant(value)  # a value of torch's, such as a placement
             raise SideEffectError(
                 f"the region hands out a {cls.__qualname__} that it has made, which cannot be made anew in each call",

@@ -25,9 +25,9 @@ from .aliasing import alias_groups
 from .attributes import attributes_set
 from .checkpoint import checkpoint_as_tags
 from .diagnostics import typed_errors
-from .functionalize import overlapping_views
+from .functionalize import PLACED, overlapping_views
 from .functions import CapturedFunctions
-from .graphs import finish_joint, read_by_backward
+from .graphs import finish_joint, is_write, read_by_backward
 from .inputs import Inputs, TracedInput
 from .lending import Lending
 from .lift import StandIns
@@ -122,6 +122,17 @@ class Captured:
         by_name = {n.name: n for n in self.session.recorder.graph.nodes} if also else {}
         kept = [by_name[n] for n in also if n in by_name]
         return finish_joint(self.session, self.forward_nodes, [], self.boundary, self.groups, kept)
+
+    def graph_as_recorded(self) -> fx.GraphModule | None:
+        """The forward graph with its writes in place; None where there are none, or where one changes more than data.
+
+        It is right for a back end that runs operation by operation: what it runs is what eager mode runs.
+        """
+        recorder = self.session.recorder
+        writes = [n for n in recorder.graph.nodes if is_write(n)] if recorder.mutable and not self.groups else []
+        if not writes or any(torch.Tag.inplace_view in n.target.tags or n.target in PLACED for n in writes):
+            return None
+        return finish_joint(self.session, self.forward_nodes, [], self.boundary, (), functional=False)
 
 
 def capture(run: RunFunction, session: Session) -> Captured:

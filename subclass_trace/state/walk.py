@@ -231,7 +231,8 @@ class Walk:
             UnsupportedError: it has variables of an enclosing function that no name leads to, so that they are no sources;
                 or it is Python of torch's that has to run in each call.
         """
-        if code.co_name in ("forward", "_pre_forward") and space.get("__name__", "").startswith(_IN_EACH_CALL):
+        managed = space.get("__name__", "").startswith(_IN_EACH_CALL)
+        if managed and code.co_name != "_get_active_ddp_module":  # which Dynamo asks, in branches of control flow
             raise UnsupportedError(
                 "the region calls a module that torch manages in Python, in each call: it moves the memory of parameters, "
                 "or tells its reducer of gradients",

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from .. import _torch
 from ..capture.inputs import Argument, DynamicDims
 from ..capture.session import Dim
-from .. import _torch
 from ..errors import ProtocolError
 from ..subclass.context import same_context, without_outer
 from ..subclass.parts import Steps, integers_in

@@ -116,6 +116,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.backward_seq: int | None = None
         self.checkpoint: CheckpointTag | None = None
         self.state: Any = None  # `state.run.StateRun`, whose events are off below
+        self.forward_state: Any = None  # that of the forward, while a backward is traced with it
         self.contexts: Callable[[], Sequence[Tensor]] = (
             tuple  # plain tensors in contexts of inputs, which guards compare
         )

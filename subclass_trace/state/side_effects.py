@@ -138,7 +138,8 @@ class Snapshot:
             before, now = holder.before, holder.table(holder.thing)
             if _identical(now, before):
                 continue
-            changed.append(holder.path)
+            if holder.owner is not None or not isinstance(holder, Names):  # Python modules grow by imports
+                changed.append(holder.path)
             if isinstance(holder, Names) and now.keys() == before.keys():
                 for key, value in before.items():
                     if now[key] is not value:

@@ -9,7 +9,6 @@ import torch
 
 _KERNELS = ("flash", "fa3", "mem_efficient", "math", "cudnn", "overrideable")
 _ASK = {name: getattr(torch._C, f"_get_{name}_sdp_enabled", None) for name in _KERNELS}
-_SET = {name: getattr(torch._C, f"_set_sdp_use_{name}", None) for name in _KERNELS}
 
 
 class AttentionKernels(NamedTuple):

@@ -171,8 +171,6 @@ def base_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 
 #: the node whose backward runs in this thread, if one does
 current_autograd_node: Callable[[], Any] = torch._C._current_autograd_node
-#: the number of the engine's run in this thread; negative outside of one
-current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
 
 
 keeps_graph_now = torch._C._autograd._get_current_graph_task_keep_graph

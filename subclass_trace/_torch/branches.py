@@ -18,8 +18,6 @@ _CHECKS = {
     ("continuous_bernoulli.py", "__init__"),
     ("geometric.py", "__init__"),
 }
-#: attributes that transforms write for themselves: the last value with its image, and the inverse
-KEPT_BY_DISTRIBUTIONS = frozenset({"_cached_x_y", "_inv"})
 
 
 @dataclass(frozen=True)

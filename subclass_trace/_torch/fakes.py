@@ -153,9 +153,6 @@ def _faked(mode: FakeTensorMode, data: torch.Tensor, device: torch.device) -> to
     return out
 
 
-Look: TypeAlias = Callable[[torch.Tensor, str], Any]
-
-
 @contextlib.contextmanager
 def parameter_classes(cls_of: Callable[[torch.Tensor], type]) -> Iterator[None]:
     """While inside, a fake tensor is an instance of those subclasses of ``nn.Parameter`` that the class ``cls_of`` says has."""

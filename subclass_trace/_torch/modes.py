@@ -11,13 +11,9 @@ import torch._functorch.eager_transforms
 import torch._functorch.utils
 import torch._functorch.vmap
 from torch._C import DispatchKey, DispatchKeySet, _ExcludeDispatchKeyGuard
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from .this_thread import replaced_here
-
-#: the method of a gradient scaler that makes its tensors
-SCALER_START = "_lazy_init_scale_growth_tracker"
 
 
 @contextlib.contextmanager
@@ -212,14 +208,3 @@ grad_enabled = torch.is_grad_enabled
 set_grad = torch._C._set_grad_enabled
 
 forward_ad = torch.autograd.forward_ad
-
-
-#: hooks of all modules: pre-forward, forward, and around the backward
-GLOBAL_MODULE_HOOKS: tuple[dict[int, Any], ...] = (
-    torch.nn.modules.module._global_forward_pre_hooks,
-    torch.nn.modules.module._global_forward_hooks,
-    torch.nn.modules.module._global_backward_pre_hooks,
-    torch.nn.modules.module._global_backward_hooks,
-)
-#: hooks around the step of all optimizers
-GLOBAL_STEP_HOOKS: tuple[dict[int, Any], ...] = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,13 +16,17 @@ from .this_thread import replaced_here
 
 
 @contextlib.contextmanager
-def sharding_as_eager() -> Iterator[None]:
-    """Inside, DTensor chooses what it chooses in eager for the sizes of the call that is traced, and says what it says."""
+def sharding_as_eager(below: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+    """Inside, DTensor chooses what it chooses in eager for the sizes of the call that is traced, and says what it says.
+
+    Args:
+        below: the context of what is not the user's; comparing the costs of placements is much Python.
+    """
     with contextlib.ExitStack() as stack:
         module: Any = sys.modules.get("torch.distributed.tensor._sharding_prop")
         if module is not None:
             stack.enter_context(_metadata_as_eager(module.ShardingPropagator))
-            stack.enter_context(_slices_as_eager(module.ShardingPropagator))
+            stack.enter_context(_slices_as_eager(module.ShardingPropagator, below))
             stack.enter_context(_unrecorded_decompositions())
             stack.enter_context(_strides_as_numbers(module.DTensorSpec))
             stack.enter_context(_sizes_as_numbers_for_offsets())
@@ -66,7 +70,7 @@ def _no_sizes_from_data() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _slices_as_eager(propagator: Any) -> Iterator[None]:
+def _slices_as_eager(propagator: Any, below: Any) -> Iterator[None]:
     """A slice of the whole of a dimension that is spread leaves it there, and another one gathers it first. For sizes that
     are symbols torch takes a slice for another one; here it is a condition of the trace."""
     rules: Any = sys.modules.get("torch.distributed.tensor._ops._tensor_ops")
@@ -80,7 +84,8 @@ def _slices_as_eager(propagator: Any) -> Iterator[None]:
     def propagate(self: Any, op_schema: Any) -> Any:
         before, asked[0] = asked[0], _slices_a_spread_dimension(op_schema)
         try:
-            return original(self, op_schema)
+            with below():
+                return original(self, op_schema)
         finally:
             asked[0] = before
 

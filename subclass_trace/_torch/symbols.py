@@ -52,10 +52,6 @@ def new_float(env: ShapeEnv, hint: float, name: str) -> Any:
     return env.create_symfloatnode(symbol, hint=hint, source=source)
 
 
-#: class of symbols -> class of what they stand for
-_NUMBER_OF: dict[type, Any] = {torch.SymInt: int, torch.SymFloat: float, SymBool: bool}
-
-
 def dynamic_context(
     sizes: Sequence[bool], strides: Sequence[bool], alike: Sequence[bool], alike_strides: Sequence[bool]
 ) -> StatelessSymbolicContext[Any, Any]:

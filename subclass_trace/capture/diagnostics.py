@@ -20,7 +20,6 @@ from .user_code import TORCH_FILES, is_user_code, quoted, tracebacks, user_line
 
 Tensor = torch.Tensor
 _OUTSIDE = "move this part out of the region"
-_UNPADDED = "nn.TransformerEncoder(..., enable_nested_tensor=False), or encoder.use_nested_tensor = False"
 
 
 # ---------------------------------------------------------------------------------------------- sizes that became numbers

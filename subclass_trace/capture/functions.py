@@ -49,7 +49,7 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         if torch.compiler.is_dynamo_compiling():  # torch.cond lets Dynamo look at this mode as well
             return func(*args, **(kwargs or {}))
         try:
-            return self._handle(func, args, kwargs)
+            return self._handle(func, args, kwargs, sys._getframe(1))
         except SubclassTraceError as error:
             state = self.recorder.state
             if state is not None:
@@ -60,7 +60,7 @@ class CapturedFunctions(_torch.TorchFunctionMode):
                 self.recorder.state.refused(refusal_of_data(error, self.recorder.user_line()))
             raise
 
-    def _handle(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _handle(self, func: Any, args: Any, kwargs: Any, caller: Any) -> Any:
         name = getattr(func, "__name__", "")
         if getattr(func, "__self__", None) is Tensor.grad:
             return self.gradients.access(func, args)
@@ -71,25 +71,25 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         if name == "detach_":
             self.asked.refuse_to_detach(self.stand_ins.known(args[0]))
         if name in ASKING and args:
-            answer = self.asked.answer(func, self.stand_ins.known(args[0]), self.recorder)
+            answer = self.asked.answer(func, self.stand_ins.known(args[0]), self.recorder, caller)
             if answer is not ASIDE:
                 return answer
         args, kwargs, back = self.stand_ins.swap(func, args, kwargs or {})
         if name == "__set__" and getattr(func, "__self__", None) is Tensor.data:
             return self._set_data(func, *args)
-        if name in TEXTS and args and (text := self._text(func, args, sys._getframe(1))) is not None:
+        if name in TEXTS and args and (text := self._text(func, args, caller)) is not None:
             return text
         if func is Tensor.__deepcopy__:
             with self:
                 return deep_copy(args[0], args[1], self.recorder.user_line)
-        if func is Tensor.__reduce_ex__ and _torch.is_fake(args[0]) and is_shallow_copy(sys._getframe(1)):
+        if func is Tensor.__reduce_ex__ and _torch.is_fake(args[0]) and is_shallow_copy(caller):
             return shallow_copy, args[:1]
         if name == "tolist" and type(args[0]) in _torch.FAKE_TYPES:  # of a tensor that is closed over
             with self:
                 return args[0].tolist()
         if name in MEMORY:
             refuse_memory(name, args, self.recorder.user_line)
-        if name == "__bool__" and (branch := _torch.branch_of_torch(sys._getframe(1))) is not None:
+        if name == "__bool__" and (branch := _torch.branch_of_torch(caller)) is not None:
             with self.recorder.takes(branch):
                 return func(*args)
         if name in _HOOK_METHODS:
@@ -109,6 +109,8 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         self.recorder.asks_for_numbers = name in _NUMBERS
         out = self._call(func, args, kwargs)
         self.views.note(func, args, kwargs, out)
+        if name in _MAY_COPY and args:
+            self.recorder.note_copy(args[0], out)
         self.counters.level()
         return _torch.as_numbers(back.get(id(out), out) if back else out)
 
@@ -126,7 +128,7 @@ class CapturedFunctions(_torch.TorchFunctionMode):
                 got=f"{func.__name__} on a tensor of shape {tuple(t.shape)}",
                 fix="register it outside of the region, or on x * 1",
             )
-        return func(t, _numbered(hook))
+        return func(t, _numbered(hook, self.recorder))
 
     def _text(self, func: Any, args: Any, frame: Any) -> str | None:
         """The text of a tensor whose values the trace knows; None for one that is none of the trace's, and for a log.
@@ -210,13 +212,14 @@ def _tensor_of(value: Any) -> Any:
     return torch.tensor(value) if isinstance(value, (list, tuple)) else value
 
 
-def _numbered(hook: Any) -> Any:
+def _numbered(hook: Any, recorder: Recorder) -> Any:
     """A hook that sees symbols as numbers; the engine leaves function modes behind."""
     if not callable(hook):
         return hook
 
     @functools.wraps(hook, updated=())
     def numbered(*args: Any) -> Any:
+        recorder.meets(hook)
         with _torch.SizesAsNumbers():
             return hook(*args)
 

@@ -18,7 +18,7 @@ import torch
 from .. import _torch
 from ..errors import ProtocolError, UnsupportedError
 from ..plan import gradient_of
-from ..state.source import ATOMS, members_of, same
+from ..state.source import ATOMS, is_walked, members_of, same
 from ..state.walk import set_by_class
 from ..subclass.context import (
     has_sizes,
@@ -242,6 +242,8 @@ class Inputs:
         with torch.no_grad(), _torch.no_modes():
             self.counters.add(real, traced)
         self.inputs.append(row)
+        if isinstance(spec, WrapperSpec):
+            self.session.wrappers.append((argument.path, traced))
         self.before.append(self.remember(traced))
         self._number_of_real[id(real)] = self._number_of_traced[id(traced)] = number
 
@@ -293,14 +295,14 @@ class Inputs:
 
 
 def _check_slots(real: Tensor, spec: Spec, path: Path) -> None:
-    """A class may keep its inner tensors and its context in slots, and nothing else: a trace has no place for it.
+    """A user's class may keep its inner tensors and its context in slots, and nothing else: a trace has no place for it.
 
     Raises:
         UnsupportedError: there is another plain value in one.
     """
     slots = members_of(type(real)) if isinstance(spec, WrapperSpec) else {}
     for name, member in slots.items():
-        value = getattr(real, name, None)
+        value = getattr(real, name, None) if is_walked(member.__objclass__.__module__) else None
         if type(value) in ATOMS and value is not None and not any(same(value, v) for v in _values(spec.context)):  # type: ignore[union-attr]
             raise UnsupportedError(
                 "a wrapper keeps a value in a slot of its class that its flatten context does not tell",

@@ -73,8 +73,8 @@ class Asked:
             self.fact(number, name)
 
     # ---------------------------------------------------------------- answers
-    def answer(self, func: Any, traced: Any, recorder: Recorder) -> Any:
-        """The answer to a call on a stand-in, or `ASIDE`.
+    def answer(self, func: Any, traced: Any, recorder: Recorder, caller: Any) -> Any:
+        """The answer to a call on a stand-in, by the frame ``caller``, or `ASIDE`.
 
         Raises:
             UnsupportedError: the region lets an input that is no leaf retain its gradient, or asks for what neither an
@@ -88,7 +88,7 @@ class Asked:
             return ASIDE
         if owner is Tensor.nbytes:  # torch's own asks for numbers, where sizes are symbols
             return traced.numel() * traced.element_size() if get and traced.layout is torch.strided else ASIDE
-        if name in ("_base", "_version", *_STORAGES) and is_user_code(sys._getframe(2).f_code):
+        if name in ("_base", "_version", *_STORAGES) and is_user_code(caller.f_code):
             self._refuse(name, row, traced, recorder)
         if row is None:
             return ASIDE

@@ -265,13 +265,14 @@ def _change(row: TracedInput, was: Before, inputs: Inputs, recorder: Recorder, m
     data = tuple(k for k, was_written in enumerate(written) if k not in replaced and was_written)
     # What the class does not set by itself is Python state, which is looked after as such.
     state = attributes_of_wrapper(row.traced, after) if isinstance(row.spec, WrapperSpec) else {}
-    assigned = {k: v for k, v in state.items() if k in row.own and was.attributes.get(k, was) is not v}
-    attributes = {k: marked(v) for k, v in assigned.items() if not isinstance(v, (Tensor, *_torch.SYM_TYPES))}
+    assigned = {k: v for k, v in state.items() if was.attributes.get(k, was) is not v}
+    own = {k: v for k, v in assigned.items() if k in row.own and not isinstance(v, (Tensor, *_torch.SYM_TYPES))}
+    attributes = {k: marked(v) for k, v in own.items()}
     for name, value in attributes.items():
         if holds_traced(value):
             raise _escapes(row.path, name, value)
     _check_contexts(row, was.spec, after, assigned)
-    metadata = None if _same_layout(after, was.spec) else after
+    metadata = None if same_layout(after, was.spec) else after
     return _Change(data, replaced, metadata, attributes)
 
 
@@ -374,7 +375,8 @@ def same_contexts(a: Spec, b: Spec, same: Callable[[Any, Any], bool] = same_cont
     return all(same_contexts(x, y, same) for x, y in zip(a.inners, b.inners, strict=True))
 
 
-def _same_layout(a: Spec, b: Spec) -> bool:
+def same_layout(a: Spec, b: Spec) -> bool:
+    """Sizes, strides and places of a value and of all its inner tensors."""
     offsets = [x.storage_offset == y.storage_offset for x, y in zip(spec_leaves(a), spec_leaves(b), strict=True)]
     outer = a.size == b.size and a.stride == b.stride  # type: ignore[union-attr]
     leaves = all(x.size == y.size and x.stride == y.stride for x, y in zip(spec_leaves(a), spec_leaves(b), strict=True))

@@ -200,7 +200,7 @@ class OutputClassifier:
                 raise leaf_inside(o)
             return self._value(o, leaves, spec)
         found = self._replay(o, base, number, spec, moved)
-        return self._value(o, leaves, spec) if found is None else self._view(o, number, leaves, spec, found)
+        return self._protected(o, leaves, spec) if found is None else self._view(o, number, leaves, spec, found)
 
     def need(self, sizes: Iterable[Any]) -> None:
         """The run time needs these numbers: symbols of data-dependent ones become size outputs."""

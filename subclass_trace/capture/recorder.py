@@ -296,19 +296,24 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)  # nothing to write: see `symbols`
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    @contextlib.contextmanager
+    def below(self) -> Iterator[None]:
+        """What runs inside is not the user's; no ``except Exception`` of the user's can swallow a refusal of it."""
         state = self.state
         if state is None or not state.is_live:
-            return self._dispatch(func, types, args, kwargs)
-        state.off()  # what runs below is not the user's
+            yield
+            return
+        state.off()
         try:
-            return self._dispatch(func, types, args, kwargs)
+            yield
         except SubclassTraceError as error:
-            raise state.refused(
-                error
-            ) from error.__cause__  # so that no ``except Exception`` of the user's can swallow it
+            raise state.refused(error) from error.__cause__
         finally:
             state.on()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with self.below():
+            return self._dispatch(func, types, args, kwargs)
 
     def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func is _DEVICE and _torch.is_fake(args[0]):
@@ -597,6 +602,11 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     def asking_line(self) -> str | None:
         """``file:line`` of the innermost user frame; where the region is a module of torch's, that of torch's code."""
         return self.user_line() or library_line(sys._getframe(1), self._stop_frame)
+
+    def meets(self, *values: Any) -> None:
+        """A hook of the region's is about to run, with these; see `state.run.BackwardState`."""
+        if self.tag == "is_backward" and self.follows_state and self.state is not None:
+            self.state.meets(*values)
 
     def user_line(self) -> str | None:
         """``file:line`` of the innermost user frame."""

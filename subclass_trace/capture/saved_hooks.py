@@ -35,6 +35,7 @@ def _traced_unpack(recorder: Recorder, unpack: Callable[[Any], Any]) -> Callable
     def unpacking(packed: _saved.Packed) -> Any:
         if recorder.tag != "is_backward":  # a gradient inside the region
             return unpack(packed.value)
+        recorder.meets(unpack, packed.value)
         before, recorder.unpacking = recorder.unpacking, True
         try:
             out = unpack(packed.value)

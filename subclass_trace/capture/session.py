@@ -45,8 +45,6 @@ class Session:
     #: symbols of numbers that were read from inputs without dimensions, by the input's name in the graph; only another
     #: tracer than ours makes such
     items: Mapping[str, Any] = MappingProxyType({})
-    #: does this tracer guard what it takes over of attributes? (Another tracer compares whole objects itself.)
-    guards_attributes = True
 
     def __init__(
         self,
@@ -62,6 +60,7 @@ class Session:
         self.recorder = recorder(self.mode, decompositions)
         if mode is None and not dynamic:
             _torch.replace_cache(self.mode, self.recorder.results.remembered)
+        self.wrappers: list[tuple[Path, Any]] = []  # the traced inputs that have contexts
         self.copies: dict[int, tuple[Any, Any]] = {}  # of dataclasses in the contexts of inputs; see `one_copy_each`
         self.arguments = {}
         self._grad = True  # grad mode of the caller
@@ -105,7 +104,7 @@ class Session:
             enter(_door.backwards_are_traced())  # a compiled autograd that is on would make a tape of each
             if _torch.saved_tensor_hooks_active():  # the caller's hooks see what is saved at run time instead
                 enter(torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is))
-            enter(_torch.sharding_as_eager())
+            enter(_torch.sharding_as_eager(self.recorder.below))
             enter(_torch.numbers_as_split_factors())
             enter(hooks_as_code(self.recorder))
             enter(self.recorder)

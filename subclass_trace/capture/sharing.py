@@ -15,7 +15,7 @@ import torch
 
 from .. import _torch
 from ..plan import LeafAlias, MutationPlan, ValueAlias
-from ..subclass.flatten import flatten, leaves_of, wrappers_inside
+from ..subclass.flatten import flatten, wrappers_inside
 from .aliasing import byte_range, share_counter
 from .inputs import Inputs
 from .recorder import Recorder
@@ -43,10 +43,6 @@ class Sharing:
     def is_inside_input(self, t: Tensor) -> bool:
         """Is it a tensor inside of an input: the very object, dense or a wrapper?"""
         return id(t) in self._same or id(t) in self._inside
-
-    def touches_input(self, t: Tensor) -> bool:
-        """Does a leaf of ``t`` lie in the memory of an input?"""
-        return any(self._of_input(leaf) is not None for leaf in leaves_of(t))
 
     def aliases(
         self,

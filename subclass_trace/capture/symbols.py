@@ -54,10 +54,6 @@ class Symbols:
                 if symbol is not None:
                     self._sources.setdefault(symbol, (node, kind, dim))
 
-    def is_held_by(self, value: Any, node: fx.Node) -> None:
-        """``node`` computes the symbolic number ``value``, if nothing before it does."""
-        self._nodes.setdefault(value.node.expr, node)
-
     def bind_data_dependent(self, node: fx.Node, out: Any, tag: str) -> None:
         """Symbols that this operation made (nonzero): each becomes a size node of the result."""
         bindings = _torch.unbacked_bindings(self.mode.shape_env, out)

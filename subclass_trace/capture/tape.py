@@ -129,7 +129,7 @@ class Tape:
             roots = [o.grad_fn for o in outs]
             try:
                 with _sequence_numbers(roots, self.edges, recorder), backward_state(recorder) as state:
-                    contexts = contexts_of((Path("input").item(k), x) for k, x in enumerate(self.inputs))
+                    contexts = contexts_of(self.session.wrappers)
                     grads = self._differentiate(outs, values, create_graph)
                     check_contexts(contexts, *_IN_A_BACKWARD)
             finally:

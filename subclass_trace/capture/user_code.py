@@ -5,9 +5,7 @@ from __future__ import annotations
 import functools
 import linecache
 import os
-import sys
-import weakref
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
@@ -29,18 +27,6 @@ def is_foreign(cls: type) -> bool:
     return cls.__module__.partition(".")[0] in FOREIGN
 
 
-def is_library(cls: type) -> bool:
-    """Is it a foreign class, or one of an installed library?"""
-    known = _LIBRARY.get(cls)
-    if known is None:
-        file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-        known = _LIBRARY[cls] = is_foreign(cls) or "site-packages" in (file or "")
-    return known
-
-
-_LIBRARY: MutableMapping[type, bool] = weakref.WeakKeyDictionary()
-
-
 def is_user_code(code: Any) -> bool:
     """Does this code object belong neither to torch nor to this package?"""
     return not code.co_filename.startswith((TORCH_FILES, *_OWN_FILES))
@@ -55,12 +41,6 @@ _ON_BEHALF = frozenset({"__repr__", "__str__", "__format__", "handle_torch_funct
 _COMPREHENSIONS = ("<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>")
 #: what these write is read by people, while the trace is made
 _SHOWING = ("logging", "pdb", "bdb", "traceback")
-
-
-def is_users_own(code: Any) -> bool:
-    """Does this code object belong to no library at all?"""
-    file = code.co_filename
-    return is_user_code(code) and not file.startswith(_HELPERS) and not any(part in file for part in _INSTALLED)
 
 
 @functools.cache

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from .. import _torch
 from ..capture.inputs import Argument, DynamicDims
 from ..capture.session import Dim
 from ..errors import ProtocolError
@@ -268,7 +269,8 @@ def may_be_dynamic(tensors: Iterable[Tensor], history: SizeHistory, everything: 
     """May a capture have symbols? (A ragged size is one in any case.)"""
     if everything or history.varying or history.varying_numbers:
         return True
-    return any(t.is_nested or marked_dims(t) or (is_traceable(t) and _is_marked_inside(t)) for t in tensors)
+    with _torch.no_overrides():  # a class may do something when it is asked, or know no answer
+        return any(t.is_nested or marked_dims(t) or (is_traceable(t) and _is_marked_inside(t)) for t in tensors)
 
 
 def _is_marked_inside(t: Tensor) -> bool:

@@ -16,7 +16,8 @@ from ..backends import resolve_backend
 from ..capture.aliasing import family
 from ..capture.capture import Captured, Ran, capture
 from ..capture.inputs import Argument, Inputs
-from ..capture.mutation import NeedsAutogradBase
+from ..capture.mutation import NeedsAutogradBase, same_layout
+from ..capture.replays import share_memory
 from ..capture.session import Session
 from ..errors import UnsupportedError
 from ..options import Options
@@ -37,7 +38,7 @@ from ..state.guards import StateGuards
 from ..state.run import Outcome, StateRun
 from ..state.source import MISSING, Call, Source
 from ..subclass.context import parts_of
-from ..subclass.flatten import flatten
+from ..subclass.flatten import flatten, leaves_of
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable, look_again
 from ..subclass.spec import Spec
@@ -199,6 +200,25 @@ class _Maker:
         self.views[position] = flatten(view)[1]
         return view
 
+    def check_views(self) -> None:
+        """What stands for a view is made of the base in each call: the region may write through it, and no more.
+
+        Raises:
+            UnsupportedError: it has another shape or other memory now.
+        """
+        assert self.inputs is not None
+        for position, spec in self.views.items():
+            view, base = self.handed[position], self.inputs.inputs[self.positions[position]].traced  # type: ignore[index]
+            leaves, now = flatten(view)
+            if not same_layout(now, spec) or not share_memory(leaves, leaves_of(base)):
+                raise UnsupportedError(
+                    "the region changes the shape or the memory of an argument that is a view of another one",
+                    path=self.sources[position].path,
+                    expected=f"a tensor of shape {tuple(spec.size)}, as it came",  # type: ignore[union-attr]
+                    got=f"shape {tuple(view.shape)}, strides {tuple(view.stride())}",
+                    fix="change a view that the region makes, and return it",
+                )
+
     def number(self, source: Source, value: Any) -> Any:
         """The symbol of a number that changes between calls."""
         if not self.numbers or not self.history.is_symbol(source.path, value, floats=self.floats):
@@ -211,18 +231,18 @@ class _Maker:
         return symbol
 
 
-def _check_contexts(outcome: Outcome, flat: Sequence[Any]) -> None:
+def _check_contexts(outcome: Outcome, flat: Sequence[Any], traced: Sequence[Any]) -> None:
     """An object in a context is compared, and copied for the trace: that code has another name for it is not kept.
 
     Raises:
-        UnsupportedError: the region makes an object that is in the context of a result and elsewhere; or it changes one, by
-            another name, that is in the context of an input.
+        UnsupportedError: the region makes an object that is in the context of a result and elsewhere; or such an object of
+            an input is a result; or it changes one, by another name, that is in the context of an input.
     """
     if outcome.made:
-        for value in _in_contexts(outcome.outputs):
+        for value in _in_contexts([*outcome.outputs, *traced]):
             if id(value) in outcome.made:
                 raise UnsupportedError(
-                    "an object that the region makes is in the context of a result, and in another result or place",
+                    "an object in the context of a wrapper is in another result or place too",
                     path="result",
                     expected="objects of its own in each",
                     got=f"a {type(value).__qualname__}",
@@ -331,7 +351,8 @@ def trace_call(
             maker.inputs = inputs
             args, kwargs = state.start()
             outcome.append(state.run(args, kwargs))
-            _check_contexts(outcome[0], maker.flat)
+            _check_contexts(outcome[0], maker.flat, maker.handed)
+            maker.check_views()
             return Ran(outcome[0].outputs, maker.handed)
 
         try:
@@ -381,6 +402,7 @@ def compile_call(
             keep_joint=keep_joint,
             keep_input_mutations=options.keep_inference_input_mutations,
         )
+        traced.state.check_backwards()
         captured.session.no_branch_on_floats()
         history.has_symbols = (
             bool(_torch.symbol_values(captured.session.shape_env)) if captured.session.dynamic else False

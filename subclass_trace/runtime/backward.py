@@ -164,7 +164,7 @@ class Backwards:
         create_graph: bool,
         env: Env,
     ) -> CompiledBackward:
-        failed: Any = None
+        cause: Exception | None = None
         try:
             entry = self._trace_of(self.tape, tangents, create_graph, env)
             failed = next((c for c in entry.conditions if not holds(c, env)), None)
@@ -175,10 +175,10 @@ class Backwards:
             failed = next((c for c in _torch.equalities(self.symbols, traced_for) if not holds(c, env)), None)
             if failed is None:
                 raise
-            raise self._other_sizes(failed, env) from error
+            cause = error
         if self.narrow is not None:
             self.narrow((failed,))
-        raise self._other_sizes(failed, env)
+        raise self._other_sizes(failed, env) from cause
 
     def _trace_of(
         self,

@@ -223,20 +223,29 @@ class Profile(Events):
     def __init__(self, listener: Listener) -> None:
         super().__init__(listener)
         self.before = sys.getprofile()
+        #: of most events: code that starts, and code that calls something of C, of which nothing is to be told
+        self.known: set[types.CodeType] = set()
+        self.silent: set[types.CodeType] = set()
 
     @never_compiled
     def __call__(self, frame: types.FrameType, event: str, arg: Any) -> None:
         """One event of the interpreter's; Dynamo, which may be at work (``torch.cond``), shall not compile this code."""
-        if event in ("call", "c_call"):
-            self._event(frame, event, arg)
-
-    def _event(self, frame: types.FrameType, event: str, arg: Any) -> None:
+        code = frame.f_code
         if event == "call":
-            code = frame.f_code
-            if (code not in self.entered or code in _JUDGED) and not is_below(code.co_filename):
-                self.started(code, frame)
-        elif event == "c_call":
-            self.called(arg, getattr(arg, "__self__", None), frame)
+            if code not in self.known:
+                self._starts(code, frame)
+        elif event == "c_call" and code not in self.silent:
+            if self._follows(frame) or self._is_users(frame):
+                self.called(arg, getattr(arg, "__self__", None), frame)
+            else:
+                self.silent.add(code)
+
+    def _starts(self, code: types.CodeType, frame: types.FrameType) -> None:
+        below = is_below(code.co_filename)
+        if not below:
+            self.started(code, frame)
+        if below or (code in self.entered and code not in _JUDGED):
+            self.known.add(code)
 
     def on(self) -> None:
         """See `Events`."""
@@ -248,7 +257,10 @@ class Profile(Events):
 
     def close(self) -> None:
         """See `Events`."""
-        sys.setprofile(self.before)
+        if self.before is None or callable(self.before):
+            sys.setprofile(self.before)
+        else:  # of C, as `cProfile` is: it alone can
+            self.before.enable()
 
 
 #: of code that runs below the recorder again and again, the names join: that guards more than is needed, and costs nothing

@@ -228,9 +228,12 @@ class StateGuards:
         self.by_holder: dict[Holder, list[Guard]] = {}
         self.each: list[Guard] = []
         self._symbols = {(s.holder, s.key) for s in numbers if not s.items}
+        parents = {h.parent for h in walk.holders.values()}
         #: tensors reached by name whose attributes are guarded: those of this very tensor
         self._with_attributes = {
-            id(h.owner) for h in walk.holders.values() if h.fixed and h.kept and is_a(h.owner, torch.Tensor)
+            id(h.owner)
+            for h in walk.holders.values()
+            if h.fixed and (h.kept or h in parents) and is_a(h.owner, torch.Tensor)
         }
         for holder in walk.everything():
             if holder is walk.arguments or not walk.is_write_only(holder):

@@ -20,6 +20,7 @@ import torch
 from ..errors import SideEffectError, SubclassTraceError
 from ..plan.side_effects import SideEffect
 from ..plan.values import Recipe
+from ..subclass.protocol import is_traceable
 from .entering import Events, events, is_users
 from .guard_code import Reader
 from .guards import StateGuards
@@ -190,10 +191,18 @@ class StateRun:
         for (source, real), traced in zip(rows, self.make.tensors(rows), strict=True):
             self.stand_ins[id(real)] = traced
             self.reals[id(traced)] = source, real
-            held = self.walk.attributes_of(real, source, traced)
-            if held is not None:
-                for name in held.wanted - held.left_out:
-                    held.live[name] = held.before[name]
+            self._attributes(real, source, traced)
+
+    def _attributes(self, real: torch.Tensor, source: Source, traced: torch.Tensor) -> None:
+        """The stand-in of a tensor, and those of the wrappers inside of it, have their plain attributes."""
+        held = self.walk.attributes_of(real, source, traced)
+        if held is None:
+            return
+        for name in held.wanted - held.left_out:
+            held.live[name] = held.before[name]
+        for name, inner in list(held.live.items()):
+            if is_traceable(inner) and type(held.thing.get(name)) is type(inner):
+                self._attributes(held.thing[name], Source(held, name), inner)
 
     def replaced(self, value: Any, source: Source) -> Any:
         """The value that stands at a source while the function is traced."""
@@ -248,6 +257,15 @@ class StateRun:
         for row in self.walk.caches:
             row.restore()
 
+    def check_backwards(self) -> None:
+        """Backwards were traced since.
+
+        Raises:
+            SideEffectError: their code changed what the forward reads, on an object that no name of theirs leads to.
+        """
+        if changed := self.snapshot.restore():
+            raise _changed_in_backward(changed[0])
+
     def forget(self) -> None:
         """What only the trace needed: nothing leads to the tensors of the call, or to the traced ones."""
         self.walk.forget()
@@ -279,6 +297,11 @@ class BackwardState(StateRun):
     def stand_in(self) -> None:
         """There are none."""
 
+    def meets(self, *values: Any) -> None:
+        """A hook of the region's is about to run: no name in its code leads to its ``self``, and to what it is given."""
+        for value in values:
+            self.walk.beside(value, getattr(values[0], "__qualname__", "a hook"))
+
     def finish(self) -> None:
         """Read off what the code did.
 
@@ -289,12 +312,7 @@ class BackwardState(StateRun):
         self.restore()
         for holder, (now, was) in changed.items():
             other = [key for key in now.keys() | was.keys() if now.get(key) is not was.get(key)]
-            raise SideEffectError(
-                "a hook or a custom backward changes Python state, which each backward would have to do again",
-                path=holder.text(other[0]) if other else holder.path,
-                expected="backwards that compute gradients",
-                fix="do it outside of the backward",
-            )
+            raise _changed_in_backward(holder.text(other[0]) if other else holder.path)
         if self.walk.holders:
             self.guards = Reader(StateGuards(self.walk, ((), {}), (), (), by_identity=True))
         self.forget()
@@ -341,6 +359,15 @@ def backward_state(recorder: Any) -> Iterator[BackwardState]:
         state.restore()
         raise state.refusal
     state.finish()
+
+
+def _changed_in_backward(path: str) -> SideEffectError:
+    return SideEffectError(
+        "a hook or a custom backward changes Python state, which each backward would have to do again",
+        path=path,
+        expected="backwards that compute gradients",
+        fix="do it outside of the backward",
+    )
 
 
 def _line(code: types.CodeType, line: int) -> str:

@@ -27,6 +27,7 @@ from .source import (
     is_a,
     is_atom,
     is_heap_type,
+    is_walked,
     members_of,
     namespace_of,
     same,
@@ -36,6 +37,7 @@ from .source import (
 from .source import (
     Sequence as ListLike,
 )
+from .thread_table import ThreadTable
 from .walk import Walk
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -69,7 +71,9 @@ class Snapshot:
         for holder, key in dict.fromkeys((s.holder, s.key) for s in sources):
             if holder is self.walk.arguments:
                 continue
-            if holder.live is holder.thing and holder.get(holder.thing, key) is not holder.before[key]:
+            self._own_table(holder)
+            own = holder.live is holder.thing or type(holder) is Mapping
+            if own and holder.get(holder.live, key) is not holder.before[key]:
                 raise SideEffectError(
                     "a place was written by the region before any name of its code led to it",
                     path=holder.text(key),
@@ -79,6 +83,16 @@ class Snapshot:
             value = replaced(holder.before[key], Source(holder, key))
             self.base.setdefault(holder, dict(holder.before))[key] = value
             holder.put(holder.live, key, value)
+
+    def _own_table(self, holder: Holder) -> None:
+        """The parameters and buffers of a module have their stand-ins in this thread alone."""
+        at = self.walk.tables.get(id(holder.thing))
+        if at is None or holder.live is not holder.thing or type(holder.thing) is not dict:
+            return
+        names, key = at
+        holder.live = ThreadTable(holder.thing)
+        self.base.setdefault(names, dict(names.before))[key] = holder.live
+        names.put(names.live, key, holder.live)
 
     def stand_in_keys(self, stand_ins: MappingType[int, Any]) -> None:
         """Let tensors that are keys of dicts be their stand-ins, as far as they have some by now."""
@@ -102,6 +116,12 @@ class Snapshot:
                     path=holder.path,
                     fix="change the attributes instead",
                 )
+            if type(holder.live) is ThreadTable and not _identical(holder.thing, holder.before):
+                raise SideEffectError(
+                    "the region changes the parameters or buffers of a module by another name of their dict",
+                    path=holder.path,
+                    fix="assign attributes of the module",
+                )
             base, now = self.base.get(holder, holder.before), holder.table(holder.live)
             ordered = type(holder) is Mapping and not same_keys(now, base)
             other = ordered or now.keys() != base.keys()
@@ -109,20 +129,27 @@ class Snapshot:
                 found[holder] = now, base
         return found
 
-    def restore(self) -> None:
-        """All sources hold what they held before the trace."""
+    def restore(self) -> list[str]:
+        """All sources hold what they held before the trace; which did not."""
+        changed = []
         for holder in self.walk.holders.values():
             if _has_moved(holder):
                 object.__setattr__(holder.owner, "__dict__", holder.thing)
             before, now = holder.before, holder.table(holder.thing)
-            if same_keys(now, before) and all(now[key] is value for key, value in before.items()):
+            if _identical(now, before):
                 continue
+            changed.append(holder.path)
             if isinstance(holder, Names) and now.keys() == before.keys():
                 for key, value in before.items():
                     if now[key] is not value:
                         holder.put(holder.thing, key, value)
             elif not holder.left_out:
                 holder.fill(holder.thing, before)
+        return changed
+
+
+def _identical(now: Table, before: Table) -> bool:
+    return same_keys(now, before) and all(now[key] is value for key, value in before.items())
 
 
 def _has_moved(holder: Holder) -> bool:
@@ -204,6 +231,9 @@ class Recipes:
         cls = type(value)
         solid = next(c for c in cls.__mro__ if isinstance(vars(c).get("__new__"), types.BuiltinFunctionType))
         if solid not in _KNOWN_BASES:
+            own_hash: Any = cls.__hash__
+            if not is_walked(cls.__module__) and own_hash is not None and own_hash is not object.__hash__:
+                return Constant(value)  # a value of torch's, such as a placement
             raise SideEffectError(
                 f"the region hands out a {cls.__qualname__} that it has made, which cannot be made anew in each call",
                 path=path,

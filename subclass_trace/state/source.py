@@ -131,6 +131,7 @@ _NOT_WALKED = frozenset(sys.stdlib_module_names) | frozenset(
         "torch",
         "functorch",
         "torchgen",
+        "typing_extensions",
         "numpy",
         "sympy",
         "mpmath",

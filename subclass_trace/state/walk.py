@@ -16,6 +16,7 @@ import contextvars
 import functools
 import gc
 import itertools
+import operator
 import random
 import sys
 import threading
@@ -95,6 +96,8 @@ _CONTAINERS = {
 }
 _BUILTINS = frozenset(vars(builtins))
 _NOT_NAMESPACES = ("__builtins__", "__loader__", "__spec__")
+#: of torch's own code, what would be done once, while the region is traced
+_IN_EACH_CALL = ("torch.distributed.fsdp", "torch.distributed._composable.replicate", "torch.nn.parallel.distributed")
 #: a list of more plain values than this is compared in one go
 _LONG = 64
 
@@ -183,6 +186,7 @@ class Walk:
         self.objects: list[Any] = []
         self.bases: list[tuple[type, tuple[type, ...]]] = []
         self.caches: list[Cached] = []
+        self.tables: dict[int, tuple[Names, str]] = {}  # id of parameters or buffers of a module -> where they are
         self.aliases: list[tuple[Source, Source]] = []
         self.entered: dict[types.CodeType, dict[str, Any]] = {}
         self.names: set[str] = set()
@@ -192,7 +196,7 @@ class Walk:
         self._first_place: dict[int, Source] = {}
         self._alive: list[Any] = []  # so that an id stays what it is
         self._classes: set[type] = set()
-        self._modules: list[Names] = []  # Python modules, by whose attributes code that computes names may ask
+        self._by_name: list[Names] = []  # for whose attributes code that computes names may ask
         self._waiting: dict[str, list[Names]] = collections.defaultdict(list)
         self._asleep: dict[types.CodeType, list[tuple[types.FunctionType, str]]] = collections.defaultdict(list)
         self._uses: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
@@ -212,17 +216,29 @@ class Walk:
         self._run()
 
     def _run(self) -> None:
-        while self._todo:
-            action, first, second = self._todo.popleft()
-            action(first, second)
+        while self._todo or (self.computed and self._by_name):
+            if self._todo:
+                action, first, second = self._todo.popleft()
+                action(first, second)
+            else:
+                self._plain_values(self._by_name.pop())
 
     # ------------------------------------------------------------------------------------------ code
     def enter(self, code: types.CodeType, space: dict[str, Any]) -> None:
         """Code runs for the first time: its names join, and what waits for them is walked.
 
         Raises:
-            UnsupportedError: it has variables of an enclosing function that no name leads to, so that they are no sources.
+            UnsupportedError: it has variables of an enclosing function that no name leads to, so that they are no sources;
+                or it is Python of torch's that has to run in each call.
         """
+        if space.get("__name__", "").startswith(_IN_EACH_CALL):
+            raise UnsupportedError(
+                "the region calls a module that torch manages in Python, in each call: it moves the memory of parameters, "
+                "or tells its reducer of gradients",
+                path=f"{space['__name__']} ({code.co_name})",
+                expected="what manages the module around the region",
+                fix="compile the layers inside of it: layer.forward = subclass_trace.compile(layer.forward)",
+            )
         self.entered[code] = space
         for name, (uses, adds) in only_appended(code).items():
             row = self._uses[name]
@@ -234,8 +250,6 @@ class Walk:
         if followed:
             self.computed = self.computed or not COMPUTED.isdisjoint(code.co_names)
             self._globals(code, space)
-        while self.computed and self._modules:
-            self._whole_module(self._modules.pop())
         if self.earlier is not None and code not in self._asleep:
             known = self.earlier.get(code, ())
             if code.co_freevars and not known and is_users(code.co_filename):
@@ -247,13 +261,18 @@ class Walk:
             self._awake(function, path)
         self._run()
         found = functions or self.earlier is not None or any(code in c.co_consts for c in self.entered)
-        if followed and code.co_freevars and not found:
+        if followed and code.co_freevars and not found and code.co_filename != "<string>":  # as dataclasses make it
             raise UnsupportedError(
                 "the region calls a function that closes over variables, and that no name leads to",
                 path=f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})",
                 expected="functions that arguments, globals, attributes, items or closures hold",
                 fix="hold it in a variable, an attribute or a list that the region reads",
             )
+
+    def beside(self, value: Any, path: str) -> None:
+        """Walk on from a value that no name leads to."""
+        self.value(value, path)
+        self._run()
 
     def _join(self, name: str) -> None:
         self.names.add(name)
@@ -318,24 +337,25 @@ class Walk:
         return holder
 
     def _open(self, holder: Names) -> None:
-        """An object is whole, whatever names its attributes; one of a library's own and a Python module by names."""
+        """An object is whole, whatever names its attributes; a library's own, a class and a Python module go by names."""
         kind = type(holder.owner)
-        holder.whole = holder.owner is not None and (
+        by_name = holder.owner is None or isinstance(holder, OfClass)
+        holder.whole = not by_name and (
             is_walked(kind.__module__)
             or kind.__name__ in ("SimpleNamespace", "Namespace")
-            or issubclass(kind, (type, types.FunctionType, torch.nn.Module, torch.Tensor))
+            or issubclass(kind, (types.FunctionType, torch.nn.Module))
+            or kind in (torch.Tensor, torch.nn.Parameter)
         )
-        if holder.owner is None and not holder.shallow:
-            self._modules.append(holder)
+        if by_name and not holder.shallow:
+            self._by_name.append(holder)
         for name, value in holder.before.items():
-            special = isinstance(holder, OfClass) and name.startswith("__") and name.endswith("__")
-            if name in self.names or (holder.whole and not special and cannot_be_put_back(value) is None):
+            if name in self.names or (holder.whole and cannot_be_put_back(value) is None):
                 self._todo.append((self._want, holder, name))
             else:
                 self._waiting[name].append(holder)
 
-    def _whole_module(self, holder: Names) -> None:
-        """Code reads attributes by names that it computes: the plain values of Python modules are sources."""
+    def _plain_values(self, holder: Names) -> None:
+        """Code reads attributes by names that it computes: the plain values of Python modules and classes are sources."""
         for name, value in holder.before.items():
             if not name.startswith("__") and (type(value) in ATOMS or is_a(value, torch.Tensor)):
                 self._todo.append((self._want, holder, name))
@@ -354,6 +374,8 @@ class Walk:
         foreign = holder.owner is not None and not is_walked(type(holder.owner).__module__)
         if foreign and cannot_be_put_back(value) is not None:
             return
+        if name in ("_parameters", "_buffers") and is_a(holder.owner, torch.nn.Module):
+            self.tables[id(value)] = holder, name
         self.place(holder, name, value)
 
     def attributes_of(self, tensor: torch.Tensor, source: Source, stand_in: torch.Tensor) -> Names | None:
@@ -365,7 +387,8 @@ class Walk:
         held = namespace_of(tensor)
         if held is None or id(held) in self.holders:
             return None
-        parent, key = (None, None) if source.holder.fixed and not source.items else self._within(source)
+        named = source.holder.fixed and not source.items and not is_a(source.holder.owner, torch.Tensor)
+        parent, key = (None, None) if named else self._within(source)
         holder = Names(held, source.path, parent, key, tensor)
         holder.live, holder.left_out = vars(stand_in), set_by_class(stand_in)
         self._keep(holder)
@@ -557,6 +580,8 @@ class Walk:
         if parent is None and (is_walked(kind.__module__) or is_a(value, torch.nn.Module)):
             self.objects.append(value)
         self._class(kind)
+        if kind in (operator.attrgetter, operator.methodcaller):  # names that no code has
+            self.computed = True
         if not is_heap_type(kind) and kind.__module__ in _OF_C:
             for inside in gc.get_referents(value):  # an object of C that holds others: a view, a proxy
                 if not is_a(inside, type):
@@ -604,16 +629,24 @@ class Walk:
 _HERE = __name__.partition(".")[0] + "."
 
 
+#: torch's C++ code keeps the sizes of a traced tensor in these
+_KEPT_BY_TORCH = frozenset(
+    f"{sym}_{what}_capsule{length}" for sym in ("", "_sym") for what in ("sizes", "strides") for length in ("", "_len")
+)
+
+
 def set_by_class(stand_in: torch.Tensor) -> frozenset[str]:
-    """The attributes of a tensor that is just made which follow from its inner tensors and its context."""
+    """The attributes of a tensor that is just made which follow from its inner tensors and its context; a fake's own."""
+    if _torch.is_fake(stand_in):
+        return frozenset(vars(stand_in)) | _KEPT_BY_TORCH
     told: list[Any] = []
     if hasattr(type(stand_in), "__metadata_guard__"):  # the class says which values of its context count
         told = list(_values(stand_in.__tensor_flatten__()[1]))  # type: ignore[attr-defined]
-    return frozenset(
+    return _KEPT_BY_TORCH | {
         name
         for name, value in vars(stand_in).items()
         if type(value) not in ATOMS or any(same(value, part) for part in told)
-    )
+    }
 
 
 def _values(context: Any) -> Iterator[Any]:

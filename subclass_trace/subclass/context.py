@@ -147,29 +147,6 @@ def _is_plain(value: Any, depth: int) -> bool:
     return depth < _MAX_DEPTH and all(_is_plain(v, depth + 1) for v in others)
 
 
-@dataclasses.dataclass(frozen=True)
-class AnyNumber(StandIn):
-    """Stands in what a guard keeps for a number that is an input of the graph: a guard asks for its type alone.
-
-    But a float that is zero, infinite or NaN is guarded by its value: formulas of symbols take ``a - a`` for 0, and 1 / a for a
-    number.
-    """
-
-    kind: type
-
-    def holds(self, now: Any) -> bool:
-        """Is it such a number of that type?"""
-        return type(now) is self.kind and (not isinstance(now, float) or (math.isfinite(now) and now != 0))
-
-    def failed_source(self, now: str) -> str:
-        """The condition that it is none, as source."""
-        other = f"type({now}) is not {self.kind.__name__}"
-        return f"({other} or {now} - {now} != 0 or {now} == 0)" if self.kind is float else other
-
-    def __repr__(self) -> str:
-        return f"<any {self.kind.__name__}>"
-
-
 class SizeValue:
     """A number that is computed from the sizes of a call; see `SizeExpr`."""
 

@@ -12,10 +12,10 @@ that very copy, its spec has a mark (`Lent`) there, and a call hands on the obje
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from .context import Lent, Part, has_generated_equality, map_parts, parts_of
+from .context import Lent, Part, map_parts, parts_of
 from .spec import OpaqueSpec, Spec, WrapperSpec
 
 #: the parts that lead to a value of a context, from outside in
@@ -92,17 +92,3 @@ def marks_in(specs: Iterable[Spec | None], attributes: Iterable[Any] = ()) -> tu
     for value in attributes:
         note(value)
     return tuple(found)
-
-
-def dataclasses_in(spec: Spec, number: int, names: tuple[str, ...] = ()) -> Iterator[tuple[Lent, Any]]:
-    """The dataclasses with generated equality in the contexts of an input, with the marks of their places."""
-    if not isinstance(spec, WrapperSpec):
-        return
-    for name, inner in zip(spec.names, spec.inners, strict=True):
-        yield from dataclasses_in(inner, number, (*names, name))
-    rows: list[tuple[tuple[Part, ...], Any]] = [((), spec.context)]
-    while rows:
-        steps, value = rows.pop()
-        if has_generated_equality(value):
-            yield Lent(number, names, steps, None), value
-        rows += (((*steps, part), v) for part, v in parts_of(value))

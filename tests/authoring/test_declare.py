@@ -25,6 +25,7 @@ from authored import (
 )
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch_features import fakes_of_wrappers_without_tensors
@@ -176,6 +177,23 @@ def test_repr() -> None:
     assert repr(x.requires_grad_()) == "Pair(a=tensor([1.]), b=tensor([0.]), requires_grad=True)"
     assert repr(x * 2) == "Pair(a=tensor([2.]), b=tensor([0.]), grad_fn=<MulBackward0>)"
     assert repr(torch.nn.Parameter(x)).startswith("Pair(a=tensor([1.])")
+
+
+def test_repr_while_tracing_and_of_fakes() -> None:
+    real = Pair(torch.ones(2), torch.zeros(2))
+    texts: list[str] = []
+
+    def f(x: Tensor) -> Tensor:
+        texts.append(repr(real))
+        return x * 2
+
+    fake = FakeTensorMode().from_tensor(real)
+    assert repr(fake) == "Pair(a=FakeTensor(..., size=(2,)), b=FakeTensor(..., size=(2,)))"
+    graph = make_fx(lambda a: f(Pair(a, a)).a, tracing_mode="fake")(torch.ones(2))
+    assert [n.target for n in graph.graph.nodes if n.op == "call_function"] == [torch.ops.aten.mul.Tensor] * 2
+    assert texts == [repr(real)] * len(texts)
+    with pytest.raises(st.DataDependentError):
+        st.compile(lambda x: (repr(x), x * 2)[1])(Pair(torch.ones(2), torch.zeros(2)))
 
 
 def test_replace() -> None:

@@ -30,11 +30,6 @@ class Case:
     differs: str = ""
     fault: str = ""
 
-    def __post_init__(self) -> None:
-        """Name what is open."""
-        if self.name in OPEN and not self.fault:
-            object.__setattr__(self, "fault", "open since the redesign, and not run: see tests/unported")
-
     @property
     def expectation(self) -> str:
         """As the table prints it."""
@@ -49,15 +44,6 @@ class Case:
         )
 
 
-#: open since the redesign, and not run (most pass alone, and fail after others): see tests/unported/README.md
-OPEN = (
-    "a Python attribute of an input is set",
-    "shape of an argument that is a view of another one, which requires grad",
-    "jagged tensors: other lengths and another batch cost one more specialization",
-    "the same, written while the other one is used afterwards",
-    "a context that a custom backward or a hook changes",
-    "a list or dict of a context as a result: that of the call",
-)
 CASES: list[Case] = []
 YES = "supported"
 #: groups of the table
@@ -94,7 +80,6 @@ def same(
 
         check(fn, inputs, backward=None if back is None else backward_of(back), **{"specializations": 1, **how})
 
-    fault = fault or ("open since the redesign, and not run: see tests/unported" if name in OPEN else "")
     CASES.append(Case(group, name, run, torch, refused, differs, fault))
 
 

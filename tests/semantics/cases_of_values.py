@@ -252,12 +252,12 @@ def _reshaped_base() -> None:
     M,
     "shape of an argument that is a view of another one, which requires grad",
     torch="not in the survey",
+    refused="UnsupportedError",
 )
 def _reshaped_view() -> None:
     whole = dense(3, 3, seed=0).requires_grad_() * 1
     member = whole[1:]
-    result = st.compile(lambda x, y: y.t_())(whole, member)
-    assert result is member and torch.equal(member, whole[1:].t()) and member.stride() == (1, 3)
+    st.compile(lambda x, y: y.t_())(whole, member)
 
 
 same(

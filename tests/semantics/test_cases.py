@@ -17,10 +17,7 @@ def _parameter(case: Case) -> object:
     return pytest.param(case, id=f"{case.group}: {case.name}")
 
 
-OPEN_FAULT = "open since the redesign, and not run: see tests/unported"
-
-
-@pytest.mark.parametrize("case", [_parameter(c) for c in CASES if c.fault != OPEN_FAULT])
+@pytest.mark.parametrize("case", [_parameter(c) for c in CASES])
 def test_case(case: Case) -> None:
     if case.fault:  # a known fault, listed in docs/semantics.md; this flips when it is mended: delete `fault=` then
         with pytest.raises(Exception):

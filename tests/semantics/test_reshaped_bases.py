@@ -140,30 +140,6 @@ def test_wrappers_are_as_in_eager(function: Callable[[Tensor], tuple[Tensor, ...
     assert found[0] == found[1] or found[1][0].startswith("the region uses a view")
 
 
-@pytest.mark.parametrize("function", (*REFUSED, *RIGHT))
-def test_without_gradients(function: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
-    x = torch.arange(9.0).view(3, 3)
-    for a, b in zip(function(x), st.compile(function)(x), strict=True):
-        torch.testing.assert_close(a, b)
-
-
-@pytest.mark.parametrize("kind", [torch.clone, lambda t: TwoTensor(t.clone(), t.clone())])
-def test_the_shape_of_an_argument_that_is_a_view_of_another(kind: Callable[[Tensor], Tensor]) -> None:
-    """Its base stands for it where gradients are involved; without gradients both are inputs of their own."""
-
-    def function(x: Tensor, y: Tensor) -> Tensor:
-        y.t_()
-        return y
-
-    whole = kind(torch.ones(3, 3)).requires_grad_() * 1
-    with pytest.raises(st.UnsupportedError, match="an argument that is a view of another") as caught:
-        st.compile(function)(whole, whole[1:])
-    assert "args[1]" in str(caught.value)
-    whole = kind(torch.ones(3, 3))
-    part = whole[1:]
-    assert st.compile(function)(whole, part) is part and part.shape == (3, 2)
-
-
 def of_input(x: Tensor) -> tuple[Tensor, ...]:
     view = x[1:]
     x.unsqueeze_(0)
@@ -278,20 +254,6 @@ def test_a_member_of_a_split_is_refused_where_eager_refuses_to_use_it() -> None:
         st.compile(function)(torch.ones(4, 4, requires_grad=True))
 
 
-def test_looking_at_a_replay_moves_no_version_counter() -> None:
-    def function(y: Tensor) -> tuple[Tensor, ...]:
-        view = y.t()
-        view.t_()
-        return view, view.pow(2), y
-
-    region = st.compile(function)
-    for call in (function, region):
-        y = torch.ones(3, 3).requires_grad_() * 1
-        y.retain_grad()
-        call(y)[1].sum().backward()
-        assert y.grad.tolist() == [[2.0] * 3] * 3
-
-
 def test_a_view_whose_shape_is_changed_under_no_grad_is_refused() -> None:
     def function(y: Tensor) -> tuple[Tensor, ...]:
         view = y.t()
@@ -331,14 +293,10 @@ def _other_memory(x: Tensor) -> Tensor:
     return x * 2
 
 
-def _differentiates(x: Tensor) -> Tensor:
-    return torch.autograd.grad(_turned(x).sum(), x)[0]
-
-
 @pytest.mark.parametrize(
     ("kind", "function"),
     [
-        *((kind, function) for kind in (torch.ones, _two) for function in (_turned, _wider, _differentiates)),
+        *((kind, function) for kind in (torch.ones, _two) for function in (_turned, _wider)),
         (torch.ones, _other_data),
         (torch.ones, _other_memory),
     ],

@@ -43,7 +43,7 @@ def _of(f: Callable[..., Any], x: torch.Tensor) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("placements", "dynamic"),
-    [(ROWS, True), (COLUMNS, False), pytest.param(ROWS, False, marks=pytest.mark.slow)],
+    [(ROWS, True), *(pytest.param(p, False, marks=pytest.mark.slow) for p in (ROWS, COLUMNS))],
     ids=str,
 )
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -57,6 +57,7 @@ def test_as_in_eager(mesh: Any, name: str, placements: Any, dynamic: bool) -> No
         assert difference(want, got) is None, difference(want, got)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placements", [[Shard(0), Shard(1)], [Replicate(), Shard(0)], [Shard(0), Shard(0)]], ids=str)
 def test_on_a_plane(mesh_2d: Any, placements: Any) -> None:
     for name in ("columns", "some rows of a column"):

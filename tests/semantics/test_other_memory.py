@@ -72,12 +72,6 @@ def test_sizes_that_are_set_in_place(f: Callable[..., Any], wrapper: bool) -> No
     assert all(row == seen[0] for row in seen)
 
 
-def test_a_wrapper_of_symbols_is_resized_as_a_typed_error() -> None:
-    x = torch.arange(6.0).view(3, 2)
-    with pytest.raises(st.errors.UnsupportedError, match="resize a wrapper"):
-        st.compile(other_sizes, dynamic=True)(TwoTensor(x, x))
-
-
 def data_after_a_view(x: Tensor) -> Any:
     v = x[1:]
     x.data = x * 3

@@ -119,9 +119,10 @@ def _behaviour(call: Any, name: str, make: Any, write: Any, grad: bool) -> dict[
 @pytest.mark.parametrize(
     ("inputs", "ranks"),
     [
-        *((inputs, 4) for inputs in INPUTS),
-        ("not a leaf", 1),
-        *(pytest.param(inputs, 1, marks=pytest.mark.slow) for inputs in ("plain", "leaf")),
+        ("leaf", 4),
+        ("not a leaf", 4),
+        pytest.param("plain", 4, marks=pytest.mark.slow),
+        *(pytest.param(inputs, 1, marks=pytest.mark.slow) for inputs in INPUTS),
     ],
 )
 @pytest.mark.parametrize("name", PROGRAMS)

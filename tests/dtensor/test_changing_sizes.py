@@ -121,7 +121,7 @@ TANGENTS_OF_OTHER_PLACEMENTS = {
 def test_a_backward_that_takes_a_size_for_a_constant(mesh, f, placements) -> None:
     """The loss is outside, so its gradient is not split; the backward splits it, which for one row per rank fixes sizes."""
     region = st.compile(f, dynamic=True)
-    for rows, columns in ((8, 8), (16, 8), (12, 4), (4, 16), (8, 8)):
+    for rows, columns in ((8, 8), (12, 4), (4, 16)):
         found = []
         for run in (f, region):
             x = whole(mesh, rows, columns, placements=placements, grad=True)
@@ -135,18 +135,11 @@ def test_a_backward_that_takes_a_size_for_a_constant(mesh, f, placements) -> Non
         assert difference(*found, tolerance=1e-6) is None, difference(*found, tolerance=1e-6)
 
 
-@pytest.mark.parametrize(
-    "shapes",
-    [
-        [(6, 4), (8, 8)],
-        pytest.param([(8, 2), (6, 4), (8, 8), (4, 4), (8, 4), (4, 16)], marks=pytest.mark.slow),
-    ],
-    ids=len,
-)
-def test_a_product_that_is_gathered_for_other_sizes(mesh_2d, shapes) -> None:
+@pytest.mark.slow  # torch compares the costs of placements with symbols
+def test_a_product_that_is_gathered_for_other_sizes(mesh_2d) -> None:
     """What a backward assumes of the sizes fails for others: an error, and from then on these have a trace of their own."""
     region = st.compile(lambda x: x @ x.t(), dynamic=True)
-    for rows, columns in shapes:
+    for rows, columns in ((8, 2), (6, 4), (8, 8), (4, 4), (8, 4), (4, 16)):
         found = []
         for run in (lambda x: x @ x.t(), region):
             x = whole(mesh_2d, rows, columns, placements=[Shard(0), Shard(1)], grad=True)

@@ -50,65 +50,6 @@ OTHER_DTYPES: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-def _written_and_wrapped(x: TwoTensor) -> Tensor:
-    a = x.a.clone()
-    a.add_(1)
-    return TwoTensor(a, x.b * 2)
-
-
-def _inner_written(x: TwoTensor) -> Any:
-    y = x * 2
-    y.a.add_(1)
-    y.a[0].mul_(2)
-    return y, y.a
-
-
-def _input_written(x: TwoTensor) -> Any:
-    x.mul_(2)
-    return x.a, x * 1
-
-
-def _inner_of_input_written(x: TwoTensor) -> Any:
-    x.a.mul_(2)
-    x.a.add_(1)
-    x[0].add_(1)
-    return x * 1
-
-
-def _wrapped_again(x: TwoTensor) -> Any:
-    z = TwoTensor(x.a, x.b)
-    z.mul_(2)
-    return z
-
-
-def _wrapped_detached(x: TwoTensor) -> Any:
-    z = TwoTensor(x.a.detach(), x.b.detach())
-    x.a.add_(1)
-    return z
-
-
-def _list_operation(x: TwoTensor) -> Any:
-    torch._foreach_add_([x], 1.0)
-    return x
-
-
-def _reshaped(x: TwoTensor) -> Any:
-    x.t_()
-    return x * 1
-
-
-INNER = (
-    _written_and_wrapped,
-    _inner_written,
-    _input_written,
-    _inner_of_input_written,
-    _wrapped_again,
-    _wrapped_detached,
-    _list_operation,
-    _reshaped,
-)
-
-
 def _version(t: Tensor) -> int | None:
     return None if t.is_inference() else t._version
 
@@ -161,21 +102,6 @@ def test_a_view_of_another_dtype_shares_the_counter(name: str, kind: str, mode: 
         return x.requires_grad_() * 1 if kind == "requires grad" else x
 
     _compare(OTHER_DTYPES[name], make, mode)
-
-
-COMPOSITES: dict[str, tuple[Callable[[Tensor], Any], Callable[[], Tensor]]] = {
-    "one_hot of nothing": (lambda x: F.one_hot(x, 5), lambda: torch.arange(0)),
-    "max_pool1d, indices": (lambda x: F.max_pool1d(x, 2, 1, return_indices=True)[0], lambda: torch.randn(2, 3, 8)),
-    "flatten": (torch.flatten, lambda: torch.randn(2, 3)),
-    "reshape": (lambda x: x.reshape(3, 2), lambda: torch.randn(2, 3)),
-    "chunk": (lambda x: x.chunk(2), lambda: torch.randn(2, 3)),
-    "tensor_split": (lambda x: x.tensor_split(2), lambda: torch.randn(2, 3)),
-    "movedim": (lambda x: x.movedim(0, 1), lambda: torch.randn(2, 3)),
-    "instance_norm": (
-        lambda x: F.instance_norm(x, x[0, :, 0], x[1, :, 0].abs()),
-        lambda: torch.randn(2, 3, 4),
-    ),
-}
 
 
 def test_a_write_to_a_wrapper_inside_is_counted_there() -> None:
@@ -287,24 +213,6 @@ def test_views_without_a_history_that_become_leaves(function: Callable[..., Any]
     assert seen[1] == seen[0]
 
 
-def _leaf_and_what_is_computed(x: Tensor) -> tuple[Tensor, Tensor]:
-    part = _part_without_history(x)
-    return part, part * 2
-
-
-def _leaf_and_its_part(x: Tensor) -> tuple[Tensor, Tensor]:
-    part = _part_without_history(x)
-    return part, part[1:]
-
-
-@pytest.mark.parametrize("function", [_leaf_and_what_is_computed, _leaf_and_its_part])
-@pytest.mark.parametrize("number", range(3))
-def test_what_is_computed_of_such_leaves_is_refused(function: Callable[..., Any], number: int) -> None:
-    """As of other leaves of a region's own making: the gradient would be of a result."""
-    with pytest.raises(st.UnsupportedError, match="makes an autograd leaf"):
-        st.compile(function)(_roots()[number])
-
-
 # ---------------------------------------------------------------------------------------------- inputs that require grad later
 def _view_before(x: Tensor) -> Tensor:
     view = x.view(1, -1).view(-1)
@@ -360,25 +268,3 @@ def test_views_of_an_input_that_requires_grad_later(function: Callable[..., Any]
             rows.append((view.requires_grad, _history_of(view), x._version))
         seen.append(rows)
     assert seen[1] == seen[0]
-
-
-def _turned(x: Tensor) -> Tensor:
-    view = x[None]
-    view.transpose_(0, -1)
-    return view
-
-
-def _turned_twice(x: Tensor) -> tuple[Tensor, ...]:
-    view = _turned(x)
-    first = view.transpose(0, -1)
-    view.unsqueeze_(0)
-    return first, view, view[0]
-
-
-TURNED: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
-    "a view of it first": lambda x: (lambda v: (v.transpose(0, -1), v))(_turned(x)),
-    "a view of it last": lambda x: (lambda v: (v, v.transpose(0, -1)))(_turned(x)),
-    "several": lambda x: (lambda v: (v[0], v, v[1:], v.detach()))(_turned(x)),
-    "two of them": lambda x: (_turned(x), _turned(x)[0]),
-    "turned twice": _turned_twice,
-}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import types
 
 import pytest
@@ -91,21 +90,12 @@ REFUSED = [
 @pytest.mark.parametrize("f", REFUSED, ids=lambda f: f.__name__)
 def test_setting_or_reading_the_state_is_refused(f) -> None:
     before, explicit = torch.get_rng_state(), G.get_state()
-    with pytest.raises(st.UnsupportedError, match="generator") as caught:
+    with pytest.raises(st.UnsupportedError, match="the region (calls|draws)") as caught:
         st.compile(f)(X)
     assert caught.value.fix
-    if f is not _default_seeded:
-        assert "test_random_state.py" in caught.value.path
+    assert "test_random_state.py" in caught.value.path
     assert torch.get_rng_state().equal(before) and G.get_state().equal(explicit)
     assert torch.initial_seed() == torch.default_generator.initial_seed()  # nothing stands in for it any more
-
-
-def test_a_closed_over_cell_is_refused_before_it_moves() -> None:
-    g = torch.Generator().manual_seed(9)
-    before = g.get_state()
-    with pytest.raises(st.UnsupportedError, match="state of a random generator"):
-        st.compile(lambda x: x * torch.rand(3, generator=g.manual_seed(3)))(X)
-    assert g.get_state().equal(before)
 
 
 @pytest.mark.parametrize("where", ["cell", "hidden", "argument", "default"])
@@ -129,26 +119,3 @@ def test_drawing_from_a_generator_made_outside_is_as_in_eager(where: str) -> Non
     for got, want in zip(run(region), run(f), strict=True):
         assert got.equal(want)
     assert len(region.specializations) == 1
-
-
-def test_another_thread_may_draw_meanwhile() -> None:
-    with concurrent.futures.ThreadPoolExecutor(1) as other:
-
-        def f(x: torch.Tensor) -> torch.Tensor:
-            other.submit(torch.rand, 1).result()
-            return x.sin()
-
-        assert st.compile(f)(X).equal(X.sin())
-        with pytest.raises(st.UnsupportedError, match="state of a random generator"):
-            st.compile(_manual_seed)(X)
-
-
-DRAWS = {
-    "rand": lambda: torch.rand(3, generator=G),
-    "randn": lambda: torch.randn(3, generator=G),
-    "randint": lambda: torch.randint(5, (3,), generator=G),
-    "randperm": lambda: torch.randperm(3, generator=G),
-    "normal": lambda: torch.normal(0.0, 1.0, (3,), generator=G),
-    "normal, default": lambda: torch.normal(0.0, 1.0, (3,)),
-    "written": lambda: torch.rand(3, generator=G).add_(1),
-}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -19,10 +18,6 @@ Tensor = torch.Tensor
 class Config:
     scale: float = 1.0
     parts: list[float] = dataclasses.field(default_factory=lambda: [1.0])
-
-
-class Table(dict[str, float]):
-    """A dict by reference, with the equality of dicts."""
 
 
 def scale_of(c: Any) -> float:
@@ -105,13 +100,6 @@ KINDS = [
 ]
 
 
-@pytest.fixture(params=["generated", "interpreted"])
-def entry(request: Any, monkeypatch: Any) -> None:
-    if request.param == "interpreted":
-        frontend = importlib.import_module("subclass_trace.frontends.compile")
-        monkeypatch.setattr(frontend, "generate", lambda *args: None)
-
-
 def inner(c: Any) -> Any:
     """The object that can be changed."""
     return c[0] if isinstance(c, tuple) else c
@@ -127,7 +115,6 @@ def both(
     assert len(compiled.specializations) == specializations
 
 
-@pytest.mark.usefixtures("entry")
 @pytest.mark.parametrize("trains", [False, True])
 @pytest.mark.parametrize(("cls", "make"), KINDS)
 def test_results_have_the_object_of_the_input(cls: Any, make: Any, trains: bool) -> None:
@@ -141,41 +128,6 @@ def test_results_have_the_object_of_the_input(cls: Any, make: Any, trains: bool)
     both(lambda x, y: (x.exp(), y.exp() * x, x.neg(), x.exp().exp()), run)
 
 
-@pytest.mark.parametrize(("cls", "make"), KINDS)
-def test_sizes_may_change(cls: Any, make: Any) -> None:
-    compiled = st.compile(torch.exp)
-    for n in (2, 3, 4, 5):
-        for trains in (False, True):
-            x = cls(torch.ones(n), make()).requires_grad_(trains)
-            y = compiled(x)
-            assert inner(y.c) is inner(x.c)
-            assert torch.equal(y.a, torch.ones(n).exp())
-    assert len(compiled.specializations) == 4
-
-
-def test_equal_objects_by_reference() -> None:
-    def run(function: Any) -> list[Any]:
-        x = Scaled(torch.ones(3), Table(scale=1.0))
-        return [function(x).c is x.c]
-
-    both(torch.exp, run)
-
-
-def test_parts_of_the_object() -> None:
-    class Part(Scaled):
-        """``exp`` gives a part of the configuration alone to a wrapper."""
-
-        @classmethod
-        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return cls(func(*[t.a for t in args]), args[0].c.parts)
-
-    def run(function: Any) -> list[Any]:
-        x = Part(torch.ones(3), Config())
-        return [function(x).c is x.c.parts]
-
-    both(torch.exp, run)
-
-
 def test_wrappers_inside_of_wrappers() -> None:
     def run(function: Any) -> list[Any]:
         x = Scaled(Scaled(torch.ones(3), Config()), {"scale": 2.0})  # type: ignore[arg-type]
@@ -185,7 +137,6 @@ def test_wrappers_inside_of_wrappers() -> None:
     both(torch.sin, run)
 
 
-@pytest.mark.usefixtures("entry")
 @pytest.mark.parametrize(("cls", "make"), KINDS)
 def test_a_change_between_forward_and_backward_is_refused(cls: Any, make: Any) -> None:
     compiled = st.compile(torch.sin)
@@ -211,14 +162,6 @@ def test_closed_over_wrappers(cls: Any, make: Any) -> None:
         return [same, y.a.tolist(), grad.a.tolist()]
 
     both(lambda x: weight.exp().sin(), run)
-
-
-def test_frozen_contexts_cost_nothing() -> None:
-    compiled = st.compile(lambda x: x.exp())
-    x = Inside(torch.ones(3), (1.0, 2))
-    compiled(x)
-    (program,) = [row.program for row in compiled.specializations]
-    assert not program.plan.lent
 
 
 CONFIGS = {"a": Config()}

@@ -11,7 +11,6 @@ import torch
 import torch.fx as fx
 
 import subclass_trace as st
-from subclass_trace._torch import saved as door
 from subclass_trace.zoo import TwoTensor
 
 Tensor = torch.Tensor
@@ -145,16 +144,6 @@ def test_without_hooks_four_times_as_much_is_saved() -> None:
     assert rows == [(LAYERS - 1) * BATCH * WIDTH * 4, (LAYERS + 1) * BATCH * WIDTH]
 
 
-def test_a_new_batch_size() -> None:
-    region = st.compile(compressed)
-    for batch in (8, 12, 20):
-        for found, expected in zip(
-            _train(region, *_inputs(False, batch)), _train(compressed, *_inputs(False, batch)), strict=True
-        ):
-            _same(found, expected)
-    assert len(region.specializations) == 2
-
-
 # ---------------------------------------------------------------------------------------------- kinds of hooks
 def _by_index(x: Tensor, weights: list[Tensor]) -> Tensor:
     kept: list[Tensor] = []
@@ -265,28 +254,6 @@ def test_kinds_of_hooks(function: Callable[..., Any], partitioner: str, wrapped:
         _same(a, b)
 
 
-def test_the_hooks_see_wrappers_as_in_eager() -> None:
-    seen: list[list[str]] = [[], []]
-
-    def function(x: Any, note: Any) -> Any:
-        with hooks(lambda t: (note.append(type(t).__name__), t)[1], lambda t: t):
-            return (x.sin() * x).exp()
-
-    for k, run in enumerate((function, st.compile(function))):
-        x = TwoTensor(torch.ones(2), torch.ones(2)).requires_grad_()
-        run(x, _Note(seen[k]))
-    assert seen[0] == seen[1] and set(seen[0]) == {"TwoTensor"}
-
-
-class _Note:
-    """No container: a region may write to it."""
-
-    __slots__ = ("append",)
-
-    def __init__(self, rows: list[str]) -> None:
-        self.append = rows.append
-
-
 # ---------------------------------------------------------------------------------------------- further backwards
 def _two_results(x: Any, w: Any) -> Any:
     with hooks(to_int8, from_int8):
@@ -347,43 +314,3 @@ def test_hooks_around_and_inside() -> None:
         assert seen[torch.int8] == 23 and seen[torch.float32] == 0
         for w, expected in zip(weights, _train(compressed, *_inputs(True))[1:], strict=True):
             _same(w.grad, expected)
-
-
-def test_hooks_around_a_backward_that_is_traced() -> None:
-    """They are for tensors, not for what is traced."""
-
-    def pack(t: Tensor) -> Tensor:
-        assert type(t) is Tensor
-        return t
-
-    region = st.compile(lambda x: x.sin().exp())
-    x = torch.randn(3, requires_grad=True)
-    y = region(x)
-    with hooks(pack, lambda t: t):
-        (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
-    (second,) = torch.autograd.grad(first.sum(), x)
-    torch.testing.assert_close(second, (x.cos() ** 2 - x.sin()) * x.sin().exp())
-
-
-def test_torch_is_left_as_it_was() -> None:
-    push = torch._C._autograd._push_saved_tensors_default_hooks
-
-    def fails(x: Tensor) -> Tensor:
-        with hooks(to_int8, from_int8):
-            x.sin()
-            raise KeyError("in the middle")
-
-    with pytest.raises(KeyError):
-        st.compile(fails)(torch.ones(2, requires_grad=True))
-    assert torch._C._autograd._push_saved_tensors_default_hooks is push
-    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
-
-
-def test_what_hooks_hold_is_read_without_unpacking() -> None:
-    unpacked: list[Any] = []
-    x = torch.ones(3, requires_grad=True)
-    with hooks(lambda t: (t * 2, "more"), lambda p: (unpacked.append(p), p[0])[1]):
-        y = x.exp() * x
-    (packed,) = door.packed_tensors(y.grad_fn, "_saved_self") or ()
-    torch.testing.assert_close(packed, 2 * torch.ones(3).exp())
-    assert not unpacked and door.packed_tensors((x * x).grad_fn, "_saved_self") is None

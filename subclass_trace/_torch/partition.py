@@ -23,7 +23,7 @@ def op_table() -> OpTable:
     from torch._functorch.partitioners import get_default_op_list
 
     t = get_default_op_list()
-    sets = (t.view_ops, t.fusible_ops, t.random_ops, t.compute_intensive_ops, t.recomputable_ops)
+    sets = (t.view_ops, t.fusible_ops, t.random_ops, t.recomputable_ops)
     return OpTable(*map(frozenset, sets))
 
 

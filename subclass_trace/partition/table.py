@@ -29,7 +29,6 @@ aten = torch.ops.aten
     VIEW,
     FUSIBLE,
     RANDOM,
-    HEAVY,
     CHEAP,
     MUTABLE,
     IMPURE,
@@ -42,7 +41,7 @@ aten = torch.ops.aten
     BUILTIN,
     MERGEABLE,
     LOUD,
-) = (1 << k for k in range(16))
+) = (1 << k for k in range(15))
 #: LOUD: called for what it does; BUILTIN: what the operation does is known; MERGEABLE: and two equal calls give equal results
 #: rows that run although nobody reads them
 EFFECTS = MUTABLE | IMPURE | SEEDED
@@ -58,7 +57,7 @@ PRIMAL, TANGENT, SEED, BACKWARD_SEED = range(4)
 
 @functools.cache
 def _op_sets() -> tuple[tuple[int, frozenset[Any]], ...]:
-    return tuple(zip((VIEW, FUSIBLE, RANDOM, HEAVY, CHEAP), _private.op_table(), strict=True))
+    return tuple(zip((VIEW, FUSIBLE, RANDOM, CHEAP), _private.op_table(), strict=True))
 
 
 @functools.cache

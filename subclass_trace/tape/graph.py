@@ -144,12 +144,6 @@ class Tape:
 
         return f"<tape of {counts(self)}, {self.runs} run{'s' if self.runs != 1 else ''}>"
 
-    def to_html(self, file: Any = None) -> str:
-        """A page with a picture of the tape; also written to ``file`` if that is given."""
-        from .picture import page
-
-        return page(self, file)
-
 
 def finish(
     steps: Sequence[Step],

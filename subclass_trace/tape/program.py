@@ -28,7 +28,6 @@ import torch.fx as fx
 
 from .. import _torch
 from .._torch import tape as _door
-from ..runtime.bindings import bind
 from . import operations
 
 Tensor = torch.Tensor
@@ -184,7 +183,7 @@ class _Writer:
             self._plain_call(node, self._function(node), "    ")
 
     def _segment(self, node: fx.Node, dying: list[fx.Node]) -> None:
-        """See Note [Who owns what a run is given] in cut.py."""
+        """See Note [Who owns what a segment is given] in segments.py."""
         self._line(f"    values = {self._text(node.args[0])}")
         self._delete(dying)
         name, parts = self.variables[node], self._parts.get(node, {})
@@ -208,9 +207,6 @@ class _Writer:
             self._line(f"{indent}del {name}")
 
     def _function(self, node: fx.Node) -> str:
-        if node.meta.get("kind") == "recorded":
-            binding = bind(node)
-            return self._global(binding.callable, binding.name)
         target: Any = _door.without_layer(node.target)
         if isinstance(target, _torch.OpOverload):
             target = _torch.raw_callable(target)
@@ -247,16 +243,6 @@ class _Writer:
         param, grad, _ = map(self._text, node.args)
         count = self._global(sys.getrefcount, "getrefcount")
         sole = f"{count}({grad}) <= {_SOLE[0]} and {grad}._use_count() <= {_SOLE[1]}"
-        fits = node.meta.get("fits")  # known in a recording
-        if fits is not None:
-            full = f"{self._global(operations.accumulate_grad, 'accumulate_grad')}({param}, {grad}, False)"
-            if fits:
-                value = grad if node.meta["fresh"] else f"{grad}.detach()"
-                alone = "" if node.meta["sole"] else f" and {sole}"
-                self._line(f"    if {param}.grad is None{alone}: {param}.grad = {value}")
-                full = f"else: {full}"
-            self._line(f"    {full}")
-            return
         short = f"is_whole_{next(self._short)}"
         self.namespace[short] = never
         full = self._global(_Accumulation(short, self.namespace), f"accumulate_{short[9:]}")

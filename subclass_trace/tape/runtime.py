@@ -9,7 +9,7 @@ Note [One backward at a time]
 The compiler slot belongs to the process, and C++ refuses to change it, for good, while a thread is in a backward. So all
 backwards that begin in Python take one lock while compiled autograd is on in any thread. In a thread that did not switch
 it on, the backward runs on the plain engine. While a tape runs the slot is empty, so that a backward inside a hook or a
-checkpoint runs on the plain engine too.
+checkpoint runs on the plain engine too. In anomaly mode everything does: its checks and messages are the engine's.
 """
 
 from __future__ import annotations
@@ -27,12 +27,10 @@ from .._torch import tape as _door
 from .._torch.dynamo import never_compiled
 from ..errors import UnsupportedError
 from ..runtime.backward import TRACE_LOCK
-from .anomaly import run_checked
 from .graph import Tape
 from .lines import line_of
 from .order import walk
 from .program import make_program
-from .recorded import join_recorded
 
 Runner = Callable[[Tape, list[Any]], Sequence[Any]]
 
@@ -134,7 +132,8 @@ class Engine:
                     thread.callbacks.pop()
             outer, threads, asked = thread.call, _door.set_multithreading(False), _door.asking.ours
             thread.call = Call(tuple(roots), tuple(inputs) if inputs else None, any(map(is_batched, grads)))
-            found, captures = _door.set_tape_compiler(None), thread.runners and not _door.asking.tracing
+            found = _door.set_tape_compiler(None)
+            captures = thread.runners and not _door.asking.tracing and not torch.is_anomaly_enabled()
             if captures:
                 if found[0] is FACTORY[0]:
                     self._part_from_foreign_tapes()
@@ -223,10 +222,8 @@ def run_tape(
         callbacks: list[Callable[[], Any]] = []
         thread.callbacks.append(callbacks)
         try:
-            if torch.is_anomaly_enabled():
-                results: Sequence[Any] = run_checked(tape, values, thread.call.roots, thread.call.inputs)
-            else:
-                results = (thread.runners[-1] if thread.runners and not foreign else run_as_is)(tape, values)
+            run = thread.runners[-1] if thread.runners and not foreign else run_as_is
+            results = run(tape, values)
             for callback in callbacks:  # a callback may queue another one
                 callback()
         finally:
@@ -240,18 +237,11 @@ def run_tape(
 
 
 def run_as_is(tape: Tape, values: list[Any]) -> Sequence[Any]:
-    """Run the tape's own graph; in the usual state with recorded operations in place of autograd's functions."""
+    """Run the tape's own graph: a call for each thing that the backward does."""
     if torch.is_grad_enabled():
-        return _program(tape.making_a_graph(), "functions")(values)
-    if thread.call.batched or _door.unusual_state():
-        return _program(tape, "functions")(values)
-    return _program(tape, None)(values)
-
-
-def _program(tape: Tape, key: str | None) -> Callable[[list[Any]], Sequence[Any]]:
-    program = tape.programs.get(key)
+        tape = tape.making_a_graph()
+    program = tape.programs.get(None)
     if program is None:
         stats.programs += 1
-        graph = tape.graph if key is not None else join_recorded(tape)
-        program = tape.programs[key] = make_program(graph, [n.name for n in tape.nodes])
-    return program
+        program = tape.programs[None] = make_program(tape.graph, [n.name for n in tape.nodes])
+    return program(values)

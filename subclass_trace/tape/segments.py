@@ -3,11 +3,18 @@
 A tape is cut at hooks, unpack hooks, Python backwards and accumulations. What is between two cuts is a function of
 tensors and sizes, and becomes a region of `subclass_trace.compile`: traced once with the values of its first run, wrapper
 gradients flattened, guarded by metadata, with the package's dynamic sizes.
+
+Note [Who owns what a segment is given]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A saved activation has to die within the segment that reads it last. So the call of a segment takes one list, which it
+empties, and the program of the tape deletes its own variables before the call.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,7 +29,6 @@ from ..plan import LeafPrimal, Plan, ValueOutput
 from ..plan.values import New, Output
 from ..subclass.spec import LeafSpec
 from . import runtime
-from .cut import cut, join
 from .graph import Tape
 from .program import make_program
 
@@ -131,16 +137,93 @@ def _order(plan: Plan) -> list[int] | None:
 
 
 # ---------------------------------------------------------------------------------------------- a tape in segments
+@dataclass(frozen=True, eq=False)
+class Run:
+    """Neighbouring nodes of a tape: one opaque call, or several nodes that become one call."""
+
+    nodes: tuple[fx.Node, ...]
+    is_joined: bool
+
+
+def cut(graph: fx.Graph) -> list[Run]:
+    """The runs of a tape in order. A result belongs to its call, wherever it is first read; an accumulation does not end a run,
+    and follows after it.
+    """
+    runs: list[tuple[list[fx.Node], bool]] = []
+    of_node: dict[fx.Node, list[fx.Node]] = {}
+    current: list[fx.Node] = []
+    waiting: list[fx.Node] = []
+
+    def flush() -> None:
+        nonlocal current
+        if current:
+            runs.append((current, True))
+        runs.extend(([n], False) for n in waiting)
+        current = []
+        waiting.clear()
+
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        is_part = node.meta["kind"] == "part" and isinstance(node.args[0], fx.Node)
+        if is_part and node.args[0] in of_node:
+            of_node[node.args[0]].append(node)
+            of_node[node] = of_node[node.args[0]]
+        elif is_part:
+            runs.append(([node], False))
+        elif is_pure(node):
+            current.append(node)
+            of_node[node] = current
+        elif node.meta["kind"] == "accumulate":
+            waiting.append(node)
+        else:
+            flush()
+            runs.append(([node], False))
+    flush()
+    return [Run(tuple(nodes), is_joined) for nodes, is_joined in runs]
+
+
 def lower(tape: Tape, backend: Any) -> fx.GraphModule:
-    """The tape with each segment as one call: a `Segment`. Accumulations without hooks wait for the end of a segment."""
+    """The tape with each segment as one call: a `Segment`."""
+    root, graph = tape.graph, fx.Graph()
+    env: dict[fx.Node, fx.Node] = {}
     names = [n.name for n in tape.nodes]
     dynamic = any(what == "sizes" for what, _ in tape.given)
+    for node in root.graph.nodes:
+        if node.op in ("placeholder", "get_attr"):
+            env[node] = graph.node_copy(node, env.__getitem__)
+    for number, run in enumerate(cut(root.graph)):
+        if not run.is_joined:
+            for node in run.nodes:
+                env[node] = graph.node_copy(node, env.__getitem__)
+            continue
+        name = f"segment_{number}"
+        part, inputs, outputs = _part(root, run, name)
+        if not outputs:
+            continue  # only checks of nothing
+        segment = Segment(make_program(part, names), [_is_size(i) for i in inputs], backend, dynamic, name)
+        call = graph.create_node("call_function", segment, ([env[i] for i in inputs],), name=name)
+        call.meta.update(kind="segment", node=run.nodes[0].meta["node"], note=f"{len(run.nodes)} operations")
+        for i, o in enumerate(outputs):
+            env[o] = graph.call_function(operator.getitem, (call, i))
+            env[o].meta.update(kind="part", node=o.meta["node"])
+    graph.output(fx.map_arg(root.graph.output_node().args[0], env.__getitem__))
+    return _torch.graph_module(root, graph, "JoinedTape")
 
-    def make(part: fx.GraphModule, inputs: Sequence[fx.Node], number: int) -> Segment:
-        return Segment(make_program(part, names), [_is_size(i) for i in inputs], backend, dynamic, f"segment_{number}")
 
-    runs = cut(tape.graph.graph, is_pure, waits=lambda node: node.meta["kind"] == "accumulate")
-    return join(tape, runs, make, "segment")
+def _part(root: torch.nn.Module, run: Run, name: str) -> tuple[fx.GraphModule, list[fx.Node], list[fx.Node]]:
+    """The graph of a run, and the nodes of the tape that it takes and gives."""
+    inside = set(run.nodes)
+    read = [i for i in dict.fromkeys(i for n in run.nodes for i in n.all_input_nodes) if i not in inside]
+    inputs = [i for i in read if i.op != "get_attr"]
+    outputs = [n for n in run.nodes if any(u not in inside for u in n.users)]
+    graph = fx.Graph()
+    local = {i: graph.placeholder(i.name) for i in inputs}
+    local |= {i: graph.node_copy(i, lambda n: n) for i in read if i.op == "get_attr"}
+    for n in run.nodes:
+        local[n] = graph.node_copy(n, local.__getitem__)
+    graph.output([local[o] for o in outputs])
+    return _torch.graph_module(root, graph, name), inputs, outputs
 
 
 def _is_size(node: fx.Node) -> bool:

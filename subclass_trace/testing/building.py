@@ -37,14 +37,13 @@ def completed(subject: Subject, options: Mapping[str, Any]) -> Subject:
     """
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
-        if subject.strategy is None:
-            if "sizes" not in options:
-                subject = _with_sizes(subject)
-            if "dtypes" not in options:
-                subject = _with_dtypes(subject)
-            _check_factory(subject)
-            if subject.derived or callable(options.get("factory")):
-                subject = _with_variants(subject)
+        if "sizes" not in options:
+            subject = _with_sizes(subject)
+        if "dtypes" not in options:
+            subject = _with_dtypes(subject)
+        _check_factory(subject)
+        if subject.derived or callable(options.get("factory")):
+            subject = _with_variants(subject)
         if "to_dense" in options:
             _check_projection(subject)
         else:
@@ -66,7 +65,7 @@ def build(subject: Subject, shape: tuple[int, ...], dtype: torch.dtype | None = 
 
 def _trials(subject: Subject) -> tuple[tuple[int, ...], ...]:
     """Sizes to try: those that the subject has, if they are listed."""
-    return subject.listed[:8] or (*_TRIALS, *(shape for shape in _LARGE if shape not in _TRIALS))
+    return subject.sizes[:8] or (*_TRIALS, *(shape for shape in _LARGE if shape not in _TRIALS))
 
 
 def instances(subject: Subject) -> Iterator[Any]:
@@ -105,8 +104,6 @@ def _check_factory(subject: Subject) -> None:
     cls = subject.cls
     if isinstance(found, cls):
         return
-    if found is None and subject.sizes is not None:
-        return  # the sizes are those of a strategy; there may be some that fit
     trials = _trials(subject)
     raise OptionError(
         f"there is no way to build an instance: {subject.make} gives no {cls.__qualname__}",
@@ -120,7 +117,7 @@ def _check_factory(subject: Subject) -> None:
 
 def _check_projection(subject: Subject) -> None:
     said = None
-    for made in instances(subject) if subject.strategy is None and subject.dense is not None else ():
+    for made in instances(subject) if subject.dense is not None else ():
         try:
             dense = _project(subject, made)
         except Exception as error:  # perhaps for these sizes only
@@ -152,12 +149,12 @@ def _with_sizes(subject: Subject) -> Subject:
         return subject
     taken = tuple(shape for shape in strategies.all_shapes() if _takes(subject, shape, dtype))
     if taken:
-        return replace(subject, listed=taken)
+        return replace(subject, sizes=taken)
     large = tuple(shape for shape in _LARGE if _takes(subject, shape, dtype))[:4]
     if not large:
         return subject
     note = f"{subject.cls.__qualname__} refuses small tensors, so it is made of {', '.join(map(str, large))}"
-    return replace(subject, listed=large, notes=(*subject.notes, note))
+    return replace(subject, sizes=large, notes=(*subject.notes, note))
 
 
 def _with_dtypes(subject: Subject) -> Subject:
@@ -233,7 +230,7 @@ def _with_tolerance(subject: Subject) -> Subject:
 
 def _rounding(subject: Subject) -> float:
     """By how much of the largest number the class rounds; 0.0 where that cannot be asked."""
-    if subject.dense is None or subject.arity != 1 or subject.strategy is not None or not subject.floating:
+    if subject.dense is None or subject.arity != 1 or not subject.floating:
         return 0.0
     dtype = max(subject.floating, key=lambda d: (d is torch.float32, torch.finfo(d).bits))
 

@@ -49,7 +49,7 @@ def check(
         max_examples: another number of examples per rule.
         operations: also sweep over torch's operations: True for the most used ones, "all", or names of OpInfos.
         progress: called before (with None) and after each rule.
-        options: how to build instances, see `subject.subject_of`: ``factory``, ``strategy``, ``to_dense``, ``sizes``,
+        options: how to build instances, see `subject.subject_of`: ``factory``, ``to_dense``, ``sizes``,
             ``dtypes``, ``tolerance``.
 
     Raises:
@@ -71,7 +71,7 @@ def check(
         results.append(run_rule(subject, rule, level))
         progress(rule, results[-1])
     swept = None
-    if operations and subject.strategy is None:
+    if operations:
         swept = cover(subject, _names_of(operations))
     return Report(subject, tuple(results), level.name, time.perf_counter() - start, swept)
 

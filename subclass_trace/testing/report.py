@@ -90,9 +90,7 @@ class Report:
     def made_by(self) -> str:
         """How instances were made, and of what."""
         subject = self.subject
-        if subject.strategy is not None or not subject.arity:
-            return subject.made_by
-        sizes = f" of sizes {_shortened(subject.listed)}" if subject.listed else ""
+        sizes = f" of sizes {_shortened(subject.sizes)}" if subject.sizes else ""
         dtypes = ", ".join(str(d).removeprefix("torch.") for d in subject.dtypes)
         return f"{subject.made_by} from dense tensors{sizes}, {dtypes}"
 

@@ -35,18 +35,14 @@ _CONSTRUCTORS = (
 )
 
 
-def register_strategy(
-    cls: type, factory: str | Callable[..., torch.Tensor] | s.SearchStrategy[torch.Tensor], **options: Any
-) -> None:
+def register_strategy(cls: type, factory: str | Callable[..., torch.Tensor], **options: Any) -> None:
     """Tell the kit, and ``hypothesis.strategies.from_type``, how to build instances of a class.
 
     Args:
-        factory: a callable or expression that makes an instance from dense tensors (best: counterexamples shrink and
-            print well), or a hypothesis strategy for instances.
+        factory: a callable or expression that makes an instance from dense tensors.
         options: the other arguments of `subject.subject_of`: ``to_dense``, ``sizes``, ``dtypes``, ``tolerance``.
     """
-    key = "strategy" if isinstance(factory, s.SearchStrategy) else "factory"
-    _REGISTERED[cls] = {key: factory, **options}
+    _REGISTERED[cls] = {"factory": factory, **options}
     s.register_type_strategy(cls, lambda found: wrappers(found))
 
 
@@ -102,7 +98,7 @@ def resolve(target: Target, **options: Any) -> Subject:
         raise ProtocolError(f"{found.__qualname__} is no traceable wrapper subclass: {why}", path=found.__qualname__)
     known = _REGISTERED.get(found, {})
     options = {**known, **options}
-    derived = "factory" not in options and "strategy" not in options
+    derived = "factory" not in options
     if derived:
         options["factory"] = _derive(found, options)
     subject = subject_of(found, options.get("factory"), **{k: v for k, v in options.items() if k != "factory"})
@@ -183,8 +179,6 @@ def wrappers(target: Any, *, floating: bool = False, **options: Any) -> s.Search
         OptionError: no instance can be built.
     """
     subject = resolve(target, **options)
-    if subject.strategy is not None:
-        return subject.strategy
     kinds = s.sampled_from(subject.floating if floating else subject.dtypes)
     specs = dense_specs(subject.arity, subject.shapes(), kinds)
     return specs.map(lambda found: _instance(subject, found)).filter(lambda x: x is not None)

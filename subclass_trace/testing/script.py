@@ -8,7 +8,6 @@ imports and the sources of the helpers that they use in front, are a program tha
     t.run("y = x.detach()")              must work: an exception fails the rule
     t.require("z = x.add_(1)")           may be refused: an exception means that this example does not apply
     t.expect("z is x", "True")           compares two expressions; counted
-    t.raises("x + other", TypeError)     must raise; counted
 """
 
 from __future__ import annotations
@@ -162,9 +161,7 @@ class Script:
         if around != "{0}":
             refused = f"its constructor does not take {around.format('x')} for x"
         for last in (False, True):
-            if not made.line or self.subject.strategy is None:
-                sources = [around.format(spec.code) for spec in made.specs]
-                made = replace(made, line=self.subject.expression(sources, self, made.make))
+            made = replace(made, line=made.make.format(*[around.format(spec.code) for spec in made.specs]))
             self._made[name] = made
             try:
                 self._do(f"{name} = {made.line}{suffix}", refused)
@@ -258,10 +255,6 @@ class Script:
         """The value of an expression, not recorded: for decisions. Raises what it raises."""
         return eval(compile(expression, "<rule>", "eval"), self.names)
 
-    def bind(self, name: str, value: Any) -> None:
-        """Put an object into the namespace that no line can make (then the program cannot run on its own)."""
-        self.names[name] = value
-
     # ------------------------------------------------------------------ checks
     def expect(self, got: str, expected: str, because: str = "the two sides must be the same") -> None:
         """Compare two expressions: tensors with the subject's tolerance, everything else by ``==``. Counted.
@@ -289,32 +282,9 @@ class Script:
             raise self._failure(because, *both_sides(*sides))
         del self.lines[-2:]
 
-    def raises(self, line: str, kinds: type[Exception] | tuple[type[Exception], ...], because: str) -> None:
-        """Run a line that must raise one of the given exceptions. Counted.
-
-        Raises:
-            Failure: it raised nothing, or something else.
-        """
-        self.checks += 1
-        kinds = kinds if isinstance(kinds, tuple) else (kinds,)
-        names = " or ".join(k.__name__ for k in kinds)
-        try:
-            self._exec(line)
-        except kinds:
-            return
-        except Exception as error:
-            self.lines.append(line)
-            raise self._failure(because, f"{type(error).__name__}: {_first_line(error)}", names) from error
-        self.lines += [line, f"raise AssertionError({f'{because}: expected {names}, and nothing was raised'!r})"]
-        raise self._failure(because, "no exception", names)
-
     def passed(self) -> None:
         """Count a check that needs no comparison: a refusal that is a right answer."""
         self.checks += 1
-
-    def holds(self, condition: str, because: str) -> None:
-        """``expect(condition, "True")``."""
-        self.expect(condition, "True", because)
 
     # ------------------------------------------------------------------ inside
     def _do(self, line: str, otherwise: str) -> None:

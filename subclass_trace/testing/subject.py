@@ -14,16 +14,13 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from hypothesis import strategies as s
 
 from ..errors import OptionError
 from . import strategies
-
-if TYPE_CHECKING:
-    from .script import Script
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
 
@@ -40,12 +37,9 @@ class Subject:
             operations of the class up to ``tolerance``: ``x.a`` is one for a pair of tensors.
         imports, setup: lines in front of a program.
         namespace: what these lines and ``make`` need, ready to be used by ``exec``.
-        sizes: strategy for the shape of the dense arguments; None for any.
-        listed: all of these shapes, where they are few enough to be listed; then ``sizes`` is not used.
+        sizes: all shapes of the dense arguments; empty for any.
         dtypes: dtypes of the dense arguments, the plainest first.
         tolerance: rtol and atol wherever numbers are compared.
-        strategy: instances drawn directly; then ``make`` and ``arity`` are not used.
-        exempt: id of a rule that says nothing about this subject -> why.
         notes: comments in front of a program, such as why it cannot run on its own.
         variants: other expressions like ``make``, whose instances have another context.
         derived: ``make`` was found by trying constructors: nobody has named it.
@@ -58,13 +52,10 @@ class Subject:
     imports: tuple[str, ...] = ()
     setup: str = ""
     namespace: Mapping[str, Any] = field(default_factory=dict)
-    sizes: s.SearchStrategy[tuple[int, ...]] | None = None
+    sizes: tuple[tuple[int, ...], ...] = ()
     dtypes: tuple[torch.dtype, ...] = DTYPES
     tolerance: tuple[float, float] = (1e-5, 1e-6)
-    strategy: s.SearchStrategy[torch.Tensor] | None = None
-    exempt: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    listed: tuple[tuple[int, ...], ...] = ()
     variants: tuple[str, ...] = ()
     derived: bool = False
 
@@ -81,8 +72,6 @@ class Subject:
     @property
     def made_by(self) -> str:
         """How instances are made, in words."""
-        if self.strategy is not None:
-            return "made by a strategy"
         how = " (found by trying constructors; factory= names another)" if self.derived else ""
         return f"made by {self.make}{how}"
 
@@ -92,23 +81,9 @@ class Subject:
         def fits(size: tuple[int, ...]) -> bool:
             return len(size) >= min_dims and all(n >= min_side for n in size)
 
-        if self.listed:
-            return strategies.shapes_of(size for size in self.listed if fits(size))
-        if self.sizes is None:
-            return strategies.shapes(min_dims=min_dims, min_side=min_side)
-        return self.sizes.filter(fits)
-
-    def expression(self, arguments: Sequence[str], script: Script, make: str) -> str:
-        """The expression that makes an instance from the sources of its dense arguments.
-
-        Args:
-            make: ``self.make`` or one of its variants.
-        """
-        if self.strategy is None:
-            return make.format(*arguments)
-        name = f"example_{len(script.lines)}"
-        script.bind(name, script.draw(self.strategy))
-        return f"rebuild({name}, torch.clone)"
+        if self.sizes:
+            return strategies.shapes_of(size for size in self.sizes if fits(size))
+        return strategies.shapes(min_dims=min_dims, min_side=min_side)
 
 
 def subject_of(
@@ -116,14 +91,11 @@ def subject_of(
     factory: str | Callable[..., torch.Tensor] | None = None,
     *,
     to_dense: str | Callable[[Any], torch.Tensor] | None = None,
-    arity: int | None = None,
-    sizes: s.SearchStrategy[tuple[int, ...]] | Sequence[tuple[int, ...]] | None = None,
+    sizes: Sequence[tuple[int, ...]] = (),
     dtypes: Sequence[torch.dtype] = DTYPES,
     tolerance: tuple[float, float] = (1e-5, 1e-6),
-    strategy: s.SearchStrategy[torch.Tensor] | None = None,
     imports: Sequence[str] = (),
     setup: str = "",
-    exempt: Mapping[str, str] | None = None,
 ) -> Subject:
     """A subject from a factory, given as a callable or as an expression with gaps.
 
@@ -131,9 +103,7 @@ def subject_of(
         factory: ``TwoTensor``, ``Float8Tensor.from_hp`` or ``"TwoTensor({0}, {0} * 2)"``; the class itself by default.
             Expressions may use ``torch``, what ``imports`` and ``setup`` define, and the names of the module of the class.
         to_dense: the projection to dense, callable or expression.
-        arity: how many dense tensors the factory takes; read from the signature or the gaps by default.
         setup: lines to run once in front of everything (a device mesh).
-        exempt: rules that say nothing about this class, with the reason, which the report shows.
 
     Raises:
         OptionError: the number of arguments cannot be found, an expression is none, the tolerance is no pair of
@@ -150,25 +120,22 @@ def subject_of(
     make_ = cls if factory is None else factory
     if isinstance(make_, str):
         make = make_
-        count = _gaps(make, "factory", arity)
+        count = _gaps(make, "factory")
     else:
-        count = arity if arity is not None else _arguments(make_)
+        count = _arguments(make_)
         make = f"{_name_of(make_, names, lines, notes)}({', '.join(f'{{{k}}}' for k in range(count))})"
     if callable(to_dense):
         to_dense = f"{_name_of(to_dense, names, lines, notes, 'to_dense')}({{0}})"
-    if to_dense is not None and _gaps(to_dense, "to_dense", None) != 1:
+    if to_dense is not None and _gaps(to_dense, "to_dense") != 1:
         raise OptionError("to_dense must have one gap, {0} for the wrapper", got=to_dense, fix="'{0}.dequantize()'")
     for home in dict.fromkeys(
         getattr(value, "__module__", None) for value in (cls, make_) if value is not torch.Tensor
     ):
         for text in (make, to_dense or ""):
             _names_of_module(text.format(*(f"_{k}" for k in range(count or 1))), home, names, lines, notes)
-    listed: tuple[tuple[int, ...], ...] = ()
-    if isinstance(sizes, Sequence):
-        listed, sizes = tuple(tuple(size) for size in sizes), None
+    shapes = tuple(tuple(size) for size in sizes)
     return Subject(
-        cls, make, count, to_dense, tuple(dict.fromkeys(lines)), setup, names, sizes, tuple(dtypes), tolerance, strategy,
-        exempt or {}, tuple(notes), listed,
+        cls, make, count, to_dense, tuple(dict.fromkeys(lines)), setup, names, shapes, tuple(dtypes), tolerance, tuple(notes)
     )  # fmt: skip
 
 
@@ -212,7 +179,7 @@ def _names_of_module(text: str, home: str | None, names: dict[str, Any], lines: 
             lines.append(f"from {home} import {name}")
 
 
-def _gaps(text: str, option: str, arity: int | None) -> int:
+def _gaps(text: str, option: str) -> int:
     """How many gaps an expression has.
 
     Raises:
@@ -224,7 +191,7 @@ def _gaps(text: str, option: str, arity: int | None) -> int:
     except ValueError as error:
         raise OptionError(f"{option} is no expression with gaps: {text}", got=error, fix=fix) from error
     fields = sorted({name for _, name, spec, how in parts if name is not None})
-    count = arity if arity is not None else len(fields)
+    count = len(fields)
     expected = [str(k) for k in range(count)]
     if any(name not in expected for name in fields) or any(spec or how for _, _, spec, how in parts):
         got, wanted = (", ".join(f"{{{name}}}" for name in names) for names in (fields, expected))
@@ -257,6 +224,6 @@ def _arguments(factory: Callable[..., Any]) -> int:
     if not needed:
         raise OptionError(
             f"cannot see how many dense tensors {factory!r} takes",
-            fix="give arity=, or an expression such as 'Cls({0})'",
+            fix="give an expression such as 'Cls({0})'",
         )
     return len(needed)

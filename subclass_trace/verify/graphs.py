@@ -10,9 +10,14 @@ import torch.fx as fx
 
 from .. import _torch
 from ..errors import VerificationError
-from .requirement import require
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, *_torch.FAKE_TYPES)
+
+
+def require(holds: object, what: str, path: object, *, expected: object, got: object) -> None:
+    """Raise `VerificationError` with these words, at ``path``, unless it holds."""
+    if not holds:
+        raise VerificationError(what, path=path, expected=str(expected), got=str(got))
 
 
 def verify_joint(joint: fx.GraphModule, *, num_forward: int, tangents: Sequence[str]) -> None:

@@ -9,8 +9,7 @@ import torch
 import torch.fx as fx
 
 from .. import _torch
-from .graphs import dense, functional, named_inputs, sound
-from .requirement import require
+from .graphs import dense, functional, named_inputs, require, sound
 
 if TYPE_CHECKING:
     from ..partition.interface import Partitioned

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,251 +13,164 @@ from ..plan import (
     GradientOutput,
     InputOutput,
     LeafPrimal,
-    MutationPlan,
     OutputPlan,
     Plan,
     SizeOutput,
     SizePrimal,
     SymbolPlan,
-    ValueAlias,
     ValueOutput,
     ViewOutput,
 )
 from ..plan.side_effects import recipes_of
 from ..plan.values import outputs_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, RaggedSize, SizeExpr, Spec, WrapperSpec, leaf_count, spec_leaves
-from .requirement import require
+from .graphs import require
+
+#: a number that the plan refers to, how many there are, what it is the number of, and where the plan refers to it
+Reference = tuple[Any, int, str, str]
 
 
 def verify_plan(plan: Plan) -> None:
-    """Every reference inside a plan exists, and every size can be computed from the sizes of a call."""
-    _plan_inputs(plan)
-    _plan_positions(plan)
-    _plan_graphs(plan)
-    for k, row in enumerate(plan.symbols):
-        _plan_symbol(plan, k, row)
-    _plan_primals(plan)
-    _plan_values(plan)
-    for k, mutation in enumerate(plan.mutations):
-        _plan_mutation(plan, f"mutations[{k}]", mutation)
-    twice = len({m.input for m in plan.mutations}) == len(plan.mutations)
-    got = [m.input for m in plan.mutations]
-    require(twice, "an input is changed by two rows", "mutations", expected="one row per input", got=got)
-    needed = outputs_of(plan.result).union(*[outputs_of(r) for e in plan.side_effects for r in recipes_of(e)])
-    for number in sorted(needed):
-        _exists(number, len(plan.outputs), "an output that a recipe needs", "result")
-    for k, output in enumerate(plan.outputs):
-        _plan_output(plan, f"outputs[{k}]", output)
-    for k, alias in enumerate(plan.aliases):
-        _plan_alias(plan, f"aliases[{k}]", alias)
-    _plan_autograd(plan)
-    _plan_sizes(plan)
+    """Every reference inside a plan exists, counts fit, and every size can be computed from the sizes of a call."""
+    for number, count, what, path in _references(plan):
+        inside = isinstance(number, int) and 0 <= number < count
+        require(inside, f"{what} does not exist", path, expected=f"a number below {count}", got=number)
+    _fits(plan)
+    _unique(plan)
+    _sizes(plan)
 
 
-def _exists(number: object, count: int, what: str, path: str) -> None:
-    inside = isinstance(number, int) and 0 <= number < count
-    require(inside, f"{what} does not exist", path, expected=f"a number below {count}", got=number)
-
-
-def _plan_inputs(plan: Plan) -> None:
-    """Every input has one place in the leaf table per leaf, and every place is filled."""
-    filled: set[int] = set()
+def _references(plan: Plan) -> Iterator[Reference]:
+    inputs, leaves, values = len(plan.inputs), plan.leaf_count, len(plan.values)
     for k, row in enumerate(plan.inputs):
-        path, count = f"inputs[{k}] {row.path}", leaf_count(row.spec)
-        expected = f"{count} places"
-        require(
-            len(row.leaves) == count, "an input's leaves do not fit its spec", path, expected=expected, got=row.leaves
-        )
-        for place in row.leaves:
-            _exists(place, plan.leaf_count, "a leaf", path)
-        filled.update(row.leaves)
-        _exists(row.position, len(plan.positions), "a position", path)
-    empty = sorted(set(range(plan.leaf_count)) - filled)
-    require(not empty, "a place in the leaf table is never filled", "leaf_count", expected="inputs for all", got=empty)
-
-
-def _plan_positions(plan: Plan) -> None:
-    """Flat positions and inputs refer to each other."""
-    for position, number in enumerate(plan.positions):
+        path = f"inputs[{k}] {row.path}"
+        yield row.position, len(plan.positions), "a position", path
+        yield from ((place, leaves, "a leaf", path) for place in row.leaves)
+    for k, number in enumerate(plan.positions):
         if number is not None:
-            _exists(number, len(plan.inputs), "an input", f"positions[{position}]")
-    for k, row in enumerate(plan.inputs):
-        if not row.of_gradient:
-            back = plan.positions[row.position]
-            require(back == k, "a position belongs to another input", f"inputs[{k}] {row.path}", expected=k, got=back)
+            yield number, inputs, "an input", f"positions[{k}]"
+    for k, primal in enumerate(plan.primals):
+        members = primal.members if isinstance(primal, BasePrimal) else ()
+        members = (primal.leaf,) if isinstance(primal, LeafPrimal) else members
+        yield from ((leaf, leaves, "a leaf", f"primals[{k}]") for leaf in members)
+    for k, symbol in enumerate(plan.symbols):
+        yield from _of_symbol(plan, symbol, f"symbols[{k}] {symbol.symbol}")
+    for k, m in enumerate(plan.mutations):
+        path = f"mutations[{k}]"
+        yield m.input, inputs, "an input", path
+        count = leaf_count(plan.inputs[m.input].spec)
+        yield from ((leaf, count, "a leaf of the input", path) for leaf in (*m.leaves, *m.replaced))
+        made = [v for v in (m.value, *m.memory.values()) if v is not None]
+        yield from ((value, values, "a forward value", path) for value in made)
+    needed = outputs_of(plan.result).union(*[outputs_of(r) for e in plan.side_effects for r in recipes_of(e)])
+    yield from ((k, len(plan.outputs), "an output that a recipe needs", "result") for k in sorted(needed))
+    for k, output in enumerate(plan.outputs):
+        yield from _of_output(plan, output, f"outputs[{k}]")
+    for k, alias in enumerate(plan.aliases):
+        yield alias.value, values, "a forward value", f"aliases[{k}]"
+        if alias.holder is not None:
+            yield alias.holder[0], inputs, "an input", f"aliases[{k}]"
+        for a in alias.leaves:
+            if a is not None and a.value is None:
+                yield a.leaf, leaves, "a leaf", f"aliases[{k}]"
+            elif a is not None:
+                yield a.value, values, "a forward value", f"aliases[{k}]"
+                yield a.leaf, leaf_count(plan.values[a.value]), "a leaf", f"aliases[{k}]"  # type: ignore[index]
+    yield from ((k, plan.forward_leaves, "a forward output", "detach_values") for k in plan.detach_values)
+    for name in ("differentiated", "watched_inputs"):
+        yield from ((k, inputs, "an input", name) for k in getattr(plan, name))
+    for name in ("differentiable", "watched_values"):
+        yield from ((k, values, "a forward value", name) for k in getattr(plan, name))
+    yield from ((k, inputs, "an input", "apart") for rows in plan.apart for numbers in rows for k in numbers)
 
 
-def _plan_graphs(plan: Plan) -> None:
-    """The inputs exist whose autograd graphs are compared."""
-    for k, rows in enumerate(plan.apart):
-        for number in (n for numbers in rows for n in numbers):
-            _exists(number, len(plan.inputs), "an input", f"apart[{k}]")
-
-
-def _plan_symbol(plan: Plan, k: int, row: SymbolPlan) -> None:
-    """A symbol is read from a dimension that exists."""
-    path = f"symbols[{k}] {row.symbol}"
+def _of_symbol(plan: Plan, row: SymbolPlan, path: str) -> Iterator[Reference]:
     if row.kind == "argument":
-        _exists(row.dim, len(plan.positions), "a position", path)
-        number = plan.positions[row.dim]
-        require(number is None, "a symbol is read from a tensor", path, expected="a number", got=f"input {number}")
+        yield row.dim, len(plan.positions), "a position", path
         return
-    kinds = ("size", "stride", "storage_offset", "item", "ragged", "argument")
-    require(row.kind in kinds, "a symbol comes from an unknown kind of number", path, expected=kinds, got=row.kind)
     one = (row.leaf is None) != (row.input is None)
     got = f"leaf={row.leaf}, input={row.input}"
     require(one, "a symbol has no single source", path, expected="a leaf or an input", got=got)
     if row.leaf is not None:
-        _exists(row.leaf, plan.leaf_count, "a leaf", path)
+        yield row.leaf, plan.leaf_count, "a leaf", path
         spec: Any = _leaf_specs(plan)[row.leaf]
     else:
-        _exists(row.input, len(plan.inputs), "an input", path)
+        yield row.input, len(plan.inputs), "an input", path
         spec = plan.inputs[row.input].spec  # type: ignore[index]
     if row.kind not in ("storage_offset", "item"):
-        _exists(row.dim, len(spec.size), "a dimension", path)
+        yield row.dim, len(spec.size), "a dimension", path
+
+
+def _of_output(plan: Plan, o: OutputPlan, path: str) -> Iterator[Reference]:
+    if isinstance(o, SizeOutput):
+        yield o.index, plan.size_outputs, "a symbolic number", path
+    elif isinstance(o, InputOutput):
+        yield o.position, len(plan.positions), "a position", path
+    elif isinstance(o, GradientOutput):
+        yield o.input, len(plan.inputs), "an input", path
+    elif isinstance(o, ViewOutput):
+        yield o.base, len(plan.inputs if o.of_input else plan.values), "the base of a view", path
+    elif isinstance(o, ValueOutput):
+        yield o.value, len(plan.values), "a forward value", path
 
 
 def _leaf_specs(plan: Plan) -> dict[int, LeafSpec]:
     return {place: spec for row in plan.inputs for place, spec in zip(row.leaves, spec_leaves(row.spec), strict=True)}
 
 
-def _plan_primals(plan: Plan) -> None:
-    """Graph inputs are leaves that exist, each once."""
-    seen: set[int] = set()
-    for k, primal in enumerate(plan.primals):
-        path = f"primals[{k}]"
-        members = primal.members if isinstance(primal, BasePrimal) else ()
-        members = (primal.leaf,) if isinstance(primal, LeafPrimal) else members
-        for leaf in members:
-            _exists(leaf, plan.leaf_count, "a leaf", path)
-            require(
-                leaf not in seen, "a leaf is two graph inputs", path, expected="one graph input", got=f"leaf {leaf}"
-            )
-            seen.add(leaf)
-
-
-def _plan_values(plan: Plan) -> None:
-    """Positions that are detached are outputs of the forward."""
-    for k in plan.detach_values:
-        _exists(k, plan.forward_leaves, "a forward output", "detach_values")
-
-
-def _plan_mutation(plan: Plan, path: str, m: MutationPlan) -> None:
-    """A mutation changes leaves that its input has, from a value that has as many."""
-    _exists(m.input, len(plan.inputs), "an input", path)
-    row = plan.inputs[m.input]
-    path, count = f"{path} {row.path}", leaf_count(row.spec)
-    for leaf in (*m.leaves, *m.replaced):
-        _exists(leaf, count, "a leaf of the input", path)
-    idle = sorted(set(m.in_program) - set(m.leaves))
-    require(not idle, "the program writes a leaf that keeps its data", path, expected=m.leaves, got=idle)
-    both = sorted(set(m.leaves) & set(m.replaced))
-    require(not both, "a leaf is both copied into and replaced", path, expected="one of them", got=both)
-    moves = set(m.replaced) if m.metadata is None else {*m.replaced, *m.leaves}
-    require(moves.issuperset(m.memory), "memory of a leaf that stays", path, expected="leaves that move", got=m.memory)
-    for value in m.memory.values():
-        _exists(value, len(plan.values), "a forward value", path)
-    strange = sorted(set(m.replaced.values()) - {"data", "attribute"})
-    require(not strange, "a leaf is replaced in an unknown way", path, expected="data or attribute", got=strange)
-    if m.value is None:
+def _fits(plan: Plan) -> None:
+    """What is made of a spec has as many leaves as that."""
+    for k, row in enumerate(plan.inputs):
+        count, path = leaf_count(row.spec), f"inputs[{k}] {row.path}"
+        right = len(row.leaves) == count
+        require(right, "an input's leaves do not fit its spec", path, expected=f"{count} places", got=row.leaves)
+        back = k if row.of_gradient else plan.positions[row.position]
+        require(back == k, "a position belongs to another input", path, expected=k, got=back)
+    for k, m in enumerate(plan.mutations):
+        path, count = f"mutations[{k}]", leaf_count(plan.inputs[m.input].spec)
         needs = m.leaves or m.replaced or m.differentiable
-        require(not needs, "a mutation has no new contents", path, expected="a forward value", got=None)
-        return
-    _exists(m.value, len(plan.values), "a forward value", path)
-    held = leaf_count(plan.values[m.value])
-    require(held == count, "new contents do not fit the input", path, expected=f"{count} leaves", got=held)
+        require(m.value is not None or not needs, "a mutation has no new contents", path, expected="a value", got=None)
+        held = count if m.value is None else leaf_count(plan.values[m.value])
+        require(held == count, "new contents do not fit the input", path, expected=f"{count} leaves", got=held)
+    for k, o in enumerate(plan.outputs):
+        if isinstance(o, ValueOutput):
+            count, held = leaf_count(o.spec), leaf_count(plan.values[o.value])
+            require(held == count, "the result does not fit its value", f"outputs[{k}]", expected=count, got=held)
+    for k, alias in enumerate(plan.aliases):
+        count, held = leaf_count(plan.values[alias.value]), len(alias.leaves)
+        require(held == count, "aliases do not fit the value", f"aliases[{k}]", expected=count, got=held)
 
 
-def _plan_output(plan: Plan, path: str, o: OutputPlan) -> None:
-    """A result refers to something that the call has."""
-    if isinstance(o, SizeOutput):
-        _exists(o.index, plan.size_outputs, "a symbolic number", path)
-    elif isinstance(o, InputOutput):
-        _exists(o.position, len(plan.positions), "a position", path)
-        tensor = plan.positions[o.position] is not None
-        require(tensor, "the result is an argument that is no tensor", path, expected="a tensor", got=o.position)
-    elif isinstance(o, GradientOutput):
-        _exists(o.input, len(plan.inputs), "an input", path)
-        known = plan.inputs[o.input].of_gradient
-        require(known, "the result is an input that is no gradient", path, expected="a gradient", got=o.input)
-    elif isinstance(o, ViewOutput):
-        count = len(plan.inputs) if o.of_input else len(plan.values)
-        _exists(o.base, count, "the base of a view", path)
-        require(callable(o.replay), "a view cannot be replayed", path, expected="a function", got=o.replay)
-    elif isinstance(o, ValueOutput):
-        _exists(o.value, len(plan.values), "a forward value", path)
-        count = leaf_count(o.spec)
-        held = leaf_count(plan.values[o.value])
-        require(held == count, "the result does not fit its value", path, expected=f"{count} leaves", got=held)
-
-
-def _plan_alias(plan: Plan, path: str, row: ValueAlias) -> None:
-    """A value that shares memory, and what it shares it with, exist."""
-    _exists(row.value, len(plan.values), "a forward value", path)
-    count = leaf_count(plan.values[row.value])
-    fits = len(row.leaves) == count
-    require(fits, "aliases do not fit the value", path, expected=count, got=len(row.leaves))
-    if row.holder is not None:
-        _exists(row.holder[0], len(plan.inputs), "an input", path)
-    for alias in row.leaves:
-        if alias is None:
-            continue
-        if alias.value is None:
-            _exists(alias.leaf, plan.leaf_count, "a leaf", path)
-        else:
-            _exists(alias.value, len(plan.values), "a forward value", path)
-            _exists(alias.leaf, leaf_count(plan.values[alias.value]), "a leaf", path)
-
-
-def _plan_autograd(plan: Plan) -> None:
-    """Differentiable values and differentiated inputs exist; saved names are distinct."""
-    for k in plan.differentiable:
-        _exists(k, len(plan.values), "a forward value", "differentiable")
+def _unique(plan: Plan) -> None:
+    """Each place is filled, each input is changed by one row, each leaf is one graph input, each saved name is there once."""
+    empty = sorted(set(range(plan.leaf_count)) - {place for row in plan.inputs for place in row.leaves})
+    require(not empty, "a place in the leaf table is never filled", "leaf_count", expected="inputs for all", got=empty)
+    for what, path, numbers in (
+        ("an input is changed by two rows", "mutations", [m.input for m in plan.mutations]),
+        ("a leaf is two graph inputs", "primals", [p.leaf for p in plan.primals if isinstance(p, LeafPrimal)]),
+        ("a value is saved twice", "saved", [row.name for row in plan.saved]),
+        ("a symbol is bound twice", "symbols", [row.symbol for row in plan.symbols]),
+    ):
+        require(len(set(numbers)) == len(numbers), what, path, expected="each once", got=numbers)
     starts = {m.input for m in plan.mutations if m.starts_grad}
-    for k in plan.differentiated:
-        _exists(k, len(plan.inputs), "an input", "differentiated")
-        row = plan.inputs[k]
-        path = f"differentiated {row.path}"
-        wanted = row.requires_grad or k in starts
-        require(
-            wanted, "an input gets a gradient unasked", path, expected="requires_grad=True", got="requires_grad=False"
-        )
-    for k in plan.watched_inputs:
-        _exists(k, len(plan.inputs), "an input", "watched_inputs")
-    for k in plan.watched_values:
-        _exists(k, len(plan.values), "a forward value", "watched_values")
-    names = [row.name for row in plan.saved]
-    require(len(set(names)) == len(names), "a value is saved twice", "saved", expected="distinct names", got=names)
-    idle = bool(names) and not plan.trains
-    require(not idle, "values are saved without a backward", "saved", expected="nothing", got=names)
+    unasked = [k for k in plan.differentiated if not plan.inputs[k].requires_grad and k not in starts]
+    require(not unasked, "an input gets a gradient unasked", "differentiated", expected="requires_grad", got=unasked)
+    idle = bool(plan.saved) and not plan.trains
+    require(not idle, "values are saved without a backward", "saved", expected="nothing", got=plan.saved)
 
 
-def _plan_sizes(plan: Plan) -> None:
+def _sizes(plan: Plan) -> None:
     """Sizes are ints, or expressions over symbols that a call binds; no size of the trace is left."""
     bound = {row.symbol for row in plan.symbols} | {symbol for symbol, _ in plan.unbacked}
-    require(
-        len(bound) == len(plan.symbols) + len(plan.unbacked),
-        "a symbol is bound twice",
-        "symbols",
-        expected="distinct",
-        got=plan.symbols,
-    )
     for path, size in _all_sizes(plan):
-        if isinstance(size, RaggedSize):
-            continue
-        known = isinstance(size, (int, SizeExpr)) and not isinstance(size, torch.SymInt)
+        known = isinstance(size, (int, SizeExpr, RaggedSize)) and not isinstance(size, torch.SymInt)
         require(known, "a size of the trace is left", path, expected="an int or a SizeExpr", got=repr(size))
-        if isinstance(size, SizeExpr):
-            free = sorted(map(str, size.expr.free_symbols - bound))
-            require(
-                not free, "a size uses a symbol that no call binds", path, expected=sorted(map(str, bound)), got=free
-            )
+        free = size.expr.free_symbols - bound if isinstance(size, SizeExpr) else None
+        require(not free, "a size uses a symbol that no call binds", path, expected=sorted(map(str, bound)), got=free)
     for k, condition in enumerate(plan.conditions):
-        free = sorted(map(str, condition.free_symbols - bound))
-        path = f"conditions[{k}]"
-        require(
-            not free, "a condition uses a symbol that no call binds", path, expected=sorted(map(str, bound)), got=free
-        )
+        free = condition.free_symbols - bound
+        what = "a condition uses a symbol that no call binds"
+        require(not free, what, f"conditions[{k}]", expected=sorted(map(str, bound)), got=free)
 
 
 def _all_sizes(plan: Plan) -> Iterator[tuple[str, Any]]:
@@ -275,20 +188,16 @@ def _all_sizes(plan: Plan) -> Iterator[tuple[str, Any]]:
         yield from _spec_sizes(alias.spec, f"aliases[{k}]", leaves=True)
         yield from ((f"aliases[{k}]", a.delta) for a in alias.leaves if a is not None)
     for k, primal in enumerate(plan.primals):
-        if isinstance(primal, SizePrimal):
-            yield f"primals[{k}]", primal.size
-        elif isinstance(primal, BasePrimal):
-            yield f"primals[{k}]", primal.numel
+        if not isinstance(primal, LeafPrimal):
+            yield f"primals[{k}]", primal.size if isinstance(primal, SizePrimal) else primal.numel
 
 
 def _spec_sizes(spec: Spec, path: str, leaves: bool) -> Iterator[tuple[str, Any]]:
     """Sizes that the run time evaluates: of a forward value those of wrappers alone, since its leaves have theirs."""
     if isinstance(spec, OpaqueSpec) or (isinstance(spec, LeafSpec) and not leaves):
         return
-    sizes: Iterable[Any] = (*spec.size, *spec.stride)
-    if isinstance(spec, LeafSpec):
-        sizes = (*sizes, spec.storage_offset)
-    yield from ((path, n) for n in sizes)
+    offset = (spec.storage_offset,) if isinstance(spec, LeafSpec) else ()
+    yield from ((path, n) for n in (*spec.size, *spec.stride, *offset))
     if isinstance(spec, WrapperSpec):
         for name, inner in zip(spec.names, spec.inners, strict=True):
             yield from _spec_sizes(inner, f"{path}.{name}", leaves)

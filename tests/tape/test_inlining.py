@@ -74,7 +74,7 @@ def test_a_training_loop_is_captured_in_its_first_step(wrapper: bool, dynamic: b
         w.grad = None
         with compiled_autograd(backend=backend):
             (dense(y) if wrapper else y).sum().backward()
-        assert compiled_autograd.stats.captures == 1 and len(pasted()) > 5
+        assert compiled_autograd.stats.captures == 1 and (len(pasted()) > 5) == (not wrapper and not dynamic)
 
 
 def test_a_region_with_wrapper_parameters_and_dense_results() -> None:
@@ -85,7 +85,6 @@ def test_a_region_with_wrapper_parameters_and_dense_results() -> None:
         with compiled_autograd():
             got = gradients(region, w)
         assert all(map(torch.equal, got, expected)) and type(w.grad) is TwoTensor
-    assert "inlined" in kinds()
 
 
 class Dense(torch.autograd.Function):
@@ -109,14 +108,8 @@ def pasted() -> list[str]:
     return [str(n.target) for n in compiled_autograd.tapes[-1].graph.graph.nodes if n.meta.get("kind") == "inlined"]
 
 
-def region_calls() -> list[str]:
-    """The calls on the last tape that belong to regions."""
-    nodes = compiled_autograd.tapes[-1].graph.graph.nodes
-    return [n.meta["note"] for n in nodes if n.meta.get("kind") == "backward" and "egion" in n.meta["note"]]
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_region_whose_results_are_wrappers_is_pasted_in(backend: Any) -> None:
+def test_a_region_whose_results_are_wrappers_is_called(backend: Any) -> None:
     region, w = st.compile(lambda x, w: layers(x, w)), leaf(True)
 
     def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -128,16 +121,13 @@ def test_a_region_whose_results_are_wrappers_is_pasted_in(backend: Any) -> None:
             got = gradients(f, w)
         for a, b in zip(got, expected, strict=True):
             assert torch.equal(a, b) if backend is None else torch.allclose(a, b)
-    graph = region.specializations[0].graphs.backward
-    assert len(pasted()) == sum(n.op == "call_function" for n in graph.graph.nodes) > 10
-    assert region_calls() == ["region_tangents", "region_gradients"]
-    assert compiled_autograd.stats.captures == 1
+    assert not pasted() and compiled_autograd.stats.captures == 1
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("wrapper", [False, True])
-def test_a_region_with_dynamic_sizes_is_pasted_in(wrapper: bool, backend: Any) -> None:
-    """Saved sizes come from the node in each run: one capture serves all of them."""
+def test_a_region_with_dynamic_sizes_is_called(wrapper: bool, backend: Any) -> None:
+    """One capture serves all of them."""
     inner: Any = lambda x, w: (torch.tanh(x @ w) * x.shape[0]).sum(0, keepdim=True).expand(x.shape[0], 4) * 2
     region, w = st.compile(inner, dynamic=True), leaf(wrapper)
 
@@ -156,12 +146,11 @@ def test_a_region_with_dynamic_sizes_is_pasted_in(wrapper: bool, backend: Any) -
         for a, b in zip(*results, strict=True):
             assert torch.equal(a, b) if backend is None else torch.allclose(a, b)
     assert len(region.specializations) == 1 and compiled_autograd.stats.captures <= 2
-    assert len(pasted()) > 5 and region_calls() == ["region_tangents", "region_gradients"]
+    assert not pasted()
 
 
 @pytest.mark.parametrize("wrapper", [False, True])
-def test_a_region_whose_sizes_depend_on_values_is_pasted_in(wrapper: bool) -> None:
-    """A dense one tells the size by its tangent, the other one (which the reference program serves) by a size result."""
+def test_a_region_whose_sizes_depend_on_values_is_called(wrapper: bool) -> None:
     region, w = st.compile(lambda x, w: (torch.tanh(x[x > 0]) * w.sum(), (x > 0).nonzero().shape[0])), leaf(wrapper)
     other = st.compile(lambda x, w: (torch.tanh(x[x < 0]) * w.sum() * 3, (x > 0).nonzero().shape[0]))
     for seed in range(4):
@@ -174,7 +163,7 @@ def test_a_region_whose_sizes_depend_on_values_is_pasted_in(wrapper: bool) -> No
                     (dense(y) if wrapper else y).sum().backward()
                 results.append([t for g in (x.grad, w.grad) for t in leaves_of(g)])
             assert all(map(torch.equal, *results))
-            assert len(pasted()) > 5 and region_calls() == ["region_tangents", "region_gradients"]
+            assert not pasted()
     assert (region.specializations[0].entry is None) == wrapper
 
 
@@ -195,7 +184,7 @@ class Chosen(torch.autograd.Function):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("hooks", [False, True])
 def test_tangents_of_another_kind_take_the_call(hooks: bool, backend: Any) -> None:
-    """They are known in the run alone, which the tape cannot leave: see the note in regions.py. No hook runs twice."""
+    """They are known in the run alone. No hook runs twice."""
     region, w = st.compile(lambda x, w: ((s := x.sin()), layers(s, w))[::-1]), leaf(True)
 
     def f(x: torch.Tensor, w: torch.Tensor, log: list[int]) -> torch.Tensor:
@@ -216,15 +205,12 @@ def test_tangents_of_another_kind_take_the_call(hooks: bool, backend: Any) -> No
                 f(x, w, logs[-1]).backward()
             results.append([x.grad, w.grad])
         assert len(logs[0]) == (6 if hooks else 0)
-        if kind == "wrapper":  # the pasted graph: each next to its use
-            assert sorted(logs[1]) == logs[0] and (not hooks or logs[1] != logs[0])
-        else:
-            assert logs[1] == logs[0]
+        assert logs[1] == logs[0]
         for a, b in zip(*results, strict=True):
             assert (a is None) == (b is None) and type(a) is type(b)
             for s, t in zip(*([] if g is None else leaves_of(g) for g in (a, b)), strict=True):
                 torch.testing.assert_close(s, t)
-    assert compiled_autograd.stats.captures == 1 and len(pasted()) > 10
+    assert compiled_autograd.stats.captures == 1 and not pasted()
 
 
 def test_a_dense_region_behind_a_backward_without_a_gradient() -> None:
@@ -248,7 +234,7 @@ def test_a_dense_region_behind_a_backward_without_a_gradient() -> None:
         assert (results[0][1] is None) == (results[1][1] is None) == stop
         for a, b in zip(*results, strict=True):
             assert a is None or torch.equal(a, b)
-    assert len(pasted()) > 3
+    assert not pasted()
 
 
 def test_other_tangents_of_a_region_get_graphs_of_their_own() -> None:

@@ -125,10 +125,6 @@ def test_a_backward_that_traces_and_a_region_that_is_traced_in_another_thread() 
     """The one wants the lock of captures, the other that of backwards: they are one, so none waits for ever."""
     traced, reached = st.compile(lambda x: x.sin()), threading.Event()
 
-    def other(x: torch.Tensor) -> torch.Tensor:
-        reached.set()
-        return x.cos()
-
     def wait(grad: torch.Tensor) -> torch.Tensor:
         threads[1].start()
         reached.wait(0.2)
@@ -142,7 +138,8 @@ def test_a_backward_that_traces_and_a_region_that_is_traced_in_another_thread() 
             z.sum().backward()
 
     def compile_another() -> None:
-        st.compile(other)(leaf()).sum().backward()
+        reached.set()
+        st.compile(lambda x: x.cos())(leaf()).sum().backward()
 
     threads = [threading.Thread(target=f, daemon=True) for f in (differentiate, compile_another)]
     threads[0].start()

@@ -1,9 +1,8 @@
-"""What a tape looks like: printed, and as a picture."""
+"""What a tape looks like, printed."""
 
 from __future__ import annotations
 
 import re
-import xml.etree.ElementTree as ET
 from typing import Any
 
 import torch
@@ -38,7 +37,7 @@ def test_text() -> None:
     text = str(compiled_autograd.tapes[-1])
     first = int(re.search(r"SinBackward0 +(\d+)", text).group(1))
     lines = dict(re.findall(r"(\w+Backward0) .* test_tape_text.py:(\d+)", text))
-    assert lines["SinBackward0"] == "18" and lines["MulBackward0"] == "23"
+    assert lines["SinBackward0"] == "17" and lines["MulBackward0"] == "22"
     shape = re.sub(r" +", " ", re.sub(r"test_tape_text.py:\d+", "LINE", text))
     assert shape == (
         "tape of 6 autograd nodes, 4 hooks, 1 unpacking\n"
@@ -65,8 +64,9 @@ def test_lines_from_anomaly_mode() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with torch.autograd.detect_anomaly():
-            tape = captured()
-    assert next(n for n in tape.nodes if n.name == "SinBackward0").line.endswith("test_tape_text.py:18")
+            made = small()
+        tape = captured(lambda: made)
+    assert next(n for n in tape.nodes if n.name == "SinBackward0").line.endswith("test_tape_text.py:17")
 
 
 def test_without_lines() -> None:
@@ -87,17 +87,3 @@ def test_pasted_graphs_are_counted() -> None:
     assert re.search(r"RegionFunctionBackward.*\n    call kept_activations\n    \d+ pasted operations", str(tape))
     assert str(tape).endswith("\n\nwith create_graph these are calls of their backwards: RegionFunctionBackward")
     assert "with create_graph" not in str(captured()) and "pasted" not in str(tape.making_a_graph())
-
-
-def test_picture(tmp_path: Any) -> None:
-    tape = captured()
-    text = tape.to_html(tmp_path / "tape.html")
-    assert (tmp_path / "tape.html").read_text() == text
-    svg = ET.fromstring(text[text.index("<svg") : text.index("</svg>") + 6])
-    tag = "{http://www.w3.org/2000/svg}"
-    words = [t.text or "" for t in svg.iter(f"{tag}text")]
-    assert len(list(svg.iter(f"{tag}rect"))) == 6
-    assert any(w.startswith("SinBackward0  #") for w in words) and any(
-        w.startswith("unpack packed[0] with hooks[") for w in words
-    )
-    assert len(list(svg.iter(f"{tag}path"))) >= 5

@@ -110,4 +110,4 @@ def unpickle(cls, inner, context, size, stride, requires_grad, parameter):
 
 def subject(cls: type = Sound) -> Subject:
     """The subject of a class with the constructor of `Sound`."""
-    return subject_of(cls, arity=1, to_dense="{0}.data_")
+    return subject_of(cls, f"{cls.__name__}({{0}})", to_dense="{0}.data_")

@@ -8,10 +8,9 @@ import broken
 import pytest
 import sound
 import torch
-from subclass_trace.testing.profiles import Profile
 
 from subclass_trace.testing import rules
-from subclass_trace.testing.rules import Cost, Rule
+from subclass_trace.testing.rules import Cost, Profile, Rule
 from subclass_trace.testing.runner import Outcome, run_rule
 
 RULES = rules.load()

@@ -69,8 +69,10 @@ def test_a_class_breaks_what_the_card_says(name: str) -> None:
 
 def _broken(name: str, profile: Profile, rules: Sequence[Rule]) -> set[str]:
     of(name)
-    subject = resolve(load_target(name), **KNOWN[name])
-    results = [run_rule(subject, r, profile) for r in rules]
+    options = dict(KNOWN[name])
+    skip = options.pop("skip", ())
+    subject = resolve(load_target(name), **options)
+    results = [run_rule(subject, r, profile) for r in rules if r.id not in skip]
     assert [r.error for r in results if r.outcome is Outcome.ERROR] == []
     assert all(r.checks > 0 for r in results if r.outcome is Outcome.PASS)
     assert sum(r.outcome is Outcome.PASS for r in results) >= 30

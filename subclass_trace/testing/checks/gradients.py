@@ -181,8 +181,6 @@ def constructor_gradient(t: Script) -> None:
     with a differentiable projection behind it, the gradient is that of the dense program. A factory that refuses,
     detaches or makes a leaf passes (ST110 sees to those that hide the tensor inside).
     """
-    if t.subject.strategy is not None or not t.subject.arity:
-        raise NotApplicable("it is not built from dense tensors here")
     t.wrapper("z", floating=True)
     t.require(f"d = {t.dense('z')}.detach().clone().requires_grad_()")
     make = t.subject.make.format(*["d"] * t.subject.arity)

@@ -193,8 +193,6 @@ def built_from_grad(t: Script) -> None:
     `autograd.Function` whose result requires grad. Storing the tensor as it is looks fine, and loses the gradient.
     (Item 1 of PyTorch issue 162964.)
     """
-    if t.subject.strategy is not None or not t.subject.arity:
-        raise NotApplicable("it is not built from dense tensors here")
     t.wrapper("x", floating=True)
     try:
         t.wrapper("y", same="x", around="({0}).requires_grad_()")

@@ -34,7 +34,7 @@ from .lift import StandIns
 from .metadata import Asked
 from .mutation import check_members, read_mutations, state_of
 from .outputs import OutputClassifier, check_escapes, is_own_leaf, leaf_inside
-from .places import groups_by_place, scattered_roots
+from .places import refuse_outside, scattered_roots
 from .recorder import Recorder
 from .session import Session
 from .sharing import Sharing
@@ -323,7 +323,7 @@ class _Capture:
         live = [self.values[k] for k in differentiable]
         rows = connected(live, rows)
         _check_shapes(inputs.inputs, [n for n, _ in rows], mutations)
-        groups = _written_groups(inputs, recorder, frozen.nodes)
+        groups = _written_groups(inputs, recorder)
         self._check_leaves(leaves_behind(live, [e for _, e in rows]))
         tape, saved, out_of_sight = self._tape(live, rows, frozen, groups)
         return Captured(
@@ -456,13 +456,11 @@ def _of_other_mode(
             yield k, flags
 
 
-def _written_groups(inputs: Inputs, recorder: Recorder, values: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+def _written_groups(inputs: Inputs, recorder: Recorder) -> tuple[tuple[int, ...], ...]:
     """Leaves (by the numbers of their graph inputs) that become one graph input.
 
-    Args:
-        values: the forward's results.
-
     Raises:
+        UnsupportedError: the region writes memory outside of its inputs.
         NeedsEager: one of them is read otherwise than it is in memory.
     """
     originals, leaf_primals = inputs.originals, inputs.leaf_primals
@@ -479,7 +477,7 @@ def _written_groups(inputs: Inputs, recorder: Recorder, values: Sequence[Any]) -
             fix="pass x alone, and call x.conj() inside of the region",
         )
     if recorder.mutable:
-        rows = [*groups_by_place(originals, leaf_primals, recorder, rows, values)]
+        refuse_outside(originals, leaf_primals, recorder)
     groups = [tuple(leaf_primals[k] for k in members) for members in rows]
     if recorder.mutable:  # what is written through an overlapping view is seen as a flat piece of memory too
         grouped = {n for members in groups for n in members}

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from .. import _torch
-from .guards import Exact, Guard, Identity, IsTensor, ItemsOf, Keys, NoNewNames, OfType, StateGuards, alike, same_item
+from .guards import Exact, Guard, Identity, IsTensor, ItemsOf, Keys, NoNewNames, OfType, StateGuards, alike
 from .source import (
     MISSING,
     Arguments,
@@ -29,7 +29,6 @@ from .source import (
     Names,
     Source,
     Variable,
-    same,
 )
 from .source import (
     Sequence as ListLike,
@@ -61,7 +60,7 @@ if not same_objects(_ONE, list(_ONE)) or same_objects(_ONE, _TWO):  # another la
 
 def same_items(now: list[Any], items: list[Any]) -> bool:
     """Equal items take the place of those that are compared by identity."""
-    if not all(map(same_item, now, items)):
+    if not all(map(alike, now, items)):
         return False
     items[:] = now
     return True
@@ -317,7 +316,7 @@ class _Emitter:
     def _items(self, guard: ItemsOf) -> None:
         name, items = self._name(guard.holder), self._const(guard.items)
         sized = f"type({name}) is {self._const(guard.kind)} and len({name}) == {len(guard.items)}"
-        loose = any(type(item).__name__ == "_Any" for item in guard.items)
+        loose = any(isinstance(item, tuple) or type(item).__name__ == "_Any" for item in guard.items)
         if loose or isinstance(guard.holder, Bag):
             compared = f"{self._const(guard.failed)}((args, kwargs)) is None"
             if loose and guard.kind in (list, tuple):
@@ -337,7 +336,7 @@ class _Emitter:
             return f"isinstance({text}, Tensor)"
         if kinds is not None:
             return f"type({text}) is {self._const(kinds[0])}"
-        return f"({text} is {self._const(item)} or {self._const(same)}({text}, {self._const(item)}))"
+        return f"({text} is {self._const(item)} or alike({text}, {self._const(item)}))"
 
     def _objects(self) -> None:
         """No two objects of the arguments are one, and none is an object that the region names."""

@@ -149,7 +149,7 @@ class ItemsOf:
         now = list(self.holder.table(thing).values())
         if len(now) != len(self.items):
             return f"{self.holder.path} had {len(self.items)} items, has {len(now)}"
-        k = next((k for k, (a, b) in enumerate(zip(now, self.items, strict=True)) if not same_item(a, b)), None)
+        k = next((k for k, (a, b) in enumerate(zip(now, self.items, strict=True)) if not alike(a, b)), None)
         return None if k is None else f"{self.holder.text(k)} was {_item(self.items[k])}, is {short(now[k])}"
 
 
@@ -178,19 +178,12 @@ def same_key(a: Any, b: Any) -> bool:
     return a is b or same(a, b)
 
 
-def same_item(now: Any, was: Any) -> bool:
-    """Does an item agree with what a guard keeps of it?"""
+def alike(now: Any, was: Any) -> bool:
+    """Does a value agree with what a guard keeps of it? (`StateGuards._kept`)"""
     if type(was) is _Any:
         return any(type(now) is kind or (kind is torch.Tensor and is_a(now, kind)) for kind in was.kinds)
-    return now is was or same(now, was)
-
-
-def alike(now: Any, was: Any) -> bool:
-    """Like `same`, with tensors in tuples, which are inputs."""
     if is_a(was, tuple) and type(was) not in ATOMS:
         return type(now) is type(was) and len(now) == len(was) and all(map(alike, now, was))
-    if is_a(was, torch.Tensor):
-        return is_a(now, torch.Tensor)
     return now is was or same(now, was)
 
 
@@ -227,7 +220,7 @@ class StateGuards:
         self.positional, self.keywords = len(call[0]), tuple(call[1])
         self.by_holder: dict[Holder, list[Guard]] = {}
         self.each: list[Guard] = []
-        self._symbols = {(s.holder, s.key) for s in numbers if not s.items}
+        self._symbols = frozenset(numbers)
         parents = {h.parent for h in walk.holders.values()}
         #: tensors reached by name whose attributes are guarded: those of this very tensor
         self._with_attributes = {
@@ -259,10 +252,10 @@ class StateGuards:
         thing = holder.now(call)
         if holder.kept is None or isinstance(holder, (ListLike, Bag)):
             rows = holder.table(thing).items()
-            yield ItemsOf(holder, type(thing), [self._kept_item(holder, key, value) for key, value in rows])
+            yield ItemsOf(holder, type(thing), [self._kept(Source(holder, key), value) for key, value in rows])
             return
         if isinstance(holder, Defaults) and all(type(v) in ATOMS for v in holder.table(thing).values()):
-            if not any(h is holder for h, _ in self._symbols):
+            if not any(s.holder is holder for s in self._symbols):
                 return  # compared with their function
         for key in holder.kept:
             yield self._of_place(holder, Source(holder, key), holder.get(thing, key))
@@ -274,21 +267,26 @@ class StateGuards:
     def _of_place(self, holder: Holder, source: Source, value: Any) -> Guard:
         if value is MISSING:
             return Exact(source, MISSING)
-        if (holder, source.key) in self._symbols:
+        if source in self._symbols:
             return OfType(source, type(value))
         if is_a(value, torch.Tensor) and not self._by_identity and source not in self._keys:
             return Identity(source, value) if id(value) in self._with_attributes else IsTensor(source)
         if type(value) in ATOMS or is_a(value, (tuple, frozenset)):
-            return Exact(source, value)
+            return Exact(source, self._kept(source, value))
         if holder.fixed or not is_told(value):
             return Identity(source, value)
         return OfType(source, type(value))
 
-    def _kept_item(self, holder: Holder, key: Any, value: Any) -> Any:
-        if (holder, key) in self._symbols:
+    def _kept(self, source: Source, value: Any) -> Any:
+        """What a guard keeps of an item: inputs and what has guards of its own go by their classes."""
+        holder = source.holder
+        if source in self._symbols:
             return _Any(type(value))
-        if is_a(value, torch.Tensor) and not self._by_identity and Source(holder, key) not in self._keys:
+        if is_a(value, torch.Tensor) and not self._by_identity and source not in self._keys:
             return value if id(value) in self._with_attributes else _TENSOR
+        if is_a(value, tuple) and type(value) not in ATOMS:
+            items = [self._kept(Source(holder, source.key, (*source.items, k)), v) for k, v in enumerate(value)]
+            return tuple.__new__(type(value), items)
         if holder.fixed or type(value) in ATOMS or not is_told(value):
             return value
         return _Any(type(value))

@@ -201,8 +201,7 @@ def test_a_step_that_no_graph_can_hold_says_what_to_do() -> None:
         return str(caught.value)
 
     parameters = list(layer.parameters())
-    text = refusal(torch.optim.LBFGS(parameters))
-    assert "torch.optim's LBFGS computes with, or branches on" in text and "call step() outside of the region" in text
+    assert "depend on the values inside a tensor" in refusal(torch.optim.LBFGS(parameters))
     text = refusal(torch.optim.RAdam(parameters))
     assert "torch.optim's _single_tensor_radam" in text and "capturable=True" in text
     assert "branches on" in refusal(torch.optim.Adafactor(parameters))

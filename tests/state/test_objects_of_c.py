@@ -86,3 +86,32 @@ def test_a_profiler_in_c_goes_on() -> None:
         entry.code is test_a_profiler_in_c_goes_on.__code__ or "lambda" in str(entry.code)
         for entry in profile.getstats()
     )
+
+
+#: arguments made anew in each call, of one number; and what they hold
+TUPLES: dict[str, tuple[Any, Any]] = {
+    "number": (lambda n: (n, "a"), lambda t: t[0]),
+    "list": (lambda n: ([n], 3), lambda t: t[0][0]),
+    "dict": (lambda n: ({"a": n}, 3), lambda t: t[0]["a"]),
+    "object": (lambda n: (Held(n), 3), lambda t: t[0].value),
+    "tensor": (lambda n: (torch.tensor([n]), 3), lambda t: t[0]),
+    "in a list": (lambda n: [(n, 1), 3], lambda t: t[0][0]),
+    "of a list in a list": (lambda n: [([n],), 3], lambda t: t[0][0][0]),
+    "slice": (lambda n: (slice(0, n), [n]), lambda t: t[1][0]),
+}
+
+
+@pytest.mark.parametrize("name", TUPLES)
+def test_tuples_count_by_what_is_in_them(name: str) -> None:
+    make, get = TUPLES[name]
+    region = st.compile(lambda x, t: x * get(t), automatic_dynamic=False)
+    for n in (2, 2, 5, 2):
+        assert region(torch.ones(1), make(n)).item() == n
+    assert len(region.specializations) == (1 if name == "tensor" else 2)
+
+
+def test_a_number_in_a_tuple_becomes_a_symbol() -> None:
+    region = st.compile(lambda x, shape: x.reshape(shape))
+    for n in (3, 5, 7, 9):
+        assert region(torch.ones(n, 4), (4, n)).shape == (4, n)
+    assert len(region.specializations) == 2

@@ -68,7 +68,7 @@ def _write_rows(cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def _rows_of_cache(quick: bool) -> Figure:
-    """Eight rows of an input of 16 MiB are written in place: nothing may cost a copy of it (docs/notes/in_place.md)."""
+    """Eight rows of an input of 16 MiB are written in place: nothing may cost a copy of it."""
     eager, ours = (torch.zeros(8, 64 if quick else 2048, 256) for _ in range(2))
     x, region = torch.randn(8, 256), stacks.ours(_write_rows)
     for _ in range(2):

@@ -112,7 +112,9 @@ from .kinds import is_functorch_wrapped as is_functorch_wrapped
 from .kinds import is_jagged_example as is_jagged_example
 from .kinds import is_memo as is_memo
 from .kinds import is_opaque as is_opaque
+from .kinds import is_opaque_class as is_opaque_class
 from .kinds import overrides_torch_dispatch as overrides_torch_dispatch
+from .kinds import placement_types as placement_types
 from .kinds import storage_ref as storage_ref
 from .kinds import tensor_guard as tensor_guard
 from .modes import PROXY_MODE_KEY as PROXY_MODE_KEY

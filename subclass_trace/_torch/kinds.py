@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -34,14 +34,26 @@ def overrides_torch_dispatch(cls: type) -> bool:
 
 def is_opaque(value: object) -> bool:
     """Is this an object that torch lets a wrapper list beside its inner tensors, such as a DeviceMesh?"""
-    cls = type(value)
+    return is_opaque_class(type(value)) or _stands_for_opaque(value)
+
+
+def is_opaque_class(cls: type) -> bool:
+    """Are its instances such objects?"""
     known = _OPAQUE_TYPES.get(cls)
     if known is None:
         known = _OPAQUE_TYPES[cls] = _is_opaque_type(cls)
-    return known or _stands_for_opaque(value)
+    return known
 
 
 _OPAQUE_TYPES: dict[type, bool] = {}
+
+
+def placement_types() -> Iterator[type]:
+    """The classes of DTensor's placements that exist by now."""
+    found = [getattr(sys.modules.get("torch.distributed.tensor.placement_types"), "Placement", None)]
+    for cls in filter(None, found):
+        yield cls
+        found += type.__subclasses__(cls)
 
 
 def _stands_for_opaque(value: object) -> bool:

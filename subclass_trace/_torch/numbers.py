@@ -64,6 +64,10 @@ def _power(n: Any, exponent: Any) -> Any:
     if type(exponent) is int and 0 < abs(exponent) <= _MOST_FACTORS:
         product = functools.reduce(operator.mul, [n] * abs(exponent))
         return product if exponent > 0 else 1.0 / product
+    if (
+        exponent == 0.5
+    ):  # in the call, a negative number is an error; torch would prove that there is none, at great length
+        return as_python_number(torch.sym_sqrt(as_torch_symbol(n)))
     if _is_from_inside(n):
         float(n)  # refused: a root of a negative number is complex
     return _lifted("__pow__", torch.SymFloat)(n, exponent)

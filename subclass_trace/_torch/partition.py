@@ -14,6 +14,7 @@ class OpTable(NamedTuple):
     views: frozenset[Any]
     fusible: frozenset[Any]
     random: frozenset[Any]
+    heavy: frozenset[Any]
     cheap: frozenset[Any]
 
 

@@ -25,16 +25,16 @@ from .aliasing import alias_groups
 from .attributes import attributes_set
 from .checkpoint import checkpoint_as_tags
 from .diagnostics import typed_errors
-from .functionalize import overlapping_views
+from .functionalize import PLACED, overlapping_views
 from .functions import CapturedFunctions
-from .graphs import finish_joint, read_by_backward
+from .graphs import finish_joint, is_write, read_by_backward
 from .inputs import Inputs, TracedInput
 from .lending import Lending
 from .lift import StandIns
 from .metadata import Asked
 from .mutation import check_members, read_mutations, state_of
 from .outputs import OutputClassifier, check_escapes, is_own_leaf, leaf_inside
-from .places import groups_by_place, scattered_roots
+from .places import refuse_outside, scattered_roots
 from .recorder import Recorder
 from .session import Session
 from .sharing import Sharing
@@ -122,6 +122,17 @@ class Captured:
         by_name = {n.name: n for n in self.session.recorder.graph.nodes} if also else {}
         kept = [by_name[n] for n in also if n in by_name]
         return finish_joint(self.session, self.forward_nodes, [], self.boundary, self.groups, kept)
+
+    def graph_as_recorded(self) -> fx.GraphModule | None:
+        """The forward graph with its writes in place; None where there are none, or where one changes more than data.
+
+        It is right for a back end that runs operation by operation: what it runs is what eager mode runs.
+        """
+        recorder = self.session.recorder
+        writes = [n for n in recorder.graph.nodes if is_write(n)] if recorder.mutable and not self.groups else []
+        if not writes or any(torch.Tag.inplace_view in n.target.tags or n.target in PLACED for n in writes):
+            return None
+        return finish_joint(self.session, self.forward_nodes, [], self.boundary, (), functional=False)
 
 
 def capture(run: RunFunction, session: Session) -> Captured:
@@ -312,7 +323,7 @@ class _Capture:
         live = [self.values[k] for k in differentiable]
         rows = connected(live, rows)
         _check_shapes(inputs.inputs, [n for n, _ in rows], mutations)
-        groups = _written_groups(inputs, recorder, frozen.nodes)
+        groups = _written_groups(inputs, recorder)
         self._check_leaves(leaves_behind(live, [e for _, e in rows]))
         tape, saved, out_of_sight = self._tape(live, rows, frozen, groups)
         return Captured(
@@ -445,13 +456,11 @@ def _of_other_mode(
             yield k, flags
 
 
-def _written_groups(inputs: Inputs, recorder: Recorder, values: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+def _written_groups(inputs: Inputs, recorder: Recorder) -> tuple[tuple[int, ...], ...]:
     """Leaves (by the numbers of their graph inputs) that become one graph input.
 
-    Args:
-        values: the forward's results.
-
     Raises:
+        UnsupportedError: the region writes memory outside of its inputs.
         NeedsEager: one of them is read otherwise than it is in memory.
     """
     originals, leaf_primals = inputs.originals, inputs.leaf_primals
@@ -468,7 +477,7 @@ def _written_groups(inputs: Inputs, recorder: Recorder, values: Sequence[Any]) -
             fix="pass x alone, and call x.conj() inside of the region",
         )
     if recorder.mutable:
-        rows = [*groups_by_place(originals, leaf_primals, recorder, rows, values)]
+        refuse_outside(originals, leaf_primals, recorder)
     groups = [tuple(leaf_primals[k] for k in members) for members in rows]
     if recorder.mutable:  # what is written through an overlapping view is seen as a flat piece of memory too
         grouped = {n for members in groups for n in members}

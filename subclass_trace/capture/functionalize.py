@@ -39,7 +39,7 @@ _KEEP_LAYOUT = frozenset(
     }
 )
 #: operations with a place in the storage among their arguments, and its number there
-_PLACED = {aten.as_strided_.default: 3, aten.as_strided_copy.default: 3, aten.as_strided_scatter.default: 4}
+PLACED = {aten.as_strided_.default: 3, aten.as_strided_copy.default: 3, aten.as_strided_scatter.default: 4}
 _COPIED = ("recompute", "ac_graph_id", "unpack", "packed")
 
 
@@ -337,7 +337,7 @@ class _Replay:
             return self.functional.adopt_number(node.meta["val"], read)
         args = fx.node.map_arg(node.args, self.env.__getitem__)
         kwargs = fx.node.map_arg(node.kwargs, self.env.__getitem__)
-        if node.target in _PLACED:
+        if node.target in PLACED:
             args = self._placed(node, args)
         try:
             if node in self.by_place:
@@ -384,7 +384,7 @@ class _Replay:
         """The arguments of an operation that counts from the start of the storage, which a group's base cuts off."""
         root, _ = view_chain(node.args[0])  # type: ignore[arg-type]
         group = self.group_of.get(str(root.target)) if root.op == "placeholder" else None
-        k = _PLACED[node.target]  # type: ignore[index]
+        k = PLACED[node.target]  # type: ignore[index]
         if group is None or len(args) <= k or args[k] is None:
             return args
         _, start, dtype = self.bases[group]

@@ -43,20 +43,23 @@ def finish_joint(
     groups: Sequence[Sequence[int]],
     also: Sequence[Any] = (),
     late: Sequence[fx.Node] = (),
+    *,
+    functional: bool = True,
 ) -> fx.GraphModule:
-    """A joint graph module with outputs ``[*forward, *backward]``: live nodes only, functional, with stack traces.
+    """A joint graph module with outputs ``[*forward, *backward]``: live nodes only, with stack traces.
 
     ``meta["draws"]`` and ``meta["late"]`` say how many outputs at the end of the forward's and of the backward's are
     there only so that they are computed.
 
     Args:
         late: nodes of the backward with effects.
+        functional: else operations in place stay as they were recorded.
         also: forward nodes that stay in the graph, needed or not; ``meta["names"]`` says what each is called in it.
     """
     recorder = session.recorder
     for node in late:
         node.meta["late"] = True  # copied with the node
-    if recorder.mutable:
+    if recorder.mutable and functional:
         from .functionalize import functionalize
 
         module = functionalize(session, forward, backward, boundary, groups, also)
@@ -122,7 +125,12 @@ def kept_after(graph: fx.Graph, start: fx.Node | None) -> list[fx.Node]:
 
 
 def _runs(node: fx.Node) -> bool:
-    return is_draw(node) or "late" in node.meta
+    return is_draw(node) or "late" in node.meta or is_write(node)
+
+
+def is_write(node: fx.Node) -> bool:
+    """Does the operation write to an argument? In graphs as they were recorded."""
+    return isinstance(node.target, _torch.OpOverload) and bool(_torch.op_schema(node.target).is_mutable)
 
 
 def _live_copy(graph: fx.Graph, outputs: list[Any], also: Sequence[Any] = ()) -> fx.Graph:

@@ -107,8 +107,8 @@ def _product(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     out = func(*args, **kwargs)
     if kwargs.get("out") is not None or not _torch.is_fake(out) or not out._is_view():
         return out
-    if any(out._base is a for a in (*args, *kwargs.values())):
-        return out
+    if any(out._base is a or is_traceable(a) for a in (*args, *kwargs.values()) if isinstance(a, Tensor)):
+        return out  # a view of an argument, or a wrapper's own answer
     return aten._unsafe_view.default(out._base, out.shape)
 
 

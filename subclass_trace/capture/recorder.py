@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -115,6 +116,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.backward_seq: int | None = None
         self.checkpoint: CheckpointTag | None = None
         self.state: Any = None  # `state.run.StateRun`, whose events are off below
+        self.forward_state: Any = None  # that of the forward, while a backward is traced with it
         self.contexts: Callable[[], Sequence[Tensor]] = (
             tuple  # plain tensors in contexts of inputs, which guards compare
         )
@@ -131,6 +133,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._last_placeholder: fx.Node | None = None
         self._nodes: dict[int, tuple[fx.Node, Tensor]] = {}  # holds the tensors, so that ids stay unique
         self._lifted: dict[int, tuple[Tensor, Tensor]] = {}
+        self._numbers = itertools.count()  # of constants, of all traces into this graph
         self._adopted: list[int] = []
         self.primals = 0
         self.tangents = 0
@@ -275,7 +278,7 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         hit = self._lifted.get(id(real))
         if hit is None:
             fake = _torch.detached(self.mode, self.mode.from_tensor(real, static_shapes=True))
-            name = f"_constant{len(self._lifted)}"
+            name = f"_constant{next(self._numbers)}"
             with _torch.no_overrides(), _torch.no_modes():
                 of_array = not real.untyped_storage().resizable()  # its contents may change after this call
                 setattr(self.root, name, real.clone() if of_array else real)

@@ -366,7 +366,7 @@ def trace_call(
         finally:
             state.restore()
             session.recorder.state = None
-        session.recorder.functions = state.walk.by_code
+        session.recorder.functions, session.recorder.forward_state = state.walk.by_code, state
         views = dict(maker.views)
         flat = FlatArguments(tuple(maker.positions), views, outcome[0].result, outcome[0].effects)
         return then(Traced(captured, flat, maker.flat, outcome[0], maker, state))
@@ -402,7 +402,6 @@ def compile_call(
             keep_joint=keep_joint,
             keep_input_mutations=options.keep_inference_input_mutations,
         )
-        traced.state.check_backwards()
         captured.session.no_branch_on_floats()
         history.has_symbols = (
             bool(_torch.symbol_values(captured.session.shape_env)) if captured.session.dynamic else False
@@ -415,6 +414,7 @@ def compile_call(
         if any(map(asks_for_number_types, traced.state.walk.entered)):
             history.fix_all(history.varying_numbers, "code that asks whether type(n) is int")
         traced.state.forget()
+        captured.session.recorder.forward_state = None
         traced.values.clear()  # cycles may keep it for a while
         return Specialization(reason, program.plan, guards, program, graphs, entry, made)
 

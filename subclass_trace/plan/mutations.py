@@ -31,7 +31,7 @@ class MutationPlan:
         leaf_bumps: of a wrapper: position of a leaf -> by how much its own counter moves, less what the program has
             moved it by. An operation on the wrapper does not move it. A leaf that another plan counts is left out.
         laid_out: leaves that have got their layout with another input of which they are a leaf as well.
-        in_program: those of ``leaves`` that the program writes itself (docs/notes/in_place.md).
+        in_program: those of ``leaves`` that the program writes itself.
         moved: by how much that has moved the version counter of a dense input.
     """
 

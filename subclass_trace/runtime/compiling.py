@@ -1,4 +1,4 @@
-"""The programs of a specialization: two halves go through a back end; ours writes to inputs itself where it can."""
+"""The programs of a specialization: two halves go through a back end; without a backward, ours runs what was recorded."""
 
 from __future__ import annotations
 
@@ -15,35 +15,29 @@ from ..partition.half import Half
 from ..partition.packing import Packing, unpack_inputs
 from ..plan import Plan
 from .blame import blame_of_compiled
-from .delivered import delivered_by_program, targets_of
+from .delivered import delivered_by_program, targets_of, version_moves
 from .graph_code import Listing, compile_listing
 
 
-def forward_program(
-    backend: Backend, compiler: Compiler, half: Half, plan: Plan, inference_leaves: Collection[int]
-) -> tuple[Compiled, Plan]:
-    """Our own back end writes to the inputs itself where it can; the plan says what is left to do.
+def program_as_recorded(half: Half, plan: Plan, inference_leaves: Collection[int]) -> tuple[Compiled, Plan] | None:
+    """The program of a graph that writes to its inputs itself, with what is left to do; None where it has to be functional:
+    more than data changes, or what is written is there for another sake as well.
 
-    ``inference_leaves``: numbers of the leaves that are inference tensors.
+    Args:
+        inference_leaves: numbers of the leaves that are inference tensors, which no operation outside of inference mode may
+            write.
     """
-    inference = set() if torch.is_inference_mode_enabled() else set(inference_leaves)
-    targets = targets_of(plan, inference) if compiler is compile_eager and not _writes_unseen(half) else {}
-    if not targets:
-        return compile_half(backend, compiler, half), plan
-    listing = Listing.of_half(half) if half.is_plain else Listing.of_module(half.module)
-    boxed = compile_listing(listing, name="forward", targets=targets)
-    call: Compiled = boxed.function
-    inputs = {place for place, number in targets.items() if number in boxed.delivered}
-    mutations = delivered_by_program(plan, boxed.delivered)
-    plan = replace(plan, mutations=mutations, detach_values=plan.detach_values | inputs)
+    inference = torch.is_inference_mode_enabled()
+    targets = targets_of(plan, () if inference else inference_leaves)
+    if targets is None or (inference and any(n.target is torch.ops.aten.view.dtype for n in half.body)):
+        return None  # a view of another dtype is an inference tensor there: a write to it moves no version counter
+    call: Compiled = compile_listing(Listing.of_half(half), name="forward").function
+    moves = version_moves(half)
+    mutations = delivered_by_program(plan, {k: moves[k] for k in targets.values()})
+    plan = replace(plan, mutations=mutations, detach_values=plan.detach_values | set(targets))
     if verify.ENABLED:
         verify.verify_plan(plan)
     return call, plan
-
-
-def _writes_unseen(half: Half) -> bool:
-    """In inference mode, a view of another dtype is an inference tensor: a write to it moves no version counter."""
-    return torch.is_inference_mode_enabled() and any(n.target is torch.ops.aten.view.dtype for n in half.body)
 
 
 def compile_half(backend: Backend, compiler: Compiler, half: Half, is_backward: bool = False) -> Compiled:

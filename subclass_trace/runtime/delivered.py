@@ -1,34 +1,59 @@
-"""Which mutations of a plan a program may deliver itself, and what is left to do when it has (docs/notes/in_place.md)."""
+"""A program that runs what was recorded writes to the inputs itself: when that may be, and what is left to do then.
+
+What the caller sees of it is what eager mode shows: the same operations write to the same memory in the same order. The
+plan differs where an operation below a wrapper's dispatch, which moves no version counter in eager mode, moves one here.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from typing import Any
 
+import torch
+
+from .. import _torch
+from ..capture.graphs import is_write
+from ..capture.writes import written_arguments
+from ..partition.half import Half
 from ..plan import BasePrimal, LeafPrimal, MutationPlan, Plan, ValueOutput, ViewOutput
 from ..subclass.spec import LeafSpec, leaf_count
 
+#: their kernels write statistics without moving a version counter
+_UNCOUNTED = (torch.ops.aten._native_batch_norm_legit.default, torch.ops.aten._batch_norm_with_update.default)
 
-def targets_of(plan: Plan, inference: Collection[int] = ()) -> dict[int, int]:
-    """Number of a forward output -> number of the graph input that the plan copies it into, and that it is there for.
 
-    ``inference``: leaves that are inference tensors, which no operation outside of inference mode may write.
+def targets_of(plan: Plan, inference: Collection[int] = ()) -> dict[int, int] | None:
+    """Number of a forward output -> number of the graph input whose new contents it is; None where a mutation is another one.
+
+    ``inference``: leaves that may not be written.
     """
     place = {p.leaf: k for k, p in enumerate(plan.primals) if isinstance(p, LeafPrimal) and not p.detached}
-    grouped = {k for p in plan.primals if isinstance(p, BasePrimal) for k in p.members}
     used, starts = _used_values(plan), [0]
     for spec in plan.values:
         starts.append(starts[-1] + leaf_count(spec))
     found: dict[int, int] = {}
-    refused: set[int] = {*grouped, *inference}
     for m in plan.mutations:
         leaves = plan.inputs[m.input].leaves
         if not _is_plain(m) or m.value in used:
-            refused.update(leaves)
-            continue
+            return None
         assert m.value is not None
-        found |= {starts[m.value] + k: leaves[k] for k in m.leaves}
-    return {k: place[leaf] for k, leaf in found.items() if leaf in place and leaf not in refused}
+        if any(leaves[k] not in place or leaves[k] in inference for k in m.leaves):
+            return None
+        found |= {starts[m.value] + k: place[leaves[k]] for k in m.leaves}
+    return None if any(isinstance(p, BasePrimal) for p in plan.primals) else found
+
+
+def version_moves(half: Half) -> Mapping[int, int]:
+    """Number of a graph input -> by how much the program moves its version counter."""
+    moves: Counter[Any] = Counter()
+    for node in half.body:
+        if is_write(node) and node.target not in _UNCOUNTED:
+            args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta["val"])
+            moves.update(map(_torch.storage_ref, written_arguments(node.target, args, kwargs)))
+    inputs = ((k, n.meta["val"]) for k, n in enumerate(half.inputs))
+    return {k: moves[_torch.storage_ref(t)] for k, t in inputs if isinstance(t, torch.Tensor)}
 
 
 def _is_plain(m: MutationPlan) -> bool:
@@ -51,7 +76,7 @@ def _used_values(plan: Plan) -> set[int]:
 
 
 def delivered_by_program(plan: Plan, delivered: Mapping[int, int]) -> tuple[MutationPlan, ...]:
-    """The mutations, with what the program itself has written (`Lowered.delivered`)."""
+    """The mutations, with what the program itself has written: graph input -> by how much its version has moved."""
     writes = {p.leaf: delivered[k] for k, p in enumerate(plan.primals) if isinstance(p, LeafPrimal) and k in delivered}
     rows = []
     for m in plan.mutations:

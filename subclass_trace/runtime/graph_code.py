@@ -51,11 +51,9 @@ from ..partition.half import Half
 from .bindings import bind_call
 from .blame import Blame, row_of
 from .fewer_calls import fewer_calls
-from .in_place import Fresh, Written, as_new, in_place
 from .round_trips import Call, inputs_of, without_kept_dimensions, without_round_trips
 
 _WIDTH = 110
-_NOTHING: Mapping[int, int] = {}
 _file_numbers = itertools.count()
 
 _INFIX: dict[Any, str] = {
@@ -85,13 +83,11 @@ class BoxedGraph:
         function: takes a list of inputs, empties it, and returns the tuple of flat outputs.
         source: the text of ``function``. Tracebacks show its lines.
         name: the name of ``function``.
-        delivered: as in `in_place.Lowered`.
     """
 
     function: Callable[[list[Any]], tuple[Any, ...]]
     source: str
     name: str
-    delivered: Mapping[int, int] = field(default_factory=dict)
     _boxed_call: ClassVar[bool] = True
 
     def __call__(self, inputs: list[Any]) -> tuple[Any, ...]:
@@ -106,7 +102,7 @@ class Listing:
         owner: the module that ``get_attr`` nodes read.
         inputs: nodes whose values are passed.
         body: ``get_attr`` and ``call_function`` nodes.
-        results: nodes and constants to return; `Written` and `Fresh` ones.
+        results: nodes and constants to return.
         merged: a node that arguments may name -> the node of the list that has its value.
         calls: nodes that are called in another way than as they stand in the graph.
     """
@@ -172,19 +168,12 @@ def compile_graph(gm: fx.GraphModule, *, name: str = "graph") -> BoxedGraph:
     return compile_listing(Listing.of_module(gm), name=name)
 
 
-def compile_listing(listing: Listing, *, name: str, targets: Mapping[int, int] = _NOTHING) -> BoxedGraph:
-    """`compile_graph` for a list of nodes: all of them are run, in this order, but for views that can be spared.
-
-    Args:
-        targets: number of a result -> number of the input whose new contents it is. The program writes to these inputs
-            itself where it can, and then returns them.
-    """
+def compile_listing(listing: Listing, *, name: str) -> BoxedGraph:
+    """`compile_graph` for a list of nodes: all of them are run, in this order, but for views that can be spared."""
     body, merged = without_round_trips(listing.body, listing.results, listing.merged, frozenset(listing.inputs))
     body, merged, calls = without_kept_dimensions(body, listing.results, merged)
     body, calls = fewer_calls(body, listing.results, merged, calls, frozenset(listing.inputs))
-    found = in_place(body, listing.results, merged, calls, listing.inputs, targets)
-    made = replace(listing, body=found.body, results=found.results, merged=found.merged, calls=found.calls)
-    writer = _Writer(made, name)
+    writer = _Writer(replace(listing, body=body, merged=merged, calls=calls), name)
     source = writer.write()
     filename = f"<subclass_trace {name} graph {next(_file_numbers)}>"  # no name of another source
     namespace = writer.namespace
@@ -195,7 +184,7 @@ def compile_listing(listing: Listing, *, name: str, targets: Mapping[int, int] =
     writer.blame.code = function.__code__
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     weakref.finalize(function, linecache.cache.pop, filename, None)
-    return BoxedGraph(function, source, name, found.delivered)
+    return BoxedGraph(function, source, name)
 
 
 def _guarded(source: str) -> str:
@@ -328,8 +317,7 @@ class _Writer:
     def _last_uses(self, order: list[fx.Node]) -> _LastUses:
         """Which local values die after which node; under None those that nothing uses."""
         merged = self.listing.merged
-        results = (r.node if isinstance(r, (Fresh, Written)) else r for r in self.listing.results)
-        kept = {merged.get(r, r) for r in results if isinstance(r, fx.Node)}
+        kept = {merged.get(r, r) for r in self.listing.results if isinstance(r, fx.Node)}
         last: dict[fx.Node, fx.Node | None] = dict.fromkeys(self.listing.inputs)
         for node in order:
             for named in inputs_of(node, self.listing.calls):
@@ -353,8 +341,6 @@ class _Writer:
         else:
             call = self.listing.calls.get(node) or Call(target, node.args, node.kwargs)
             self._write_call(call, node, self.variables[node] if used else None)
-            for following in call.then:
-                self._write_call(following, node, None)
             return
         self.lines.append(f"    {self.variables[node]} = {text}" if used else f"    {text}")
 
@@ -412,10 +398,6 @@ class _Writer:
             return self.variables[arg]
         if isinstance(arg, Call):
             return self._called(arg, user)[0]  # type: ignore[arg-type]
-        if isinstance(arg, Written):
-            return self.variables[arg.node]
-        if isinstance(arg, Fresh):
-            return f"{self._global(as_new, 'as_new')}({self.variables[arg.node]})"
         if type(arg) in (int, bool, str, type(None)):
             return repr(arg)
         if type(arg) is float and math.isfinite(arg):

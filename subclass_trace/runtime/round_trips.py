@@ -32,7 +32,6 @@ class Call:
         chain: where given, the call is right for a contiguous ``args[0]`` alone: else these views are made of it, one of
             the other, the node being the last.
         blamed: the node that an error is of, if it is another one.
-        then: further calls, right after it; the value is the first one's.
 
     A call that stands among the arguments is made on the way.
     """
@@ -42,7 +41,6 @@ class Call:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     chain: tuple[fx.Node, ...] = ()
     blamed: fx.Node | None = None
-    then: tuple[Call, ...] = ()
 
     def nodes(self) -> list[fx.Node]:
         """The nodes that it reads, in the order in which they stand there."""
@@ -52,7 +50,6 @@ class Call:
                 found += arg.nodes()
             else:
                 fx.map_arg(arg, found.append)
-        found += [node for call in self.then for node in call.nodes()]
         return list(dict.fromkeys(found))
 
 

@@ -31,7 +31,7 @@ from ..plan import (
 from ..subclass.flatten import leaves_of
 from ..subclass.spec import Spec, WrapperSpec, leaf_count
 from .backward import Backwards, CompiledBackward
-from .compiling import backward_compiler, compile_half, forward_program
+from .compiling import backward_compiler, compile_half, program_as_recorded
 from .planning import FlatArguments, conditions_of, make_plan, memory_of, number_symbols
 from .reference import Program
 from .sizes import freeze
@@ -77,6 +77,10 @@ def build_program(
         keep_input_mutations: without a backward, data is written back inside the graph, by ``copy_`` on its inputs.
     """
     if captured.tape is None:
+        own = _as_recorded(captured, flat) if backend.inference is compile_eager else None
+        if own is not None:
+            half, call, plan = own
+            return Program(plan, call, None), Graphs(None, half, None)
         forward = captured.forward_graph()
         if keep_input_mutations:
             captured = replace(captured, mutations=write_back_in_graph(captured, forward))
@@ -86,7 +90,7 @@ def build_program(
         if verify.ENABLED:
             verify.verify_forward(forward, write_back=keep_input_mutations)
             verify.verify_plan(plan)
-        call, plan = forward_program(backend, backend.inference, half, plan, captured.inference_leaves)
+        call = compile_half(backend, backend.inference, half)
         plan = replace(plan, conditions=conditions_of(captured, plan.symbols))  # compiling may have added some
         return Program(plan, call, None), Graphs(None, half, None)
     guess: list[Spec] = []
@@ -129,7 +133,7 @@ def build_program(
         verify.verify_plan(plan)
         verify.verify_inputs(parts.forward, plan)
     _name_inputs(parts.first, captured)
-    call, plan = forward_program(backend, backend.forward, parts.first, plan, captured.inference_leaves)
+    call = compile_half(backend, backend.forward, parts.first)
     compile_backward = backward_compiler(backend, parts.packed)
     compiled = compile_half(backend, backend.backward, parts.second, is_backward=True)
     first = _first_backward(parts, traced, guess, compiled, captured.session.dtensor_modes())
@@ -140,6 +144,22 @@ def build_program(
     backwards.row_by_row |= backend.backward is not compile_eager
     backwards.add(first)
     return Program(plan, call, backwards), Graphs(kept, parts.first, parts.second)
+
+
+def _as_recorded(captured: Captured, flat: FlatArguments) -> tuple[Half, Compiled, Plan] | None:
+    """The program that writes as the region does; None where the graph has to be functional."""
+    forward = captured.graph_as_recorded()
+    if forward is None:
+        return None
+    half = Half.of_module(forward)
+    _name_inputs(half, captured)
+    found = program_as_recorded(half, make_plan(captured, flat, half, ()), captured.inference_leaves)
+    if found is None:
+        return None
+    if verify.ENABLED:
+        verify.verify_forward(forward, in_place=True)
+    call, plan = found
+    return half, call, replace(plan, conditions=conditions_of(captured, plan.symbols))
 
 
 def _look_at_each(tape: Tape, guess: Sequence[Spec]) -> None:
@@ -173,6 +193,19 @@ def _without_backward(
     ``spent``: no result has a backward left, and nothing is saved for one.
     """
     assert captured.tape is not None
+    own = _as_recorded(captured, flat) if spent and backend.forward is compile_eager else None
+    first, call, plan = own or _saving_program(captured, flat, backend, spent)
+    compile_backward = backward_compiler(backend)
+    known = number_symbols(plan.symbols)
+    names = frozenset(v.name for v in plan.saved)
+    backwards = Backwards(captured.tape, names, compile_backward, _output_paths(plan), known)
+    backwards.row_by_row |= backend.backward is not compile_eager
+    return Program(plan, call, backwards), Graphs(None, first, None)
+
+
+def _saving_program(
+    captured: Captured, flat: FlatArguments, backend: Backend, spent: bool
+) -> tuple[Half, Compiled, Plan]:
     forward = captured.forward_graph(() if spent else sorted(captured.saved_by_autograd))
     # Which results eager keeps cannot always be read off (an output that a node saves is unpacked as a new object), so
     # whatever cannot be computed again is saved as well; inputs cost nothing.
@@ -180,16 +213,13 @@ def _without_backward(
     fixed = {n.name for n in (*placeholders(forward.graph), *drawn)}
     wanted = set[str]() if spent else captured.served(forward) | fixed
     parts = save_all(forward, wanted, _written(captured))
-    saved = saved_table(parts, _primal_paths(captured))
-    plan = make_plan(captured, flat, parts.first, saved)
-    call, plan = forward_program(backend, backend.forward, parts.first, plan, captured.inference_leaves)
-    plan = replace(plan, conditions=conditions_of(captured, plan.symbols))  # compiling may have added some
-    compile_backward = backward_compiler(backend)
-    known = number_symbols(plan.symbols)
-    names = frozenset(parts.saved)
-    backwards = Backwards(captured.tape, names, compile_backward, _output_paths(plan), known)
-    backwards.row_by_row |= backend.backward is not compile_eager
-    return Program(plan, call, backwards), Graphs(None, parts.first, None)
+    plan = make_plan(captured, flat, parts.first, saved_table(parts, _primal_paths(captured)))
+    call = compile_half(backend, backend.forward, parts.first)
+    return (
+        parts.first,
+        call,
+        replace(plan, conditions=conditions_of(captured, plan.symbols)),
+    )  # compiling may have added some
 
 
 def _all_freed(tape: Tape, guess: Sequence[Spec]) -> bool:

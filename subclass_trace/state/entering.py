@@ -57,13 +57,16 @@ _WORLD_CODE: dict[types.CodeType, str] = {
     random.Random.shuffle.__code__: "random.shuffle",
     type(os.environ).__setitem__.__code__: "os.environ[...] = ...",
     type(os.environ).__delitem__.__code__: "del os.environ[...]",
+}
+#: what is judged in the user's own code alone: an installed package asks for its settings and its parts
+_ASKS_CODE: dict[types.CodeType, str] = {
+    logging.Logger._log.__code__: "logging",
     type(os.environ).__getitem__.__code__: "os.environ",
     importlib.import_module.__code__: "importlib.import_module",
 }
-_LOG_CODE: dict[types.CodeType, str] = {logging.Logger._log.__code__: "logging"}
 _RANDOM = ("manual_seed", "seed", "initial_seed", "get_rng_state", "set_rng_state", "fork_rng")
 _RANDOM_CODE = {inspect.unwrap(getattr(torch.random, name)).__code__: f"torch.random.{name}" for name in _RANDOM}
-_JUDGED = frozenset({*_WORLD_CODE, *_LOG_CODE, *_RANDOM_CODE})
+_JUDGED = frozenset({*_WORLD_CODE, *_ASKS_CODE, *_RANDOM_CODE})
 #: what stands between ``torch.manual_seed`` and its caller
 _PLUMBING = (
     torch.random.__file__,
@@ -188,8 +191,8 @@ class Events:
             self.listener.world(_WORLD_CODE[code], frame)
         elif code in _RANDOM_CODE and self._follows(_seeds(frame.f_back)):
             self.listener.world(_RANDOM_CODE[code], frame)
-        elif code in _LOG_CODE and self._is_users(_caller(frame.f_back)):
-            self.listener.world(_LOG_CODE[code], frame)
+        elif code in _ASKS_CODE and self._is_users(_caller(frame.f_back)):
+            self.listener.world(_ASKS_CODE[code], frame)
 
     def called(self, function: Any, owner: Any, frame: types.FrameType) -> None:
         """A C function is called by this frame."""

@@ -158,9 +158,8 @@ class Reader:
         """Some dicts were written: compare what is named there, and pin their versions anew."""
         now = list(map(_torch.dict_version, self._full))
         changed = [self.dicts[k] for k, a, b in zip(self._of_full, now, self._versions, strict=True) if a != b]
-        filled = (
-            [h for h in self.dicts if h.thing and not any(h.thing is d for d in self._full)] if any(self._empty) else []
-        )
+        full = set(self._of_full)
+        filled = [h for k, h in enumerate(self.dicts) if k not in full and h.thing] if any(self._empty) else []
         for holder in (*changed, *filled):
             if not all(map(_holds, self.guards.by_holder[holder])):
                 return False
@@ -321,7 +320,7 @@ class _Emitter:
         loose = any(type(item).__name__ == "_Any" for item in guard.items)
         if loose or isinstance(guard.holder, Bag):
             compared = f"{self._const(guard.failed)}((args, kwargs)) is None"
-            if loose and guard.kind in (list, tuple) and len(guard.items) <= _LONG:
+            if loose and guard.kind in (list, tuple):
                 compared = (
                     " and ".join(self._item(f"{name}[{k}]", item) for k, item in enumerate(guard.items)) or "True"
                 )

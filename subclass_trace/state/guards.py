@@ -6,7 +6,6 @@ it finds the inputs of the region.
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -25,6 +24,7 @@ from .source import (
     Slots,
     Source,
     is_a,
+    is_told,
     namespace_of,
     same,
     short,
@@ -280,7 +280,7 @@ class StateGuards:
             return Identity(source, value) if id(value) in self._with_attributes else IsTensor(source)
         if type(value) in ATOMS or is_a(value, (tuple, frozenset)):
             return Exact(source, value)
-        if holder.fixed or is_a(value, (types.FunctionType, type, types.ModuleType, types.MethodType)):
+        if holder.fixed or not is_told(value):
             return Identity(source, value)
         return OfType(source, type(value))
 
@@ -289,7 +289,7 @@ class StateGuards:
             return _Any(type(value))
         if is_a(value, torch.Tensor) and not self._by_identity and Source(holder, key) not in self._keys:
             return value if id(value) in self._with_attributes else _TENSOR
-        if holder.fixed or type(value) in ATOMS or is_a(value, (types.FunctionType, type, types.ModuleType)):
+        if holder.fixed or type(value) in ATOMS or not is_told(value):
             return value
         return _Any(type(value))
 

@@ -257,15 +257,6 @@ class StateRun:
         for row in self.walk.caches:
             row.restore()
 
-    def check_backwards(self) -> None:
-        """Backwards were traced since.
-
-        Raises:
-            SideEffectError: their code changed what the forward reads, on an object that no name of theirs leads to.
-        """
-        if changed := self.snapshot.restore():
-            raise _changed_in_backward(changed[0])
-
     def forget(self) -> None:
         """What only the trace needed: nothing leads to the tensors of the call, or to the traced ones."""
         self.walk.forget()
@@ -288,10 +279,11 @@ class BackwardState(StateRun):
         guards: None where no code of the user's ran.
     """
 
-    def __init__(self, functions: Functions) -> None:
+    def __init__(self, functions: Functions, forward: StateRun | None) -> None:
         super().__init__(_nothing, ((), {}), _NoInputs(), warns=False)
         self.walk = Walk(functions)
         self.snapshot = Snapshot(self.walk)
+        self.forward = forward
         self.guards: Reader | None = None
 
     def stand_in(self) -> None:
@@ -313,6 +305,8 @@ class BackwardState(StateRun):
         for holder, (now, was) in changed.items():
             other = [key for key in now.keys() | was.keys() if now.get(key) is not was.get(key)]
             raise _changed_in_backward(holder.text(other[0]) if other else holder.path)
+        if self.forward is not None and (others := self.forward.snapshot.restore()):
+            raise _changed_in_backward(others[0])  # an object that no name of the backward's code leads to
         if self.walk.holders:
             self.guards = Reader(StateGuards(self.walk, ((), {}), (), (), by_identity=True))
         self.forget()
@@ -340,7 +334,7 @@ def backward_state(recorder: Any) -> Iterator[BackwardState]:
     Raises:
         SubclassTraceError: a refusal, or a change of Python state.
     """
-    state, before = BackwardState(recorder.functions), recorder.state
+    state, before = BackwardState(recorder.functions, recorder.forward_state), recorder.state
     if not recorder.follows_state:
         yield state
         return

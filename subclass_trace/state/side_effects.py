@@ -27,12 +27,12 @@ from .source import (
     is_a,
     is_atom,
     is_heap_type,
-    is_walked,
     members_of,
     namespace_of,
     same,
     same_keys,
     short,
+    solid_base,
 )
 from .source import (
     Sequence as ListLike,
@@ -138,7 +138,8 @@ class Snapshot:
             before, now = holder.before, holder.table(holder.thing)
             if _identical(now, before):
                 continue
-            changed.append(holder.path)
+            if holder.owner is not None or not isinstance(holder, Names):  # Python modules grow by imports
+                changed.append(holder.path)
             if isinstance(holder, Names) and now.keys() == before.keys():
                 for key, value in before.items():
                     if now[key] is not value:
@@ -229,11 +230,8 @@ class Recipes:
 
     def _new(self, value: Any, path: str) -> Recipe:
         cls = type(value)
-        solid = next(c for c in cls.__mro__ if isinstance(vars(c).get("__new__"), types.BuiltinFunctionType))
+        solid = solid_base(cls)
         if solid not in _KNOWN_BASES:
-            own_hash: Any = cls.__hash__
-            if not is_walked(cls.__module__) and own_hash is not None and own_hash is not object.__hash__:
-                return Constant(value)  # a value of torch's, such as a placement
             raise SideEffectError(
                 f"the region hands out a {cls.__qualname__} that it has made, which cannot be made anew in each call",
                 path=path,

@@ -29,6 +29,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from .. import _torch
 from ..errors import SideEffectError
 
 #: the positional and keyword arguments of one call
@@ -46,8 +47,8 @@ class _Missing:
 #: there is no value at a place
 MISSING: Any = _Missing()
 
-#: classes of values that are compared by type and value, and lead nowhere
-ATOMS: frozenset[type] = frozenset(
+#: classes of values that are compared by type and value, and lead nowhere; those of DTensor's placements join when they exist
+ATOMS: set[type] = set(
     {int, float, bool, str, bytes, complex, type(None), type(Ellipsis), type(NotImplemented), range, slice}
     | {torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
 )
@@ -68,6 +69,31 @@ def is_atom(value: Any) -> bool:
 def is_heap_type(cls: type) -> bool:
     """Was the class made by a ``class`` statement, or by C code that makes it look so?"""
     return bool(cls.__flags__ & _HEAP_TYPE)
+
+
+#: classes of C whose state is all in what is walked
+_WALKED = frozenset({object, list, dict, set, tuple, collections.OrderedDict, collections.deque, types.SimpleNamespace})
+#: of classes that C code makes (Py_TPFLAGS_DISALLOW_INSTANTIATION, Py_TPFLAGS_IMMUTABLETYPE)
+_OF_C = 1 << 7 | 1 << 8
+
+
+def solid_base(cls: type) -> type:
+    """The class of C whose layout and state its instances have."""
+    return next(c for c in cls.__mro__ if isinstance(vars(c).get("__new__"), types.BuiltinFunctionType))
+
+
+def is_told(value: Any) -> bool:
+    """Do its class, its attributes and its items tell what it is? Else it is what it is by identity: what C code keeps of a
+    date or a pattern, a function, a member of an enumeration, a mesh."""
+    cls = type(value)
+    if is_a(value, (*_ONE_OBJECT, enum.Enum)) or _torch.is_opaque_class(cls):
+        return False
+    solid = solid_base(cls)
+    own = cls.__mro__[: cls.__mro__.index(solid)]
+    return solid in _WALKED and all(is_heap_type(c) and not c.__flags__ & _OF_C for c in own)
+
+
+_ONE_OBJECT = (type, types.FunctionType, types.ModuleType, types.MethodType)
 
 
 def same(a: Any, b: Any) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import builtins
 import collections
 import contextvars
+import enum
 import functools
 import gc
 import itertools
@@ -207,6 +208,7 @@ class Walk:
     def start(self, function: Any, call: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
         """The function itself and its arguments."""
         self.arguments.thing = call
+        ATOMS.update(_torch.placement_types())
         for name, table in vars(torch.nn.modules.module).items():  # hooks of all modules
             if name.startswith("_global_") and is_a(table, dict):
                 self.value(table, name)
@@ -231,7 +233,8 @@ class Walk:
             UnsupportedError: it has variables of an enclosing function that no name leads to, so that they are no sources;
                 or it is Python of torch's that has to run in each call.
         """
-        if space.get("__name__", "").startswith(_IN_EACH_CALL):
+        managed = space.get("__name__", "").startswith(_IN_EACH_CALL)
+        if managed and code.co_name != "_get_active_ddp_module":  # which Dynamo asks, in branches of control flow
             raise UnsupportedError(
                 "the region calls a module that torch manages in Python, in each call: it moves the memory of parameters, "
                 "or tells its reducer of gradients",
@@ -261,7 +264,8 @@ class Walk:
             self._awake(function, path)
         self._run()
         found = functions or self.earlier is not None or any(code in c.co_consts for c in self.entered)
-        if followed and code.co_freevars and not found and code.co_filename != "<string>":  # as dataclasses make it
+        free = {*code.co_freevars} - {"__class__"}  # dataclasses make functions of theirs of text
+        if followed and free and not found and code.co_filename != "<string>":
             raise UnsupportedError(
                 "the region calls a function that closes over variables, and that no name leads to",
                 path=f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})",
@@ -489,6 +493,8 @@ class Walk:
 
     def _mutable(self, value: Any, path: str, parent: Holder | None, key: Any) -> None:
         kind = type(value)
+        if _torch.is_opaque_class(kind) and not is_a(value, enum.Enum):  # a mesh, whose tensors are ranks
+            return
         if is_a(value, dict):
             self._container(Mapping, value, path, parent, key)
         elif is_a(value, (list, collections.deque)):

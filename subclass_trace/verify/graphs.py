@@ -35,15 +35,17 @@ def verify_joint(joint: fx.GraphModule, *, num_forward: int, tangents: Sequence[
     _separate(joint, num_forward)
 
 
-def verify_forward(forward: fx.GraphModule, *, write_back: bool = False) -> None:
+def verify_forward(forward: fx.GraphModule, *, write_back: bool = False, in_place: bool = False) -> None:
     """The graph of a region without a backward.
 
     Args:
         write_back: it may end in ``copy_`` operations on its inputs.
+        in_place: it is as it was recorded.
     """
     sound(forward, "forward")
     dense(forward, "forward")
-    functional(forward, "forward", allowed=_write_backs(forward) if write_back else ())
+    if not in_place:
+        functional(forward, "forward", allowed=_write_backs(forward) if write_back else ())
     named_inputs(forward, ())
 
 

@@ -534,3 +534,22 @@ def _of_real_memory(gm: torch.fx.GraphModule) -> Any:
         return gm(*args)
 
     return run
+
+
+class Scaled(torch.autograd.Function):
+    """A constant in the forward, two in the backward."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        return x * y * torch.tensor(2.0)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * torch.tensor(3.0), grad * torch.tensor(5.0)
+
+
+def test_constants_of_a_backward_are_others_than_those_of_the_forward() -> None:
+    x, y = (torch.full((2,), k, requires_grad=True) for k in (1.0, 4.0))
+    out = st.compile(Scaled.apply)(x, y)
+    out.sum().backward()
+    assert (out[0].item(), x.grad[0].item(), y.grad[0].item()) == (8.0, 3.0, 5.0)

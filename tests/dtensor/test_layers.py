@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from spmd import COLUMNS, REPLICATE, ROWS, check, collectives, of_local, operations, values, whole
+from spmd import COLUMNS, REPLICATE, ROWS, check, collectives, difference, of_local, operations, seen, values, whole
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import subclass_trace as st
@@ -180,3 +180,21 @@ def test_sgd_step_as_a_region(mesh) -> None:
         return (ws, gs), ws
 
     check(step, make, backward=False)
+
+
+def test_placements_and_meshes_as_arguments(mesh, mesh_2d) -> None:
+    """Placements count by value, wherever they stand; a mesh by identity."""
+
+    def f(x, placements):
+        return x.redistribute(placements=placements)
+
+    region = st.compile(f)
+    for _ in range(2):
+        for placement in (Shard(0), Shard(1), Replicate()):
+            x = whole(mesh, 8, 8, placements=REPLICATE)
+            assert difference(seen(f(x, [placement])), seen(region(x, [placement]))) is None
+    assert len(region.specializations) == 3
+    region = st.compile(lambda x, m: DTensor.from_local(x, m, [Shard(0)] * m.ndim, run_check=False))
+    for m in (mesh, mesh_2d, mesh):
+        assert region(torch.ones(4), m).device_mesh is m
+    assert len(region.specializations) == 2

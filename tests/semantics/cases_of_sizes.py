@@ -245,7 +245,6 @@ same(
     lambda x, y: torch.distributions.Normal(x * 0, x).log_prob(y),
     lambda c: (torch.ones(3) - 2 * (c == 1), dense(3, seed=c)),
     torch="not checked",
-    refused="DataDependentError",
 )
 
 
@@ -270,7 +269,6 @@ class _Scaling(torch.distributions.Transform):
     D,
     "parameters of a distribution, and a transform of the user's inside of it, replaced or changed between calls",
     torch="not in the survey",
-    refused="DataDependentError",
 )
 def _inside_distributions() -> None:
     found = []

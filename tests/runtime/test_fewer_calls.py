@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as draws
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import subclass_trace as st
 from subclass_trace.runtime.graph_code import compile_graph, interpret_graph
@@ -51,57 +50,6 @@ def test_views_of_a_product_are_one_call() -> None:
     assert " if " not in compile_graph(module).source
     same(module, x, w)
     same(traced(heads, x, w), x, w)
-
-
-def test_a_view_of_a_view_needs_no_layout() -> None:
-    module = traced(lambda x: x.view(2, 6).view(3, 4).view(12) + 1, torch.randn(3, 4))
-    assert lines(module) == ["aten.view.default", "aten.add.Tensor"]
-    same(module, torch.randn(3, 4))
-
-
-def test_a_view_that_is_there_already_is_the_start() -> None:
-    module = traced(
-        lambda x, w: ((v := (x @ w).view(2, 3, 8)) + 1, v.transpose(0, 1) * 2), *map(torch.randn, ((6, 5), (5, 8)))
-    )
-    assert lines(module) == [
-        "aten.mm.default",
-        "aten.view.default",
-        "aten.add.Tensor",
-        "aten.transpose.int",
-        "aten.mul.Tensor",
-    ]
-
-
-def test_results_are_made_as_the_graph_says() -> None:
-    x, w = torch.randn(6, 5), torch.randn(5, 8)
-    module = traced(lambda x, w: (x @ w).view(2, 3, 8).transpose(0, 1), x, w)
-    assert lines(module) == ["aten.mm.default", "aten.view.default", "aten.transpose.int"]
-
-
-@pytest.mark.parametrize("value", [torch.randn(4, 3).t(), torch.randn(3, 8)[:, ::2], torch.randn(3, 4)[:, :]])
-def test_an_input_of_another_layout_than_that_of_the_trace(value: torch.Tensor) -> None:
-    module = traced(lambda x: x.transpose(0, 1).unsqueeze(0).expand(2, 4, 3) * 2, torch.randn(3, 4))
-    assert "is_contiguous() else" in compile_graph(module).source
-    same(module, value)
-
-
-def test_an_input_that_lies_somewhere_in_its_storage() -> None:
-    module = traced(lambda x: x.t().unsqueeze(0) * 2, torch.randn(3, 4))
-    same(module, torch.randn(24)[12:].view(3, 4))
-    parts = traced(lambda x: x[1:].t() * 2, torch.randn(3, 4))  # at a place that the trace does not know
-    assert "aten.as_strided.default" not in lines(parts)
-    same(parts, torch.randn(24)[12:].view(3, 4))
-
-
-def test_sizes_that_are_symbols() -> None:
-    region = st.compile(lambda x, w: heads_of(x, w), backend="eager", dynamic=True)
-    for n in (2, 3, 5):
-        x, w = torch.randn(n, 3, 5, requires_grad=True), torch.randn(8, 5, requires_grad=True)
-        got, expected = region(x, w), heads_of(x, w)
-        torch.testing.assert_close(got, expected, rtol=0, atol=0)
-        ours, eager = (torch.autograd.grad(y.square().sum(), (x, w)) for y in (got, expected))
-        torch.testing.assert_close(ours, eager)
-    assert len(region.specializations) == 1
 
 
 def heads_of(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -190,41 +138,6 @@ def test_linear_is_called_and_does_the_same(shape: tuple[int, ...], bias: bool, 
     same(module, x, w, b)
 
 
-class Issued(TorchDispatchMode):
-    """What reaches the dispatcher; an ``_unsafe_view`` counts as a ``view``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "aten":
-            self.calls.append(str(func).replace("_unsafe_view", "view"))
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_linear_issues_what_it_replaces(shape: tuple[int, ...], bias: bool, device: str) -> None:
-    """Note [What is the same], for the two kinds of devices; fake tensors need neither."""
-    with torch._subclasses.FakeTensorMode(), torch.no_grad(), Issued() as issued:
-        x, w = torch.empty(shape, device=device), torch.empty(3, 5, device=device)
-        b = torch.empty(3, device=device) if bias else None
-        issued.calls.clear()
-        F.linear(x, w, b)
-    calls = [c for c in issued.calls if "detach" not in c]
-    product = "aten.addmm.default" if bias else "aten.mm.default"
-    deep = len(shape) > 2
-    assert sorted(calls) == sorted([*["aten.view.default"] * (2 * deep), "aten.t.default", product])
-
-
-def test_a_transposed_weight_that_is_read_twice_stays() -> None:
-    x, w = torch.randn(4, 5), torch.randn(3, 5)
-    module = traced(lambda x, w: ((t := w.t()).sin(), x @ t), x, w)
-    assert lines(module) == ["aten.t.default", "aten.sin.default", "aten.mm.default"]
-
-
 def test_a_write_between_product_and_view() -> None:
     """The product is of the weight before the write."""
 
@@ -250,13 +163,3 @@ def test_products_that_are_no_linear_layer(function: Callable[..., Any]) -> None
     module = traced(function, x, w, b)
     assert "linear" not in lines(module)
     same(module, x, w, b)
-
-
-def test_an_error_of_a_kernel_names_the_operands() -> None:
-    x, w = torch.randn(2, 4, 5), torch.randn(3, 5)
-    module = traced(lambda x, w: F.linear(x, w) * 2, x, w)
-    with pytest.raises(RuntimeError) as error:
-        compile_graph(module)([x, torch.randn(3, 6)])
-    (note,) = error.value.__notes__
-    assert "at aten.mm.default" in note
-    assert "w_1: float32[3, 6]" in note

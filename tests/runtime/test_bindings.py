@@ -10,7 +10,6 @@ import torch
 import torch.fx as fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from subclass_trace import _torch
@@ -113,35 +112,6 @@ def test_refused(why: str) -> None:
     assert (found.callable, found.kind, found.name) == (op._op, "op", str(op))
 
 
-def test_without_example_values_the_raw_callable_is_used() -> None:
-    graph = fx.Graph()
-    x = graph.placeholder("x")
-    assert bind(graph.call_function(aten.neg.default, (x,))).callable is aten.neg.default._op
-
-
-def test_sparse_tensors_are_left_to_the_raw_callable() -> None:
-    x = torch.ones(2, 2).to_sparse()
-    assert bind(node(aten.neg.default, x)).kind == "op"
-
-
-def test_attributes_serve_as_example_values() -> None:
-    root = torch.nn.Module()
-    root.constant = torch.ones(2)
-    graph = fx.Graph()
-    call = graph.call_function(aten.neg.default, (graph.get_attr("constant"),))
-    graph.output(call)
-    gm = fx.GraphModule(root, graph)
-    assert next(bind(n) for n in gm.graph.nodes if n.op == "call_function").name == "torch.neg"
-
-
-def test_other_targets_are_called_as_they_are() -> None:
-    assert bind(node(torch.sym_max, 1, 2)).callable is torch.sym_max
-
-
-def test_bindings_print_as_names() -> None:
-    assert repr(bind(BOUND["torch.mm"])) == "Binding(torch.mm, kind='binding')"
-
-
 # ---------------------------------------------------------------------------------------------- the run-time oracle
 class Log(TorchDispatchMode):
     def __init__(self) -> None:
@@ -189,49 +159,6 @@ def test_on_real_tensors_bindings_issue_the_operations_of_the_graph(mode: str) -
                 assert log.ops == [n.target], (n.format_node(), bound[n])
 
 
-def test_layers_share_proofs() -> None:
-    sizes = []
-    for layers in (2, 4):
-        bindings._cache.clear()
-        gm, _ = transformer(layers, tracing_mode="fake")
-        for n in gm.graph.nodes:
-            if n.op == "call_function":
-                bind(n)
-        sizes.append(len(bindings._cache))
-    assert sizes[0] == sizes[1] < 90
-
-
-# ---------------------------------------------------------------------------------------------- no side effects
-def test_binding_runs_nothing() -> None:
-    mode = FakeTensorMode()
-    x = mode.from_tensor(torch.randn(3))
-    version, state = x._version, torch.get_rng_state()
-    with Log() as log:
-        assert bind(node(aten.add_.Tensor, x, 1)).kind == "binding"
-        assert bind(node(aten.bernoulli_.float, x, 0.5)).kind == "binding"
-        assert bind(node(aten.rand_like.default, x, pin_memory=False)).kind == "binding"
-    assert (x._version, log.ops) == (version, [])
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_binding_adds_no_guards() -> None:
-    gm = make_fx(lambda x: x.view(x.size(1), x.size(0)).expand(x.size(1), x.size(0)), tracing_mode="symbolic")(
-        torch.ones(3, 4)
-    )
-    env = next(n for n in gm.graph.nodes).meta["val"].fake_mode.shape_env
-    assert isinstance(env, ShapeEnv)
-    guards = list(env.guards)
-    names = [bind(n).name for n in gm.graph.nodes if n.op == "call_function"]
-    assert {"torch.Tensor.view", "torch.Tensor.size"} <= set(names)
-    assert env.guards == guards
-
-
-def test_a_symbolic_size_is_a_number_at_run_time() -> None:
-    found = bind(node(aten.view.default, X, [ShapeEnv().create_unbacked_symint(), 4]))
-    assert found.name == "torch.Tensor.view"
-    assert found.callable(torch.ones(12), [3, 4]).shape == (3, 4)
-
-
 class Everything(torch.overrides.TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise AssertionError(f"{func} was seen")
@@ -255,28 +182,6 @@ def test_the_ambient_state_does_not_matter(state: str) -> None:
     assert set(refused.values()) == {"op"}
 
 
-def test_the_default_dtype_does_not_matter() -> None:
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert bind(node(aten.full.default, [2], 1.0)).kind == "op"
-        assert bind(node(aten.full.default, [2], 1.0, **FACTORY)).kind == "binding"
-        assert bind(node(aten.full.default, [2], 1.0, **{**FACTORY, "dtype": torch.float64})).kind == "binding"
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-def test_inside_a_functorch_transform_nothing_is_proved_or_remembered() -> None:
-    kinds = []
-
-    def f(x: torch.Tensor) -> torch.Tensor:
-        kinds.append(bind(BOUND["torch.mm"]).kind)
-        return x
-
-    torch.vmap(f)(torch.ones(2))
-    assert kinds == ["op"]
-    assert bind(BOUND["torch.mm"]).kind == "binding"
-
-
 # ---------------------------------------------------------------------------------------------- the cache key
 def test_constants_that_compare_equal_are_different_patterns() -> None:
     for count, value in enumerate((1, 1.0, True, 0.0, -0.0, float("nan"), 1 + 0j), start=1):
@@ -284,21 +189,6 @@ def test_constants_that_compare_equal_are_different_patterns() -> None:
         assert len(bindings._cache) == count
     bind(node(aten.full.default, [2], float("nan"), **FACTORY))
     assert len(bindings._cache) == count
-
-
-def test_rank_dtype_and_structure_are_part_of_the_pattern() -> None:
-    for args in ((X, X), (X, SCALAR), (X, fake(3, 4, dtype=torch.int64)), (X, 1)):
-        bind(node(aten.add.Tensor, *args))
-    for args in (([X, X],), ([X, X, X],), ([X], 1)):
-        bind(node(aten.cat.default, *args))
-    assert len(bindings._cache) == 7
-
-
-def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bindings, "_CACHE_LIMIT", 3)
-    for n in range(20):
-        bind(node(aten.add.Tensor, X, n))
-        assert 1 <= len(bindings._cache) <= 3
 
 
 # ---------------------------------------------------------------------------------------------- the proof itself
@@ -332,41 +222,3 @@ def test_a_function_that_does_something_else_is_refused(liar: str, monkeypatch: 
     monkeypatch.setattr(bindings, "_BINDING_TYPES", (type(_twice),))
     monkeypatch.setattr(_torch, "BINDING_HOLDERS", (("test", Holder),))
     assert bind(node(aten.add.Tensor, X, X)).kind == "op"
-
-
-def test_the_liars_are_refused_for_what_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Holder:
-        add = staticmethod(lambda x, y: torch.add(x, y))
-
-    monkeypatch.setattr(bindings, "_BINDING_TYPES", (type(_twice),))
-    monkeypatch.setattr(_torch, "BINDING_HOLDERS", (("test", Holder),))
-    assert bind(node(aten.add.Tensor, X, X)).name == "test.add"
-
-
-def test_python_functions_are_never_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Holder:
-        add = staticmethod(lambda x, y: torch.add(x, y))
-
-    monkeypatch.setattr(_torch, "BINDING_HOLDERS", (("test", Holder),))
-    assert bind(node(aten.add.Tensor, X, X)).kind == "op"
-
-
-def test_numbers_known_at_run_time_must_arrive_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Holder:
-        add = staticmethod(lambda x, y: torch.add(x, 1))
-
-    monkeypatch.setattr(bindings, "_BINDING_TYPES", (type(_twice),))
-    monkeypatch.setattr(_torch, "BINDING_HOLDERS", (("test", Holder),))
-    size = ShapeEnv().create_unbacked_symint()
-    assert bind(node(aten.add.Tensor, X, size)).kind == "op"
-
-
-@pytest.mark.parametrize("value", [2.0, True])
-def test_constants_must_keep_their_type(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Holder:
-        add = staticmethod(lambda x, y: torch.add(x, int(y)))
-
-    monkeypatch.setattr(bindings, "_BINDING_TYPES", (type(_twice),))
-    monkeypatch.setattr(_torch, "BINDING_HOLDERS", (("test", Holder),))
-    assert bind(node(aten.add.Tensor, X, value)).kind == "op"
-    assert bind(node(aten.add.Tensor, X, 2)).kind == "binding"

@@ -103,14 +103,14 @@ def dense(values: Tensors) -> Tensors:
 def train(formula: Formula, pairs: bool, compile: bool, **how: bool) -> Tensors:
     """The losses, parameters and states after some steps; with ``compile`` each step is one call of a region."""
     layer = model(pairs)
-    lists = [state(list(layer.parameters())) for state in formula.states]
+    lists, function = [state(list(layer.parameters())) for state in formula.states], formula.function
 
     def step(x: torch.Tensor, lists: list[Tensors]) -> torch.Tensor:
         parameters = list(layer.parameters())
         loss = layer(x).square().mean()
         gradients = list(torch.autograd.grad(loss, parameters))
         with torch.no_grad():
-            formula.function(parameters, gradients, *lists, **formula.numbers, **how)
+            function(parameters, gradients, *lists, **formula.numbers, **how)
         return loss.detach()
 
     call: Any = st.compile(step) if compile else step
@@ -174,10 +174,10 @@ def test_a_step_through_dynamo(name: str, pairs: bool) -> None:
 
 def test_what_a_closure_branches_on_is_no_fault_of_the_optimizer() -> None:
     layer = model(pairs=False)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    optimizer, x = torch.optim.SGD(layer.parameters(), lr=0.1), batch(0)
 
     def closure() -> torch.Tensor:
-        loss = layer(batch(0)).square().mean()
+        loss = layer(x).square().mean()
         return loss * 2 if loss > 0 else loss
 
     with pytest.raises(st.DataDependentError, match="the region branches") as caught:
@@ -186,13 +186,13 @@ def test_what_a_closure_branches_on_is_no_fault_of_the_optimizer() -> None:
 
 
 def test_a_step_that_no_graph_can_hold_says_what_to_do() -> None:
-    layer = model(pairs=False)
+    layer, x = model(pairs=False), batch(0)
     before = dense(list(layer.parameters()))
 
     def refusal(optimizer: torch.optim.Optimizer) -> str:
         def closure() -> torch.Tensor:
             optimizer.zero_grad()
-            loss = layer(batch(0)).square().mean()
+            loss = layer(x).square().mean()
             loss.backward()
             return loss
 

@@ -74,30 +74,6 @@ def test_the_forward(picky, front_end: str) -> None:
     assert f"operand:  {name}: float32[3], stride [1], cpu" in found
 
 
-def as_it_is(gm, example_inputs):
-    return gm.forward
-
-
-@pytest.mark.parametrize(
-    "backend", [as_it_is, pytest.param("inductor", marks=[pytest.mark.slow, pytest.mark.inductor])]
-)
-def test_code_of_another_back_end(picky, backend) -> None:
-    """Its line names the operation; the line of the user and the operands come from the graph."""
-    compiled = st.compile(lambda x, w: scaled(picky, x, w), backend=backend)
-    x = torch.zeros(3, requires_grad=True)
-    line = scaled.__code__.co_firstlineno + 1
-    with pytest.raises(Refusal, match="^negative numbers") as caught:
-        compiled(torch.full((3,), 3.0, requires_grad=True), torch.ones(3))
-    found = text(caught.value)
-    assert "in the compiled forward, at st_blame.picky.default" in found
-    assert f"where:    {__file__}:{line} in scaled: return picky(x.cos(), w) + 1" in found
-    assert "operand:  args[1]: float32[3], stride [1], cpu" in found
-    with pytest.raises(Refusal) as caught:
-        compiled(x, torch.ones(3)).backward(-torch.ones(3))
-    found = text(caught.value)
-    assert "in the compiled backward, at st_blame.picky.default" in found and f"{__file__}:{line} in scaled" in found
-
-
 def test_an_inner_tensor_is_named_by_its_path(picky) -> None:
     def inner(x):
         return picky(x.a, x.b)
@@ -119,14 +95,6 @@ def test_the_backward_names_the_line_of_the_forward(picky) -> None:
     found = text(caught.value)
     assert "in the compiled backward, at st_blame.picky.default" in found
     assert "in scaled: return picky(x.cos(), w) + 1" in found
-
-
-def test_the_note_is_added_once(picky) -> None:
-    compiled = st.compile(lambda x, w: picky(x, w))
-    compiled(torch.ones(2), torch.ones(2))
-    with pytest.raises(Refusal) as caught:
-        compiled(-torch.ones(2), torch.ones(2))
-    assert text(caught.value).count("in the compiled") == 1
 
 
 def test_errors_from_elsewhere_are_left_alone() -> None:

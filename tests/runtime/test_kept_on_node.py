@@ -1,0 +1,121 @@
+"""Saved activations as plain references of the autograd node: they behave as autograd's own saved variables do."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+import subclass_trace as st
+from subclass_trace.zoo import TwoTensor
+
+
+def two(n: int = 4) -> TwoTensor:
+    return TwoTensor(torch.randn(n), torch.randn(n)).requires_grad_()  # type: ignore[return-value]
+
+
+def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (x * y).sin() * y
+
+
+def warm(region: st.Region, *inputs: torch.Tensor) -> None:
+    for _ in range(2):
+        region(*inputs).sum().backward()
+
+
+def test_the_activations_are_kept_on_the_node() -> None:
+    x, y = two(), two()
+    region = st.compile(f, backend="eager")
+    warm(region, x, y)
+    out = region(x, y)  # before torch 2.13 the Python object of a node does not keep the node
+    node = out.grad_fn
+    assert node is not None and len(node.saved) >= 4 and not node.saved_tensors  # type: ignore[attr-defined]
+
+
+def test_a_second_backward_is_refused_as_by_autograd() -> None:
+    x, y = two(), two()
+    region = st.compile(f, backend="eager")
+    warm(region, x, y)
+    out = region(x, y).sum()
+    out.backward(retain_graph=True)
+    out.backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        out.backward()
+
+
+@pytest.mark.parametrize("which", ["wrapper", "inner"])
+def test_a_write_between_forward_and_backward_is_noticed(which: str) -> None:
+    x, y = two(), two()
+    region = st.compile(f, backend="eager")
+    warm(region, x, y)
+    out = region(x, y).sum()
+    with torch.no_grad():
+        (y if which == "wrapper" else y.a).add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.backward()
+
+
+def test_a_write_to_a_saved_dense_result_is_noticed() -> None:
+    region = st.compile(lambda x: x.exp(), backend="eager", partitioner="default")
+    x = torch.randn(4, requires_grad=True)
+    warm(region, x)
+    out = region(x)
+    with torch.no_grad():
+        out.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_hooks_see_every_activation() -> None:
+    x, y = two(), two()
+    region = st.compile(f, backend="eager")
+    warm(region, x, y)
+    packed: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (packed.append(t), t)[1], lambda t: t):
+        out = region(x, y)
+    assert len(packed) >= 4
+    expected = torch.autograd.grad(f(x, y).sum(), (x, y))
+    for got, want in zip(torch.autograd.grad(out.sum(), (x, y)), expected, strict=True):
+        torch.testing.assert_close(got.a, want.a)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("saved_result", [False, True])
+def test_nothing_is_kept_alive_by_a_cycle(saved_result: bool) -> None:
+    function = (lambda x: x.exp()) if saved_result else (lambda x: x.sin() * 2)
+    region = st.compile(function, backend="eager", partitioner="default")
+    x = torch.randn(4, requires_grad=True)
+    warm(region, x)
+    assert bool(region.specializations[0].plan.saved_results) is saved_result
+    gc.collect()
+    gc.disable()
+    try:
+        out = region(x)
+        gone = weakref.ref(out)
+        del out
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_what_was_written_after_the_forward_is_named() -> None:
+    x, w = torch.randn(4), torch.randn(4, requires_grad=True)
+    y = st.compile(lambda x, w: x * w)(x, w)
+    x.mul_(2)
+    with pytest.raises(
+        RuntimeError, match=r"modified by an inplace operation: args\[0\], a float32 tensor of shape \[4\]"
+    ):
+        y.sum().backward()
+    two = TwoTensor(torch.randn(4), torch.randn(4))
+    y = st.compile(lambda x, w: x * w)(two, w)
+    two.mul_(2)
+    with pytest.raises(RuntimeError, match=r"a float32 TwoTensor of shape \[4\] whose inner tensor the backward reads"):
+        y.sum().backward(TwoTensor(torch.tensor(1.0), torch.tensor(1.0)))
+    two = TwoTensor(torch.randn(4), torch.randn(4)).requires_grad_()
+    y = st.compile(lambda x: x.exp(), partitioner="default")(two)
+    y.a.mul_(2)
+    with pytest.raises(
+        RuntimeError, match=r"tensor of shape \[4\] that the backward reads, which aten.exp.default at .* has made"
+    ):
+        y.sum().backward(TwoTensor(torch.tensor(1.0), torch.tensor(1.0)))

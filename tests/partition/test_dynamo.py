@@ -8,11 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.fx as fx
-from functorch.compile import min_cut_rematerialization_partition
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from subclass_trace.capture.graphs import output_args
 from subclass_trace.partition.min_cut import MinCut
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -45,33 +42,16 @@ CASES: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
 }
 
 
-def copy(joint: fx.GraphModule) -> fx.GraphModule:
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(joint.graph, {}))
-    for new, old in zip(graph.nodes, joint.graph.nodes, strict=True):
-        new.meta = dict(old.meta)
-    return fx.GraphModule(joint, graph)
-
-
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_saved_values_are_torchs(case: Any, dynamic: bool) -> None:
+def test_as_the_partitioner_of_aot_autograd(case: Any, dynamic: bool) -> None:
     from torch._dynamo.backends.common import aot_autograd
-
-    seen: list[tuple[list[str], list[str]]] = []
-
-    def partition(joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
-        theirs, _ = min_cut_rematerialization_partition(copy(joint), inputs, num_fwd_outputs=num_fwd_outputs, **options)
-        pair = MinCut(model="torch")(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
-        names = [[o.name for o in output_args(m.graph)[num_fwd_outputs:]] for m in (pair[0], theirs)]
-        seen.append((names[0], names[1]))
-        return pair
 
     torch._dynamo.reset()
     torch.manual_seed(0)
     blocks = torch.nn.Sequential(*[block() for _ in range(3)])
     nop = lambda graph, _: graph
-    backend = aot_autograd(fw_compiler=nop, bw_compiler=nop, partition_fn=partition)
+    backend = aot_autograd(fw_compiler=nop, bw_compiler=nop, partition_fn=MinCut())
     compiled = torch.compile(functools.partial(case, blocks), backend=backend, dynamic=dynamic)
     for rows in (4, 7) if dynamic else (4,):
         grads = []
@@ -80,4 +60,3 @@ def test_saved_values_are_torchs(case: Any, dynamic: bool) -> None:
             call(x).backward()
             grads.append(x.grad)
         torch.testing.assert_close(*grads)
-    assert seen and all(mine == theirs for mine, theirs in seen)

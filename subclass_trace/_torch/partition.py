@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch.fx as fx
 
 
-class OpTable(NamedTuple):
-    """Sets of operations (overload packets), as torch's partitioners sort them."""
-
-    views: frozenset[Any]
-    fusible: frozenset[Any]
-    random: frozenset[Any]
-    cheap: frozenset[Any]
-
-
-def op_table() -> OpTable:
-    """Torch's table, so that our rules stay in step with it."""
+def op_table() -> tuple[frozenset[Any], ...]:
+    """Views, fusible, random and cheap operations (overload packets), as torch's partitioners sort them: our rules stay in
+    step with torch's table.
+    """
     from torch._functorch.partitioners import get_default_op_list
 
     t = get_default_op_list()
-    sets = (t.view_ops, t.fusible_ops, t.random_ops, t.recomputable_ops)
-    return OpTable(*map(frozenset, sets))
+    return tuple(map(frozenset, (t.view_ops, t.fusible_ops, t.random_ops, t.recomputable_ops)))
 
 
 def is_impure_target(target: Any) -> bool:

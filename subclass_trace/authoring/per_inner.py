@@ -133,11 +133,11 @@ def _tensors(out: Any) -> list[torch.Tensor]:
 
 
 def _writes_plain(cls: type, func: Any) -> UnsupportedError:
+    made = f"if torch makes it: {cls.__name__}.implements_per_inner(authoring.factories)"
     return UnsupportedError(
         f"{func} would write a {cls.__name__} into a plain tensor",
         expected=f"a {cls.__name__} as the argument that is written to",
-        fix=f"make the written tensor a {cls.__name__} (if torch makes it: {cls.__name__}.implements_factories()), "
-        "or use the out-of-place operation",
+        fix=f"make the written tensor a {cls.__name__} ({made}), or use the out-of-place operation",
     )
 
 

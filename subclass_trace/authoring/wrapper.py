@@ -161,38 +161,18 @@ class WrapperTensor(torch.Tensor):
 
     @classmethod
     def implements_per_inner(cls, *operations: Any, inner: Sequence[str] | None = None) -> None:
-        """Run these ATen operations on each inner tensor and wrap the results again.
+        """Run these ATen operations, or groups of them, on each inner tensor and wrap the results again.
 
         Args:
             inner: the inner tensors that take part, if not all; a view shares the others with its base, a new tensor
                 has copies of them, an in-place operation leaves them alone.
         """
-        _add_family(cls, "implements_per_inner", operations, None, inner)
+        _add_families(cls, "implements_per_inner", operations, inner)
 
     @classmethod
     def implements_views(cls, *operations: Any, inner: Sequence[str] | None = None) -> None:
         """`implements_per_inner` for these views, or for all views of values. Needs inner tensors shaped like self."""
-        _add_family(cls, "implements_views", operations, families.views, inner)
-
-    @classmethod
-    def implements_elementwise(cls, *operations: Any, inner: Sequence[str] | None = None) -> None:
-        """`implements_per_inner` for these operations, or for all that torch tags as pointwise."""
-        _add_family(cls, "implements_elementwise", operations, families.elementwise, inner)
-
-    @classmethod
-    def implements_in_place(cls, *operations: Any, inner: Sequence[str] | None = None) -> None:
-        """`implements_per_inner` for these operations, or for all pointwise in-place ones and copy_, fill_, zero_."""
-        _add_family(cls, "implements_in_place", operations, families.in_place, inner)
-
-    @classmethod
-    def implements_factories(cls, *operations: Any, inner: Sequence[str] | None = None) -> None:
-        """`implements_per_inner` for these operations, or for all of ``*_like`` and ``new_*``."""
-        _add_family(cls, "implements_factories", operations, families.factories, inner)
-
-    @classmethod
-    def implements_collectives(cls, *operations: Any, inner: Sequence[str] | None = None) -> None:
-        """`implements_per_inner` for these operations, or for all functional collectives (DTensor issues them)."""
-        _add_family(cls, "implements_collectives", operations, families.collectives, inner)
+        _add_families(cls, "implements_views", operations or (families.views,), inner)
 
     @classmethod
     @never_compiled  # with all that it calls: after a graph break it runs while Dynamo looks for frames to compile
@@ -401,7 +381,7 @@ def _dispatch_function(
     return _authors.below_torch_function(func, args, kwargs)
 
 
-def _add_family(cls: type, name: str, operations: tuple[Any, ...], group: families.Group | None, inner: Any) -> None:
+def _add_families(cls: type, name: str, operations: tuple[Any, ...], inner: Any) -> None:
     _check_declared(cls, name)
     known = [f.name for f in fields_of(cls) if f.is_inner]
     chosen = None if inner is None else (inner,) if isinstance(inner, str) else tuple(inner)
@@ -412,13 +392,15 @@ def _add_family(cls: type, name: str, operations: tuple[Any, ...], group: famili
             expected=f"some of {known}",
             fix="name inner tensors of the class, or leave inner out for all of them",
         )
-    listed = operations_of(cls, name, *operations)
+    groups = [o for o in operations if isinstance(o, families.Group)]
+    listed = operations_of(cls, name, *(o for o in operations if not isinstance(o, families.Group)))
     if name == "implements_views" and (wrong := [op for op in listed if op not in families.views]):
         raise ProtocolError(
             f"{wrong[0]} is no view of values",
             path=f"{cls.__name__}.{name}",
             fix=f"use {cls.__name__}.implements_per_inner({wrong[0]})",
         )
-    if group is None and not listed:
+    if not groups and not listed:
         raise ProtocolError(f"{name}() was given nothing to implement", path=f"{cls.__name__}.{name}")
-    add_family(cls, Family(group if group is not None and not listed else listed, inner=chosen))
+    for found in (*groups, *([listed] if listed else ())):
+        add_family(cls, Family(found, inner=chosen))

@@ -26,7 +26,7 @@ from . import probes
 from .subject import Subject
 
 _COUNTED = Path(__file__).with_name("common_operations.txt").read_text(encoding="utf-8").splitlines()
-#: names of OpInfos, the most used first: counted in training steps of seven models by tools/common_operations.py
+#: names of OpInfos, the most used first: counted once in training steps of seven models
 COMMON: tuple[str, ...] = tuple(line.split()[0] for line in _COUNTED if not line.startswith("#"))
 _RANK = {name: k for k, name in enumerate(COMMON)}
 _DIES = {"sparse.mm.reduce"}  # kills the process in eager

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from subclass_trace import authoring
 from subclass_trace.authoring import Outer, WrapperTensor
 
 if TYPE_CHECKING:
@@ -130,8 +131,8 @@ class Strict(WrapperTensor):
     data_: Tensor
 
 
-Strict.implements_elementwise()
-Strict.implements_in_place(aten.add_.Tensor, aten.mul_.Tensor)
+Strict.implements_per_inner(authoring.elementwise)
+Strict.implements_per_inner(aten.add_.Tensor, aten.mul_.Tensor)
 
 
 class Halves(WrapperTensor, default="dequantize"):

@@ -13,6 +13,7 @@ from authored import MAKERS, Pair, Scaled, Shifted, assert_equal, leaves, randn
 from torch import Tensor, nn
 
 import subclass_trace as st
+from subclass_trace import authoring
 from subclass_trace.authoring import WrapperTensor
 
 if not dist.is_available():
@@ -37,8 +38,8 @@ class Rows(WrapperTensor, default="dequantize"):
         self.codes.copy_(value / self.scale)
 
 
-Rows.implements_factories(aten.empty_like.default)
-Rows.implements_collectives()
+Rows.implements_per_inner(aten.empty_like.default)
+Rows.implements_per_inner(authoring.collectives)
 Rows.implements_per_inner(aten.copy_.default)  # rows own their scale: copying it changes no other row
 
 
@@ -118,7 +119,7 @@ def test_collectives_in_place_never_write_into_a_copy(mesh) -> None:
         dist.all_reduce(x)
     with pytest.raises(st.UnsupportedError, match="would write a Scaled into a plain tensor") as error:
         dist.all_gather([torch.empty(4, 4)] * 4, x)
-    assert "Scaled.implements_factories()" in error.value.fix
+    assert "Scaled.implements_per_inner(authoring.factories)" in error.value.fix
     dist.broadcast(x, 0)
     dist.all_reduce(MAKERS["pair"]())
 

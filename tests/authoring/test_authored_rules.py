@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import subclass_trace as st
+from subclass_trace import authoring
 
 aten = torch.ops.aten
 every = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
@@ -432,9 +433,9 @@ def test_elementwise_and_in_place() -> None:
     class Own(Both):
         pass
 
-    Own.implements_elementwise(aten.neg.default, aten.clone.default, inner="data_")
-    Own.implements_in_place(aten.neg_.default, inner="data_")
-    Own.implements_factories()
+    Own.implements_per_inner(aten.neg.default, aten.clone.default, inner="data_")
+    Own.implements_per_inner(aten.neg_.default, inner="data_")
+    Own.implements_per_inner(authoring.factories)
     x = Own(torch.ones(2), torch.tensor(2.0))
     y = -x
     assert y.data_.tolist() == [-1, -1] and y.scale.item() == 2 and y.scale is not x.scale
@@ -450,10 +451,10 @@ def test_a_later_family_and_a_rule_come_first() -> None:
     class Own(Both):
         pass
 
-    Own.implements_elementwise()
+    Own.implements_per_inner(authoring.elementwise)
     x = Own(torch.ones(2), torch.tensor(2.0))
     assert (x * 3).scale.item() == 6
-    Own.implements_elementwise(aten.mul.Tensor, inner="scale")
+    Own.implements_per_inner(aten.mul.Tensor, inner="scale")
     y = x * 3
     assert y.scale.item() == 6 and y.data_.tolist() == [1, 1]
 

@@ -21,14 +21,15 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 from .symbols import symbol_values
 
 
-def compile_alone(function: Callable[..., Any], **options: Any) -> Any:
-    """``torch.compile``, with a limit of recompilations of its own.
+def compile_alone(function: Callable[..., Any], backend: str, **options: Any) -> Any:
+    """``torch.compile`` with a back end of ours, and with a limit of recompilations of its own.
 
     Otherwise (before torch 2.15) all that are compiled of one code object count as one, and run eagerly beyond the limit.
     """
     if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
         options["isolate_recompiles"] = True
-    return torch.compile(function, **options)
+    register_backend(backend)
+    return torch.compile(function, backend=backend, **options)
 
 
 def tracing_context() -> Any:
@@ -128,12 +129,21 @@ def dynamo_exception() -> type[Exception]:
     return TorchDynamoException
 
 
-def register_dynamo_backend(function: Callable[..., Any], name: str) -> None:
-    """Let ``torch.compile`` find ``function`` by ``name``; does nothing when the name is known already."""
+#: name -> a back end of ours
+_backends: dict[str, Callable[..., Any]] = {}
+
+
+def announce_backend(function: Callable[..., Any], name: str) -> None:
+    """Let `compile_alone` find ``function`` by ``name``, where the package is on the path without being installed."""
+    _backends[name] = function
+
+
+def register_backend(name: str) -> None:
+    """Let ``torch.compile`` find an announced back end by its name."""
     from torch._dynamo.backends import registry
 
     if name not in registry.list_backends(exclude_tags=()):
-        registry.register_backend(compiler_fn=function, name=name)
+        registry.register_backend(compiler_fn=_backends[name], name=name)
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])

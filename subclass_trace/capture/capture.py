@@ -121,7 +121,7 @@ class Captured:
         """The functional forward graph, for a region without a backward; nodes named in ``also`` are kept in it."""
         by_name = {n.name: n for n in self.session.recorder.graph.nodes} if also else {}
         kept = [by_name[n] for n in also if n in by_name]
-        return finish_joint(self.session, self.forward_nodes, [], self.boundary, self.groups, kept)
+        return finish_joint(self.session.recorder, self.forward_nodes, [], self.boundary, self.groups, kept)
 
     def graph_as_recorded(self) -> fx.GraphModule | None:
         """The forward graph with its writes in place; None where there are none, or where one changes more than data.
@@ -132,7 +132,7 @@ class Captured:
         writes = [n for n in recorder.graph.nodes if is_write(n)] if recorder.mutable and not self.groups else []
         if not writes or any(torch.Tag.inplace_view in n.target.tags or n.target in PLACED for n in writes):
             return None
-        return finish_joint(self.session, self.forward_nodes, [], self.boundary, (), functional=False)
+        return finish_joint(recorder, self.forward_nodes, [], self.boundary, (), functional=False)
 
 
 def capture(run: RunFunction, session: Session) -> Captured:

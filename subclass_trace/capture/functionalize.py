@@ -19,7 +19,6 @@ from ..errors import NeedsEager, UnsupportedError
 from .aliasing import byte_range
 from .effects import has_effects
 from .places import strided_views, view_chain, writes_first, written_nodes
-from .session import Session
 from .user_code import frames_text
 
 Tensor = torch.Tensor
@@ -44,7 +43,7 @@ _COPIED = ("recompute", "ac_graph_id", "unpack", "packed")
 
 
 def functionalize(
-    session: Session,
+    recorder: Any,
     forward: Sequence[Any],
     backward: Sequence[Any],
     boundary: fx.Node | None,
@@ -58,7 +57,7 @@ def functionalize(
         groups: primals (by number) that overlap in memory and of which one is written.
         also: nodes whose values at the boundary are wanted; ``meta["names"]`` of the result says which nodes have them.
     """
-    return _Replay(session.recorder, groups).run(forward, backward, boundary, also)
+    return _Replay(recorder, groups).run(forward, backward, boundary, also)
 
 
 def functionalize_branch(recorder: Any) -> fx.GraphModule:

@@ -16,7 +16,7 @@ import torch.fx as fx
 
 from .. import _torch
 from .effects import is_kept
-from .session import Session
+from .functionalize import functionalize
 
 
 def output_args(graph: fx.Graph) -> list[Any]:
@@ -36,7 +36,7 @@ def placeholders(graph: fx.Graph) -> list[fx.Node]:
 
 
 def finish_joint(
-    session: Session,
+    recorder: Any,
     forward: Sequence[Any],
     backward: Sequence[Any],
     boundary: fx.Node | None,
@@ -56,13 +56,10 @@ def finish_joint(
         functional: else operations in place stay as they were recorded.
         also: forward nodes that stay in the graph, needed or not; ``meta["names"]`` says what each is called in it.
     """
-    recorder = session.recorder
     for node in late:
         node.meta["late"] = True  # copied with the node
     if recorder.mutable and functional:
-        from .functionalize import functionalize
-
-        module = functionalize(session, forward, backward, boundary, groups, also)
+        module = functionalize(recorder, forward, backward, boundary, groups, also)
         _drop_dead(module.graph, set(module.meta["names"].values()))
     else:
         module = _torch.graph_module(recorder.root, _live_copy(recorder.graph, [*forward, *backward], also), "joint")

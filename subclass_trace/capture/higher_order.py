@@ -18,7 +18,6 @@ from .. import _torch
 from .._torch import pytree
 from ..errors import UnsupportedError
 from .functionalize import functionalize_branch
-from .recorder import Recorder
 
 Tensor = torch.Tensor
 #: these take graph modules and read them; they must not be wrapped
@@ -33,7 +32,7 @@ def _is_callable(x: object) -> bool:
 class _Branches:
     """Records the callables of one operator while its fake rule runs them."""
 
-    def __init__(self, recorder: Recorder, func: Any) -> None:
+    def __init__(self, recorder: Any, func: Any) -> None:
         self.recorder, self.func = recorder, func
         self.modules: dict[int, fx.GraphModule] = {}
         self.wrapped: dict[int, Callable[..., Any]] = {}
@@ -53,7 +52,7 @@ class _Branches:
     def _record(self, function: Any, operands: tuple[Any, ...]) -> Any:
         outer = self.recorder
         flat, spec = pytree.tree_flatten(operands)
-        inner = Recorder(outer.mode, outer.decompositions, outer=outer)
+        inner = outer.of_branch()
         values = []
         for i, x in enumerate(flat):
             value = _torch.detached(outer.mode, x) if isinstance(x, Tensor) else x
@@ -85,7 +84,7 @@ def _is_mutable(module: fx.GraphModule) -> bool:
     return any(isinstance(t, _torch.OpOverload) and t._schema.is_mutable for t in calls)
 
 
-def record_higher_order(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def record_higher_order(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """Record one call of a higher order operator.
 
     Raises:
@@ -123,14 +122,14 @@ def record_higher_order(recorder: Recorder, func: Any, args: Any, kwargs: Any) -
     return out
 
 
-def _result(recorder: Recorder, value: Any) -> Any:
+def _result(recorder: Any, value: Any) -> Any:
     """What the operator has made is no view of something inside it (in torch 2.11, that of flex attention is)."""
     if isinstance(value, Tensor) and value._base is not None and not recorder.knows(value._base):
         return _torch.detached(recorder.mode, value)
     return value
 
 
-def _track(recorder: Recorder, node: fx.Node, out: Any) -> None:
+def _track(recorder: Any, node: fx.Node, out: Any) -> None:
     """Results may nest: flex attention's backward has the gradients of captured tensors in a tuple of their own."""
     if isinstance(out, Tensor):
         recorder.track(out, node)

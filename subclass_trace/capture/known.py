@@ -17,7 +17,6 @@ from .. import _torch
 from ..errors import DataDependentError
 from ..subclass.protocol import is_traceable
 from .graphs import is_random
-from .recorder import Recorder
 from .user_code import quoted
 
 Tensor = torch.Tensor
@@ -25,14 +24,14 @@ aten = torch.ops.aten
 _MOST_NODES, _MOST_ELEMENTS = 100, 100_000
 
 
-def known_value(recorder: Recorder, t: Tensor) -> Tensor | None:
+def known_value(recorder: Any, t: Tensor) -> Tensor | None:
     """The value of a traced tensor that depends on no input and on no random number; None if it does."""
     node = recorder.node_of(t)
     with _torch.no_modes(), torch.no_grad():
         return _Evaluation(recorder).value(node) if isinstance(node, fx.Node) else None
 
 
-def known_answer(recorder: Recorder, func: Any, args: Sequence[Any]) -> Any:
+def known_answer(recorder: Any, func: Any, args: Sequence[Any]) -> Any:
     """The result of an operation that tells a number, where it depends on constants alone; else None."""
     if not all(isinstance(a, Tensor) and recorder.knows(a) for a in args):
         return None
@@ -43,7 +42,7 @@ def known_answer(recorder: Recorder, func: Any, args: Sequence[Any]) -> Any:
         return func(*values)
 
 
-def number_inside(recorder: Recorder, t: Tensor, record: Callable[[Tensor], Any]) -> Any:
+def number_inside(recorder: Any, t: Tensor, record: Callable[[Tensor], Any]) -> Any:
     """``t.item()``: a number that only the call knows, as a symbol of the graph, unless it follows from constants.
 
     ``record`` makes the symbol.
@@ -80,7 +79,7 @@ def _asked_by_class(frame: Any) -> bool:
     return False
 
 
-def _is_delayed_error(recorder: Recorder, condition: Tensor) -> bool:
+def _is_delayed_error(recorder: Any, condition: Tensor) -> bool:
     """Does torch's formula of a gradient ask, in C++, whether it can be differentiated again? ((zeros > 1).any())
 
     The graph looks in each call, and raises in the first backward what eager mode raises in the second.
@@ -96,7 +95,7 @@ def _is_delayed_error(recorder: Recorder, condition: Tensor) -> bool:
     return True
 
 
-def _take(recorder: Recorder, branch: _torch.Branch, condition: Tensor) -> bool:
+def _take(recorder: Any, branch: _torch.Branch, condition: Tensor) -> bool:
     """The side of a branch of torch's own code that the trace takes; each call checks that it is the right one."""
     if branch.text is not None:
         with recorder:
@@ -131,7 +130,7 @@ class _Unknown(Exception):
 
 
 class _Evaluation:
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Any) -> None:
         self.recorder = recorder
         self.values: dict[fx.Node, Any] = {}
 

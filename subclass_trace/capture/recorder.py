@@ -36,6 +36,8 @@ from .aliasing import ByteRange, byte_range, refuse_overlap
 from .diagnostics import unknown_tensor
 from .eager_errors import REFUSALS, error_of_eager, has_out, refuse_misfit
 from .foreach import steps
+from .higher_order import record_higher_order
+from .known import known_answer, number_inside
 from .operators import RULES
 from .results import Results
 from .symbols import Symbols
@@ -144,6 +146,10 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._stop_frame: Any = None
 
     # ------------------------------------------------------------------ values and their nodes
+    def of_branch(self) -> Recorder:
+        """The recorder of a branch of a higher order operator."""
+        return Recorder(self.mode, self.decompositions, outer=self)
+
     def placeholder(self, name: str, value: Any, untouched: bool = False) -> fx.Node:
         """Add a graph input after the last one; ``value`` (a tensor or a SymInt) is from now on its node.
 
@@ -322,8 +328,6 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _DEVICE and _torch.is_fake(args[0]):
             return args[0].fake_device  # the autograd engine asks about twice per node
         if isinstance(func, _torch.HigherOrderOperator):
-            from .higher_order import record_higher_order
-
             return record_higher_order(self, func, args, kwargs or {})
         for t in types:
             if t not in _DENSE:
@@ -350,8 +354,6 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is aten._local_scalar_dense.default:
             return self._local_scalar(func, args[0])
         if func is aten.equal.default:
-            from .known import known_answer
-
             known = known_answer(self, func, args)
             if known is not None:
                 return known
@@ -381,8 +383,6 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _local_scalar(self, func: Any, t: Tensor) -> Any:
         """``t.item()``."""
-        from .known import number_inside
-
         real = type(t) in REAL
         return number_inside(self, self._lift_argument(t) if real else t, self._number_in)
 

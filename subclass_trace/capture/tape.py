@@ -138,7 +138,7 @@ class Tape:
             flat = [None if g is None else flatten(self._own(g)) for g in grads]
             nodes = [recorder.node_of(leaf) for row in flat if row is not None for leaf in row[0]]
             late = kept_after(recorder.graph, start)
-            joint = finish_joint(self.session, self.forward_nodes, nodes, self.boundary, self.groups, self.served, late)
+            joint = finish_joint(recorder, self.forward_nodes, nodes, self.boundary, self.groups, self.served, late)
         given = zip(_present(tangents), values, strict=True)
         untouched = {k: t for k, t in given if not any(map(recorder.was_written, leaves_of(t)))}
         passed = _passed(grads, untouched)

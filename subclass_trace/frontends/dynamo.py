@@ -75,9 +75,12 @@ def subclass_trace(
         return _Compilation(graph, chosen).compile(example_inputs)
 
 
+_dynamo.announce_backend(subclass_trace, NAME)
+
+
 def register() -> None:
     """Make the name known to ``torch.compile``, where the package is on the path without being installed."""
-    _dynamo.register_dynamo_backend(subclass_trace, NAME)
+    _dynamo.register_backend(NAME)
 
 
 def dynamo_options(mode: str | None, options: Mapping[str, Any] | None) -> Options:

@@ -41,14 +41,11 @@ class HandOver:
     """The function, served by ``torch.compile``, and why."""
 
     def __init__(self, function: Callable[..., Any], options: Options, why: SubclassTraceError, name: str) -> None:
-        from .dynamo import register
-
         self.why = why.with_traceback(None)  # which would hold the fakes of the trace
         self.why.__cause__ = self.why.__context__ = None
-        register()
         compiled = compile_alone(
             function,
-            backend="subclass_trace",
+            "subclass_trace",
             fullgraph=options.fullgraph,
             dynamic=options.dynamic_of_dynamo,
             options=options.changed() or None,

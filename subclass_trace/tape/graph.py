@@ -31,6 +31,7 @@ import torch.fx as fx
 from .. import _torch
 from .order import ForwardOrder, Walked, depends_on_order, engine_order, priorities, walk
 from .steps import ON_DEMAND, Step, replace_steps
+from .text import counts, describe
 
 _ORDERS = 16  # tapes kept for other orders of the forward
 #: what a user can see: hooks, unpack hooks, Python backwards
@@ -135,13 +136,9 @@ class Tape:
         raise TypeError("a tape is run by the backward calls that it was captured from")
 
     def __str__(self) -> str:
-        from .text import describe
-
         return describe(self)
 
     def __repr__(self) -> str:
-        from .text import counts
-
         return f"<tape of {counts(self)}, {self.runs} run{'s' if self.runs != 1 else ''}>"
 
 

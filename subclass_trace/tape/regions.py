@@ -11,7 +11,7 @@ Activations that the region keeps on the autograd node are taken from it in one 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -27,10 +27,8 @@ from ..runtime.tangent_layouts import contiguous
 from ..runtime.tangent_sizes import known_value
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, leaf_count, sizes_in
 from ..subclass.visit import rebuild
+from .paste import paste
 from .steps import Step
-
-if TYPE_CHECKING:
-    from .capture import TapeCapture
 
 
 def program_of(cls: Any) -> Program | None:
@@ -40,7 +38,7 @@ def program_of(cls: Any) -> Program | None:
 
 
 def paste_region(
-    capture: TapeCapture,
+    capture: Any,
     program: Program,
     ctx: Any,
     ctx_step: Step,
@@ -73,12 +71,8 @@ def paste_region(
     return [*[None] * (count - len(results)), *results]
 
 
-def _graph(
-    capture: TapeCapture, program: Program, entry: CompiledBackward, leaves: list[Step], saved: list[Step]
-) -> list[Any]:
+def _graph(capture: Any, program: Program, entry: CompiledBackward, leaves: list[Step], saved: list[Step]) -> list[Any]:
     """Write the operations of the backward graph; returns what stands for its outputs."""
-    from .functions import paste
-
     values = dict(zip((row.name for row in program.plan.saved), saved, strict=True))
     args = [leaves[key] if kind == "tangent" else values[key] for kind, key in entry.inputs]
     return paste(capture, entry.graph if isinstance(entry.graph, torch.fx.GraphModule) else entry.graph.module, args)
@@ -124,14 +118,15 @@ def _is_uncertain(tangent: Step | None) -> bool:
     return False
 
 
-def _gradient(capture: TapeCapture, spec: Spec | None, flat: Any) -> Step | None:
+def _gradient(capture: Any, spec: Spec | None, flat: Any) -> Step | None:
     if spec is None:
         return None
     if isinstance(spec, LeafSpec):
         found: Step = next(flat)
         return found
     leaves = [next(flat) for _ in range(leaf_count(spec))]
-    return capture.write("op", rebuild_gradient, (spec, leaves), note="rebuild")
+    made: Step = capture.write("op", rebuild_gradient, (spec, leaves), note="rebuild")
+    return made
 
 
 def rebuild_gradient(spec: WrapperSpec, leaves: list[Any]) -> Any:

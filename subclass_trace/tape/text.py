@@ -18,10 +18,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch.fx as fx
-
-from .graph import Tape, TapeNode
 
 
 @dataclass(frozen=True)
@@ -29,11 +28,11 @@ class Row:
     """One autograd node for people: its place in the tape, and what happens there beside its own function, in order."""
 
     place: int
-    node: TapeNode
+    node: Any
     events: tuple[str, ...]
 
 
-def rows(tape: Tape) -> list[Row]:
+def rows(tape: Any) -> list[Row]:
     """The nodes of a tape in running order."""
     events: dict[int, list[str]] = {}
     for node in tape.graph.graph.nodes:
@@ -83,7 +82,7 @@ def _merged(events: list[str]) -> Iterator[str]:
             yield event
 
 
-def counts(tape: Tape) -> str:
+def counts(tape: Any) -> str:
     """``4 autograd nodes, 1 hook, 1 unpacking``."""
     kinds = [n.meta.get("kind") for n in tape.graph.graph.nodes]
     hooks, unpacked = sum(k in ("hook", "post_accumulate") for k in kinds), kinds.count("unpack")
@@ -96,7 +95,7 @@ def short_line(line: str | None) -> str:
     return os.path.basename(line) if line else ""
 
 
-def describe(tape: Tape) -> str:
+def describe(tape: Any) -> str:
     """The whole table, and the segments of each back end that the tape was run with."""
     found = rows(tape)
     width = max(len(r.node.name) for r in found)

@@ -122,7 +122,7 @@ class Snapshot:
                     path=holder.path,
                     fix="assign attributes of the module",
                 )
-            base, now = self.base.get(holder, holder.before), holder.table(holder.live)
+            base, now = self.base.get(holder, holder.before), _table(holder, holder.live)
             ordered = type(holder) is Mapping and not same_keys(now, base)
             other = ordered or now.keys() != base.keys()
             if other or any(base[key] is not value and not same(base[key], value) for key, value in now.items()):
@@ -135,7 +135,7 @@ class Snapshot:
         for holder in self.walk.holders.values():
             if _has_moved(holder):
                 object.__setattr__(holder.owner, "__dict__", holder.thing)
-            before, now = holder.before, holder.table(holder.thing)
+            before, now = holder.before, _table(holder, holder.thing)
             if _identical(now, before):
                 continue
             if holder.owner is not None or not isinstance(holder, Names):  # Python modules grow by imports
@@ -147,6 +147,14 @@ class Snapshot:
             elif not holder.left_out:
                 holder.fill(holder.thing, before)
         return changed
+
+
+def _table(holder: Holder, thing: Any) -> Table:
+    """Its table; of a Python module of a library without the parts of it that were imported meanwhile."""
+    table = holder.table(thing)
+    if not (isinstance(holder, Names) and holder.shallow):
+        return table
+    return {key: value for key, value in table.items() if key in holder.before or not is_a(value, types.ModuleType)}
 
 
 def _identical(now: Table, before: Table) -> bool:

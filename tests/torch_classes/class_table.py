@@ -270,7 +270,8 @@ TORCHAO = [
         _quantized(lambda q: q.Int8DynamicActivationInt8WeightConfig(), BF16),
         F.linear,
         None,
-        "dynamic activations: eager silently gives no gradient, and so does the region",
+        "dynamic activations: eager silently gives no gradient, and so does the region; "
+        "through Dynamo the result says that it requires grad (open)",
     ),
     Row(
         "IntxUnpackedToInt8Tensor",

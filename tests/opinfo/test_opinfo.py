@@ -21,7 +21,9 @@ def _bad(op: Any, count: int, variants: tuple[str, ...]) -> dict[str, Any]:
     return {v: row for v, row in run(op, count, variants).items() if row[0] in BAD}
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if k % 3 else ()) for k, name in enumerate(QUICK)]
+)
 def test_operation(ops: dict[str, Any], name: str) -> None:
     found = _bad(ops[name], 1, ("two", "in-place"))
     if found and name in FAULTS:

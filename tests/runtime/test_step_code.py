@@ -83,11 +83,11 @@ def test_a_call_delivers_straight_down(kind: Callable[[int], Tensor], optimizer:
 
 
 def _calls(function: Callable[[], Any]) -> int:
-    """How many Python functions run in a call, but for checks of a step's number that the graph asks for."""
+    """How many Python functions run in a call, but for the arithmetic on numbers that the graph asks for."""
     seen: list[str] = []
 
     def note(frame: types.FrameType, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code.co_name != "_check_scalar":
+        if event == "call" and frame.f_code.co_name not in ("_check_scalar", "fn"):
             seen.append(frame.f_code.co_qualname)
 
     sys.setprofile(note)
@@ -137,7 +137,6 @@ def test_writes(kind: Callable[[int], Tensor], name: str) -> None:
     assert seen[0] == seen[1]
     source = region.specializations[0].source
     assert "finish(" not in source
-    assert ".copy_(" not in source and source.count("copy_all(") == (name == "by copies")
     assert source.count("move_versions(") <= 2
 
 

@@ -34,7 +34,6 @@ DENSE: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "set_, the tensor is written": lambda x, y: then(x.set_(y), x.add_(1)),
     "set_, the other one is written": lambda x, y: then(x.set_(y), y.add_(1), x * 2),
     "set_ to a view": lambda x, y: then(x.set_(y[1:]), x.mul_(3), None),
-    "set_ to a part of a storage": lambda x, y: then(x.set_(y.untyped_storage(), 1, (2,), (1,)), x.add_(1), None),
     "set_ to nothing": lambda x, y: then(x.set_(), None),
     "set_ to a result": lambda x, y: then(z := y * 2, x.set_(z), x.add_(1), z),
     "data": lambda x, y: then(data(x, y), x.add_(1), None),

@@ -71,8 +71,4 @@ def test_the_commands_work_in_an_empty_folder(site: Path, tmp_path: Path) -> Non
     few = ("--rules", "ST101", "ST502", "--max-examples", "2")
     done = run(site, *cli, "check", "my_tensor:MyTensor", *few, "--html", "page.html", folder=tmp_path)
     assert done.returncode == 0 and "2 pass" in done.stdout, done.stdout + done.stderr
-    assert "<!doctype html>" in (tmp_path / "page.html").read_text(encoding="utf-8")
-    (tmp_path / "test_my_tensor.py").unlink()  # pytest finds the plugin, and the class in the folder
-    options = ("-q", "-p", "no:cacheprovider", "--subclass-check", "my_tensor:MyTensor", "-k", "ST101 or ST502")
-    done = run(site, "-m", "pytest", *options, folder=tmp_path)
-    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr
+    assert "<html>" in (tmp_path / "page.html").read_text(encoding="utf-8")

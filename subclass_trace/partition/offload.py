@@ -57,12 +57,10 @@ class Offload:
     Attributes:
         in_flight: how many copies are under way at a time. In the backward the copy of a value begins when the one that
             is used ``in_flight - 1`` values earlier is first used; 1 means no overlap there.
-        in_flight_bytes: how many bytes they may have together (one copy always may).
         streams: None for the device's own; or a name from `register_streams`.
     """
 
     in_flight: int = 2
-    in_flight_bytes: int = 1 << 28
     streams: str | None = None
 
     def __post_init__(self) -> None:
@@ -71,12 +69,10 @@ class Offload:
         Raises:
             OptionError: a value out of range, or an unknown name.
         """
-        for name in ("in_flight", "in_flight_bytes"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise OptionError(
-                    f"{name} is out of range", path=f"Offload.{name}", expected="1 or more", got=repr(value)
-                )
+        if type(self.in_flight) is not int or self.in_flight < 1:
+            raise OptionError(
+                "in_flight is out of range", path="Offload.in_flight", expected="1 or more", got=repr(self.in_flight)
+            )
         if self.streams is not None and self.streams not in _named:
             raise OptionError(
                 f"there are no streams {self.streams!r}",
@@ -225,11 +221,6 @@ def _call(graph: fx.Graph, op: Any, *args: Any) -> fx.Node:
     return node
 
 
-def _bytes(node: fx.Node) -> int:
-    value: torch.Tensor = node.meta["val"]
-    return value.numel() * value.dtype.itemsize
-
-
 def _copies(graph: fx.Graph, kind: object) -> list[tuple[fx.Node, fx.Node]]:
     """Each copy of a kind with its wait."""
     waits = [n for n in graph.nodes if n.op == "call_function" and n.target is operations().wait]
@@ -237,49 +228,25 @@ def _copies(graph: fx.Graph, kind: object) -> list[tuple[fx.Node, fx.Node]]:
     return [(copy, n) for copy, n in pairs if isinstance(copy, fx.Node) and copy.target is kind]
 
 
-class _Window:
-    """The copies that are under way."""
-
-    def __init__(self, offload: Offload) -> None:
-        self.offload = offload
-        self.bytes = 0
-        self.under_way: deque[fx.Node] = deque()
-
-    def admits(self, copy: fx.Node) -> bool:
-        if not self.under_way:
-            return True
-        fits = self.bytes + _bytes(copy) <= self.offload.in_flight_bytes
-        return fits and len(self.under_way) < self.offload.in_flight
-
-    def begin(self, copy: fx.Node) -> None:
-        self.under_way.append(copy)
-        self.bytes += _bytes(copy)
-
-    def end(self) -> fx.Node:
-        copy = self.under_way.popleft()
-        self.bytes -= _bytes(copy)
-        return copy
-
-
 def _end_offloads(graph: fx.Graph, offload: Offload) -> None:
-    window = _Window(offload)
+    under_way: deque[fx.Node] = deque()
     place = {n: k for k, n in enumerate(graph.nodes)}
     waits = dict(_copies(graph, operations().offload))
     for copy in sorted(waits, key=place.__getitem__):
-        while not window.admits(copy):
-            copy.prepend(waits[window.end()])
-        window.begin(copy)
+        if len(under_way) == offload.in_flight:
+            copy.prepend(waits[under_way.popleft()])
+        under_way.append(copy)
 
 
 def _place_reloads(graph: fx.Graph, offload: Offload) -> None:
     uses = _by_first_use(graph, _copies(graph, operations().reload))
     todo = deque(copy for copy, _, _ in uses)
-    window = _Window(offload)
+    under_way: deque[fx.Node] = deque()
 
     def begin(place: fx.Node, most: int) -> None:
-        while todo and len(window.under_way) < most and window.admits(todo[0]):
+        while todo and len(under_way) < most:
             place.prepend(todo[0])
-            window.begin(todo.popleft())
+            under_way.append(todo.popleft())
 
     if todo:  # the first copies wait for no use
         ours = (operations().reload, operations().wait)
@@ -287,7 +254,7 @@ def _place_reloads(graph: fx.Graph, offload: Offload) -> None:
         begin(start, max(offload.in_flight - 1, 1))
     for _, wait, user in uses:
         begin(user, offload.in_flight)
-        wait.args = (window.end(), list(window.under_way))
+        wait.args = (under_way.popleft(), list(under_way))
         user.prepend(wait)
 
 

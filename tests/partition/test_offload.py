@@ -28,8 +28,8 @@ def streams() -> EmulatedStreams:
     return made
 
 
-def to_cpu(in_flight: int = 2, in_flight_bytes: int = 1 << 28, **options) -> st.MinCut:
-    return st.MinCut(store="cpu", offload=Offload(in_flight, in_flight_bytes, streams="emulated"), **options)
+def to_cpu(in_flight: int = 2, **options) -> st.MinCut:
+    return st.MinCut(store="cpu", offload=Offload(in_flight, streams="emulated"), **options)
 
 
 def two(*size: int) -> TwoTensor:
@@ -99,13 +99,12 @@ def step(joint, forward: fx.GraphModule, backward: fx.GraphModule):
         return compile_graph(backward)(inputs)
 
 
-@pytest.mark.parametrize("limit", [1, 40_000, 100_000])
-def test_bytes_under_way_are_bounded(streams, limit) -> None:
-    function, args = MODELS["mlp8"]()  # values of 32768 bytes
-    region = st.compile(function, partitioner=to_cpu(8, limit))
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_copies_under_way_are_bounded(streams, limit) -> None:
+    function, args = MODELS["mlp8"]()
+    region = st.compile(function, partitioner=to_cpu(limit))
     region(*args).backward()
-    assert max(streams.bytes_under_way) <= max(limit, 32768)
-    assert max(streams.under_way) == max(limit // 32768, 1)
+    assert max(streams.under_way) == limit
 
 
 def test_backwards_that_are_traced_later_take_values_from_the_cpu(streams) -> None:
@@ -250,7 +249,7 @@ def test_nothing_is_registered_on_import() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-@pytest.mark.parametrize("options", [{"in_flight": 0}, {"in_flight_bytes": 0}, {"streams": "unheard of"}], ids=str)
+@pytest.mark.parametrize("options", [{"in_flight": 0}, {"in_flight": 1.5}, {"streams": "unheard of"}], ids=str)
 def test_options_out_of_range(options) -> None:
     with pytest.raises(st.OptionError) as caught:
         Offload(**options)

@@ -18,7 +18,7 @@ FAILED := { echo >&2; \
 help:
 	@echo "make demo      train a language model on this machine, eager and compiled side by side"
 	@echo "make test      the tests, without the slow ones     make test-all   with them"
-	@echo "make lint      ruff and mypy                        make format     let ruff rewrite the code"
+	@echo "make lint      ruff, mypy, layers                   make format     let ruff rewrite the code"
 	@echo "make bench     the benchmarks                       make fuzz       the random search"
 	@echo "make scorecard the conformance rules on real classes, into docs/scorecard.md (twenty minutes)"
 	@echo "make venv      only install                         make clean      remove what the others made"
@@ -50,6 +50,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict subclass_trace
+	$(BIN)/lint-imports --no-cache
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -18,8 +18,8 @@ import torch
 from .. import _torch
 from ..errors import ProtocolError, UnsupportedError
 from ..plan import gradient_of
-from ..state.source import ATOMS, is_walked, members_of, same
-from ..state.walk import set_by_class
+from ..state.kinds import set_by_class
+from ..state.values import ATOMS, is_walked, members_of, same
 from ..subclass.context import (
     has_sizes,
     map_sizes,

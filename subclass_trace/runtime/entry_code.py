@@ -30,7 +30,7 @@ from ..plan import (
 )
 from ..plan.side_effects import Put
 from ..state.guards import Exact, Identity
-from ..state.source import MISSING
+from ..state.values import MISSING
 from ..subclass.context import Lent
 from ..subclass.parts import mark_source, marks_in, with_lent
 from ..subclass.spec import OpaqueSpec, Spec, spec_leaves

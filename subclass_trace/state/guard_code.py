@@ -18,21 +18,9 @@ import torch
 
 from .. import _torch
 from .guards import Exact, Guard, Identity, IsTensor, ItemsOf, Keys, NoNewNames, OfType, StateGuards, alike
-from .source import (
-    MISSING,
-    Arguments,
-    Bag,
-    Cell,
-    Holder,
-    Items,
-    Mapping,
-    Names,
-    Source,
-    Variable,
-)
-from .source import (
-    Sequence as ListLike,
-)
+from .source import Arguments, Bag, Cell, Holder, Items, Mapping, Names, Source, Variable
+from .source import Sequence as ListLike
+from .values import MISSING
 
 _EXPECTED = "(AttributeError, IndexError, KeyError, TypeError, ValueError)"
 _LONG = 32

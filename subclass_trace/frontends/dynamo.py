@@ -26,7 +26,8 @@ from .. import _torch
 from .._torch import dynamo as _dynamo
 from ..backends import resolve_backend
 from ..capture.capture import Captured, Ran, capture
-from ..capture.inputs import Argument, DynamicDims, Inputs
+from ..capture.input_sizes import DynamicDims
+from ..capture.inputs import Argument, Inputs
 from ..capture.mutation import NeedsAutogradBase
 from ..capture.session import Session
 from ..errors import NeedsEager, OptionError, UnsupportedError

@@ -101,7 +101,7 @@ def set_by_class(stand_in: torch.Tensor) -> frozenset[str]:
         return frozenset(vars(stand_in)) | _KEPT_BY_TORCH
     told: list[Any] = []
     if hasattr(type(stand_in), "__metadata_guard__"):  # the class says which values of its context count
-        told = list(_values(stand_in.__tensor_flatten__()[1]))  # type: ignore[attr-defined]
+        told = list(values_of(stand_in.__tensor_flatten__()[1]))  # type: ignore[attr-defined]
     return _KEPT_BY_TORCH | {
         name
         for name, value in vars(stand_in).items()
@@ -109,10 +109,11 @@ def set_by_class(stand_in: torch.Tensor) -> frozenset[str]:
     }
 
 
-def _values(context: Any) -> Iterator[Any]:
+def values_of(context: Any) -> Iterator[Any]:
+    """A context, and all that is inside of it."""
     yield context
     for _, part in parts_of(context):
-        yield from _values(part)
+        yield from values_of(part)
 
 
 class Cached:

@@ -76,12 +76,9 @@ def subclass_trace(
         return _Compilation(graph, chosen).compile(example_inputs)
 
 
-_dynamo.announce_backend(subclass_trace, NAME)
-
-
 def register() -> None:
     """Make the name known to ``torch.compile``, where the package is on the path without being installed."""
-    _dynamo.register_backend(NAME)
+    _dynamo.register_our_backend()
 
 
 def dynamo_options(mode: str | None, options: Mapping[str, Any] | None) -> Options:

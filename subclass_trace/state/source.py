@@ -176,7 +176,9 @@ def is_walked(module_name: str | None) -> bool:
     """Is code of this module followed? Installed packages are; torch, the standard library and this package are not."""
     name = module_name or ""
     root, _, rest = name.partition(".")
-    return name == "__main__" or root not in _NOT_WALKED or (root == "subclass_trace" and rest.startswith("zoo"))
+    if root in _NOT_WALKED or root.startswith("namedtuple_"):  # in which the standard library makes ``__new__``
+        return name == "__main__" or (root == "subclass_trace" and rest.startswith("zoo"))
+    return True
 
 
 # ---------------------------------------------------------------------------------------------- holders

@@ -469,6 +469,7 @@ class Walk:
             self.known[id(value)] = source
             self._alive.append(value)
             if type(value) is not torch.Tensor and is_walked(type(value).__module__):
+                self._join("__torch_function__")  # which it may come to have
                 self._class(type(value))
 
     def _items(self, value: Any, path: str, parent: Holder | None, key: Any, source: Source | None) -> None:
@@ -651,7 +652,7 @@ def set_by_class(stand_in: torch.Tensor) -> frozenset[str]:
     return _KEPT_BY_TORCH | {
         name
         for name, value in vars(stand_in).items()
-        if type(value) not in ATOMS or any(same(value, part) for part in told)
+        if type(value) not in ATOMS or type(value) is torch.Size or any(same(value, part) for part in told)
     }
 
 

@@ -173,11 +173,14 @@ _NOT_WALKED = frozenset(sys.stdlib_module_names) | frozenset(
 
 @functools.lru_cache(None)
 def is_walked(module_name: str | None) -> bool:
-    """Is code of this module followed? Installed packages are; torch, the standard library and this package are not."""
+    """Is code of this module followed? Installed packages are; torch, the standard library and this package are not.
+
+    But for torch's cache of parametrizations, which keeps tensors from call to call.
+    """
     name = module_name or ""
     root, _, rest = name.partition(".")
     if root in _NOT_WALKED or root.startswith("namedtuple_"):  # in which the standard library makes ``__new__``
-        return name == "__main__" or (root == "subclass_trace" and rest.startswith("zoo"))
+        return name in ("__main__", "torch.nn.utils.parametrize") or (root == "subclass_trace" and rest.startswith("zoo"))
     return True
 
 

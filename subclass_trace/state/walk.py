@@ -209,9 +209,8 @@ class Walk:
         """The function itself and its arguments."""
         self.arguments.thing = call
         ATOMS.update(_torch.placement_types())
-        for name, table in vars(torch.nn.modules.module).items():  # hooks of all modules
-            if name.startswith("_global_") and is_a(table, dict):
-                self.value(table, name)
+        for name, table in _torch.hooks_of_all().items():
+            self.value(table, name)
         self.value(function, "self" if is_a(function, torch.nn.Module) else "f")
         for key, value in self.arguments.table(call).items():
             self.place(self.arguments, key, value)

@@ -90,7 +90,7 @@ def is_told(value: Any) -> bool:
         return False
     solid = solid_base(cls)
     own = cls.__mro__[: cls.__mro__.index(solid)]
-    return solid in _WALKED and all(is_heap_type(c) and not c.__flags__ & _OF_C for c in own)
+    return solid in _WALKED and all(c in _WALKED or (is_heap_type(c) and not c.__flags__ & _OF_C) for c in own)
 
 
 _ONE_OBJECT = (type, types.FunctionType, types.ModuleType, types.MethodType)

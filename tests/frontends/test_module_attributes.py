@@ -39,6 +39,7 @@ CHANGES: dict[str, Callable[[Net], Any]] = {
     "tuple": lambda m: setattr(m, "limits", (1, 3.0)),
     "tensor in a list": lambda m: m.buffers_of_mine.__setitem__(0, torch.zeros(2)),
     "class": lambda m: setattr(m, "owner", nn.Tanh),
+    "forward of a child": lambda m: setattr(m.linear, "forward", lambda x: x * 9),
     "forward": lambda m: setattr(m, "forward", lambda x: x * 2),
 }
 

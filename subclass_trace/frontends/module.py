@@ -22,6 +22,7 @@ from torch.compiler import is_dynamo_compiling
 
 from .. import _torch
 from .._torch.dynamo import never_compiled
+from ..errors import UnsupportedError
 from ..options import Options
 from .region import Region
 
@@ -49,6 +50,22 @@ class ModuleRegion:
 
     def __init_subclass__(cls, **_: Any) -> None:
         """A class of the user's may want arguments here, which the derived class has no business with."""
+
+    def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
+        """Hooks of all modules run around the module inside, and not around the region again.
+
+        Raises:
+            UnsupportedError: the region has hooks of its own as well, to which these would not be in the order of eager.
+        """
+        if not any(self._subclass_trace.own.values()):
+            return _forward(self, *args, **kwargs)  # also where the module has a forward in its ``__dict__``
+        if _torch.are_hooks_on_all_modules():
+            raise UnsupportedError(
+                "the region of a module has hooks of its own, and there are hooks on all modules",
+                path=type(self).__qualname__,
+                fix="register the region's hooks on the module, before it is compiled",
+            )
+        return torch.nn.Module._call_impl(self, *args, **kwargs)  # type: ignore[arg-type]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A region for a copy of the module, without specializations."""

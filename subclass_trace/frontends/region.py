@@ -152,7 +152,6 @@ class Region:
         with _torch.dynamo_lock(), TRACE_LOCK:
             if self.__dynamo is not None:  # another thread has handed over meanwhile
                 raise Untraced(MISS)
-            self.__check_arguments(args, kwargs)
             try:
                 return self.__compiled(args, kwargs)
             except NeedsEager:
@@ -178,6 +177,7 @@ class Region:
         self.__dynamo = HandOver(self.__function, self.__options, refused, name)
 
     def __compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Specialization:
+        self.__check_arguments(args, kwargs)
         with _no_garbage_collection():
             call, ambient = (args, kwargs), Ambient.now()
             for entry in self.__entries:  # another thread may have made it meanwhile

@@ -103,7 +103,7 @@ def _inlined_class(function: Function, program: Program, leading: int) -> Functi
     entry, sizes = program.backwards.compiled[0], Sizes(program)
     if entry.autocast:
         return None
-    if entry.graph is None or entry.guards is not None or entry.create_graph or not sizes.tell(entry):
+    if entry.graph is None or entry.create_graph or not sizes.tell(entry):
         return None
     epilogue = Epilogue(entry.grads, leading, sizes)
     wrappers = True if any(isinstance(g, WrapperSpec) for g in entry.grads) else None

@@ -105,7 +105,7 @@ def set_by_class(stand_in: torch.Tensor) -> frozenset[str]:
     return _KEPT_BY_TORCH | {
         name
         for name, value in vars(stand_in).items()
-        if type(value) not in ATOMS or any(same(value, part) for part in told)
+        if type(value) not in ATOMS or type(value) is torch.Size or any(same(value, part) for part in told)
     }
 
 

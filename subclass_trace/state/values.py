@@ -71,7 +71,7 @@ def is_told(value: Any) -> bool:
         return False
     solid = solid_base(cls)
     own = cls.__mro__[: cls.__mro__.index(solid)]
-    return solid in _WALKED and all(is_heap_type(c) and not c.__flags__ & _OF_C for c in own)
+    return solid in _WALKED and all(c in _WALKED or (is_heap_type(c) and not c.__flags__ & _OF_C) for c in own)
 
 
 _ONE_OBJECT = (type, types.FunctionType, types.ModuleType, types.MethodType)
@@ -154,7 +154,14 @@ _NOT_WALKED = frozenset(sys.stdlib_module_names) | frozenset(
 
 @functools.lru_cache(None)
 def is_walked(module_name: str | None) -> bool:
-    """Is code of this module followed? Installed packages are; torch, the standard library and this package are not."""
+    """Is code of this module followed? Installed packages are; torch, the standard library and this package are not.
+
+    But for torch's cache of parametrizations, which keeps tensors from call to call.
+    """
     name = module_name or ""
     root, _, rest = name.partition(".")
-    return name == "__main__" or root not in _NOT_WALKED or (root == "subclass_trace" and rest.startswith("zoo"))
+    if root in _NOT_WALKED or root.startswith("namedtuple_"):  # in which the standard library makes ``__new__``
+        return name in ("__main__", "torch.nn.utils.parametrize") or (
+            root == "subclass_trace" and rest.startswith("zoo")
+        )
+    return True

@@ -120,9 +120,8 @@ class Walk:
         """The function itself and its arguments."""
         self.arguments.thing = call
         ATOMS.update(_torch.placement_types())
-        for name, table in vars(torch.nn.modules.module).items():  # hooks of all modules
-            if name.startswith("_global_") and is_a(table, dict):
-                self.value(table, name)
+        for name, table in _torch.hooks_of_all().items():
+            self.value(table, name)
         self.value(function, "self" if is_a(function, torch.nn.Module) else "f")
         for key, value in self.arguments.table(call).items():
             self.place(self.arguments, key, value)
@@ -372,6 +371,7 @@ class Walk:
             self.known[id(value)] = source
             self._alive.append(value)
             if type(value) is not torch.Tensor and is_walked(type(value).__module__):
+                self._join("__torch_function__")  # which it may come to have
                 self._class(type(value))
 
     def _items(self, value: Any, path: str, parent: Holder | None, key: Any, source: Source | None) -> None:

@@ -571,7 +571,6 @@ same(
     lambda p: (p.doubled() if isinstance(p, _Scale) else p, type(p)),
     lambda call: _Scale(torch.ones(3) * call),
     torch="not in the survey",
-    refused="UnsupportedError",
 )
 
 

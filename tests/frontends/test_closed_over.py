@@ -77,9 +77,8 @@ def test_a_gradient_that_would_be_lost_is_refused() -> None:
             return torch.nn.functional.linear(x, hidden.args[0]) + layer(x)
 
     x = torch.ones(2, 3)
-    with pytest.raises(st.UnsupportedError, match="by ways that cannot be traced") as caught:
+    with pytest.raises(st.UnsupportedError, match="by ways that cannot be traced"):
         st.compile(f)(x)
-    assert str(caught.value.path).endswith("weight")
     with torch.no_grad():
         assert torch.equal(st.compile(f)(x), f(x))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import html.parser
 from pathlib import Path
 from typing import Any
@@ -274,15 +273,6 @@ def test_show(capsys: pytest.CaptureFixture[str]) -> None:
     found = st.trace(product, torch.rand(3), torch.rand(3))
     found.show()
     assert capsys.readouterr().out == f"{found}\n"
-
-
-# ---------------------------------------------------------------------------------------------- documentation
-@pytest.mark.parametrize("name", ["architecture.md", "concepts.md"])
-def test_examples_in_the_docs(name: str) -> None:
-    path = Path(__file__).parents[2] / "docs" / name
-    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-    found = doctest.testfile(str(path), module_relative=False, optionflags=flags)
-    assert found.attempted > 3 and found.failed == 0
 
 
 def test_where_the_backward_is_refused_the_forward_is_shown() -> None:

@@ -12,11 +12,19 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import subclass_trace as st
+from subclass_trace import _torch
 
 Tensor = torch.Tensor
 Region = Callable[[Any], Any]
 #: of (parameter, optimizer): sets hooks up, and does something before each step
 Setup = Callable[[nn.Parameter, Any], Iterator[Any]]
+
+
+@pytest.fixture(autouse=True)
+def _no_hooks_are_left() -> Iterator[None]:
+    yield
+    for table in _torch.hooks_of_all().values():
+        table.clear()
 
 
 def _steps(region: Region, setup: Setup) -> tuple[list[float], list[Any]]:
@@ -183,3 +191,10 @@ def test_what_a_hook_of_all_modules_reads_and_counts() -> None:
         return results, calls[0]
 
     assert run(st.compile) == run(lambda f: f)
+
+
+def test_hooks_of_all_modules_beside_those_of_the_region_are_refused() -> None:
+    f = st.compile(nn.Linear(3, 3))
+    f.register_forward_hook(lambda module, args, out: out * 2)
+    with register_module_forward_hook(lambda module, args, out: out + 1), pytest.raises(st.UnsupportedError):
+        f(torch.ones(3))

@@ -1,4 +1,4 @@
-"""What a plan says, as tables of text. `text` renders them.
+"""What a plan says, as tables of text. `text` and `html` render them.
 
 In: a `Plan`. Out: `Table` objects. Paths name everything: ``args[0].weight.a`` is a leaf of an input, ``result[1].b``
 one of a result. Rows that differ in indices alone (the layers of a model) are one row, ``self.layers[0..5].weight``.

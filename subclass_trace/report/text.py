@@ -47,12 +47,18 @@ _WIDEST = 72
 
 
 def describe(plan: Plan, full: bool = False) -> str:
-    """A readable account of one specialization: inputs, dynamic sizes, changed inputs, results, saved activations.
+    """A readable account of one specialization.
 
     Args:
         plan: what is described.
         full: neither merge equal rows nor cut long tables.
     """
+    parts = [render(t.cut(None if full else _ROWS)) for t in plan_tables(plan, full=full)]
+    return "\n\n".join([*parts, gradient_text(plan)])
+
+
+def plan_tables(plan: Plan, *, full: bool = False) -> list[Table]:
+    """The tables of a plan that have rows: inputs, dynamic sizes, changed inputs, results, saved activations."""
     tables = [
         input_table(plan, group=not full),
         symbol_table(plan),
@@ -60,11 +66,10 @@ def describe(plan: Plan, full: bool = False) -> str:
         result_table(plan),
         saved_table(plan, group=not full),
     ]
-    parts = [render(t.cut(None if full else _ROWS)) for t in tables if t.rows]
-    return "\n\n".join([*parts, _gradients(plan)])
+    return [t for t in tables if t.rows]
 
 
-def _gradients(plan: Plan) -> str:
+def gradient_text(plan: Plan) -> str:
     """One sentence on the backward."""
     if not plan.trains:
         return "no backward: no result is differentiable"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html.parser
 import doctest
+import html.parser
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +236,39 @@ def test_constants_branches_and_verification() -> None:
     with verify.enabled():
         found = st.trace(f, torch.rand(2))
     assert "self._constant" in found.code("forward") and "cond(" in found.code("forward")
+
+
+# ---------------------------------------------------------------------------------------------- pages
+class Page(html.parser.HTMLParser):
+    """Checks that tags are closed in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        if tag not in ("meta", "!doctype"):
+            self.open.append(tag)
+        assert not any(name in ("src", "href") for name, _ in attrs), "the page is not self-contained"
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_page(tmp_path: Path) -> None:
+    found = st.trace(product, torch.rand(3), two(3).requires_grad_())
+    text = found.to_html(tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == text
+    page = Page()
+    page.feed(text)
+    assert page.open == []
+    assert "mul_tensor = aten.mul.Tensor(primals_1, primals_2)" in page.text
+    assert "TwoTensor(a=out[0], b=out[1])" in page.text
+    assert '<span data-name="primals_1">primals_1</span>' in text
 
 
 def test_show(capsys: pytest.CaptureFixture[str]) -> None:

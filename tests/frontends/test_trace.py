@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import html.parser
-import doctest
-import html.parser
 from pathlib import Path
 from typing import Any
 

@@ -396,6 +396,9 @@ class Walk:
 
     def _mutable(self, value: Any, path: str, parent: Holder | None, key: Any) -> None:
         kind = type(value)
+        if kind is torch.Generator:
+            self.generators.append(value)
+            return
         if _torch.is_opaque_class(kind) and not is_a(value, enum.Enum):  # a mesh, whose tensors are ranks
             return
         if is_a(value, dict):
@@ -421,8 +424,6 @@ class Walk:
                 got=why,
                 fix="make it inside of the region, or pass what it gives as an argument",
             )
-        elif kind is torch.Generator:
-            self.generators.append(value)
         elif kind is types.CellType or kind is contextvars.ContextVar:
             holder = self._holder(Cell if kind is types.CellType else Variable, value, path)
             if holder:

@@ -66,6 +66,10 @@ class NeedsEager(UnsupportedError):
     """What the region does cannot be compiled, and eager mode has a result: such calls run eagerly."""
 
 
+class NotYet(NeedsEager):
+    """A call that runs eagerly once: parameters of a lazy module have no values before it, and the next call is traced."""
+
+
 class ArgumentsError(SubclassTraceError, TypeError):
     """The arguments of a call do not fit the signature of the compiled function."""
 

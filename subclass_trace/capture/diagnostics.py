@@ -95,12 +95,13 @@ def refuse_memory(name: str, args: Any, line: Callable[[], str | None]) -> None:
 
     Raises:
         DataDependentError: it reads values.
+        NeedsEager: it is the mask of an `nn.TransformerEncoder`: Dynamo, too, would not leave out what is padded.
         UnsupportedError: it does something else with the memory.
     """
     if not args or not _torch.is_fake(args[0]):
         return
     padded = name == "_nested_tensor_from_mask"
-    cls = DataDependentError if padded or MEMORY[name] is _READS else UnsupportedError
+    cls = NeedsEager if padded else DataDependentError if MEMORY[name] is _READS else UnsupportedError
     raise cls(
         MEMORY[name].format(name),
         path=line(),

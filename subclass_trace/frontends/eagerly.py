@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .. import _torch
-from ..errors import NeedsEager
+from ..errors import NeedsEager, NotYet
 from ..runtime.guards import Ambient
 
 
@@ -40,7 +40,10 @@ class EagerCalls:
     def refused(self, error: NeedsEager, args: Any, kwargs: Any) -> str:
         """Calls like this one run eagerly from now on; the reason."""
         where = "" if error.path is None else f" ({error.path})"
-        reason = self._kinds[_kind(args, kwargs)] = f"{error.what}{where}"
+        reason = f"{error.what}{where}"
+        if isinstance(error, NotYet):
+            return reason
+        self._kinds[_kind(args, kwargs)] = reason
         warnings.warn(f"a call of a region runs eagerly: {error}", stacklevel=2)
         return reason
 

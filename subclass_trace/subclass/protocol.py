@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from .. import _torch
-from ..errors import ProtocolError
+from ..errors import NotYet, ProtocolError, SubclassTraceError
 from .paths import Path
 
 
@@ -149,7 +149,6 @@ def why_not_traceable(value: object) -> str | None:
 _INSTEAD = {
     "torch.masked": "pass the data and the mask as two tensors and use torch.where, or use a wrapper such as "
     "subclass_trace.zoo.Masked",
-    "torch.nn.parameter": "call the lazy module once outside of the region: that gives it its parameters",
     "torch.distributed._shard": "use torch.distributed.tensor.DTensor, which has the protocol",
     "bitsandbytes": "quantise with torchao (torchao.quantization.quantize_), whose tensors have the protocol, or leave "
     "this layer in eager and compile the parts of the model around it",
@@ -157,9 +156,11 @@ _INSTEAD = {
 _ELSE = "add the missing methods, or pass value.as_subclass(torch.Tensor)"
 
 
-def refuse(value: torch.Tensor, path: Path) -> ProtocolError:
-    """The error for a tensor subclass without the protocol."""
+def refuse(value: torch.Tensor, path: Path) -> SubclassTraceError:
+    """The error for a tensor subclass without the protocol, or for a parameter without values."""
     cls = type(value)
+    if issubclass(cls, (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)):
+        return NotYet("a parameter of a lazy module has no values yet", path=path, got=cls.__qualname__)
     fix = next((text for start, text in _INSTEAD.items() if f"{cls.__module__}.".startswith(f"{start}.")), _ELSE)
     return ProtocolError(
         f"{cls.__qualname__} is a tensor subclass that cannot be traced through: {why_not_traceable(cls)}",

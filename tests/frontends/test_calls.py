@@ -263,6 +263,19 @@ def test_many_specializations_warn() -> None:
     assert len(caught) == 1
 
 
-def test_lazy_modules_are_to_be_run_first() -> None:
-    with pytest.raises(st.ProtocolError, match="call the lazy module once"):
-        st.compile(torch.nn.LazyLinear(3))(torch.ones(2, 3))
+def test_lazy_modules_run_eagerly_once() -> None:
+    region = st.compile(torch.nn.LazyLinear(3))
+    first = region(torch.ones(2, 3))
+    assert len(region.specializations) == 0 and region.weight.shape == (3, 3)
+    for _ in range(2):
+        assert torch.equal(region(torch.ones(2, 3)), first)
+    assert len(region.specializations) == 1
+
+
+def test_a_padded_encoder_runs_eagerly_with_a_warning() -> None:
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 2).eval()
+    x, mask = torch.randn(2, 4, 8), torch.tensor([[False] * 4, [False, False, True, True]])
+    with torch.no_grad(), pytest.warns(UserWarning, match="looks into its padding mask"):
+        got = st.compile(model)(x, src_key_padding_mask=mask)
+        assert torch.equal(got, model(x, src_key_padding_mask=mask))

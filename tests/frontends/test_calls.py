@@ -272,6 +272,7 @@ def test_lazy_modules_run_eagerly_once() -> None:
     assert len(region.specializations) == 1
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_padded_encoder_runs_eagerly_with_a_warning() -> None:
     layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     model = torch.nn.TransformerEncoder(layer, 2).eval()

@@ -180,7 +180,9 @@ def is_walked(module_name: str | None) -> bool:
     name = module_name or ""
     root, _, rest = name.partition(".")
     if root in _NOT_WALKED or root.startswith("namedtuple_"):  # in which the standard library makes ``__new__``
-        return name in ("__main__", "torch.nn.utils.parametrize") or (root == "subclass_trace" and rest.startswith("zoo"))
+        return name in ("__main__", "torch.nn.utils.parametrize") or (
+            root == "subclass_trace" and rest.startswith("zoo")
+        )
     return True
 
 

@@ -1,10 +1,13 @@
 # Every target makes its own environment first. `make demo` and `make test` need nothing but Python 3.10+ with venv and pip.
 SHELL  := /bin/bash
 PYTHON ?= python3
-VENV   := .venv
+PINNED := $(shell sed -n 's/^torch==//p' constraints.txt)
+TORCH  ?= $(PINNED)
+# Another Python or torch (make test PYTHON=python3.13 TORCH=2.15.0) has an environment of its own.
+VENV   := .venv$(if $(filter-out python3,$(PYTHON)),-$(notdir $(PYTHON)))$(if $(filter-out $(PINNED),$(TORCH)),-torch$(TORCH))
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-TORCH  := $(shell grep '^torch==' constraints.txt)
+PINS   := $(VENV)/constraints.txt
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 FAILED := { echo >&2; \
 	echo "error: the installation failed (see above)." >&2; \
@@ -18,9 +21,10 @@ FAILED := { echo >&2; \
 help:
 	@echo "make demo      train a language model on this machine, eager and compiled side by side"
 	@echo "make test      the tests, without the slow ones     make test-all   with them"
-	@echo "make lint      ruff and mypy                        make format     let ruff rewrite the code"
+	@echo "make lint      ruff, mypy, layers                   make format     let ruff rewrite the code"
 	@echo "make bench     the benchmarks                       make fuzz       the random search"
 	@echo "make scorecard the conformance rules on real classes, into docs/scorecard.md (twenty minutes)"
+	@echo "make test PYTHON=python3.13 TORCH=2.15.0    with others, in an environment of its own"
 	@echo "make venv      only install                         make clean      remove what the others made"
 
 venv: $(STAMP)
@@ -32,9 +36,10 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "installing into $(VENV) (once; a few minutes)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 		{ echo "error: '$(PYTHON) -m venv' failed; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
-	@$(PIP) install -q -c constraints.txt "$(TORCH)" || $(FAILED)
-	@$(PIP) install -q -c constraints.txt hatchling editables || $(FAILED)
-	@$(PIP) install -q -c constraints.txt --no-build-isolation -e ".[dev,testing,report]" || $(FAILED)
+	@sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(PINS)
+	@$(PIP) install -q -c $(PINS) "torch==$(TORCH)" || $(FAILED)
+	@$(PIP) install -q -c $(PINS) hatchling editables || $(FAILED)
+	@$(PIP) install -q -c $(PINS) --no-build-isolation -e ".[dev,testing,report]" || $(FAILED)
 	@touch $@
 
 # Files of tests side by side, one process per core. (PARALLEL= for one process, as a debugger needs it.)
@@ -50,6 +55,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict subclass_trace
+	$(BIN)/lint-imports --no-cache
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
@@ -68,5 +74,5 @@ scorecard: $(STAMP)
 	$(BIN)/python -m tools.scorecard
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

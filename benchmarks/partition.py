@@ -17,6 +17,7 @@ import torch.fx as fx
 from functorch.compile import min_cut_rematerialization_partition
 
 import subclass_trace as st
+from subclass_trace.backends.eager.graph_code import Listing, compile_graph, compile_listing
 from subclass_trace.capture.graphs import output_args
 from subclass_trace.partition.costs import flops
 from subclass_trace.partition.half import Half
@@ -24,7 +25,6 @@ from subclass_trace.partition.min_cut import MinCut
 from subclass_trace.partition.rules import Facts
 from subclass_trace.partition.split import halves, make_split
 from subclass_trace.partition.table import Table, storage_key
-from subclass_trace.runtime.graph_code import Listing, compile_graph, compile_listing
 from subclass_trace.subclass.flatten import leaves_of
 
 from .graphs import MODELS, NAMES, Joint, load

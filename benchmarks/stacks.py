@@ -11,7 +11,7 @@ from functorch.compile import aot_function, default_partition, min_cut_remateria
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import subclass_trace as st
-from subclass_trace.runtime import bindings
+from subclass_trace.backends.eager import bindings
 
 Function = Callable[..., Any]
 _PARTITIONERS = {"min_cut": min_cut_rematerialization_partition, "default": default_partition}

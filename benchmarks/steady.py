@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from subclass_trace.runtime.graph_code import compile_graph
+from subclass_trace.backends.eager.graph_code import compile_graph
 from subclass_trace.subclass.flatten import leaves_of
 from subclass_trace.zoo import TwoTensor
 

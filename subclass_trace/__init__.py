@@ -19,7 +19,6 @@ from .errors import (
     UnsupportedError,
     VerificationError,
 )
-from .frontends import dynamo as _dynamo  # noqa: F401  (announces our back end)
 from .frontends.compile import compile
 from .frontends.hand_over import HandOverWarning
 from .frontends.region import Region

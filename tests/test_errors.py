@@ -371,7 +371,6 @@ def test_a_result_that_escapes_by_a_side_effect_is_not_silent() -> None:
         {"price": "x"},
         {"price": True},
         {"fusion": 3},
-        {"aggressive": 3},
         {"costs": 3},
         {"offload": None},
     ],

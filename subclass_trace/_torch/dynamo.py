@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import pkgutil
 import sys
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
@@ -21,15 +22,15 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 from .symbols import symbol_values
 
 
-def compile_alone(function: Callable[..., Any], backend: str, **options: Any) -> Any:
-    """``torch.compile`` with a back end of ours, and with a limit of recompilations of its own.
+def compile_alone(function: Callable[..., Any], **options: Any) -> Any:
+    """``torch.compile`` with our back end, and with a limit of recompilations of its own.
 
     Otherwise (before torch 2.15) all that are compiled of one code object count as one, and run eagerly beyond the limit.
     """
     if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
         options["isolate_recompiles"] = True
-    register_backend(backend)
-    return torch.compile(function, backend=backend, **options)
+    register_our_backend()
+    return torch.compile(function, backend=OUR_BACKEND, **options)
 
 
 def tracing_context() -> Any:
@@ -129,21 +130,17 @@ def dynamo_exception() -> type[Exception]:
     return TorchDynamoException
 
 
-#: name -> a back end of ours
-_backends: dict[str, Callable[..., Any]] = {}
+#: our back end, as the entry point of the package names it
+OUR_BACKEND = "subclass_trace"
+_WHERE = "subclass_trace.frontends.dynamo:subclass_trace"
 
 
-def announce_backend(function: Callable[..., Any], name: str) -> None:
-    """Let `compile_alone` find ``function`` by ``name``, where the package is on the path without being installed."""
-    _backends[name] = function
-
-
-def register_backend(name: str) -> None:
-    """Let ``torch.compile`` find an announced back end by its name."""
+def register_our_backend() -> None:
+    """Let ``torch.compile`` find our back end by its name, where the package is on the path without being installed."""
     from torch._dynamo.backends import registry
 
-    if name not in registry.list_backends(exclude_tags=()):
-        registry.register_backend(compiler_fn=_backends[name], name=name)
+    if OUR_BACKEND not in registry.list_backends(exclude_tags=()):
+        registry.register_backend(compiler_fn=pkgutil.resolve_name(_WHERE), name=OUR_BACKEND)
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])

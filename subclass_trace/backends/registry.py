@@ -22,8 +22,8 @@ import torch
 import torch.fx as fx
 
 from ..errors import BackendError, OptionError, SubclassTraceError
-from ..runtime.graph_code import BoxedGraph
 from . import eager, inductor
+from .eager.graph_code import BoxedGraph
 
 Compiler: TypeAlias = "Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]"
 Compiled: TypeAlias = "Callable[[list[Any]], Sequence[Any]]"

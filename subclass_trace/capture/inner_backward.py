@@ -20,7 +20,8 @@ import torch
 from .. import _torch
 from ..errors import UnsupportedError
 from ..subclass.flatten import leaves_of
-from .inputs import Argument, DynamicDims, TracedInput
+from .input_sizes import DynamicDims
+from .inputs import Argument, TracedInput
 from .lift import StandIns
 from .metadata import Asked
 from .recorder import Recorder

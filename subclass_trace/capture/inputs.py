@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,49 +18,18 @@ import torch
 from .. import _torch
 from ..errors import ProtocolError, UnsupportedError
 from ..plan import gradient_of
-from ..state.source import ATOMS, is_walked, members_of, same
-from ..state.walk import set_by_class
-from ..subclass.context import (
-    has_sizes,
-    map_sizes,
-    one_copy_each,
-    parts_of,
-    same_context,
-    snapshot,
-    with_outer,
-    without_outer,
-)
+from ..state.kinds import set_by_class, values_of
+from ..state.values import ATOMS, is_walked, members_of, same
 from ..subclass.flatten import flatten, leaf_paths, wrappers_inside
 from ..subclass.kept import kept_spec
-from ..subclass.parts import Steps, with_parts
 from ..subclass.paths import Path, owner_of
 from ..subclass.protocol import class_of_leaf, refuse
-from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, is_ragged, spec_leaves
-from ..subclass.visit import inner_values, rebuild
-from .aliasing import SharedCounters, storage_key
-from .session import Dim, Session
+from ..subclass.spec import Spec, WrapperSpec
+from .aliasing import SharedCounters
+from .input_sizes import DynamicDims, SizeSymbols, traced_value, with_sizes
+from .session import Session
 
 Tensor = torch.Tensor
-
-
-class DynamicDims:
-    """What the sizes of the values of a call become, value by value (the outer ones of a wrapper, or those of a leaf).
-
-    Here all are static; `frontends/dynamic.py` has the choice.
-
-    """
-
-    def sizes(self, path: Path, t: Tensor) -> Sequence[int]:
-        """What each size of the value at a path becomes: see `Dim`."""
-        return [Dim.STATIC] * (0 if t.is_nested else t.dim())
-
-    def strides(self, path: Path) -> Sequence[int]:
-        """What the strides become; empty where they follow from the sizes or are numbers."""
-        return ()
-
-    def parts(self, path: Path) -> Mapping[Steps, int]:
-        """Which values of a wrapper's context are which outer size."""
-        return {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +129,7 @@ class Inputs:
         session, first = self.session, len(self.inputs)
         with session.beside_the_trace():
             places = [self._leaves(a, dynamic) for a in arguments]
-            symbols = _Symbols(session, dynamic)
+            symbols = SizeSymbols(session, dynamic)
             with _torch.no_modes():
                 specs = [
                     symbols.spec(a.value, spec, a.path, iter([self.originals[k] for k in own]))
@@ -221,7 +190,7 @@ class Inputs:
             traced.__dict__["_is_param"] = True
         edge = torch.autograd.graph.get_gradient_edge(traced) if traced.requires_grad else None
         if self.session.dynamic:
-            spec = _with_sizes(spec, flatten(traced)[1])
+            spec = with_sizes(spec, flatten(traced)[1])
         row = TracedInput(
             argument.path,
             spec,
@@ -303,7 +272,7 @@ def _check_slots(real: Tensor, spec: Spec, path: Path) -> None:
     slots = members_of(type(real)) if isinstance(spec, WrapperSpec) else {}
     for name, member in slots.items():
         value = getattr(real, name, None) if is_walked(member.__objclass__.__module__) else None
-        if type(value) in ATOMS and value is not None and not any(same(value, v) for v in _values(spec.context)):  # type: ignore[union-attr]
+        if type(value) in ATOMS and value is not None and not any(same(value, v) for v in values_of(spec.context)):  # type: ignore[union-attr]
             raise UnsupportedError(
                 "a wrapper keeps a value in a slot of its class that its flatten context does not tell",
                 path=path.attr(name),
@@ -311,12 +280,6 @@ def _check_slots(real: Tensor, spec: Spec, path: Path) -> None:
                 got=f"{value!r:.100}, in __slots__ of {member.__objclass__.__qualname__}",
                 fix="put it into what __tensor_flatten__ returns",
             )
-
-
-def _values(context: Any) -> Iterator[Any]:
-    yield context
-    for _, part in parts_of(context):
-        yield from _values(part)
 
 
 def has_gradient(x: Tensor) -> bool:
@@ -338,182 +301,3 @@ def _check_leaf(leaf: Tensor, path: Path, argument: Argument) -> None:
         )
     if _torch.is_fake(leaf):
         raise UnsupportedError("a region was called with a FakeTensor", path=path, fix="call it with real tensors")
-
-
-def traced_value(
-    session: Session,
-    spec: Spec,
-    leaves: list[Tensor],
-    path: Path,
-    inference: bool,
-    grad_dtype: torch.dtype | None,
-) -> Tensor:
-    """An input as the user function sees it: made of traced leaves, and no autograd leaf, unless it asks for gradients of
-    another dtype, as leaves alone do.
-
-    Raises:
-        ProtocolError: the class builds something else than an instance of itself.
-    """
-    if isinstance(spec, LeafSpec):
-        # Two inputs never are one leaf (duplicates are removed before), but an inner leaf can be an input as well:
-        # then autograd relates them no more than in eager, so each gets an alias of its own.
-        traced = leaves[0] if not spec.requires_grad else session.tracked(leaves[0])
-    else:
-        grad = torch.is_grad_enabled()
-        with torch.inference_mode(inference), torch.set_grad_enabled(grad):
-            with one_copy_each(session.copies):
-                traced = rebuild(spec, iter(leaves))
-            sized = _sized_by_context(spec, traced)
-            if sized is not spec:
-                spec, traced = sized, rebuild(sized, iter(leaves))
-        if isinstance(spec, WrapperSpec) and type(traced) is not spec.cls:
-            raise ProtocolError(
-                f"{spec.cls.__qualname__}.__tensor_unflatten__ built a {type(traced).__qualname__}",
-                path=path,
-                expected=f"an instance of {spec.cls.__qualname__}",
-                got=f"an instance of {type(traced).__qualname__}",
-                fix="make __tensor_unflatten__ a classmethod that builds `cls`",
-            )
-    if traced.requires_grad:  # some classes set it themselves
-        traced.requires_grad_(False)
-    if spec.requires_grad:  # type: ignore[union-attr]
-        _torch.track(traced, grad_dtype)
-    return traced
-
-
-def _sized_by_context(spec: Spec, traced: Any) -> Spec:
-    """With the symbols of the outer size in a context that repeats it: there, the class would find the numbers of this call.
-
-    (But where it makes its context anew of the outer size that it is given, as DTensor does.)
-    """
-    if not isinstance(spec, WrapperSpec) or not isinstance(traced, Tensor):
-        return spec
-    pairs = [(s, _sized_by_context(s, getattr(traced, n, None))) for n, s in zip(spec.names, spec.inners, strict=True)]
-    context = spec.context
-    if any(isinstance(n, torch.SymInt) and not is_ragged(n) for n in spec.size):
-        now = inner_values(traced, Path("value"))[2]
-        size, stride = (tuple(n if type(n) is int else _hint(n) for n in ns) for ns in (spec.size, spec.stride))
-        if not same_context(now, without_outer(now, size, stride)):
-            context = with_outer(without_outer(context, size, stride), spec.size, spec.stride)
-    if context is spec.context and all(new is old for old, new in pairs):
-        return spec
-    return replace(spec, context=context, inners=tuple(new for _, new in pairs))
-
-
-def _with_sizes(spec: Spec, traced: Spec) -> Spec:
-    """Where a class takes numbers of its context from the sizes of its inner tensors, they are symbols."""
-    if not isinstance(spec, WrapperSpec) or not isinstance(traced, WrapperSpec):
-        return spec
-    context = spec.context
-    if has_sizes(traced.context) and same_context(map_sizes(traced.context, _hint), map_sizes(context, _hint)):
-        context = snapshot(traced.context)
-    return replace(spec, context=context, inners=tuple(map(_with_sizes, spec.inners, traced.inners)))
-
-
-def _hint(n: Any) -> Any:
-    return n if is_ragged(n) else n.node.hint
-
-
-class _Symbols:
-    """Gives the outer sizes of wrappers their symbols, and finds those that no leaf carries."""
-
-    def __init__(self, session: Session, dynamic: DynamicDims) -> None:
-        self.session, self.dynamic = session, dynamic
-
-    def spec(self, value: Any, spec: Spec, path: Path, fakes: Iterator[Tensor]) -> Spec:
-        """The spec of ``value`` with symbolic sizes."""
-        if isinstance(spec, OpaqueSpec):
-            return spec
-        if isinstance(spec, LeafSpec):
-            fake = next(fakes)
-            strided = fake.layout is torch.strided
-            stride, offset = (tuple(fake.stride()), fake.storage_offset()) if strided else ((), 0)
-            meta = (tuple(fake.shape), stride, offset, spec.dtype, spec.device, spec.layout, spec.requires_grad)
-            return LeafSpec(*meta, spec.cls, spec.lazy)
-        inners = tuple(
-            self.spec(getattr(value, n), s, path.attr(n), fakes) for n, s in zip(spec.names, spec.inners, strict=True)
-        )
-        size, stride = spec.size, spec.stride
-        if spec.layout is torch.jagged:
-            return self._jagged(replace(spec, inners=inners))
-        dims = self.dynamic.sizes(path, value)
-        if any(dims):
-            size = self.session.outer_size(value, path, dims)
-            stride = symbolic_strides(spec.size, spec.stride, size)
-        loose = self.dynamic.strides(path)
-        if any(loose):
-            stride = _strides_of_leaves(stride, loose, inners)
-        parts = {part: size[d] for part, d in self.dynamic.parts(path).items()}
-        rest = (spec.storage_offset, spec.dtype, spec.device, spec.layout, spec.requires_grad)
-        return WrapperSpec(spec.cls, spec.names, inners, with_parts(spec.context, parts), size, stride, *rest)
-
-    def _jagged(self, spec: WrapperSpec) -> Spec:
-        """The outer sizes of a jagged tensor follow from its inner ones, and its ragged size from its offsets."""
-        size = self.session.recorder.symbols.ragged_sizes(spec.size)
-        with self.session.mode, _torch.without_tracing():
-            made = rebuild(replace(spec, size=size), map(_like, spec_leaves(spec)))
-        return replace(spec, size=tuple(made.shape), stride=tuple(made.stride()))
-
-    def unbound(self, specs: Sequence[Spec], originals: Sequence[Tensor]) -> list[Any]:
-        """Sizes, and arguments that are sizes, whose symbol is the size, stride or offset of no dense leaf.
-
-        Leaves of one storage may become one graph input, which does not tell their sizes.
-        """
-        overlapping = _of_one_storage(originals) if self.session.dynamic else set()
-        known: set[Any] = {None}
-        for k, fake in enumerate(originals):
-            if k not in overlapping:
-                known.update(map(_torch.size_symbol, _numbers_of(fake)))
-        extra: dict[Any, Any] = {}
-        for k in sorted(overlapping):
-            for s in _numbers_of(originals[k]):
-                if _torch.size_symbol(s) not in known:
-                    extra.setdefault(_torch.size_symbol(s), s)
-
-        def look(spec: Spec) -> None:
-            if isinstance(spec, WrapperSpec):
-                for s in spec.size:
-                    if _torch.size_symbol(s) not in known:
-                        extra.setdefault(_torch.size_symbol(s), s)
-                for inner in spec.inners:
-                    look(inner)
-
-        for spec in specs:
-            look(spec)
-        return list(extra.values())
-
-
-def _of_one_storage(leaves: Sequence[Tensor]) -> set[int]:
-    storages: dict[int, list[int]] = {}
-    for k, t in enumerate(leaves):
-        if t.layout is torch.strided:
-            storages.setdefault(storage_key(t), []).append(k)
-    return {k for members in storages.values() if len(members) > 1 for k in members}
-
-
-def _numbers_of(fake: Tensor) -> tuple[Any, ...]:
-    """Sizes, strides and offset."""
-    strided = fake.layout is torch.strided
-    return (*fake.shape, *((*fake.stride(), fake.storage_offset()) if strided else ()))
-
-
-def _like(spec: LeafSpec) -> Tensor:
-    return torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=spec.device)
-
-
-def _strides_of_leaves(stride: Sequence[Any], loose: Sequence[int], inners: Sequence[Spec]) -> tuple[Any, ...]:
-    """Outer strides that differ between calls, as the symbols that equal ones of dense leaves have; else numbers."""
-    known = {n.node.hint: n for s in inners for leaf in spec_leaves(s) for n in leaf.stride if _torch.size_symbol(n)}
-    return tuple(known.get(n, n) if free and type(n) is int else n for n, free in zip(stride, loose, strict=True))
-
-
-def symbolic_strides(size: Sequence[int], stride: Sequence[int], symbolic: Sequence[Any]) -> tuple[Any, ...]:
-    """Strides as products of symbolic sizes, where the numbers say so; other strides stay numbers."""
-    out: list[Any] = list(stride)
-    order = sorted(range(len(size)), key=lambda d: (stride[d], size[d] != 1, -d))
-    expected, symbol = 1, 1
-    for d in order:
-        if stride[d] == expected:
-            out[d] = symbol
-            expected, symbol = size[d] * expected, symbolic[d] * symbol
-    return tuple(out)

@@ -233,22 +233,32 @@ class OutputClassifier:
         return None
 
     def _with_own_context(self, plan: ViewOutput, o: Tensor) -> ViewOutput:
-        """The plan, which sets what the replay of a view would take from its base as that is when the region ends."""
-        mine = attributes_of_wrapper(o, plan.spec)
+        """The plan, which sets what the replay of a view would not take from its base.
+
+        Of an input both count, as it came and as the region leaves it: some of its attributes are written when results exist.
+        """
+        mine, live = attributes_of_wrapper(o, plan.spec), self._live(plan)
         with unseen(self.recorder):
-            base = self._base_of(plan)
-            theirs = attributes_of_wrapper(base, flatten(base)[1])
-            if all(k in theirs and v is theirs[k] for k, v in mine.items()):
-                return plan  # nothing that a view would take differs
-            again = tried(plan.replay, base)
-            known = {} if again is None else attributes_of_wrapper(again, flatten(again)[1])
-        found = {k: v for k, v in mine.items() if k in known and _is_handed_on(v, known[k], theirs.get(k, known))}
-        if found:
             # It may be the very object of the base, of which a fresh one has a copy.
-            live = self._live(plan)
-            held = attributes_of_wrapper(live, flatten(live)[1])
-            found = {k: v for k, v in found.items() if k not in held or held[k] is not v}
+            found = self._not_handed_on(plan, mine, self._base_of(plan), live)
+            if plan.of_input and not plan.early:
+                came = self._as_it_came(plan.base)
+                found.update(self._not_handed_on(plan, mine, came, came))
         return replace(plan, attributes={**self._without_traced(found), **plan.attributes}) if found else plan
+
+    @staticmethod
+    def _not_handed_on(plan: ViewOutput, mine: dict[str, Any], base: Tensor, live: Tensor) -> dict[str, Any]:
+        theirs = attributes_of_wrapper(base, flatten(base)[1])
+        if all(k in theirs and v is theirs[k] for k, v in mine.items()):
+            return {}  # nothing that a view would take differs
+        again = tried(plan.replay, base)
+        known = {} if again is None else attributes_of_wrapper(again, flatten(again)[1])
+        held = attributes_of_wrapper(live, flatten(live)[1])
+        return {
+            k: v
+            for k, v in mine.items()
+            if k in known and _is_handed_on(v, known[k], theirs.get(k, known)) and held.get(k, known) is not v
+        }
 
     def _base_of(self, plan: ViewOutput) -> Tensor:
         """What a view is replayed on, as that is when it is replayed."""

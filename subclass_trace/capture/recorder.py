@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
-import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +38,7 @@ from .higher_order import record_higher_order
 from .known import known_answer, number_inside
 from .operators import RULES
 from .results import Results
-from .symbols import Symbols
+from .traced_graph import TracedGraph
 from .user_code import library_line, line_text, user_frames
 from .views import ViewLog
 from .writes import (
@@ -78,7 +76,7 @@ class CheckpointTag:
     graph_id: int
 
 
-class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(TracedGraph, _torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes the graph. One instance per capture; it is entered again to trace further backwards into the same graph."""
 
     supports_higher_order_operators = True
@@ -99,14 +97,11 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
     functions: Mapping[Any, Sequence[Any]] = MappingProxyType({})
 
     def __init__(self, mode: Any, decompositions: dict[Any, Callable[..., Any]], outer: Recorder | None = None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        TracedGraph.__init__(self, mode)
+        _torch.TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
         # On the instance: __exit__ looks in its __dict__, and would otherwise pop a mode of the user.
         self._mode_key = _torch.PROXY_MODE_KEY
-        self.mode, self.decompositions, self.outer = mode, decompositions, outer
-        self.graph, self.root = fx.Graph(), torch.nn.Module()
-        self.symbols = Symbols(self.graph, mode)
-        self.tracer = self.symbols.tracer
-        self.tracer.enable_thunkify = False  # type: ignore[attr-defined]  # nested ints ask the PROXY mode's tracer
+        self.decompositions, self.outer = decompositions, outer
         self.results = Results(mode)
         self.default_dtype = torch.get_default_dtype()
         self.inside: Any = None  # a function mode for the code of wrapper classes
@@ -114,7 +109,6 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.names_are_known = False  # a joint graph was made whose nodes are called as here
         self.has_hooks = False  # on tensors
         self.has_read_numbers = False  # by ``.item()``: there are symbols that no input tells
-        self.tag = "is_forward"
         self.backward_seq: int | None = None
         self.checkpoint: CheckpointTag | None = None
         self.state: Any = None  # `state.run.StateRun`, whose events are off below
@@ -129,94 +123,17 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.writes: list[tuple[Any, ByteRange]] = []
         self.resized: set[Any] = set()  # storages of ``out=`` arguments that got another size
         self.outliving: frozenset[Any] = frozenset()  # while a backward is traced: storages that are not its own
-        self.of_arrays: set[Any] = set()  # the storages of constants in the memory of numpy arrays
         self.perhaps_shared: set[Any] = set()  # storages of copies that may be none in a call, and of what is copied
         self.sealed = False  # the user function has run: its inputs are known
-        self._last_placeholder: fx.Node | None = None
-        self._nodes: dict[int, tuple[fx.Node, Tensor]] = {}  # holds the tensors, so that ids stay unique
-        self._lifted: dict[int, tuple[Tensor, Tensor]] = {}
-        self._numbers = itertools.count()  # of constants, of all traces into this graph
-        self._adopted: list[int] = []
-        self.primals = 0
-        self.tangents = 0
         self.views = ViewLog()
         self.met: set[str] = set() if outer is None else outer.met  # "attention", whose kernels a caller may choose
         self.classes: set[type] = set() if outer is None else outer.classes  # of wrappers that operations ran on
-        self._submodules = 0
         self._stop_frame: Any = None
 
     # ------------------------------------------------------------------ values and their nodes
     def of_branch(self) -> Recorder:
         """The recorder of a branch of a higher order operator."""
         return Recorder(self.mode, self.decompositions, outer=self)
-
-    def placeholder(self, name: str, value: Any, untouched: bool = False) -> fx.Node:
-        """Add a graph input after the last one; ``value`` (a tensor or a SymInt) is from now on its node.
-
-        ``untouched``: no operation will run on ``value`` itself, so that it needs no snapshot.
-        """
-        with self.graph.inserting_after(self._last_placeholder) if self._last_placeholder else self._at_start():
-            node = self.graph.placeholder(name)
-        self._last_placeholder = node
-        if isinstance(value, Tensor):
-            if untouched:
-                self._nodes[id(value)] = (node, value)
-                node.meta["val"] = value
-            else:
-                self.track(value, node)
-            if not name.startswith("tangents"):
-                self.symbols.bind(node, value)
-        else:
-            node.meta["val"] = value
-            self.symbols.bind(node, value)
-        return node
-
-    def primal(self, value: Any, untouched: bool = False) -> int:
-        """Add the next dense graph input, ``primals_N``; returns N - 1."""
-        self.primals += 1
-        self.placeholder(f"primals_{self.primals}", value, untouched)
-        return self.primals - 1
-
-    def tangent(self, value: Any) -> str:
-        """Add the next tangent, ``tangents_N``; returns its name."""
-        self.tangents += 1
-        return self.placeholder(f"tangents_{self.tangents}", value).name
-
-    def _at_start(self) -> Any:
-        first = next(iter(self.graph.nodes), None)
-        return self.graph.inserting_before(first)
-
-    def track(self, value: Tensor, node: fx.Node) -> None:
-        """``value`` is what ``node`` computes."""
-        self._nodes[id(value)] = (node, value)
-        # Without grad mode nothing will give the value a history: it is its own snapshot.
-        snapshot = _torch.is_fake(value) and (torch.is_grad_enabled() or node.op == "placeholder")
-        node.meta["val"] = _torch.detached(self.mode, value) if snapshot else value
-
-    def alias(self, value: Tensor, like: Tensor) -> None:
-        """``value`` is the very value of ``like``: no node of its own."""
-        self._nodes[id(value)] = (self.node_of(like), value)
-
-    def first_of_storage(self, t: Tensor) -> Tensor:
-        """An alias, without history, of the first tensor of the graph that has the storage of ``t``."""
-        storage = _torch.storage_ref(t)
-        strided = (v for _, v in self._nodes.values() if v.layout is torch.strided)
-        first = next((v for v in strided if _torch.storage_ref(v) == storage), t)
-        out = _torch.detached(self.mode, first)
-        self.alias(out, first)
-        return out
-
-    def traced_tensors(self) -> Iterator[Tensor]:
-        """All tensors that have a node."""
-        return (t for _, t in self._nodes.values())
-
-    def bare(self, fake: Tensor) -> Tensor:
-        """A fake tensor of the same metadata that nobody has touched."""
-        return _torch.detached(self.mode, fake)
-
-    def knows(self, value: Tensor) -> bool:
-        """Has this tensor a node in the graph?"""
-        return id(value) in self._nodes or id(value) in self._lifted
 
     def node_of(self, value: Any) -> Any:
         """The node of a tensor or symbolic number; other values stand for themselves."""
@@ -257,49 +174,6 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         if names_count and not any(real is t for t in self.contexts()):
             raise unknown_tensor(real, self.user_line())
         return self.constant(real)
-
-    def is_constant(self, real: Tensor) -> bool:
-        """Is it a real tensor that the region made itself of constants?"""
-        return id(real) in self._lifted
-
-    def adopt(self, real: Tensor, fake: Tensor) -> None:
-        """A real leaf that the function reaches by name is an input: ``fake``."""
-        if id(real) not in self._lifted:
-            self._lifted[id(real)] = (fake, real)
-            self._adopted.append(id(real))
-
-    def forget_inputs(self) -> None:
-        """From now on nothing leads to the tensors of the call."""
-        for key in self._adopted:
-            del self._lifted[key]
-        self._adopted = []
-
-    def lifted_fake(self, real: Tensor) -> Tensor | None:
-        """The fake that stands for a lifted tensor, if it was lifted."""
-        hit = self._lifted.get(id(real))
-        return None if hit is None else hit[0]
-
-    def constant(self, real: Tensor) -> Tensor:
-        """The fake that stands for a real dense tensor which is read from where it is."""
-        hit = self._lifted.get(id(real))
-        if hit is None:
-            fake = _torch.detached(self.mode, self.mode.from_tensor(real, static_shapes=True))
-            name = f"_constant{next(self._numbers)}"
-            with _torch.no_overrides(), _torch.no_modes():
-                of_array = not real.untyped_storage().resizable()  # its contents may change after this call
-                setattr(self.root, name, real.clone() if of_array else real)
-                if of_array:
-                    self.of_arrays.add(_torch.storage_ref(fake))
-            node = self.graph.get_attr(name)
-            node.meta["partitioner_tag"] = self.tag
-            self.track(fake, node)
-            hit = self._lifted[id(real)] = (fake, real)
-        return hit[0]
-
-    def write_assertions(self) -> None:
-        """What the trace took for true of numbers that depend on values inside tensors is checked in each call."""
-        for check in self.symbols.assertions(self.tag):
-            self.annotate(check)
 
     # ------------------------------------------------------------------ the dispatch
     def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -510,23 +384,6 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             meta["recompute"] = self.checkpoint.policy(func, args, kwargs or {})
             meta["ac_graph_id"] = self.checkpoint.graph_id
 
-    def track_result(self, node: fx.Node, out: Any, args: Any = ()) -> None:
-        """``out`` is what a call with these arguments gives."""
-        if isinstance(out, Tensor):
-            if any(out is a for a in args):
-                node.meta["val"] = _torch.detached(self.mode, out)
-            else:
-                self.track(out, node)
-        elif isinstance(out, (list, tuple)):
-            node.meta["val"] = type(out)(_torch.detached(self.mode, o) if isinstance(o, Tensor) else o for o in out)
-            for i, o in enumerate(out):
-                if isinstance(o, Tensor):
-                    item = self.graph.call_function(operator.getitem, (node, i))
-                    item.meta.update({k: v for k, v in node.meta.items() if k != "val"})
-                    self.track(o, item)
-        else:
-            node.meta["val"] = out
-
     def _note_writes(self, func: Any, args: Any, kwargs: Any) -> None:
         self.mutable = True
         if torch.Tag.inplace_view in func.tags:
@@ -568,12 +425,10 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             for k in others:
                 self._nodes[k] = (own, self._nodes[k][1])
 
-    def keep_metadata(self, changed: Sequence[Tensor]) -> None:
-        """The sizes of these are about to change in place: what a node computed must not change with them."""
-        for t in changed:
-            hit = self._nodes.get(id(t))
-            if hit is not None and hit[0].meta.get("val") is t:
-                hit[0].meta["val"] = _torch.detached(self.mode, t)
+    def write_assertions(self) -> None:
+        """What the trace took for true of numbers that depend on values inside tensors is checked in each call."""
+        for check in self.symbols.assertions(self.tag):
+            self.annotate(check)
 
     def was_written(self, leaf: Tensor) -> bool:
         """Did an operation of the region write into the memory that ``leaf`` can touch?"""
@@ -589,11 +444,6 @@ class Recorder(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
         return a
 
     # ------------------------------------------------------------------ where the user is
-    def next_submodule(self) -> int:
-        """A number for the next branch of a higher order operator."""
-        self._submodules += 1
-        return self._submodules - 1
-
     def start_at(self, frame: Any) -> None:
         """Frames above (and with) this one do not belong to the user function."""
         self._stop_frame = frame

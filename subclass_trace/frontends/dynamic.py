@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from .. import _torch
-from ..capture.inputs import Argument, DynamicDims
+from ..capture.input_sizes import DynamicDims
+from ..capture.inputs import Argument
 from ..capture.session import Dim
 from ..errors import ProtocolError
 from ..subclass.context import same_context, without_outer

@@ -26,7 +26,8 @@ from .. import _torch
 from .._torch import dynamo as _dynamo
 from ..backends import resolve_backend
 from ..capture.capture import Captured, Ran, capture
-from ..capture.inputs import Argument, DynamicDims, Inputs
+from ..capture.input_sizes import DynamicDims
+from ..capture.inputs import Argument, Inputs
 from ..capture.mutation import NeedsAutogradBase
 from ..capture.session import Session
 from ..errors import NeedsEager, OptionError, UnsupportedError
@@ -75,12 +76,9 @@ def subclass_trace(
         return _Compilation(graph, chosen).compile(example_inputs)
 
 
-_dynamo.announce_backend(subclass_trace, NAME)
-
-
 def register() -> None:
     """Make the name known to ``torch.compile``, where the package is on the path without being installed."""
-    _dynamo.register_backend(NAME)
+    _dynamo.register_our_backend()
 
 
 def dynamo_options(mode: str | None, options: Mapping[str, Any] | None) -> Options:

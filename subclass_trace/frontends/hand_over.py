@@ -45,7 +45,6 @@ class HandOver:
         self.why.__cause__ = self.why.__context__ = None
         compiled = compile_alone(
             function,
-            "subclass_trace",
             fullgraph=options.fullgraph,
             dynamic=options.dynamic_of_dynamo,
             options=options.changed() or None,

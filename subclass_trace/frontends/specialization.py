@@ -36,7 +36,8 @@ from ..state.code_names import asks_for_number_types
 from ..state.guard_code import Reader
 from ..state.guards import StateGuards
 from ..state.run import Outcome, StateRun
-from ..state.source import MISSING, Call, Source
+from ..state.source import Call, Source
+from ..state.values import MISSING
 from ..subclass.context import parts_of
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.paths import Path

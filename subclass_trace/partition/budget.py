@@ -263,12 +263,11 @@ def _same(a: Corner, b: Corner) -> bool:
     return a.bytes == b.bytes and a.cost == b.cost
 
 
-# ---------------------------------------------------------------------------------------------- knapsacks
 _UNITS = 8192
 
 
 def most_gain(items: Sequence[tuple[float, float]], room: float) -> list[int]:
-    """Which (bytes, gain) items to take so that they fit in ``room`` and gain most. Bytes are
+    """A knapsack: which (bytes, gain) items to take so that they fit in ``room`` and gain most. Bytes are
     rounded up to multiples of their greatest common divisor, or of 1/8192 of the room.
 
     >>> most_gain([(3, 5.0), (2, 3.0), (2, 3.0)], 4)
@@ -277,34 +276,17 @@ def most_gain(items: Sequence[tuple[float, float]], room: float) -> list[int]:
     if room <= 0 or not items:
         return [k for k, (size, gain) in enumerate(items) if size <= 0 and gain > 0]
     unit = max(room / _UNITS, math.gcd(*[int(size) for size, _ in items]), 1)
-    return _knapsack([(int(-(-size // unit)), gain) for size, gain in items], int(room // unit))
-
-
-def _knapsack(items: Sequence[tuple[int, float]], room: int) -> list[int]:
-    """0/1 knapsack over whole units; equal items are taken in bundles of 1, 2, 4, ..."""
-    bundles: list[tuple[int, float, list[int]]] = []
-    groups: dict[tuple[int, float], list[int]] = {}
-    for k, item in enumerate(items):
-        groups.setdefault(item, []).append(k)
-    for (size, gain), members in groups.items():
-        step = 1
-        while members:
-            taken, members = members[:step], members[step:]
-            bundles.append((size * len(taken), gain * len(taken), taken))
-            step *= 2
-    best = torch.zeros(room + 1, dtype=torch.float64)
-    took: list[torch.Tensor | None] = []
-    for size, gain, _ in bundles:
-        if size > room or gain <= 0:
-            took.append(None)
-            continue
-        moved = torch.full_like(best, -INF)
-        moved[size:] = best[: room + 1 - size] + gain
-        took.append(moved > best)
-        best = torch.maximum(best, moved)
-    left, chosen = int(best.argmax()), []
-    for (size, _, members), took_it in zip(reversed(bundles), reversed(took), strict=True):
-        if took_it is not None and bool(took_it[left]):
-            chosen += members
-            left -= size
+    sizes, left = [int(-(-size // unit)) for size, _ in items], int(room // unit)
+    best = torch.zeros(left + 1, dtype=torch.float64)  # by units of room
+    taken: list[torch.Tensor] = []
+    for size, (_, gain) in zip(sizes, items, strict=True):
+        more = torch.full_like(best, -INF)
+        more[size:] = best[: max(left + 1 - size, 0)] + gain
+        taken.append(more > best)
+        best = torch.maximum(best, more)
+    chosen = []
+    for k in reversed(range(len(items))):
+        if taken[k][left]:
+            chosen.append(k)
+            left -= sizes[k]
     return sorted(chosen)

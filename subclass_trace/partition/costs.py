@@ -6,7 +6,6 @@ Nothing is run to price a graph. The three constants of the roofline are fixed, 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,32 +14,18 @@ from torch.utils.flop_counter import flop_registry
 
 from .table import GETITEM, VIEW, Table, hint
 
-
-@dataclass(frozen=True)
-class Costs:
-    """A machine: how many floating-point operations and bytes it does in a second, and seconds to start an operation."""
-
-    flops_per_second: float = 2e10
-    bytes_per_second: float = 8e9
-    launch_seconds: float = 3e-6
-
-    def seconds(self, t: Table, i: int) -> float:
-        """Seconds to compute a row: the slower of arithmetic and memory traffic, and the start."""
-        return self.work(t, i)[1]
-
-    def work(self, t: Table, i: int) -> tuple[float, float]:
-        """Floating-point operations and seconds of a row."""
-        if t.view[i] or t.bits[i] & (VIEW | GETITEM) or t.nodes[i].op != "call_function":
-            return 0.0, 0.0
-        count = flops(t, i)
-        if not isinstance(t.val[i], (torch.Tensor, tuple, list)):
-            return count, 0.0
-        moved = t.size[i] + sum([t.size[x] for x in t.ins[i]])
-        return count, max(count / self.flops_per_second, moved / self.bytes_per_second) + self.launch_seconds
+FLOPS_PER_SECOND, BYTES_PER_SECOND, LAUNCH_SECONDS = 2e10, 8e9, 3e-6  # one slow processor core
 
 
-#: what is assumed of a machine that nobody measured: one slow processor core
-TYPICAL = Costs()
+def work(t: Table, i: int) -> tuple[float, float]:
+    """Floating-point operations of a row, and seconds: the slower of arithmetic and memory traffic, and the start."""
+    if t.view[i] or t.bits[i] & (VIEW | GETITEM) or t.nodes[i].op != "call_function":
+        return 0.0, 0.0
+    count = flops(t, i)
+    if not isinstance(t.val[i], (torch.Tensor, tuple, list)):
+        return count, 0.0
+    moved = t.size[i] + sum([t.size[x] for x in t.ins[i]])
+    return count, max(count / FLOPS_PER_SECOND, moved / BYTES_PER_SECOND) + LAUNCH_SECONDS
 
 
 aten = torch.ops.aten

@@ -18,7 +18,7 @@ import torch.fx as fx
 from ..capture.graphs import where
 from ..errors import OptionError, UnsupportedError
 from .budget import Hull
-from .costs import TYPICAL, Costs
+from .costs import FLOPS_PER_SECOND, work
 from .flow import Infeasible, cut
 from .offload import ONE_AHEAD, Offload
 from .packing import Store, check_store, forms, packed_share, packing_edits, packings
@@ -35,7 +35,7 @@ from .rules import (
     storage_weights,
 )
 from .split import backward_needs, halves, make_split
-from .table import PRIMAL, Table, input_kind, make_table
+from .table import PRIMAL, Table, input_kind
 
 _MODELS = ("storage", "seconds")
 _OBJECTIVES = ("seconds", "flops")
@@ -52,7 +52,6 @@ class MinCut:
         budget: a limit on what is saved. A whole number above 1: bytes (of unique storages, beyond inputs). A number
             from 0 to 1: share between the least possible and what the model saves without a limit.
         objective: what a budget minimises: ``"seconds"``, or ``"flops"`` as torch's solver does.
-        costs: the machine, for seconds. The default is fixed, so that all ranks decide alike.
         price: for ``model="seconds"``, nanoseconds that a saved byte is worth.
         store: keep activations in another form, where the backward reads them directly: ``"int8"``, ``"fp8"`` (rounded
             by rows, so that gradients are not exact; what the backward divides by is not), or ``"cpu"``. One form for
@@ -65,7 +64,6 @@ class MinCut:
     fusion: bool | None = None
     budget: float | int | None = None
     objective: Literal["seconds", "flops"] = "seconds"
-    costs: Costs = TYPICAL
     price: float = 0.01
     store: Store | None = None
     offload: Offload = ONE_AHEAD
@@ -80,7 +78,6 @@ class MinCut:
         self._check("model", self.model in _MODELS, f"one of {_MODELS}")
         self._check("objective", self.objective in _OBJECTIVES, f"one of {_OBJECTIVES}")
         self._check("fusion", self.fusion in (True, False, None), "True, False or None")
-        self._check("costs", isinstance(self.costs, Costs), "a Costs")
         self._check("offload", isinstance(self.offload, Offload), "an Offload")
         number = isinstance(price, (int, float)) and not isinstance(price, bool)
         self._check("price", number and price > 0, "a number above 0")
@@ -98,8 +95,8 @@ class MinCut:
         return self if self.fusion is not None else replace(self, fusion=fuses)
 
     def table(self, joint: fx.GraphModule, num_forward: int, apart: Collection[str] = ()) -> Table:
-        """The joint graph as a table; see `make_table`."""
-        return make_table(joint, num_forward, apart)
+        """The joint graph as a table."""
+        return Table(joint, num_forward, apart)
 
     def choose(self, table: Table, facts: Facts) -> list[int]:
         """The rows to save: `decide` without the forms."""
@@ -191,10 +188,10 @@ class MinCut:
 
     def cost_of(self, table: Table, i: int) -> float:
         """What the objective says of computing a row again."""
-        count, seconds = self.costs.work(table, i)
+        count, seconds = work(table, i)
         if self.objective == "seconds":
             return seconds
-        return count + 1e-6 * seconds * self.costs.flops_per_second  # among equals the faster
+        return count + 1e-6 * seconds * FLOPS_PER_SECOND  # among equals the faster
 
     def _limit(self, full: int, least: int) -> int:
         """The budget in bytes, when so much is saved without one, and at least so much is necessary.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,12 +148,11 @@ class Constant:
 Output = int | Constant
 
 
-@dataclass(frozen=True, eq=False)
 class Table:
-    """A joint graph as columns; ``column[i]`` belongs to node ``i``.
+    """A joint graph whose first ``num_forward`` outputs are the forward's, as columns; ``column[i]`` belongs to node ``i``.
 
     Attributes:
-        joint, num_forward: what the table was made of.
+        joint: the graph module.
         nodes, row: node by number, and number by node.
         val: the example value.
         bits: classes of the operation.
@@ -170,32 +169,43 @@ class Table:
         allowed_early: may run in the forward; ``early``: the forward's outputs need it.
     """
 
-    joint: fx.GraphModule
-    num_forward: int
-    nodes: list[fx.Node]
-    row: dict[fx.Node, int]
-    val: list[Any]
-    bits: list[int]
-    same: list[int]
-    ins: list[tuple[int, ...]]
-    users: list[list[int]]
-    size: list[int]
-    storage: list[int | None]
-    view: list[bool]
-    tag: list[str | None]
-    recompute: list[Any]
-    rows: list[int]
-    forward_out: list[Output]
-    backward_out: list[Output]
-    outputs: frozenset[int]
-    primals: list[int]
-    seeds: list[int]
-    tangents: list[int]
-    backward_seeds: list[int]
-    late: list[bool]
-    needed_late: list[bool]
-    allowed_early: list[bool]
-    early: list[bool]
+    def __init__(self, joint: fx.GraphModule, num_forward: int, apart: Collection[str] = ()) -> None:
+        """Read the graph. Nodes named in ``apart`` are not merged with equal ones."""
+        self.joint = joint
+        self.nodes: list[fx.Node] = list(joint.graph.nodes)
+        self.row = {n: i for i, n in enumerate(self.nodes)}
+        metas = [n.meta for n in self.nodes]
+        self.val: list[Any] = [m.get("val") for m in metas]
+        self.tag: list[str | None] = [m.get("partitioner_tag") for m in metas]
+        self.recompute: list[Any] = [m.get("recompute") for m in metas]
+        self.bits = [classify(n.target) if n.op == "call_function" else 0 for n in self.nodes]
+        self.storage = [storage_key(v) for v in self.val]
+        outs: list[Output] = [self.row[o] if isinstance(o, fx.Node) else Constant(o) for o in output_args(joint.graph)]
+        self.same = list(range(len(self.nodes)))
+        self.ins: list[tuple[int, ...]] = [()] * len(self.nodes)
+        self._merge(self._mergeable(outs, apart))
+        outs = [self.same[o] if type(o) is int else o for o in outs]
+        self.forward_out, self.backward_out = outs[:num_forward], outs[num_forward:]
+        self.outputs = frozenset(o for o in outs if type(o) is int)
+        self.rows = self._live()
+        live = set(self.rows)
+        self.size = [nbytes(v) if i in live else 0 for i, v in enumerate(self.val)]
+        self.users: list[list[int]] = [[] for _ in self.nodes]
+        for i in self.rows:
+            for x in self.ins[i]:
+                self.users[x].append(i)
+        kinds: tuple[list[int], ...] = ([], [], [], [])
+        for i in self.rows:
+            if self.is_placeholder(i):
+                kinds[input_kind(str(self.nodes[i].target))].append(i)
+        self.primals, self.tangents, self.seeds, self.backward_seeds = kinds
+        self.late, self.allowed_early = self._sides()
+        wanted = {o for o in self.backward_out if type(o) is int}
+        self.needed_late = [is_late or i in wanted for i, is_late in enumerate(self.late)]
+        self.early = self._early()
+        self.view = [False] * len(self.nodes)
+        for i in self.rows:
+            self.view[i] = self._is_view(i)
 
     @functools.cached_property
     def order(self) -> dict[int, int]:
@@ -210,119 +220,105 @@ class Table:
         """Is the row an input of the joint graph?"""
         return self.nodes[i].op == "placeholder"
 
+    # ---------------------------------------------------------------- columns
+    def _mergeable(self, outputs: Sequence[Output], apart: Collection[str]) -> list[bool]:
+        """Rows that may be one with an equal row.
 
-def make_table(joint: fx.GraphModule, num_forward: int, apart: Collection[str] = ()) -> Table:
-    """Read a joint graph whose first ``num_forward`` outputs are the forward's.
+        What shares memory with an output is left alone, as by torch: two results would become one tensor. Torch also
+        merges draws of random numbers that its list does not name (``randn_like(x) - randn_like(x)`` becomes 0); here
+        the operation's tag decides.
+        """
+        held = {self.storage[o] for o in outputs if type(o) is int} - {None}
+        kept: set[Any] = {n for n, k in zip(self.nodes, self.storage, strict=True) if k in held}
+        kept |= {n.args[0] for n in kept if n.target is operator.getitem}  # one of several results of an operation
+        rows = zip(self.nodes, self.bits, strict=True)
+        return [bool(b & MERGEABLE) and n not in kept and n.name not in apart for n, b in rows]
 
-    Nodes named in ``apart`` are not merged with equal ones.
-    """
-    nodes = list(joint.graph.nodes)
-    end = len(nodes) - 1
-    row = {n: i for i, n in enumerate(nodes)}
-    metas = [n.meta for n in nodes]
-    val = [m.get("val") for m in metas]
-    bits = [classify(n.target) if n.op == "call_function" else 0 for n in nodes]
-    storage = [storage_key(v) for v in val]
-    outs = output_args(joint.graph)
-    outputs = [row[o] if isinstance(o, fx.Node) else Constant(o) for o in outs]
-    held = {storage[o] for o in outputs if type(o) is int} - {None}
-    kept = {n for n, k in zip(nodes, storage, strict=True) if k in held}
-    kept |= {n.args[0] for n in kept if n.target is operator.getitem}  # one of several results of an operation
-    candidates = [b & MERGEABLE and n not in kept and n.name not in apart for n, b in zip(nodes, bits, strict=True)]
-    same, ins = _merge(nodes, row, bits, candidates)
-    outputs = [same[o] if type(o) is int else o for o in outputs]
-    out_rows = frozenset(o for o in outputs if type(o) is int)
-    rows = _live(nodes, same, ins, bits, out_rows, end)
-    users: list[list[int]] = [[] for _ in nodes]
-    for i in rows:
-        for x in ins[i]:
-            users[x].append(i)
-    kinds = _kinds(nodes, rows)
-    tag = [m.get("partitioner_tag") for m in metas]
-    forward_out, backward_out = outputs[:num_forward], outputs[num_forward:]
-    late, allowed = _sides(nodes, rows, ins, bits, tag, kinds)
-    wanted = {o for o in backward_out if type(o) is int}
-    early = _early(nodes, rows, ins, bits, allowed, forward_out)
-    live = set(rows)
-    return Table(
-        joint=joint,
-        num_forward=num_forward,
-        nodes=nodes,
-        row=row,
-        val=val,
-        bits=bits,
-        same=same,
-        ins=ins,
-        users=users,
-        size=[nbytes(v) if i in live else 0 for i, v in enumerate(val)],
-        storage=storage,
-        view=_views(nodes, rows, ins, bits, storage),
-        tag=tag,
-        recompute=[m.get("recompute") for m in metas],
-        rows=rows,
-        forward_out=forward_out,
-        backward_out=backward_out,
-        outputs=out_rows,
-        primals=kinds[PRIMAL],
-        seeds=kinds[SEED],
-        tangents=kinds[TANGENT],
-        backward_seeds=kinds[BACKWARD_SEED],
-        late=late,
-        needed_late=[is_late or i in wanted for i, is_late in enumerate(late)],
-        allowed_early=allowed,
-        early=early,
-    )
+    def _merge(self, candidates: Sequence[bool]) -> None:
+        """Fill ``same`` and ``ins``."""
+        row, same, ins = self.row, self.same, self.ins
+        seen: dict[Any, int] = {}
+        alike: dict[Any, int] = {}  # operation and rows that are read -> the first such row, or -1: it is in ``seen``
+        region = 0
 
+        def enter(i: int) -> None:
+            node = self.nodes[i]
+            try:
+                key = (node.target, region, _key(node.args, row, same), _key(node.kwargs, row, same))
+                same[i] = seen.setdefault(key, i)
+            except TypeError:  # an argument that cannot be hashed
+                return
 
-def _kinds(nodes: Sequence[fx.Node], rows: Sequence[int]) -> list[list[int]]:
-    """The placeholders by kind."""
-    kinds: list[list[int]] = [[], [], [], []]
-    for i in rows:
-        if nodes[i].op == "placeholder":
-            kinds[input_kind(str(nodes[i].target))].append(i)
-    return kinds
+        for i, node in enumerate(self.nodes[:-1]):
+            found = node.all_input_nodes
+            ins[i] = tuple(dict.fromkeys([same[row[x]] for x in found])) if found else ()
+            if self.bits[i] & MUTABLE:
+                region += 1
+            elif candidates[i]:
+                short = (node.target, region, ins[i])
+                first = alike.setdefault(short, i)
+                if first != i:  # only now do the other arguments matter
+                    if first >= 0:
+                        enter(first)
+                        alike[short] = -1
+                    enter(i)
 
+    def _live(self) -> list[int]:
+        end = len(self.nodes) - 1
+        live = [i in self.outputs for i in range(end)]
+        for i in range(end - 1, -1, -1):
+            if self.same[i] != i:
+                live[i] = False
+            elif live[i] or self.bits[i] & EFFECTS or self.is_placeholder(i):
+                live[i] = True
+                for x in self.ins[i]:
+                    live[x] = True
+        return [i for i in range(end) if live[i]]
 
-def _merge(
-    nodes: Sequence[fx.Node],
-    row: dict[fx.Node, int],
-    bits: Sequence[int],
-    candidates: Sequence[bool | int],
-) -> tuple[list[int], list[tuple[int, ...]]]:
-    """Which rows are equal to an earlier one, and what each row reads.
+    def _sides(self) -> tuple[list[bool], list[bool]]:
+        """``late`` and ``allowed_early``."""
+        late, allowed = [False] * len(self.nodes), [False] * len(self.nodes)
+        for i in self.tangents:
+            late[i] = True
+        for i in (*self.primals, *self.seeds):
+            allowed[i] = True
+        for i in self.rows:
+            if self.is_placeholder(i):
+                continue
+            pinned = self.tag[i] == "must_be_in_backward" or (
+                self.tag[i] == "is_backward" and self.bits[i] & (MUTABLE | SEEDED | LOUD) != 0
+            )
+            late[i] = pinned or any(late[x] for x in self.ins[i])
+            allowed[i] = not pinned and all(allowed[x] for x in self.ins[i])
+        return late, allowed
 
-    What shares memory with an output is left alone, as by torch: two results would become one tensor. Torch also merges
-    draws of random numbers that its list does not name (``randn_like(x) - randn_like(x)`` becomes 0); here the
-    operation's tag decides.
-    """
-    same = list(range(len(nodes)))
-    ins: list[tuple[int, ...]] = [()] * len(nodes)
-    seen: dict[Any, int] = {}
-    alike: dict[Any, int] = {}  # operation and rows that are read -> the first such row, or -1: it is in ``seen``
-    region = 0
+    def _early(self) -> list[bool]:
+        early = [False] * len(self.nodes)
+        for o in self.forward_out:
+            if type(o) is int:
+                early[o] = True
+        for i in reversed(self.rows):
+            wanted = early[i] or self.is_placeholder(i) or self.bits[i] & EFFECTS
+            early[i] = self.allowed_early[i] and bool(wanted)
+            if early[i]:
+                for x in self.ins[i]:
+                    early[x] = True
+        return early
 
-    def enter(i: int) -> None:
-        node = nodes[i]
-        try:
-            key = (node.target, region, _key(node.args, row, same), _key(node.kwargs, row, same))
-            same[i] = seen.setdefault(key, i)
-        except TypeError:  # an argument that cannot be hashed
-            return
-
-    for i, node in enumerate(nodes[:-1]):
-        found = node.all_input_nodes
-        ins[i] = tuple(dict.fromkeys([same[row[x]] for x in found])) if found else ()
-        if bits[i] & MUTABLE:
-            region += 1
-        elif candidates[i]:
-            short = (node.target, region, ins[i])
-            first = alike.setdefault(short, i)
-            if first != i:  # only now do the other arguments matter
-                if first >= 0:
-                    enter(first)
-                    alike[short] = -1
-                enter(i)
-    return same, ins
+    def _is_view(self, i: int) -> bool:
+        """Does it lie in the memory of what it reads? Making it again costs nothing, and keeping it keeps all of it."""
+        bits, storage, source = self.bits, self.storage, self.ins[i]
+        if not source or bits[i] & (MUTABLE | COLLECTIVE):
+            return False
+        if storage[i] is None:
+            parts = self.val[i]
+            memory = {storage[x] for x in source} - {None}
+            return isinstance(parts, (list, tuple)) and bool(parts) and all(storage_key(p) in memory for p in parts)
+        if bits[i] & GETITEM:  # a part of split(), unbind(), ...
+            if bits[source[0]] & (MUTABLE | COLLECTIVE):
+                return False
+            source = (*source, *self.ins[source[0]])
+        return any(storage[x] == storage[i] for x in source)
 
 
 def _key(a: Any, row: dict[fx.Node, int], same: Sequence[int]) -> Any:
@@ -337,98 +333,3 @@ def _key(a: Any, row: dict[fx.Node, int], same: Sequence[int]) -> Any:
     if isinstance(a, _torch.SYM_TYPES):
         return (kind, id(a))
     return (kind, repr(a) if kind in (float, complex) else a)
-
-
-def _live(
-    nodes: Sequence[fx.Node],
-    same: Sequence[int],
-    ins: Sequence[tuple[int, ...]],
-    bits: Sequence[int],
-    outputs: Iterable[int],
-    end: int,
-) -> list[int]:
-    live = [False] * len(nodes)
-    for o in outputs:
-        live[o] = True
-    for i in range(end - 1, -1, -1):
-        if same[i] != i:
-            live[i] = False
-        elif live[i] or bits[i] & EFFECTS or nodes[i].op == "placeholder":
-            live[i] = True
-            for x in ins[i]:
-                live[x] = True
-    return [i for i in range(end) if live[i]]
-
-
-def _sides(
-    nodes: Sequence[fx.Node],
-    rows: Sequence[int],
-    ins: Sequence[tuple[int, ...]],
-    bits: Sequence[int],
-    tag: Sequence[str | None],
-    kinds: Sequence[Sequence[int]],
-) -> tuple[list[bool], list[bool]]:
-    """``late`` and ``allowed_early`` of `Table`."""
-    late, allowed = [False] * len(nodes), [False] * len(nodes)
-    for i in kinds[TANGENT]:
-        late[i] = True
-    for i in (*kinds[PRIMAL], *kinds[SEED]):
-        allowed[i] = True
-    for i in rows:
-        if nodes[i].op == "placeholder":
-            continue
-        pinned = tag[i] == "must_be_in_backward" or (
-            tag[i] == "is_backward" and bits[i] & (MUTABLE | SEEDED | LOUD) != 0
-        )
-        late[i] = pinned or any(late[x] for x in ins[i])
-        allowed[i] = not pinned and all(allowed[x] for x in ins[i])
-    return late, allowed
-
-
-def _early(
-    nodes: Sequence[fx.Node],
-    rows: Sequence[int],
-    ins: Sequence[tuple[int, ...]],
-    bits: Sequence[int],
-    allowed: Sequence[bool],
-    forward_out: Iterable[Output],
-) -> list[bool]:
-    early = [False] * len(nodes)
-    for o in forward_out:
-        if type(o) is int:
-            early[o] = True
-    for i in reversed(rows):
-        wanted = early[i] or nodes[i].op == "placeholder" or bits[i] & EFFECTS
-        early[i] = allowed[i] and bool(wanted)
-        if early[i]:
-            for x in ins[i]:
-                early[x] = True
-    return early
-
-
-def _views(
-    nodes: Sequence[fx.Node],
-    rows: Sequence[int],
-    ins: Sequence[tuple[int, ...]],
-    bits: Sequence[int],
-    storage: Sequence[int | None],
-) -> list[bool]:
-    """Rows that lie in the memory of what they read: making them again costs nothing, and keeping them keeps all of it."""
-    view = [False] * len(nodes)
-    for i in rows:
-        key = storage[i]
-        if not ins[i] or bits[i] & (MUTABLE | COLLECTIVE):
-            continue
-        if key is None:
-            parts = nodes[i].meta.get("val")
-            if isinstance(parts, (list, tuple)) and parts:
-                memory = {storage[x] for x in ins[i]} - {None}
-                view[i] = all(storage_key(p) in memory for p in parts)
-            continue
-        source = ins[i]
-        if bits[i] & GETITEM:  # a part of split(), unbind(), ...
-            source = (*source, *ins[source[0]])
-            if bits[source[0]] & (MUTABLE | COLLECTIVE):
-                continue
-        view[i] = any(storage[x] == key for x in source)
-    return view

@@ -11,12 +11,12 @@ import torch.fx as fx
 from .. import verify
 from ..backends import Backend, Compiled, Compiler, compile_with
 from ..backends.eager import compile_eager
+from ..backends.eager.blame import blame_of_compiled
+from ..backends.eager.graph_code import Listing, compile_listing
 from ..partition.half import Half
 from ..partition.packing import Packing, unpack_inputs
 from ..plan import Plan
-from .blame import blame_of_compiled
 from .delivered import delivered_by_program, targets_of, version_moves
-from .graph_code import Listing, compile_listing
 
 
 def program_as_recorded(half: Half, plan: Plan, inference_leaves: Collection[int]) -> tuple[Compiled, Plan] | None:

@@ -20,8 +20,9 @@ from ..partition.half import Half
 from ..plan import BasePrimal, LeafPrimal, MutationPlan, Plan, ValueOutput, ViewOutput
 from ..subclass.spec import LeafSpec, leaf_count
 
+aten = torch.ops.aten
 #: their kernels write statistics without moving a version counter
-_UNCOUNTED = (torch.ops.aten._native_batch_norm_legit.default, torch.ops.aten._batch_norm_with_update.default)
+_UNCOUNTED = (aten._native_batch_norm_legit.default, aten._batch_norm_with_update.default)
 
 
 def targets_of(plan: Plan, inference: Collection[int] = ()) -> dict[int, int] | None:

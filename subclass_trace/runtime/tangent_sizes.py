@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..capture.inputs import symbolic_strides
+from ..capture.input_sizes import symbolic_strides
 from ..capture.symbols import symint
 from ..subclass.context import has_sizes, map_sizes, same_context
 from ..subclass.spec import (

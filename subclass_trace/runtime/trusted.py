@@ -17,9 +17,9 @@ from ..plan.values import Given, build
 from ..subclass.flatten import leaves_of
 from ..subclass.spec import WrapperSpec, spec_leaves
 from ..subclass.template import Examples
+from .call_code import Entry, EntryEmitter
 from .delivery_code import Delivery
 from .emit import NotGenerated, Unwrapper, symbol_lines
-from .entry_code import Entry, EntryEmitter
 from .guards import Ambient, eager_reason, failed_metadata
 from .reference import Program
 from .sizes import Env, bind, evaluate

@@ -27,7 +27,7 @@ from typing import Any, Protocol
 import torch
 
 from .._torch.dynamo import never_compiled
-from .source import is_walked
+from .values import is_walked
 
 
 class Listener(Protocol):

@@ -8,8 +8,6 @@ long lists by the pointers of their items. `StateGuards.failed` is the reference
 from __future__ import annotations
 
 import ctypes
-import functools
-import itertools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,21 +16,9 @@ import torch
 
 from .. import _torch
 from .guards import Exact, Guard, Identity, IsTensor, ItemsOf, Keys, NoNewNames, OfType, StateGuards, alike
-from .source import (
-    MISSING,
-    Arguments,
-    Bag,
-    Cell,
-    Holder,
-    Items,
-    Mapping,
-    Names,
-    Source,
-    Variable,
-)
-from .source import (
-    Sequence as ListLike,
-)
+from .source import Arguments, Bag, Cell, Holder, Items, Mapping, Names, Source, Variable
+from .source import Sequence as ListLike
+from .values import MISSING, is_a
 
 _EXPECTED = "(AttributeError, IndexError, KeyError, TypeError, ValueError)"
 _LONG = 32
@@ -122,23 +108,18 @@ class Reader:
 
     def _other_things(self) -> Callable[[], bool]:
         """Functions have their code and defaults, objects their class and namespace."""
-        functions = [f for f, _, _ in self.guards.functions]
-        codes = [code for _, code, _ in self.guards.functions]
-        defaults = [d for _, _, d in self.guards.functions]
-        objects, kinds = [o for o, _, _ in self.guards.objects], [kind for _, kind, _ in self.guards.objects]
-        owners = [o for o, _, space in self.guards.objects if space is not None]
-        spaces = [space for _, _, space in self.guards.objects if space is not None]
-        is_, code_of = operator.is_, operator.attrgetter("__code__")
-        defaults_of = operator.attrgetter("__defaults__")
-        space_of = functools.partial(map, object.__getattribute__, owners, itertools.repeat("__dict__"))
+        functions, namespace = self.guards.functions, object.__getattribute__
+        objects = [(o, kind) for o, kind, _ in self.guards.objects]
+        spaces = [(o, space) for o, _, space in self.guards.objects if space is not None]
 
         def hold() -> bool:
-            return (
-                list(map(type, objects)) == kinds
-                and all(map(is_, space_of(), spaces))
-                and all(map(is_, map(code_of, functions), codes))
-                and all(map(is_, map(defaults_of, functions), defaults))
-            )
+            for function, code, defaults in functions:
+                if function.__code__ is not code or function.__defaults__ is not defaults:
+                    return False
+            for thing, kind in objects:
+                if type(thing) is not kind:
+                    return False
+            return all(namespace(thing, "__dict__") is space for thing, space in spaces)
 
         return hold
 
@@ -340,7 +321,8 @@ class _Emitter:
 
     def _objects(self) -> None:
         """No two objects of the arguments are one, and none is an object that the region names."""
-        moving = [self._name(h) for h in self.guards.moving]
+        # Attributes of tensors are those of two tensors if the tensors are two, which `_tensors` asks.
+        moving = [self._name(h) for h in self.guards.moving if not is_a(h.owner, torch.Tensor)]
         if not moving:
             return
         fixed = frozenset(number for number, h in self.guards.walk.holders.items() if h.fixed)
@@ -365,6 +347,8 @@ class _Emitter:
             apart = f"{self._const(self.reader.fixed_ids)}.isdisjoint(({''.join(f'id({n}), ' for n in moving)}))"
             ids = ", ".join(f"id({n})" for n in moving)
             alone = "" if len(moving) == 1 else f"len({{{ids}}}) == {len(moving)}"
+            if len(moving) == 2:
+                alone = " is not ".join(moving)
             conditions = [c for c in (alone, apart if fixed else "") if c]
             if conditions:
                 self._unless(" and ".join(conditions))

@@ -12,26 +12,9 @@ from typing import Any, TypeAlias
 
 import torch
 
-from .source import (
-    ATOMS,
-    MISSING,
-    Bag,
-    Call,
-    Defaults,
-    Holder,
-    Mapping,
-    Names,
-    Slots,
-    Source,
-    is_a,
-    is_told,
-    namespace_of,
-    same,
-    short,
-)
-from .source import (
-    Sequence as ListLike,
-)
+from .source import Bag, Call, Defaults, Holder, Mapping, Names, Slots, Source
+from .source import Sequence as ListLike
+from .values import ATOMS, MISSING, is_a, is_told, namespace_of, same, short
 from .walk import Walk
 
 

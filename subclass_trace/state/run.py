@@ -25,8 +25,9 @@ from .entering import Events, events, is_users
 from .guard_code import Reader
 from .guards import StateGuards
 from .side_effects import Recipes, Snapshot, side_effects
-from .source import Call, Source, is_a
+from .source import Call, Source
 from .types import TypesAsEager
+from .values import is_a
 from .walk import Walk
 
 #: code -> the functions that have it

@@ -18,26 +18,10 @@ from .. import _torch
 from ..errors import SideEffectError
 from ..plan.side_effects import Extend, Fill, Put, SideEffect
 from ..plan.values import Again, Constant, Entry, Make, Method, New, Output, Recipe
-from .source import (
-    MISSING,
-    Holder,
-    Mapping,
-    Names,
-    Source,
-    is_a,
-    is_atom,
-    is_heap_type,
-    members_of,
-    namespace_of,
-    same,
-    same_keys,
-    short,
-    solid_base,
-)
-from .source import (
-    Sequence as ListLike,
-)
+from .source import Holder, Mapping, Names, Source
+from .source import Sequence as ListLike
 from .thread_table import ThreadTable
+from .values import MISSING, is_a, is_atom, is_heap_type, members_of, namespace_of, same, same_keys, short, solid_base
 from .walk import Walk
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)

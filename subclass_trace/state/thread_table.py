@@ -7,6 +7,14 @@ from collections.abc import ItemsView, ValuesView
 from typing import Any
 
 
+def _thread() -> int:
+    """This thread. Dynamo, which turns the branches of a ``torch.cond`` into graphs, takes the answer for a constant."""
+    return threading.get_ident()
+
+
+_thread._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 class ThreadTable(dict[str, Any]):
     """Stands in place of the dict ``others``, with the same keys. Methods of dict itself see what the tracing thread sees."""
 
@@ -14,10 +22,10 @@ class ThreadTable(dict[str, Any]):
 
     def __init__(self, others: dict[str, Any]) -> None:
         super().__init__(others)
-        self._others, self._thread = others, threading.get_ident()
+        self._others, self._thread = others, _thread()
 
     def _seen(self) -> dict[str, Any]:
-        return self if threading.get_ident() == self._thread else self._others
+        return self if _thread() == self._thread else self._others
 
     def __getitem__(self, key: str) -> Any:
         return dict.__getitem__(self._seen(), key)

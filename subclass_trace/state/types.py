@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _torch
-from .source import is_walked
+from .values import is_walked
 
 
 class _Active(threading.local):

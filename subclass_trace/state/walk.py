@@ -16,13 +16,10 @@ import contextvars
 import enum
 import functools
 import gc
-import itertools
 import operator
 import random
 import sys
-import threading
 import types
-import weakref
 from collections.abc import Callable, Iterator
 from collections.abc import Mapping as MappingType
 from collections.abc import Sequence as SequenceType
@@ -32,13 +29,22 @@ import torch
 
 from .. import _torch
 from ..errors import SideEffectError, UnsupportedError
-from ..subclass.context import parts_of
 from .code_names import COMPUTED, names_of, only_appended
 from .entering import is_users
+from .kinds import (
+    CALLABLES,
+    CONTAINERS,
+    MODULE_TABLES,
+    OF_C,
+    OWN_PACKAGE,
+    Cached,
+    cannot_be_put_back,
+    is_kept_by_torch,
+    refuse_managed,
+    set_by_class,
+)
 from .source import (
-    ATOMS,
     CONTENTS,
-    MISSING,
     Arguments,
     Bag,
     Cell,
@@ -52,110 +58,15 @@ from .source import (
     Slots,
     Source,
     Variable,
-    dict_of_class,
-    is_a,
-    is_heap_type,
-    is_walked,
-    members_of,
-    namespace_of,
-    same,
 )
+from .values import ATOMS, MISSING, dict_of_class, is_a, is_heap_type, is_walked, members_of, namespace_of
 
 #: so many places, and no more; Llama with 32 layers has 10,500
 LIMIT = 200_000
-#: tables of a module that say nothing that others do not
-_MODULE_TABLES = frozenset(
-    [
-        "_forward_hooks_with_kwargs",
-        "_forward_hooks_always_called",
-        "_forward_pre_hooks_with_kwargs",
-        "_state_dict_hooks",
-        "_state_dict_pre_hooks",
-        "_load_state_dict_pre_hooks",
-        "_load_state_dict_post_hooks",
-        "_non_persistent_buffers_set",
-    ]
-)
-_ITERABLE: tuple[Any, ...] = ([], (), {}, {}.values(), {}.items(), set(), "", b"", range(1))
-_ITERATORS: tuple[type, ...] = (
-    types.GeneratorType,
-    types.CoroutineType,
-    *{type(iter(of)) for of in _ITERABLE},
-    *(enumerate, zip, map, filter, reversed),
-    *(kind for kind in vars(itertools).values() if isinstance(kind, type)),
-)
-_WEAK = (weakref.ref, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet, weakref.ProxyType)
-_SHARED_MEMORY = ("ndarray", "bytearray", "memoryview", "array", "mmap")
-_CONTAINERS = {
-    list,
-    dict,
-    set,
-    collections.OrderedDict,
-    collections.defaultdict,
-    collections.deque,
-    collections.Counter,
-}
 _BUILTINS = frozenset(vars(builtins))
 _NOT_NAMESPACES = ("__builtins__", "__loader__", "__spec__")
-#: of torch's own code, what would be done once, while the region is traced
-_IN_EACH_CALL = ("torch.distributed.fsdp", "torch.distributed._composable.replicate", "torch.nn.parallel.distributed")
 #: a list of more plain values than this is compared in one go
 _LONG = 64
-
-
-def cannot_be_put_back(value: Any) -> str | None:
-    """Why a value may stand in no source that code names: each rare kind is one line."""
-    kind = type(value)
-    if is_a(value, _ITERATORS):
-        return f"a {kind.__name__}, which cannot be put back once something was taken from it"
-    if is_a(value, _WEAK) or kind.__name__.startswith(("WeakTensor", "WeakIdKey")):
-        return f"a {kind.__name__}: weak references do not outlive the trace as they would a call"
-    if kind.__name__ in _SHARED_MEMORY:
-        return f"a {kind.__name__}, whose memory Python code writes without notice"
-    if kind is threading.local or kind in (type(threading.Lock()), type(threading.RLock())):
-        return f"a {kind.__name__}, which is the state of a thread"
-    return None
-
-
-class Cached:
-    """A function behind ``functools.lru_cache``. What a trace puts into the cache is traced, and is taken out again."""
-
-    def __init__(self, path: str, function: Any) -> None:
-        self.path, self.function = path, function
-        self._before = function.cache_info()
-        self.known: tuple[int, int] | None = None  # what later calls must find, where the trace used what was there
-
-    def check(self) -> None:
-        """The function has run.
-
-        Raises:
-            SideEffectError: the cache keeps a tensor that the region computes, which later code might write or compare.
-        """
-        if self.function.cache_info().misses == self._before.misses:
-            return
-        found = gc.get_referents(self.function)
-        for _ in range(4):  # a dict of links, links, results in containers
-            if any(_torch.is_fake(t) for t in found if is_a(t, torch.Tensor)):
-                raise SideEffectError(
-                    "functools.lru_cache keeps a tensor that the region computes",
-                    path=self.path,
-                    expected="cached numbers, texts and the like",
-                    fix="call the function once before the region, and hold what it returns in a variable",
-                )
-            found = gc.get_referents(*[v for v in found if not is_a(v, (torch.Tensor, type, types.FunctionType))])
-
-    def restore(self) -> None:
-        """The trace is over."""
-        now = self.function.cache_info()
-        if now.misses != self._before.misses:
-            self.function.cache_clear()
-        elif now.hits != self._before.hits:
-            self.known = (now.misses, now.currsize)
-
-    def is_stale(self) -> bool:
-        """Was the cache cleared, or filled with more, since?"""
-        now = self.function.cache_info()
-        return self.known is not None and (now.misses, now.currsize) != self.known
 
 
 class Walk:
@@ -232,15 +143,7 @@ class Walk:
             UnsupportedError: it has variables of an enclosing function that no name leads to, so that they are no sources;
                 or it is Python of torch's that has to run in each call.
         """
-        managed = space.get("__name__", "").startswith(_IN_EACH_CALL)
-        if managed and code.co_name != "_get_active_ddp_module":  # which Dynamo asks, in branches of control flow
-            raise UnsupportedError(
-                "the region calls a module that torch manages in Python, in each call: it moves the memory of parameters, "
-                "or tells its reducer of gradients",
-                path=f"{space['__name__']} ({code.co_name})",
-                expected="what manages the module around the region",
-                fix="compile the layers inside of it: layer.forward = subclass_trace.compile(layer.forward)",
-            )
+        refuse_managed(code, space)
         self.entered[code] = space
         for name, (uses, adds) in only_appended(code).items():
             row = self._uses[name]
@@ -372,7 +275,7 @@ class Walk:
             if type(value) in ATOMS and holder.kept is not None:
                 holder.kept[name] = None
             return
-        if name in _MODULE_TABLES and is_a(holder.owner, torch.nn.Module):
+        if name in MODULE_TABLES and is_a(holder.owner, torch.nn.Module):
             return
         foreign = holder.owner is not None and not is_walked(type(holder.owner).__module__)
         if foreign and cannot_be_put_back(value) is not None:
@@ -493,6 +396,9 @@ class Walk:
 
     def _mutable(self, value: Any, path: str, parent: Holder | None, key: Any) -> None:
         kind = type(value)
+        if kind is torch.Generator:
+            self.generators.append(value)
+            return
         if _torch.is_opaque_class(kind) and not is_a(value, enum.Enum):  # a mesh, whose tensors are ranks
             return
         if is_a(value, dict):
@@ -509,7 +415,7 @@ class Walk:
             self._opened(holder)
         elif is_a(value, type):
             self._class(value)
-        elif kind in _CALLABLES:
+        elif kind in CALLABLES:
             self._callable(value, path, parent)
         elif (why := cannot_be_put_back(value)) is not None:
             raise SideEffectError(
@@ -518,13 +424,11 @@ class Walk:
                 got=why,
                 fix="make it inside of the region, or pass what it gives as an argument",
             )
-        elif kind is torch.Generator:
-            self.generators.append(value)
         elif kind is types.CellType or kind is contextvars.ContextVar:
             holder = self._holder(Cell if kind is types.CellType else Variable, value, path)
             if holder:
                 self.place(holder, CONTENTS, holder.before[CONTENTS])
-        elif kind not in _CONTAINERS and not is_a(value, random.Random) and not _is_of_torch(kind):
+        elif kind not in CONTAINERS and not is_a(value, random.Random) and not is_kept_by_torch(kind):
             self._instance(value, path, parent, key)
 
     def _callable(self, value: Any, path: str, parent: Holder | None) -> None:
@@ -570,7 +474,7 @@ class Walk:
         kind = type(value)
         space = namespace_of(value)
         if (
-            kind.__module__.startswith(_HERE)
+            kind.__module__.startswith(OWN_PACKAGE)
             and not is_walked(kind.__module__)
             and not issubclass(kind, torch.nn.Module)
         ):
@@ -588,7 +492,7 @@ class Walk:
         self._class(kind)
         if kind in (operator.attrgetter, operator.methodcaller):  # names that no code has
             self.computed = True
-        if not is_heap_type(kind) and kind.__module__ in _OF_C:
+        if not is_heap_type(kind) and kind.__module__ in OF_C:
             for inside in gc.get_referents(value):  # an object of C that holds others: a view, a proxy
                 if not is_a(inside, type):
                     self.value(inside, path)
@@ -629,54 +533,3 @@ class Walk:
     def forget(self) -> None:
         """What only the trace needed."""
         self.tensors, self._alive, self.known, self._first_place = [], [], {}, {}
-
-
-#: the objects of this package hold no state of a region
-_HERE = __name__.partition(".")[0] + "."
-
-
-#: torch's C++ code keeps the sizes of a traced tensor in these
-_KEPT_BY_TORCH = frozenset(
-    f"{sym}_{what}_capsule{length}" for sym in ("", "_sym") for what in ("sizes", "strides") for length in ("", "_len")
-)
-
-
-def set_by_class(stand_in: torch.Tensor) -> frozenset[str]:
-    """The attributes of a tensor that is just made which follow from its inner tensors and its context; a fake's own."""
-    if _torch.is_fake(stand_in):
-        return frozenset(vars(stand_in)) | _KEPT_BY_TORCH
-    told: list[Any] = []
-    if hasattr(type(stand_in), "__metadata_guard__"):  # the class says which values of its context count
-        told = list(_values(stand_in.__tensor_flatten__()[1]))  # type: ignore[attr-defined]
-    return _KEPT_BY_TORCH | {
-        name
-        for name, value in vars(stand_in).items()
-        if type(value) not in ATOMS or type(value) is torch.Size or any(same(value, part) for part in told)
-    }
-
-
-def _values(context: Any) -> Iterator[Any]:
-    yield context
-    for _, part in parts_of(context):
-        yield from _values(part)
-
-
-def _is_of_torch(kind: type) -> bool:
-    """What torch keeps for itself while it traces."""
-    return kind.__module__.startswith(("torch.fx", "torch._"))
-
-
-_CALLABLES = {
-    types.FunctionType,
-    types.MethodType,
-    types.BuiltinFunctionType,
-    types.BuiltinMethodType,
-    types.MethodWrapperType,
-    functools.partial,
-    property,
-    staticmethod,
-    classmethod,
-    functools._lru_cache_wrapper,
-    functools.cached_property,
-}
-_OF_C = ("builtins", "_operator", "functools", "collections", "_collections", "itertools")

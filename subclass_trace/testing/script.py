@@ -17,7 +17,7 @@ import linecache
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -235,21 +235,24 @@ class Script:
             return False
         return True
 
-    def alone(self, steps: Callable[[], None]) -> bool:
-        """Take steps whose lines are forgotten afterwards, so that a counterexample has those of the failing ones only.
+    def each(self, operations: Iterable[str], steps: Callable[[str], None], otherwise: str) -> None:
+        """Take steps for each operation that the class does not refuse; a counterexample has those of the failing one only.
 
-        Returns:
-            False if the class refuses one of them.
+        Raises:
+            NotApplicable: no check was made.
         """
         before = len(self.lines)
-        try:
-            steps()
-        except NotApplicable:
-            done = False
-        else:
-            done = True
-        del self.lines[before:]
-        return done
+        for op in operations:
+            with contextlib.suppress(NotApplicable):
+                steps(op)
+            del self.lines[before:]
+        if not self.checks:
+            raise NotApplicable(otherwise)
+
+    def only_if_near(self, got: str, expected: str, otherwise: str) -> None:
+        """Go on if two expressions agree up to the tolerance: else another rule is broken."""
+        rtol, atol = self.subject.tolerance
+        self.require(f"assert same({got}, {expected}, {rtol}, {atol})", otherwise)
 
     def value(self, expression: str) -> Any:
         """The value of an expression, not recorded: for decisions. Raises what it raises."""

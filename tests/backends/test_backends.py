@@ -20,8 +20,8 @@ from subclass_trace.backends import (
     resolve_backend,
     unregister_backend,
 )
+from subclass_trace.backends.eager.graph_code import BoxedGraph
 from subclass_trace.errors import BackendError, OptionError, UnsupportedError
-from subclass_trace.runtime.graph_code import BoxedGraph
 
 
 def identity(gm: fx.GraphModule, example_inputs: Any) -> Any:

@@ -64,7 +64,12 @@ def test_the_limit_is_kept_on_real_bytes(name: str) -> None:
         before = work
 
 
-def hardly_more_work_than_torch(name: str, share: float) -> None:
+LARGE = [pytest.param(n, marks=pytest.mark.slow) for n in ("mlp8+dec", "tf12", "llama+dec", "gpt2")]
+
+
+@pytest.mark.parametrize("share", [0.8, 0.5, 0.2])
+@pytest.mark.parametrize("name", ["mlp8", "tf2", *LARGE])
+def test_hardly_more_work_than_torch(name: str, share: float) -> None:
     """At the bytes of torch's choice. Under a budget torch draws again without a generator's state, and so gets wrong
     gradients (`test_torch_draws_again_under_a_budget`): its draws count as saved, which they would have to be."""
     joint = load(name)
@@ -79,19 +84,6 @@ def hardly_more_work_than_torch(name: str, share: float) -> None:
     table, mine = chosen(joint, MinCut(budget=max(limit, 2), objective="flops"))
     assert real_bytes(table, joint, mine) <= limit
     assert extra_flops(table, mine) <= 1.1 * extra_flops(table, theirs)
-
-
-@pytest.mark.parametrize("share", [0.8, 0.5, 0.2])
-@pytest.mark.parametrize("name", ["mlp8", "tf2"])
-def test_hardly_more_work_than_torch(name: str, share: float) -> None:
-    hardly_more_work_than_torch(name, share)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("share", [0.8, 0.5, 0.2])
-@pytest.mark.parametrize("name", ["mlp8+dec", "tf12", "llama+dec", "gpt2"])
-def test_hardly_more_work_than_torch_on_large_graphs(name: str, share: float) -> None:
-    hardly_more_work_than_torch(name, share)
 
 
 def test_torch_draws_again_under_a_budget() -> None:
@@ -114,7 +106,9 @@ def test_torch_draws_again_under_a_budget() -> None:
     assert (grads[0] - grads[2]).norm() > 0.1 * grads[0].norm()
 
 
-def values_under_a_budget(budget: float, seeds: range) -> None:
+@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 8), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("budget", [0.4, 2000, pytest.param(0.0, marks=pytest.mark.slow)])
+def test_values_under_a_budget(budget: float, seeds: range) -> None:
     for seed in seeds:
         function, make = program(seed)
         results = []
@@ -135,17 +129,6 @@ def values_under_a_budget(budget: float, seeds: range) -> None:
             assert (a is None) == (b is None)
             if a is not None:
                 torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
-
-
-@pytest.mark.parametrize("budget", [0.4, 2000, pytest.param(0.0, marks=pytest.mark.slow)])
-def test_values_under_a_budget(budget: float) -> None:
-    values_under_a_budget(budget, range(1))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("budget", [0.0, 0.4, 2000])
-def test_values_of_more_programs_under_a_budget(budget: float) -> None:
-    values_under_a_budget(budget, range(1, 8))
 
 
 @pytest.mark.parametrize("budget", [-0.1, 1.5, True, "half", float("nan")])
@@ -260,14 +243,8 @@ def test_what_is_computed_again_is_computed_from_exact_values() -> None:
         joint, cut = load(name), MinCut(store="int8")
         t = cut.table(joint.module, joint.num_forward)
         rows, forms = cut.decide(t, Facts(kept=joint.served))
-        again = set(make_split(t, rows).again)
         packed_somewhere += len(forms)
-        rounded = set(forms)
-        for i in sorted(again):
-            if t.view[i]:
-                rounded |= {i} if rounded & set(t.ins[i]) else set()
-            else:
-                assert not rounded & set(t.ins[i]), t.name(i)
+        computed_from_exact_values(t, rows, forms)
     assert packed_somewhere > 20
 
 

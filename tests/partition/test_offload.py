@@ -15,9 +15,9 @@ from torch._subclasses import FakeTensorMode
 import subclass_trace as st
 from benchmarks.graphs import MODELS, load
 from subclass_trace.backends import register_backend
+from subclass_trace.backends.eager.graph_code import compile_graph
 from subclass_trace.backends.registry import unregister_backend
 from subclass_trace.partition.offload import Offload, operations, register_streams
-from subclass_trace.runtime.graph_code import compile_graph
 from subclass_trace.zoo import TwoTensor
 
 

@@ -29,32 +29,21 @@ def step(call: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> list[torch
     return [*results, *torch.autograd.grad([o.sum() for o in roots], wanted, allow_unused=True)]
 
 
-def compare(seed: int, options: dict[str, Any]) -> None:
-    """Bit for bit as with torch's default partitioner, which computes nothing twice; close to eager mode."""
-    function, make = program(seed)
-    got, plain, eager = (
-        step(call, make())
-        for call in (st.compile(function, **options), st.compile(function, partitioner="default"), function)
-    )
-    for a, b, c in zip(got, plain, eager, strict=True):
-        assert (a is None) == (b is None) == (c is None)
-        if c is not None:
-            torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
-            torch.testing.assert_close(a, c, rtol=1e-4, atol=1e-4, equal_nan=True)
+SLOW = [pytest.param(seeds, marks=pytest.mark.slow) for seeds in (range(7, 15), range(2000, 2175))]
 
 
-@pytest.mark.parametrize("seeds", [range(7), pytest.param(range(7, 15), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("seeds", [range(7), *SLOW], ids=str)
 @pytest.mark.parametrize(
     "options",
     [pytest.param(o, id=k, marks=[] if k == "storage" else pytest.mark.slow) for k, o in PARTITIONERS.items()],
 )
 def test_generated_programs(options: dict[str, Any], seeds: range) -> None:
+    """Bit for bit as with torch's default partitioner, which computes nothing twice; close to eager mode."""
     for seed in seeds:
-        compare(seed, options)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", PARTITIONERS.values(), ids=PARTITIONERS)
-def test_many_generated_programs(options: dict[str, Any]) -> None:
-    for seed in range(2000, 2175):
-        compare(seed, options)
+        function, make = program(seed)
+        calls = (st.compile(function, **options), st.compile(function, partitioner="default"), function)
+        for a, b, c in zip(*[step(call, make()) for call in calls], strict=True):
+            assert (a is None) == (b is None) == (c is None)
+            if c is not None:
+                torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+                torch.testing.assert_close(a, c, rtol=1e-4, atol=1e-4, equal_nan=True)

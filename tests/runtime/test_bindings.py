@@ -13,8 +13,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from subclass_trace import _torch
-from subclass_trace.runtime import bindings
-from subclass_trace.runtime.bindings import bind
+from subclass_trace.backends.eager import bindings
+from subclass_trace.backends.eager.bindings import bind
 
 aten = torch.ops.aten
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import subclass_trace as st
+from subclass_trace.backends.eager.blame import Blame
 from subclass_trace.frontends.dynamo import register
-from subclass_trace.runtime.blame import Blame
 from subclass_trace.zoo import TwoTensor
 
 aten = torch.ops.aten

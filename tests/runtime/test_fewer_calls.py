@@ -14,7 +14,7 @@ from hypothesis import strategies as draws
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import subclass_trace as st
-from subclass_trace.runtime.graph_code import compile_graph, interpret_graph
+from subclass_trace.backends.eager.graph_code import compile_graph, interpret_graph
 
 aten = torch.ops.aten
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from subclass_trace.runtime.graph_code import compile_graph, interpret_graph
+from subclass_trace.backends.eager.graph_code import compile_graph, interpret_graph
 
 aten = torch.ops.aten
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as s
 
 import subclass_trace as st
 from subclass_trace import verify
-from subclass_trace.runtime.graph_code import interpret_graph
+from subclass_trace.backends.eager.graph_code import interpret_graph
 from subclass_trace.zoo import TwoTensor
 
 Tensor = torch.Tensor

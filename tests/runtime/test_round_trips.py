@@ -10,8 +10,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import subclass_trace as st
-from subclass_trace.runtime.graph_code import compile_graph, interpret_graph
-from subclass_trace.runtime.round_trips import without_round_trips
+from subclass_trace.backends.eager.graph_code import compile_graph, interpret_graph
+from subclass_trace.backends.eager.round_trips import without_round_trips
 
 CASES: dict[str, tuple[Callable[..., Any], int]] = {  # function of a 3 x 4 tensor -> number of views left
     "t of t": (lambda x: x.t().t() + 1, 0),

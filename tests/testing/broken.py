@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from sound import subject
+from sound import Sound, subject
 
 from subclass_trace.testing.subject import Subject
 
@@ -38,6 +38,21 @@ def breaks(rule: str, *, also: dict[str, str] | None = None, make: Callable[[typ
         # resolved late: the class is not yet an attribute of its module while it is decorated
         _PENDING.append((rule, cls, also or {}, make))
         return cls
+
+    return add
+
+
+def miscomputes(rule: str, *operations: Any, also: dict[str, str] | None = None) -> Any:
+    """Register a class that computes these operations by the decorated function, whose ``right`` computes as it should."""
+
+    def add(compute: Callable[..., Any]) -> type:
+        def other(cls: type, func: Any, args: Any, kwargs: Any) -> Any:
+            right = super(made, cls).compute  # type: ignore[misc, arg-type]
+            return compute(cls, right, func, args, kwargs) if func in operations else right(func, args, kwargs)
+
+        body = {"__doc__": compute.__doc__, "__module__": compute.__module__, "compute": classmethod(other)}
+        made = type(compute.__name__, (Sound,), body)
+        return breaks(rule, also=also)(made)
 
     return add
 

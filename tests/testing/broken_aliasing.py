@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from broken import breaks
+from broken import breaks, miscomputes
 from sound import Sound
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
@@ -17,69 +17,50 @@ def replaced(x, func, args, kwargs):
     return data
 
 
-@breaks("ST321")
-class CopiesSlices(Sound):
+@miscomputes("ST321", aten.slice.Tensor)
+def CopiesSlices(cls, right, func, args, kwargs):
     """A slice is a copy."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        out = super().compute(func, args, kwargs)
-        if func is aten.slice.Tensor:
-            out.data_, out.extra = out.data_.clone(), out.extra.clone()
-        return out
+    out = right(func, args, kwargs)
+    out.data_, out.extra = out.data_.clone(), out.extra.clone()
+    return out
 
 
-@breaks("ST322")
-class ForgetsStorage(Sound):
+@miscomputes("ST322", aten.transpose.int)
+def ForgetsStorage(cls, right, func, args, kwargs):
     """A transpose has a storage of its own."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        out = super().compute(func, args, kwargs)
-        return cls(out.data_, out.extra, out.tag) if func is aten.transpose.int else out
+    out = right(func, args, kwargs)
+    return cls(out.data_, out.extra, out.tag)
 
 
-@breaks("ST323")
-class AnotherSelf(Sound):
+@miscomputes("ST323", aten.mul_.Tensor)
+def AnotherSelf(cls, right, func, args, kwargs):
     """mul_ writes, and returns another wrapper of the same tensor."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        out = super().compute(func, args, kwargs)
-        return cls(out.data_, out.extra, out.tag) if func is aten.mul_.Tensor else out
+    out = right(func, args, kwargs)
+    return cls(out.data_, out.extra, out.tag)
 
 
-@breaks("ST324")
-class ReplacesInViews(Sound):
+@miscomputes("ST324", aten.add_.Tensor)
+def ReplacesInViews(cls, right, func, args, kwargs):
     """In views, add_ puts a new tensor in place of the old one."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        if func is aten.add_.Tensor and args[0]._is_view():
-            args[0].data_ = replaced(args[0], func, args, kwargs)
-            return args[0]
-        return super().compute(func, args, kwargs)
+    if args[0]._is_view():
+        args[0].data_ = replaced(args[0], func, args, kwargs)
+        return args[0]
+    return right(func, args, kwargs)
 
 
-@breaks("ST324")
-class ReplacesInBases(Sound):
+@miscomputes("ST324", aten.zero_.default)
+def ReplacesInBases(cls, right, func, args, kwargs):
     """In what is no view, zero_ puts a new tensor in place of the old one."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        if func is aten.zero_.default and not args[0]._is_view():
-            args[0].data_ = replaced(args[0], func, args, kwargs)
-            return args[0]
-        return super().compute(func, args, kwargs)
+    if not args[0]._is_view():
+        args[0].data_ = replaced(args[0], func, args, kwargs)
+        return args[0]
+    return right(func, args, kwargs)
 
 
-@breaks("ST326")
-class NegatesNothing(Sound):
+@miscomputes("ST326", aten.neg_.default)
+def NegatesNothing(cls, right, func, args, kwargs):
     """neg_ does nothing."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        return args[0] if func is aten.neg_.default else super().compute(func, args, kwargs)
+    return args[0]
 
 
 @breaks("ST327")
@@ -109,36 +90,25 @@ class ViewsAboveAutograd(Sound):
             return func(*args, **(kwargs or {}))
 
 
-@breaks("ST326")
-class IgnoresOut(Sound):
+@miscomputes("ST326", aten.sub.out)
+def IgnoresOut(cls, right, func, args, kwargs):
     """sub with out= computes, and writes nothing."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        return kwargs["out"] if func is aten.sub.out else super().compute(func, args, kwargs)
+    return kwargs["out"]
 
 
-@breaks("ST330")
-class KeepsOuterSize(Sound):
+@miscomputes("ST330", aten.squeeze_.dim)
+def KeepsOuterSize(cls, right, func, args, kwargs):
     """squeeze_ changes the inner tensor and not the wrapper."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        if func is aten.squeeze_.dim:
-            args[0].data_.squeeze_(*args[1:])
-            return args[0]
-        return super().compute(func, args, kwargs)
+    args[0].data_.squeeze_(*args[1:])
+    return args[0]
 
 
-@breaks("ST331")
-class SharesAbs(Sound):
+@miscomputes("ST331", aten.abs.default)
+def SharesAbs(cls, right, func, args, kwargs):
     """The absolute value of something positive is the same tensor."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        if func is aten.abs.default and bool((args[0].data_ >= 0).all()):
-            return cls(args[0].data_, args[0].extra, args[0].tag)
-        return super().compute(func, args, kwargs)
+    if bool((args[0].data_ >= 0).all()):
+        return cls(args[0].data_, args[0].extra, args[0].tag)
+    return right(func, args, kwargs)
 
 
 @breaks("ST332")

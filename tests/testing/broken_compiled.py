@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from broken import breaks
+from broken import breaks, miscomputes
 from sound import Sound
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
@@ -16,40 +16,31 @@ def traced(x):
     return isinstance(x.data_, (FakeTensor, FunctionalTensor))
 
 
-@breaks("ST701")
-class OtherWhenTraced(Sound):
+@miscomputes("ST701", aten.add.Tensor)
+def OtherWhenTraced(cls, right, func, args, kwargs):
     """While it is traced, adding a number adds another one."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        out = super().compute(func, args, kwargs)
-        if func is aten.add.Tensor and not isinstance(args[1], torch.Tensor) and traced(args[0]):
-            out.data_ = out.data_ + 1
-        return out
+    out = right(func, args, kwargs)
+    if not isinstance(args[1], torch.Tensor) and traced(args[0]):
+        out.data_ = out.data_ + 1
+    return out
 
 
-@breaks("ST702")
-class OtherBackwardWhenTraced(Sound):
+@miscomputes("ST702", aten.sigmoid_backward.default)
+def OtherBackwardWhenTraced(cls, right, func, args, kwargs):
     """While it is traced, the backward of sigmoid is another one."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        out = super().compute(func, args, kwargs)
-        if func is aten.sigmoid_backward.default and traced(args[1]):
-            out.data_ = out.data_ + 1
-        return out
+    out = right(func, args, kwargs)
+    if traced(args[1]):
+        out.data_ = out.data_ + 1
+    return out
 
 
-@breaks("ST703")
-class FixedWhenSymbolic(Sound):
+@miscomputes("ST703", aten.sin.default)
+def FixedWhenSymbolic(cls, right, func, args, kwargs):
     """The sine is another one if sizes are symbols."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        out = super().compute(func, args, kwargs)
-        if func is aten.sin.default and any(isinstance(n, torch.SymInt) for n in args[0].shape):
-            out.data_ = out.data_ + 1
-        return out
+    out = right(func, args, kwargs)
+    if any(isinstance(n, torch.SymInt) for n in args[0].shape):
+        out.data_ = out.data_ + 1
+    return out
 
 
 def replace(x, value):
@@ -58,26 +49,20 @@ def replace(x, value):
     return x
 
 
-@breaks("ST704")
-class ReplacesInner(Sound):
+@miscomputes("ST704", aten.sub_.Tensor)
+def ReplacesInner(cls, right, func, args, kwargs):
     """While it is traced, sub_ puts a new tensor in place of the old one, and forgets what it subtracts."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        if func is aten.sub_.Tensor and traced(args[0]):
-            return replace(args[0], args[0].data_ - 0)
-        return super().compute(func, args, kwargs)
+    if traced(args[0]):
+        return replace(args[0], args[0].data_ - 0)
+    return right(func, args, kwargs)
 
 
-@breaks("ST705")
-class ReplacesForOne(Sound):
+@miscomputes("ST705", aten.neg_.default)
+def ReplacesForOne(cls, right, func, args, kwargs):
     """While it is traced, neg_ puts a new tensor in place of the old one: other views of that do not see it."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        if func is aten.neg_.default and traced(args[0]):
-            return replace(args[0], -args[0].data_)
-        return super().compute(func, args, kwargs)
+    if traced(args[0]):
+        return replace(args[0], -args[0].data_)
+    return right(func, args, kwargs)
 
 
 @breaks("ST701")
@@ -109,13 +94,10 @@ class Value:
         return 1
 
 
-@breaks("ST702")
-class TangentsOfTheClass(Sound):
+@miscomputes("ST702", aten.mul.Tensor)
+def TangentsOfTheClass(cls, right, func, args, kwargs):
     """While it is traced, a product with a dense tensor is another one."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        out = super().compute(func, args, kwargs)
-        if func is aten.mul.Tensor and not isinstance(args[0], cls) and isinstance(args[0], FakeTensor):
-            out.data_ = out.data_ + 1
-        return out
+    out = right(func, args, kwargs)
+    if not isinstance(args[0], cls) and isinstance(args[0], FakeTensor):
+        out.data_ = out.data_ + 1
+    return out

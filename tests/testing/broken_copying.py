@@ -6,68 +6,48 @@ import functools
 import weakref
 
 import torch
-from broken import breaks
+from broken import breaks, miscomputes
 from sound import Sound, is_parameter, unpickle
 
 aten = torch.ops.aten
 
 
-@breaks("ST501")
-class DetachCopies(Sound):
+@miscomputes("ST501", aten.detach.default)
+def DetachCopies(cls, right, func, args, kwargs):
     """Detach gives a copy."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        if func is aten.detach.default:
-            return cls(args[0].data_.clone(), args[0].extra.clone(), args[0].tag, args[0].size(), args[0].stride())
-        return super().compute(func, args, kwargs)
+    return cls(args[0].data_.clone(), args[0].extra.clone(), args[0].tag, args[0].size(), args[0].stride())
 
 
-@breaks("ST502")
-class CloneShares(Sound):
+@miscomputes("ST502", aten.clone.default)
+def CloneShares(cls, right, func, args, kwargs):
     """Clone shares the idle inner tensor."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        out = super().compute(func, args, kwargs)
-        if func is aten.clone.default:
-            out.extra = args[0].extra
-        return out
+    out = right(func, args, kwargs)
+    out.extra = args[0].extra
+    return out
 
 
-@breaks("ST503")
-class IgnoresDtype(Sound):
+@miscomputes("ST503", aten._to_copy.default)
+def IgnoresDtype(cls, right, func, args, kwargs):
     """to(dtype) keeps the dtype."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        if func is aten._to_copy.default:
-            kwargs = {**kwargs, "dtype": args[0].dtype}
-        return super().compute(func, args, kwargs)
+    kwargs = {**kwargs, "dtype": args[0].dtype}
+    return right(func, args, kwargs)
 
 
-@breaks("ST503")
-class LeavesOneBehind(Sound):
+@miscomputes("ST503", aten._to_copy.default)
+def LeavesOneBehind(cls, right, func, args, kwargs):
     """to(device) moves one of two inner tensors."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        out = super().compute(func, args, kwargs)
-        if func is aten._to_copy.default:
-            out.extra = args[0].extra
-        return out
+    out = right(func, args, kwargs)
+    out.extra = args[0].extra
+    return out
 
 
-@breaks("ST505")
-class CopyShares(Sound):
+@miscomputes("ST505", aten.copy_.default)
+def CopyShares(cls, right, func, args, kwargs):
     """copy_ takes the tensor of the source."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        if func is aten.copy_.default and isinstance(args[0], cls) and isinstance(args[1], cls):
-            args[0].data_ = args[1].data_
-            return args[0]
-        return super().compute(func, args, kwargs)
+    if isinstance(args[0], cls) and isinstance(args[1], cls):
+        args[0].data_ = args[1].data_
+        return args[0]
+    return right(func, args, kwargs)
 
 
 @breaks("ST506")
@@ -122,15 +102,12 @@ class NeverParameter(Sound):
         pass
 
 
-@breaks("ST511")
-class ParameterNotWritten(Sound):
+@miscomputes("ST511", aten.copy_.default)
+def ParameterNotWritten(cls, right, func, args, kwargs):
     """copy_ into a parameter does nothing."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        if func is aten.copy_.default and is_parameter(args[0]):
-            return args[0]
-        return super().compute(func, args, kwargs)
+    if is_parameter(args[0]):
+        return args[0]
+    return right(func, args, kwargs)
 
 
 LIVE = weakref.WeakSet()
@@ -144,26 +121,19 @@ class Registered(Sound):
         LIVE.add(self)
 
 
-@breaks("ST513")
-class LosesAlpha(Sound):
+@miscomputes("ST513", aten.add_.Tensor)
+def LosesAlpha(cls, right, func, args, kwargs):
     """add_ ignores alpha."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        if func is aten.add_.Tensor:
-            kwargs = {}
-        return super().compute(func, args, kwargs)
+    kwargs = {}
+    return right(func, args, kwargs)
 
 
-@breaks("ST514")
-class ParameterTurnsDense(Sound):
+@miscomputes("ST514", aten._to_copy.default)
+def ParameterTurnsDense(cls, right, func, args, kwargs):
     """A converted parameter is a dense tensor."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        if func is aten._to_copy.default and is_parameter(args[0]):
-            return func(args[0].data_, **kwargs)
-        return super().compute(func, args, kwargs)
+    if is_parameter(args[0]):
+        return func(args[0].data_, **kwargs)
+    return right(func, args, kwargs)
 
 
 @breaks("ST515")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from broken import breaks
+from broken import breaks, miscomputes
 from sound import Sound, foreign
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -133,13 +133,10 @@ class IgnoresNegative(Sound):
         return super().compute(func, args, kwargs)
 
 
-@breaks("ST310")
-class FlipsNothing(Sound):
+@miscomputes("ST310", aten.flip.default)
+def FlipsNothing(cls, right, func, args, kwargs):
     """flip is a copy."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        return args[0].clone() if func is aten.flip.default else super().compute(func, args, kwargs)
+    return args[0].clone()
 
 
 @breaks("ST311")

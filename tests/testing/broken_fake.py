@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from broken import breaks
+from broken import breaks, miscomputes
 from sound import Sound
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -37,29 +37,23 @@ class ConstructorNeedsData(Sound):
         return cls(data) if data.numel() == 0 or data.flatten()[0].item() < 1e9 else None
 
 
-@breaks("ST203")
-class OtherSizesWhenFake(Sound):
+@miscomputes("ST203", aten.unsqueeze.default)
+def OtherSizesWhenFake(cls, right, func, args, kwargs):
     """One operation gives another size on fake tensors."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        out = super().compute(func, args, kwargs)
-        return out.unsqueeze(0) if func is aten.unsqueeze.default and is_fake(args[0]) and out.dim() < 5 else out
+    out = right(func, args, kwargs)
+    return out.unsqueeze(0) if is_fake(args[0]) and out.dim() < 5 else out
 
 
 REAL = torch.zeros(2)
 
 
-@breaks("ST203")
-class RealConstant(Sound):
+@miscomputes("ST203", aten.clone.default)
+def RealConstant(cls, right, func, args, kwargs):
     """One operation puts a real tensor into a fake result."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        out = super().compute(func, args, kwargs)
-        if func is aten.clone.default and is_fake(args[0]):
-            out.extra = REAL
-        return out
+    out = right(func, args, kwargs)
+    if is_fake(args[0]):
+        out.extra = REAL
+    return out
 
 
 @breaks("ST205")
@@ -82,12 +76,9 @@ class FlattenAsks(Sound):
         return ["data_", "extra"], self.tag
 
 
-@breaks("ST205")
-class OperationAsks(Sound):
+@miscomputes("ST205", aten.clone.default)
+def OperationAsks(cls, right, func, args, kwargs):
     """An operation turns a size into a number."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        if func is aten.clone.default and args[0].dim():
-            assert int(args[0].shape[0]) >= 0
-        return super().compute(func, args, kwargs)
+    if args[0].dim():
+        assert int(args[0].shape[0]) >= 0
+    return right(func, args, kwargs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import torch
-from broken import breaks
+from broken import breaks, miscomputes
 from sound import Sound
 
 from subclass_trace.testing.subject import subject_of
@@ -24,65 +24,43 @@ class DetachesAbove(Sound):
             return out.detach() if func is torch.Tensor.float else out
 
 
-@breaks("ST402")
-class ReluBackward(Sound):
+@miscomputes("ST402", aten.threshold_backward.default)
+def ReluBackward(cls, right, func, args, kwargs):
     """The backward of relu lets everything through."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        if func is aten.threshold_backward.default:
-            return cls(args[0].data_ * 0 + 7, args[0].extra, args[0].tag)
-        return super().compute(func, args, kwargs)
+    return cls(args[0].data_ * 0 + 7, args[0].extra, args[0].tag)
 
 
-@breaks("ST402")
-class TanhBackward(Sound):
+@miscomputes("ST402", aten.tanh_backward.default)
+def TanhBackward(cls, right, func, args, kwargs):
     """The backward of tanh forgets a square."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        if func is aten.tanh_backward.default:
-            grad, out = args
-            return cls(grad.data_ * (1 - out.data_), out.extra, out.tag)
-        return super().compute(func, args, kwargs)
+    grad, out = args
+    return cls(grad.data_ * (1 - out.data_), out.extra, out.tag)
 
 
-@breaks("ST404")
-class NegatesNothingToo(Sound):
+@miscomputes("ST404", aten.neg.default)
+def NegatesNothingToo(cls, right, func, args, kwargs):
     """neg, which the second derivative of sin needs, does nothing."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        return args[0].clone() if func is aten.neg.default else super().compute(func, args, kwargs)
+    return args[0].clone()
 
 
-@breaks(
-    "ST405", also=dict.fromkeys(("ST402", "ST402", "ST404"), "the gradients of a value that is used twice are added")
+@miscomputes(
+    "ST405",
+    aten.add.Tensor,
+    also=dict.fromkeys(("ST402", "ST402", "ST404"), "the gradients of a value that is used twice are added"),
 )
-class AddsFirst(Sound):
+def AddsFirst(cls, right, func, args, kwargs):
     """The sum of two wrappers is the first one."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        if func is aten.add.Tensor and isinstance(args[0], cls) and isinstance(args[1], cls):
-            return args[0].clone()
-        return super().compute(func, args, kwargs)
+    if isinstance(args[0], cls) and isinstance(args[1], cls):
+        return args[0].clone()
+    return right(func, args, kwargs)
 
 
-@breaks("ST406")
-class DropsDense(Sound):
+@miscomputes("ST406", aten.mul.Tensor)
+def DropsDense(cls, right, func, args, kwargs):
     """A product of a dense tensor and a wrapper is the wrapper."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        if (
-            func is aten.mul.Tensor
-            and type(args[0]) is torch.Tensor
-            and args[0].shape == args[1].shape
-            and args[0].dim()
-        ):
-            return args[1].clone()
-        return super().compute(func, args, kwargs)
+    if type(args[0]) is torch.Tensor and args[0].shape == args[1].shape and args[0].dim():
+        return args[1].clone()
+    return right(func, args, kwargs)
 
 
 @breaks("ST407")
@@ -142,23 +120,17 @@ class WrongConstructor(Sound):
 _calls = itertools.count()
 
 
-@breaks("ST409")
-class Alternates(Sound):
+@miscomputes("ST409", aten.cosh.default)
+def Alternates(cls, right, func, args, kwargs):
     """Each third cosh is another one."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        out = super().compute(func, args, kwargs)
-        return out * 2 if func is aten.cosh.default and next(_calls) % 3 == 2 else out
+    out = right(func, args, kwargs)
+    return out * 2 if next(_calls) % 3 == 2 else out
 
 
-@breaks("ST410")
-class EmptyShares(Sound):
+@miscomputes("ST410", aten.new_empty_strided.default)
+def EmptyShares(cls, right, func, args, kwargs):
     """new_empty_strided gives the memory of its argument."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        out = super().compute(func, args, kwargs)
-        if func is aten.new_empty_strided.default and out.shape == args[0].shape:
-            out.data_ = args[0].data_
-        return out
+    out = right(func, args, kwargs)
+    if out.shape == args[0].shape:
+        out.data_ = args[0].data_
+    return out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from broken import breaks
+from broken import breaks, miscomputes
 from sound import Sound
 
 aten = torch.ops.aten
@@ -46,15 +46,12 @@ class WrongCosineInside(Sound):
             return func(*args, **(kwargs or {}))
 
 
-@breaks("ST611")
-class StaysStrided(Sound):
+@miscomputes("ST611", aten.clone.default)
+def StaysStrided(cls, right, func, args, kwargs):
     """clone keeps the strides, whatever it is asked for."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        if func is aten.clone.default and kwargs.get("memory_format") is torch.contiguous_format:
-            kwargs = {}
-        return super().compute(func, args, kwargs)
+    if kwargs.get("memory_format") is torch.contiguous_format:
+        kwargs = {}
+    return right(func, args, kwargs)
 
 
 @breaks("ST611")
@@ -68,13 +65,10 @@ class NoChannelsLast(Sound):
         return super().compute(func, args, kwargs)
 
 
-@breaks("ST613")
-class ContiguousTranspose(Sound):
+@miscomputes("ST613", aten.t.default)
+def ContiguousTranspose(cls, right, func, args, kwargs):
     """A permuted wrapper says that it is contiguous."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        out = super().compute(func, args, kwargs)
-        if func is aten.t.default and out.dim() == 2:
-            out = cls(out.data_, out.extra, out.tag, out.size(), (out.shape[1], 1))
-        return out
+    out = right(func, args, kwargs)
+    if out.dim() == 2:
+        out = cls(out.data_, out.extra, out.tag, out.size(), (out.shape[1], 1))
+    return out

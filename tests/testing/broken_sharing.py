@@ -6,7 +6,7 @@ import itertools
 import threading
 
 import torch
-from broken import breaks
+from broken import breaks, miscomputes
 from sound import Sound
 
 aten = torch.ops.aten
@@ -31,15 +31,11 @@ class HashOfContents(Sound):
         return hash((id(self), self._version))
 
 
-@breaks("ST803")
-class StateOfOneThread(Sound):
+@miscomputes("ST803", aten.view.default)
+def StateOfOneThread(cls, right, func, args, kwargs):
     """Needs state that exists in the importing thread only."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        if func is aten.view.default:
-            _state.depth += 0
-        return super().compute(func, args, kwargs)
+    _state.depth += 0
+    return right(func, args, kwargs)
 
 
 @breaks("ST804")
@@ -58,13 +54,10 @@ class ReprReads(Sound):
         return f"{self.extra.sum().item()}"
 
 
-@breaks("ST806")
-class Cycle(Sound):
+@miscomputes("ST806", aten.mul.Tensor)
+def Cycle(cls, right, func, args, kwargs):
     """The result of a product refers to itself."""
-
-    @classmethod
-    def compute(cls, func, args, kwargs):
-        out = super().compute(func, args, kwargs)
-        if func is aten.mul.Tensor and not isinstance(args[1], torch.Tensor):
-            out.me = [out]
-        return out
+    out = right(func, args, kwargs)
+    if not isinstance(args[1], torch.Tensor):
+        out.me = [out]
+    return out

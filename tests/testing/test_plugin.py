@@ -10,21 +10,11 @@ from pathlib import Path
 import subclass_trace
 
 ROOT = Path(subclass_trace.__file__).parent.parent
+PLUGIN = ("-p", "_subclass_trace_plugins")  # without installation, the entry point is named on the command line
 
 
 def _pytest(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    # without installation, the entry point is named on the command line
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "_subclass_trace_plugins",
-        "-p",
-        "no:cacheprovider",
-        *arguments,
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     # where CI is set, pytest prints whole values instead of their beginnings
     environment = {k: v for k, v in os.environ.items() if k not in ("CI", "BUILD_NUMBER")}
     environment |= {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -34,14 +24,14 @@ def _pytest(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_the_option_runs_rules_as_tests(tmp_path: Path) -> None:
     (tmp_path / "test_other.py").write_text("def test_other():\n    raise SystemError\n")
     target = "torch.testing._internal.custom_tensor:CustomTensorPlainOut"
-    done = _pytest("--subclass-check", target, "-k", "ST101 or ST502", cwd=tmp_path)
+    done = _pytest(*PLUGIN, "--subclass-check", target, "-k", "ST101 or ST502", cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "1 failed, 1 passed" in done.stdout
     assert "ST502-clones" in done.stdout and "y = x.clone()" in done.stdout
 
 
 def test_a_bad_target_is_a_usage_error(tmp_path: Path) -> None:
-    done = _pytest("--subclass-check", "no.such:Thing", cwd=tmp_path)
+    done = _pytest(*PLUGIN, "--subclass-check", "no.such:Thing", cwd=tmp_path)
     assert done.returncode == 4
     assert "cannot find 'no.such:Thing'" in done.stdout + done.stderr
 
@@ -49,3 +39,37 @@ def test_a_bad_target_is_a_usage_error(tmp_path: Path) -> None:
 def test_loading_the_plugin_does_not_import_torch() -> None:
     code = "import _subclass_trace_plugins, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, timeout=60)
+
+
+def test_rules_are_tests_of_a_class_that_print_the_counterexample(tmp_path: Path) -> None:
+    """Logs are not flooded: pytest prints what was logged, and a compilation logs thousands of lines of its own."""
+    (tmp_path / "test_doubles.py").write_text(FAILS_COMPILED)
+    done = _pytest("-k", "ST101 or ST701", cwd=tmp_path)
+    assert done.returncode == 1 and "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+    assert "ST701-forward" in done.stdout and "the result of eager mode" in done.stdout
+    assert "torch.__trace" not in done.stdout and len(done.stdout.splitlines()) < 150
+
+
+FAILS_COMPILED = """
+import torch
+from subclass_trace import WrapperTensor
+from subclass_trace.testing.pytest_plugin import ConformanceTests
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+aten = torch.ops.aten
+
+
+class Doubles(WrapperTensor, default="per_inner"):
+    data_: torch.Tensor
+
+
+@Doubles.implements(aten.sin.default)
+def _sin(func, x):
+    traced = isinstance(x.data_, (FakeTensor, FunctionalTensor))
+    return Doubles(func(x.data_) * (2 if traced else 1))
+
+
+class TestDoubles(ConformanceTests):
+    target = Doubles
+"""

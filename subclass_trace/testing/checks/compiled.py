@@ -67,7 +67,7 @@ def backward(t: Script) -> None:
         t.run(f"y = {compiler}(x)", "what runs in eager mode runs compiled")
         t.run("(g,) = torch.autograd.grad(y, x, v)", "what runs backward in eager mode does so compiled")
         t.expect("g", "expected_g", "the gradient of eager mode")
-    t.alone(functools.partial(_dense_tangent, t, op))
+    t.each((op,), functools.partial(_dense_tangent, t), "it refuses the backward")
 
 
 def _dense_tangent(t: Script, op: str) -> None:
@@ -78,8 +78,7 @@ def _dense_tangent(t: Script, op: str) -> None:
     if t.subject.dense is not None:  # a wrong gradient in eager mode is another rule's matter
         t.require(f"d = {t.dense('x')}.detach().clone().requires_grad_()")
         t.require(f"(dense_g,) = torch.autograd.grad({on('d', op)}, d, v)")
-        rtol, atol = t.subject.tolerance
-        t.require(f"assert same({t.project('expected_g')}, dense_g, {rtol}, {atol})", "its dense tangents are ignored")
+        t.only_if_near(t.project("expected_g"), "dense_g", "its dense tangents are ignored")
     t.run(f"y = {REGION}(x)", "what runs in eager mode runs compiled")
     t.run("(g,) = torch.autograd.grad(y, x, v)", "what takes a dense tangent in eager mode does so compiled")
     t.expect("g", "expected_g", "the gradient of eager mode")

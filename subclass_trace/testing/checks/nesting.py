@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 from ..rules import Severity, rule
 from ..script import NotApplicable, Script, on
 
@@ -123,10 +121,7 @@ def strides(t: Script) -> None:
         t.require(f"meta_y = {on('m', op)}")
         t.expect("(y.shape, y.stride())", "(meta_y.shape, meta_y.stride())", "sizes and strides as of a dense tensor")
 
-    for op in _STRIDED:
-        t.alone(functools.partial(as_on_dense, op))
-    if not t.checks:
-        raise NotApplicable("it refuses views and copies, or gives another class")
+    t.each(_STRIDED, as_on_dense, "it refuses views and copies, or gives another class")
 
 
 _STRIDED = ("x.transpose(0, -1)", "x.t()", "x.clone()", "x.unsqueeze(0)", "x.detach()", "x.permute(-1)", "x[:1]")

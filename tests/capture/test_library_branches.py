@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Callable
 from typing import Any
 
@@ -30,12 +29,9 @@ SAMPLES: dict[str, Callable[[Tensor], Tensor]] = {
     "Categorical": lambda x: dist.Categorical(logits=x).log_prob(torch.tensor(1)),
     "MultivariateNormal": lambda x: dist.MultivariateNormal(torch.zeros(2), torch.diag(x)).log_prob(x),
     "ContinuousBernoulli": lambda x: dist.ContinuousBernoulli(x / 4, validate_args=True).log_prob(x / 4),
-    "Geometric": lambda x: dist.Geometric(x / 4).log_prob(torch.ones(2)),
-    "Uniform": lambda x: dist.Uniform(x - 1, x + 1).rsample(),
     "Dirichlet": lambda x: dist.Dirichlet(x).log_prob(x / x.sum()),
     "Independent": lambda x: dist.Independent(dist.Normal(x, x), 1).log_prob(x),
     "transformed": lambda x: dist.TransformedDistribution(dist.Normal(x, x), [dist.TanhTransform()]).rsample(),
-    "sample": lambda x: dist.Gamma(torch.ones(2), torch.ones(2)).log_prob(x),
 }
 
 
@@ -67,8 +63,6 @@ def test_arguments_are_checked_in_each_call(name: str) -> None:
 VARIANCES: dict[str, Callable[[Tensor], Tensor]] = {
     "function": lambda v: nn.functional.gaussian_nll_loss(v.detach().sin(), v.detach().cos(), v),
     "module": lambda v: nn.GaussianNLLLoss(full=True, reduction="none")(v * 2, v.cos(), v),
-    "broadcast": lambda v: nn.functional.gaussian_nll_loss(v.expand(3, 2), v.cos().expand(3, 2), v.view(1, 2)),
-    "number": lambda v: nn.functional.gaussian_nll_loss(v, v.cos(), 2.0, reduction="sum"),
 }
 
 
@@ -107,7 +101,6 @@ def test_a_branch_of_a_class_in_a_check_is_refused() -> None:
 INDEX = torch.tensor([[0, 1, 1], [0, 1, 2], [3, 1, 1], [0, 2, 1]])
 PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "scatter_reduce": lambda x, s: x.scatter_reduce(0, INDEX, s, "prod"),
-    "without self": lambda x, s: x.scatter_reduce(0, INDEX, s, "prod", include_self=False),
     "index_reduce": lambda x, s: x.index_reduce(0, INDEX[:, 1], s, "prod"),
 }
 
@@ -199,16 +192,6 @@ def test_a_branch_without_user_code_is_found_in_torch() -> None:
     with pytest.raises(st.DataDependentError) as caught:
         st.compile(sample)()
     assert "distributions" in str(caught.value.path)
-
-
-def test_long_lines_are_not_quoted_to_their_end() -> None:
-    line = f"f = lambda x: x if x.sum() > 0 else -x  # {'long ' * 100}"
-    linecache.cache["<a long line>"] = (len(line), None, [line], "<a long line>")
-    names: dict[str, Any] = {}
-    exec(compile(line, "<a long line>", "exec"), names)
-    with pytest.raises(st.DataDependentError) as caught:
-        st.compile(names["f"])(torch.ones(2))
-    assert "x.sum() > 0" in str(caught.value.got) and len(str(caught.value.got)) < 200
 
 
 @pytest.mark.parametrize("training", [False, True])

@@ -30,7 +30,7 @@ import torch
 import torch.fx as fx
 import torch.nn.functional as F
 
-from .. import _torch
+from ... import _torch
 from .round_trips import Call, Merged, final, inputs_of, is_view, layout_of, without_unread_views
 
 aten = torch.ops.aten

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 import subclass_trace as st
+from subclass_trace.zoo import TwoTensor
 
 
 def run(function, x, seed=7):
@@ -24,41 +24,6 @@ def compare(function, *inputs, dynamic=True):
     compiled = st.compile(function, dynamic=dynamic)
     for x in inputs:
         torch.testing.assert_close(run(compiled, x), run(function, x))
-
-
-def recurrent(cls, train=True, **options):
-    torch.manual_seed(0)
-    return cls(2, 3, 2, **options).train(train)
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        recurrent(nn.RNN, dropout=0.5),
-        recurrent(nn.RNN, dropout=0.5, nonlinearity="relu", bias=False),
-        recurrent(nn.LSTM, dropout=0.5, batch_first=True),
-        recurrent(nn.LSTM, dropout=0.5, bidirectional=True, proj_size=2),
-        recurrent(nn.LSTM, dropout=0.5, train=False),
-        recurrent(nn.GRU, dropout=0.5, bidirectional=True),
-        recurrent(nn.GRU, dropout=1.0),
-        recurrent(nn.GRU, dropout=0.0, batch_first=True),
-    ],
-    ids=repr,
-)
-@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
-def test_dropout_between_recurrent_layers(module):
-    compare(module, torch.randn(3, 2, 2))
-
-
-def test_also_where_sizes_became_symbols_and_in_inference_mode():
-    module = recurrent(nn.RNN, dropout=0.5)
-    compare(module, torch.randn(2, 2, 2), torch.randn(2, 3, 2), torch.randn(2, 4, 2), dynamic=False)
-    with torch.inference_mode():
-        x = torch.randn(2, 2, 2)
-        torch.manual_seed(0)
-        expected = module(x)
-        torch.manual_seed(0)
-        torch.testing.assert_close(st.compile(module)(x), expected)
 
 
 @pytest.mark.parametrize(("p", "train"), [(0.0, True), (0.3, True), (1.0, True), (0.3, False)])
@@ -117,3 +82,26 @@ def test_weights_of_a_multi_margin_loss():
         torch.testing.assert_close(*(torch.autograd.grad(out, x)[0] for out in (region(x, t, w), want)))
         with pytest.raises(RuntimeError, match="not differentiable with respect to argument 'weight'"):
             region(x, t, w.clone().requires_grad_())
+
+
+@pytest.mark.parametrize(
+    ("dims", "mode"), [(3, "linear"), (4, "nearest-exact"), (4, "bilinear"), (4, "bicubic"), (5, "trilinear")]
+)
+def test_interpolation_of_a_wrapper_whose_size_changes(dims, mode):
+    """Its class gets the operation that it gets in eager mode, so that bits agree."""
+
+    def function(x):
+        return F.interpolate(x, scale_factor=1.7, mode=mode)
+
+    region = st.compile(function)
+    for size in (4, 6):
+        seen = []
+        for call in (function, region):
+            torch.manual_seed(0)
+            parts = [torch.randn(2, 3, *[size] * (dims - 2)).transpose(1, -1) for _ in range(2)]
+            x = TwoTensor(*parts).requires_grad_()
+            out = call(x)
+            (out.sin() * out).sum().backward(TwoTensor(torch.tensor(1.0), torch.tensor(2.0)))
+            seen.append([t for value in (out.detach(), x.grad) for t in (value.a, value.b)])
+        for a, b in zip(*seen, strict=True):
+            assert torch.equal(a, b) and a.stride() == b.stride()

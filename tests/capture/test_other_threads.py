@@ -93,30 +93,6 @@ def test_who_asks_is_told_of_its_own_thread() -> None:
     assert not is_compiling()
 
 
-def test_a_flag_that_another_thread_puts_back_is_its_own() -> None:
-    """Dynamo sets torch's flag in a thread of its own, and puts back what it found there when the capture is over."""
-    begun, captured = threading.Event(), threading.Event()
-
-    def compiles() -> None:
-        with torch.compiler._compile_session_context():
-            begun.set()
-            captured.wait(60)
-
-    thread = threading.Thread(target=compiles)
-
-    def region(x: Tensor) -> Tensor:
-        thread.start()
-        assert begun.wait(60)
-        return x * 2
-
-    if not hasattr(torch.compiler, "_compile_session_context"):
-        pytest.skip("this torch sets no flag while it compiles")
-    st.compile(region)(torch.ones(2))
-    captured.set()
-    thread.join(60)
-    assert not torch.compiler.is_compiling()
-
-
 def test_kernels_and_settings() -> None:
     def look() -> list[Any]:
         return [
@@ -127,25 +103,6 @@ def test_kernels_and_settings() -> None:
         ]
 
     assert while_captured(look) == look()
-
-
-@pytest.mark.parametrize("batch_first", [False, True])
-@pytest.mark.parametrize("trains", [False, True])
-@pytest.mark.parametrize("options", [{}, {"bias": False}, {"bidirectional": True, "num_layers": 2}])
-def test_lstm_as_before(batch_first: bool, trains: bool, options: dict[str, Any]) -> None:
-    """A region has none of oneDNN's layers, although others may use them meanwhile."""
-    torch.manual_seed(0)
-    lstm, x = nn.LSTM(3, 4, batch_first=batch_first, **options), torch.randn(5, 2, 3)
-    region = st.compile(lstm, backend="eager")
-    with torch.set_grad_enabled(trains):
-        (got, states), (expected, wanted) = region(x), lstm(x)
-        torch.testing.assert_close((got, *states), (expected, *wanted))
-        assert [t.stride() for t in (got, *states)] == [t.stride() for t in (expected, *wanted)]
-        assert [t._is_view() for t in (got, *states)] == [t._is_view() for t in (expected, *wanted)]
-        assert "mkldnn" not in st.trace(lstm, x).code("forward")
-    if trains:
-        grads = [torch.autograd.grad(out.pow(2).sum(), list(lstm.parameters())) for out in (got, expected)]
-        torch.testing.assert_close(*grads)
 
 
 def _said_of_attribute(t: Tensor) -> str:
@@ -169,25 +126,3 @@ WORK: dict[str, Callable[[], Any]] = {
 def test_python_and_torch(name: str) -> None:
     got, expected = while_captured(WORK[name]), WORK[name]()
     assert repr(got) == repr(expected)
-
-
-def test_the_first_compiled_function_of_another_thread() -> None:
-    def work() -> Tensor:
-        compiled = torch.compile(lambda x: x * (2 if torch.compiler.is_compiling() else 3), backend="eager")
-        return compiled(torch.ones(2))  # type: ignore[no-any-return]
-
-    assert while_captured(work).tolist() == work().tolist() == [2.0, 2.0]
-
-
-def test_what_is_kept_of_a_stand_in_is_the_original() -> None:
-    """Of a module that is imported inside of a region, say."""
-    from subclass_trace._torch.this_thread import replaced_here
-
-    class Holder:
-        def answer(self) -> str:
-            return "original"
-
-    with replaced_here(Holder, "answer", lambda self: "stand-in"):
-        kept = Holder.answer
-        assert kept(Holder()) == "stand-in" and elsewhere(lambda: kept(Holder())) == "original"
-    assert kept(Holder()) == "original"

@@ -1,4 +1,4 @@
-"""The ``eager`` back end: the graph as straight-line Python. See `subclass_trace.runtime.graph_code`."""
+"""The ``eager`` back end: the graph as straight-line Python. See `subclass_trace.backends.eager.graph_code`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.fx as fx
 
-from ..runtime.graph_code import BoxedGraph, compile_graph
+from .graph_code import BoxedGraph, compile_graph
 
 
 def compile_eager(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedGraph:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import _torch
+from ... import _torch
 
 aten = torch.ops.aten
 Merged = Mapping[fx.Node, fx.Node]

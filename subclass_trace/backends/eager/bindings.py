@@ -47,7 +47,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.fx as fx
 
-from .. import _torch
+from ... import _torch
 
 _CACHE_LIMIT = 8192
 _CONSTANTS = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)

@@ -1,4 +1,4 @@
-"""Decompositions reach operations that are mutable when they are recorded, and symbolic arithmetic becomes nodes."""
+"""Decompositions reach operations that are mutable when they are recorded; keys are operations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import subclass_trace as st
-from subclass_trace import _torch
 from subclass_trace.backends import Backend
 
 
@@ -81,21 +80,3 @@ def test_a_key_that_is_no_operation(key: object, fix: str | None) -> None:
     assert caught.value.fix == fix
     with pytest.raises(st.OptionError, match="decompositions has a value that is no function"):
         st.compile(function, decompositions={torch.ops.aten.sin: 3})
-
-
-def test_arithmetic_on_sizes_becomes_nodes() -> None:
-    import sympy
-    from torch.utils._sympy.functions import CeilToInt, FloorDiv, IntTrueDiv
-
-    graph = torch.fx.Graph()
-    n = sympy.Symbol("n", integer=True, positive=True)
-    proxy = torch.fx.Proxy(graph.placeholder("n"), torch.fx.proxy.GraphAppendingTracer(graph))
-    for expr in (IntTrueDiv(n, 16), FloorDiv(n + 3, 4), CeilToInt(IntTrueDiv(n, 7))):
-        node = _torch.sympy_to_nodes(expr, {n: proxy}).node
-        assert _value(node, 23) == expr.subs(n, 23)
-
-
-def _value(node: torch.fx.Node, n: int) -> float:
-    if node.op == "placeholder":
-        return n
-    return node.target(*torch.fx.node.map_arg(node.args, lambda m: _value(m, n)))  # type: ignore[operator, no-any-return]

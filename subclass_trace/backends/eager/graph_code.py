@@ -45,9 +45,9 @@ from typing import Any, ClassVar
 import torch
 import torch.fx as fx
 
-from .. import _torch
-from ..errors import UnsupportedError, VerificationError
-from ..partition.half import Half
+from ... import _torch
+from ...errors import UnsupportedError, VerificationError
+from ...partition.half import Half
 from .bindings import bind_call
 from .blame import Blame, row_of
 from .fewer_calls import fewer_calls

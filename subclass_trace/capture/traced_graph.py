@@ -1,0 +1,183 @@
+"""The graph that is recorded, and which traced tensor or number is which of its nodes."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from .. import _torch
+from .symbols import Symbols
+
+Tensor = torch.Tensor
+
+
+class TracedGraph:
+    """Inputs, constants and results of one graph, by the tensors that stand for them.
+
+    Attributes:
+        mode: the FakeTensorMode of the trace.
+        tag: the part of the graph that is being written, "is_forward" or "is_backward".
+        of_arrays: the storages of constants in the memory of numpy arrays.
+        primals, tangents: how many inputs of each kind there are.
+    """
+
+    def __init__(self, mode: Any) -> None:
+        self.mode = mode
+        self.graph, self.root = fx.Graph(), torch.nn.Module()
+        self.symbols = Symbols(self.graph, mode)
+        self.tracer = self.symbols.tracer
+        self.tracer.enable_thunkify = False  # type: ignore[attr-defined]  # nested ints ask the PROXY mode's tracer
+        self.tag = "is_forward"
+        self._last_placeholder: fx.Node | None = None
+        self._nodes: dict[int, tuple[fx.Node, Tensor]] = {}  # holds the tensors, so that ids stay unique
+        self._lifted: dict[int, tuple[Tensor, Tensor]] = {}
+        self._numbers = itertools.count()  # of constants, of all traces into this graph
+        self._adopted: list[int] = []
+        self.primals = 0
+        self.tangents = 0
+        self._submodules = 0
+        self.of_arrays: set[Any] = set()
+
+    def node_of(self, value: Any) -> Any:
+        """The node of a tensor or symbolic number."""
+        raise NotImplementedError
+
+    def placeholder(self, name: str, value: Any, untouched: bool = False) -> fx.Node:
+        """Add a graph input after the last one; ``value`` (a tensor or a SymInt) is from now on its node.
+
+        ``untouched``: no operation will run on ``value`` itself, so that it needs no snapshot.
+        """
+        with self.graph.inserting_after(self._last_placeholder) if self._last_placeholder else self._at_start():
+            node = self.graph.placeholder(name)
+        self._last_placeholder = node
+        if isinstance(value, Tensor):
+            if untouched:
+                self._nodes[id(value)] = (node, value)
+                node.meta["val"] = value
+            else:
+                self.track(value, node)
+            if not name.startswith("tangents"):
+                self.symbols.bind(node, value)
+        else:
+            node.meta["val"] = value
+            self.symbols.bind(node, value)
+        return node
+
+    def primal(self, value: Any, untouched: bool = False) -> int:
+        """Add the next dense graph input, ``primals_N``; returns N - 1."""
+        self.primals += 1
+        self.placeholder(f"primals_{self.primals}", value, untouched)
+        return self.primals - 1
+
+    def tangent(self, value: Any) -> str:
+        """Add the next tangent, ``tangents_N``; returns its name."""
+        self.tangents += 1
+        return self.placeholder(f"tangents_{self.tangents}", value).name
+
+    def _at_start(self) -> Any:
+        first = next(iter(self.graph.nodes), None)
+        return self.graph.inserting_before(first)
+
+    def track(self, value: Tensor, node: fx.Node) -> None:
+        """``value`` is what ``node`` computes."""
+        self._nodes[id(value)] = (node, value)
+        # Without grad mode nothing will give the value a history: it is its own snapshot.
+        snapshot = _torch.is_fake(value) and (torch.is_grad_enabled() or node.op == "placeholder")
+        node.meta["val"] = _torch.detached(self.mode, value) if snapshot else value
+
+    def alias(self, value: Tensor, like: Tensor) -> None:
+        """``value`` is the very value of ``like``: no node of its own."""
+        self._nodes[id(value)] = (self.node_of(like), value)
+
+    def first_of_storage(self, t: Tensor) -> Tensor:
+        """An alias, without history, of the first tensor of the graph that has the storage of ``t``."""
+        storage = _torch.storage_ref(t)
+        strided = (v for _, v in self._nodes.values() if v.layout is torch.strided)
+        first = next((v for v in strided if _torch.storage_ref(v) == storage), t)
+        out = _torch.detached(self.mode, first)
+        self.alias(out, first)
+        return out
+
+    def traced_tensors(self) -> Iterator[Tensor]:
+        """All tensors that have a node."""
+        return (t for _, t in self._nodes.values())
+
+    def bare(self, fake: Tensor) -> Tensor:
+        """A fake tensor of the same metadata that nobody has touched."""
+        return _torch.detached(self.mode, fake)
+
+    def knows(self, value: Tensor) -> bool:
+        """Has this tensor a node in the graph?"""
+        return id(value) in self._nodes or id(value) in self._lifted
+
+    def is_constant(self, real: Tensor) -> bool:
+        """Is it a real tensor that the region made itself of constants?"""
+        return id(real) in self._lifted
+
+    def adopt(self, real: Tensor, fake: Tensor) -> None:
+        """A real leaf that the function reaches by name is an input: ``fake``."""
+        if id(real) not in self._lifted:
+            self._lifted[id(real)] = (fake, real)
+            self._adopted.append(id(real))
+
+    def forget_inputs(self) -> None:
+        """From now on nothing leads to the tensors of the call."""
+        for key in self._adopted:
+            del self._lifted[key]
+        self._adopted = []
+
+    def lifted_fake(self, real: Tensor) -> Tensor | None:
+        """The fake that stands for a lifted tensor, if it was lifted."""
+        hit = self._lifted.get(id(real))
+        return None if hit is None else hit[0]
+
+    def constant(self, real: Tensor) -> Tensor:
+        """The fake that stands for a real dense tensor which is read from where it is."""
+        hit = self._lifted.get(id(real))
+        if hit is None:
+            fake = _torch.detached(self.mode, self.mode.from_tensor(real, static_shapes=True))
+            name = f"_constant{next(self._numbers)}"
+            with _torch.no_overrides(), _torch.no_modes():
+                of_array = not real.untyped_storage().resizable()  # its contents may change after this call
+                setattr(self.root, name, real.clone() if of_array else real)
+                if of_array:
+                    self.of_arrays.add(_torch.storage_ref(fake))
+            node = self.graph.get_attr(name)
+            node.meta["partitioner_tag"] = self.tag
+            self.track(fake, node)
+            hit = self._lifted[id(real)] = (fake, real)
+        return hit[0]
+
+    def track_result(self, node: fx.Node, out: Any, args: Any = ()) -> None:
+        """``out`` is what a call with these arguments gives."""
+        if isinstance(out, Tensor):
+            if any(out is a for a in args):
+                node.meta["val"] = _torch.detached(self.mode, out)
+            else:
+                self.track(out, node)
+        elif isinstance(out, (list, tuple)):
+            node.meta["val"] = type(out)(_torch.detached(self.mode, o) if isinstance(o, Tensor) else o for o in out)
+            for i, o in enumerate(out):
+                if isinstance(o, Tensor):
+                    item = self.graph.call_function(operator.getitem, (node, i))
+                    item.meta.update({k: v for k, v in node.meta.items() if k != "val"})
+                    self.track(o, item)
+        else:
+            node.meta["val"] = out
+
+    def keep_metadata(self, changed: Sequence[Tensor]) -> None:
+        """The sizes of these are about to change in place: what a node computed must not change with them."""
+        for t in changed:
+            hit = self._nodes.get(id(t))
+            if hit is not None and hit[0].meta.get("val") is t:
+                hit[0].meta["val"] = _torch.detached(self.mode, t)
+
+    def next_submodule(self) -> int:
+        """A number for the next branch of a higher order operator."""
+        self._submodules += 1
+        return self._submodules - 1

@@ -1,0 +1,178 @@
+"""Kinds of values that the walk meets: what is walked how, what is no source, what is refused.
+
+Each rare kind is one line of `cannot_be_put_back`.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import gc
+import itertools
+import threading
+import types
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from .. import _torch
+from ..errors import SideEffectError, UnsupportedError
+from ..subclass.context import parts_of
+from .values import ATOMS, is_a, same
+
+#: tables of a module that say nothing that others do not
+MODULE_TABLES = frozenset(
+    [
+        "_forward_hooks_with_kwargs",
+        "_forward_hooks_always_called",
+        "_forward_pre_hooks_with_kwargs",
+        "_state_dict_hooks",
+        "_state_dict_pre_hooks",
+        "_load_state_dict_pre_hooks",
+        "_load_state_dict_post_hooks",
+        "_non_persistent_buffers_set",
+    ]
+)
+CONTAINERS = {
+    list,
+    dict,
+    set,
+    collections.OrderedDict,
+    collections.defaultdict,
+    collections.deque,
+    collections.Counter,
+}
+_ITERABLE: tuple[Any, ...] = ([], (), {}, {}.values(), {}.items(), set(), "", b"", range(1))
+_ITERATORS: tuple[type, ...] = (
+    types.GeneratorType,
+    types.CoroutineType,
+    *{type(iter(of)) for of in _ITERABLE},
+    *(enumerate, zip, map, filter, reversed),
+    *(kind for kind in vars(itertools).values() if isinstance(kind, type)),
+)
+_WEAK = (weakref.ref, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet, weakref.ProxyType)
+_SHARED_MEMORY = ("ndarray", "bytearray", "memoryview", "array", "mmap")
+CALLABLES = {
+    types.FunctionType,
+    types.MethodType,
+    types.BuiltinFunctionType,
+    types.BuiltinMethodType,
+    types.MethodWrapperType,
+    functools.partial,
+    property,
+    staticmethod,
+    classmethod,
+    functools._lru_cache_wrapper,
+    functools.cached_property,
+}
+OF_C = ("builtins", "_operator", "functools", "collections", "_collections", "itertools")
+#: the objects of this package hold no state of a region
+OWN_PACKAGE = __name__.partition(".")[0] + "."
+#: torch's C++ code keeps the sizes of a traced tensor in these
+_KEPT_BY_TORCH = frozenset(
+    f"{sym}_{what}_capsule{length}" for sym in ("", "_sym") for what in ("sizes", "strides") for length in ("", "_len")
+)
+
+
+def cannot_be_put_back(value: Any) -> str | None:
+    """Why a value may stand in no source that code names: each rare kind is one line."""
+    kind = type(value)
+    if is_a(value, _ITERATORS):
+        return f"a {kind.__name__}, which cannot be put back once something was taken from it"
+    if is_a(value, _WEAK) or kind.__name__.startswith(("WeakTensor", "WeakIdKey")):
+        return f"a {kind.__name__}: weak references do not outlive the trace as they would a call"
+    if kind.__name__ in _SHARED_MEMORY:
+        return f"a {kind.__name__}, whose memory Python code writes without notice"
+    if kind is threading.local or kind in (type(threading.Lock()), type(threading.RLock())):
+        return f"a {kind.__name__}, which is the state of a thread"
+    return None
+
+
+def is_kept_by_torch(kind: type) -> bool:
+    """What torch keeps for itself while it traces."""
+    return kind.__module__.startswith(("torch.fx", "torch._"))
+
+
+def set_by_class(stand_in: torch.Tensor) -> frozenset[str]:
+    """The attributes of a tensor that is just made which follow from its inner tensors and its context; a fake's own."""
+    if _torch.is_fake(stand_in):
+        return frozenset(vars(stand_in)) | _KEPT_BY_TORCH
+    told: list[Any] = []
+    if hasattr(type(stand_in), "__metadata_guard__"):  # the class says which values of its context count
+        told = list(values_of(stand_in.__tensor_flatten__()[1]))  # type: ignore[attr-defined]
+    return _KEPT_BY_TORCH | {
+        name
+        for name, value in vars(stand_in).items()
+        if type(value) not in ATOMS or type(value) is torch.Size or any(same(value, part) for part in told)
+    }
+
+
+def values_of(context: Any) -> Iterator[Any]:
+    """A context, and all that is inside of it."""
+    yield context
+    for _, part in parts_of(context):
+        yield from values_of(part)
+
+
+class Cached:
+    """A function behind ``functools.lru_cache``. What a trace puts into the cache is traced, and is taken out again."""
+
+    def __init__(self, path: str, function: Any) -> None:
+        self.path, self.function = path, function
+        self._before = function.cache_info()
+        self.known: tuple[int, int] | None = None  # what later calls must find, where the trace used what was there
+
+    def check(self) -> None:
+        """The function has run.
+
+        Raises:
+            SideEffectError: the cache keeps a tensor that the region computes, which later code might write or compare.
+        """
+        if self.function.cache_info().misses == self._before.misses:
+            return
+        found = gc.get_referents(self.function)
+        for _ in range(4):  # a dict of links, links, results in containers
+            if any(_torch.is_fake(t) for t in found if is_a(t, torch.Tensor)):
+                raise SideEffectError(
+                    "functools.lru_cache keeps a tensor that the region computes",
+                    path=self.path,
+                    expected="cached numbers, texts and the like",
+                    fix="call the function once before the region, and hold what it returns in a variable",
+                )
+            found = gc.get_referents(*[v for v in found if not is_a(v, (torch.Tensor, type, types.FunctionType))])
+
+    def restore(self) -> None:
+        """The trace is over."""
+        now = self.function.cache_info()
+        if now.misses != self._before.misses:
+            self.function.cache_clear()
+        elif now.hits != self._before.hits:
+            self.known = (now.misses, now.currsize)
+
+    def is_stale(self) -> bool:
+        """Was the cache cleared, or filled with more, since?"""
+        now = self.function.cache_info()
+        return self.known is not None and (now.misses, now.currsize) != self.known
+
+
+#: of torch's own code, what would be done once, while the region is traced
+_IN_EACH_CALL = ("torch.distributed.fsdp", "torch.distributed._composable.replicate", "torch.nn.parallel.distributed")
+
+
+def refuse_managed(code: types.CodeType, space: dict[str, Any]) -> None:
+    """Refuse Python code of torch's that has to run in each call.
+
+    Raises:
+        UnsupportedError: it is.
+    """
+    managed = space.get("__name__", "").startswith(_IN_EACH_CALL)
+    if managed and code.co_name != "_get_active_ddp_module":  # which Dynamo asks, in branches of control flow
+        raise UnsupportedError(
+            "the region calls a module that torch manages in Python, in each call: it moves the memory of parameters, "
+            "or tells its reducer of gradients",
+            path=f"{space['__name__']} ({code.co_name})",
+            expected="what manages the module around the region",
+            fix="compile the layers inside of it: layer.forward = subclass_trace.compile(layer.forward)",
+        )

@@ -1,0 +1,167 @@
+"""Values as they are, past any code of the user's: their classes, namespaces, slots, and what is the same."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import functools
+import gc
+import sys
+import types
+from collections.abc import Collection
+from collections.abc import Mapping as MappingType
+from typing import Any
+
+import torch
+
+from .. import _torch
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "nothing"
+
+    def __reduce__(self) -> str:
+        return "MISSING"
+
+
+#: there is no value at a place
+MISSING: Any = _Missing()
+
+#: classes of values that are compared by type and value, and lead nowhere; those of DTensor's placements join when they exist
+ATOMS: set[type] = set(
+    {int, float, bool, str, bytes, complex, type(None), type(Ellipsis), type(NotImplemented), range, slice}
+    | {torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
+)
+#: of instances of classes that Python code makes (Py_TPFLAGS_HEAPTYPE)
+_HEAP_TYPE = 1 << 9
+
+
+def is_a(value: Any, kinds: Any) -> bool:
+    """Like isinstance, which would ask the ``__getattribute__`` of the user's class for ``__class__``."""
+    return issubclass(type(value), kinds)
+
+
+def is_atom(value: Any) -> bool:
+    """Is it compared by type and value?"""
+    return type(value) in ATOMS or is_a(value, enum.Enum)
+
+
+def is_heap_type(cls: type) -> bool:
+    """Was the class made by a ``class`` statement, or by C code that makes it look so?"""
+    return bool(cls.__flags__ & _HEAP_TYPE)
+
+
+#: classes of C whose state is all in what is walked
+_WALKED = frozenset({object, list, dict, set, tuple, collections.OrderedDict, collections.deque, types.SimpleNamespace})
+#: of classes that C code makes (Py_TPFLAGS_DISALLOW_INSTANTIATION, Py_TPFLAGS_IMMUTABLETYPE)
+_OF_C = 1 << 7 | 1 << 8
+
+
+def solid_base(cls: type) -> type:
+    """The class of C whose layout and state its instances have."""
+    return next(c for c in cls.__mro__ if isinstance(vars(c).get("__new__"), types.BuiltinFunctionType))
+
+
+def is_told(value: Any) -> bool:
+    """Do its class, its attributes and its items tell what it is? Else it is what it is by identity: what C code keeps of a
+    date or a pattern, a function, a member of an enumeration, a mesh."""
+    cls = type(value)
+    if is_a(value, (*_ONE_OBJECT, enum.Enum)) or _torch.is_opaque_class(cls):
+        return False
+    solid = solid_base(cls)
+    own = cls.__mro__[: cls.__mro__.index(solid)]
+    return solid in _WALKED and all(c in _WALKED or (is_heap_type(c) and not c.__flags__ & _OF_C) for c in own)
+
+
+_ONE_OBJECT = (type, types.FunctionType, types.ModuleType, types.MethodType)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Identity, then exact: the types, and an ``==`` that cannot run code of the user's. 0.0 is not -0.0, nan is nan."""
+    if a is b:
+        return True
+    kind = type(a)
+    if kind is not type(b):
+        return False
+    if kind is tuple:
+        return len(a) == len(b) and all(map(same, a, b))
+    if kind is frozenset:
+        return bool(a == b) and {(type(x), x) for x in a} == {(type(x), x) for x in b}
+    if kind is float or kind is complex:
+        return repr(a) == repr(b)
+    if kind is slice:
+        return same((a.start, a.stop, a.step), (b.start, b.stop, b.step))
+    return kind in ATOMS and bool(a == b)
+
+
+def same_keys(a: Collection[Any], b: Collection[Any]) -> bool:
+    """Have two tables the same keys in the same order? (A key may be a tensor, which has no truth value.)"""
+    return len(a) == len(b) and all(x is y or (not is_a(x, torch.Tensor) and x == y) for x, y in zip(a, b, strict=True))
+
+
+def short(value: Any) -> str:
+    """A value in a message: never the contents of a tensor, never code of the user's."""
+    text = repr(value) if type(value) in ATOMS or value is MISSING else f"a {type(value).__qualname__}"
+    return text if len(text) < 80 else text[:77] + "..."
+
+
+def namespace_of(value: Any) -> dict[str, Any] | None:
+    """The dict of an object, past any property; None where it has none."""
+    if is_a(value, type):
+        return None
+    try:
+        held = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return held if type(held) is dict else None
+
+
+def dict_of_class(cls: type) -> dict[str, Any]:
+    """The dict behind the proxy: read for its version, never written."""
+    return next(d for d in gc.get_referents(cls.__dict__) if type(d) is dict)
+
+
+def members_of(cls: type) -> MappingType[str, Any]:
+    """The slots of a class that hold values, by name: descriptors that no code of the user's is behind."""
+    return {
+        name: member
+        for base in reversed(cls.__mro__)
+        if is_heap_type(base) and "__slots__" in base.__dict__
+        for name, member in base.__dict__.items()
+        if type(member) is types.MemberDescriptorType and name not in ("__dict__", "__weakref__")
+    }
+
+
+_NOT_WALKED = frozenset(sys.stdlib_module_names) | frozenset(
+    [
+        "torch",
+        "functorch",
+        "torchgen",
+        "typing_extensions",
+        "numpy",
+        "sympy",
+        "mpmath",
+        "optree",
+        "subclass_trace",
+        "pytest",
+        "_pytest",
+        "pluggy",
+        "hypothesis",
+    ]
+)
+
+
+@functools.lru_cache(None)
+def is_walked(module_name: str | None) -> bool:
+    """Is code of this module followed? Installed packages are; torch, the standard library and this package are not.
+
+    But for torch's cache of parametrizations, which keeps tensors from call to call.
+    """
+    name = module_name or ""
+    root, _, rest = name.partition(".")
+    if root in _NOT_WALKED or root.startswith("namedtuple_"):  # in which the standard library makes ``__new__``
+        return name in ("__main__", "torch.nn.utils.parametrize") or (
+            root == "subclass_trace" and rest.startswith("zoo")
+        )
+    return True

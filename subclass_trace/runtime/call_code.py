@@ -250,12 +250,10 @@ class EntryEmitter:
             values = [f"w[{k}]" for k in range(len(values))]
         delivery = Delivery(s, plan, inputs, leaves)
         delivery.write(values, grad=self.ambient.grad)
-        results = self._results(flat, inputs, values, sizes, env)
-        if plan.attributes or len(results) > 1:  # each is made once
-            names = [s.name("r") for _ in results]
-            for name, result in zip(names, results, strict=True):
-                s.line(f"{name} = {result}")
-            results = names
+        results = []
+        for result in self._results(flat, inputs, values, sizes, env):  # each is made once
+            results.append(s.name("r"))
+            s.line(f"{results[-1]} = {result}")
         delivery.assign(results)
         return results
 

@@ -728,3 +728,13 @@ def _runs_once() -> None:
         stop.set()
         thread.join()
     assert len(runs) == 1
+
+
+same(
+    N,
+    "a number out of a tensor, NaN in a later call, times the constant 0.0",
+    lambda x: torch.full((2,), x.item() * 0.0),
+    lambda call: torch.tensor(float("nan") if call else 1.0),
+    torch="not in the survey",
+    fault="torch's symbols fold the product to 0.0, as with `capture_scalar_outputs`",
+)

@@ -187,13 +187,6 @@ def test_other_branches_are_refused(f: Callable[[Tensor], Any]) -> None:
     assert "test_library_branches.py" in str(caught.value.path)
 
 
-def test_a_branch_without_user_code_is_found_in_torch() -> None:
-    sample = dist.Wishart(torch.tensor(3.0), torch.eye(2)).rsample
-    with pytest.raises(st.DataDependentError) as caught:
-        st.compile(sample)()
-    assert "distributions" in str(caught.value.path)
-
-
 @pytest.mark.parametrize("training", [False, True])
 def test_a_causal_mask(training: bool) -> None:
     torch.manual_seed(0)
@@ -210,15 +203,6 @@ def test_a_causal_mask(training: bool) -> None:
             rows.append([out.detach(), *[p.grad for p in model.parameters()]])
         assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*rows, strict=True))
     assert len(compiled.specializations) == 1
-
-
-def test_a_causal_mask_that_the_region_makes() -> None:
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
-    model = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
-    f = lambda x: model(x, mask=nn.Transformer.generate_square_subsequent_mask(x.shape[1]))
-    x = torch.randn(2, 3, 4)
-    assert torch.allclose(f(x), st.compile(f)(x), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -256,10 +240,3 @@ def test_a_distribution_that_the_region_makes_keeps_what_it_computes() -> None:
         expected, got = f(p), st.compile(f, backend="eager")(p)
         assert torch.equal(expected[0], got[0])
         assert torch.equal(expected[1], got[1]) if isinstance(got[1], torch.Tensor) else expected[1] is got[1] is True
-
-
-def test_a_distribution_of_an_argument_keeps_nothing_of_a_trace() -> None:
-    p = torch.tensor([0.2, 0.7])
-    d = dist.Bernoulli(probs=p)
-    assert torch.equal(st.compile(lambda x: d.logits * x)(p), dist.Bernoulli(probs=p).logits * p)
-    assert type(d.probs) is Tensor and torch.equal(d.logits, dist.Bernoulli(probs=p).logits)

@@ -317,13 +317,6 @@ def test_what_needs_the_number_at_once_is_refused_with_its_line(f: Callable[[Ten
     assert "zuf" not in str(caught.value) and "u0" not in str(caught.value)
 
 
-def test_a_list_of_a_tensor_that_is_closed_over_is_read_in_each_call() -> None:
-    compiled = st.compile(lambda x: x * CLOSED_OVER.view(1).tolist()[0] + CLOSED_OVER.tolist())
-    for value in (1, 5, 0):
-        CLOSED_OVER.fill_(value)
-        assert compiled(torch.ones(2)).tolist() == [2.0 * value] * 2
-
-
 def test_a_composite_operation_that_reads_numbers_in_the_code_of_a_class() -> None:
     """Taken apart once more by every attempt, it would never end."""
     with torch.inference_mode(), pytest.raises(st.DataDependentError):

@@ -53,6 +53,13 @@ def test_lengths_of_the_call_are_refused() -> None:
         assert "test_packed.py:" in str(caught.value.path)
 
 
+def test_recurrent_modules_are_refused() -> None:
+    """They hold weak references to their weights."""
+    with pytest.raises(st.SideEffectError, match="changes cannot be told") as caught:
+        st.compile(nn.LSTM(3, 4))(torch.ones(2, 2, 3))
+    assert caught.value.path == "self._flat_weight_refs[0]"
+
+
 def test_sizes_that_are_tensors() -> None:
     def f(x: Tensor, n: Tensor) -> Any:
         return torch.zeros(2, torch.tensor(3)) + x, x.new_ones((torch.tensor(3), n.max())).sum()

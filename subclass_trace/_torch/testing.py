@@ -11,14 +11,6 @@ import torch
 import torch.utils._python_dispatch
 
 
-def make_wrapper(cls: type, like: torch.Tensor, **changes: Any) -> Any:
-    """An instance of a wrapper subclass without data of its own, that looks like a dense tensor."""
-    size = changes.pop("size", like.shape)
-    offset = changes.pop("storage_offset", like.storage_offset())
-    how = {"strides": like.stride(), "dtype": like.dtype, "device": like.device, "layout": like.layout}
-    return torch.Tensor._make_wrapper_subclass(cls, size, storage_offset=offset, **{**how, **changes})
-
-
 def faking() -> Any:
     """A mode in which every new tensor is fake, with static sizes (sizes of jagged tensors are symbols)."""
     from torch._subclasses.fake_tensor import FakeTensorMode

@@ -51,8 +51,8 @@ from .implements import (
     add_family,
     add_functions,
     add_operations,
-    operations_of,
     resolve,
+    sorted_out,
     torch_function,
 )
 
@@ -393,15 +393,12 @@ def _add_families(cls: type, name: str, operations: tuple[Any, ...], inner: Any)
             expected=f"some of {known}",
             fix="name inner tensors of the class, or leave inner out for all of them",
         )
-    groups = [o for o in operations if isinstance(o, families.Group)]
-    listed = operations_of(cls, name, *(o for o in operations if not isinstance(o, families.Group)))
+    groups, listed = sorted_out(cls, name, operations)
     if name == "implements_views" and (wrong := [op for op in listed if op not in families.views]):
         raise ProtocolError(
             f"{wrong[0]} is no view of values",
             path=f"{cls.__name__}.{name}",
             fix=f"use {cls.__name__}.implements_per_inner({wrong[0]})",
         )
-    if not groups and not listed:
-        raise ProtocolError(f"{name}() was given nothing to implement", path=f"{cls.__name__}.{name}")
-    for found in (*groups, *([listed] if listed else ())):
+    for found in (*groups, *([frozenset(listed)] if listed else ())):
         add_family(cls, Family(found, inner=chosen))

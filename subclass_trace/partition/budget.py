@@ -71,7 +71,7 @@ class Hull:
             out = 1 if self.read_late[i] or self.again[i] else readers.pop() if len(readers) == 1 else -1
             if not self.saveable[i]:  # computed again or not needed: one node
                 if into == 0 and out == 1:
-                    raise Infeasible(i)
+                    raise Infeasible
                 into = out = into if into >= 0 else out
             if out < 0:
                 out, count = count, count + 1
@@ -203,7 +203,7 @@ class Hull:
         if above.bytes <= limit:
             return above
         if inside.bytes > limit:
-            raise Infeasible(-1)
+            raise Infeasible
         while inside.bytes < limit and (middle := self._middle(above, inside)) is not None:
             above, inside = (above, middle) if middle.bytes <= limit else (middle, inside)
         if inside.bytes == limit:  # nothing within the limit costs less than a corner of so many bytes

@@ -19,10 +19,6 @@ INF = math.inf
 class Infeasible(Exception):
     """A row can be neither saved nor computed again."""
 
-    def __init__(self, row: int) -> None:
-        super().__init__(row)
-        self.row = row
-
 
 def cut(
     rows: Sequence[int],
@@ -60,7 +56,7 @@ def cut(
             sink_out[i] = True
         if sink_out[i] and weight[i] == INF:
             if source_in[i]:
-                raise Infeasible(i)
+                raise Infeasible
             sink_in[i] = True
     saved = [i for i in rows if source_in[i] and sink_out[i] and not sink_in[i]]
     network = _Network(rows, ins, users, weight, (source_in, sink_in, sink_out))
@@ -146,7 +142,7 @@ class Flow:
         """For each node: on the sink's side of the minimum cut nearest to the sink.
 
         Raises:
-            Infeasible: a path of infinite capacity leads from source to sink (the row is not known here: -1).
+            Infeasible: a path of infinite capacity leads from source to sink.
         """
         falling = [len(self.out) - x for x in range(len(self.out))]
         falling[self.source], falling[self.sink] = len(self.out) + 1, 0
@@ -184,7 +180,7 @@ class Flow:
             if x == sink:
                 amount = min([room[e] for e in path])
                 if amount == INF:
-                    raise Infeasible(-1)
+                    raise Infeasible
                 full = len(path)
                 for k in range(len(path) - 1, -1, -1):
                     e = path[k]

@@ -169,15 +169,12 @@ class MinCut:
                 banned[i] |= tags[i] not in AGAIN
         return solve(table, tags, banned, weights)
 
-    def hull(self, table: Table, facts: Facts) -> Hull:
+    def _hull(self, table: Table, tags: Sequence[Any], weights: Sequence[float]) -> Hull:
         """Everything between saving most and saving least; costs in seconds, or in floating-point operations.
 
         Raises:
             UnsupportedError: the tags of checkpointing contradict each other.
         """
-        return self._hull(table, recompute_tags(table, facts), storage_weights(table, facts))
-
-    def _hull(self, table: Table, tags: Sequence[Any], weights: Sequence[float]) -> Hull:
         try:
             hull = Hull(table, tags, weights, self.cost_of)
             assert len(hull.ends) == 2  # found now, so that what is wrong with the tags is explained

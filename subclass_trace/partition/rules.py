@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -308,11 +308,6 @@ def kept_results(t: Table, facts: Facts) -> list[int]:
     """Results that eager autograd would keep: not computed again, so that autograd sees where the caller writes to them."""
     memory = _kept_results(t, facts) - {t.storage[i] for i in t.primals}
     return [i for i in t.rows if t.storage[i] in memory and not t.late[i] and not t.view[i]]
-
-
-def real_bytes(t: Table, weights: Sequence[float], saved: Collection[int]) -> int:
-    """Bytes that saving these rows adds to what is alive anyway."""
-    return int(sum([weights[i] for i in saved if 1 <= weights[i] < INF and isinstance(t.val[i], torch.Tensor)]))
 
 
 def never_again(t: Table, i: int) -> bool:

@@ -88,8 +88,7 @@ COPIED_TANGENT = {"clone", "clone mutated", "requires_grad_"}
 @pytest.mark.parametrize(
     ("kind", "grad"),
     [
-        # Leaves of the other three kinds are enough.
-        pytest.param(k, g, marks=pytest.mark.slow if g == "leaf" and k in ("scaled", "masked", "biased") else ())
+        pytest.param(k, g, marks=() if k == "two" or (k == "dense" and g == "nonleaf") else pytest.mark.slow)
         for k in KINDS
         for g in ("no", "leaf", "nonleaf")
     ],
@@ -156,13 +155,14 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "write x, return y": lambda x, y: (x.mul_(2), y)[1],
     "view of y after writing x": lambda x, y: (x.mul_(2), y[1:])[1],
 }
-NESTED = ("write both", "return both", "view of y after writing x")
 BY_KIND = ("same", "view", "view of view", "disjoint", "overlap", "interleaved", "detach")
 SPECIAL = ("inner", "shared inner", "crossed", "inner twice", "inner view", "shared scale")
 PAIRS = [(k, h) for h in BY_KIND for k in ("dense", "two", "nested", "scaled")] + [("two", h) for h in SPECIAL]
 
 
-@pytest.mark.parametrize(("kind", "how"), PAIRS)
+@pytest.mark.parametrize(
+    ("kind", "how"), [pytest.param(k, h, marks=() if k == "two" else pytest.mark.slow) for k, h in PAIRS]
+)
 @pytest.mark.parametrize("name", BINARY)
 def test_inputs_that_share_memory(name: str, kind: str, how: str) -> None:
     check(BINARY[name], lambda call: Inputs(_pair(kind, how, 3 + 2 * call)), specializations=1)
@@ -172,8 +172,7 @@ def test_inputs_that_share_memory(name: str, kind: str, how: str) -> None:
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        # The others mix what these three do; and without gradients all of them have nested wrappers above.
-        pytest.param(name, kind, marks=pytest.mark.slow if kind == "nested" and name not in NESTED else ())
+        pytest.param(name, kind, marks=() if kind == "two" else pytest.mark.slow)
         for name in BINARY
         for kind in ("dense", "two", "nested")
     ],

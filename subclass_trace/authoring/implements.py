@@ -59,7 +59,10 @@ _PARTS = frozenset(
 # -------------------------------------------------------------------------------------------------------- registering
 def add_operations(cls: type, operations: tuple[Any, ...]) -> Callable[[F], F]:
     """The decorator that registers one rule for several ATen operations, and groups of them."""
-    groups, found = sorted_out(cls, "implements", operations)
+    groups = [o for o in operations if isinstance(o, Group)]
+    found = [op for o in operations if not isinstance(o, Group) for op in _overloads(cls, o)]
+    if not found and not groups:
+        raise _nothing(cls, "implements", "aten.mm.default")
 
     def register(rule: F) -> F:
         if not callable(rule):
@@ -109,23 +112,12 @@ def forget(cls: type) -> None:
         forget(derived)
 
 
-def sorted_out(cls: type, name: str, operations: tuple[Any, ...]) -> tuple[list[Group], list[Any]]:
-    """The groups that an author listed, and the overloads of the other operations.
-
-    Args:
-        name: of the method that was called.
-
-    Raises:
-        ProtocolError: no ATen operation, or a composite one; or there is nothing.
-    """
-    groups = [o for o in operations if isinstance(o, Group)]
-    found = [op for o in operations if not isinstance(o, Group) for op in _overloads(cls, o, name)]
-    if not found and not groups:
-        raise _nothing(cls, name, "aten.mm.default")
-    return groups, found
+def operations_of(cls: type, name: str, *operations: Any) -> frozenset[Any]:
+    """Overloads of what an author listed for a family."""
+    return frozenset(op for o in operations for op in _overloads(cls, o, name))
 
 
-def _overloads(cls: type, operation: Any, name: str) -> Iterator[Any]:
+def _overloads(cls: type, operation: Any, name: str = "implements") -> Iterator[Any]:
     if isinstance(operation, _authors.OpOverloadPacket):
         yield from (op for op in _authors.overloads(operation) if not _authors.is_composite(op))
         return
@@ -304,7 +296,7 @@ def _nothing(cls: type, name: str, example: str) -> ProtocolError:
     return ProtocolError(
         f"{name}() was given nothing to implement",
         path=f"{cls.__name__}.{name}",
-        fix=f"name what it is for: {cls.__name__}.{name}({example})",
+        fix=f"@{cls.__name__}.{name}({example})",
     )
 
 

@@ -11,8 +11,8 @@ from .. import _torch
 from .._torch import authors as _authors
 from ..errors import UnsupportedError
 from .arguments import instances, substitute
-from .build import like
 from .effects import BIT_VIEWS, aten, effects_of, is_view
+from .generate import LIKE
 
 Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
@@ -147,21 +147,21 @@ def _rest(x: Any, names: Sequence[str], share: bool) -> dict[str, torch.Tensor]:
 
 
 def _together(
-    func: Any, x: Any, names: Sequence[str], outs: Sequence[Any], rest: dict[str, torch.Tensor] | None
+    func: Any, like: Any, names: Sequence[str], outs: Sequence[Any], rest: dict[str, torch.Tensor] | None
 ) -> Any:
     """The results for the inner tensors as one: tensors become wrappers, everything else must be equal."""
     head = outs[0]
     if isinstance(head, torch.Tensor):
         tensors = dict(zip(names, outs, strict=True))
-        return like(x, {**(rest or {}), **tensors})
+        return getattr(like, LIKE)(tensors if rest is None else {**rest, **tensors})
     if isinstance(head, (list, tuple)):
-        return type(head)(_together(func, x, names, parts, rest) for parts in zip(*outs, strict=True))
+        return type(head)(_together(func, like, names, parts, rest) for parts in zip(*outs, strict=True))
     work = _authors.joined_work(list(outs))
     if work is not None:
         return work
     for name, out in zip(names[1:], outs[1:], strict=True):
         if not (out is head or out == head or (out != out and head != head)):
-            cls = type(x).__name__
+            cls = type(like).__name__
             raise UnsupportedError(
                 f"{func} gives different Python values for the inner tensors of a {cls}",
                 expected=f"{head!r} for each, as for {names[0]}",
@@ -178,7 +178,7 @@ def identity(cls: type[Any], func: Any) -> Run:
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x = args[0]
         tensors = {n: func(getattr(x, n)) for n in x.__tensor_flatten__()[0]}
-        return like(x, tensors, x.shape, x.stride())
+        return getattr(x, LIKE)(tensors, x.shape, x.stride())
 
     return run
 
@@ -207,7 +207,7 @@ def copy_of(cls: type[Any], func: Any, otherwise: Run) -> Run:
         tensors = {
             n: func(t, *args[1:], **(how if alike and t.shape == x.shape else elsewhere)) for n, t in inner.items()
         }
-        return like(x, tensors) if alike else like(x, tensors, x.shape, _strides_of_copy(x))
+        return getattr(x, LIKE)(tensors) if alike else getattr(x, LIKE)(tensors, x.shape, _strides_of_copy(x))
 
     return run
 

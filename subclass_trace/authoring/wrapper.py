@@ -36,11 +36,12 @@ from .._torch import authors as _authors
 from .._torch.dynamo import never_compiled
 from ..errors import ProtocolError, UnsupportedError
 from ..subclass.context import same_context
-from . import families, hooks
-from .build import Builder, Outer, builder_of, values_of
+from . import families, sharding
 from .defaults import DEFAULTS, DENSE
 from .families import Family
 from .fields import FIELDS, Field, FieldKind, declared_fields, fields_of
+from .generate import BUILD, VALUES, Outer, methods_for
+from .hashing import stable_hash
 from .implements import (
     DEFAULT,
     FAMILIES,
@@ -51,10 +52,11 @@ from .implements import (
     add_family,
     add_functions,
     add_operations,
+    operations_of,
     resolve,
-    sorted_out,
     torch_function,
 )
+from .saving import allow_loading, rebuild
 
 F = TypeVar("F", bound=Callable[..., Any])
 _COERCE = "__coerce_same_metadata_as_tangent__"
@@ -83,7 +85,6 @@ class WrapperTensor(torch.Tensor):
     """
 
     __torch_function__ = _torch.disabled_torch_function
-    _wrapper_builder: ClassVar[Builder]
     _wrapper_default: ClassVar[str] = "refuse"
     _wrapper_has_metadata: ClassVar[bool] = False
     _wrapper_advice: ClassVar[str | None] = None
@@ -100,12 +101,11 @@ class WrapperTensor(torch.Tensor):
         cls._wrapper_has_metadata = "outer_metadata" in vars(cls) or cls._wrapper_has_metadata
         _set_default(cls, default)
         _check_sized(cls, fields)
-        builder = Builder(cls, fields, cls.outer_metadata if cls._wrapper_has_metadata else None)
-        cls._wrapper_builder = builder
-        for name, method in builder.methods().items():
+        metadata = cls.outer_metadata if cls._wrapper_has_metadata else None
+        for name, method in methods_for(cls, fields, metadata).items():
             if name not in vars(cls):
                 setattr(cls, name, method)
-        hooks.allow_loading(cls, fields)
+        allow_loading(cls, fields)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Replaced in each class by a constructor that takes its fields."""
@@ -199,7 +199,7 @@ class WrapperTensor(torch.Tensor):
             outer_size, outer_stride: of the result, where ``outer_metadata`` cannot know them.
             changes: new values of fields.
         """
-        values = values_of(self)
+        values = getattr(self, VALUES)()
         if not changes.keys() <= values.keys():
             raise ProtocolError(
                 f"{type(self).__name__} has no field {', '.join(sorted(changes.keys() - values.keys()))}",
@@ -208,12 +208,12 @@ class WrapperTensor(torch.Tensor):
                 fix="replace() takes fields, outer_size and outer_stride",
             )
         values.update(changes)
-        new: Self = builder_of(type(self)).build(values, outer_size, outer_stride)
+        new: Self = getattr(type(self), BUILD)(**values, outer_size=outer_size, outer_stride=outer_stride)
         return new
 
     def __repr__(self) -> str:  # type: ignore[override]
         with _torch.no_modes():  # printing is not part of a traced program
-            parts = [f"{name}={value!r}" for name, value in values_of(self).items()]
+            parts = [f"{name}={value!r}" for name, value in getattr(self, VALUES)().items()]
             if self.grad_fn is not None:
                 parts.append(f"grad_fn=<{type(self.grad_fn).__name__}>")
             elif self.requires_grad:
@@ -230,11 +230,10 @@ class WrapperTensor(torch.Tensor):
                 expected="a leaf of the autograd graph",
                 fix="copy x.detach()",
             )
-        values = values_of(self)
+        values = getattr(self, VALUES)()
         values |= {f.name: copy.deepcopy(values[f.name], memo) for f in fields_of(type(self)) if f.is_inner}
-        extra = {k: copy.deepcopy(v, memo) for k, v in vars(self).items() if k not in values}
-        new: Self = builder_of(type(self)).build(values, self.shape, self.stride())
-        new.__dict__.update(extra)
+        new: Self = getattr(type(self), BUILD)(**values, outer_size=self.shape, outer_stride=self.stride())
+        new.__dict__.update({k: copy.deepcopy(v, memo) for k, v in vars(self).items() if k not in values})
         new.requires_grad_(self.requires_grad)
         if self.grad is not None:
             new.grad = copy.deepcopy(self.grad, memo)
@@ -242,9 +241,9 @@ class WrapperTensor(torch.Tensor):
         return new
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        values = values_of(self)
+        values = getattr(self, VALUES)()
         extra = {k: v for k, v in vars(self).items() if k not in values}
-        return hooks.rebuild, (type(self), values, tuple(self.shape), tuple(self.stride()), self.requires_grad, extra)
+        return rebuild, (type(self), values, tuple(self.shape), tuple(self.stride()), self.requires_grad, extra)
 
     # ------------------------------------------------------------------------------------------------ torch's hooks
     @classmethod
@@ -254,19 +253,19 @@ class WrapperTensor(torch.Tensor):
 
     def _stable_hash_for_caching(self) -> str:
         """The key of AOTAutograd's cache for this tensor: the same in each process."""
-        return hooks.stable_hash(self)
+        return stable_hash(self)
 
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
     ) -> tuple[tuple[torch.Tensor, ...], Any]:
         """FSDP2: what each rank sends. Derived where rows of the wrapper are rows of each inner tensor."""
-        return hooks.pre_all_gather(self, mesh.size(), outer_size)
+        return sharding.pre_all_gather(self, mesh.size(), outer_size)
 
     def fsdp_post_all_gather(
         self, all_gather_outputs: tuple[torch.Tensor, ...], metadata: Any, param_dtype: Any, *, out: Any = None
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None:
         """FSDP2: the whole parameter from what all ranks sent."""
-        return hooks.post_all_gather(self, all_gather_outputs, metadata, out)
+        return sharding.post_all_gather(self, all_gather_outputs, metadata, out)
 
 
 # ------------------------------------------------------------------------------------------------- making the class
@@ -344,7 +343,7 @@ class Dequantize(torch.autograd.Function):
     def forward(ctx: Any, x: Any) -> torch.Tensor:
         """The author's ``dequantize``; an inner tensor itself must not get the history that the result gets."""
         value: torch.Tensor = getattr(x, DENSE)()
-        return value.detach() if any(value is v for v in values_of(x).values()) else value
+        return value.detach() if any(value is v for v in getattr(x, VALUES)().values()) else value
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
@@ -393,12 +392,15 @@ def _add_families(cls: type, name: str, operations: tuple[Any, ...], inner: Any)
             expected=f"some of {known}",
             fix="name inner tensors of the class, or leave inner out for all of them",
         )
-    groups, listed = sorted_out(cls, name, operations)
+    groups = [o for o in operations if isinstance(o, families.Group)]
+    listed = operations_of(cls, name, *(o for o in operations if not isinstance(o, families.Group)))
     if name == "implements_views" and (wrong := [op for op in listed if op not in families.views]):
         raise ProtocolError(
             f"{wrong[0]} is no view of values",
             path=f"{cls.__name__}.{name}",
             fix=f"use {cls.__name__}.implements_per_inner({wrong[0]})",
         )
-    for found in (*groups, *([frozenset(listed)] if listed else ())):
+    if not groups and not listed:
+        raise ProtocolError(f"{name}() was given nothing to implement", path=f"{cls.__name__}.{name}")
+    for found in (*groups, *([listed] if listed else ())):
         add_family(cls, Family(found, inner=chosen))

@@ -29,7 +29,7 @@ from authored import (
 from torch import Tensor, nn
 
 import subclass_trace as st
-from subclass_trace.authoring.hooks import rebuild
+from subclass_trace.authoring.saving import rebuild
 
 every = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 

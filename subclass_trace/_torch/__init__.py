@@ -100,6 +100,7 @@ from .guards import dict_version as dict_version
 from .guards import own_table as own_table
 from .guards import versions_see_writes as versions_see_writes
 from .hooks import are_hooks_on_all_modules as are_hooks_on_all_modules
+from .hooks import call_with_hooks as call_with_hooks
 from .hooks import hooks_of_all as hooks_of_all
 from .inductor import inductor_compile as inductor_compile
 from .inductor import inductor_decompositions as inductor_decompositions

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+import torch
+
 #: where torch keeps them; ``torch.optim`` hides its module of this name
 _MODULES = [importlib.import_module(name) for name in ("torch.nn.modules.module", "torch.optim.optimizer")]
 
@@ -17,6 +19,11 @@ def hooks_of_all() -> dict[str, dict[Any, Any]]:
         for name, table in vars(module).items()
         if name.startswith("_global_") and isinstance(table, dict)
     }
+
+
+def call_with_hooks(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+    """The module's ``forward``, with all hooks around it."""
+    return torch.nn.Module._call_impl(module, *args, **kwargs)  # type: ignore[no-untyped-call]
 
 
 def are_hooks_on_all_modules() -> bool:

@@ -127,11 +127,11 @@ class Tape:
             recorder.tag, recorder.outliving = "is_backward", self._outliving()
             start = next(iter(reversed(recorder.graph.nodes)), None)
             roots = [o.grad_fn for o in outs]
+            contexts = contexts_of(self.session.wrappers)
             try:
                 with _sequence_numbers(roots, self.edges, recorder), backward_state(recorder) as state:
-                    contexts = contexts_of(self.session.wrappers)
                     grads = self._differentiate(outs, values, create_graph)
-                    check_contexts(contexts, *_IN_A_BACKWARD)
+                check_contexts(contexts, *_IN_A_BACKWARD)
             finally:
                 recorder.tag, recorder.outliving = "is_forward", frozenset()
             self._check_layouts(grads)

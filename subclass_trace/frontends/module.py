@@ -65,7 +65,7 @@ class ModuleRegion:
                 path=type(self).__qualname__,
                 fix="register the region's hooks on the module, before it is compiled",
             )
-        return torch.nn.Module._call_impl(self, *args, **kwargs)  # type: ignore[arg-type,no-untyped-call]
+        return _torch.call_with_hooks(self, args, kwargs)  # type: ignore[arg-type]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A region for a copy of the module, without specializations."""

@@ -31,8 +31,10 @@ def program_as_recorded(half: Half, plan: Plan, inference_leaves: Collection[int
     targets = targets_of(plan, () if inference else inference_leaves)
     if targets is None or (inference and any(n.target is torch.ops.aten.view.dtype for n in half.body)):
         return None  # a view of another dtype is an inference tensor there: a write to it moves no version counter
-    call: Compiled = compile_listing(Listing.of_half(half), name="forward").function
     moves = version_moves(half)
+    if moves is None:
+        return None
+    call: Compiled = compile_listing(Listing.of_half(half), name="forward").function
     mutations = delivered_by_program(plan, {k: moves[k] for k in targets.values()})
     plan = replace(plan, mutations=mutations, detach_values=plan.detach_values | set(targets))
     if verify.ENABLED:

@@ -46,15 +46,19 @@ def targets_of(plan: Plan, inference: Collection[int] = ()) -> dict[int, int] | 
     return None if any(isinstance(p, BasePrimal) for p in plan.primals) else found
 
 
-def version_moves(half: Half) -> Mapping[int, int]:
-    """Number of a graph input -> by how much the program moves its version counter."""
+def version_moves(half: Half) -> Mapping[int, int] | None:
+    """Number of a graph input -> by how much the program moves its version counter; None where it writes to memory that two
+    inputs lie in, which may have one counter or two."""
     moves: Counter[Any] = Counter()
     for node in half.body:
         if is_write(node) and node.target not in _UNCOUNTED:
             args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta["val"])
             moves.update(map(_torch.storage_ref, written_arguments(node.target, args, kwargs)))
-    inputs = ((k, n.meta["val"]) for k, n in enumerate(half.inputs))
-    return {k: moves[_torch.storage_ref(t)] for k, t in inputs if isinstance(t, torch.Tensor)}
+    inputs = {k: t for k, n in enumerate(half.inputs) if isinstance(t := n.meta["val"], torch.Tensor)}
+    held = Counter(_torch.storage_ref(t) for t in inputs.values() if t.layout is torch.strided)
+    if any(held[memory] > 1 for memory in moves):
+        return None
+    return {k: moves[_torch.storage_ref(t)] for k, t in inputs.items() if t.layout is torch.strided}
 
 
 def _is_plain(m: MutationPlan) -> bool:

@@ -157,7 +157,7 @@ class Walk:
             self._globals(code, space)
         if self.earlier is not None and code not in self._asleep:
             known = self.earlier.get(code, ())
-            if code.co_freevars and not known and is_users(code.co_filename):
+            if code.co_freevars and not known and is_users(code.co_filename) and code.co_filename != "<string>":
                 known = [f for f in gc.get_referrers(code) if type(f) is types.FunctionType]
             for function in known:
                 self._function(function, function.__qualname__)

@@ -116,11 +116,10 @@ class Delivery:
                 leaves = self._leaves(m)
                 moves += [(leaves[k], n) for k, n in rows.items()]
         s = self.source
-        back = [(name, -moved) for name, moved in moves if moved < 0]
-        if back:
-            s.bind("set_versions", _torch.set_versions)
-            now = ", ".join(f"{name}._version - {moved}" for name, moved in back)
-            s.line(f"set_versions(({', '.join(name for name, _ in back)},), ({now},))")
+        for name, moved in moves:  # one after the other: two of them may share a counter
+            if moved < 0:
+                s.bind("set_versions", _torch.set_versions)
+                s.line(f"set_versions(({name},), ({name}._version - {-moved},))")
         for n in range(max((moved for _, moved in moves), default=0)):
             s.bind("move_versions", _torch.move_versions)
             s.line(f"move_versions([{', '.join(name for name, moved in moves if moved > n)}])")

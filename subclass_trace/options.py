@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import _torch
+from . import torch_api
 from .errors import OptionError
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def by_overload(table: Any, name: str) -> dict[Any, Callable[..., Any]]:
     packets: dict[Any, Callable[..., Any]] = {}
     overloads: dict[Any, Callable[..., Any]] = {}
     for key, function in table.items():
-        operations = _torch.overloads_of(key)
+        operations = torch_api.overloads_of(key)
         if operations is None:
             raise OptionError(
                 f"{name} has a key that is no operation",

@@ -1,4 +1,4 @@
-"""Only the package `subclass_trace/_torch/` touches torch's private API, and all that it touches exists in the installed torch."""
+"""Only the package `subclass_trace/torch_api/` touches torch's private API, and all that it touches exists in the installed torch."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torch._subclasses.fake_impls import op_implementations_dict
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import subclass_trace
-from subclass_trace._torch import testing
-from subclass_trace._torch.fake_kernels import _fft_dims_are_sorted
+from subclass_trace.torch_api import testing
+from subclass_trace.torch_api.repairs.fake_kernels import _fft_dims_are_sorted
 
 ROOT = pathlib.Path(subclass_trace.__file__).parent
-DOOR = sorted((ROOT / "_torch").glob("*.py"))
+DOOR = sorted((ROOT / "torch_api").rglob("*.py"))
 FILES = sorted(p for p in ROOT.rglob("*.py") if p not in DOOR)
 #: private by name, but torch documents them for authors of subclasses, or they are part of the protocol
 ALLOWED_ATTRIBUTES = {"torch.__file__", "torch.__version__", "torch._check"}

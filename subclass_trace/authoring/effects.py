@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from .. import _torch
-from .._torch import authors as _authors
+from .. import torch_api
 from ..errors import ProtocolError
+from ..torch_api import authors as _authors
 
 Finish = Callable[[tuple[Any, ...], dict[str, Any], Any], Any]
 aten = torch.ops.aten
@@ -69,7 +69,7 @@ class Effects:
 @functools.cache
 def effects_of(func: Any) -> Effects:
     """The effects that the schema of an operation declares."""
-    schema = _torch.op_schema(func)
+    schema = torch_api.op_schema(func)
     writes, sources = [], {}
     for position, a in enumerate(schema.arguments):
         if a.alias_info is not None:
@@ -104,7 +104,7 @@ def finisher(func: Any) -> Finish | None:
     """
     effects = effects_of(func)
     if effects.metadata:  # torch also brings the sizes of the outer tensor up to date
-        return functools.partial(_torch.return_and_correct_aliasing, func)
+        return functools.partial(torch_api.return_and_correct_aliasing, func)
     if all(r is None for r in effects.results):
         return None
     if len(effects.results) == 1:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from .. import _torch
-from .._torch import authors as _authors
+from .. import torch_api
+from ..torch_api import authors as _authors
 from .effects import BIT_VIEWS, aten, effects_of, is_view
 
 
@@ -76,7 +76,7 @@ _FACTORIES = frozenset(
     for packet in (f"{name}_like", f"new_{name}")
     if hasattr(aten, packet)
     for op in [getattr(getattr(aten, packet), "default", None)]
-    if isinstance(op, _torch.OpOverload)
+    if isinstance(op, torch_api.OpOverload)
 ) | {aten.new_empty_strided.default}
 
 #: views of values (not of bits), and the copies that torch makes where it would like a view

@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..errors import ProtocolError
 from ..runtime.source import Source
 from .fields import Field, FieldKind
@@ -92,7 +92,7 @@ def methods_for(cls: type, fields: tuple[Field, ...], metadata: Callable[[Any], 
         metadata: the author's ``outer_metadata``; None for that of the first field.
     """
     source = Source()
-    used = {"cls": cls, "Tensor": torch.Tensor, "make": _torch.make_wrapper_subclass, "wrong": _wrong_tensor}
+    used = {"cls": cls, "Tensor": torch.Tensor, "make": torch_api.make_wrapper_subclass, "wrong": _wrong_tensor}
     used |= {"PLAIN": _PLAIN, "check": _check_context, "metadata": metadata, "FieldValues": FieldValues}
     used |= {"Outer": Outer, "check_outer": _check_outer}
     for name, value in used.items():

@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from .. import _torch
-from .._torch import authors as _authors
+from .. import torch_api
 from ..errors import ProtocolError, UnsupportedError
+from ..torch_api import authors as _authors
 from .defaults import DEFAULTS, refused
 from .effects import aten, finisher, is_view
 from .families import Family, Group
@@ -81,7 +81,7 @@ def add_functions(cls: type, functions: tuple[Any, ...]) -> Callable[[F], F]:
     if not functions:
         raise _nothing(cls, "implements_torch_function", "torch.nn.functional.linear")
     for f in functions:
-        if isinstance(f, (_torch.OpOverload, _authors.OpOverloadPacket)) or not callable(f):
+        if isinstance(f, (torch_api.OpOverload, _authors.OpOverloadPacket)) or not callable(f):
             raise ProtocolError(
                 f"{f!r} is no torch function",
                 path=f"{cls.__name__}.implements_torch_function",
@@ -122,7 +122,7 @@ def _overloads(cls: type, operation: Any, name: str = "implements") -> Iterator[
         yield from (op for op in _authors.overloads(operation) if not _authors.is_composite(op))
         return
     path = f"{cls.__name__}.{name}"
-    if not isinstance(operation, _torch.OpOverload):
+    if not isinstance(operation, torch_api.OpOverload):
         raise ProtocolError(
             f"{operation!r} is no ATen operation",
             path=path,
@@ -142,7 +142,7 @@ def _overloads(cls: type, operation: Any, name: str = "implements") -> Iterator[
 # ---------------------------------------------------------------------------------------------------------- answering
 def resolve(cls: type[Any], func: Any) -> Run:
     """The rule that serves ``func`` for ``cls``; see the top of this file for the order."""
-    if not isinstance(func, _torch.OpOverload):
+    if not isinstance(func, torch_api.OpOverload):
         raise UnsupportedError(
             f"{cls.__name__} has no rule for {func}: it is a higher order operator",
             got=func,
@@ -232,7 +232,7 @@ def _shares_parts(cls: type) -> bool:
 
 
 def _with_default(cls: type, func: Any, rule: Callable[..., Any], default: Run) -> Run:
-    returns = _torch.op_schema(func).returns
+    returns = torch_api.op_schema(func).returns
     # results that are arguments, or views of them, are put right and checked by the finisher
     fresh = len(returns) == 1 and str(returns[0].type) == "Tensor" and returns[0].alias_info is None
 
@@ -265,7 +265,7 @@ def _with_strides(func: Any, run: Run) -> Run:
         outer = type(out).outer_metadata(out)
         if outer.size is None or outer.stride is not None:
             return out  # these are those of the first inner tensor, or were derived
-        with _torch.no_modes():  # a tracer should not see this
+        with torch_api.no_modes():  # a tracer should not see this
             dense = func(torch.empty_strided(x.shape, x.stride(), device="meta"), *args[1:], **kwargs)
         if dense.shape != out.shape or dense.stride() == out.stride():
             return out

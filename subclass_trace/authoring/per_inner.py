@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from .. import _torch
-from .._torch import authors as _authors
+from .. import torch_api
 from ..errors import UnsupportedError
+from ..torch_api import authors as _authors
 from .arguments import instances, substitute
 from .effects import BIT_VIEWS, aten, effects_of, is_view
 from .generate import LIKE
@@ -216,7 +216,7 @@ def _strides_of_copy(x: torch.Tensor) -> Sequence[Any]:
     """The strides of ``x.clone()`` for a dense tensor with those of ``x``: the same order, without gaps."""
     if x.is_contiguous():
         return x.stride()
-    with _torch.no_modes():  # a tracer should not see this
+    with torch_api.no_modes():  # a tracer should not see this
         return torch.empty_like(torch.empty_strided(x.shape, x.stride(), device="meta")).stride()
 
 

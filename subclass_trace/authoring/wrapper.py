@@ -31,11 +31,11 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from typing_extensions import Self, dataclass_transform
 
-from .. import _torch
-from .._torch import authors as _authors
-from .._torch.dynamo import never_compiled
+from .. import torch_api
 from ..errors import ProtocolError, UnsupportedError
 from ..subclass.context import same_context
+from ..torch_api import authors as _authors
+from ..torch_api.dynamo import never_compiled
 from . import families, sharding
 from .defaults import DEFAULTS, DENSE
 from .families import Family
@@ -84,7 +84,7 @@ class WrapperTensor(torch.Tensor):
         ProtocolError: at class creation, for a declaration that cannot work; the message has the fix.
     """
 
-    __torch_function__ = _torch.disabled_torch_function
+    __torch_function__ = torch_api.disabled_torch_function
     _wrapper_default: ClassVar[str] = "refuse"
     _wrapper_has_metadata: ClassVar[bool] = False
     _wrapper_advice: ClassVar[str | None] = None
@@ -155,7 +155,7 @@ class WrapperTensor(torch.Tensor):
         """
         _check_declared(cls, "implements_torch_function")
         register = add_functions(cls, functions)
-        if cls.__torch_function__ is _torch.disabled_torch_function:
+        if cls.__torch_function__ is torch_api.disabled_torch_function:
             cls.__torch_function__ = classmethod(_dispatch_function)
         return register
 
@@ -212,7 +212,7 @@ class WrapperTensor(torch.Tensor):
         return new
 
     def __repr__(self) -> str:  # type: ignore[override]
-        with _torch.no_modes():  # printing is not part of a traced program
+        with torch_api.no_modes():  # printing is not part of a traced program
             parts = [f"{name}={value!r}" for name, value in getattr(self, VALUES)().items()]
             if self.grad_fn is not None:
                 parts.append(f"grad_fn=<{type(self.grad_fn).__name__}>")
@@ -326,7 +326,7 @@ def _differentiable(dense: Callable[..., Any]) -> Callable[..., Any]:
 
     def dequantize(self: WrapperTensor) -> torch.Tensor:
         if self.requires_grad and torch.is_grad_enabled() and not _authors.below_autograd():
-            value: torch.Tensor = _torch.apply_function(Dequantize, self)
+            value: torch.Tensor = torch_api.apply_function(Dequantize, self)
             return value
         plain: torch.Tensor = dense(self)
         return plain

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import _torch
+from .. import torch_api
 from ..capture.effects import CHECKS, has_effects
 from ..errors import BackendError
 
@@ -49,7 +49,7 @@ def compile_inference(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Call
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """The table that graphs for inductor are to be captured with."""
-    return _torch.inductor_decompositions()
+    return torch_api.inductor_decompositions()
 
 
 def _compile(
@@ -66,8 +66,8 @@ def _compile(
     results = own.graph.output_node().args[0]
     count = len(results) if visible is None and isinstance(results, (tuple, list)) else visible or 0
     try:
-        with _torch.with_effect_tokens(own.graph, loud):
-            compiled, strides = _torch.inductor_compile(
+        with torch_api.with_effect_tokens(own.graph, loud):
+            compiled, strides = torch_api.inductor_compile(
                 own,
                 list(example_inputs),
                 is_backward=is_backward,
@@ -89,7 +89,7 @@ def _compile(
 
 
 def _require_tools(devices: frozenset[str]) -> None:
-    obstacle = _torch.inductor_obstacle(set(devices))
+    obstacle = torch_api.inductor_obstacle(set(devices))
     if obstacle is not None:
         raise BackendError(
             f"the back end 'inductor' cannot be used here: {obstacle}",
@@ -136,7 +136,7 @@ def _note_input_values(graph: fx.Graph) -> None:
         return a.meta.get("val") if isinstance(a, fx.Node) else None
 
     for node in graph.nodes:
-        if node.op == "call_function" and _torch.needs_exact_strides(node.target):
+        if node.op == "call_function" and torch_api.needs_exact_strides(node.target):
             node.meta["eager_input_vals"] = fx.node.map_aggregate((node.args, node.kwargs), value)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..errors import AliasingError
 from ..subclass.context import size_key
 from ..subclass.flatten import leaves_of
@@ -31,7 +31,7 @@ class ByteRange(NamedTuple):
         An over-approximation for interleaved strided views (PyTorch PR 106461), and where a place depends on values
         inside tensors.
         """
-        return _torch.maybe(self.start < other.stop) and _torch.maybe(other.start < self.stop)
+        return torch_api.maybe(self.start < other.stop) and torch_api.maybe(other.start < self.stop)
 
 
 def byte_range(t: torch.Tensor) -> ByteRange:
@@ -39,7 +39,7 @@ def byte_range(t: torch.Tensor) -> ByteRange:
     if t.layout is not torch.strided:
         return ByteRange(0, 1)
     start, width = t.storage_offset(), t.element_size()
-    if _torch.surely(t.numel() == 0):
+    if torch_api.surely(t.numel() == 0):
         return ByteRange(start * width, start * width)
     stop = start + 1
     for size, stride in zip(t.shape, t.stride(), strict=True):
@@ -54,13 +54,13 @@ def same_place(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.dtype != b.dtype or a.dim() != b.dim() or not one_storage(a, b):
         return False
     rows = zip((*a.shape, *a.stride(), a.storage_offset()), (*b.shape, *b.stride(), b.storage_offset()), strict=True)
-    return all(_torch.surely(m == n) for m, n in rows)
+    return all(torch_api.surely(m == n) for m, n in rows)
 
 
 def one_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Have two strided tensors one storage?"""
     strided = a.layout is torch.strided and b.layout is torch.strided
-    return strided and _torch.storage_ref(a) == _torch.storage_ref(b)
+    return strided and torch_api.storage_ref(a) == torch_api.storage_ref(b)
 
 
 def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -76,7 +76,7 @@ def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _hint(n: Any) -> int | None:
     """A number of this trace; None where it depends on the values inside a tensor."""
-    return n if type(n) is int else n.node.hint if _torch.is_known(n) else None
+    return n if type(n) is int else n.node.hint if torch_api.is_known(n) else None
 
 
 #: Sums of products, whose kernels (of other libraries) read what they have written, or do not, by size and processor.
@@ -106,7 +106,7 @@ def refuse_overlap(func: Any, args: Sequence[Any], kwargs: dict[str, Any], line:
         (written if writes else others).extend(v for v in values if isinstance(v, torch.Tensor))
     for k, w in enumerate(written):
         for t in (*written[:k], *others):
-            if name in _OF_ONE and _torch.surely(t.numel() == 1):
+            if name in _OF_ONE and torch_api.surely(t.numel() == 1):
                 continue
             if may_overlap(w, t) and (name in _PRODUCTS if same_place(w, t) else not name.startswith("_foreach")):
                 raise _overlap(func, line(), [w, t])
@@ -120,8 +120,8 @@ def _by_name(func: Any, kwargs: dict[str, Any]) -> list[tuple[Any, Any]]:
 
 def _overlap(func: Any, line: str | None, tensors: Sequence[torch.Tensor]) -> AliasingError:
     return AliasingError(
-        f"{_torch.op_name(func)} writes to memory that it reads in another place, or to one element several times: the result "
-        "depends on the order of reads and writes",
+        f"{torch_api.op_name(func)} writes to memory that it reads in another place, or to one element several times: the "
+        "result depends on the order of reads and writes",
         path=line,
         expected="arguments that share no memory with the tensor that is written",
         got="in one memory: shapes " + ", ".join(str([*t.shape]) for t in tensors),
@@ -176,10 +176,10 @@ def boxes_apart(a: Place, b: Place) -> bool:
 
 def repeats(t: torch.Tensor) -> bool:
     """Has a tensor a dimension along which its elements are the same again? Kernels look for no other overlap in one."""
-    if t.layout is not torch.strided or _torch.surely(t.numel() == 0):
+    if t.layout is not torch.strided or torch_api.surely(t.numel() == 0):
         return False
     rows = zip(t.shape, t.stride(), strict=True)
-    return any(_torch.surely(stride == 0) and _torch.maybe(size > 1) for size, stride in rows)
+    return any(torch_api.surely(stride == 0) and torch_api.maybe(size > 1) for size, stride in rows)
 
 
 def share_counter(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -187,9 +187,9 @@ def share_counter(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.is_inference() or b.is_inference() or a._version != b._version:
         return False
     version = a._version
-    _torch.set_version(a, version + 1)
+    torch_api.set_version(a, version + 1)
     moved = bool(b._version == version + 1)
-    _torch.set_version(a, version)
+    torch_api.set_version(a, version)
     return moved
 
 
@@ -236,7 +236,7 @@ class SharedCounters:
             for k, t in enumerate(row if total else ()):
                 self.borrowed[id(t)] = self.borrowed.get(id(t), 0) + total - own[k]
                 before[k] += total
-                _torch.set_version(t, before[k])
+                torch_api.set_version(t, before[k])
 
     def forget(self) -> None:
         """From now on nothing leads to the tensors of the call."""

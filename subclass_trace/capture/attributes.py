@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..errors import UnsupportedError
 from ..plan import AttributePlan
 from ..subclass.arguments import attributes_of_wrapper
@@ -59,13 +59,13 @@ def _set_on(result: Any, recorder: Recorder) -> Iterator[tuple[str, Any]]:
     if not isinstance(result, Tensor) or not (is_traceable(result) or kind_of(type(result)) is Kind.LEAF):
         return
     leaves = leaves_of(result)
-    if result.is_nested or not any(map(_torch.is_fake, leaves)):
+    if result.is_nested or not any(map(torch_api.is_fake, leaves)):
         return
     spec = flatten(result)[1]
     held = _tensors_and_sizes(result, spec)
     if not held:
         return
-    with _torch.without_tracing(), torch.no_grad():
+    with torch_api.without_tracing(), torch.no_grad():
         fresh = rebuild(spec, iter(leaves)) if isinstance(spec, WrapperSpec) else recorder.bare(result)
     known = attributes_of_wrapper(fresh, spec)
     for name, value in held.items():
@@ -105,8 +105,8 @@ def _kept_inside(result: Any, path: Path, recorder: Recorder) -> Iterator[tuple[
     if not found:
         return
     leaves, spec = flatten(result)
-    with _torch.without_tracing(), torch.no_grad():
-        fresh = rebuild(spec, iter(map(recorder.bare, leaves))) if all(map(_torch.is_fake, leaves)) else None
+    with torch_api.without_tracing(), torch.no_grad():
+        fresh = rebuild(spec, iter(map(recorder.bare, leaves))) if all(map(torch_api.is_fake, leaves)) else None
         for name, value in found:
             if fresh is None or not _takes(fresh, name):
                 raise UnsupportedError(
@@ -143,4 +143,4 @@ def _takes(wrapper: Tensor, name: str) -> bool:
 def _tensors_and_sizes(t: Tensor, spec: Spec) -> dict[str, Any]:
     """The attributes of a value that hold tensors or sizes."""
     rows = attributes_of_wrapper(t, spec).items()
-    return {k: v for k, v in rows if isinstance(v, (Tensor, *_torch.SYM_TYPES)) and not is_ragged(v)}
+    return {k: v for k, v in rows if isinstance(v, (Tensor, *torch_api.SYM_TYPES)) and not is_ragged(v)}

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.fx as fx
 
-from .. import _torch
+from .. import torch_api
 from ..errors import NeedsEager, UnsupportedError
 from ..plan import AttributePlan, MutationPlan, OutputPlan, ValueAlias, ValueOutput, ViewOutput
 from ..subclass.flatten import flatten, leaves_of
@@ -216,8 +216,10 @@ class _Capture:
                 typed_errors(recorder),
                 torch_methods(recorder),
                 functions,
-                _torch.watched_engine(self.gradients.backward, self.gradients.check_graphs, self.gradients.check_hooks),
-                _torch.transformed_inputs(self.stand_ins.swapped),
+                torch_api.watched_engine(
+                    self.gradients.backward, self.gradients.check_graphs, self.gradients.check_hooks
+                ),
+                torch_api.transformed_inputs(self.stand_ins.swapped),
                 self.asked.watching(),
             ):
                 ran = run(self.inputs)
@@ -388,7 +390,7 @@ class _Capture:
     def _check_leaves(self, leaves: Sequence[Tensor]) -> None:
         """Refuse an input that some code took past the trace and differentiated: that gradient would be lost."""
         for leaf in leaves:
-            if not any(map(_torch.is_fake, leaves_of(leaf))):
+            if not any(map(torch_api.is_fake, leaves_of(leaf))):
                 raise UnsupportedError(
                     "code inside the region takes a tensor of the caller's, which requires grad, by ways that cannot be traced",
                     expected="tensors that Python code of the region reads; or that require no grad, or under torch.no_grad()",

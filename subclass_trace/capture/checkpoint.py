@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint as checkpoint
 
-from .. import _torch
+from .. import torch_api
 from .recorder import CheckpointTag, Recorder
 
 
@@ -53,7 +53,7 @@ def checkpoint_as_tags(recorder: Recorder) -> Iterator[None]:
             finally:
                 steps.close()
 
-    with _torch.replaced_here(checkpoint, _torch.CHECKPOINT_GENERATOR, tagging):
+    with torch_api.replaced_here(checkpoint, torch_api.CHECKPOINT_GENERATOR, tagging):
         checkpoint.CheckpointFunction = Tagging  # type: ignore[misc]
         try:
             yield

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..errors import UnsupportedError
 
 Tensor = torch.Tensor
@@ -35,12 +35,12 @@ def record_collective(recorder: Any, func: Any, args: Sequence[Any], kwargs: dic
     """
     named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
     call = _Call(recorder, func, named)
-    form = _FORMS.get(_torch.op_name(func))
+    form = _FORMS.get(torch_api.op_name(func))
     if form is None:
         raise call.refusal("has no functional form, so that a graph cannot hold it")
     with recorder:  # what follows is recorded like operations of the user
         written = form(call)
-    handle = _torch.done_work(written)
+    handle = torch_api.done_work(written)
     return handle if len(func._schema.returns) == 1 else (args[0], handle)
 
 
@@ -49,19 +49,19 @@ class _Call:
 
     def __init__(self, recorder: Any, func: Any, named: dict[str, Any]) -> None:
         self.recorder, self.func, self.named = recorder, func, named
-        self.functional = _torch.functional_collectives()
+        self.functional = torch_api.functional_collectives()
 
     def __getitem__(self, name: str) -> Any:
         return self.named[name]
 
     @property
-    def group(self) -> _torch.Group:
+    def group(self) -> torch_api.Group:
         """The group of ranks.
 
         Raises:
             UnsupportedError: no name leads to it, as of one that was made by hand.
         """
-        group = _torch.group_of(self.named["process_group"])
+        group = torch_api.group_of(self.named["process_group"])
         if group is None:
             raise self.refusal("is called on a process group that torch does not know by name")
         return group
@@ -69,7 +69,7 @@ class _Call:
     @property
     def reduction(self) -> str:
         """``"sum"``, ``"max"`` and the like."""
-        name = _torch.reduction_of(self.named["reduce_op"])
+        name = torch_api.reduction_of(self.named["reduce_op"])
         if name is None:
             raise self.refusal("reduces in a way that functional collectives do not know")
         return name

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..errors import DataDependentError, NeedsEager, SubclassTraceError, UnsupportedError
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
@@ -39,7 +39,7 @@ class MadeNumbers:
             if recorder is not None:
                 self._lines[symbol] = recorder.asking_line() if recorder.tag == "is_forward" else None
 
-        _torch.report_constants(recorder.mode.shape_env, note)
+        torch_api.report_constants(recorder.mode.shape_env, note)
 
     def reasons(self, inputs: Iterable[tuple[Tensor, Path]]) -> tuple[str, ...]:
         """``args[0].size(1) = 8: file:line`` and the code there, for each such size of traced inputs."""
@@ -47,7 +47,7 @@ class MadeNumbers:
 
         def note(t: Tensor, path: Path) -> None:
             for d, n in enumerate(t.shape):
-                symbol = _torch.constant_symbol(n)
+                symbol = torch_api.constant_symbol(n)
                 if symbol in self._lines and symbol not in found:
                     line = self._lines[symbol]
                     where = "the backward" if line is None else f"{line} {quoted(line)}".strip()
@@ -98,7 +98,7 @@ def refuse_memory(name: str, args: Any, line: Callable[[], str | None]) -> None:
         NeedsEager: it is the mask of an `nn.TransformerEncoder`: Dynamo, too, would not leave out what is padded.
         UnsupportedError: it does something else with the memory.
     """
-    if not args or not _torch.is_fake(args[0]):
+    if not args or not torch_api.is_fake(args[0]):
         return
     padded = name == "_nested_tensor_from_mask"
     cls = NeedsEager if padded else DataDependentError if MEMORY[name] is _READS else UnsupportedError
@@ -132,16 +132,16 @@ def typed_errors(recorder: Any) -> Iterator[None]:
         yield
     except SubclassTraceError:
         raise
-    except _torch.DATA_DEPENDENT_ERRORS as error:
+    except torch_api.DATA_DEPENDENT_ERRORS as error:
         raise refusal_of_data(error) from error
-    except _torch.NO_FAKE_KERNEL as error:
+    except torch_api.NO_FAKE_KERNEL as error:
         raise _has_no_fake_kernel(error) from error
     except TypeError as error:  # a list of numbers that is a list of tensors while it is traced
         if _optimizer_at_work(error) is None:
             raise
         raise refusal_of_data(error) from error
     except (RuntimeError, AssertionError) as error:
-        if isinstance(error.__cause__, _torch.DATA_DEPENDENT_ERRORS):  # DTensor raises another error from it
+        if isinstance(error.__cause__, torch_api.DATA_DEPENDENT_ERRORS):  # DTensor raises another error from it
             raise refusal_of_data(error) from error
         if isinstance(error, NotImplementedError) and _raised_by_torch(error, "storage.py"):
             raise DataDependentError(

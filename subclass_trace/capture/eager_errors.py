@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..errors import SubclassTraceError, UnsupportedError
 
 Tensor = torch.Tensor
@@ -37,7 +37,7 @@ def error_of_eager(
 
     Where the real one raises nothing, the fake one is wrong: then an `UnsupportedError`.
     """
-    known = (SubclassTraceError, _torch.NO_FAKE_KERNEL, *_torch.DATA_DEPENDENT_ERRORS)
+    known = (SubclassTraceError, torch_api.NO_FAKE_KERNEL, *torch_api.DATA_DEPENDENT_ERRORS)
     if isinstance(error, known):
         return error
     try:
@@ -46,7 +46,7 @@ def error_of_eager(
         return error
     if found is not None:
         return found
-    given = [t for t in tensors_in((*args, *kwargs.values())) if not _torch.is_fake(t)]
+    given = [t for t in tensors_in((*args, *kwargs.values())) if not torch_api.is_fake(t)]
     if given:  # torch's error may not say which of them it does not take
         return UnsupportedError(
             f"{func} is called with a tensor that the trace has no stand-in for",
@@ -81,7 +81,7 @@ def refuse_misfit(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Non
 
 def _same_sizes(a: Tensor, b: Tensor) -> bool:
     """Are both surely of one shape?"""
-    return all(_torch.surely(m == n) for m, n in zip(a.shape, b.shape, strict=True))
+    return all(torch_api.surely(m == n) for m, n in zip(a.shape, b.shape, strict=True))
 
 
 def _ask(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Exception | None:
@@ -93,7 +93,7 @@ def _ask(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Exception | 
     if func.namespace != "aten" or torch.Tag.nondeterministic_seeded in func.tags:
         raise _Unknown
     try:
-        with _torch.no_modes(), torch.no_grad():
+        with torch_api.no_modes(), torch.no_grad():
             func(*map(_real, args), **{k: _real(v) for k, v in kwargs.items()})
     except _Unknown:
         raise
@@ -126,7 +126,7 @@ def _real(a: Any) -> Any:
 def _number(n: Any) -> int:
     """The value of a size in the traced call."""
     if isinstance(n, torch.SymInt):
-        if _torch.is_nested(n) or _torch.is_data_dependent(n):
+        if torch_api.is_nested(n) or torch_api.is_data_dependent(n):
             raise _Unknown
         return int(n.node.hint)
     return int(n)

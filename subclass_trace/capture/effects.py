@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import _torch
+from .. import torch_api
 
 _aten = torch.ops.aten
 #: operations that only raise
@@ -41,12 +41,12 @@ def _of_torch(target: Any) -> bool:
 
 
 def _has_effects(target: Any) -> bool:
-    if isinstance(target, _torch.HigherOrderOperator):
-        return _torch.is_effectful(target)
-    if not isinstance(target, _torch.OpOverload) or target in _TELL or target.namespace in _MARKS:
+    if isinstance(target, torch_api.HigherOrderOperator):
+        return torch_api.is_effectful(target)
+    if not isinstance(target, torch_api.OpOverload) or target in _TELL or target.namespace in _MARKS:
         return False
-    schema = _torch.op_schema(target)
-    return not schema.is_mutable and (not schema.returns or _torch.is_effectful(target))
+    schema = torch_api.op_schema(target)
+    return not schema.is_mutable and (not schema.returns or torch_api.is_effectful(target))
 
 
 def is_kept(node: fx.Node) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..subclass.arguments import attributes_inside
 from ..subclass.context import same_context
 from ..subclass.flatten import leaves_of
@@ -34,8 +34,8 @@ class AskedOf:
 
 
 _FACTS: Mapping[str, Callable[[Tensor], Any]] = {
-    "gradient hooks": _torch.gradient_hooks,
-    "accumulation hooks": _torch.accumulation_hooks,
+    "gradient hooks": torch_api.gradient_hooks,
+    "accumulation hooks": torch_api.accumulation_hooks,
     "_is_view": lambda t: t._is_view(),
     "gradient by its base": lambda t: t._base is not None and t._base.requires_grad,
     "is_inference": lambda t: t.is_inference(),
@@ -67,9 +67,9 @@ def holds_traced(value: Any, depth: int = 4) -> bool:
     """Is it a traced tensor or a symbolic number, or a container or an object with one inside?"""
     if isinstance(value, Tensor):
         if kind_of(type(value)) is Kind.REFUSED:  # its tensors are among its attributes, if anywhere
-            return any(map(_torch.is_fake, vars(value).values()))
-        return any(map(_torch.is_fake, leaves_of(value)))
-    if isinstance(value, _torch.SYM_TYPES):
+            return any(map(torch_api.is_fake, vars(value).values()))
+        return any(map(torch_api.is_fake, leaves_of(value)))
+    if isinstance(value, torch_api.SYM_TYPES):
         return True
     if depth == 0 or isinstance(value, (type, types.ModuleType, types.FunctionType, torch.nn.Module)):
         return False

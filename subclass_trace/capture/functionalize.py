@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import _torch
+from .. import torch_api
 from ..errors import NeedsEager, UnsupportedError
 from .aliasing import byte_range
 from .effects import has_effects
@@ -106,14 +106,14 @@ def _refuse_overlap(target: fx.Node, node: fx.Node) -> None:
 def _overlaps_itself(t: Tensor) -> bool:
     """May two elements lie in one place? Exact for what views make of a tensor without overlap, if the order of its strides
     does not depend on values inside tensors; where it does, they may."""
-    if t.layout is not torch.strided or _torch.surely(t.numel() == 0):
+    if t.layout is not torch.strided or torch_api.surely(t.numel() == 0):
         return False
-    reach, rest = 0, [row for row in zip(t.stride(), t.shape, strict=True) if _torch.maybe(row[1] > 1)]
+    reach, rest = 0, [row for row in zip(t.stride(), t.shape, strict=True) if torch_api.maybe(row[1] > 1)]
     while rest:
         first = next(
-            (k for k, row in enumerate(rest) if all(_torch.surely(row[0] <= other[0]) for other in rest)), None
+            (k for k, row in enumerate(rest) if all(torch_api.surely(row[0] <= other[0]) for other in rest)), None
         )
-        if first is None or _torch.surely(rest[first][0] <= reach):
+        if first is None or torch_api.surely(rest[first][0] <= reach):
             return True
         stride, size = rest.pop(first)
         reach += stride * (size - 1)
@@ -124,8 +124,8 @@ def _is_contiguous(t: Tensor) -> bool:
     """Is it surely laid out without gaps, last dimension first?"""
     wanted = 1
     for size, stride in zip(reversed(t.shape), reversed(t.stride()), strict=True):
-        if not _torch.surely(size == 1):
-            if not _torch.surely(stride == wanted):
+        if not torch_api.surely(size == 1):
+            if not torch_api.surely(stride == wanted):
                 return False
             wanted = wanted * size
     return True
@@ -151,7 +151,7 @@ def _offset_after(start: Any, dtype: torch.dtype, t: Tensor) -> Any:
 
 def _elements_after(start: Any, dtype: torch.dtype, place: Any) -> Any:
     # Torch's proxies take a symbol less 0, or times 4 by 4, for the symbol that it is made of, and never come to an end.
-    with _torch.without_tracing():
+    with torch_api.without_tracing():
         offset = place - start // dtype.itemsize
         known = isinstance(offset, torch.SymInt) and offset.node.expr.is_number
         return int(offset) if known else offset
@@ -159,7 +159,7 @@ def _elements_after(start: Any, dtype: torch.dtype, place: Any) -> Any:
 
 def _not_functional(node: fx.Node, error: Exception) -> UnsupportedError:
     target: Any = node.target
-    writes = isinstance(target, _torch.OpOverload) and target._schema.is_mutable
+    writes = isinstance(target, torch_api.OpOverload) and target._schema.is_mutable
     if writes:
         expected = "in-place operations that have a functional form, on views that torch can rebuild"
         fix = "use the out-of-place operation, or write to a clone"
@@ -179,14 +179,14 @@ def _not_functional(node: fx.Node, error: Exception) -> UnsupportedError:
 class _Replay:
     def __init__(self, recorder: Any, groups: Sequence[Sequence[int]]) -> None:
         self.recorder, self.mode = recorder, recorder.mode
-        self.functional = _torch.FunctionalReplay(self.mode)
+        self.functional = torch_api.FunctionalReplay(self.mode)
         self.group_of = {f"primals_{k + 1}": g for g, members in enumerate(groups) for k in members}
         self.groups = [[f"primals_{k + 1}" for k in members] for members in groups]
         self.env: dict[fx.Node, Any] = {}
         self.bases: dict[int, tuple[Any, int, torch.dtype]] = {}
         self.wrapped: dict[int, Any] = {}
         self.by_place: dict[fx.Node, fx.Node] = {}
-        self.kernels = _torch.fake_kernels()
+        self.kernels = torch_api.fake_kernels()
         self.called: dict[fx.Node, str] = {}  # nodes of the forward, by their names in earlier joint graphs
 
     def run(
@@ -235,7 +235,7 @@ class _Replay:
     def _keep_name(self, node: fx.Node) -> None:
         """An earlier joint graph was made without a replay: what it calls this node, and has saved by that name."""
         value = self.env[node]
-        if isinstance(value, (Tensor, *_torch.SYM_TYPES)):
+        if isinstance(value, (Tensor, *torch_api.SYM_TYPES)):
             made = self._node(node)
             if isinstance(made, fx.Node) and made.target is node.target:
                 self.called.setdefault(made, node.name)
@@ -256,7 +256,7 @@ class _Replay:
             group = self.group_of.get(str(node.target))
             if group is None:
                 value = node.meta["val"]
-                values[node] = _torch.detached(self.mode, value) if isinstance(value, Tensor) else value
+                values[node] = torch_api.detached(self.mode, value) if isinstance(value, Tensor) else value
                 self.functional.place(str(node.target), values[node], node.meta)
             elif group not in self.bases:
                 tensors = [members[m].meta["val"] for m in self.groups[group]]
@@ -323,13 +323,13 @@ class _Replay:
                 made.meta["effect"] = effect
 
     def _call(self, node: fx.Node, root: torch.nn.Module) -> Any:
-        if isinstance(node.target, _torch.HigherOrderOperator):
+        if isinstance(node.target, torch_api.HigherOrderOperator):
             return self._opaque(node, root)
         if (
             has_effects(node.target) or node.target in self.kernels
         ):  # torch would ask for a token, or has no fake kernel
             return self._opaque(node, root)
-        if node.target is aten._local_scalar_dense.default and not _torch.is_data_dependent(node.meta["val"]):
+        if node.target is aten._local_scalar_dense.default and not torch_api.is_data_dependent(node.meta["val"]):
             # The fake tensor of the replay does not know the symbol that stands for the number inside.
             read = self.functional.graph.call_function(node.target, (self._node(node.args[0]),))
             read.meta.update(node.meta)
@@ -353,14 +353,14 @@ class _Replay:
     def _loses_layout(self, node: fx.Node) -> bool:
         """Is it an operation in place on a transposed tensor, whose functional form gives a contiguous one?"""
         target: Any = node.target
-        if not (isinstance(target, _torch.OpOverload) and writes_first(target) and target.namespace == "aten"):
+        if not (isinstance(target, torch_api.OpOverload) and writes_first(target) and target.namespace == "aten"):
             return False
         kept = {torch.Tag.pointwise, torch.Tag.nondeterministic_seeded, torch.Tag.inplace_view}
         written: Any = node.args[0]
         if target in _KEEP_LAYOUT or not kept.isdisjoint(target.tags) or not isinstance(written, fx.Node):
             return False
         t = written.meta["val"]
-        return _torch.is_dense(t) and not _is_contiguous(t)
+        return torch_api.is_dense(t) and not _is_contiguous(t)
 
     def _in_its_layout(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         """The new value is copied to where the old one was, as it is laid out."""
@@ -403,7 +403,7 @@ class _Replay:
 
     def _adopt(self, node: fx.Node, value: Any) -> Any:
         if isinstance(value, Tensor):
-            return self.functional.adopt_value(_torch.detached(self.mode, value), node)
+            return self.functional.adopt_value(torch_api.detached(self.mode, value), node)
         if not isinstance(value, (tuple, list)):
             return value
         out = []

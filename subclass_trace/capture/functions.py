@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..errors import AliasingError, SubclassTraceError, UnsupportedError
 from ..subclass.flatten import leaves_of
 from ..subclass.protocol import is_traceable
@@ -36,7 +36,7 @@ _NUMBERS = ("item", "tolist", "allclose", "equal", "is_nonzero")
 _POWERS = ("pow", "pow_", "__pow__", "__rpow__", "__ipow__", "float_power", "float_power_")
 
 
-class CapturedFunctions(_torch.TorchFunctionMode):
+class CapturedFunctions(torch_api.TorchFunctionMode):
     """Hands calls on; see the module's docstring."""
 
     def __init__(self, recorder: Recorder, asked: Asked, stand_ins: StandIns) -> None:
@@ -55,7 +55,7 @@ class CapturedFunctions(_torch.TorchFunctionMode):
             if state is not None:
                 state.refused(error)
             raise
-        except _torch.DATA_DEPENDENT_ERRORS as error:
+        except torch_api.DATA_DEPENDENT_ERRORS as error:
             if self.recorder.state is not None and self.recorder.state.is_live:
                 self.recorder.state.refused(refusal_of_data(error, self.recorder.user_line()))
             raise
@@ -82,14 +82,14 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         if func is Tensor.__deepcopy__:
             with self:
                 return deep_copy(args[0], args[1], self.recorder.user_line)
-        if func is Tensor.__reduce_ex__ and _torch.is_fake(args[0]) and is_shallow_copy(caller):
+        if func is Tensor.__reduce_ex__ and torch_api.is_fake(args[0]) and is_shallow_copy(caller):
             return shallow_copy, args[:1]
-        if name == "tolist" and type(args[0]) in _torch.FAKE_TYPES:  # of a tensor that is closed over
+        if name == "tolist" and type(args[0]) in torch_api.FAKE_TYPES:  # of a tensor that is closed over
             with self:
                 return args[0].tolist()
         if name in MEMORY:
             refuse_memory(name, args, self.recorder.user_line)
-        if name == "__bool__" and (branch := _torch.branch_of_torch(caller)) is not None:
+        if name == "__bool__" and (branch := torch_api.branch_of_torch(caller)) is not None:
             with self.recorder.takes(branch):
                 return func(*args)
         if name in _HOOK_METHODS:
@@ -112,7 +112,7 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         if name in _MAY_COPY and args:
             self.recorder.note_copy(args[0], out)
         self.counters.level()
-        return _torch.as_numbers(back.get(id(out), out) if back else out)
+        return torch_api.as_numbers(back.get(id(out), out) if back else out)
 
     def _register(self, func: Any, t: Tensor, hook: Any) -> Any:
         """A hook on a value of the region, which is traced with its backward.
@@ -141,12 +141,12 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         if asks is None:
             return None
         leaves = leaves_of(t) if is_traceable(t) else [t]
-        if not any(_torch.is_fake(leaf) or self.recorder.knows(leaf) for leaf in leaves):
+        if not any(torch_api.is_fake(leaf) or self.recorder.knows(leaf) for leaf in leaves):
             return None
-        known = known_value(self.recorder, t) if _torch.is_fake(t) else None
+        known = known_value(self.recorder, t) if torch_api.is_fake(t) else None
         if known is None:
             raise refuse_text(t, f"{asks.f_code.co_filename}:{asks.f_lineno}")
-        with _torch.no_modes():
+        with torch_api.no_modes():
             return str(func(known, *args[1:]))
 
     def _refuse_view_of_leaf(self, t: Any) -> None:
@@ -175,13 +175,13 @@ class CapturedFunctions(_torch.TorchFunctionMode):
         rule = FUNCTIONS.get(getattr(func, "__name__", ""))
         if rule is not None:
             return rule(self.recorder, func, args, kwargs)
-        if self.recorder.has_read_numbers and _torch.holds_symbols((args, kwargs)):
-            with _torch.enable_python_dispatcher():  # composite kernels in C++ ask for numbers
+        if self.recorder.has_read_numbers and torch_api.holds_symbols((args, kwargs)):
+            with torch_api.enable_python_dispatcher():  # composite kernels in C++ ask for numbers
                 return func(*args, **kwargs)
         writes = len(self.recorder.writes)
         try:
             return func(*args, **kwargs)
-        except (RuntimeError, *_torch.DATA_DEPENDENT_ERRORS) as error:
+        except (RuntimeError, *torch_api.DATA_DEPENDENT_ERRORS) as error:
             again = depends_on_data(error) and len(self.recorder.writes) == writes and self.recorder.inside is None
             if not again:
                 raise
@@ -193,9 +193,9 @@ class CapturedFunctions(_torch.TorchFunctionMode):
 
     def _set_data(self, func: Any, x: Tensor, y: Tensor) -> Any:
         recorder = self.recorder
-        if not (_torch.is_fake(x) and isinstance(y, Tensor)):
+        if not (torch_api.is_fake(x) and isinstance(y, Tensor)):
             return func(x, y)
-        value = y if _torch.is_fake(y) else recorder.lift(y)
+        value = y if torch_api.is_fake(y) else recorder.lift(y)
         recorder.node_of(x)
         recorder.keep_metadata([x])
         func(x, value)
@@ -220,7 +220,7 @@ def _numbered(hook: Any, recorder: Recorder) -> Any:
     @functools.wraps(hook, updated=())
     def numbered(*args: Any) -> Any:
         recorder.meets(hook)
-        with _torch.SizesAsNumbers():
+        with torch_api.SizesAsNumbers():
             return hook(*args)
 
     return numbered

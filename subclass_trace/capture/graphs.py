@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import _torch
+from .. import torch_api
 from .effects import is_kept
 from .functionalize import functionalize
 
@@ -62,7 +62,7 @@ def finish_joint(
         module = functionalize(recorder, forward, backward, boundary, groups, also)
         _drop_dead(module.graph, set(module.meta["names"].values()))
     else:
-        module = _torch.graph_module(recorder.root, _live_copy(recorder.graph, [*forward, *backward], also), "joint")
+        module = torch_api.graph_module(recorder.root, _live_copy(recorder.graph, [*forward, *backward], also), "joint")
         module.meta["names"] = {n.name: n.name for n in also}
         recorder.names_are_known = True
     for node in late:
@@ -127,7 +127,7 @@ def _runs(node: fx.Node) -> bool:
 
 def is_write(node: fx.Node) -> bool:
     """Does the operation write to an argument? In graphs as they were recorded."""
-    return isinstance(node.target, _torch.OpOverload) and bool(_torch.op_schema(node.target).is_mutable)
+    return isinstance(node.target, torch_api.OpOverload) and bool(torch_api.op_schema(node.target).is_mutable)
 
 
 def _live_copy(graph: fx.Graph, outputs: list[Any], also: Sequence[Any] = ()) -> fx.Graph:
@@ -195,7 +195,7 @@ def where(node: fx.Node) -> str | None:
 
 def is_random(node: fx.Node) -> bool:
     """Does the node draw random numbers from a global generator?"""
-    return isinstance(node.target, _torch.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+    return isinstance(node.target, torch_api.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
 
 
 def is_drawn(node: fx.Node) -> bool:
@@ -258,4 +258,4 @@ def extract(joint: fx.GraphModule, outputs: Sequence[Any], inputs: Sequence[str]
         if node in nodes and node not in env and node.op != "output":
             env[node] = graph.node_copy(node, env.__getitem__)
     graph.output([env[n] if isinstance(n, fx.Node) else n for n in outputs])
-    return _torch.graph_module(joint, graph)
+    return torch_api.graph_module(joint, graph)

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import _torch
-from .._torch import pytree
+from .. import torch_api
 from ..errors import UnsupportedError
+from ..torch_api import pytree
 from .functionalize import functionalize_branch
 
 Tensor = torch.Tensor
@@ -25,7 +25,7 @@ _READS_GRAPHS = ("flex_attention", "flex_attention_backward")
 
 
 def _is_callable(x: object) -> bool:
-    plain = (Tensor, _torch.OpOverload, type, *_torch.SYM_TYPES)
+    plain = (Tensor, torch_api.OpOverload, type, *torch_api.SYM_TYPES)
     return callable(x) and not isinstance(x, plain)
 
 
@@ -55,13 +55,13 @@ class _Branches:
         inner = outer.of_branch()
         values = []
         for i, x in enumerate(flat):
-            value = _torch.detached(outer.mode, x) if isinstance(x, Tensor) else x
+            value = torch_api.detached(outer.mode, x) if isinstance(x, Tensor) else x
             node = inner.graph.placeholder(f"arg{i}")
             if isinstance(value, Tensor):
                 inner.track(value, node)
             inner.symbols.bind(node, value)
             values.append(value)
-        with inner, _torch.unbound_symbols_set_aside(outer.mode.shape_env):
+        with inner, torch_api.unbound_symbols_set_aside(outer.mode.shape_env):
             out = function(*pytree.tree_unflatten(values, spec))
         results, out_spec = pytree.tree_flatten(out)
         inner.graph.output(pytree.tree_unflatten([inner.node_of(o) for o in results], out_spec))
@@ -81,7 +81,7 @@ class _Branches:
 
 def _is_mutable(module: fx.GraphModule) -> bool:
     calls = [n.target for n in module.graph.nodes if n.op == "call_function"]
-    return any(isinstance(t, _torch.OpOverload) and t._schema.is_mutable for t in calls)
+    return any(isinstance(t, torch_api.OpOverload) and t._schema.is_mutable for t in calls)
 
 
 def record_higher_order(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -125,7 +125,7 @@ def record_higher_order(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any
 def _result(recorder: Any, value: Any) -> Any:
     """What the operator has made is no view of something inside it (in torch 2.11, that of flex attention is)."""
     if isinstance(value, Tensor) and value._base is not None and not recorder.knows(value._base):
-        return _torch.detached(recorder.mode, value)
+        return torch_api.detached(recorder.mode, value)
     return value
 
 
@@ -134,7 +134,9 @@ def _track(recorder: Any, node: fx.Node, out: Any) -> None:
     if isinstance(out, Tensor):
         recorder.track(out, node)
         return
-    node.meta["val"] = pytree.tree_map(lambda o: _torch.detached(recorder.mode, o) if isinstance(o, Tensor) else o, out)
+    node.meta["val"] = pytree.tree_map(
+        lambda o: torch_api.detached(recorder.mode, o) if isinstance(o, Tensor) else o, out
+    )
     for i, o in enumerate(out):
         if isinstance(o, (Tensor, tuple, list)):
             item = recorder.graph.call_function(operator.getitem, (node, i))

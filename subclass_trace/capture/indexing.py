@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..subclass.protocol import Kind, kind_of
 
 Tensor = torch.Tensor
 _INDEX = (Tensor.__getitem__, Tensor.__setitem__)
-_DECOMPOSE = _torch.OpOverload.decompose.__code__
+_DECOMPOSE = torch_api.OpOverload.decompose.__code__
 _NARROW = (torch.narrow, Tensor.narrow)
 _PLAIN_FUNCTION: Any = Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
 
@@ -90,7 +90,7 @@ def _whole(x: Tensor, items: list[Any], k: int) -> Any:
     return slice(0, size, 1) if item.stop is None or (item.stop >= 0 and item.stop >= size) else item
 
 
-class PlacesInside(_torch.TorchFunctionMode):
+class PlacesInside(torch_api.TorchFunctionMode):
     """The same for the calls of a wrapper class's own code."""
 
     def __init__(self, recorder: Any) -> None:
@@ -109,7 +109,7 @@ def _bounds(item: slice) -> tuple[Any, Any, Any]:
 
 
 def _is_unknown(bound: Any) -> bool:
-    return isinstance(bound, Tensor) or (isinstance(bound, torch.SymInt) and _torch.is_data_dependent(bound))
+    return isinstance(bound, Tensor) or (isinstance(bound, torch.SymInt) and torch_api.is_data_dependent(bound))
 
 
 def _has_symbolic_sizes(x: Tensor) -> bool:
@@ -125,7 +125,7 @@ def _select(recorder: Any, x: Tensor, dim: int, place: Any) -> Tensor:
     if isinstance(place, Tensor):
         place = place.item()
     size, text = x.shape[dim], f"index out of range for dimension {dim} with size {x.shape[dim]}"
-    inside = isinstance(place, torch.SymInt) and _torch.is_data_dependent(place)
+    inside = isinstance(place, torch.SymInt) and torch_api.is_data_dependent(place)
     if not inside:
         if not -size <= place < size:
             raise IndexError(text)
@@ -135,9 +135,9 @@ def _select(recorder: Any, x: Tensor, dim: int, place: Any) -> Tensor:
     recorder.symbols.require(place < size, text)
     recorder.symbols.require(place >= -size, text)
     try:
-        with _torch.unbound_symbols_set_aside(recorder.mode.shape_env):
+        with torch_api.unbound_symbols_set_aside(recorder.mode.shape_env):
             return x.select(dim, place)
-    except (RuntimeError, *_torch.DATA_DEPENDENT_ERRORS) as error:
+    except (RuntimeError, *torch_api.DATA_DEPENDENT_ERRORS) as error:
         if not depends_on_data(error):
             raise  # else: DTensor knows a part of a dimension, but not a place in it
     return x.narrow(dim, _start(recorder, x, dim, place, 1), 1).select(dim, 0)
@@ -145,7 +145,9 @@ def _select(recorder: Any, x: Tensor, dim: int, place: Any) -> Tensor:
 
 def depends_on_data(error: BaseException) -> bool:
     """Does torch say that a trace would have to know a value? DTensor raises another error from that one."""
-    return isinstance(error, _torch.DATA_DEPENDENT_ERRORS) or isinstance(error.__cause__, _torch.DATA_DEPENDENT_ERRORS)
+    return isinstance(error, torch_api.DATA_DEPENDENT_ERRORS) or isinstance(
+        error.__cause__, torch_api.DATA_DEPENDENT_ERRORS
+    )
 
 
 def _is_place(item: Any) -> bool:
@@ -176,4 +178,4 @@ def _dim_of(x: Tensor, items: list[Any], k: int) -> int:
 def _sees_functions(cls: Any) -> bool:
     """Does a class of tensors see which functions are called with them?"""
     own = cls.__torch_function__
-    return own is not _torch.disabled_torch_function and getattr(own, "__func__", None) is not _PLAIN_FUNCTION
+    return own is not torch_api.disabled_torch_function and getattr(own, "__func__", None) is not _PLAIN_FUNCTION

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..errors import UnsupportedError
 from ..subclass.flatten import leaves_of
 from .input_sizes import DynamicDims
@@ -93,8 +93,8 @@ class InnerBackward:
 
     def _check(self, slot: Slot, value: Tensor) -> None:
         """Eager refuses gradients of other shapes and types."""
-        if type(slot.row.traced) in _torch.FAKE_TYPES and type(value) in _torch.FAKE_TYPES:
-            with _torch.without_tracing(), torch.no_grad():
+        if type(slot.row.traced) in torch_api.FAKE_TYPES and type(value) in torch_api.FAKE_TYPES:
+            with torch_api.without_tracing(), torch.no_grad():
                 self.recorder.bare(slot.row.traced).grad = value.detach()
 
     # ---------------------------------------------------------------- backward
@@ -121,7 +121,7 @@ class InnerBackward:
         return True
 
     def _is_traced(self, t: Tensor) -> bool:
-        return self.stand_ins.known(t) is not t or any(map(_torch.is_fake, leaves_of(t)))
+        return self.stand_ins.known(t) is not t or any(map(torch_api.is_fake, leaves_of(t)))
 
     def _chosen(self, inputs: Sequence[Any], outside: dict[int, TracedInput]) -> list[Any]:
         """The given inputs: numbers of ours, or tensors and edges of the region's own."""
@@ -199,7 +199,7 @@ class InnerBackward:
         reals = [[self.inputs.inputs[k].real() for k in row] for row in (above, wanted)]
         if not above or any(t is None for row in reals for t in row):  # in a trace that is made again it is known
             return
-        if _torch.leads_to(*reals):
+        if torch_api.leads_to(*reals):
             raise UnsupportedError(
                 "the region differentiates, and that leads through the graph of a tensor from outside to another one",
                 path=self.recorder.user_line(),
@@ -260,7 +260,7 @@ def _accumulated(old: Tensor | None, gradient: Tensor, owner: Tensor, create: bo
             return old + gradient
         if not create and alone and _has_layout_of(gradient, owner):
             return gradient.detach()
-        if _torch.is_dense(owner):
+        if torch_api.is_dense(owner):
             fresh = gradient.new_empty_strided(owner.shape, owner.stride())
             return fresh.copy_(gradient)
         return gradient.clone(memory_format=torch.contiguous_format)
@@ -268,7 +268,7 @@ def _accumulated(old: Tensor | None, gradient: Tensor, owner: Tensor, create: bo
 
 def _has_layout_of(gradient: Tensor, owner: Tensor) -> bool:
     """Does the gradient have the strides that autograd gives to gradients of ``owner``?"""
-    if not _torch.is_dense(owner):
+    if not torch_api.is_dense(owner):
         return gradient.is_contiguous()
     rows = zip(gradient.shape, gradient.stride(), owner.stride(), strict=True)
     return all(mine == theirs if size != 1 else mine != 0 for size, mine, theirs in rows)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..errors import ProtocolError
 from ..subclass.context import (
     has_sizes,
@@ -85,7 +85,7 @@ class SizeSymbols:
     def _jagged(self, spec: WrapperSpec) -> Spec:
         """The outer sizes of a jagged tensor follow from its inner ones, and its ragged size from its offsets."""
         size = self.session.recorder.symbols.ragged_sizes(spec.size)
-        with self.session.mode, _torch.without_tracing():
+        with self.session.mode, torch_api.without_tracing():
             made = rebuild(replace(spec, size=size), map(_like, spec_leaves(spec)))
         return replace(spec, size=tuple(made.shape), stride=tuple(made.stride()))
 
@@ -98,18 +98,18 @@ class SizeSymbols:
         known: set[Any] = {None}
         for k, fake in enumerate(originals):
             if k not in overlapping:
-                known.update(map(_torch.size_symbol, _numbers_of(fake)))
+                known.update(map(torch_api.size_symbol, _numbers_of(fake)))
         extra: dict[Any, Any] = {}
         for k in sorted(overlapping):
             for s in _numbers_of(originals[k]):
-                if _torch.size_symbol(s) not in known:
-                    extra.setdefault(_torch.size_symbol(s), s)
+                if torch_api.size_symbol(s) not in known:
+                    extra.setdefault(torch_api.size_symbol(s), s)
 
         def look(spec: Spec) -> None:
             if isinstance(spec, WrapperSpec):
                 for s in spec.size:
-                    if _torch.size_symbol(s) not in known:
-                        extra.setdefault(_torch.size_symbol(s), s)
+                    if torch_api.size_symbol(s) not in known:
+                        extra.setdefault(torch_api.size_symbol(s), s)
                 for inner in spec.inners:
                     look(inner)
 
@@ -169,7 +169,7 @@ def traced_value(
     if traced.requires_grad:  # some classes set it themselves
         traced.requires_grad_(False)
     if spec.requires_grad:  # type: ignore[union-attr]
-        _torch.track(traced, grad_dtype)
+        torch_api.track(traced, grad_dtype)
     return traced
 
 
@@ -212,7 +212,7 @@ def _like(spec: LeafSpec) -> Tensor:
 
 def _strides_of_leaves(stride: Sequence[Any], loose: Sequence[int], inners: Sequence[Spec]) -> tuple[Any, ...]:
     """Outer strides that differ between calls, as the symbols that equal ones of dense leaves have; else numbers."""
-    known = {n.node.hint: n for s in inners for leaf in spec_leaves(s) for n in leaf.stride if _torch.size_symbol(n)}
+    known = {n.node.hint: n for s in inners for leaf in spec_leaves(s) for n in leaf.stride if torch_api.size_symbol(n)}
     return tuple(known.get(n, n) if free and type(n) is int else n for n, free in zip(stride, loose, strict=True))
 
 

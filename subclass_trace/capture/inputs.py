@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..errors import ProtocolError, UnsupportedError
 from ..plan import gradient_of
 from ..state.kinds import set_by_class, values_of
@@ -130,7 +130,7 @@ class Inputs:
         with session.beside_the_trace():
             places = [self._leaves(a, dynamic) for a in arguments]
             symbols = SizeSymbols(session, dynamic)
-            with _torch.no_modes():
+            with torch_api.no_modes():
                 specs = [
                     symbols.spec(a.value, spec, a.path, iter([self.originals[k] for k in own]))
                     for a, (spec, own) in zip(arguments, places, strict=True)
@@ -142,9 +142,9 @@ class Inputs:
         return [row.traced for row in self.inputs[first:]]
 
     def _bind_sizes(self, sizes: Sequence[Any]) -> None:
-        known = {_torch.size_symbol(s) for s in self.sizes.values()}
+        known = {torch_api.size_symbol(s) for s in self.sizes.values()}
         for size in sizes:
-            if _torch.size_symbol(size) not in known:
+            if torch_api.size_symbol(size) not in known:
                 self.sizes[self.session.recorder.primal(size)] = size
 
     def add_number(self, symbol: Any) -> None:
@@ -153,7 +153,7 @@ class Inputs:
 
     def _leaves(self, argument: Argument, dynamic: DynamicDims) -> tuple[Spec, tuple[int, ...]]:
         """The spec of a real tensor, and the numbers of its dense leaves, each of which is a graph input."""
-        with torch.no_grad(), _torch.no_modes():  # real tensors: nothing here is part of the trace
+        with torch.no_grad(), torch_api.no_modes():  # real tensors: nothing here is part of the trace
             leaves, spec = flatten(argument.value, argument.path)
             kept_spec(spec, argument.path)  # refuses contexts that no guard could compare
             paths = leaf_paths(argument.value, argument.path)
@@ -179,9 +179,9 @@ class Inputs:
         real, number = argument.value, len(self.inputs)
         # In inference mode too, a view of an input is as the input is.
         inference = torch.is_inference_mode_enabled() and real.is_inference()
-        with torch.no_grad(), _torch.no_modes():
+        with torch.no_grad(), torch_api.no_modes():
             is_parameter, gradient = isinstance(real, torch.nn.Parameter), has_gradient(real)
-            dtype = _torch.grad_dtype(real)
+            dtype = torch_api.grad_dtype(real)
         values = [self.leaf_values[k] for k in leaves]
         traced = traced_value(self.session, spec, values, argument.path, inference, dtype)
         _check_slots(real, spec, argument.path)
@@ -208,7 +208,7 @@ class Inputs:
             argument.take_base,
             argument.gradient_of,
         )
-        with torch.no_grad(), _torch.no_modes():
+        with torch.no_grad(), torch_api.no_modes():
             self.counters.add(real, traced)
         self.inputs.append(row)
         if isinstance(spec, WrapperSpec):
@@ -299,5 +299,5 @@ def _check_leaf(leaf: Tensor, path: Path, argument: Argument) -> None:
             got=f"requires_grad=True on a tensor of shape {tuple(leaf.shape)}",
             fix="build the wrapper from inner.detach(), and call requires_grad_() on the wrapper",
         )
-    if _torch.is_fake(leaf):
+    if torch_api.is_fake(leaf):
         raise UnsupportedError("a region was called with a FakeTensor", path=path, fix="call it with real tensors")

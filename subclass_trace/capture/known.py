@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import _torch
+from .. import torch_api
 from ..errors import DataDependentError
 from ..subclass.protocol import is_traceable
 from .graphs import is_random
@@ -27,7 +27,7 @@ _MOST_NODES, _MOST_ELEMENTS = 100, 100_000
 def known_value(recorder: Any, t: Tensor) -> Tensor | None:
     """The value of a traced tensor that depends on no input and on no random number; None if it does."""
     node = recorder.node_of(t)
-    with _torch.no_modes(), torch.no_grad():
+    with torch_api.no_modes(), torch.no_grad():
         return _Evaluation(recorder).value(node) if isinstance(node, fx.Node) else None
 
 
@@ -38,7 +38,7 @@ def known_answer(recorder: Any, func: Any, args: Sequence[Any]) -> Any:
     values = [known_value(recorder, a) for a in args]
     if any(v is None for v in values):
         return None
-    with _torch.no_modes():
+    with torch_api.no_modes():
         return func(*values)
 
 
@@ -65,7 +65,7 @@ def number_inside(recorder: Any, t: Tensor, record: Callable[[Tensor], Any]) -> 
         return record(t) != 0
     try:
         return record(t)
-    except _torch.DATA_DEPENDENT_ERRORS as error:
+    except torch_api.DATA_DEPENDENT_ERRORS as error:
         raise value_asked_for(t, recorder.asking_line()) from error
 
 
@@ -84,22 +84,22 @@ def _is_delayed_error(recorder: Any, condition: Tensor) -> bool:
 
     The graph looks in each call, and raises in the first backward what eager mode raises in the second.
     """
-    running, asked = _torch.current_autograd_node(), recorder.node_of(condition)
+    running, asked = torch_api.current_autograd_node(), recorder.node_of(condition)
     known = running is not None and running.name() in ("ScatterReduceBackward0", "IndexReduceBackward0")
     if not known or asked.target is not aten.any.default or asked.args[0].target is not aten.gt.Scalar:
         return False
     with recorder:
-        _torch.assert_async(
+        torch_api.assert_async(
             ~condition, "(): Double backward is unsupported for several zeros at the same position in self"
         )
     return True
 
 
-def _take(recorder: Any, branch: _torch.Branch, condition: Tensor) -> bool:
+def _take(recorder: Any, branch: torch_api.Branch, condition: Tensor) -> bool:
     """The side of a branch of torch's own code that the trace takes; each call checks that it is the right one."""
     if branch.text is not None:
         with recorder:
-            _torch.assert_async(condition if branch.taken else ~condition, branch.text)
+            torch_api.assert_async(condition if branch.taken else ~condition, branch.text)
     return branch.taken
 
 
@@ -161,7 +161,7 @@ class _Evaluation:
         function = node.target
         if node.op != "call_function" or is_random(node):
             raise _Unknown
-        if isinstance(function, _torch.OpOverload) and function._schema.is_mutable:
+        if isinstance(function, torch_api.OpOverload) and function._schema.is_mutable:
             raise _Unknown
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._of)
         return function(*args, **kwargs)  # type: ignore[operator]

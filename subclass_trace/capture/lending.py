@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..errors import ProtocolError
 from ..subclass.arguments import has_own_equality
 from ..subclass.context import Lent, Part, has_sizes, is_atom, is_buffer, is_copied, map_parts, parts_of
@@ -32,8 +32,8 @@ class Lending:
     def of(shape_env: Any, wrappers: Sequence[Any]) -> Lending:
         """What these traced inputs have. What a class makes anew each time stays alive."""
         objects: dict[Lent, Any] = {}
-        aside = _torch.unbound_symbols_set_aside(shape_env)  # a class may compute its context
-        with aside, _torch.without_tracing(), torch.no_grad():
+        aside = torch_api.unbound_symbols_set_aside(shape_env)  # a class may compute its context
+        with aside, torch_api.without_tracing(), torch.no_grad():
             for number, value in enumerate(wrappers):
                 objects |= {Lent(number, names, steps, held): held for names, steps, held in lendable(value)}
         return Lending(objects)
@@ -84,7 +84,7 @@ def _wrappers(value: Any) -> Iterator[tuple[tuple[str, ...], Tensor]]:
         for names, wrapper in (((), value), *wrappers_inside(value)):
             cls = type(wrapper)
             alike = flattens_alike(cls) and all(isinstance(v, Tensor) for v in inner_values(wrapper)[1])
-            if not alike and _torch.context_shortcut(cls) is None:
+            if not alike and torch_api.context_shortcut(cls) is None:
                 yield tuple(names), wrapper
     except ProtocolError:  # a class computes its context of numbers that a trace does not know
         return
@@ -99,7 +99,7 @@ def _held(value: Any, steps: tuple[Part, ...]) -> Iterator[tuple[tuple[Part, ...
 
 
 def _may_be_another(value: Any) -> bool:
-    if is_copied(value) or is_buffer(value) or type(value) is Tensor or _torch.is_opaque(value):
+    if is_copied(value) or is_buffer(value) or type(value) is Tensor or torch_api.is_opaque(value):
         return True
     other = is_atom(value) or isinstance(value, (tuple, frozenset, Tensor))
     return not other and is_looked_inside(value) and has_own_equality(type(value))

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..errors import DataDependentError, NeedsEager
 from ..subclass.protocol import is_traceable
 from .known import known_value
@@ -27,7 +27,7 @@ _SCALAR: Any = torch.scalar_tensor
 def _one_hot(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """With eager's checks of the values: torch leaves them out for tensors without data."""
     index = (*args, *kwargs.values())[0]
-    return _checked_one_hot(*args, **kwargs) if _torch.is_fake(index) else func(*args, **kwargs)
+    return _checked_one_hot(*args, **kwargs) if torch_api.is_fake(index) else func(*args, **kwargs)
 
 
 def _checked_one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
@@ -39,13 +39,13 @@ def _checked_one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
         return input.new_empty((*input.shape, num_classes))
     on_gpu = input.device.type == "cuda"  # there the kernel asserts
     if not on_gpu:
-        _torch.assert_async((input >= 0).all(), "Class values must be non-negative.")
+        torch_api.assert_async((input >= 0).all(), "Class values must be non-negative.")
     if num_classes == -1:
         num_classes = input.max().item() + 1  # type: ignore[assignment]
     elif not on_gpu:
         if num_classes < 0:
             raise RuntimeError("Class values must be smaller than num_classes.")
-        _torch.assert_async((input < num_classes).all(), "Class values must be smaller than num_classes.")
+        torch_api.assert_async((input < num_classes).all(), "Class values must be smaller than num_classes.")
     elif num_classes < 1:
         raise RuntimeError("num_classes should be positive")
     if on_gpu:
@@ -68,7 +68,7 @@ def _tensor_split(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
             got=f"a tensor of shape {tuple(places.shape)}",
             fix="pass indices.tolist() into the region, which is guarded",
         )
-    with _torch.no_modes():
+    with torch_api.no_modes():
         torch.tensor_split(torch.zeros(1), known)  # its checks
     rest = {k: v for k, v in kwargs.items() if k != "tensor_indices_or_sections"}
     return func(args[0], known.tolist(), *args[2:], **rest)
@@ -79,20 +79,20 @@ def _unflatten(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     named = dict(zip(("input", "dim", "sizes"), args, strict=False)) | kwargs
     x, dim, sizes = named.get("input"), named.get("dim"), named.get("sizes")
     if type(dim) is not int or not any(
-        isinstance(n, torch.SymInt) and _torch.is_data_dependent(n) for n in sizes or ()
+        isinstance(n, torch.SymInt) and torch_api.is_data_dependent(n) for n in sizes or ()
     ):
         return func(*args, **kwargs)
     dim %= x.dim()
     if not any(type(n) is int and n == -1 for n in sizes):
         fits = math.prod(sizes) == x.shape[dim]
         recorder.symbols.require(fits, "unflatten: the sizes do not multiply up to that of the dimension")
-    with _torch.enable_python_dispatcher():
+    with torch_api.enable_python_dispatcher():
         return x.view(*x.shape[:dim], *sizes, *x.shape[dim + 1 :])
 
 
 def _set(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """A wrapper has the storage of a real device, a dense traced tensor none."""
-    if len(args) > 1 and is_traceable(args[0]) and _torch.is_fake(args[1]):
+    if len(args) > 1 and is_traceable(args[0]) and torch_api.is_fake(args[1]):
         raise NeedsEager(
             "torch gives a wrapper the storage of a dense tensor, which in a trace has none",
             path=recorder.user_line(),
@@ -105,7 +105,7 @@ def _set(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 def _product(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """With symbolic sizes torch takes it apart in Python, where its result may be a view, which eager's never is."""
     out = func(*args, **kwargs)
-    if kwargs.get("out") is not None or not _torch.is_fake(out) or not out._is_view():
+    if kwargs.get("out") is not None or not torch_api.is_fake(out) or not out._is_view():
         return out
     if any(out._base is a or is_traceable(a) for a in (*args, *kwargs.values()) if isinstance(a, Tensor)):
         return out  # a view of an argument, or a wrapper's own answer
@@ -133,13 +133,13 @@ def _observed(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
             t = named[name]
             version = t._version  # what a kernel writes by itself does not count
             t.resize_(named["self"].shape[named["ch_axis"]]).fill_(start)
-            _torch.set_version(t, version)
+            torch_api.set_version(t, version)
     return func(*args, **kwargs)
 
 
 def _gaussian_nll_loss(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """It asks whether a variance is negative."""
-    with recorder.takes(_torch.Branch(False, "var has negative entry/entries")):
+    with recorder.takes(torch_api.Branch(False, "var has negative entry/entries")):
         return func(*args, **kwargs)
 
 
@@ -162,7 +162,7 @@ def _is_nonzero(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _are_dense(values: Any) -> bool:
-    return all(_torch.is_fake(t) and t.layout is torch.strided and not t.is_quantized for t in values)
+    return all(torch_api.is_fake(t) and t.layout is torch.strided and not t.is_quantized for t in values)
 
 
 def _tensor(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -185,7 +185,7 @@ def _tensor(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 def _is_traced(data: Any) -> bool:
     if isinstance(data, (list, tuple)):
         return any(map(_is_traced, data))
-    return _torch.is_fake(data) or isinstance(data, _torch.SYM_TYPES)
+    return torch_api.is_fake(data) or isinstance(data, torch_api.SYM_TYPES)
 
 
 def _stacked(data: Any) -> Tensor:
@@ -195,7 +195,7 @@ def _stacked(data: Any) -> Tensor:
             raise ValueError("only one element tensors can be converted to Python scalars")
         return data.detach().reshape(())
     if not isinstance(data, (list, tuple)):
-        data = _torch.as_torch_symbol(data)
+        data = torch_api.as_torch_symbol(data)
         return _SCALAR(data, dtype=_dtype_of(data))  # type: ignore[no-any-return]
     rows = [_stacked(row) for row in data]
     dtype = functools.reduce(torch.promote_types, [row.dtype for row in rows])

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..errors import UnsupportedError
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.protocol import Kind, is_traceable, kind_of
@@ -67,17 +67,17 @@ class StandIns:
 
     def _is_real(self, t: Tensor) -> bool:
         kind = type(t)
-        if kind in _torch.FAKE_TYPES or id(t) in self._traced:
+        if kind in torch_api.FAKE_TYPES or id(t) in self._traced:
             return False
         if self.inputs.of_real(t) is not None:
             return True
         if kind_of(kind) is Kind.LEAF:
-            known = t.layout is torch.strided and not _torch.is_functorch_wrapped(t)
+            known = t.layout is torch.strided and not torch_api.is_functorch_wrapped(t)
             return known and not self.recorder.is_constant(t)
         if not is_traceable(t):
             return False
         leaves = leaves_of(t)
-        if not leaves or any(map(_torch.is_fake, leaves)):
+        if not leaves or any(map(torch_api.is_fake, leaves)):
             self._traced[id(t)] = t
             return False
         return True
@@ -102,14 +102,14 @@ class StandIns:
             lifted = self.recorder.lifted_fake(real)
             if lifted is not None:
                 return lifted
-            if not _torch.is_jagged_example(real):
+            if not torch_api.is_jagged_example(real):
                 raise unknown_tensor(real, self.recorder.user_line())
             return self._constant(real)
         return traced
 
     def _constant(self, real: Tensor) -> Tensor:
         """A jagged tensor that torch itself holds, and of which it reads the class alone."""
-        with torch.no_grad(), _torch.no_modes():
+        with torch.no_grad(), torch_api.no_modes():
             leaves, spec = flatten(real)
         spec = replace(spec, size=self.recorder.symbols.ragged_sizes(spec.size))  # type: ignore[union-attr,arg-type]
         with torch.no_grad():

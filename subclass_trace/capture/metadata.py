@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..errors import AliasingError, UnsupportedError
 from .facts import NAMES, AskedOf, fact_of
 from .inputs import Inputs, TracedInput
@@ -47,7 +47,7 @@ class Asked:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Inside, addresses are refused, and stand-ins of parameters are instances of the user's class of parameters."""
-        with _torch.addresses_of_storages(_refuse_address), _torch.parameter_classes(self._class_of):
+        with torch_api.addresses_of_storages(_refuse_address), torch_api.parameter_classes(self._class_of):
             yield
 
     def _class_of(self, stand_in: Tensor) -> type:
@@ -107,10 +107,10 @@ class Asked:
         return ASIDE
 
     def _lies_in_input(self, t: Any) -> bool:
-        if not _torch.is_fake(t) or t.layout is not torch.strided:
+        if not torch_api.is_fake(t) or t.layout is not torch.strided:
             return self.inputs.row_of(t) is not None
-        mine, leaves = _torch.storage_ref(t), self.inputs.leaf_values
-        return any(leaf.layout is torch.strided and _torch.storage_ref(leaf) == mine for leaf in leaves)
+        mine, leaves = torch_api.storage_ref(t), self.inputs.leaf_values
+        return any(leaf.layout is torch.strided and torch_api.storage_ref(leaf) == mine for leaf in leaves)
 
     def _refuse(self, name: str, row: TracedInput | None, traced: Any, recorder: Recorder) -> None:
         """What an input, or a view of one, would answer otherwise in another call."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..errors import AliasingError, UnsupportedError
 from ..plan import MutationPlan
 from ..subclass.arguments import attributes_of_wrapper
@@ -57,7 +57,7 @@ def state_of(traced: Tensor) -> Before:
     leaves, spec = flatten(traced)
     attributes = attributes_of_wrapper(traced, spec)
     spec = kept_spec(spec)
-    memory = tuple(_torch.storage_ref(t) if t.layout is torch.strided else None for t in leaves)
+    memory = tuple(torch_api.storage_ref(t) if t.layout is torch.strided else None for t in leaves)
     inside = wrappers_inside(traced)
     inner = tuple((".".join(names), t, t._version) for names, t in inside if not t.is_inference())
     return Before(spec, tuple(leaves), memory, _version(traced), attributes, tuple(map(_version, leaves)), inner)
@@ -235,7 +235,7 @@ def check_members(results: Sequence[Any], mutations: Sequence[MutationPlan], inp
     written = {m.input for m in mutations if m.leaves}
     for o in results if written else ():
         n = inputs.number_of(o._base) if isinstance(o, Tensor) and o.requires_grad else None
-        if n is None or not _torch.is_multi_output_view(o):
+        if n is None or not torch_api.is_multi_output_view(o):
             continue
         mine = family(values[n])
         if any(family(values[k]) is mine for k in written - {n}):
@@ -259,14 +259,14 @@ def _change(row: TracedInput, was: Before, inputs: Inputs, recorder: Recorder, m
         if isinstance(row.spec, WrapperSpec) and now is not was.leaves[k]:
             replaced[k] = "attribute"
         elif now.layout is torch.strided and not _same_storage(now, inputs.originals[place]):
-            if _torch.storage_ref(now) != was.memory[k] or recorder.was_written(now):  # else an untouched copy
+            if torch_api.storage_ref(now) != was.memory[k] or recorder.was_written(now):  # else an untouched copy
                 replaced[k] = "data"
     written = [recorder.was_written(t) or recorder.was_written(now) for t, now in zip(originals, leaves, strict=True)]
     data = tuple(k for k, was_written in enumerate(written) if k not in replaced and was_written)
     # What the class does not set by itself is Python state, which is looked after as such.
     state = attributes_of_wrapper(row.traced, after) if isinstance(row.spec, WrapperSpec) else {}
     assigned = {k: v for k, v in state.items() if was.attributes.get(k, was) is not v}
-    own = {k: v for k, v in assigned.items() if k in row.own and not isinstance(v, (Tensor, *_torch.SYM_TYPES))}
+    own = {k: v for k, v in assigned.items() if k in row.own and not isinstance(v, (Tensor, *torch_api.SYM_TYPES))}
     attributes = {k: marked(v) for k, v in own.items()}
     for name, value in attributes.items():
         if holds_traced(value):
@@ -279,8 +279,8 @@ def _change(row: TracedInput, was: Before, inputs: Inputs, recorder: Recorder, m
 def _check_contexts(row: TracedInput, before: Spec, after: Spec, assigned: Mapping[str, Any]) -> None:
     """Another context is due to ``assigned`` attributes. A number that differs between calls may not be among them: calls
     assign it when views of the input have been made, which take it over."""
-    numbers = {k: v for k, v in assigned.items() if isinstance(v, _torch.SYM_TYPES)}
-    plain = any(not isinstance(v, (Tensor, *_torch.SYM_TYPES)) for v in assigned.values())
+    numbers = {k: v for k, v in assigned.items() if isinstance(v, torch_api.SYM_TYPES)}
+    plain = any(not isinstance(v, (Tensor, *torch_api.SYM_TYPES)) for v in assigned.values())
     if (plain and not numbers) or same_contexts(_without_grad(before), _without_grad(after), remembers_more):
         return
     for name, number in numbers.items():
@@ -302,7 +302,7 @@ Contexts = list[tuple[Path, Any, Spec]]
 
 def contexts_of(values: Iterable[tuple[Path, Any]]) -> Contexts:
     """The wrappers among these values, with what their contexts hold now."""
-    with _torch.plain_dispatch():
+    with torch_api.plain_dispatch():
         return [(path, value, kept_spec(flatten(value)[1], path)) for path, value in values if is_traceable(value)]
 
 
@@ -313,7 +313,7 @@ def check_contexts(before: Contexts, what: str, fix: str) -> None:
     Raises:
         UnsupportedError: the context of one of the wrappers holds something else now.
     """
-    with _torch.plain_dispatch():
+    with torch_api.plain_dispatch():
         for path, value, known in before:
             if not same_contexts(known, now := flatten(value)[1], remembers_more):
                 got = f"{getattr(now, 'context', None)!r:.200}"
@@ -388,7 +388,7 @@ def _place(s: LeafSpec) -> tuple[Any, ...]:
 
 
 def _same_storage(a: Tensor, b: Tensor) -> bool:
-    return bool(_torch.storage_ref(a) == _torch.storage_ref(b))
+    return bool(torch_api.storage_ref(a) == torch_api.storage_ref(b))
 
 
 def _moved_history(row: TracedInput) -> bool:
@@ -408,7 +408,7 @@ def _refuse_as_eager(row: TracedInput, t: Tensor) -> None:
             got="a leaf that requires grad, written in place under grad mode",
             fix="write to it under torch.no_grad(), or to a clone",
         )
-    if _torch.creation_forbids_inplace(t):
+    if torch_api.creation_forbids_inplace(t):
         raise multi_view_error(row.path)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..errors import UnsupportedError
 from .foreach import WITH_NUMBERS, with_numbers
 from .set_storage import SETS, record_set
@@ -47,10 +47,10 @@ def _resize(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """
     t, sizes = args[0], args[1] if len(args) > 1 else kwargs["size"]
     layout = kwargs.get("memory_format")
-    if layout is None and len(sizes) == t.dim() and all(map(_torch.surely, map(operator.eq, t.shape, sizes))):
+    if layout is None and len(sizes) == t.dim() and all(map(torch_api.surely, map(operator.eq, t.shape, sizes))):
         return t
     stop = t.storage_offset() + math.prod(sizes)
-    if layout is torch.preserve_format or not _torch.surely(stop * t.element_size() <= t.untyped_storage().nbytes()):
+    if layout is torch.preserve_format or not torch_api.surely(stop * t.element_size() <= t.untyped_storage().nbytes()):
         return NotImplemented
     strides = torch.empty(sizes, device="meta", memory_format=layout or torch.contiguous_format).stride()
     with recorder:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..errors import UnsupportedError
 from ..plan import (
     ConstantOutput,
@@ -65,7 +65,7 @@ def is_own_leaf(t: Tensor) -> bool:
     if t._base is None or not t._base.requires_grad:
         return True
     try:
-        with _torch.without_dispatch(), torch.inference_mode(False), torch.enable_grad():
+        with torch_api.without_dispatch(), torch.inference_mode(False), torch.enable_grad():
             return torch.autograd.graph.get_gradient_edge(t).node is not None
     except (RuntimeError, AssertionError):
         return False
@@ -82,17 +82,17 @@ def check_escapes(spec: Spec, path: Path) -> None:
         return
     for name, inner in zip(spec.names, spec.inners, strict=True):
         check_escapes(inner, path.attr(name))
-    todo = [] if flattens_alike(spec.cls) or _torch.context_shortcut(spec.cls) is not None else [spec.context]
+    todo = [] if flattens_alike(spec.cls) or torch_api.context_shortcut(spec.cls) is not None else [spec.context]
     while todo:
         value = todo.pop()
         parts = [part for _, part in parts_of(value)]
         todo += parts
-        if parts or isinstance(value, (Lent, *_torch.SYM_TYPES)) or is_atom(value):
+        if parts or isinstance(value, (Lent, *torch_api.SYM_TYPES)) or is_atom(value):
             continue
-        if isinstance(value, Tensor) and not is_traceable(value) and not _torch.is_fake(value):
+        if isinstance(value, Tensor) and not is_traceable(value) and not torch_api.is_fake(value):
             continue
         for name, held in () if isinstance(value, Tensor) else attributes_inside(value):
-            if isinstance(held, _torch.SYM_TYPES):
+            if isinstance(held, torch_api.SYM_TYPES):
                 raise kept_number(held, path.attr(name))  # the size is fixed then
         if holds_traced(value):
             raise UnsupportedError(
@@ -162,7 +162,7 @@ class OutputClassifier:
     def _classify(self, o: Any) -> OutputPlan:
         if is_ragged(o) and _ragged_symbol(o) in self._ragged:
             return RaggedOutput(o)
-        if isinstance(o, _torch.SYM_TYPES):
+        if isinstance(o, torch_api.SYM_TYPES):
             self.sizes.append(o)
             return SizeOutput(len(self.sizes) - 1)
         if not isinstance(o, Tensor) or not self._is_traced(o):
@@ -193,7 +193,7 @@ class OutputClassifier:
             return ViewOutput(place, number is not None, replay, True, spec, self._attributes(o, leaves, spec))
         if not moved and self._goes_through_custom(o, base):
             return self._protected(o, leaves, spec)
-        if is_traceable(o) and o.grad_fn is not None and _torch.is_multi_output_view(o) and self._refuses_zeros(o):
+        if is_traceable(o) and o.grad_fn is not None and torch_api.is_multi_output_view(o) and self._refuses_zeros(o):
             return self._protected(o, leaves, spec)
         if o.grad_fn is not None and not base.requires_grad:  # a view of it became a leaf
             if number is not None or self._base_is_seen(base):
@@ -214,7 +214,7 @@ class OutputClassifier:
     def _detached_view(self, o: Tensor, leaves: list[Tensor], spec: Spec) -> ViewOutput | None:
         """``o`` as ``detach()`` of a tensor that the call has, or as a view of that: they share a version counter."""
         root = family(o)
-        if o.grad_fn is not None or id(root) in self._input_of or _torch.is_custom_function_output(o):
+        if o.grad_fn is not None or id(root) in self._input_of or torch_api.is_custom_function_output(o):
             return None
         sources = [t for storage in _storages(leaves) for t in self._sources.get(storage, {}).values()]
         for source in sources:
@@ -228,7 +228,7 @@ class OutputClassifier:
             way = Tensor.detach if way is None and laid_out_alike(o, source) else way
             if way is not None and gives(way, source, spec, self.recorder):
                 starts_grad = o.requires_grad and (o is root or not root.requires_grad)
-                rest = (self._attributes(o, leaves, spec), _torch.is_multi_output_view(o), starts_grad)
+                rest = (self._attributes(o, leaves, spec), torch_api.is_multi_output_view(o), starts_grad)
                 return ViewOutput(self._place(source, number), number is not None, way, False, spec, *rest)
         return None
 
@@ -275,14 +275,14 @@ class OutputClassifier:
         """How ``o`` is made of ``base``. ``moved``: of the memory that an input came with, which has other memory now."""
         if o.is_nested and not base.is_nested:  # autograd's function of such a view holds the traced offsets
             return None
-        by_autograd = _torch.view_function(o)
+        by_autograd = torch_api.view_function(o)
         connected = self._leads_to(o, base)
         reshaped = number in self._reshaped
         if connected and not reshaped and not moved and not self.recorder.views.reshaped:
             return _Way(self._with_numbers(by_autograd, base))
         steps = self.recorder.views.steps(o, base)
         # Autograd's function of a member of a split takes it unseen, though there may be fewer members now.
-        several = _torch.is_multi_output_view(o) if steps is None else any(s.item is not None for s in steps.steps)
+        several = torch_api.is_multi_output_view(o) if steps is None else any(s.item is not None for s in steps.steps)
         ways: list[Replay] = [
             *([by_autograd] if connected and not several else []),
             *([] if steps is None else [steps]),
@@ -316,8 +316,8 @@ class OutputClassifier:
             return n
 
         # A class whose code reads values fails here; the numbers are asked for before it runs.
-        unread = contextlib.suppress(*_torch.DATA_DEPENDENT_ERRORS)
-        with aside(self.recorder), _torch.without_tracing(), torch.no_grad(), unread:
+        unread = contextlib.suppress(*torch_api.DATA_DEPENDENT_ERRORS)
+        with aside(self.recorder), torch_api.without_tracing(), torch.no_grad(), unread:
             way(fresh(base, self.recorder), symint_visitor_fn=note)
         self.need(numbers)
         return SymbolicView(way, tuple(numbers)) if self.unbacked else way
@@ -326,7 +326,7 @@ class OutputClassifier:
         """Does a user's autograd.Function lie between a view and its base? Its backward would be lost in a replay."""
         ends, node = self._nodes_of(base), o.grad_fn
         while node is not None and node not in ends:
-            if _torch.is_custom_node(node):
+            if torch_api.is_custom_node(node):
                 return True
             node = node.next_functions[0][0] if len(node.next_functions) == 1 else None
         return False
@@ -356,7 +356,7 @@ class OutputClassifier:
 
     def _as_it_came(self, number: int) -> Tensor:
         leaves = self._as_they_came(number)
-        with _torch.without_tracing(), torch.no_grad():
+        with torch_api.without_tracing(), torch.no_grad():
             return rebuild(self.before[number].spec, iter(leaves))  # type: ignore[no-any-return]
 
     def _value(self, o: Tensor, leaves: list[Tensor], spec: Spec) -> ValueOutput:
@@ -364,9 +364,9 @@ class OutputClassifier:
 
     def _view(self, o: Tensor, number: int | None, leaves: list[Tensor], spec: Spec, way: _Way) -> ViewOutput:
         base: Any = o._base
-        rest = (self._attributes(o, leaves, spec), _torch.is_multi_output_view(o), is_own_leaf(o), way.early)
+        rest = (self._attributes(o, leaves, spec), torch_api.is_multi_output_view(o), is_own_leaf(o), way.early)
         history = o.grad_fn is not None
-        before_grad = not history and base.requires_grad and _torch.is_tracked_view(o)
+        before_grad = not history and base.requires_grad and torch_api.is_tracked_view(o)
         return ViewOutput(self._place(base, number), number is not None, way.replay, history, spec, *rest, before_grad)
 
     def _protected(self, o: Tensor, leaves: list[Tensor], spec: Spec) -> ValueOutput:
@@ -379,7 +379,7 @@ class OutputClassifier:
         Made by itself at run time, each has a node that fills in dense zeros for the others, which some classes do not take.
         """
         if type(o) not in self._takes_zeros:
-            with _torch.without_tracing(), torch.no_grad():
+            with torch_api.without_tracing(), torch.no_grad():
                 tangent = map_leaves(torch.empty_like, o)
                 tangent = tangent.requires_grad_(False) if tangent.requires_grad else tangent
                 try:
@@ -392,7 +392,7 @@ class OutputClassifier:
 
     def _attributes(self, o: Tensor, leaves: list[Tensor], spec: Spec) -> dict[str, Any]:
         """Python attributes that a freshly rebuilt value would not have: the region set them."""
-        with _torch.without_tracing(), torch.no_grad():
+        with torch_api.without_tracing(), torch.no_grad():
             fresh = rebuild(spec, iter(leaves)) if isinstance(spec, WrapperSpec) else self.recorder.bare(o)
         state = getattr(o, "__dict__", {})
         if state.get("_is_param") is True and not isinstance(spec, WrapperSpec):
@@ -403,24 +403,24 @@ class OutputClassifier:
                 got=f"a Parameter of shape {tuple(o.shape)}",
                 fix="return the tensor, and call nn.Parameter(...) on the result",
             )
-        symbolic = (Tensor, *_torch.SYM_TYPES)
+        symbolic = (Tensor, *torch_api.SYM_TYPES)
         mine = {k: v for k, v in attributes_of_wrapper(o, spec).items() if not isinstance(v, symbolic)}
         if mine.get("_is_param") is False:
             del mine["_is_param"]
         known = attributes_of_wrapper(fresh, spec)
         for name, value in attributes_of_wrapper(o, spec).items():
-            if isinstance(value, _torch.SYM_TYPES) and not isinstance(known.get(name), _torch.SYM_TYPES):
+            if isinstance(value, torch_api.SYM_TYPES) and not isinstance(known.get(name), torch_api.SYM_TYPES):
                 raise kept_number(value, Path("result").item(self._count).attr(name))
         found = {k: v for k, v in mine.items() if k not in known or _is_another(v, known[k])}
         if found.keys() & known.keys():  # such as a number that is another one in each wrapper
-            with _torch.without_tracing(), torch.no_grad():
+            with torch_api.without_tracing(), torch.no_grad():
                 again = attributes_of_wrapper(rebuild(spec, iter(leaves)), spec)
             found = {k: v for k, v in found.items() if k not in known or not _is_another(known[k], again[k])}
         return self._without_traced(found)
 
     def _without_traced(self, attributes: dict[str, Any]) -> dict[str, Any]:
         for name, value in attributes.items():
-            if isinstance(value, _torch.SYM_TYPES):
+            if isinstance(value, torch_api.SYM_TYPES):
                 raise kept_number(value, Path("result").item(self._count).attr(name))
             if holds_traced(value):
                 raise UnsupportedError(
@@ -433,12 +433,12 @@ class OutputClassifier:
         return attributes
 
     def _is_traced(self, o: Tensor) -> bool:
-        if kind_of(type(o)) is Kind.REFUSED and any(map(_torch.is_fake, vars(o).values())):
+        if kind_of(type(o)) is Kind.REFUSED and any(map(torch_api.is_fake, vars(o).values())):
             raise refuse(o, Path("result"))
         if not is_traceable(o):
-            return _torch.is_fake(o)
+            return torch_api.is_fake(o)
         leaves = leaves_of(o)
-        return not leaves or any(map(_torch.is_fake, leaves))
+        return not leaves or any(map(torch_api.is_fake, leaves))
 
     def _place(self, base: Tensor, number: int | None) -> int:
         """The number of an input that is a base, or of the forward value that it becomes."""
@@ -452,23 +452,23 @@ class OutputClassifier:
 
 
 def _storages(leaves: Iterable[Tensor]) -> set[Any]:
-    return {_torch.storage_ref(t) for t in leaves if t.layout is torch.strided}
+    return {torch_api.storage_ref(t) for t in leaves if t.layout is torch.strided}
 
 
 def _is_another(value: Any, known: Any) -> bool:
     """Do two attributes differ, one of which is a number or a string? Other objects a class may make anew each time."""
-    if isinstance(known, (Tensor, *_torch.SYM_TYPES)) or not (type(value) in SIMPLE or type(known) in SIMPLE):
+    if isinstance(known, (Tensor, *torch_api.SYM_TYPES)) or not (type(value) in SIMPLE or type(known) in SIMPLE):
         return False
     return not same_context(value, known)
 
 
 def _is_handed_on(value: Any, known: Any, of_base: Any) -> bool:
     """Does a view have another attribute than its base hands on to it? ``known``: what making it again gives."""
-    if type(known) in SIMPLE or isinstance(known, (Tensor, *_torch.SYM_TYPES)):
+    if type(known) in SIMPLE or isinstance(known, (Tensor, *torch_api.SYM_TYPES)):
         return _is_another(value, known)
     return known is of_base and value is not known and not holds_traced(value)  # a class may keep sizes in a table
 
 
 def _ragged_symbol(size: Any) -> Any:
-    parts = _torch.ragged_parts(size)
+    parts = torch_api.ragged_parts(size)
     return None if parts is None else parts[0]

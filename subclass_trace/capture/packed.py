@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..errors import DataDependentError
 from .known import known_value
 
@@ -35,11 +35,11 @@ def _known(recorder: Any, t: Tensor) -> Tensor:
 def _layer(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """A recurrent layer; on a packed sequence it takes the batch sizes, too."""
     if not (len(args) > 3 and isinstance(args[3], (list, tuple))):
-        # In C++ an LSTM is one of oneDNN's layers, which a graph does not call: see `_torch.composites`.
-        with _torch.enable_python_dispatcher() if func.__name__ == "lstm" else contextlib.nullcontext():
+        # In C++ an LSTM is one of oneDNN's layers, which a graph does not call: see `torch_api.composites`.
+        with torch_api.enable_python_dispatcher() if func.__name__ == "lstm" else contextlib.nullcontext():
             return func(*args, **kwargs)
     sizes = _known(recorder, args[1])
-    with _torch.no_python_dispatcher():  # its decomposition would read them one by one
+    with torch_api.no_python_dispatcher():  # its decomposition would read them one by one
         return func(args[0], sizes, *args[2:], **kwargs)
 
 
@@ -49,10 +49,10 @@ def _sized(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     def number(n: Any) -> Any:
         if type(n) in (list, tuple):
             return tuple(map(number, n))
-        return n.item() if isinstance(n, Tensor) and not n.dim() and _torch.is_fake(n) else n
+        return n.item() if isinstance(n, Tensor) and not n.dim() and torch_api.is_fake(n) else n
 
     values = tuple(map(number, args)), {k: number(v) for k, v in kwargs.items()}
-    with _torch.enable_python_dispatcher() if _torch.holds_symbols(values) else contextlib.nullcontext():
+    with torch_api.enable_python_dispatcher() if torch_api.holds_symbols(values) else contextlib.nullcontext():
         return func(*values[0], **values[1])
 
 
@@ -60,7 +60,7 @@ def _pack(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[Tensor, Ten
     padded, lengths, batch_first = args
     known = _known(recorder, lengths)
     batch = int(padded.shape[0 if batch_first else 1])  # which is fixed: there is a length for each
-    with _torch.no_modes(), torch.no_grad():
+    with torch_api.no_modes(), torch.no_grad():
         longest = int(known.max()) if known.numel() else 0
         sizes = func(torch.zeros(max(longest, 1), batch, 1), known, False)[1].tolist()  # it checks, too
     steps, rows, start = padded.transpose(0, 1) if batch_first else padded, list[Tensor](), 0

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import _torch
+from .. import torch_api
 from ..errors import UnsupportedError
 from .aliasing import ByteRange, byte_range
 from .user_code import frames_text
@@ -28,7 +28,7 @@ def view_chain(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
     while node.op == "call_function" and node.args and isinstance(node.args[0], fx.Node):
         made: Any = node.args[0] if node.target is operator.getitem else node
         target = made.target
-        if not isinstance(target, _torch.OpOverload) or not (target.is_view or writes_first(target)):
+        if not isinstance(target, torch_api.OpOverload) or not (target.is_view or writes_first(target)):
             break
         if target.is_view:
             chain.append(node)
@@ -45,7 +45,7 @@ def writes_first(target: Any) -> bool:
 def written_nodes(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node]]:
     """(operation, the tensor that it writes), for operations that write values."""
     for node in graph.nodes:
-        if node.op != "call_function" or not isinstance(node.target, _torch.OpOverload):
+        if node.op != "call_function" or not isinstance(node.target, torch_api.OpOverload):
             continue
         if not node.target._schema.is_mutable or torch.Tag.inplace_view in node.target.tags:
             continue
@@ -63,7 +63,7 @@ def scattered_roots(graph: fx.Graph) -> set[fx.Node]:
     return {
         root
         for root, t in roots.items()
-        if not _torch.is_dense(t) and all(type(n) is int for n in (*t.shape, *t.stride()))
+        if not torch_api.is_dense(t) and all(type(n) is int for n in (*t.shape, *t.stride()))
     }
 
 
@@ -75,7 +75,7 @@ def strided_views(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
             root, _ = view_chain(node)
             mine, theirs = node.meta["val"], root.meta["val"]
             if isinstance(theirs, Tensor) and mine.dtype == theirs.dtype:
-                if _torch.storage_ref(mine) == _torch.storage_ref(theirs):
+                if torch_api.storage_ref(mine) == torch_api.storage_ref(theirs):
                     found[node] = root
     return found
 
@@ -91,7 +91,7 @@ def refuse_outside(originals: Sequence[Tensor], leaf_primals: Sequence[int], rec
         leaf, shown = leaf_of.get(str(root.target)) if root.op == "placeholder" else None, view.meta["val"]
         if leaf is None or _contains(leaf, shown):
             continue
-        storage, place = _torch.storage_ref(shown), byte_range(shown)
+        storage, place = torch_api.storage_ref(shown), byte_range(shown)
         if any(s == storage and place.overlaps(r) for s, r in recorder.writes):
             raise _outside(view, place, shown)
 
@@ -99,8 +99,8 @@ def refuse_outside(originals: Sequence[Tensor], leaf_primals: Sequence[int], rec
 def _contains(leaf: Tensor, view: Tensor) -> bool:
     """Is each element of the view surely one of the leaf?"""
     outer, inner = byte_range(leaf), byte_range(view)
-    inside = _torch.surely(inner.start >= outer.start) and _torch.surely(inner.stop <= outer.stop)
-    return (inside and _torch.is_dense(leaf)) or _torch.surely(inner.start == inner.stop)
+    inside = torch_api.surely(inner.start >= outer.start) and torch_api.surely(inner.stop <= outer.stop)
+    return (inside and torch_api.is_dense(leaf)) or torch_api.surely(inner.start == inner.stop)
 
 
 def _outside(node: fx.Node, place: ByteRange, t: Tensor) -> UnsupportedError:

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import _torch
+from .. import torch_api
 from ..errors import SubclassTraceError, UnsupportedError
 from ..subclass.protocol import REAL
 from ..subclass.spec import is_ragged
@@ -55,8 +55,8 @@ from .writes import (
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
-_DENSE = (*_torch.FAKE_TYPES, Tensor, torch.nn.Parameter)
-_VALUES = (Tensor, *_torch.SYM_TYPES)
+_DENSE = (*torch_api.FAKE_TYPES, Tensor, torch.nn.Parameter)
+_VALUES = (Tensor, *torch_api.SYM_TYPES)
 _DEVICE = torch.ops.prim.device.default
 #: what C++ asks a tensor for whose sizes are symbols: numbers, for which no class is asked in eager
 _LAYOUT: dict[Any, Callable[[Tensor], Any]] = {
@@ -76,7 +76,7 @@ class CheckpointTag:
     graph_id: int
 
 
-class Recorder(TracedGraph, _torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes the graph. One instance per capture; it is entered again to trace further backwards into the same graph."""
 
     supports_higher_order_operators = True
@@ -98,9 +98,9 @@ class Recorder(TracedGraph, _torch.TorchDispatchMode):  # type: ignore[no-untype
 
     def __init__(self, mode: Any, decompositions: dict[Any, Callable[..., Any]], outer: Recorder | None = None) -> None:
         TracedGraph.__init__(self, mode)
-        _torch.TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
+        torch_api.TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
         # On the instance: __exit__ looks in its __dict__, and would otherwise pop a mode of the user.
-        self._mode_key = _torch.PROXY_MODE_KEY
+        self._mode_key = torch_api.PROXY_MODE_KEY
         self.decompositions, self.outer = decompositions, outer
         self.results = Results(mode)
         self.default_dtype = torch.get_default_dtype()
@@ -119,7 +119,7 @@ class Recorder(TracedGraph, _torch.TorchDispatchMode):  # type: ignore[no-untype
         self.sets_hooks = False  # the region sets saved-tensor hooks
         self.unpacking = False  # an unpack hook of the region's is running (`saved_hooks`)
         self.asks_for_numbers = False  # by ``.item()`` or ``.tolist()``, not for the truth of a tensor
-        self.branch: _torch.Branch | None = None  # torch's own code asks for the truth of a tensor
+        self.branch: torch_api.Branch | None = None  # torch's own code asks for the truth of a tensor
         self.writes: list[tuple[Any, ByteRange]] = []
         self.resized: set[Any] = set()  # storages of ``out=`` arguments that got another size
         self.outliving: frozenset[Any] = frozenset()  # while a backward is traced: storages that are not its own
@@ -140,11 +140,11 @@ class Recorder(TracedGraph, _torch.TorchDispatchMode):  # type: ignore[no-untype
         hit = self._nodes.get(id(value))
         if hit is not None:
             return hit[0]
-        if isinstance(value, _torch.SYM_TYPES):
+        if isinstance(value, torch_api.SYM_TYPES):
             return self.symbols.node_of(value, self.tag)
         if not isinstance(value, Tensor):
             return value
-        if not _torch.is_fake(value):
+        if not torch_api.is_fake(value):
             return self._nodes[id(self.lift(value))][0]
         if self.outer is not None and self.outer.knows(value):
             raise UnsupportedError(
@@ -199,21 +199,21 @@ class Recorder(TracedGraph, _torch.TorchDispatchMode):  # type: ignore[no-untype
             return self._dispatch(func, types, args, kwargs)
 
     def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if func is _DEVICE and _torch.is_fake(args[0]):
+        if func is _DEVICE and torch_api.is_fake(args[0]):
             return args[0].fake_device  # the autograd engine asks about twice per node
-        if isinstance(func, _torch.HigherOrderOperator):
+        if isinstance(func, torch_api.HigherOrderOperator):
             return record_higher_order(self, func, args, kwargs or {})
         for t in types:
             if t not in _DENSE:
                 if func in _LAYOUT and not any(map(is_ragged, args[0].shape)):
                     return _LAYOUT[func](args[0])
                 self.classes.add(t)
-                if self.inside is None or _torch.dispatches_in_cpp(t):
+                if self.inside is None or torch_api.dispatches_in_cpp(t):
                     return NotImplemented
                 with self, self.inside:  # what torch does next, with this mode
                     return t.__torch_dispatch__(func, types, args, kwargs or {})
-        if _torch.function_stack_length():  # what looks at the calls of Python code is not asked about ours
-            with _torch.no_overrides():
+        if torch_api.function_stack_length():  # what looks at the calls of Python code is not asked about ours
+            with torch_api.no_overrides():
                 return self._run_dense(func, types, args, kwargs or {})
         return self._run_dense(func, types, args, kwargs or {})
 
@@ -221,7 +221,7 @@ class Recorder(TracedGraph, _torch.TorchDispatchMode):  # type: ignore[no-untype
         """An operation on dense tensors."""
         if func.namespace == "prim" or func in _LAYOUT:  # an error message of autograd asks for numbers, of symbols too
             return func(*args, **kwargs)
-        if _torch.is_collective_in_place(func):
+        if torch_api.is_collective_in_place(func):
             from .collectives import record_collective
 
             return record_collective(self, func, args, kwargs)
@@ -285,7 +285,7 @@ class Recorder(TracedGraph, _torch.TorchDispatchMode):  # type: ignore[no-untype
         def swap(a: Any) -> Any:
             return stand_in(a) if type(a) in REAL else type(a)(map(swap, a)) if type(a) in (list, tuple) else a
 
-        fakes = tuple(_torch.FAKE_TYPES[0] if t in REAL else t for t in types)
+        fakes = tuple(torch_api.FAKE_TYPES[0] if t in REAL else t for t in types)
         out = self.__torch_dispatch__(func, fakes, tuple(map(swap, args)), {k: swap(v) for k, v in kwargs.items()})
         return back.get(id(out), out)
 
@@ -317,12 +317,12 @@ class Recorder(TracedGraph, _torch.TorchDispatchMode):  # type: ignore[no-untype
         except REFUSALS as error:
             raise error_of_eager(func, args, kwargs, error, self.user_line()) from None
         for t, size in results:  # it may have grown
-            self.writes.append((_torch.storage_ref(t), byte_range(t)))
+            self.writes.append((torch_api.storage_ref(t), byte_range(t)))
             if t.shape != size:
                 refuse_resized_view(t, func, size, self.user_line())
-                self.resized.add(_torch.storage_ref(t))
+                self.resized.add(torch_api.storage_ref(t))
         if func is aten.max_unpool2d.default:  # the fake kernel makes it contiguous, the real one does not
-            out = _torch.like_format_of(out, args[0])
+            out = torch_api.like_format_of(out, args[0])
         # The fake kernel of a foreach operation does not move it; the real one does, once for each of several views.
         for t in [t for t, version in versions if t._version == version]:
             torch.autograd.graph.increment_version(t)
@@ -363,7 +363,7 @@ class Recorder(TracedGraph, _torch.TorchDispatchMode):  # type: ignore[no-untype
         )
 
     @contextlib.contextmanager
-    def takes(self, branch: _torch.Branch) -> Iterator[None]:
+    def takes(self, branch: torch_api.Branch) -> Iterator[None]:
         """Inside, torch's own code asks for the truth of a tensor, and goes on with one side."""
         self.branch = branch
         try:
@@ -377,7 +377,7 @@ class Recorder(TracedGraph, _torch.TorchDispatchMode):  # type: ignore[no-untype
         meta["partitioner_tag"] = self.tag
         if self.unpacking:
             meta["unpack"] = True
-        meta["seq_nr"] = self.backward_seq if self.backward_seq is not None else _torch.autograd_sequence_number()
+        meta["seq_nr"] = self.backward_seq if self.backward_seq is not None else torch_api.autograd_sequence_number()
         if self.tag == "is_forward":
             meta["frames"] = self.user_frames()
         if self.checkpoint is not None and self.tag == "is_forward":
@@ -393,7 +393,7 @@ class Recorder(TracedGraph, _torch.TorchDispatchMode):  # type: ignore[no-untype
             return
         for t in written_arguments(func, args, kwargs):
             refuse_inference(t)
-            self.writes.append((_torch.storage_ref(t), byte_range(t)))
+            self.writes.append((torch_api.storage_ref(t), byte_range(t)))
             if self.outliving and self.writes[-1][0] in self.outliving:
                 raise late_write(func, t, self.user_line())
             if self.of_arrays and self.writes[-1][0] in self.of_arrays:
@@ -403,12 +403,12 @@ class Recorder(TracedGraph, _torch.TorchDispatchMode):  # type: ignore[no-untype
 
     def note_copy(self, source: Any, made: Any) -> None:
         """``x[:, :n].contiguous()`` of a number from inside a tensor: eager has a view where it can, the trace a copy."""
-        if not (_torch.is_fake(source) and _torch.is_fake(made)):
+        if not (torch_api.is_fake(source) and torch_api.is_fake(made)):
             return
-        storages = _torch.storage_ref(source), _torch.storage_ref(made)
+        storages = torch_api.storage_ref(source), torch_api.storage_ref(made)
         sizes = (*source.shape, *source.stride(), *made.shape)
         if storages[0] != storages[1] and any(
-            isinstance(n, torch.SymInt) and _torch.is_data_dependent(n) for n in sizes
+            isinstance(n, torch.SymInt) and torch_api.is_data_dependent(n) for n in sizes
         ):
             self.perhaps_shared.update(storages)
 
@@ -432,7 +432,7 @@ class Recorder(TracedGraph, _torch.TorchDispatchMode):  # type: ignore[no-untype
 
     def was_written(self, leaf: Tensor) -> bool:
         """Did an operation of the region write into the memory that ``leaf`` can touch?"""
-        storage = _torch.storage_ref(leaf)
+        storage = torch_api.storage_ref(leaf)
         mine = byte_range(leaf)
         return any(s == storage and mine.overlaps(r) for s, r in self.writes)
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.spec import Spec, spec_leaves
 from ..subclass.visit import rebuild
@@ -20,7 +20,7 @@ _Made = TypeVar("_Made")
 
 def fresh(t: Tensor, recorder: Recorder) -> Tensor:
     """The same value over aliases of its leaves: nothing that is done to it is seen by the traced one."""
-    with _torch.without_tracing(), torch.no_grad():
+    with torch_api.without_tracing(), torch.no_grad():
         leaves, spec = flatten(t)
         made = rebuild(spec, iter([recorder.bare(leaf) for leaf in leaves]))
         return made.requires_grad_(False) if made.requires_grad else made  # type: ignore[no-any-return]
@@ -34,21 +34,21 @@ def places(spec: Spec) -> list[Any]:
 
 def share_memory(leaves: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
     """Do all of these leaves lie in memory of others? Not where ``.data`` of one was set after a view was made."""
-    storages = {_torch.storage_ref(t) for t in others if t.layout is torch.strided}
-    return all(_torch.storage_ref(t) in storages for t in leaves if t.layout is torch.strided)
+    storages = {torch_api.storage_ref(t) for t in others if t.layout is torch.strided}
+    return all(torch_api.storage_ref(t) in storages for t in leaves if t.layout is torch.strided)
 
 
 @contextlib.contextmanager
 def aside(recorder: Recorder) -> Iterator[None]:
     """Inside, views at places that depend on data are made, and no operation of the graph makes the symbols of these."""
-    with _torch.unbound_symbols_set_aside(recorder.mode.shape_env):
+    with torch_api.unbound_symbols_set_aside(recorder.mode.shape_env):
         yield
 
 
 @contextlib.contextmanager
 def unseen(recorder: Recorder) -> Iterator[None]:
     """Inside, views are made for a look at them, of which the graph has nothing."""
-    with aside(recorder), _torch.without_tracing(), _torch.quiet_fake_errors(), torch.no_grad():
+    with aside(recorder), torch_api.without_tracing(), torch_api.quiet_fake_errors(), torch.no_grad():
         yield
 
 
@@ -62,7 +62,7 @@ def tried(way: Callable[[Tensor], _Made], base: Tensor) -> _Made | None:
         return None
     finally:  # an alias shares the counter of the traced tensor, which a node may have saved
         for t, version in zip(counters, versions, strict=True):
-            _torch.set_version(t, version)
+            torch_api.set_version(t, version)
 
 
 def gives(way: Callable[[Tensor], Tensor], base: Tensor, spec: Spec, recorder: Recorder) -> bool:

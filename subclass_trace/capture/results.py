@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..errors import VerificationError
 
 Tensor = torch.Tensor
@@ -29,7 +29,7 @@ _PLAIN = frozenset(
     {int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 )
 _SEQUENCES = (list, tuple)
-_FAKE: Any = _torch.FAKE_TYPES[0]
+_FAKE: Any = torch_api.FAKE_TYPES[0]
 #: their answers depend on more than the metadata that the key holds
 _NEVER = frozenset({_aten.as_strided.default, _aten.lift_fresh.default})
 #: views whose kernels in C++ run on fake tensors, too
@@ -75,7 +75,7 @@ class Results:
 
     def __init__(self, mode: Any) -> None:
         self._mode = mode
-        self._kernels = _torch.fake_kernels()
+        self._kernels = torch_api.fake_kernels()
         self._known: dict[Any, tuple[type | None, tuple[_Made | None, ...]]] = {}
         self._taken: dict[Any, bool] = {}
         self._composite: dict[Any, bool] = {}
@@ -108,21 +108,21 @@ class Results:
         return out
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[..., Any]) -> Any:
-        return _torch.fake_views(self._mode, func, args, kwargs) if func in _VIEWS else call(*args, **kwargs)
+        return torch_api.fake_views(self._mode, func, args, kwargs) if func in _VIEWS else call(*args, **kwargs)
 
     def is_composite(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Would the autograd engine have taken this operation apart, had it seen it (in inference mode it does not)?"""
         values = (*args, *kwargs.values())
         key = func, next((a.device.type for a in values if isinstance(a, Tensor)), None)
         if key not in self._composite:
-            self._composite[key] = _torch.autograd_would_have_decomposed(func, values)
+            self._composite[key] = torch_api.autograd_would_have_decomposed(func, values)
         return self._composite[key]
 
     def _make(self, kind: type | None, made: tuple[_Made | None, ...], args: tuple[Any, ...]) -> Any:
         results = [
             None
             if m is None
-            else _torch.fake_result(
+            else torch_api.fake_result(
                 self._mode, m.size, m.stride, m.offset, m.dtype, m.device, None if m.source is None else args[m.source]
             )
             for m in made
@@ -131,7 +131,7 @@ class Results:
 
 
 def _is_plain(func: Any) -> bool:
-    if type(func) is not _torch.OpOverload or func.namespace != "aten" or func in _NEVER:
+    if type(func) is not torch_api.OpOverload or func.namespace != "aten" or func in _NEVER:
         return False
     return not func._schema.is_mutable and _TAGS.isdisjoint(func.tags)
 
@@ -176,7 +176,7 @@ def _describe(out: Any, args: tuple[Any, ...]) -> tuple[type | None, tuple[_Made
         if t is not None and row is None:
             return None
         made.append(row)
-    fresh = [_torch.storage_ref(t) for t, m in zip(results, made, strict=True) if m is not None and m.source is None]
+    fresh = [torch_api.storage_ref(t) for t, m in zip(results, made, strict=True) if m is not None and m.source is None]
     if len(set(fresh)) != len(fresh):  # results that share memory with each other
         return None
     return (None if results is not out else type(out)), tuple(made)
@@ -189,10 +189,10 @@ def _describe_one(t: Any, args: tuple[Any, ...]) -> _Made | None:
         return None
     if any(t is a for a in args):
         return None
-    mine = _torch.storage_ref(t)
-    sources = [i for i, a in enumerate(args) if type(a) is _FAKE and _torch.storage_ref(a) == mine]
+    mine = torch_api.storage_ref(t)
+    sources = [i for i, a in enumerate(args) if type(a) is _FAKE and torch_api.storage_ref(a) == mine]
     listed = [b for a in args if type(a) in _SEQUENCES for b in a if type(b) is _FAKE]
-    if any(_torch.storage_ref(b) == mine for b in listed):
+    if any(torch_api.storage_ref(b) == mine for b in listed):
         return None
     if t.dtype != args[sources[0]].dtype if sources else t.storage_offset() != 0:
         return None
@@ -218,12 +218,12 @@ def _check(func: Any, mine: Any, theirs: Any) -> None:
 def _same(a: Any, b: Any) -> bool:
     if a is None or b is None:
         return a is b
-    if _torch.storage_ref(a) != _torch.storage_ref(b) and (_describe_one(a, ()) is None) != (
+    if torch_api.storage_ref(a) != torch_api.storage_ref(b) and (_describe_one(a, ()) is None) != (
         _describe_one(b, ()) is None
     ):
         return False
     rows = [(t.shape, _strides(t), t.storage_offset(), t.dtype, t.device, t.requires_grad, t.layout) for t in (a, b)]
-    return rows[0] == rows[1] and _torch.dispatch_keys(a) == _torch.dispatch_keys(b)
+    return rows[0] == rows[1] and torch_api.dispatch_keys(a) == torch_api.dispatch_keys(b)
 
 
 def _strides(t: Tensor) -> list[Any]:

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from .._torch import saved as _saved
 from ..subclass.flatten import leaves_of
+from ..torch_api import saved as _saved
 from .recorder import Recorder
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 import torch.fx.traceback
 
-from .. import _torch
-from .._torch import tape as _door
+from .. import torch_api
 from ..errors import UnsupportedError
 from ..subclass.paths import Path
+from ..torch_api import tape as _door
 from .diagnostics import MadeNumbers
 from .recorder import Recorder
 from .saved_hooks import hooks_as_code
@@ -55,11 +55,11 @@ class Session:
         recorder: type[Recorder] = Recorder,
     ) -> None:
         self.dynamic = dynamic
-        self.shape_env = _torch.ShapeEnv() if mode is None else mode.shape_env
-        self.mode = _torch.fake_mode(self.shape_env) if mode is None else mode
+        self.shape_env = torch_api.ShapeEnv() if mode is None else mode.shape_env
+        self.mode = torch_api.fake_mode(self.shape_env) if mode is None else mode
         self.recorder = recorder(self.mode, decompositions)
         if mode is None and not dynamic:
-            _torch.replace_cache(self.mode, self.recorder.results.remembered)
+            torch_api.replace_cache(self.mode, self.recorder.results.remembered)
         self.wrappers: list[tuple[Path, Any]] = []  # the traced inputs that have contexts
         self.copies: dict[int, tuple[Any, Any]] = {}  # of dataclasses in the contexts of inputs; see `one_copy_each`
         self.arguments = {}
@@ -68,9 +68,9 @@ class Session:
         if mode is None:
             self.made_numbers.watch(self.recorder)
 
-    def dtensor_modes(self) -> _torch.DTensorModes | None:
+    def dtensor_modes(self) -> torch_api.DTensorModes | None:
         """What of ``loss_parallel`` and the like is active around this, if the traces met a DTensor."""
-        return _torch.dtensor_modes(self.recorder.classes)
+        return torch_api.dtensor_modes(self.recorder.classes)
 
     def meets_attention(self) -> bool:
         """Have the traces met attention, of which a caller chooses the kernels (``sdpa_kernel``)?"""
@@ -84,17 +84,17 @@ class Session:
             enter = stack.enter_context
             self._grad = torch.is_grad_enabled()
             enter(self.mode)
-            enter(_torch.quiet_fake_errors())  # what a fake kernel refuses is raised, and told once
+            enter(torch_api.quiet_fake_errors())  # what a fake kernel refuses is raised, and told once
             if self.dynamic:  # composite kernels with symbolic sizes are written in Python
-                enter(_torch.enable_python_dispatcher())
-                enter(_torch.writes_told())
-                enter(_torch.numbers_in_backwards())
-            enter(_torch.composites_as_eager())
-            enter(_torch.fast_paths_as_eager())
-            enter(_torch.compiled_functions_run_eagerly())
-            enter(_torch.disable_autocast_cache())
-            enter(_torch.original_views())
-            enter(_torch.compiling_in_this_thread())
+                enter(torch_api.enable_python_dispatcher())
+                enter(torch_api.writes_told())
+                enter(torch_api.numbers_in_backwards())
+            enter(torch_api.composites_as_eager())
+            enter(torch_api.fast_paths_as_eager())
+            enter(torch_api.compiled_functions_run_eagerly())
+            enter(torch_api.disable_autocast_cache())
+            enter(torch_api.original_views())
+            enter(torch_api.compiling_in_this_thread())
             if (
                 torch.is_anomaly_enabled()
             ):  # it keeps its forward stacks (PyTorch PR 101047); its NaN check would read values
@@ -102,10 +102,10 @@ class Session:
             # On the devices' own threads, a backward on fakes would wait behind one that waits for the lock of traces.
             enter(torch.autograd.set_multithreading_enabled(False))
             enter(_door.backwards_are_traced())  # a compiled autograd that is on would make a tape of each
-            if _torch.saved_tensor_hooks_active():  # the caller's hooks see what is saved at run time instead
+            if torch_api.saved_tensor_hooks_active():  # the caller's hooks see what is saved at run time instead
                 enter(torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is))
-            enter(_torch.sharding_as_eager(self.recorder.below))
-            enter(_torch.numbers_as_split_factors())
+            enter(torch_api.sharding_as_eager(self.recorder.below))
+            enter(torch_api.numbers_as_split_factors())
             enter(hooks_as_code(self.recorder))
             enter(self.recorder)
             yield
@@ -116,10 +116,10 @@ class Session:
         tag, self.recorder.tag = self.recorder.tag, "is_forward"
         try:
             with (
-                _torch.no_transforms(),
-                _torch.no_overrides(),
+                torch_api.no_transforms(),
+                torch_api.no_overrides(),
                 torch.set_grad_enabled(self._grad),
-                _torch.disable_autocast(),
+                torch_api.disable_autocast(),
             ):
                 yield
         finally:
@@ -127,18 +127,18 @@ class Session:
 
     def fake(self, real: torch.Tensor, name: str, dims: Sequence[int], strides: Sequence[int] = ()) -> torch.Tensor:
         """A fake dense leaf; those of one storage share a fake storage. Sizes (``dims``) and strides become `Dim`."""
-        source = _torch.input_source(name)
+        source = torch_api.input_source(name)
         if not any(dims) and not any(strides):
             return self.mode.from_tensor(real, static_shapes=True, source=source)
         if Dim.NUMBER in dims:
             sizes = [
-                _torch.new_number(self.shape_env, n, f"{name}.size({d})") if kind == Dim.NUMBER else n
+                torch_api.new_number(self.shape_env, n, f"{name}.size({d})") if kind == Dim.NUMBER else n
                 for d, (n, kind) in enumerate(zip(real.shape, dims, strict=True))
             ]
-            with _torch.without_tracing():
+            with torch_api.without_tracing():
                 return torch.empty(sizes, dtype=real.dtype, device=real.device)
         rows = (dims, strides or [Dim.STATIC] * len(dims))
-        context = _torch.dynamic_context(
+        context = torch_api.dynamic_context(
             *([bool(d) for d in row] for row in rows), *([d == Dim.ALIKE for d in row] for row in rows)
         )
         return self.mode.from_tensor(real, static_shapes=False, source=source, symbolic_context=context)
@@ -146,14 +146,14 @@ class Session:
     def outer_size(self, wrapper: torch.Tensor, path: Path, dims: Sequence[int]) -> tuple[Any, ...]:
         """The outer size of a wrapper, with new symbols where ``dims`` says so."""
         return tuple(
-            _torch.new_symbol(self.shape_env, n, f"{path}.size({d})") if dynamic else n
+            torch_api.new_symbol(self.shape_env, n, f"{path}.size({d})") if dynamic else n
             for d, (n, dynamic) in enumerate(zip(wrapper.shape, dims, strict=True))
         )
 
     def number(self, position: int, n: float, name: str) -> Any:
         """A number of the call becomes a symbol, of which nothing is assumed."""
-        make: Any = _torch.new_number if type(n) is int else _torch.new_float
-        made = _torch.as_python_number(make(self.shape_env, n, name))
+        make: Any = torch_api.new_number if type(n) is int else torch_api.new_float
+        made = torch_api.as_python_number(make(self.shape_env, n, name))
         self.know_number(position, made)
         return made
 
@@ -176,6 +176,6 @@ class Session:
 
     def tracked(self, fake: torch.Tensor) -> torch.Tensor:
         """A fresh alias of a fake leaf that is the same graph value."""
-        out = _torch.detached(self.mode, fake)
+        out = torch_api.detached(self.mode, fake)
         self.recorder.alias(out, fake)
         return out

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -38,8 +38,8 @@ def record_set(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _holder(recorder: Any, x: Tensor, storage: Any) -> Tensor | None:
     """A traced tensor of the dtype of ``x`` in this storage."""
-    key = _torch.storage_ref(storage)
+    key = torch_api.storage_ref(storage)
     for t in recorder.traced_tensors():
-        if t.layout is torch.strided and t.dtype == x.dtype and _torch.storage_ref(t) == key:
+        if t.layout is torch.strided and t.dtype == x.dtype and torch_api.storage_ref(t) == key:
             return t  # type: ignore[no-any-return]
     return None

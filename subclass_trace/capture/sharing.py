@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..plan import LeafAlias, MutationPlan, ValueAlias
 from ..subclass.flatten import flatten, wrappers_inside
 from .aliasing import byte_range, share_counter
@@ -38,7 +38,7 @@ class Sharing:
         self._leaves_in: dict[Any, list[int]] = {}
         for k, t in enumerate(inputs.originals):
             if t.layout is torch.strided:
-                self._leaves_in.setdefault(_torch.storage_ref(t), []).append(k)
+                self._leaves_in.setdefault(torch_api.storage_ref(t), []).append(k)
 
     def is_inside_input(self, t: Tensor) -> bool:
         """Is it a tensor inside of an input: the very object, dense or a wrapper?"""
@@ -93,7 +93,7 @@ class Sharing:
         return self._within_input(t)
 
     def _within_input(self, t: Tensor) -> LeafAlias | None:
-        there = self._leaves_in.get(_torch.storage_ref(t), []) if t.layout is torch.strided else []
+        there = self._leaves_in.get(torch_api.storage_ref(t), []) if t.layout is torch.strided else []
         if not there:
             return None
         # Arguments in one memory may share a counter; their stand-ins do not, and ``t`` shares that of one of them.
@@ -109,7 +109,7 @@ class Sharing:
         storages: dict[Any, list[tuple[int, int, Tensor]]] = {}
         for row in rows:
             if row[2].layout is torch.strided and self._of_input(row[2]) is None:
-                storages.setdefault(_torch.storage_ref(row[2]), []).append(row)
+                storages.setdefault(torch_api.storage_ref(row[2]), []).append(row)
         found: dict[tuple[int, int], LeafAlias] = {}
         for members in storages.values():
             if len({n for n, _, _ in members}) > 1:
@@ -143,7 +143,7 @@ class Sharing:
         ranges = [byte_range(t) for _, _, t in members]
         start, stop = min(r.start for r in ranges), max(r.stop for r in ranges)
         for row, mine in zip(members, ranges, strict=True):
-            if mine.start == start and mine.stop == stop and _torch.is_dense(row[2]):
+            if mine.start == start and mine.stop == stop and torch_api.is_dense(row[2]):
                 return row
         whole = self.recorder.first_of_storage(members[0][2])
         return emit(whole), 0, whole

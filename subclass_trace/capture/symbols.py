@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import _torch
+from .. import torch_api
 from ..errors import UnsupportedError
 from ..subclass.spec import is_ragged
 
@@ -43,20 +43,20 @@ class Symbols:
     def bind(self, node: fx.Node, value: Any) -> None:
         """Symbols among the sizes of an input, or an input that is a symbol: read from there where they are needed."""
         if not isinstance(value, Tensor):
-            if isinstance(value, _torch.SYM_TYPES):
+            if isinstance(value, torch_api.SYM_TYPES):
                 self._sources.setdefault(value.node.expr, (node, "self", 0))
             return
         strided = value.layout is torch.strided
         rows = [("size", value.shape), ("stride", value.stride() if strided else ())]
         for kind, sizes in [*rows, ("storage_offset", (value.storage_offset(),) if strided else ())]:
             for dim, size in enumerate(sizes):
-                symbol = _torch.size_symbol(size)
+                symbol = torch_api.size_symbol(size)
                 if symbol is not None:
                     self._sources.setdefault(symbol, (node, kind, dim))
 
     def bind_data_dependent(self, node: fx.Node, out: Any, tag: str) -> None:
         """Symbols that this operation made (nonzero): each becomes a size node of the result."""
-        bindings = _torch.unbacked_bindings(self.mode.shape_env, out)
+        bindings = torch_api.unbacked_bindings(self.mode.shape_env, out)
         if not bindings:
             return
         self.data_dependent = True
@@ -90,9 +90,9 @@ class Symbols:
         return tuple(self._ragged_size(n) if is_ragged(n) else n for n in sizes)
 
     def _ragged_size(self, size: torch.SymInt) -> Any:
-        number = _torch.nested_int_id(size)
+        number = torch_api.nested_int_id(size)
         if number not in self._ragged:
-            self._ragged[number] = _torch.new_ragged_size(self.mode)
+            self._ragged[number] = torch_api.new_ragged_size(self.mode)
         return self._ragged[number]
 
     # ------------------------------------------------------------------ their nodes
@@ -134,7 +134,7 @@ class Symbols:
                 self._keep(symbol, self._source_node(symbol, value), value, tag)
         mark: Any = next(iter(reversed(self.graph.nodes)))
         proxies = {s: fx.Proxy(self._nodes[s], self.tracer) for s in expr.free_symbols}
-        made: fx.Node = _torch.sympy_to_nodes(expr, proxies).node
+        made: fx.Node = torch_api.sympy_to_nodes(expr, proxies).node
         while mark is not made:  # sub-expressions need a value too
             mark = mark.next
             mark.meta["val"] = _value_of(mark)

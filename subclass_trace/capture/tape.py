@@ -14,8 +14,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import _torch
-from .._torch import saved as _saved
+from .. import torch_api
 from ..errors import DataDependentError, NeedsEager, UnsupportedError
 from ..state.guard_code import Reader
 from ..state.run import backward_state
@@ -24,6 +23,7 @@ from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec, spec_leaves
 from ..subclass.visit import rebuild
+from ..torch_api import saved as _saved
 from .graphs import finish_joint, kept_after, placeholders
 from .mutation import check_contexts, contexts_of
 from .session import Session
@@ -92,7 +92,7 @@ class Tape:
     def guess(self) -> list[Spec]:
         """The tangents that the live outputs suggest, one per output; the author hook is honoured."""
         specs = []
-        with self.session.modes(), _torch.without_tracing(), torch.no_grad():
+        with self.session.modes(), torch_api.without_tracing(), torch.no_grad():
             for out in self.outputs:
                 # A jagged tangent has the very offsets of its output.
                 fresh = map_leaves((lambda t: t) if out.is_nested else _fresh_like, out)
@@ -108,17 +108,17 @@ class Tape:
         """Trace the backward for these tangents (None: this output has none).
 
         With ``create_graph``, the tangents whose spec requires grad are inputs of the next tape, after the region's own.
-        ``autocast``: the state under which the engine runs the backward, see `_torch.autocast_state`.
+        ``autocast``: the state under which the engine runs the backward, see `torch_api.autocast_state`.
         """
         recorder = self.session.recorder
         outs, values, names, edges, tracked = [], [], [], [], []
-        with self.session.modes(), torch.set_grad_enabled(create_graph), _torch.autocast_as(autocast):
+        with self.session.modes(), torch.set_grad_enabled(create_graph), torch_api.autocast_as(autocast):
             for out, spec in zip(self.outputs, tangents, strict=True):
                 if spec is None:
                     continue
                 value, made = self._tangent(out, spec)
                 if create_graph and spec.requires_grad:  # type: ignore[union-attr]
-                    _torch.make_nonleaf(value)
+                    torch_api.make_nonleaf(value)
                     edges.append(torch.autograd.graph.get_gradient_edge(value))
                     tracked.append(value)
                 outs.append(out)
@@ -187,7 +187,7 @@ class Tape:
 
     def _tangent(self, out: Tensor, spec: Spec) -> tuple[Tensor, list[str]]:
         recorder = self.session.recorder
-        with _torch.without_tracing(), torch.no_grad():
+        with torch_api.without_tracing(), torch.no_grad():
             leaves = [torch.empty_strided(s.size, s.stride, dtype=s.dtype, device=s.device) for s in spec_leaves(spec)]
         names = [recorder.tangent(leaf) for leaf in leaves]
         if out.is_nested:  # a jagged tangent has the very offsets of its output
@@ -203,7 +203,7 @@ class Tape:
         inputs = [n for n in placeholders(self.session.recorder.graph) if not str(n.target).startswith("tangents")]
         values = [n.meta.get("val") for n in (*inputs, *self.forward_nodes) if isinstance(n, fx.Node)]
         strided = [v for v in values if isinstance(v, Tensor) and v.layout is torch.strided]
-        return frozenset(map(_torch.storage_ref, strided))
+        return frozenset(map(torch_api.storage_ref, strided))
 
     def _differentiate(
         self, outs: Sequence[Tensor], tangents: Sequence[Tensor], create: bool
@@ -214,14 +214,14 @@ class Tape:
             return torch.autograd.grad(
                 outs, self.edges, tangents, allow_unused=True, retain_graph=True, create_graph=create
             )
-        except _torch.DATA_DEPENDENT_ERRORS as error:
+        except torch_api.DATA_DEPENDENT_ERRORS as error:
             raise DataDependentError(
                 "sizes in the backward depend on the values inside a tensor",
                 expected="sizes that follow from the inputs' metadata",
                 got=" ".join(str(error).split())[:300],
                 fix="move this part out of the region",
             ) from error
-        except _torch.NO_FAKE_KERNEL as error:
+        except torch_api.NO_FAKE_KERNEL as error:
             raise UnsupportedError(
                 f"the backward uses an operation that has no kernel for fake tensors: {error}",
                 expected="operations that can be traced without data, or sizes that are no symbols",
@@ -229,7 +229,7 @@ class Tape:
                 "automatic_dynamic=False",
             ) from error
         except NotImplementedError as error:
-            if _torch.says_no_derivative(error):  # so does eager
+            if torch_api.says_no_derivative(error):  # so does eager
                 raise
             raise UnsupportedError(
                 f"the backward uses an operation that a wrapper does not implement: {error}"
@@ -240,9 +240,9 @@ def _asked_for(graph: fx.Graph) -> str:
     """Where the region asks for sparse gradients, as ", ... file:line"."""
     for node in graph.nodes:
         if node.op == "call_function" and node.target in _WITH_SPARSE_GRADIENTS:
-            names = [a.name for a in _torch.op_schema(node.target).arguments]
+            names = [a.name for a in torch_api.op_schema(node.target).arguments]
             if dict(zip(names, node.args, strict=False)).get("sparse", node.kwargs.get("sparse")):
-                return f", of {_torch.op_name(node.target)}(sparse=True) at {frames_text(node)}"
+                return f", of {torch_api.op_name(node.target)}(sparse=True) at {frames_text(node)}"
     return ""
 
 
@@ -270,7 +270,7 @@ def _passed(grads: Sequence[Tensor | None], tangents: Mapping[int, Tensor]) -> t
 
 def _fresh_like(t: Tensor) -> Tensor:
     # Dense strides are kept; anything else becomes contiguous, and the run time brings real tangents to it.
-    if _torch.is_dense(t):
+    if torch_api.is_dense(t):
         return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
     return torch.empty(t.shape, dtype=t.dtype, device=t.device)
 
@@ -292,7 +292,7 @@ def _sequence_numbers(roots: Sequence[Any], edges: Sequence[Any], recorder: Any)
             continue
         seen.add(node)
         todo.extend(n for n, _ in node.next_functions if n is not None)
-        number = _torch.node_sequence_number(node)
+        number = torch_api.node_sequence_number(node)
         handles.append(node.register_prehook(lambda _, n=number: begin(n)))
     try:
         yield

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from .. import _torch
+from .. import torch_api
 from .diagnostics import refuse_memory
 
 Tensor = torch.Tensor
@@ -22,7 +22,7 @@ def torch_methods(recorder: Any) -> Iterator[None]:
     """Inside, the methods of traced objects are those of this file."""
     with contextlib.ExitStack() as stack:
         enter = stack.enter_context
-        enter(_instead(_torch.BatchNormBase, "forward", _cumulative_average))
+        enter(_instead(torch_api.BatchNormBase, "forward", _cumulative_average))
         mesh = getattr(sys.modules.get("torch.distributed.device_mesh"), "DeviceMesh", None)
         if mesh is not None:  # parts of it are made of ranks that are numbers, not traced tensors
             enter(_instead(mesh, "__getitem__", _for_good))
@@ -32,12 +32,12 @@ def torch_methods(recorder: Any) -> Iterator[None]:
 
 
 def _instead(cls: Any, name: str, method: Callable[..., Any]) -> contextlib.AbstractContextManager[Any]:
-    return _torch.replaced_here(cls, name, functools.partial(method, getattr(cls, name)))
+    return torch_api.replaced_here(cls, name, functools.partial(method, getattr(cls, name)))
 
 
 def _for_good(original: Callable[..., Any], self: Any, *args: Any) -> Any:
     """As outside of the trace."""
-    with _torch.no_overrides(), _torch.no_modes():
+    with torch_api.no_overrides(), torch_api.no_modes():
         return original(self, *args)
 
 
@@ -45,7 +45,7 @@ def _cumulative_average(original: Callable[..., Any], self: Any, input: Tensor) 
     """``BatchNorm(momentum=None)`` reads the weight of a batch as a number; here that is a tensor."""
     counted = self.num_batches_tracked
     cumulative = self.training and self.track_running_stats and self.momentum is None
-    if not (cumulative and isinstance(counted, Tensor) and _torch.is_fake(counted)):
+    if not (cumulative and isinstance(counted, Tensor) and torch_api.is_fake(counted)):
         return original(self, input)  # type: ignore[no-any-return]
     self._check_input_dim(input)
     counted.add_(1)

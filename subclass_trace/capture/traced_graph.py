@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import _torch
+from .. import torch_api
 from .symbols import Symbols
 
 Tensor = torch.Tensor
@@ -87,8 +87,8 @@ class TracedGraph:
         """``value`` is what ``node`` computes."""
         self._nodes[id(value)] = (node, value)
         # Without grad mode nothing will give the value a history: it is its own snapshot.
-        snapshot = _torch.is_fake(value) and (torch.is_grad_enabled() or node.op == "placeholder")
-        node.meta["val"] = _torch.detached(self.mode, value) if snapshot else value
+        snapshot = torch_api.is_fake(value) and (torch.is_grad_enabled() or node.op == "placeholder")
+        node.meta["val"] = torch_api.detached(self.mode, value) if snapshot else value
 
     def alias(self, value: Tensor, like: Tensor) -> None:
         """``value`` is the very value of ``like``: no node of its own."""
@@ -96,10 +96,10 @@ class TracedGraph:
 
     def first_of_storage(self, t: Tensor) -> Tensor:
         """An alias, without history, of the first tensor of the graph that has the storage of ``t``."""
-        storage = _torch.storage_ref(t)
+        storage = torch_api.storage_ref(t)
         strided = (v for _, v in self._nodes.values() if v.layout is torch.strided)
-        first = next((v for v in strided if _torch.storage_ref(v) == storage), t)
-        out = _torch.detached(self.mode, first)
+        first = next((v for v in strided if torch_api.storage_ref(v) == storage), t)
+        out = torch_api.detached(self.mode, first)
         self.alias(out, first)
         return out
 
@@ -109,7 +109,7 @@ class TracedGraph:
 
     def bare(self, fake: Tensor) -> Tensor:
         """A fake tensor of the same metadata that nobody has touched."""
-        return _torch.detached(self.mode, fake)
+        return torch_api.detached(self.mode, fake)
 
     def knows(self, value: Tensor) -> bool:
         """Has this tensor a node in the graph?"""
@@ -140,13 +140,13 @@ class TracedGraph:
         """The fake that stands for a real dense tensor which is read from where it is."""
         hit = self._lifted.get(id(real))
         if hit is None:
-            fake = _torch.detached(self.mode, self.mode.from_tensor(real, static_shapes=True))
+            fake = torch_api.detached(self.mode, self.mode.from_tensor(real, static_shapes=True))
             name = f"_constant{next(self._numbers)}"
-            with _torch.no_overrides(), _torch.no_modes():
+            with torch_api.no_overrides(), torch_api.no_modes():
                 of_array = not real.untyped_storage().resizable()  # its contents may change after this call
                 setattr(self.root, name, real.clone() if of_array else real)
                 if of_array:
-                    self.of_arrays.add(_torch.storage_ref(fake))
+                    self.of_arrays.add(torch_api.storage_ref(fake))
             node = self.graph.get_attr(name)
             node.meta["partitioner_tag"] = self.tag
             self.track(fake, node)
@@ -157,11 +157,11 @@ class TracedGraph:
         """``out`` is what a call with these arguments gives."""
         if isinstance(out, Tensor):
             if any(out is a for a in args):
-                node.meta["val"] = _torch.detached(self.mode, out)
+                node.meta["val"] = torch_api.detached(self.mode, out)
             else:
                 self.track(out, node)
         elif isinstance(out, (list, tuple)):
-            node.meta["val"] = type(out)(_torch.detached(self.mode, o) if isinstance(o, Tensor) else o for o in out)
+            node.meta["val"] = type(out)(torch_api.detached(self.mode, o) if isinstance(o, Tensor) else o for o in out)
             for i, o in enumerate(out):
                 if isinstance(o, Tensor):
                     item = self.graph.call_function(operator.getitem, (node, i))
@@ -175,7 +175,7 @@ class TracedGraph:
         for t in changed:
             hit = self._nodes.get(id(t))
             if hit is not None and hit[0].meta.get("val") is t:
-                hit[0].meta["val"] = _torch.detached(self.mode, t)
+                hit[0].meta["val"] = torch_api.detached(self.mode, t)
 
     def next_submodule(self) -> int:
         """A number for the next branch of a higher order operator."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..errors import UnsupportedError
 from ..plan import StridedView, ViewStep, ViewSteps
 from ..subclass.protocol import is_traceable
@@ -121,7 +121,7 @@ class ViewLog:
         itself leaves the history to be made anew.
         """
         base = view._base if view._is_view() else None
-        if base is None or not _torch.is_fake(view) or view.is_inference() or id(view) not in self._made:
+        if base is None or not torch_api.is_fake(view) or view.is_inference() or id(view) not in self._made:
             return False
         at, until, first = view, self._time + 1, 0
         while at is not base:

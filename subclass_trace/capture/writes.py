@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..errors import DataDependentError, NeedsEager, UnsupportedError
 from ..subclass.protocol import is_traceable
 
@@ -69,7 +69,7 @@ def in_class_code(frame: Any) -> bool:
 def parts_seen_as(func: Any) -> Any:
     """Around taking an operation apart: in inference mode its parts make views, and move version counters, as in eager."""
     if torch.is_inference_mode_enabled() and not in_class_code(sys._getframe(1)):
-        return _torch.books_kept(func)
+        return torch_api.books_kept(func)
     return contextlib.nullcontext()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..capture.input_sizes import DynamicDims
 from ..capture.inputs import Argument
 from ..capture.session import Dim
@@ -270,7 +270,7 @@ def may_be_dynamic(tensors: Iterable[Tensor], history: SizeHistory, everything: 
     """May a capture have symbols? (A ragged size is one in any case.)"""
     if everything or history.varying or history.varying_numbers:
         return True
-    with _torch.no_overrides():  # a class may do something when it is asked, or know no answer
+    with torch_api.no_overrides():  # a class may do something when it is asked, or know no answer
         return any(t.is_nested or marked_dims(t) or (is_traceable(t) and _is_marked_inside(t)) for t in tensors)
 
 

@@ -22,8 +22,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import _torch
-from .._torch import dynamo as _dynamo
+from .. import torch_api
 from ..backends import resolve_backend
 from ..capture.capture import Captured, Ran, capture
 from ..capture.input_sizes import DynamicDims
@@ -42,6 +41,7 @@ from ..runtime.trusted import generate_trusted, interpret_trusted
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from ..subclass.template import Examples
+from ..torch_api import dynamo as _dynamo
 from .compile import make_options
 from .dynamo_graph import GraphOfDynamo, GraphRecorder, frames
 from .region import Region
@@ -269,7 +269,7 @@ class _Flat:
         arguments = []
         for k, value in enumerate(values):
             if not isinstance(value, Tensor):
-                if not isinstance(value, (*_torch.SYM_TYPES, int)):
+                if not isinstance(value, (*torch_api.SYM_TYPES, int)):
                     return None
                 continue
             own = k - len(example_inputs)
@@ -281,7 +281,7 @@ class _Flat:
 
     def numbers(self) -> dict[int, Any]:
         """Position -> symbol, for those that are numbers."""
-        return {k: v for k, v in enumerate(self.values) if isinstance(v, _torch.SYM_TYPES)}
+        return {k: v for k, v in enumerate(self.values) if isinstance(v, torch_api.SYM_TYPES)}
 
 
 class _Compilation:
@@ -325,7 +325,7 @@ class _Compilation:
             _dynamo.trace_again_with_numbers(_dynamo.float_arguments(env))
             if captured.session.dynamic:  # torch may know no derivative for a number that is a symbol (``x ** n``)
                 return self.static
-        _torch.fix_rounded(env)
+        torch_api.fix_rounded(env)
         alias = alias_guard(captured, [_input_of(row, flat.values) for row in captured.inputs])
         others = (self.region, self.graph)
         with torch.no_grad():
@@ -378,7 +378,7 @@ def _input_of(row: Any, values: Sequence[Any]) -> Tensor:
 
 def _recipe(value: Any, outputs: list[Any]) -> Recipe:
     """How the result of a graph, which is made of tuples and lists, is made of its ``outputs``, which are collected."""
-    if isinstance(value, (Tensor, *_torch.SYM_TYPES)):
+    if isinstance(value, (Tensor, *torch_api.SYM_TYPES)):
         outputs.append(value)
         return Output(len(outputs) - 1)
     if type(value) is list:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import _torch
-from .._torch import dynamo as _dynamo
+from .. import torch_api
 from ..capture.recorder import Recorder
+from ..torch_api import dynamo as _dynamo
 
 Tensor = torch.Tensor
 
@@ -65,7 +65,7 @@ class GraphRecorder(Recorder):  # type: ignore[no-untyped-call]
     def track_result(self, node: fx.Node, out: Any, args: Any = ()) -> None:
         """As its base class; a number that came in as a tensor is held by its node."""
         super().track_result(node, out, args)
-        if isinstance(out, _torch.SYM_TYPES) and out.node.expr.is_Symbol:  # a number that came in as a tensor
+        if isinstance(out, torch_api.SYM_TYPES) and out.node.expr.is_Symbol:  # a number that came in as a tensor
             self.symbols.bind(node, out)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..errors import NeedsEager, NotYet
 from ..runtime.guards import Ambient
 
@@ -50,7 +50,7 @@ class EagerCalls:
 
 def _kind(args: Any, kwargs: Any) -> Any:
     """What is alike in calls that are refused alike: nothing hangs on it but how often one is tried."""
-    leaves, tree = _torch.pytree.tree_flatten((args, kwargs))
+    leaves, tree = torch_api.pytree.tree_flatten((args, kwargs))
     return Ambient.now(), tree, tuple(map(_of_leaf, leaves))
 
 

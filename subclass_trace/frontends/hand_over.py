@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from .._torch.dynamo import compile_alone, dynamo_exception
 from ..errors import DataDependentError, GuardError, NeedsEager, SubclassTraceError, UnsupportedError
 from ..options import Options
+from ..torch_api.dynamo import compile_alone, dynamo_exception
 
 
 class HandOverWarning(UserWarning):

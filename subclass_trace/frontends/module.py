@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from .. import _torch
-from .._torch.dynamo import never_compiled
+from .. import torch_api
 from ..errors import UnsupportedError
 from ..options import Options
+from ..torch_api.dynamo import never_compiled
 from .region import Region
 
 #: what a region has of its own, where the original has the same name in the ``__dict__`` that they share
@@ -59,13 +59,13 @@ class ModuleRegion:
         """
         if not any(self._subclass_trace.own.values()):
             return _forward(self, *args, **kwargs)  # also where the module has a forward in its ``__dict__``
-        if _torch.are_hooks_on_all_modules():
+        if torch_api.are_hooks_on_all_modules():
             raise UnsupportedError(
                 "the region of a module has hooks of its own, and there are hooks on all modules",
                 path=type(self).__qualname__,
                 fix="register the region's hooks on the module, before it is compiled",
             )
-        return _torch.call_with_hooks(self, args, kwargs)  # type: ignore[arg-type]
+        return torch_api.call_with_hooks(self, args, kwargs)  # type: ignore[arg-type]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A region for a copy of the module, without specializations."""
@@ -108,7 +108,7 @@ def _call(self: Any, args: Any, kwargs: Any) -> Any:
     if inside.core.function is inside.module:
         return inside.core(*args, **kwargs)
     # Of a DistributedDataParallel the module inside is compiled: what it does in Python it does in each call around that.
-    with _torch.module_inside_replaced(inside.module, inside.core):
+    with torch_api.module_inside_replaced(inside.module, inside.core):
         return inside.module(*args, **kwargs)
 
 
@@ -129,7 +129,7 @@ def region_of_module(module: torch.nn.Module, options: Options, *, keep_joint: b
     """The region of a module; of a region the region of what that compiles."""
     if isinstance(module, ModuleRegion):
         module = module._subclass_trace.module
-    inner = module.module if _torch.is_data_parallel(module) else module
+    inner = module.module if torch_api.is_data_parallel(module) else module
     region: Any = object.__new__(_class_of_regions(type(module)))
     object.__setattr__(region, "__dict__", vars(module))
     core = Region(inner, options, keep_joint=keep_joint)  # type: ignore[arg-type]

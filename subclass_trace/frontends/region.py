@@ -19,14 +19,14 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from .. import _torch
-from .._torch.dynamo import never_compiled
+from .. import torch_api
 from ..errors import ArgumentsError, GuardError, NeedsEager, SubclassTraceError, UnsupportedError
 from ..options import Options
 from ..runtime.backward import TRACE_LOCK
 from ..runtime.entry_code import MISS
 from ..runtime.guards import Ambient, eager_reason
 from ..state.guards import changed_numbers
+from ..torch_api.dynamo import never_compiled
 from .dynamic import SizeHistory
 from .eagerly import EagerCalls
 from .hand_over import HandOver, Untraced, hands_over
@@ -140,7 +140,7 @@ class Region:
         reason = eager_reason()
         if reason is not None:
             raise UnsupportedError("this call would run eagerly", got=reason, fix="leave that mode or transform first")
-        with _torch.dynamo_lock(), TRACE_LOCK:
+        with torch_api.dynamo_lock(), TRACE_LOCK:
             return self.__compiled(args, kwargs)
 
     def __specialize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Specialization:
@@ -149,7 +149,7 @@ class Region:
         Raises:
             Untraced: Dynamo serves the region from now on; or the function has raised, and ran once eagerly.
         """
-        with _torch.dynamo_lock(), TRACE_LOCK:
+        with torch_api.dynamo_lock(), TRACE_LOCK:
             if self.__dynamo is not None:  # another thread has handed over meanwhile
                 raise Untraced(MISS)
             try:

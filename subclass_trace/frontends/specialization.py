@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..backends import resolve_backend
 from ..capture.aliasing import family
 from ..capture.capture import Captured, Ran, capture
@@ -137,7 +137,7 @@ class _Maker:
         """The traced tensors for these."""
         assert self.inputs is not None
         first = len(self.flat)
-        with _torch.no_overrides(), _torch.no_modes():  # real tensors: nothing here is part of the trace
+        with torch_api.no_overrides(), torch_api.no_modes():  # real tensors: nothing here is part of the trace
             new = self._arguments(found)
             if self.options.learns_sizes:
                 self.history.add(sizes_of(new))
@@ -197,7 +197,7 @@ class _Maker:
         traced = self.inputs.inputs[number].traced
         if self.inputs.inputs[number].real() is real:
             return traced
-        view: Tensor = _torch.view_function(real)(traced)
+        view: Tensor = torch_api.view_function(real)(traced)
         self.views[position] = flatten(view)[1]
         return view
 
@@ -252,7 +252,7 @@ def _check_contexts(outcome: Outcome, flat: Sequence[Any], traced: Sequence[Any]
     holders = [e.holder for e in outcome.effects if not isinstance(e, SetPlan)]
     changed = {id(thing) for h in holders for thing in (h.thing, h.owner) if thing is not None}  # type: ignore[attr-defined]
     if holders:
-        with _torch.no_overrides(), _torch.no_modes():
+        with torch_api.no_overrides(), torch_api.no_modes():
             for value in _in_contexts(flat):
                 if id(value) in changed:
                     raise UnsupportedError(
@@ -339,7 +339,7 @@ def trace_call(
         Exception: the function's own.
     """
     bases: list[Tensor] = []
-    everyone = [t for t in _torch.pytree.tree_leaves(call) if isinstance(t, Tensor)]
+    everyone = [t for t in torch_api.pytree.tree_leaves(call) if isinstance(t, Tensor)]
     dynamic = symbols and may_be_dynamic(everyone, history, options.dynamic is True)
     while True:
         session = Session(dynamic=dynamic, decompositions=table)
@@ -405,7 +405,7 @@ def compile_call(
         )
         captured.session.no_branch_on_floats()
         history.has_symbols = (
-            bool(_torch.symbol_values(captured.session.shape_env)) if captured.session.dynamic else False
+            bool(torch_api.symbol_values(captured.session.shape_env)) if captured.session.dynamic else False
         )
         guards = traced.guards(ambient)
         examples = Examples(captured.session.mode, hint_of)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 import torch
 import torch.fx as fx
 
-from .. import _torch
+from .. import torch_api
 from ..capture.graphs import is_drawn
 from .table import storage_bytes, storage_key
 
@@ -62,7 +62,7 @@ def also_saved(
     if not overwritten:
         return extra
     instead = missing_without(table, serve, set(have), set(written), nodes)
-    if not all(n in nodes and _torch.is_dense(nodes[n].meta["val"]) for n in overwritten):
+    if not all(n in nodes and torch_api.is_dense(nodes[n].meta["val"]) for n in overwritten):
         return instead  # views of the old contents would not fit a clone
     given = {storage_key(n.meta.get("val")) for n in nodes.values() if n.op == "placeholder" and n.name not in written}
 

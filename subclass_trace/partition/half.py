@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.fx as fx
 
-from .. import _torch
+from .. import torch_api
 from ..capture.graphs import output_args, placeholders
 from .packing import Packing
 
@@ -83,7 +83,7 @@ class Half:
         graph.output(self.after(graph, outputs) if self.after else outputs)
         if self.finish is not None:
             self.finish(graph)
-        return _torch.graph_module(self.owner, graph)
+        return torch_api.graph_module(self.owner, graph)
 
     @property
     def results(self) -> list[Any]:

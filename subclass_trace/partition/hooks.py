@@ -12,7 +12,7 @@ from typing import Any
 import torch.fx as fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from .. import _torch
+from .. import torch_api
 from ..capture.effects import is_kept
 from ..capture.graphs import is_draw, is_random
 
@@ -29,7 +29,7 @@ def tag_packed(graph: fx.Graph) -> None:
 
 
 def _save(node: fx.Node) -> None:
-    while isinstance(node.target, _torch.OpOverload) and node.target.is_view:  # what holds the memory is saved
+    while isinstance(node.target, torch_api.OpOverload) and node.target.is_view:  # what holds the memory is saved
         node = node.all_input_nodes[0]
     if node.op == "call_function" and node.meta.get("partitioner_tag") == "is_forward":
         node.meta["packed"] = True  # for our partitioner

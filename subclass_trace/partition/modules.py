@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import _torch
+from .. import torch_api
 from ..capture.graphs import drop_outputs, extract, is_draw, needed, output_args, placeholders, where
 from ..errors import VerificationError
 from . import torch_partitioners
@@ -128,7 +128,7 @@ def _draw_once(
 def _copy(module: fx.GraphModule) -> fx.GraphModule:
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
-    return _torch.graph_module(module, graph)
+    return torch_api.graph_module(module, graph)
 
 
 def _bind(nodes: Sequence[fx.Node], saved: Sequence[str], tangents: Sequence[str]) -> list[str]:
@@ -175,7 +175,7 @@ def clone_of(graph: fx.Graph, node: fx.Node) -> fx.Node:
 
 
 def _storage(node: fx.Node) -> Any:
-    return _torch.storage_ref(node.meta["val"])
+    return torch_api.storage_ref(node.meta["val"])
 
 
 def _set_outputs(module: fx.GraphModule, outputs: Sequence[Any]) -> None:

@@ -27,7 +27,7 @@ from typing import Any, Literal
 import torch
 import torch.fx as fx
 
-from .. import _torch
+from .. import torch_api
 from ..errors import OptionError
 from .hooks import unpack_late
 from .offload import Offload, arrange, begin_offload, begin_reload
@@ -109,7 +109,7 @@ def check_store(store: object) -> None:
     elif isinstance(store, Mapping):
         for key, form in store.items():
             check_form(form)
-            if not isinstance(key, (str, _torch.OpOverload)):
+            if not isinstance(key, (str, torch_api.OpOverload)):
                 raise OptionError(
                     "a form is stored for what is no operation",
                     path="MinCut.store",
@@ -137,7 +137,7 @@ def _fits(value: Any, form: str, offload: Offload) -> bool:
     if storage_key(value) is None or any(type(n) is not int for n in value.shape):
         return False
     if form == "cpu":
-        return bool(value.device.type != "cpu" or offload.streams) and _torch.is_dense(value)
+        return bool(value.device.type != "cpu" or offload.streams) and torch_api.is_dense(value)
     return bool(value.is_floating_point() and value.dtype.itemsize >= 2 and value.is_contiguous() and value.dim() > 0)
 
 
@@ -403,7 +403,7 @@ def _passes_on(node: fx.Node) -> bool:
     """Is a small error of the result one of the arguments'?"""
     target = node.target
     packet = getattr(target, "overloadpacket", None)
-    if not isinstance(target, _torch.OpOverload) or packet in _NEVER_ZERO:
+    if not isinstance(target, torch_api.OpOverload) or packet in _NEVER_ZERO:
         return False
     return torch.Tag.pointwise in target.tags or packet in _COPIES
 

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
-from .. import _torch
-from .._torch import partition as _private
+from .. import torch_api
+from ..torch_api import partition as _private
 from .table import (
     BUILTIN,
     CAT,
@@ -260,14 +260,14 @@ def storage_weights(t: Table, facts: Facts) -> list[float]:
         if t.late[i]:
             continue
         value, key = t.val[i], t.storage[i]
-        if isinstance(value, _torch.SYM_TYPES):
+        if isinstance(value, torch_api.SYM_TYPES):
             weights[i] = 1.0
         elif not isinstance(value, torch.Tensor):
             weights[i] = INF if value is None or isinstance(value, (list, tuple)) else 0.0
         elif key is None:
             weights[i] = float(max(t.size[i], 1))
         elif key in written:  # saved as a clone, which must be laid out as the original for views to fit it
-            weights[i] = float(max(t.size[i], 1)) if _torch.is_dense(value) else LAST_RESORT
+            weights[i] = float(max(t.size[i], 1)) if torch_api.is_dense(value) else LAST_RESORT
         elif t.view[i] or (t.bits[i] & COLLECTIVE and is_unfinished(t.nodes[i].target)):
             weights[i] = INF
         elif key in given:

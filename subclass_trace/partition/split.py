@@ -8,8 +8,8 @@ from typing import Any
 
 import torch.fx as fx
 
-from .. import _torch
-from .._torch import partition as _private
+from .. import torch_api
+from ..torch_api import partition as _private
 from .half import Half
 from .table import EFFECTS, GETITEM, RANDOM, Constant, Output, Table
 
@@ -60,8 +60,8 @@ def make_split(t: Table, chosen: Sequence[int], also: Sequence[int] = ()) -> Spl
     run, taken = backward_needs(t, chosen)
     keep = sorted({i for i in chosen if i in taken} | set(also))
     unchecked = [bool(t.nodes[i].meta.get("saved_tensor_with_no_vc_check")) for i in range(len(t.nodes))]
-    tensors = sorted([i for i in keep if not isinstance(t.val[i], _torch.SYM_TYPES)], key=lambda i: unchecked[i])
-    sizes = [i for i in keep if isinstance(t.val[i], _torch.SYM_TYPES)]
+    tensors = sorted([i for i in keep if not isinstance(t.val[i], torch_api.SYM_TYPES)], key=lambda i: unchecked[i])
+    sizes = [i for i in keep if isinstance(t.val[i], torch_api.SYM_TYPES)]
     sizes = _with_bindings(t, sizes, tensors)
     return Split(t, tensors, sizes, _forward_rows(t, [*tensors, *sizes]), _backward_rows(t, run))
 
@@ -93,7 +93,7 @@ def _with_bindings(t: Table, sizes: Sequence[int], tensors: Sequence[int]) -> li
 
 
 def _has_symbols(value: object) -> bool:
-    if isinstance(value, _torch.SYM_TYPES):
+    if isinstance(value, torch_api.SYM_TYPES):
         return True
     return any(type(n) is not int for n in getattr(value, "shape", ()))
 

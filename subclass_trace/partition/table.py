@@ -17,10 +17,10 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import _torch
-from .._torch import partition as _private
+from .. import torch_api
 from ..capture.effects import has_effects
 from ..capture.graphs import output_args
+from ..torch_api import partition as _private
 
 aten = torch.ops.aten
 
@@ -65,8 +65,8 @@ def classify(target: Any) -> int:
     """The classes of an operation as bits. Cached per target."""
     packet = getattr(target, "overloadpacket", target)
     bits = sum(bit for bit, ops in _op_sets() if packet in ops)
-    if isinstance(target, _torch.OpOverload):
-        bits |= MUTABLE * _torch.op_schema(target).is_mutable
+    if isinstance(target, torch_api.OpOverload):
+        bits |= MUTABLE * torch_api.op_schema(target).is_mutable
         bits |= COLLECTIVE * (target.namespace == "_c10d_functional")
         bits |= SEEDED * (torch.Tag.nondeterministic_seeded in target.tags)
         bits |= (BUILTIN | MERGEABLE) * (target.namespace in ("aten", "prims"))
@@ -106,7 +106,7 @@ def nbytes(value: Any) -> int:
         for n in shape:
             count *= hint(n)
         return count
-    if isinstance(value, _torch.SYM_TYPES):
+    if isinstance(value, torch_api.SYM_TYPES):
         return 1
     if isinstance(value, (list, tuple)):
         return sum(nbytes(v) for v in value if isinstance(v, torch.Tensor))
@@ -330,6 +330,6 @@ def _key(a: Any, row: dict[fx.Node, int], same: Sequence[int]) -> Any:
         return (list, *[_key(x, row, same) for x in a])
     if isinstance(a, dict):
         return tuple([(k, _key(v, row, same)) for k, v in a.items()])
-    if isinstance(a, _torch.SYM_TYPES):
+    if isinstance(a, torch_api.SYM_TYPES):
         return (kind, id(a))
     return (kind, repr(a) if kind in (float, complex) else a)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import _torch
+from .. import torch_api
 from ..capture.effects import has_effects, is_kept
 from ..capture.graphs import is_random
 from ..errors import BackendError, OptionError
@@ -38,7 +38,7 @@ def min_cut_with_budget(budget: float) -> Callable[..., Partition]:
     """`min_cut` under an activation memory budget: 1 saves what `min_cut` saves, 0 only the graph inputs."""
 
     def partitioner(joint: fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Partition:
-        with _torch.functorch_config(activation_memory_budget=budget):
+        with torch_api.functorch_config(activation_memory_budget=budget):
             return min_cut(joint, inputs, **keywords)
 
     return partitioner
@@ -61,7 +61,7 @@ def call(
     if named or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         keywords["static_lifetime_input_indices"] = list(static)
     _check_call(partitioner, joint, inputs, keywords)
-    with _torch.lazy_graph_modules(), _as_tensors(joint.graph) as restore:
+    with torch_api.lazy_graph_modules(), _as_tensors(joint.graph) as restore:
         result = restore(partitioner(joint, inputs, **keywords))
     if not (isinstance(result, tuple) and len(result) == 2 and all(isinstance(g, fx.GraphModule) for g in result)):
         raise BackendError(
@@ -102,9 +102,9 @@ def _as_tensors(graph: fx.Graph) -> Iterator[Callable[[Any], Any]]:
     """
     nodes = [n for n in graph.nodes if is_kept(n) and n.meta.get("val") is None]
     fakes = (n.meta.get("val") for n in graph.nodes) if nodes else ()
-    tensor: Any = next((v for v in fakes if _torch.is_fake(v)), None)
+    tensor: Any = next((v for v in fakes if torch_api.is_fake(v)), None)
     for node in nodes if tensor is not None else ():
-        with tensor.fake_mode, _torch.without_tracing():
+        with tensor.fake_mode, torch_api.without_tracing():
             node.meta.update(val=torch.empty((), device="cpu"), no_value=True)
 
     def restore(result: Any) -> Any:
@@ -126,7 +126,7 @@ def _separate_draws(joint: fx.GraphModule) -> Any:
     calls = (n for n in joint.graph.nodes if n.op == "call_function")
     draws = Counter(n.target for n in calls if is_random(n) or has_effects(n.target))
     if any(count > 1 for count in draws.values()):
-        with _torch.functorch_config(cse=False):
+        with torch_api.functorch_config(cse=False):
             yield
     else:
         yield

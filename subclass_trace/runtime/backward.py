@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import _torch, verify
+from .. import torch_api, verify
 from ..capture.graphs import drop_outputs, extract, needed, output_args
 from ..capture.tape import Tape, TracedBackward
 from ..errors import TangentError
@@ -63,7 +63,7 @@ class CompiledBackward:
     conditions: tuple[Any, ...] = ()  # on the sizes, beyond those of the specialization
     guards: Reader | None = None  # on the Python state that its code read
     autocast: tuple[Any, ...] = ()  # the state of autocast that it was traced for, as in `Ambient`
-    dtensor: _torch.DTensorModes | None = None  # what was active around DTensors while it was traced, if it met any
+    dtensor: torch_api.DTensorModes | None = None  # what was active around DTensors while it was traced, if it met any
     graph: Any = None  # its graph module, or the `Half` that makes it; pasted into tapes of compiled autograd
 
     def holds(self, env: Env) -> bool:
@@ -72,9 +72,9 @@ class CompiledBackward:
 
     def serves(self, tangents: Sequence[Spec | None], create_graph: bool, env: Env) -> bool:
         """Is this the backward for these tangents?"""
-        if self.create_graph != create_graph or self.autocast != _torch.autocast_state() or not self.holds(env):
+        if self.create_graph != create_graph or self.autocast != torch_api.autocast_state() or not self.holds(env):
             return False
-        if self.dtensor is not None and self.dtensor != _torch.dtensor_modes():
+        if self.dtensor is not None and self.dtensor != torch_api.dtensor_modes():
             return False
         if create_graph and tuple(map(_requires_grad, tangents)) != tuple(map(_requires_grad, self.tangents)):
             return False  # which gradients require grad depends on it
@@ -171,8 +171,8 @@ class Backwards:
             if failed is None:
                 return entry
         except Exception as error:  # it may fail for the sizes of the call that was captured alone
-            traced_for = _torch.symbol_values(self.tape.session.shape_env)
-            failed = next((c for c in _torch.equalities(self.symbols, traced_for) if not holds(c, env)), None)
+            traced_for = torch_api.symbol_values(self.tape.session.shape_env)
+            failed = next((c for c in torch_api.equalities(self.symbols, traced_for) if not holds(c, env)), None)
             if failed is None:
                 raise
             cause = error
@@ -191,16 +191,16 @@ class Backwards:
         rows = zip(tangents, live, strict=True)
         specs = [None if t is None else symbolic(_grad_alone(t, create_graph), o, env) for t, o in rows]
         shape_env = tape.session.shape_env
-        assumed = _torch.assumptions_of(shape_env)
-        before = set(_torch.shape_conditions(shape_env, self.symbols))
+        assumed = torch_api.assumptions_of(shape_env)
+        before = set(torch_api.shape_conditions(shape_env, self.symbols))
         try:
-            traced = tape.trace(specs, create_graph=create_graph, autocast=_torch.autocast_state())
+            traced = tape.trace(specs, create_graph=create_graph, autocast=torch_api.autocast_state())
             entry = self.build(traced, specs, create_graph)
-            _torch.fix_rounded(shape_env, since=len(assumed.guards))
-            conditions = tuple(c for c in _torch.shape_conditions(shape_env, self.symbols) if c not in before)
+            torch_api.fix_rounded(shape_env, since=len(assumed.guards))
+            conditions = tuple(c for c in torch_api.shape_conditions(shape_env, self.symbols) if c not in before)
             met = {s for guard in shape_env.guards[len(assumed.guards) :] for s in guard.expr.free_symbols}
         finally:  # they hold for this backward; the next one that is traced must find out anew
-            _torch.restore_assumptions(shape_env, assumed)
+            torch_api.restore_assumptions(shape_env, assumed)
         if not tape.session.recorder.symbols.floats.isdisjoint(met - self.symbols):
             raise TangentError(
                 "this backward branches on a number that is computed of a float of the call",
@@ -210,11 +210,11 @@ class Backwards:
         if (
             (create_graph or self.of_backward)
             and self.narrow is not None
-            and any(_torch.is_equality(c) for c in conditions)
+            and any(torch_api.is_equality(c) for c in conditions)
         ):
             self.narrow(conditions)
         modes = tape.session.dtensor_modes()
-        return replace(entry, conditions=conditions, autocast=_torch.autocast_state(), dtensor=modes)
+        return replace(entry, conditions=conditions, autocast=torch_api.autocast_state(), dtensor=modes)
 
     def _other_sizes(self, condition: Any, env: Env) -> TangentError:
         values = {str(s): env[s] for s in condition.free_symbols}
@@ -275,7 +275,7 @@ class Backwards:
     def _sizes(self, graph: fx.Graph, have: Collection[str]) -> dict[str, Any]:
         """Nodes that are a size symbol of the region: each call knows its value, so nobody has to save it."""
         rest = ((n.name, n.meta.get("val")) for n in graph.nodes if n.name not in have)
-        found = {name: _torch.symbol_among(self.symbols, value) for name, value in rest}
+        found = {name: torch_api.symbol_among(self.symbols, value) for name, value in rest}
         return {name: symbol for name, symbol in found.items() if symbol is not None}
 
     def _not_computable(self, tangents: Sequence[Spec | None], missing: set[str]) -> TangentError:

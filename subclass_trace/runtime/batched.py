@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 
 Tensor = torch.Tensor
 Gradients = Sequence[Tensor | None]
@@ -18,8 +18,8 @@ Gradients = Sequence[Tensor | None]
 
 def row_by_row(run: Callable[[Gradients], Gradients], tangents: Gradients) -> Gradients:
     """Gradients of batched tangents: ``run`` for those of each row. Some may be batched by several vmaps."""
-    with _torch.outside_of_vmap() as level:
-        rows = [None if t is None else _torch.without_batch(t, level) for t in tangents]
+    with torch_api.outside_of_vmap() as level:
+        rows = [None if t is None else torch_api.without_batch(t, level) for t in tangents]
         count = max(len(t) for t in rows if t is not None)
         if not count:  # one row of zeros tells what gradients look like
             rows = [None if t is None else t.new_zeros((1, *t.shape[1:])) for t in rows]
@@ -27,4 +27,4 @@ def row_by_row(run: Callable[[Gradients], Gradients], tangents: Gradients) -> Gr
         together = [None if own[0] is None else torch.stack(own) for own in zip(*found, strict=True)]
         if not count:
             together = [None if g is None else g[:0] for g in together]
-    return [None if g is None else _torch.with_batch(g, level) for g in together]
+    return [None if g is None else torch_api.with_batch(g, level) for g in together]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..capture.aliasing import alias_check
 from ..plan import (
     BasePrimal,
@@ -68,7 +68,7 @@ class Entry:
 
 def _shortcut_value(values: Mapping[str, Tensor], variable: str) -> Any:
     value = values[variable]
-    attribute = _torch.context_shortcut(type(value))
+    attribute = torch_api.context_shortcut(type(value))
     assert attribute is not None
     return getattr(value, attribute)
 
@@ -171,7 +171,7 @@ class EntryEmitter:
         asks = [(name, row.grad_dtype) for row, name in zip(plan.inputs, inputs, strict=True) if row.requires_grad]
         if asks:
             known = s.constant(tuple(dtype for _, dtype in asks), "dtypes")
-            found = s.bind("grad_dtypes", _torch.grad_dtypes)
+            found = s.bind("grad_dtypes", torch_api.grad_dtypes)
             failed.append(f"{found}(({tuple_code([name for name, _ in asks])})) != {known}")
         if plan.offsets_matter:
             offsets: dict[int, Any] = {}
@@ -181,7 +181,7 @@ class EntryEmitter:
             failed += [f"{leaves[k]}.storage_offset() != {size_code(n, symbols)}" for k, n in offsets.items()]
         for above, wanted in plan.apart:
             rows = [tuple_code([inputs[k] for k in numbers]) for numbers in (above, wanted)]
-            failed.append(f"{s.bind('leads_to', _torch.leads_to)}(({rows[0]}), ({rows[1]}))")
+            failed.append(f"{s.bind('leads_to', torch_api.leads_to)}(({rows[0]}), ({rows[1]}))")
         if self.alias is not None:
             specs = [leaf for row in plan.inputs for leaf in spec_leaves(row.spec)]
             strided = all(leaf.layout is torch.strided for leaf in specs)
@@ -318,12 +318,12 @@ class EntryEmitter:
         wants = any(row.requires_grad for row in plan.inputs) or any(m.starts_grad for m in plan.mutations)
         guarded = self.ambient.grad and wants
         if guarded:
-            s.bind("set_grad", _torch.set_grad)
+            s.bind("set_grad", torch_api.set_grad)
             s.line("set_grad(False)")
             s.line("try:")
             s.depth += 1
         if self.ambient.autocast:
-            s.bind("no_autocast", _torch.disable_autocast)
+            s.bind("no_autocast", torch_api.disable_autocast)
             s.line("with no_autocast():")
             s.depth += 1
         s.line("o = forward(p)")
@@ -351,7 +351,7 @@ class EntryEmitter:
             raise NotGenerated("a value with a history in memory that is written")
         emitter = FunctionEmitter(self.program, self.ambient, self.examples, self.use_cpp, self._left_out())
         function = emitter.emit()
-        s.bind("apply", _torch.base_apply(function))
+        s.bind("apply", torch_api.base_apply(function))
         given = [inputs[i] for i in plan.differentiated]
         args = ["p", *given]
         if needs_extra(plan):

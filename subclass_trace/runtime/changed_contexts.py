@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..errors import UnsupportedError
 from ..plan import Plan
 from ..subclass.context import Kept, KeptPlain, has_sizes, is_buffer, is_copied, parts_of
@@ -61,7 +61,7 @@ def _has(spec: Spec) -> bool:
 
 
 def _may_change(spec: WrapperSpec) -> bool:
-    if _torch.context_shortcut(spec.cls) is not None or has_sizes(spec.context) or spec.has_dynamic_size:
+    if torch_api.context_shortcut(spec.cls) is not None or has_sizes(spec.context) or spec.has_dynamic_size:
         return False
     todo = [spec.context]
     while todo:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..capture.graphs import is_write
 from ..capture.writes import written_arguments
 from ..partition.half import Half
@@ -53,12 +53,12 @@ def version_moves(half: Half) -> Mapping[int, int] | None:
     for node in half.body:
         if is_write(node) and node.target not in _UNCOUNTED:
             args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta["val"])
-            moves.update(map(_torch.storage_ref, written_arguments(node.target, args, kwargs)))
+            moves.update(map(torch_api.storage_ref, written_arguments(node.target, args, kwargs)))
     inputs = {k: t for k, n in enumerate(half.inputs) if isinstance(t := n.meta["val"], torch.Tensor)}
-    held = Counter(_torch.storage_ref(t) for t in inputs.values() if t.layout is torch.strided)
+    held = Counter(torch_api.storage_ref(t) for t in inputs.values() if t.layout is torch.strided)
     if any(held[memory] > 1 for memory in moves):
         return None
-    return {k: moves[_torch.storage_ref(t)] for k, t in inputs.items() if t.layout is torch.strided}
+    return {k: moves[torch_api.storage_ref(t)] for k, t in inputs.items() if t.layout is torch.strided}
 
 
 def _is_plain(m: MutationPlan) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..capture.aliasing import repeats
 from ..plan import MutationPlan, Plan
 from ..subclass.flatten import leaves_of
@@ -62,7 +62,7 @@ class Delivery:
         s, copies = self.source, [m for m in self.plan.mutations if m.copied]
         guarded = grad and any(map(self._is_watched, copies))
         if guarded:
-            s.bind("set_grad", _torch.set_grad)
+            s.bind("set_grad", torch_api.set_grad)
             s.line("set_grad(False)")
             s.line("try:")
             s.depth += 1
@@ -73,7 +73,7 @@ class Delivery:
             if (to, new) not in together:
                 s.line(f"{to}.copy_({new})")
         if together:
-            s.bind("copy_all", _torch.copy_all)
+            s.bind("copy_all", torch_api.copy_all)
             s.line(f"copy_all([{', '.join(to for to, _ in together)}], [{', '.join(new for _, new in together)}])")
         if guarded:
             s.depth -= 1
@@ -118,10 +118,10 @@ class Delivery:
         s = self.source
         for name, moved in moves:  # one after the other: two of them may share a counter
             if moved < 0:
-                s.bind("set_versions", _torch.set_versions)
+                s.bind("set_versions", torch_api.set_versions)
                 s.line(f"set_versions(({name},), ({name}._version - {-moved},))")
         for n in range(max((moved for _, moved in moves), default=0)):
-            s.bind("move_versions", _torch.move_versions)
+            s.bind("move_versions", torch_api.move_versions)
             s.line(f"move_versions([{', '.join(name for name, moved in moves if moved > n)}])")
 
     def assign(self, results: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..capture.facts import failed_fact
 from ..capture.inputs import has_gradient
 from ..plan import InputPlan, Plan
@@ -32,7 +32,7 @@ class NotGenerated(Exception):
 
 def expression_code(expr: Any, symbols: dict[Any, str]) -> str:
     """An expression over size symbols as source, with no names but the symbols' and what each module can call."""
-    text = _torch.expression_source(expr, symbols)
+    text = torch_api.expression_source(expr, symbols)
     unknown = {*_NAMES.findall(text)} - {*symbols.values()} - _KNOWN_NAMES
     if unknown:  # sympy prints some functions by names of its own
         raise NotGenerated(f"{', '.join(sorted(unknown))} in {text}")
@@ -111,7 +111,7 @@ class Unwrapper:
         if has_sizes(spec.context):
             raise NotGenerated("sizes in a context")
         source = self.source
-        shortcut = _torch.context_shortcut(spec.cls)
+        shortcut = torch_api.context_shortcut(spec.cls)
         dynamic = spec.has_dynamic_size
         if shortcut is not None and not dynamic and self.shortcut_value is not None:
             known = source.constant(self.shortcut_value(variable), "spec")
@@ -167,7 +167,7 @@ class Wrapper:
         return out
 
     def _by_shortcut(self, out: str, spec: WrapperSpec, inner: dict[str, str]) -> bool:
-        construct, attribute = _torch.shortcut_constructor(spec.cls), _torch.context_shortcut(spec.cls)
+        construct, attribute = torch_api.shortcut_constructor(spec.cls), torch_api.context_shortcut(spec.cls)
         if construct is None or attribute is None or spec.has_dynamic_size:
             return False
         tensors = [n for n, s in zip(spec.names, spec.inners, strict=True) if not isinstance(s, OpaqueSpec)]
@@ -185,7 +185,7 @@ class Wrapper:
         if template is None:
             return False
         source = self.source
-        source.bind("make_wrapper", _torch.WRAPPER_CONSTRUCTOR)
+        source.bind("make_wrapper", torch_api.WRAPPER_CONSTRUCTOR)
         parts = [source.constant(v) for v in (template.dtype, template.layout, template.device)]
         outer = f"{source.constant(spec.size)}, {source.constant(spec.stride)}, {template.storage_offset}"
         meta = f"{outer}, None, {', '.join(parts)}"
@@ -259,7 +259,7 @@ def tensor_checks(
     if use_cpp and values is not None:
         sizes = [[s if isinstance(s, int) else None for s in spec.size] for _, spec in rows]  # type: ignore[union-attr]
         strides = [[s if isinstance(s, int) else None for s in spec.stride] for _, spec in rows]  # type: ignore[union-attr]
-        guard = _torch.tensor_guard([values[name] for name, _ in rows], sizes, strides)
+        guard = torch_api.tensor_guard([values[name] for name, _ in rows], sizes, strides)
     if guard is not None:
         check = source.constant(guard, "check")
         return " and ".join([f"{check}({', '.join(name for name, _ in rows)})", *conditions])
@@ -313,8 +313,8 @@ def _python_checks(source: Source, name: str, spec: Spec) -> list[str]:
 
 #: asked of each parameter of an optimizer -> the attribute that is true where it does not hold
 _NO_HOOKS = {
-    ("gradient hooks", False): _torch.GRADIENT_HOOKS,
-    ("accumulation hooks", False): _torch.ACCUMULATION_HOOKS,
+    ("gradient hooks", False): torch_api.GRADIENT_HOOKS,
+    ("accumulation hooks", False): torch_api.ACCUMULATION_HOOKS,
 }
 
 

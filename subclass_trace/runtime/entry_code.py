@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..plan.side_effects import Put
 from ..state.guards import Exact, Identity
 from ..state.values import MISSING
@@ -119,14 +119,14 @@ class _GuardedEmitter(EntryEmitter):
     def _ambient(self) -> None:
         """Thread state; modes and transforms around the call lead to the slow path, which decides what to do."""
         s, a = self.source, self.ambient
-        s.bind("grad_enabled", _torch.grad_enabled)
+        s.bind("grad_enabled", torch_api.grad_enabled)
         s.bind("inference", torch.is_inference_mode_enabled)
-        s.bind("any_autocast", _torch.any_autocast)
-        s.bind("functorch", _torch.peek_functorch)
-        s.bind("dispatch_modes", _torch.dispatch_stack_length)
-        s.bind("function_modes", _torch.function_stack_length)
-        s.bind("default_devices", _torch.default_devices)
-        s.bind("forward_ad", _torch.forward_ad)
+        s.bind("any_autocast", torch_api.any_autocast)
+        s.bind("functorch", torch_api.peek_functorch)
+        s.bind("dispatch_modes", torch_api.dispatch_stack_length)
+        s.bind("function_modes", torch_api.function_stack_length)
+        s.bind("default_devices", torch_api.default_devices)
+        s.bind("forward_ad", torch_api.forward_ad)
         s.bind("deterministic", torch.are_deterministic_algorithms_enabled)
         s.bind("default_dtype", torch.get_default_dtype)
         parts = [
@@ -140,14 +140,16 @@ class _GuardedEmitter(EntryEmitter):
             f"default_dtype() is not {s.constant(a.dtype)}",
         ]
         if a.autocast:
-            s.bind("autocast_state", _torch.autocast_state)
+            s.bind("autocast_state", torch_api.autocast_state)
             parts.append(f"autocast_state() != {s.constant(a.autocast, 'autocast')}")
         else:
             parts.append("any_autocast()")
         if a.dtensor is not None:
-            parts.append(_torch.other_dtensor_modes_code(s.bind("dtensor", _torch.dtensor_dispatcher()), a.dtensor))
+            parts.append(
+                torch_api.other_dtensor_modes_code(s.bind("dtensor", torch_api.dtensor_dispatcher()), a.dtensor)
+            )
         if a.attention is not None:
-            parts.append(_torch.other_attention_code(a.attention, s.bind))
+            parts.append(torch_api.other_attention_code(a.attention, s.bind))
         s.line(f"if ({' or '.join(parts)}): return MISS")
 
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from .. import _torch
-from .._torch.dynamo import never_compiled
-from .._torch.tape import saves_for_torch
+from .. import torch_api
 from ..errors import UnsupportedError
 from ..plan import Plan, SavedValue
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.protocol import is_traceable
+from ..torch_api.dynamo import never_compiled
+from ..torch_api.tape import saves_for_torch
 from .backward import Backwards, CompiledBackward
 from .batched import row_by_row
 from .sizes import Env
@@ -39,14 +39,14 @@ def run_backward(
     """
     if all(t is None for t in tangents):
         return [None] * backwards.inputs
-    batched = any(map(_torch.is_batched, tangents))
+    batched = any(map(torch_api.is_batched, tangents))
     if batched and backwards.row_by_row:
         return row_by_row(lambda own: run_backward(backwards, ctx, dict(saved), own), tangents)
     create_graph, env = torch.is_grad_enabled(), getattr(ctx, "env", None) or {}
     rows = [None if t is None else flatten(t) for t in tangents]
-    with _torch.outside_of_vmap() if batched else contextlib.nullcontext():
+    with torch_api.outside_of_vmap() if batched else contextlib.nullcontext():
         entry = backwards.find([None if r is None else r[1] for r in rows], create_graph, env)
-    with _torch.disable_autocast():
+    with torch_api.disable_autocast():
         if not create_graph:
             leaves = [leaf for r in rows if r is not None for leaf in r[0]]
             return entry.pass_on(entry.run(saved, leaves, env), tangents)
@@ -67,7 +67,7 @@ def _with_history(
     for k in views:  # a Function's own views cannot be written
         grads[k] = grads[k].detach()  # type: ignore[union-attr]
     watched = (*ctx.watched, *watch([t for t, _ in present if is_traceable(t)]))
-    made: Sequence[Any] = _torch.apply_function(DifferentiableBackward, entry, env, kept, grads, watched, *tracked)
+    made: Sequence[Any] = torch_api.apply_function(DifferentiableBackward, entry, env, kept, grads, watched, *tracked)
     return [g.view_as(g) if k in views else g for k, g in enumerate(made)]
 
 
@@ -96,14 +96,14 @@ class Edge(torch.autograd.Function):
 
 def edges(inputs: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
     """What a node keeps of its inputs: an `Edge` for each, or None for a leaf, which the node knows (`edges_of`)."""
-    leaves = _torch.are_leaves(inputs)
+    leaves = torch_api.are_leaves(inputs)
     if False not in leaves:
         return (None,) * len(leaves)
     with torch.enable_grad():
         return tuple([None if leaf else _edge(x) for x, leaf in zip(inputs, leaves, strict=True)])
 
 
-_edge = _torch.base_apply(Edge)
+_edge = torch_api.base_apply(Edge)
 
 
 def edges_of(ctx: Any) -> list[Tensor]:
@@ -138,7 +138,7 @@ def edges_of(ctx: Any) -> list[Tensor]:
 def save(ctx: Any, plan: Plan, tensors: Sequence[Tensor | None]) -> None:
     """Keep saved activations on a node."""
     ctx.saved = None
-    if not (saves_for_torch or _torch.saved_tensor_hooks_active()):
+    if not (saves_for_torch or torch_api.saved_tensor_hooks_active()):
         with contextlib.suppress(RuntimeError, AttributeError):  # an inference tensor, or None from a kernel
             ctx.versions = tuple([t._version for t in tensors])  # type: ignore[union-attr]
             places = [k for k, row in enumerate(plan.saved) if row.is_tensor]
@@ -168,7 +168,7 @@ def saved_of(ctx: Any, plan: Plan) -> list[Any]:
 
 def release(ctx: Any) -> None:
     """Let go of what is saved, unless the graph is retained. (Where that is nothing, a second backward is none too many.)"""
-    if ctx.saved and not _torch.keeps_graph():
+    if ctx.saved and not torch_api.keeps_graph():
         ctx.saved, ctx.watched = None, ()
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from .. import _torch
-from .._torch.tape import saves_for_torch
+from .. import torch_api
 from ..plan import Plan
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.spec import Spec, WrapperSpec, leaf_count, spec_leaves
 from ..subclass.template import Examples
+from ..torch_api.tape import saves_for_torch
 from .backward import CompiledBackward
 from .emit import (
     NotGenerated,
@@ -77,7 +77,7 @@ class FastPath:
         if len({id(t) for t, _ in rows}) != len(rows):
             return
         sizes = [[n if type(n) is int else None for n in s.size] for _, s in rows]  # type: ignore[union-attr]
-        self.check = _torch.tensor_guard([t for t, _ in rows], sizes, [[None] * t.dim() for t, _ in rows])
+        self.check = torch_api.tensor_guard([t for t, _ in rows], sizes, [[None] * t.dim() for t, _ in rows])
 
 
 class FastBackward(FastPath):
@@ -153,7 +153,7 @@ class FunctionEmitter:
         members: dict[str, Any] = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
         members["program"] = self.program  # compiled autograd finds the backward graph there
         function = type("RegionFunction", (torch.autograd.Function,), members)
-        _torch.call_backward_directly(function)
+        torch_api.call_backward_directly(function)
         program = self.program
         make_inlinable(function, lambda ctx: program, 2 if needs_extra(self.plan) else 1)
         return function
@@ -165,7 +165,7 @@ class FunctionEmitter:
         s.line(f"def forward(ctx, p, {'extra, ' if needs_extra(plan) else ''}*inputs):")
         s.depth = 1
         if self.ambient.autocast:
-            s.bind("no_autocast", _torch.disable_autocast)
+            s.bind("no_autocast", torch_api.disable_autocast)
             s.line("with no_autocast(): o = graph(p)")
         else:
             s.line("o = graph(p)")
@@ -209,7 +209,7 @@ class FunctionEmitter:
             s.line("ctx.saved = []")
             return
         kept = [f"{t}.detach()" if k in plan.saved_results else t for k, t in zip(places, tensors, strict=True)]
-        s.bind("saved_tensor_hooks_active", _torch.saved_tensor_hooks_active)
+        s.bind("saved_tensor_hooks_active", torch_api.saved_tensor_hooks_active)
         s.bind("saves_for_torch", saves_for_torch)
         s.line("ctx.saved = None")
         s.line("if not (saves_for_torch or saved_tensor_hooks_active()):")
@@ -236,7 +236,7 @@ class FunctionEmitter:
             s.line("saved = []")
             return
         names, known = [f"saved[{k}]" for k in range(count)], s.constant(plan, "plan")
-        s.bind("keeps", _torch.keeps_graph_now)
+        s.bind("keeps", torch_api.keeps_graph_now)
         s.line("saved = ctx.saved")
         s.line(f"if saved is None: saved = {s.bind('saved_of', saved_of)}(ctx, {known})")
         s.line("else:")
@@ -329,8 +329,8 @@ class FunctionEmitter:
 
     def _conditions(self, s: Source, entry: CompiledBackward, slow: str) -> dict[Any, str]:
         """Emit what is compared beside the tangents; returns the local names of symbols."""
-        s.bind("grad_enabled", _torch.grad_enabled)
-        s.bind("any_autocast", _torch.any_autocast)
+        s.bind("grad_enabled", torch_api.grad_enabled)
+        s.bind("any_autocast", torch_api.any_autocast)
         s.line("check = fast.check")
         state = ["check is None", "grad_enabled()", "any_autocast()"]
         if entry.create_graph or entry.autocast:
@@ -338,7 +338,9 @@ class FunctionEmitter:
         if entry.guards is not None:
             state.append(f"not {s.constant(entry.guards.still_holds, 'state')}()")
         if entry.dtensor is not None:
-            state.append(_torch.other_dtensor_modes_code(s.bind("dtensor", _torch.dtensor_dispatcher()), entry.dtensor))
+            state.append(
+                torch_api.other_dtensor_modes_code(s.bind("dtensor", torch_api.dtensor_dispatcher()), entry.dtensor)
+            )
         s.line(f"if {' or '.join(state)}: {slow}")
         symbols = {row.symbol: str(row.symbol) for row in self.plan.symbols}
         for symbol, name in symbols.items():
@@ -387,7 +389,7 @@ class FunctionEmitter:
 
 def _is_odd(t: Tensor | None) -> bool:
     """A tangent that only `run_backward` knows how to take."""
-    return t is not None and (_torch.is_batched(t) or any(map(is_lazy, leaves_of(t))))
+    return t is not None and (torch_api.is_batched(t) or any(map(is_lazy, leaves_of(t))))
 
 
 def _same_objects(tangents: Sequence[Tensor | None]) -> tuple[int | None, ...]:
@@ -406,7 +408,7 @@ def _shortcut_of(specs: dict[str, Spec], examples: Examples) -> Callable[[str], 
         spec = specs.get(variable)
         if not isinstance(spec, WrapperSpec):
             raise NotGenerated("a wrapper with a shortcut inside another one")
-        attribute = _torch.context_shortcut(spec.cls)
+        attribute = torch_api.context_shortcut(spec.cls)
         assert attribute is not None
         return getattr(examples.make(spec), attribute)
 

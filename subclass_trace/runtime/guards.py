@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..capture.aliasing import alias_pattern
 from ..capture.facts import failed_fact
 from ..capture.inputs import has_gradient
@@ -42,8 +42,8 @@ class Ambient:
     deterministic: bool
     dtype: torch.dtype
     devices: tuple[torch.device, ...] = ()  # default devices
-    dtensor: _torch.DTensorModes | None = field(default=None, compare=False)  # compared where a trace met a DTensor
-    attention: _torch.AttentionKernels | None = field(default=None, compare=False)  # where it met attention
+    dtensor: torch_api.DTensorModes | None = field(default=None, compare=False)  # compared where a trace met a DTensor
+    attention: torch_api.AttentionKernels | None = field(default=None, compare=False)  # where it met attention
 
     @staticmethod
     def now() -> Ambient:
@@ -51,12 +51,12 @@ class Ambient:
         return Ambient(
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
-            _torch.autocast_state(),
+            torch_api.autocast_state(),
             torch.are_deterministic_algorithms_enabled(),
             torch.get_default_dtype(),
-            _torch.default_devices() or (),
-            _torch.dtensor_modes(),
-            _torch.attention_kernels(),
+            torch_api.default_devices() or (),
+            torch_api.dtensor_modes(),
+            torch_api.attention_kernels(),
         )
 
     def changes(self, now: Ambient) -> str:
@@ -87,15 +87,15 @@ def autocast_text(state: tuple[Any, ...]) -> str:
 
 def eager_reason() -> str | None:
     """Why this call must run eagerly: something around it would not see, or would not be served by, a compiled graph."""
-    if _torch.functorch_active():
+    if torch_api.functorch_active():
         return "a functorch transform (vmap, grad, jvp) is active around the call"
-    if _torch.forward_ad_level() >= 0:
+    if torch_api.forward_ad_level() >= 0:
         return "a forward-mode AD level is active around the call"
-    if _torch.dispatch_modes_active():
+    if torch_api.dispatch_modes_active():
         return "a __torch_dispatch__ mode is active around the call"
-    if _torch.function_modes_active():
+    if torch_api.function_modes_active():
         return "a __torch_function__ mode is active around the call"
-    if _torch.jit_tracing():
+    if torch_api.jit_tracing():
         return "torch.jit.trace records the call"
     return None
 
@@ -164,8 +164,8 @@ def failed_metadata(row: InputPlan, value: Tensor) -> str | None:
         return f"{row.path}: expected is_leaf={row.is_leaf}"
     if isinstance(value, torch.nn.Parameter) != row.is_parameter:
         return f"{row.path}: expected {'a' if row.is_parameter else 'no'} nn.Parameter"
-    if row.requires_grad and _torch.grad_dtype(value) is not row.grad_dtype:
-        return f"{row.path}.grad_dtype: expected {row.grad_dtype}, got {_torch.grad_dtype(value)}"
+    if row.requires_grad and torch_api.grad_dtype(value) is not row.grad_dtype:
+        return f"{row.path}.grad_dtype: expected {row.grad_dtype}, got {torch_api.grad_dtype(value)}"
     if row.no_gradient and has_gradient(value):
         return f"{row.path}.grad: expected None"
     failed = failed_fact(row.facts, value)
@@ -210,7 +210,7 @@ def _failed_leaf_guard(
         if reason is not None:
             return f"flat argument {position}, {reason}"
     for above, wanted in plan.apart:
-        if _torch.leads_to([inputs[k] for k in above], [inputs[k] for k in wanted]):
+        if torch_api.leads_to([inputs[k] for k in above], [inputs[k] for k in wanted]):
             return "one input was computed of another, and was not when the specialization was made"
     if alias is not None and alias_pattern(inputs, leaves) != alias:
         return "the inputs share memory in another way"

@@ -1,6 +1,6 @@
 """A region's backward for torch's own compiled autograd, which pastes the dense graph into its own instead of calling it.
 
-Torch recognises Functions by what AOTAutograd leaves on their class (`_torch.tape.inlined_attributes`): a prologue that
+Torch recognises Functions by what AOTAutograd leaves on their class (`torch_api.tape.inlined_attributes`): a prologue that
 makes the graph's inputs of the saved tensors and the gradients, the graph, and an epilogue that makes the gradients of
 its outputs. The engine asks each node for a key before it captures or runs a tape. That is where the choice is made, for
 one backward at a time: ``ctx._forward_cls`` becomes the class with these attributes, or the one without.
@@ -29,12 +29,12 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import _torch
-from .._torch import tape as _door
+from .. import torch_api
 from ..errors import TangentError
 from ..subclass.context import SizeValue, map_sizes, same_context, without_outer
 from ..subclass.spec import LeafSpec, SizeExpr, Spec, WrapperSpec, leaf_count, spec_leaves
 from ..subclass.visit import map_spec, rebuild
+from ..torch_api import tape as _door
 from .backward import CompiledBackward
 from .function import RegionFunction, check_watched
 from .rebuild import fit_strides
@@ -160,7 +160,7 @@ class Sizes:
             return size
         function = self._functions.get(size.expr)
         if function is None:  # a SymInt cannot be put into an expression: Python computes with it
-            source = f"lambda {', '.join(self._names.values())}: {_torch.expression_source(size.expr, self._names)}"
+            source = f"lambda {', '.join(self._names.values())}: {torch_api.expression_source(size.expr, self._names)}"
             function = self._functions[size.expr] = eval(source, dict(EXPRESSION_GLOBALS))
         return function(*values)
 
@@ -183,7 +183,7 @@ def _own_graph(
     outputs: Any = graph.graph_copy(module.graph, new)
     symbols = [given["size", symbol] for symbol in sizes.symbols] if with_symbols else []
     graph.output([*outputs, *symbols])
-    return _torch.graph_module(module, graph), inputs
+    return torch_api.graph_module(module, graph), inputs
 
 
 class Prologue:

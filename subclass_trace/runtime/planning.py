@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import _torch
+from .. import torch_api
 from ..capture.capture import Captured
 from ..capture.lending import Lending
 from ..capture.session import Session
@@ -155,13 +155,13 @@ def _symbols(captured: Captured) -> list[SymbolPlan]:
     rows: dict[Any, SymbolPlan] = {}
 
     def note(size: Any, kind: str, leaf: int | None, inp: int | None, dim: int) -> None:
-        symbol = _torch.size_symbol(size)
+        symbol = torch_api.size_symbol(size)
         if symbol is not None:
             rows.setdefault(symbol, SymbolPlan(symbol, kind, leaf, inp, dim))
 
     # First: where a size was found to be equal to a number, that is checked with the size.
     for position, n in captured.session.arguments.items():
-        symbol = _torch.argument_symbol(n)
+        symbol = torch_api.argument_symbol(n)
         if symbol is not None:
             rows.setdefault(symbol, SymbolPlan(symbol, "argument", None, None, position))
     strided = [(k, t) for k, t in enumerate(captured.originals) if t.layout is torch.strided]
@@ -176,7 +176,7 @@ def _symbols(captured: Captured) -> list[SymbolPlan]:
         for d, n in enumerate(i.spec.size):  # type: ignore[union-attr]
             note(n, "size", None, number, d)
         for d, n in enumerate(i.spec.size):  # type: ignore[union-attr]
-            ragged = _torch.ragged_parts(n) if is_ragged(n) else None
+            ragged = torch_api.ragged_parts(n) if is_ragged(n) else None
             if ragged is not None:
                 rows.setdefault(ragged[0], SymbolPlan(ragged[0], "ragged", None, number, d))
     for k, n in enumerate(captured.leaf_primals):
@@ -191,7 +191,7 @@ def number_symbols(rows: Sequence[SymbolPlan]) -> frozenset[Any]:
 
 def conditions_of(captured: Captured, symbols: Sequence[SymbolPlan]) -> tuple[Any, ...]:
     """What the trace assumed of the symbols that a call binds: of these, though some may be constant for it by now."""
-    return tuple(_torch.shape_conditions(captured.session.shape_env, number_symbols(symbols)))
+    return tuple(torch_api.shape_conditions(captured.session.shape_env, number_symbols(symbols)))
 
 
 def _offsets_matter(captured: Captured) -> bool:
@@ -227,7 +227,7 @@ def _detach(forward: Half, captured: Captured) -> frozenset[int]:
 
 def _is_view(node: fx.Node) -> bool:
     made: Any = node.args[0] if node.target is operator.getitem else node
-    return isinstance(made.target, _torch.OpOverload) and made.target.is_view
+    return isinstance(made.target, torch_api.OpOverload) and made.target.is_view
 
 
 def _saved_results(forward: Half, captured: Captured, saved: int) -> frozenset[int]:
@@ -272,7 +272,7 @@ def _with_lent(o: OutputPlan, lending: Lending) -> OutputPlan:
 def _as_it_came(captured: Captured, number: int) -> Tensor:
     """A stand-in for an input that is laid out as at the start of the call."""
     spec = captured.inputs[number].spec
-    with captured.session.mode, _torch.without_tracing(), torch.no_grad():
+    with captured.session.mode, torch_api.without_tracing(), torch.no_grad():
         leaves = [torch.empty_strided(s.size, s.stride, dtype=s.dtype, device=s.device) for s in spec_leaves(spec)]
         return rebuild(spec, iter(leaves))  # type: ignore[no-any-return]
 
@@ -303,12 +303,12 @@ def _freeze_replay(replay: Replay, session: Session, base: Tensor | None = None)
         return n
 
     try:
-        aside = _torch.unbound_symbols_set_aside(session.shape_env)
-        numbers = _torch.numbers_as_split_factors()  # as while it was traced, which has guarded them
+        aside = torch_api.unbound_symbols_set_aside(session.shape_env)
+        numbers = torch_api.numbers_as_split_factors()  # as while it was traced, which has guarded them
         # Without the dispatcher, DTensor looks for the symbols in its cache. The code of a class may make tensors.
-        with aside, numbers, torch.no_grad(), session.mode, _torch.enable_python_dispatcher():
+        with aside, numbers, torch.no_grad(), session.mode, torch_api.enable_python_dispatcher():
             replay(view._base if base is None else base, symint_visitor_fn=note)  # type: ignore[call-arg]
-    except _torch.DATA_DEPENDENT_ERRORS:  # the class reads a number, as it will of the base of the call
+    except torch_api.DATA_DEPENDENT_ERRORS:  # the class reads a number, as it will of the base of the call
         if not all(type(n) is int for n in sizes):
             raise
     except RuntimeError:  # forward-mode AD: a dual is a view, made anew by its place in the memory, which takes numbers

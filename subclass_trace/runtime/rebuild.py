@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..plan import LeafAlias, SymbolicView, ValueAlias, ViewOutput, ViewSteps
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.spec import LeafSpec, spec_leaves
@@ -27,12 +27,12 @@ def replay_view(plan: ViewOutput, base: Tensor, env: Env | None = None) -> Tenso
         if isinstance(replay, ViewSteps) and replay.version_bumps and not base.is_inference():
             # Delivering the mutations has counted them. First: autograd makes the history of a view anew whose counter has
             # another value afterwards.
-            _torch.set_version(base, max(base._version - replay.version_bumps, 0))
+            torch_api.set_version(base, max(base._version - replay.version_bumps, 0))
         view = replay(base)
     if plan.one_of_several and view._is_view():  # of a tensor of inference mode there are none
-        _torch.mark_multi_output_view(view)
+        torch_api.mark_multi_output_view(view)
     if plan.before_grad:
-        _torch.mark_tracked_view(view)
+        torch_api.mark_tracked_view(view)
     return view
 
 
@@ -73,13 +73,13 @@ def view_like(source: Tensor, spec: LeafSpec, alias: LeafAlias, env: Env) -> Ten
     inference = torch.is_inference_mode_enabled()
     with torch.inference_mode(not counted) if inference else contextlib.nullcontext():
         made = torch.empty(0, dtype=spec.dtype, device=source.device).set_(source.untyped_storage(), *place)
-        _torch.set_lazy_bits(made, *alias.lazy)
+        torch_api.set_lazy_bits(made, *alias.lazy)
         if counted:
             shared = source.detach()
             shared.data = made
             return shared
     if not made.is_inference():
-        _torch.set_version(made, 0)
+        torch_api.set_version(made, 0)
     return made
 
 
@@ -104,9 +104,9 @@ def _remade(leaf: Tensor, inference: bool) -> Tensor:
     with torch.inference_mode(inference), torch.no_grad():
         made = torch.empty(0, dtype=leaf.dtype, device=leaf.device)
         made.set_(leaf.untyped_storage(), leaf.storage_offset(), leaf.size(), leaf.stride())
-        _torch.set_lazy_bits(made, leaf.is_conj(), leaf.is_neg())
+        torch_api.set_lazy_bits(made, leaf.is_conj(), leaf.is_neg())
     if not inference:
-        _torch.set_version(made, 0)
+        torch_api.set_version(made, 0)
     return made
 
 
@@ -119,6 +119,8 @@ def fit_strides(t: Tensor, stride: Sequence[int]) -> Tensor:
     """``t`` itself, or a copy with the strides that a graph was traced for."""
     if t.layout is not torch.strided or tuple(t.stride()) == tuple(stride):
         return t
-    if _torch.is_batched(t) or _torch.is_functorch_wrapped(t):  # room for the whole batch, whichever dimension that is
+    if torch_api.is_batched(t) or torch_api.is_functorch_wrapped(
+        t
+    ):  # room for the whole batch, whichever dimension that is
         return t.new_empty_strided(t.shape, stride).copy_(t)
     return torch.empty_strided(t.shape, stride, dtype=t.dtype, device=t.device).copy_(t)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..capture.aliasing import byte_range
 from ..plan import (
     BasePrimal,
@@ -71,7 +71,7 @@ class Program:
         if self.plan.trains:  # also under no_grad: the region may enable gradients itself
             differentiated = [call.inputs[i] for i in self.plan.differentiated]
             with torch.enable_grad():
-                values = list(_torch.apply_function(RegionFunction, self, call, *differentiated))
+                values = list(torch_api.apply_function(RegionFunction, self, call, *differentiated))
             watch_contexts(self.plan, changeable(self.plan), call.inputs, values)
         else:
             with torch.no_grad():
@@ -94,7 +94,7 @@ class Program:
         """Values (rewrapped), symbolic sizes, saved activations (dense)."""
         plan = self.plan
         args = [primal_value(p, call) for p in plan.primals]
-        with _torch.disable_autocast():
+        with torch_api.disable_autocast():
             flat = list(self.forward(args))
         for k in plan.detach_values:
             flat[k] = flat[k].detach()
@@ -189,7 +189,7 @@ def share_values(plan: Plan, call: Call, values: list[Tensor], within: bool) -> 
 def let_dangle(value: Tensor) -> None:
     """Give it a history that leads nowhere."""
     with torch.enable_grad():
-        _torch.apply_function(Dangling, torch.zeros((), requires_grad=True), [value])
+        torch_api.apply_function(Dangling, torch.zeros((), requires_grad=True), [value])
 
 
 def make_output(
@@ -213,7 +213,7 @@ def make_output(
     else:
         value = values[o.value]
         if o.protected and value.requires_grad:
-            value = _torch.apply_function(Protected, value)
+            value = torch_api.apply_function(Protected, value)
     if isinstance(o, ViewOutput) and o.starts_grad:
         value.requires_grad_()
     for name, attribute in o.attributes.items():

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..capture.diagnostics import kept_number
 from ..plan import Plan, SymbolPlan
 from ..subclass.context import Lent, map_sizes, without_outer
@@ -35,14 +35,14 @@ def to_expr(size: Any) -> Any:
 
 def _float(number: torch.SymFloat) -> Any:
     expr = number.node.expr
-    bound = expr.is_number or (expr.is_Symbol and _torch.is_known(number))
+    bound = expr.is_number or (expr.is_Symbol and torch_api.is_known(number))
     if not bound:
         raise kept_number(number, None)
     return float(expr) if expr.is_number else SizeExpr(expr)
 
 
 def _to_ragged(size: torch.SymInt) -> RaggedSize:
-    found = _torch.ragged_parts(size)
+    found = torch_api.ragged_parts(size)
     if found is None:
         return RaggedSize(None)
     symbol, factor = found

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .._torch.dynamo import never_compiled
+from ..torch_api.dynamo import never_compiled
 
 _numbers = itertools.count()
 _LITERALS = (bool, int, str, bytes, type(None))

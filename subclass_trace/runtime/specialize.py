@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import _torch, verify
+from .. import torch_api, verify
 from ..backends import Backend, Compiled
 from ..backends.eager import compile_eager
 from ..backends.inductor import compile_forward
@@ -102,7 +102,7 @@ def build_program(
     except Exception as error:  # whatever it is, eager would raise it in the backward, if there ever is one
         if captured.session.dynamic:
             _look_at_each(captured.tape, guess)
-        freed = _torch.says_freed(error)
+        freed = torch_api.says_freed(error)
         spent = freed and _all_freed(captured.tape, guess)
         program, graphs = _without_backward(captured, flat, backend, spent)
         assert program.backwards is not None
@@ -168,11 +168,11 @@ def _look_at_each(tape: Tape, guess: Sequence[Spec]) -> None:
     That is a condition of the specialization then. A call for which it does not hold would find out in its backward alone.
     """
     for number, spec in enumerate(guess if len(guess) > 1 else ()):
-        assumed = _torch.assumptions_of(tape.session.shape_env)
+        assumed = torch_api.assumptions_of(tape.session.shape_env)
         try:
             tape.trace([spec if k == number else None for k in range(len(guess))])
         except Exception:  # this one cannot be traced either
-            _torch.restore_assumptions(tape.session.shape_env, assumed)
+            torch_api.restore_assumptions(tape.session.shape_env, assumed)
 
 
 def suited(partitioner: Partitioner, backend: Backend) -> Partitioner:
@@ -231,14 +231,14 @@ def _all_freed(tape: Tape, guess: Sequence[Spec]) -> bool:
         try:
             tape.trace([spec if n == k else None for n, spec in enumerate(guess)])
         except Exception as error:
-            if _torch.says_freed(error):
+            if torch_api.says_freed(error):
                 continue
         return False
     return True
 
 
 def _first_backward(
-    parts: Partitioned, traced: Any, guess: Sequence[Any], call: Compiled, modes: _torch.DTensorModes | None
+    parts: Partitioned, traced: Any, guess: Sequence[Any], call: Compiled, modes: torch_api.DTensorModes | None
 ) -> CompiledBackward:
     number = {name: k for k, name in enumerate(traced.tangents)}
     inputs = tuple(("tangent", number[n]) if n in number else ("saved", n) for n in parts.backward_inputs)
@@ -261,7 +261,7 @@ def _first_backward(
 def _copy(module: fx.GraphModule) -> fx.GraphModule:
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
-    return _torch.graph_module(module, graph)
+    return torch_api.graph_module(module, graph)
 
 
 def write_back_in_graph(captured: Captured, forward: fx.GraphModule) -> tuple[MutationPlan, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..capture.aliasing import alias_check
 from ..plan.values import Given, build
 from ..subclass.flatten import leaves_of
@@ -85,9 +85,9 @@ class _TrustedEmitter(EntryEmitter):
         s = self.source
         s.line(f"def entry({', '.join(self.names)}):")
         s.depth = 1
-        s.bind("functorch", _torch.peek_functorch)
-        s.bind("dispatch_modes", _torch.dispatch_stack_length)
-        s.bind("forward_ad", _torch.forward_ad)
+        s.bind("functorch", torch_api.peek_functorch)
+        s.bind("dispatch_modes", torch_api.dispatch_stack_length)
+        s.bind("forward_ad", torch_api.forward_ad)
         s.line("if functorch() is not None or dispatch_modes() or forward_ad._current_level >= 0:")
         s.line(f"    return eager({', '.join(self.names)})")
         held = [s.constant(value, "held") for value in self.flat[len(self.names) :]]  # tensors of the graph itself

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..capture.aliasing import repeats
 from ..capture.mutation import multi_view_error
 from ..errors import UnsupportedError
@@ -51,7 +51,7 @@ def deliver(plan: MutationPlan, inp: InputPlan, x: Tensor, new: Tensor | None, o
         new: the forward value with the new contents.
         old: the leaves of ``x``, taken before anything was delivered.
     """
-    if plan.differentiable and _torch.creation_forbids_inplace(x):
+    if plan.differentiable and torch_api.creation_forbids_inplace(x):
         raise multi_view_error(inp.path)
     if plan.metadata is not None:
         inside = () if plan.leaf_bumps is None else (*old, *(t for _, t in tensors_inside(x)))
@@ -60,7 +60,7 @@ def deliver(plan: MutationPlan, inp: InputPlan, x: Tensor, new: Tensor | None, o
     fresh = [] if new is None else leaves_of(new)
     if plan.differentiable and new is not None:
         with torch.enable_grad():  # the region may have enabled gradients itself
-            _torch.apply_function(WriteBack, x, new, plan)
+            torch_api.apply_function(WriteBack, x, new, plan)
     else:
         with torch.no_grad():
             _copy_leaves(plan, x, old, fresh)
@@ -71,12 +71,12 @@ def deliver(plan: MutationPlan, inp: InputPlan, x: Tensor, new: Tensor | None, o
     for name, bumps in plan.inner_bumps.items():
         inner = getattr(*owner_of(x, name))
         if not inner.is_inference():
-            _torch.set_version(inner, inner._version + bumps)
+            torch_api.set_version(inner, inner._version + bumps)
     for name, value in plan.attributes.items():
         owner, last = owner_of(x, name)
         setattr(owner, last, with_lent(value, env))
     if plan.stops_grad:
-        with _torch.without_dispatch():
+        with torch_api.without_dispatch():
             if x._is_view():  # which is detached by ``requires_grad_(False)`` alone
                 x.requires_grad_(False)
             else:
@@ -94,10 +94,10 @@ def _copy_leaves(plan: MutationPlan, x: Tensor, old: Sequence[Tensor], fresh: Se
         with torch.inference_mode() if below else contextlib.nullcontext():
             _copy(old[k], fresh[k])
         if version is not None:
-            _torch.set_version(old[k], version)
+            torch_api.set_version(old[k], version)
     for k, bumps in (plan.leaf_bumps or {}).items():
         if bumps and not old[k].is_inference():
-            _torch.set_version(old[k], old[k]._version + bumps)
+            torch_api.set_version(old[k], old[k]._version + bumps)
 
 
 def _copy(leaf: Tensor, new: Tensor) -> None:
@@ -113,13 +113,13 @@ def write_memory(leaf: Tensor, now: Tensor) -> None:
     with torch.no_grad():
         _copy(leaf, now)
     if version is not None:
-        _torch.set_version(leaf, version)
+        torch_api.set_version(leaf, version)
 
 
 def set_version(x: Tensor, version: int) -> None:
     """Let the version counter of ``x`` stand where eager would leave it."""
     if x._version != version:
-        _torch.set_version(x, version)
+        torch_api.set_version(x, version)
 
 
 def _write_metadata(x: Tensor, inp: InputPlan, plan: MutationPlan, old: Sequence[Tensor], env: Env) -> None:
@@ -144,7 +144,7 @@ def _same_versions(tensors: Sequence[Tensor]) -> Iterator[None]:
         yield
     finally:
         for t, version in known:
-            _torch.set_version(t, version)
+            torch_api.set_version(t, version)
 
 
 def _make_room(leaf: Tensor, offset: int, after: LeafSpec) -> None:
@@ -164,11 +164,11 @@ def _write_outer(x: Any, before: Spec, after: Spec) -> None:
         return
     changes = (before.size, before.stride) != (after.size, after.stride)
     if changes and (tuple(x.shape), tuple(x.stride())) != (after.size, after.stride):
-        with _torch.without_dispatch(), torch.no_grad():
+        with torch_api.without_dispatch(), torch.no_grad():
             try:
                 torch.ops.aten.as_strided_.default(x, after.size, after.stride, x.storage_offset())
             except RuntimeError:  # the storage that stands for its memory is smaller
-                x.data = _torch.outer_tensor(x, after.size, after.stride)
+                x.data = torch_api.outer_tensor(x, after.size, after.stride)
     for name, was, inner in zip(after.names, before.inners, after.inners, strict=True):
         _write_outer(getattr(x, name), was, inner)
 

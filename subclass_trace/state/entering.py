@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 import torch
 
-from .._torch.dynamo import never_compiled
+from ..torch_api.dynamo import never_compiled
 from .values import is_walked
 
 

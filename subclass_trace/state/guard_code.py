@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from .guards import Exact, Guard, Identity, IsTensor, ItemsOf, Keys, NoNewNames, OfType, StateGuards, alike
 from .source import Arguments, Bag, Cell, Holder, Items, Mapping, Names, Source, Variable
 from .source import Sequence as ListLike
@@ -67,13 +67,13 @@ class Reader:
 
     def __init__(self, guards: StateGuards) -> None:
         self.guards = guards
-        self.dicts = list(guards.by_holder) if _torch.versions_see_writes() else []
+        self.dicts = list(guards.by_holder) if torch_api.versions_see_writes() else []
         self.each = [*guards.each]
         if not self.dicts:
             self.each += [guard for rows in guards.by_holder.values() for guard in rows]
         for holder in self.dicts:
             if type(holder) is Names and holder.owner is not None:
-                _torch.own_table(holder.thing)
+                torch_api.own_table(holder.thing)
         self.fixed: list[Any] = []
         self.fixed_ids: set[int] = set()
         self._pinned = set(self.dicts)
@@ -99,7 +99,7 @@ class Reader:
         self._empty = tuple(h.thing for h in self.dicts if not h.thing)
         self._of_full = [k for k, h in enumerate(self.dicts) if h.thing]
         self._full = [self.dicts[k].thing for k in self._of_full]
-        self._versions = list(map(_torch.dict_version, self._full))
+        self._versions = list(map(torch_api.dict_version, self._full))
 
     def _fetch(self) -> None:
         self.fixed[:] = [s.read(((), {})) for s in self._fixed_sources]
@@ -129,14 +129,14 @@ class Reader:
 
     def holds(self) -> bool:
         """The fast check of fixed places."""
-        written = any(self._empty) or list(map(_torch.dict_version, self._full)) != self._versions
+        written = any(self._empty) or list(map(torch_api.dict_version, self._full)) != self._versions
         if written and not self._still_hold():
             return False
         return self._other() or self.guards.other_code() is None
 
     def _still_hold(self) -> bool:
         """Some dicts were written: compare what is named there, and pin their versions anew."""
-        now = list(map(_torch.dict_version, self._full))
+        now = list(map(torch_api.dict_version, self._full))
         changed = [self.dicts[k] for k, a, b in zip(self._of_full, now, self._versions, strict=True) if a != b]
         full = set(self._of_full)
         filled = [h for k, h in enumerate(self.dicts) if k not in full and h.thing] if any(self._empty) else []
@@ -166,7 +166,7 @@ class Reader:
         for holder in holders:
             k = self._number.get(id(holder.thing))
             if k is not None and k in self._of_full:
-                self._versions[self._of_full.index(k)] = _torch.dict_version(holder.thing)
+                self._versions[self._of_full.index(k)] = torch_api.dict_version(holder.thing)
         if self.fixed:
             self._fetch()
 

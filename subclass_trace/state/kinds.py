@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..errors import SideEffectError, UnsupportedError
 from ..subclass.context import parts_of
 from .values import ATOMS, is_a, same
@@ -97,7 +97,7 @@ def is_kept_by_torch(kind: type) -> bool:
 
 def set_by_class(stand_in: torch.Tensor) -> frozenset[str]:
     """The attributes of a tensor that is just made which follow from its inner tensors and its context; a fake's own."""
-    if _torch.is_fake(stand_in):
+    if torch_api.is_fake(stand_in):
         return frozenset(vars(stand_in)) | _KEPT_BY_TORCH
     told: list[Any] = []
     if hasattr(type(stand_in), "__metadata_guard__"):  # the class says which values of its context count
@@ -134,7 +134,7 @@ class Cached:
             return
         found = gc.get_referents(self.function)
         for _ in range(4):  # a dict of links, links, results in containers
-            if any(_torch.is_fake(t) for t in found if is_a(t, torch.Tensor)):
+            if any(torch_api.is_fake(t) for t in found if is_a(t, torch.Tensor)):
                 raise SideEffectError(
                     "functools.lru_cache keeps a tensor that the region computes",
                     path=self.path,

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..errors import SideEffectError
 from ..plan.side_effects import Extend, Fill, Put, SideEffect
 from ..plan.values import Again, Constant, Entry, Make, Method, New, Output, Recipe
@@ -30,7 +30,7 @@ _KNOWN_BASES = frozenset(
     {object, list, dict, set, tuple, collections.OrderedDict, collections.deque, collections.defaultdict}
     | {BaseException, Exception, collections.Counter}
 )
-_CONSTANT_KINDS = (type, types.ModuleType, types.BuiltinFunctionType, _torch.OpOverload, torch.Generator)
+_CONSTANT_KINDS = (type, types.ModuleType, types.BuiltinFunctionType, torch_api.OpOverload, torch.Generator)
 _CONSTANT_KEYS = (*_CONSTANT_KINDS, types.FunctionType, types.MethodType)
 
 Table = dict[Any, Any]

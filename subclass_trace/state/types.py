@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from .. import _torch
+from .. import torch_api
 from .values import is_walked
 
 
@@ -32,10 +32,10 @@ class _AskedForTypes(type):
         if cls is not _TYPE:  # a metaclass that was made of it
             return super().__call__(*args, **kwargs)
         found = type(*args, **kwargs)
-        if found in _torch.FAKE_TYPES and _active.answers:
+        if found in torch_api.FAKE_TYPES and _active.answers:
             return _active.answers[-1](args[0])
-        if len(args) == 1 and found in _torch.PYTHON_CLASSES and _active.answers:
-            return _torch.PYTHON_CLASSES[found]
+        if len(args) == 1 and found in torch_api.PYTHON_CLASSES and _active.answers:
+            return torch_api.PYTHON_CLASSES[found]
         return cls if found is type else found
 
     def __instancecheck__(cls, value: Any) -> bool:

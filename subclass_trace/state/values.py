@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 
 
 class _Missing:
@@ -67,7 +67,7 @@ def is_told(value: Any) -> bool:
     """Do its class, its attributes and its items tell what it is? Else it is what it is by identity: what C code keeps of a
     date or a pattern, a function, a member of an enumeration, a mesh."""
     cls = type(value)
-    if is_a(value, (*_ONE_OBJECT, enum.Enum)) or _torch.is_opaque_class(cls):
+    if is_a(value, (*_ONE_OBJECT, enum.Enum)) or torch_api.is_opaque_class(cls):
         return False
     solid = solid_base(cls)
     own = cls.__mro__[: cls.__mro__.index(solid)]

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..errors import SideEffectError, UnsupportedError
 from .code_names import COMPUTED, names_of, only_appended
 from .entering import is_users
@@ -119,8 +119,8 @@ class Walk:
     def start(self, function: Any, call: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
         """The function itself and its arguments."""
         self.arguments.thing = call
-        ATOMS.update(_torch.placement_types())
-        for name, table in _torch.hooks_of_all().items():
+        ATOMS.update(torch_api.placement_types())
+        for name, table in torch_api.hooks_of_all().items():
             self.value(table, name)
         self.value(function, "self" if is_a(function, torch.nn.Module) else "f")
         for key, value in self.arguments.table(call).items():
@@ -399,7 +399,7 @@ class Walk:
         if kind is torch.Generator:
             self.generators.append(value)
             return
-        if _torch.is_opaque_class(kind) and not is_a(value, enum.Enum):  # a mesh, whose tensors are ranks
+        if torch_api.is_opaque_class(kind) and not is_a(value, enum.Enum):  # a mesh, whose tensors are ranks
             return
         if is_a(value, dict):
             self._container(Mapping, value, path, parent, key)

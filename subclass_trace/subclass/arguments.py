@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from .context import Kept
 from .spec import Spec, WrapperSpec
 
@@ -66,7 +66,7 @@ def attributes_inside(value: Any) -> Iterator[tuple[str, Any]]:
     held = _table(value)
     if isinstance(held, Mapping):
         rows = held.items()
-        yield from (row for row in rows if not _torch.is_memo(row[0])) if isinstance(value, torch.Tensor) else rows
+        yield from (row for row in rows if not torch_api.is_memo(row[0])) if isinstance(value, torch.Tensor) else rows
     cls: Any = type(value)
     for name in slots_of(cls):
         found = _slot(value, name)

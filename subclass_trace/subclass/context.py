@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from .tensors import facts_of, parts_of_tensor, same_bytes, why_not_comparable
 
 _ATOMS = (
@@ -299,11 +299,11 @@ def snapshot(context: Any, mark: Callable[[Any], Any] | None = None) -> Any:
 
 def _twin(t: torch.Tensor) -> torch.Tensor:
     """A copy of a plain tensor with the same facts."""
-    with _torch.no_modes(), torch.no_grad():
+    with torch_api.no_modes(), torch.no_grad():
         bits = t.is_conj(), t.is_neg()
         memory = t.detach()
         if any(bits):  # which a clone resolves
-            _torch.set_lazy_bits(memory, False, False)
+            torch_api.set_lazy_bits(memory, False, False)
         made = memory.clone()
         if (
             t.layout is torch.strided and made.stride() != t.stride()
@@ -312,7 +312,7 @@ def _twin(t: torch.Tensor) -> torch.Tensor:
             all_of_it = memory.as_strided((extent,), (1,)).clone()
             made = made.new_empty(0).set_(all_of_it.untyped_storage(), 0, t.shape, t.stride())
         if any(bits):
-            _torch.set_lazy_bits(made, *bits)
+            torch_api.set_lazy_bits(made, *bits)
         if t.requires_grad:
             made.requires_grad_()
     return made
@@ -421,7 +421,7 @@ def _same_number(a: complex, b: complex) -> bool:
 def _same_tensor(a: torch.Tensor, b: torch.Tensor, depth: int) -> bool:
     """Are two tensors of one class the same in all that can be compared?"""
     try:
-        if _torch.is_fake(a) or _torch.is_fake(b) or _torch.is_functorch_wrapped(a):
+        if torch_api.is_fake(a) or torch_api.is_fake(b) or torch_api.is_functorch_wrapped(a):
             return a is b
         if why_not_comparable(a) or why_not_comparable(b) or facts_of(a) != facts_of(b):
             return False

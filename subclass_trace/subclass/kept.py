@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..errors import UnsupportedError
 from .arguments import (
     ABSENT,
@@ -230,7 +230,7 @@ class _Walk:
         return value if simple and all(made.state[k] is v for k, v in holdings(value)) else made
 
     def _tensor(self, value: torch.Tensor, at: Path, inside: bool) -> Any:
-        if _torch.is_fake(value) or _torch.is_functorch_wrapped(value):
+        if torch_api.is_fake(value) or torch_api.is_functorch_wrapped(value):
             return ObjectIdentity(value)
         reason = why_not_comparable(value)
         if reason is not None and not inside:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..errors import NotYet, ProtocolError, SubclassTraceError
 from .paths import Path
 
@@ -45,7 +45,7 @@ class Problem:
 
 #: the classes of real dense tensors: these, and each class that `is_plain` and was met
 REAL: set[type] = {torch.Tensor, torch.nn.Parameter}
-_DENSE = {*REAL, *_torch.FAKE_TYPES}
+_DENSE = {*REAL, *torch_api.FAKE_TYPES}
 _KINDS: dict[type, Kind] = dict.fromkeys(_DENSE, Kind.LEAF)
 
 
@@ -134,7 +134,7 @@ def problems(cls: type) -> tuple[Problem, ...]:
     elif not isinstance(inspect.getattr_static(cls, "__tensor_unflatten__"), (staticmethod, classmethod)):
         what = "has a __tensor_unflatten__ that is neither a staticmethod nor a classmethod"
         found.append(Problem(cls, "__tensor_unflatten__", what))
-    if not _torch.overrides_torch_dispatch(cls):
+    if not torch_api.overrides_torch_dispatch(cls):
         found.append(Problem(cls, "__torch_dispatch__", "has no __torch_dispatch__(cls, func, types, args, kwargs)"))
     return tuple(found)
 
@@ -194,7 +194,7 @@ def unflatten_of(cls: type) -> Callable[[dict[str, Any], Any, Any, Any], torch.T
     hit = _UNFLATTEN.get(cls)
     if hit is not None:
         return hit
-    method: Callable[..., torch.Tensor] = _torch.repaired_unflatten(cls) or cls.__tensor_unflatten__  # type: ignore[attr-defined]
+    method: Callable[..., torch.Tensor] = torch_api.repaired_unflatten(cls) or cls.__tensor_unflatten__  # type: ignore[attr-defined]
     try:
         inspect.signature(method).bind({}, None, (), ())
         call = method

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from .context import Kept, same_context, with_outer
 from .protocol import unflatten_of
 from .spec import LeafSpec, OpaqueSpec, SizeExpr, Spec, WrapperSpec
@@ -69,7 +69,7 @@ def template_of(spec: WrapperSpec, example: Callable[[Spec], Any]) -> Template |
 
 def build(template: Template, spec: WrapperSpec, inner: dict[str, Any]) -> Tensor:
     """What the generated code does, for comparison and for the reader."""
-    value = _torch.build_wrapper(
+    value = torch_api.build_wrapper(
         spec.cls, spec.size, spec.stride, template.storage_offset, template.dtype, template.layout, template.device
     )
     for name, constant in template.constants:
@@ -114,9 +114,9 @@ def _indistinguishable(a: Tensor, b: Tensor) -> bool:
         vars(b)[k] is not v and not same_context(v, vars(b)[k]) for k, v in vars(a).items()
     ):
         return False
-    with _torch.DispatchLog() as log:  # a class with a size or stride policy of its own answers by dispatch
+    with torch_api.DispatchLog() as log:  # a class with a size or stride policy of its own answers by dispatch
         same = all(f(a) == f(b) for f in _PROPERTIES)
-    return same and not log.operations and _torch.dispatch_keys(a) == _torch.dispatch_keys(b)
+    return same and not log.operations and torch_api.dispatch_keys(a) == torch_api.dispatch_keys(b)
 
 
 _PROPERTIES: tuple[Callable[[Tensor], Any], ...] = (

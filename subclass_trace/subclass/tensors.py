@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from .protocol import Kind, kind_of
 
 _COMPRESSED = {
@@ -25,7 +25,7 @@ def why_not_comparable(t: torch.Tensor) -> str | None:
     cls = type(t)
     if kind_of(cls) is Kind.WRAPPER:
         return None
-    if _torch.overrides_torch_dispatch(cls):
+    if torch_api.overrides_torch_dispatch(cls):
         return f"a {cls.__qualname__}, which is no wrapper with __tensor_flatten__"
     if t.is_quantized:
         return "a quantized tensor"
@@ -43,7 +43,7 @@ def facts_of(t: torch.Tensor) -> tuple[Any, ...]:
         return facts
     if t.layout is torch.strided:
         return (*facts, tuple(t.shape), tuple(t.stride()))
-    with _torch.no_modes():
+    with torch_api.no_modes():
         return (*facts, tuple(t.shape), t.layout is torch.sparse_coo and t.is_coalesced())
 
 
@@ -56,7 +56,7 @@ def parts_of_tensor(t: torch.Tensor) -> list[Any] | None:
         return []
     if t.layout is torch.strided:
         return None
-    with _torch.no_modes(), torch.no_grad():
+    with torch_api.no_modes(), torch.no_grad():
         if t.layout is torch.sparse_coo:
             return [t._indices(), t._values()]
         return [*(read(t) for read in _COMPRESSED[t.layout]), t.values()]
@@ -64,6 +64,6 @@ def parts_of_tensor(t: torch.Tensor) -> list[Any] | None:
 
 def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Do two dense tensors hold the same?"""
-    with _torch.no_modes():
+    with torch_api.no_modes():
         x, y = (t.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
         return bool(torch.equal(x, y))

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..errors import ProtocolError, SubclassTraceError
 from .context import Kept, Lent, map_sizes, with_outer
 from .paths import Path
@@ -60,7 +60,7 @@ def inner_values(wrapper: torch.Tensor, path: Path = VALUE) -> tuple[tuple[str, 
                 got=str(error),
                 fix="name only attributes that are set; leave out optional inner tensors that are absent",
             ) from None
-        if not isinstance(value, torch.Tensor) and not _torch.is_opaque(value):
+        if not isinstance(value, torch.Tensor) and not torch_api.is_opaque(value):
             raise ProtocolError(
                 f"{cls.__qualname__}.__tensor_flatten__ names an attribute that is not a tensor",
                 path=f"{path}.{name}",
@@ -94,7 +94,11 @@ def visit(
         return opaque(value, path)
     kind = kind_of(type(value))
     if kind is Kind.LEAF:
-        if value.layout is not torch.strided or value.is_quantized or (value.is_nested and not _torch.is_fake(value)):
+        if (
+            value.layout is not torch.strided
+            or value.is_quantized
+            or (value.is_nested and not torch_api.is_fake(value))
+        ):
             raise refuse_layout(value, path)
         return leaf(value, path)
     if kind is Kind.REFUSED:

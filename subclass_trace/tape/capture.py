@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from .. import _torch
-from .._torch import tape as _door
+from .. import torch_api
+from ..torch_api import tape as _door
 from . import operations, runtime
 from .functions import call_function_backward
 from .graph import Layout, finish
@@ -27,7 +27,7 @@ from .steps import Kind, SizeNode, Step
 Tensor = torch.Tensor
 
 
-class _Witness(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Witness(torch_api.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Operations that C++ itself runs during a capture, such as zeros for undefined gradients, become steps."""
 
     def __init__(self, capture: TapeCapture) -> None:
@@ -39,7 +39,7 @@ class _Witness(_torch.TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **(kwargs or {}))
         capture = self.capture
         step = capture.write("aten", func, capture.steps_of(tuple(args)), capture.steps_of(kwargs or {}))
-        count = len(_torch.op_schema(func).returns)
+        count = len(torch_api.op_schema(func).returns)
         return capture.token(step) if count == 1 else tuple(capture.parts(step, count))
 
 

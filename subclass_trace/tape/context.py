@@ -7,8 +7,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from .._torch import tape as _door
-from .._torch.dynamo import never_compiled
+from ..torch_api import tape as _door
+from ..torch_api.dynamo import never_compiled
 from . import runtime
 from .capture import TapeCapture
 from .graph import Tape

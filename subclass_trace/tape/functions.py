@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .._torch import tape as _door
+from ..torch_api import tape as _door
 from . import operations
 from .paste import paste
 from .regions import paste_region, program_of

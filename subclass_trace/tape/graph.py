@@ -28,7 +28,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import _torch
+from .. import torch_api
 from .order import ForwardOrder, Walked, depends_on_order, engine_order, priorities, walk
 from .steps import ON_DEMAND, Step, replace_steps
 from .text import counts, describe
@@ -299,7 +299,7 @@ def _write(
             if step.kind == "unpack" and step not in deferred:
                 value(step)
     graph.output([replace_steps(o, value) for o in outputs])
-    return _torch.graph_module(root, graph, "Tape")
+    return torch_api.graph_module(root, graph, "Tape")
 
 
 def _name_of(step: Step) -> str | None:

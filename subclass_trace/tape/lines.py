@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from .. import _torch
-from .._torch import tape as _door
+from .. import torch_api
+from ..torch_api import tape as _door
 
 _LIMIT = 100_000
 _OWN = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
@@ -32,11 +32,11 @@ class _Table(threading.local):
 _table = _Table()
 
 
-class _Recorder(_torch.TorchFunctionMode):
+class _Recorder(torch_api.TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        before = _torch.autograd_sequence_number()
+        before = torch_api.autograd_sequence_number()
         result = func(*args, **(kwargs or {}))
-        after = _torch.autograd_sequence_number()
+        after = torch_api.autograd_sequence_number()
         if after > before:
             if len(_table.lines) > _LIMIT:
                 _table.lines.clear()

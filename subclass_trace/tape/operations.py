@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from .. import _torch
-from .._torch import tape as _door
+from .. import torch_api
+from ..torch_api import tape as _door
 
 Tensor = torch.Tensor
 #: smaller gradients are added out of place: asking who owns them costs more than the memory is worth
@@ -246,7 +246,7 @@ def _may_be_overwritten(t: Tensor, other: Tensor) -> bool:
         and t.layout is other.layout is torch.strided
         and t.dtype == other.dtype
         and t.shape == other.shape
-        and _torch.is_dense(t)
+        and torch_api.is_dense(t)
         and _door.storage_owners(t) <= _SOLE_STORAGE
     )
 

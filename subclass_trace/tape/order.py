@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from .._torch import tape as _door
+from ..torch_api import tape as _door
 
 
 @dataclass(frozen=True, eq=False)

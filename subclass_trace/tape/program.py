@@ -26,8 +26,8 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import _torch
-from .._torch import tape as _door
+from .. import torch_api
+from ..torch_api import tape as _door
 from . import operations
 
 Tensor = torch.Tensor
@@ -98,7 +98,7 @@ class Validation:
             sizes.append([None if d in still else n for d, n in enumerate(outputs[i].shape)])
         tensors = [outputs[i] for i in places]
         namespace.update({f"{name}_sum_{i}": size for i, size in summed.items()})
-        namespace[name] = _torch.tensor_guard(tensors, sizes, [[None] * t.dim() for t in tensors])
+        namespace[name] = torch_api.tensor_guard(tensors, sizes, [[None] * t.dim() for t in tensors])
 
 
 _CAPTURE = "[Compiled Autograd Tracing:]"
@@ -114,7 +114,7 @@ class _Accumulation:
         if self.namespace[self.name] is never and not has_post_hooks and operations.may_become_grad(param, grad):
             assert grad is not None
             both = [param, grad]
-            guard = _torch.tensor_guard(both, [list(t.shape) for t in both], [list(t.stride()) for t in both])
+            guard = torch_api.tensor_guard(both, [list(t.shape) for t in both], [list(t.stride()) for t in both])
             self.namespace[self.name] = guard
         operations.accumulate_grad(param, grad, has_post_hooks)
 
@@ -158,7 +158,7 @@ class _Writer:
         if inputs:
             self._line(f"    ({', '.join(self.variables[n] for n in inputs)},) = given")
         self._line("    given.clear()")
-        self._line(f"    no_graph = not {self._global(_torch.grad_enabled, 'grad_enabled')}()")
+        self._line(f"    no_graph = not {self._global(torch_api.grad_enabled, 'grad_enabled')}()")
         self._delete(dies.get(None, []))
         for node in self.nodes:
             if node.op == "call_function" and not self._is_part(node):
@@ -208,8 +208,8 @@ class _Writer:
 
     def _function(self, node: fx.Node) -> str:
         target: Any = _door.without_layer(node.target)
-        if isinstance(target, _torch.OpOverload):
-            target = _torch.raw_callable(target)
+        if isinstance(target, torch_api.OpOverload):
+            target = torch_api.raw_callable(target)
         return self._global(target, getattr(node.target, "__name__", "function"))
 
     def _validate(self, node: fx.Node) -> None:

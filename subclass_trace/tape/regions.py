@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
-from .._torch import tape as _door
+from .. import torch_api
 from ..errors import SubclassTraceError
 from ..runtime.backward import CompiledBackward
 from ..runtime.function import check_watched, release, written_since
@@ -27,6 +26,7 @@ from ..runtime.tangent_layouts import contiguous
 from ..runtime.tangent_sizes import known_value
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, leaf_count, sizes_in
 from ..subclass.visit import rebuild
+from ..torch_api import tape as _door
 from .paste import paste
 from .steps import Step
 
@@ -90,7 +90,7 @@ def _entry(program: Program, tangents: Sequence[Step | None]) -> CompiledBackwar
         return None
     specs = [None if t is None else contiguous(concrete(v, {})) for v, t in zip(values, tangents, strict=True)]
     try:
-        with _torch.no_modes(), torch.no_grad():  # a capture with create_graph has gradients on
+        with torch_api.no_modes(), torch.no_grad():  # a capture with create_graph has gradients on
             entry = backwards.find(specs, False, {})
     except SubclassTraceError:  # it says why when it is called
         return None

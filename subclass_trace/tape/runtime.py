@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 
-from .._torch import is_batched
-from .._torch import tape as _door
-from .._torch.dynamo import never_compiled
 from ..errors import UnsupportedError
 from ..runtime.backward import TRACE_LOCK
+from ..torch_api import is_batched
+from ..torch_api import tape as _door
+from ..torch_api.dynamo import never_compiled
 from .graph import Tape
 from .lines import line_of
 from .order import walk

@@ -20,14 +20,14 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import _torch
-from .._torch import tape as _door
+from .. import torch_api
 from ..frontends.region import Region
 from ..frontends.specialization import Specialization
 from ..options import Options
 from ..plan import LeafPrimal, Plan, ValueOutput
 from ..plan.values import New, Output
 from ..subclass.spec import LeafSpec
+from ..torch_api import tape as _door
 from . import runtime
 from .graph import Tape
 from .program import make_program
@@ -114,7 +114,7 @@ class Segment:
         order = _order(plan)
         if order is None:
             return
-        guard = _torch.tensor_guard(values, [list(v.shape) for v in values], [list(v.stride()) for v in values])
+        guard = torch_api.tensor_guard(values, [list(v.shape) for v in values], [list(v.stride()) for v in values])
         if not guard(*values):
             return
         forward = made.program.forward
@@ -208,7 +208,7 @@ def lower(tape: Tape, backend: Any) -> fx.GraphModule:
             env[o] = graph.call_function(operator.getitem, (call, i))
             env[o].meta.update(kind="part", node=o.meta["node"])
     graph.output(fx.map_arg(root.graph.output_node().args[0], env.__getitem__))
-    return _torch.graph_module(root, graph, "JoinedTape")
+    return torch_api.graph_module(root, graph, "JoinedTape")
 
 
 def _part(root: torch.nn.Module, run: Run, name: str) -> tuple[fx.GraphModule, list[fx.Node], list[fx.Node]]:
@@ -223,7 +223,7 @@ def _part(root: torch.nn.Module, run: Run, name: str) -> tuple[fx.GraphModule, l
     for n in run.nodes:
         local[n] = graph.node_copy(n, local.__getitem__)
     graph.output([local[o] for o in outputs])
-    return _torch.graph_module(root, graph, name), inputs, outputs
+    return torch_api.graph_module(root, graph, name), inputs, outputs
 
 
 def _is_size(node: fx.Node) -> bool:

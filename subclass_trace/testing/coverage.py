@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from .._torch import testing as private
+from ..torch_api import testing as private
 from . import probes
 from .subject import Subject
 

@@ -1,7 +1,7 @@
 """Helpers that the lines of a rule may use. Each needs only torch, since its source is printed into counterexamples.
 
 Rules of this file: import nothing but torch and the standard library; what is not ``torch`` is imported inside of the
-function; a helper may use other helpers of this file. Private parts of torch are in `subclass_trace._torch.testing`,
+function; a helper may use other helpers of this file. Private parts of torch are in `subclass_trace.torch_api.testing`,
 whose functions are printed in the same way. Lines may name everything that these two files define.
 """
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from .._torch.testing import Pair as Pair
-from .._torch.testing import is_fake_tensor, is_opaque_object
+from ..torch_api.testing import Pair as Pair
+from ..torch_api.testing import is_fake_tensor, is_opaque_object
 
 
 def inners(x: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._torch import testing as private
+from ..torch_api import testing as private
 from . import probes
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .. import _torch
+from .. import torch_api
 from ..errors import VerificationError
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter, *_torch.FAKE_TYPES)
+_PLAIN = (torch.Tensor, torch.nn.Parameter, *torch_api.FAKE_TYPES)
 
 
 def require(holds: object, what: str, path: object, *, expected: object, got: object) -> None:
@@ -69,7 +69,7 @@ def dense(module: fx.GraphModule, where: str) -> None:
         if node.op in ("placeholder", "call_function"):
             require("val" in node.meta, "a node has no value", path, expected='node.meta["val"]', got=sorted(node.meta))
             for value in _tensors(node.meta["val"]):
-                fake = type(value) in _torch.FAKE_TYPES
+                fake = type(value) in torch_api.FAKE_TYPES
                 require(
                     fake,
                     "a value in the graph is not dense",
@@ -86,8 +86,8 @@ def dense(module: fx.GraphModule, where: str) -> None:
 def functional(module: fx.GraphModule, where: str, allowed: Collection[fx.Node] = ()) -> None:
     """No operation writes to its arguments, in the branches of higher order operators neither."""
     for node in module.graph.nodes:
-        if node.op == "call_function" and isinstance(node.target, _torch.OpOverload) and node not in allowed:
-            mutable = _torch.op_schema(node.target).is_mutable
+        if node.op == "call_function" and isinstance(node.target, torch_api.OpOverload) and node not in allowed:
+            mutable = torch_api.op_schema(node.target).is_mutable
             require(
                 not mutable,
                 "the graph holds an operation that writes to its arguments",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.fx as fx
 
-from .. import _torch
+from .. import torch_api
 from .graphs import dense, functional, named_inputs, require, sound
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _saved_values(parts: Partitioned, num_forward: int) -> dict[str, Any]:
     for name, node in values.items():
         require(name in names, "a saved value is no node of the forward", f"saved.{name}", expected="a node", got=name)
         value = node.meta.get("val") if isinstance(node, fx.Node) else node
-        dense = type(value) in _torch.FAKE_TYPES or isinstance(value, (*_torch.SYM_TYPES, int, float, bool))
+        dense = type(value) in torch_api.FAKE_TYPES or isinstance(value, (*torch_api.SYM_TYPES, int, float, bool))
         got = type(value).__qualname__
         require(dense, "a saved value is not dense", f"saved.{name}", expected="a FakeTensor or a number", got=got)
     return values

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch
+from .. import torch_api
 from ..errors import UnsupportedError
 
 aten = torch.ops.aten
@@ -43,7 +43,7 @@ def same_strides(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def unwrap(cls: type[Any], function: Callable[[Any], Any], tree: Any) -> Any:
     """``tree`` with ``function`` applied to each ``cls`` in it."""
-    return _torch.tree_map_only(cls, function, tree)
+    return torch_api.tree_map_only(cls, function, tree)
 
 
 def is_view(cls: type, func: Any) -> bool:
@@ -60,7 +60,7 @@ def view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], compute: Call
     """
     normal = torch.is_inference_mode_enabled() and not args[0].is_inference()
     with torch.inference_mode(False) if normal else contextlib.nullcontext():
-        return _torch.return_and_correct_aliasing(func, args, kwargs, compute(func, *args, **kwargs))
+        return torch_api.return_and_correct_aliasing(func, args, kwargs, compute(func, *args, **kwargs))
 
 
 def is_mutable(func: Any) -> bool:
@@ -117,4 +117,4 @@ def in_place(
     for x in written(func, args, kwargs):
         if isinstance(x, cls):
             store(x, copies[id(x)])
-    return _torch.return_and_correct_aliasing(func, args, kwargs, out)
+    return torch_api.return_and_correct_aliasing(func, args, kwargs, out)

@@ -25,8 +25,8 @@ from typing import Any
 
 import torch
 
-from .. import _torch
-from .._torch.dynamo import never_compiled
+from .. import torch_api
+from ..torch_api.dynamo import never_compiled
 from ._common import aten, foreign, is_mutable, is_view, refuse, unwrap, view, written
 
 
@@ -34,7 +34,7 @@ class Constant(torch.Tensor):
     """A tensor of ``size`` that holds ``value`` everywhere."""
 
     value: float
-    __torch_function__ = _torch.disabled_torch_function
+    __torch_function__ = torch_api.disabled_torch_function
 
     @staticmethod
     def __new__(
@@ -50,7 +50,7 @@ class Constant(torch.Tensor):
             stride, step = [], 1
             for n in reversed(size):
                 stride, step = [step, *stride], step * max(n, 1)
-        self: Constant = _torch.make_wrapper_subclass(
+        self: Constant = torch_api.make_wrapper_subclass(
             cls, size, strides=stride, dtype=dtype, device=torch.device(device)
         )
         too_large = dtype.is_floating_point and abs(value) > torch.finfo(dtype).max
@@ -105,7 +105,7 @@ def _dense(x: Constant) -> torch.Tensor:
 def _like(func: Any, x: Constant, *args: Any, **kwargs: Any) -> Any:
     """The constants that ``func`` gives: sizes and strides come from running it on a meta tensor."""
     device = torch.device(kwargs.pop("device", None) or x.device)
-    with _torch.no_modes():  # a tracer should not see this
+    with torch_api.no_modes():  # a tracer should not see this
         meta = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
         out = func(meta, *args, **kwargs)
 

@@ -26,8 +26,8 @@ from typing import Any
 
 import torch
 
-from .. import _torch
-from .._torch.dynamo import never_compiled
+from .. import torch_api
+from ..torch_api.dynamo import never_compiled
 from ._common import apply, aten, foreign, is_mutable, is_view, refuse, unwrap, view, written
 
 
@@ -35,7 +35,7 @@ class Diagonal(torch.Tensor):
     """The matrix with ``diag`` on the diagonal and zeros elsewhere. `Diagonal.of` is the differentiable constructor."""
 
     diag: torch.Tensor  # type: ignore[assignment]
-    __torch_function__ = _torch.disabled_torch_function
+    __torch_function__ = torch_api.disabled_torch_function
 
     @staticmethod
     def __new__(
@@ -49,7 +49,7 @@ class Diagonal(torch.Tensor):
         if diag.requires_grad:  # the gradient belongs to the wrapper: `of` connects the two
             diag = diag.detach()
         diag = diag.resolve_conj().resolve_neg()  # operations below __torch_dispatch__ do not look at lazy bits
-        self: Diagonal = _torch.make_wrapper_subclass(
+        self: Diagonal = torch_api.make_wrapper_subclass(
             cls,
             (n, n) if outer_size is None else outer_size,
             strides=(n, 1) if outer_stride is None else outer_stride,

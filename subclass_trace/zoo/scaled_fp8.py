@@ -35,7 +35,7 @@ import torch
 from torch import nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from .. import _torch
+from .. import torch_api
 from ..authoring import Outer, WrapperTensor, views
 from ._common import apply, aten
 
@@ -183,7 +183,7 @@ def _mm(func: Any, a: Any, b: Any) -> Any:
         return NotImplemented
     left, right = a.qdata.contiguous(), b.qdata.t().contiguous().t()  # what GPU kernels want: row times column major
     accumulate = torch.float32 if a.dtype == torch.float64 else a.dtype
-    out = _torch.scaled_mm(left, right, scale_a=a.scale, scale_b=b.scale, out_dtype=accumulate)
+    out = torch_api.scaled_mm(left, right, scale_a=a.scale, scale_b=b.scale, out_dtype=accumulate)
     return out.to(a.dtype)
 
 

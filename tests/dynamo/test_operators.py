@@ -21,9 +21,9 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from torch_features import dynamo_passes_wrappers_to_operators
 
-from subclass_trace._torch import dynamo as _dynamo_door
 from subclass_trace.errors import UnsupportedError
 from subclass_trace.frontends import dynamo
+from subclass_trace.torch_api import dynamo as _dynamo_door
 
 #: Dynamo makes an instance of it
 pytestmark = pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'>:DeprecationWarning")

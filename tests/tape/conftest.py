@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from subclass_trace._torch import tape as door
 from subclass_trace.tape import compiled_autograd
+from subclass_trace.torch_api import tape as door
 
 
 @pytest.fixture(autouse=True)

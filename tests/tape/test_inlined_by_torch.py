@@ -13,10 +13,10 @@ from torch.utils._pytree import tree_map
 
 import subclass_trace as st
 from benchmarks.compiled_autograd import peak
-from subclass_trace._torch import tape as door
 from subclass_trace.errors import TangentError
 from subclass_trace.subclass.flatten import leaves_of
 from subclass_trace.tape import compiled_autograd
+from subclass_trace.torch_api import tape as door
 from subclass_trace.zoo import TwoTensor
 
 pytestmark = pytest.mark.skipif(not door.TORCH_CAN_INLINE, reason="torch 2.11 and 2.12 look for other attributes")

@@ -92,6 +92,6 @@ def test_it_is_part_of_the_report() -> None:
 
 @pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="counted with torch 2.13")
 def test_names_of_common_operations_exist() -> None:
-    from subclass_trace._torch.testing import opinfo_database
+    from subclass_trace.torch_api.testing import opinfo_database
 
     assert [n for n in COMMON if n not in opinfo_database()] == []

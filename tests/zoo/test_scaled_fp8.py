@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn import functional as F
 
-from subclass_trace import _torch
+from subclass_trace import torch_api
 from subclass_trace.subclass.flatten import leaves_of
 from subclass_trace.zoo import FP8Linear, ScaledFP8, convert_linears, fp8_linear, to_fp8
 
@@ -171,7 +171,7 @@ def calls(monkeypatch) -> list[tuple[torch.dtype, torch.dtype]]:
         seen.append((a.dtype, b.dtype))
         return torch._scaled_mm(a, b, **kwargs)
 
-    monkeypatch.setattr(_torch, "scaled_mm", spy)
+    monkeypatch.setattr(torch_api, "scaled_mm", spy)
     return seen
 
 

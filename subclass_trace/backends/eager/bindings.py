@@ -32,7 +32,7 @@ because argument parsers look at them: a tensor of rank 0 may be taken for a num
 One more call is allowed: factories (``torch.full``) turn what they made into a variable; with a dispatch mode, which
 holds a second reference to it, that takes a ``detach`` of the answer. Without a mode it takes nothing.
 
-The state is that of compiled code at run time (`_torch.plain_dispatch`): no gradients, so that composite operations are
+The state is that of compiled code at run time (`torch_api.plain_dispatch`): no gradients, so that composite operations are
 seen as what they issue; no inference mode, where they would be seen as themselves; no autocast, no modes.
 """
 
@@ -47,7 +47,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.fx as fx
 
-from ... import _torch
+from ... import torch_api
 
 _CACHE_LIMIT = 8192
 _CONSTANTS = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -86,20 +86,20 @@ def bind(node: fx.Node) -> Binding:
 
 def bind_call(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Binding:
     """`bind` for a call that is no node; its arguments may be nodes."""
-    if not isinstance(op, _torch.OpOverload):
+    if not isinstance(op, torch_api.OpOverload):
         return Binding(op, "op", str(getattr(op, "__name__", op)))
     if op.namespace != "aten":
         return _raw(op)
     if op in _SIZE_READS:
         return _SIZE_READS[op]
     try:
-        with _torch.no_overrides():  # reading a fake tensor's dtype is an override to a user's function mode
+        with torch_api.no_overrides():  # reading a fake tensor's dtype is an override to a user's function mode
             pattern = (op, _pattern(tuple(args)), tuple((k, _pattern(v)) for k, v in kwargs.items()))
     except _NoPattern:
         return _raw(op)
     found = _cache.get(pattern)
     if found is None:
-        if _torch.functorch_active():  # dispatch is not what it will be at run time: neither prove nor remember
+        if torch_api.functorch_active():  # dispatch is not what it will be at run time: neither prove nor remember
             return _raw(op)
         found = _search(*pattern)
         if len(_cache) >= _CACHE_LIMIT:
@@ -108,9 +108,9 @@ def bind_call(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bindin
     return found
 
 
-def _raw(op: _torch.OpOverload) -> Binding:
+def _raw(op: torch_api.OpOverload) -> Binding:
     # Subclasses of OpOverload (TorchBind objects) do work of their own in __call__.
-    return Binding(_torch.raw_callable(op) if type(op) is _torch.OpOverload else op, "op", str(op))
+    return Binding(torch_api.raw_callable(op) if type(op) is torch_api.OpOverload else op, "op", str(op))
 
 
 def _check_scalar(condition: Any, text: str) -> None:
@@ -207,17 +207,17 @@ def _example(node: fx.Node) -> Any:
 
 
 # ---------------------------------------------------------------------------------------------- proofs
-def _search(op: _torch.OpOverload, args: Any, kwargs: Any) -> Binding:
-    name = _torch.op_name(op)
-    with _torch.plain_dispatch():
-        for holder_name, holder in _torch.BINDING_HOLDERS:
+def _search(op: torch_api.OpOverload, args: Any, kwargs: Any) -> Binding:
+    name = torch_api.op_name(op)
+    with torch_api.plain_dispatch():
+        for holder_name, holder in torch_api.BINDING_HOLDERS:
             function: Any = getattr(holder, name, None)
             if type(function) in _BINDING_TYPES and all(_issues_only(function, op, args, kwargs, w) for w in (0, 1)):
                 return Binding(function, "binding", f"{holder_name}.{name}")
     return _raw(op)
 
 
-def _issues_only(function: Any, op: _torch.OpOverload, args: Any, kwargs: Any, world: int) -> bool:
+def _issues_only(function: Any, op: torch_api.OpOverload, args: Any, kwargs: Any, world: int) -> bool:
     """In this world, does ``function`` issue ``op`` with these arguments, nothing else, and return its result?"""
     numbers = iter(itertools.count(5) if world else itertools.repeat(1))
     values = _realize(args, world, numbers)
@@ -249,13 +249,13 @@ def _realize(pattern: Any, world: int, numbers: Iterator[int]) -> Any:
 def _stand_in(pattern: _TensorPattern, world: int, requires_grad: bool) -> torch.Tensor:
     size = tuple(range(2, 2 + pattern.rank)) if world else (1,) * pattern.rank
     stride = tuple(3 * math.prod(size[:d]) for d in range(pattern.rank)) if world else (1,) * pattern.rank
-    return _torch.StandIn.make(size, stride, pattern.dtype, pattern.device, torch.strided, requires_grad)
+    return torch_api.StandIn.make(size, stride, pattern.dtype, pattern.device, torch.strided, requires_grad)
 
 
-class _Recorder(_torch.DispatchMode):  # type: ignore[misc]
+class _Recorder(torch_api.DispatchMode):  # type: ignore[misc]
     """Records what reaches the dispatcher, and answers in the form that ``op`` answers in. Runs nothing."""
 
-    def __init__(self, op: _torch.OpOverload) -> None:
+    def __init__(self, op: torch_api.OpOverload) -> None:
         super().__init__()
         self.op = op
         self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
@@ -267,7 +267,7 @@ class _Recorder(_torch.DispatchMode):  # type: ignore[misc]
         if func is not self.op or self.calls:
             raise _Unexpected(func)
         self.calls.append((args, kwargs or {}))
-        returns = _torch.op_schema(func).returns
+        returns = torch_api.op_schema(func).returns
         answers = [_answer(func, ret, args, kwargs or {}) for ret in returns]
         self.answer = None if not answers else answers[0] if len(answers) == 1 else tuple(answers)
         return self.answer
@@ -285,7 +285,7 @@ def _answer(op: Any, ret: Any, args: Any, kwargs: Any) -> Any:
     if ret.alias_info is not None and ret.alias_info.is_write:  # an in-place or out= operation returns its argument
         given = _by_parameter(op, args, kwargs)
         wanted = ret.alias_info.before_set
-        parameters = _torch.op_schema(op).arguments
+        parameters = torch_api.op_schema(op).arguments
         return next(
             v for p, v in zip(parameters, given, strict=True) if p.alias_info and p.alias_info.before_set == wanted
         )
@@ -300,16 +300,16 @@ def _answer(op: Any, ret: Any, args: Any, kwargs: Any) -> Any:
 # ---------------------------------------------------------------------------------------------- comparisons
 def _by_parameter(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
     """The arguments in the order of the schema, defaults filled in."""
-    parameters = _torch.op_schema(op).arguments
+    parameters = torch_api.op_schema(op).arguments
     rest = [kwargs.get(p.name, p.default_value) for p in parameters[len(args) :]]
     return [*args, *rest]
 
 
 def _same_call(op: Any, passed: tuple[Any, Any], seen: tuple[Any, Any]) -> bool:
-    names = {p.name for p in _torch.op_schema(op).arguments}
+    names = {p.name for p in torch_api.op_schema(op).arguments}
     if not names.issuperset(passed[1]):
         return False
-    parameters = _torch.op_schema(op).arguments
+    parameters = torch_api.op_schema(op).arguments
     return all(
         _same_argument(a, b, str(p.type))
         for a, b, p in zip(_by_parameter(op, *passed), _by_parameter(op, *seen), parameters, strict=True)

@@ -30,7 +30,7 @@ import torch
 import torch.fx as fx
 import torch.nn.functional as F
 
-from ... import _torch
+from ... import torch_api
 from .round_trips import Call, Merged, final, inputs_of, is_view, layout_of, without_unread_views
 
 aten = torch.ops.aten
@@ -210,6 +210,6 @@ class _Program:
 
 def _may_write(node: fx.Node) -> bool:
     target: Any = node.target
-    if not isinstance(target, _torch.OpOverload):
+    if not isinstance(target, torch_api.OpOverload):
         return target is not operator.getitem
-    return target.namespace != "aten" or bool(_torch.op_schema(target).is_mutable)
+    return target.namespace != "aten" or bool(torch_api.op_schema(target).is_mutable)

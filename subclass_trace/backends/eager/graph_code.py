@@ -45,7 +45,7 @@ from typing import Any, ClassVar
 import torch
 import torch.fx as fx
 
-from ... import _torch
+from ... import torch_api
 from ...errors import UnsupportedError, VerificationError
 from ...partition.half import Half
 from .bindings import bind_call
@@ -260,15 +260,15 @@ def _has_effects(node: fx.Node) -> bool:
     if node.op != "call_function":
         return False
     target: Any = node.target
-    if isinstance(target, _torch.OpOverload):
+    if isinstance(target, torch_api.OpOverload):
         return (
             target.namespace not in ("aten", "prims")
-            or _torch.op_schema(target).is_mutable
-            or not _torch.op_schema(target).returns
+            or torch_api.op_schema(target).is_mutable
+            or not torch_api.op_schema(target).returns
             or torch.Tag.nondeterministic_seeded in target.tags
             or node.is_impure()
         )
-    if isinstance(target, _torch.HigherOrderOperator):
+    if isinstance(target, torch_api.HigherOrderOperator):
         return True
     return not (
         getattr(target, "__module__", None) in ("_operator", "math")
@@ -350,7 +350,7 @@ class _Writer:
         if call.chain:
             origin = self._text(call.args[0], node)
             text = f"{text} if {origin}.is_contiguous() else {self._chained(origin, call.chain)}"
-        comment = f"  # {call.target if isinstance(call.target, _torch.OpOverload) else name}"
+        comment = f"  # {call.target if isinstance(call.target, torch_api.OpOverload) else name}"
         row = row_of(call.blamed or node, inputs_of(node, self.listing.calls), self.variables)
         self.blame.rows[len(self.lines) + 2] = row  # the second line is `try:`
         self.lines.append(f"    {text}{comment}" if variable is None else f"    {variable} = {text}{comment}")
@@ -410,7 +410,7 @@ class _Writer:
             return f"{{{', '.join(f'{self._text(k, user)}: {self._text(v, user)}' for k, v in arg.items())}}}"
         if isinstance(arg, slice):
             return f"slice({', '.join(self._text(a, user) for a in (arg.start, arg.stop, arg.step))})"
-        if isinstance(arg, _torch.SYM_TYPES):
+        if isinstance(arg, torch_api.SYM_TYPES):
             raise VerificationError(
                 "a symbolic size is an argument of a node, but no node of the graph computes it",
                 path="output" if user is None else user.name,

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from ... import _torch
+from ... import torch_api
 
 aten = torch.ops.aten
 Merged = Mapping[fx.Node, fx.Node]
@@ -126,7 +126,7 @@ def final(node: fx.Node, known: Merged) -> fx.Node:
 def is_view(node: fx.Node) -> bool:
     """Is it a view, whatever the storage is used for: an operation that computes nothing?"""
     target = node.target
-    if not isinstance(target, _torch.OpOverload) or not (target.is_view or target is aten._unsafe_view.default):
+    if not isinstance(target, torch_api.OpOverload) or not (target.is_view or target is aten._unsafe_view.default):
         return False
     args = node.args
     return (
@@ -138,9 +138,9 @@ def is_view(node: fx.Node) -> bool:
 
 
 @functools.cache
-def _views(target: _torch.OpOverload) -> bool:
+def _views(target: torch_api.OpOverload) -> bool:
     """Is it a view operation of torch's? One of somebody else's may do more (`wait` of partition/offload.py does)."""
-    if _torch.op_schema(target).is_mutable:
+    if torch_api.op_schema(target).is_mutable:
         return False
     return (target.is_view and target.namespace in ("aten", "prims")) or target is aten._unsafe_view.default
 
@@ -158,9 +158,9 @@ def layout_of(value: object) -> tuple[Any, ...] | None:
 def is_fresh(node: fx.Node) -> bool:
     """Is the value a new tensor: neither an input, nor a view, nor one of several results?"""
     target: Any = node.target
-    if node.op != "call_function" or not isinstance(target, _torch.OpOverload) or target.namespace != "aten":
+    if node.op != "call_function" or not isinstance(target, torch_api.OpOverload) or target.namespace != "aten":
         return False
-    returns = _torch.op_schema(target).returns
+    returns = torch_api.op_schema(target).returns
     return target is not aten._unsafe_view.default and len(returns) == 1 and returns[0].alias_info is None
 
 

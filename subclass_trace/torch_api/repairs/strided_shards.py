@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from .this_thread import replaced_here
-from .wrappers import is_dtensor
+from ..this_thread import replaced_here
+from ..wrappers import is_dtensor
 
 
 def repaired_unflatten(cls: type) -> Callable[..., torch.Tensor] | None:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.modules.activation
 import torch.nn.modules.transformer
 
-from .this_thread import replaced_here
+from ..this_thread import replaced_here
 
 #: the kernel that a module would call
 _KERNELS: dict[type, str] = {

@@ -31,8 +31,8 @@ from torch import _meta_registrations
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from ..this_thread import replaced_here
 from .fake_kernels import META_KERNELS
-from .this_thread import replaced_here
 
 Tensor = torch.Tensor
 #: an operation that raises an error with this text in the call where the condition does not hold

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from .fast_paths import takes_fast_path
+from .repairs.fast_paths import takes_fast_path
 from .this_thread import code_replaced
 
 
@@ -48,7 +48,7 @@ def compiling_in_this_thread() -> Iterator[None]:
 
 def _stand_in() -> bool:
     """Runs with the globals of torch's function."""
-    from subclass_trace._torch.compiling import answer
+    from subclass_trace.torch_api.compiling import answer
 
     return answer()
 

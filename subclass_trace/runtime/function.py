@@ -19,7 +19,6 @@ from ..plan import Plan, SavedValue
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.protocol import is_traceable
 from ..torch_api.dynamo import never_compiled
-from ..torch_api.tape import saves_for_torch
 from .backward import Backwards, CompiledBackward
 from .batched import row_by_row
 from .sizes import Env
@@ -132,13 +131,13 @@ def edges_of(ctx: Any) -> list[Tensor]:
 # ``ctx.saved`` is the list of the dense tensors that the backward reads, ``ctx.versions`` has the versions of them then, and
 # ``ctx.watched`` those of the wrappers that they are leaves of, behind weak references: operations on a wrapper do not move
 # the counters of its leaves, and one that nobody holds is not written. That is half of what ``save_for_backward`` costs.
-# Autograd's own variables serve where they do more, and then ``ctx.saved`` is None: where saved-tensor hooks are active,
-# where torch's compiled autograd is to see them, and for what has no version. A result that is saved is kept as an alias,
+# Autograd's own variables serve where they do more, and then ``ctx.saved`` is None: where saved-tensor hooks are active, and
+# for what has no version. A result that is saved is kept as an alias,
 # which shares its version: itself it would be a cycle.
 def save(ctx: Any, plan: Plan, tensors: Sequence[Tensor | None]) -> None:
     """Keep saved activations on a node."""
     ctx.saved = None
-    if not (saves_for_torch or torch_api.saved_tensor_hooks_active()):
+    if not torch_api.saved_tensor_hooks_active():
         with contextlib.suppress(RuntimeError, AttributeError):  # an inference tensor, or None from a kernel
             ctx.versions = tuple([t._version for t in tensors])  # type: ignore[union-attr]
             places = [k for k, row in enumerate(plan.saved) if row.is_tensor]
@@ -169,7 +168,13 @@ def saved_of(ctx: Any, plan: Plan) -> list[Any]:
 def release(ctx: Any) -> None:
     """Let go of what is saved, unless the graph is retained. (Where that is nothing, a second backward is none too many.)"""
     if ctx.saved and not torch_api.keeps_graph():
-        ctx.saved, ctx.watched = None, ()
+        let_go(ctx)
+
+
+def let_go(ctx: Any) -> None:
+    """Let go of what is saved. (Torch's compiled autograd hands a backward an object that stands for the node.)"""
+    node = getattr(ctx, "real", ctx)
+    node.saved, node.watched = None, ()
 
 
 def watch(values: Sequence[Tensor]) -> tuple[tuple[Any, int], ...]:

@@ -17,7 +17,6 @@ from ..plan import Plan
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.spec import Spec, WrapperSpec, leaf_count, spec_leaves
 from ..subclass.template import Examples
-from ..torch_api.tape import saves_for_torch
 from .backward import CompiledBackward
 from .emit import (
     NotGenerated,
@@ -29,9 +28,8 @@ from .emit import (
     sizes_code,
     wrapped,
 )
-from .function import check_watched, edges, run_backward, saved_of, watch, written_since
+from .function import check_watched, edges, let_go, run_backward, saved_of, watch, written_since
 from .guards import Ambient
-from .inlined import make_inlinable
 from .rebuild import fit_strides, is_lazy
 from .reference import Program
 from .sizes import Env
@@ -154,8 +152,6 @@ class FunctionEmitter:
         members["program"] = self.program  # compiled autograd finds the backward graph there
         function = type("RegionFunction", (torch.autograd.Function,), members)
         torch_api.call_backward_directly(function)
-        program = self.program
-        make_inlinable(function, lambda ctx: program, 2 if needs_extra(self.plan) else 1)
         return function
 
     # ---------------------------------------------------------------- forward
@@ -210,9 +206,8 @@ class FunctionEmitter:
             return
         kept = [f"{t}.detach()" if k in plan.saved_results else t for k, t in zip(places, tensors, strict=True)]
         s.bind("saved_tensor_hooks_active", torch_api.saved_tensor_hooks_active)
-        s.bind("saves_for_torch", saves_for_torch)
         s.line("ctx.saved = None")
-        s.line("if not (saves_for_torch or saved_tensor_hooks_active()):")
+        s.line("if not saved_tensor_hooks_active():")
         s.line("    try:")
         s.line(f"        ctx.versions = ({_versions(tensors)})")
         s.line(f"        ctx.saved = [{', '.join(kept)}]")
@@ -245,7 +240,7 @@ class FunctionEmitter:
         )
         s.line(f"    if ctx.watched: {s.bind('check_watched', check_watched)}(ctx)")
         s.line("    if keeps(): saved = [*saved]")
-        s.line("    else: ctx.saved, ctx.watched = None, ()  # a second backward is for saved_tensors to refuse")
+        s.line(f"    else: {s.bind('let_go', let_go)}(ctx)  # a second backward is for saved_tensors to refuse")
 
     # ---------------------------------------------------------------- backward
     def _backward(self, fast: FastBackward) -> Callable[..., Any]:

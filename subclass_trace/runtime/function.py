@@ -1,7 +1,6 @@
 """The region as an autograd.Function, and the backward as one (for double backward of any order).
 
-`run_backward` is what both the reference interpreter and the generated code fall back to when tangents are not the
-expected ones.
+`run_backward` is what generated code falls back to when tangents are not the expected ones.
 """
 
 from __future__ import annotations
@@ -134,21 +133,8 @@ def edges_of(ctx: Any) -> list[Tensor]:
 # Autograd's own variables serve where they do more, and then ``ctx.saved`` is None: where saved-tensor hooks are active, and
 # for what has no version. A result that is saved is kept as an alias,
 # which shares its version: itself it would be a cycle.
-def save(ctx: Any, plan: Plan, tensors: Sequence[Tensor | None]) -> None:
-    """Keep saved activations on a node."""
-    ctx.saved = None
-    if not torch_api.saved_tensor_hooks_active():
-        with contextlib.suppress(RuntimeError, AttributeError):  # an inference tensor, or None from a kernel
-            ctx.versions = tuple([t._version for t in tensors])  # type: ignore[union-attr]
-            places = [k for k, row in enumerate(plan.saved) if row.is_tensor]
-            rows = zip(places, tensors, strict=True)
-            ctx.saved = [t.detach() if k in plan.saved_results else t for k, t in rows]  # type: ignore[union-attr]
-            return
-    ctx.save_for_backward(*tensors)
-
-
 def saved_of(ctx: Any, plan: Plan) -> list[Any]:
-    """What `save` has kept, as a list that is free for its reader; gone from the node, unless the graph is retained.
+    """What the forward has kept, as a list that is free for its reader; gone from the node, unless the graph is retained.
 
     Raises:
         RuntimeError: autograd's, for a second backward; or something was written since.
@@ -284,34 +270,3 @@ class Protected(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         """It all belongs to the value."""
         return grad
-
-
-class RegionFunction(torch.autograd.Function):
-    """The forward of a specialization with a backward: the reference, which `codegen` specialises."""
-
-    @staticmethod
-    def forward(ctx: Any, program: Any, call: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """``inputs`` are the differentiated inputs; ``call`` carries the graph's inputs in and its sizes out."""
-        plan = program.plan
-        values, call.sizes, saved = program.run_forward(call)
-        ctx.program, ctx.env = program, call.env
-        ctx.set_materialize_grads(False)
-        # A kernel may give no tensor where its signature has one (mkldnn's workspace): None is saved like a tensor.
-        ctx.numbers = [None if row.is_tensor else s for s, row in zip(saved, plan.saved, strict=True)]
-        ctx.edges = edges(inputs)
-        ctx.watched = watch([*(call.inputs[i] for i in plan.watched_inputs), *(values[k] for k in plan.watched_values)])
-        save(ctx, plan, [s for s, row in zip(saved, plan.saved, strict=True) if row.is_tensor])
-        ctx.mark_non_differentiable(*[v for k, v in enumerate(values) if k not in plan.differentiable])
-        return tuple(values)
-
-    @staticmethod
-    @never_compiled
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        """Gradients of the differentiated inputs."""
-        program, plan = ctx.program, ctx.program.plan
-        saved = saved_of(ctx, plan)
-        saved.reverse()
-        rows = zip(plan.saved, ctx.numbers, strict=True)
-        named = {row.name: saved.pop() if row.is_tensor else n for row, n in rows}
-        result = run_backward(program.backwards, ctx, named, [grads[k] for k in plan.differentiable])
-        return (None, None, *result)

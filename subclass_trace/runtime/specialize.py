@@ -32,8 +32,8 @@ from ..subclass.flatten import leaves_of
 from ..subclass.spec import Spec, WrapperSpec, leaf_count
 from .backward import Backwards, CompiledBackward
 from .compiling import backward_compiler, compile_half, program_as_recorded
+from .finish import Program
 from .planning import FlatArguments, conditions_of, make_plan, memory_of, number_symbols
-from .reference import Program
 from .sizes import freeze
 
 Tensor = torch.Tensor

@@ -308,12 +308,11 @@ class _Compilation:
         backend = resolve_backend(options.backend, fw_compiler=options.fw_compiler, bw_compiler=options.bw_compiler)
         partitioner = resolve_partitioner(options.partitioner, options.activation_memory_budget)
         env = context.fake_mode.shape_env
-        keep = options.keep_inference_input_mutations
         try:
             captured, recipe = self._capture(context, flat, sources, options.table(backend))
             numbers = {a.position: k for k, a in enumerate(flat.arguments)}
             plan = FlatArguments(tuple(map(numbers.get, range(len(flat.values)))), {}, recipe)
-            program, _ = build_program(captured, plan, backend, partitioner, keep_input_mutations=keep)
+            program, _ = build_program(captured, plan, backend, partitioner)
         except NeedsAutogradBase:  # the base of a view is no input of Dynamo's: our own guards watch it
             return self.region
         except NeedsEager:

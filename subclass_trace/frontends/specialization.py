@@ -384,7 +384,6 @@ def compile_call(
             backend,
             partitioner,
             keep_joint=keep_joint,
-            keep_input_mutations=options.keep_inference_input_mutations,
         )
         captured.session.no_branch_on_floats()
         history.has_symbols = (

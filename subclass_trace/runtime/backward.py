@@ -127,7 +127,9 @@ class Backwards:
         self.inputs, self.saved = len(tape.edges), saved
         self.narrow: Callable[[], None] | None = None
         self.of_backward = False
-        self.row_by_row = any(map(is_traceable, (*tape.outputs, *tape.inputs)))  # for batched tangents: see `batched`
+        self.takes_batches = not any(
+            map(is_traceable, (*tape.outputs, *tape.inputs))
+        )  # of tangents, by `is_grads_batched`
         self.is_freed = False  # the region itself ran backwards that free what these would need
         self.compile_backward, self.output_paths = compile_backward, tuple(output_paths)
         self.compiled: tuple[CompiledBackward, ...] = ()
@@ -255,7 +257,7 @@ class Backwards:
         if traced.next is not None:
             rest = (self.compile_backward, (), self.symbols, self.twins)
             following = Backwards(traced.next, frozenset(have), *rest)
-            following.narrow, following.of_backward, following.row_by_row = self.narrow, True, self.row_by_row
+            following.narrow, following.of_backward, following.takes_batches = self.narrow, True, self.takes_batches
         grads = tuple(None if g is None else freeze(g) for g in traced.grads)
         call = self.compile_backward(graph)
         return CompiledBackward(

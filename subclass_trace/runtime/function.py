@@ -19,7 +19,6 @@ from ..subclass.flatten import flatten, leaves_of
 from ..subclass.protocol import is_traceable
 from ..torch_api.dynamo import never_compiled
 from .backward import Backwards, CompiledBackward
-from .batched import row_by_row
 from .sizes import Env
 
 Tensor = torch.Tensor
@@ -38,8 +37,13 @@ def run_backward(
     if all(t is None for t in tangents):
         return [None] * backwards.inputs
     batched = any(map(torch_api.is_batched, tangents))
-    if batched and backwards.row_by_row:
-        return row_by_row(lambda own: run_backward(backwards, ctx, dict(saved), own), tangents)
+    if batched and not backwards.takes_batches:
+        raise UnsupportedError(
+            "the backward of a region with wrappers, or of a compiler, gets several gradients at once",
+            expected="one gradient, or a region of dense tensors with backend='eager'",
+            got="is_grads_batched=True, or a vectorized jacobian",
+            fix="call the backward once for each",
+        )
     create_graph, env = torch.is_grad_enabled(), getattr(ctx, "env", None) or {}
     rows = [None if t is None else flatten(t) for t in tangents]
     with torch_api.outside_of_vmap() if batched else contextlib.nullcontext():

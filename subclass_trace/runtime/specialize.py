@@ -136,7 +136,7 @@ def build_program(
     known = number_symbols(plan.symbols)
     names = frozenset(parts.saved)
     backwards = Backwards(captured.tape, names, compile_backward, _output_paths(plan), known, parts.twins)
-    backwards.row_by_row |= backend.backward is not compile_eager
+    backwards.takes_batches &= backend.backward is compile_eager
     backwards.add(first)
     return Program(plan, call, backwards), Graphs(kept, parts.first, parts.second)
 
@@ -194,7 +194,7 @@ def _without_backward(
     known = number_symbols(plan.symbols)
     names = frozenset(v.name for v in plan.saved)
     backwards = Backwards(captured.tape, names, compile_backward, _output_paths(plan), known)
-    backwards.row_by_row |= backend.backward is not compile_eager
+    backwards.takes_batches &= backend.backward is compile_eager
     return Program(plan, call, backwards), Graphs(None, first, None)
 
 

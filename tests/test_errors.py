@@ -388,7 +388,6 @@ def test_options_of_min_cut_of_the_wrong_kind(options) -> None:
         {"max_specializations": True},
         {"max_specializations": 0},
         {"automatic_dynamic": "x"},
-        {"keep_inference_input_mutations": "x"},
         {"decompositions": {torch.ops.aten.sin.default: 3}},
         {"partitioner": st.MinCut(budget=0.5), "activation_memory_budget": 0.5},
     ],

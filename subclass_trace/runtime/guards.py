@@ -26,7 +26,7 @@ from ..subclass.kept import difference
 from ..subclass.paths import Path, owner_of
 from ..subclass.protocol import Kind, class_of_leaf, kind_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, spec_leaves
-from ..subclass.visit import inner_values
+from ..subclass.visit import VALUE, inner_values
 from .sizes import bind, evaluate, holds
 
 Tensor = torch.Tensor
@@ -235,6 +235,11 @@ def failed_view(spec: Spec, row: InputPlan, value: Tensor, base: Tensor, env: Ma
         if now.storage_offset() - of.storage_offset() != start:
             return f"{path}: expected to start {start} elements after its base"
     return None
+
+
+def failed_value(spec: Spec, value: Any, env: Mapping[Any, Any]) -> str | None:
+    """What of one value is not as its spec says, with the sizes of this call."""
+    return _structure(spec, value, VALUE) or _sizes(spec, value, VALUE, env, offsets=False)
 
 
 def _structure(spec: Spec, value: Any, path: Path) -> str | None:

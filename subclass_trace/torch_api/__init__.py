@@ -60,8 +60,6 @@ from .autograd import watched_engine as watched_engine
 from .autograd import writes_told as writes_told
 from .batched import is_batched as is_batched
 from .batched import outside_of_vmap as outside_of_vmap
-from .batched import with_batch as with_batch
-from .batched import without_batch as without_batch
 from .branches import Branch as Branch
 from .branches import branch_of_torch as branch_of_torch
 from .collectives import Group as Group

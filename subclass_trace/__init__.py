@@ -26,7 +26,6 @@ from .frontends.specialization import Specialization
 from .frontends.trace import Trace, Tracer, trace
 from .options import Options
 from .partition.min_cut import MinCut
-from .partition.offload import Offload
 from .tape import compiled_autograd
 
 __all__ = [
@@ -38,7 +37,6 @@ __all__ = [
     "GuardError",
     "HandOverWarning",
     "MinCut",
-    "Offload",
     "OptionError",
     "Options",
     "ProtocolError",

@@ -154,6 +154,7 @@ same(
     plain(dense),
     torch="not in the survey",
     refused="AliasingError",
+    handed=False,
 )
 same(
     M,
@@ -162,6 +163,7 @@ same(
     plain(dense),
     torch="not in the survey",
     refused="UnsupportedError",
+    handed=False,
 )
 same(
     M,
@@ -196,6 +198,7 @@ same(
     lambda c: (lambda b: (b[3:], b[:3]))(dense(6, seed=c)),
     torch="not in the survey",
     refused="UnsupportedError",
+    handed=False,
 )
 same(
     M,
@@ -204,6 +207,7 @@ same(
     lambda c: dense(6, seed=c)[3:],
     torch="not in the survey",
     refused="UnsupportedError",
+    handed=False,
 )
 
 
@@ -238,6 +242,7 @@ same(
     "shape of a dense value, of which a view is used afterwards, differentiable",
     torch="not in the survey",
     refused="UnsupportedError",
+    handed=False,
 )
 def _reshaped_base() -> None:
     def f(x: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ import torch.fx as fx
 from .. import torch_api, verify
 from ..backends import Backend, Compiled
 from ..backends.eager import compile_eager
-from ..backends.inductor import compile_forward
 from ..capture.aliasing import alias_pattern
 from ..capture.capture import Captured
 from ..capture.graphs import is_drawn, output_args, placeholders
@@ -107,7 +106,6 @@ def build_program(
         verify.verify_joint(traced.joint, num_forward=traced.num_forward, tangents=traced.tangents)
     ours = isinstance(partitioner, MinCut)
     kept = (traced.joint if ours else _copy(traced.joint)) if keep_joint else None
-    partitioner = suited(partitioner, backend)
     parts = partition(
         traced.joint,
         num_forward=traced.num_forward,
@@ -129,7 +127,7 @@ def build_program(
         verify.verify_inputs(parts.forward, plan)
     _name_inputs(parts.first, captured)
     call = compile_half(backend, backend.forward, parts.first)
-    compile_backward = backward_compiler(backend, parts.packed)
+    compile_backward = backward_compiler(backend)
     compiled = compile_half(backend, backend.backward, parts.second, is_backward=True)
     first = _first_backward(parts, traced, guess, compiled, captured.session.dtensor_modes())
     plan = replace(plan, conditions=conditions_of(captured, plan.symbols))  # compiling may have added some
@@ -168,13 +166,6 @@ def _look_at_each(tape: Tape, guess: Sequence[Spec]) -> None:
             tape.trace([spec if k == number else None for k in range(len(guess))])
         except Exception:  # this one cannot be traced either
             torch_api.restore_assumptions(tape.session.shape_env, assumed)
-
-
-def suited(partitioner: Partitioner, backend: Backend) -> Partitioner:
-    """A `MinCut` with what the back end decides decided."""
-    if not isinstance(partitioner, MinCut):
-        return partitioner
-    return partitioner.for_backend(backend.forward is compile_forward)
 
 
 def _without_backward(

@@ -281,7 +281,6 @@ def write_back_in_graph(captured: Captured, forward: fx.GraphModule) -> tuple[Mu
         leaves = captured.inputs[m.input].leaves
         names = [f"primals_{captured.leaf_primals[leaves[k]] + 1}" for k in m.leaves]
         only_data = m.value is not None and not m.replaced and m.metadata is None and not m.differentiable
-        only_data = only_data and not m.stops_grad
         values = [outputs[starts[m.value or 0] + k] for k in m.leaves]
         if (
             not only_data
@@ -312,7 +311,7 @@ def _written(captured: Captured) -> list[str]:
         row = captured.inputs[m.input]
         # A write of no element moves the version, too; that of a wrapper is not its leaves'.
         moved = m.metadata is not None or (m.version_bumps and not isinstance(row.spec, WrapperSpec))
-        leaves |= set(row.leaves if moved else [row.leaves[k] for k in (*m.leaves, *m.memory)])
+        leaves |= set(row.leaves if moved else [row.leaves[k] for k in m.leaves])
     numbers = {captured.leaf_primals[k] for k in leaves}
     numbers |= {n for group in captured.groups for n in group}
     return [f"primals_{n + 1}" for n in sorted(numbers)]

@@ -60,8 +60,8 @@ def _references(plan: Plan) -> Iterator[Reference]:
         yield m.input, inputs, "an input", path
         count = leaf_count(plan.inputs[m.input].spec)
         yield from ((leaf, count, "a leaf of the input", path) for leaf in (*m.leaves, *m.replaced))
-        made = [v for v in (m.value, *m.memory.values()) if v is not None]
-        yield from ((value, values, "a forward value", path) for value in made)
+        if m.value is not None:
+            yield m.value, values, "a forward value", path
     needed = outputs_of(plan.result).union(*[outputs_of(r) for e in plan.side_effects for r in recipes_of(e)])
     yield from ((k, len(plan.outputs), "an output that a recipe needs", "result") for k in sorted(needed))
     for k, output in enumerate(plan.outputs):
@@ -81,7 +81,6 @@ def _references(plan: Plan) -> Iterator[Reference]:
         yield from ((k, inputs, "an input", name) for k in getattr(plan, name))
     for name in ("differentiable", "watched_values"):
         yield from ((k, values, "a forward value", name) for k in getattr(plan, name))
-    yield from ((k, inputs, "an input", "apart") for rows in plan.apart for numbers in rows for k in numbers)
 
 
 def _of_symbol(plan: Plan, row: SymbolPlan, path: str) -> Iterator[Reference]:

@@ -16,13 +16,14 @@ FAILED := { echo >&2; \
 	echo "  fix:      check the network and pip's settings ('pip config list'), then run make again;" >&2; \
 	echo "            PYTHON=python3.12 make ... takes another interpreter" >&2; exit 1; }
 
-.PHONY: help venv test test-all lint format demo bench fuzz scorecard clean
+.PHONY: help venv test test-all lint format demo bench docs fuzz scorecard clean
 
 help:
 	@echo "make demo      train a language model on this machine, eager and compiled side by side"
 	@echo "make test      the tests, without the slow ones     make test-all   with them"
 	@echo "make lint      ruff, mypy, layers                   make format     let ruff rewrite the code"
 	@echo "make bench     the benchmarks                       make fuzz       the random search"
+	@echo "make docs      the documentation as a site, in site/"
 	@echo "make scorecard the conformance rules on real classes, into docs/scorecard.md (twenty minutes)"
 	@echo "make test PYTHON=python3.13 TORCH=2.15.0    with others, in an environment of its own"
 	@echo "make venv      only install                         make clean      remove what the others made"
@@ -67,6 +68,11 @@ demo: $(STAMP)
 bench: $(STAMP)
 	@$(BIN)/python -m benchmarks $(ARGS)
 
+docs: $(STAMP)
+	@$(PIP) install -q -c $(PINS) mkdocs-material || $(FAILED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "site/index.html"
+
 fuzz: $(STAMP)
 	$(BIN)/python -m pytest -q -m fuzz
 
@@ -74,5 +80,5 @@ scorecard: $(STAMP)
 	$(BIN)/python -m tools.scorecard
 
 clean:
-	rm -rf .venv .venv-* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -3,7 +3,11 @@
 See README.md for a first look, docs/concepts.md for the words, docs/architecture.md for how it works.
 """
 
-from .authoring import WrapperTensor
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from .errors import (
     AliasingError,
     ArgumentsError,
@@ -19,15 +23,37 @@ from .errors import (
     UnsupportedError,
     VerificationError,
 )
-from .frontends.compile import compile
-from .frontends.hand_over import HandOverWarning
-from .frontends.region import Region
-from .frontends.specialization import Specialization
-from .frontends.trace import Trace, Tracer, trace
-from .options import Options
-from .partition.min_cut import MinCut
-from .partition.offload import Offload
-from .tape import compiled_autograd
+
+if TYPE_CHECKING:
+    from . import authoring as authoring
+    from . import testing as testing
+    from . import zoo as zoo
+    from .authoring import WrapperTensor
+    from .frontends.compile import compile
+    from .frontends.hand_over import HandOverWarning
+    from .frontends.region import Region
+    from .frontends.specialization import Specialization
+    from .frontends.trace import Trace, Tracer, trace
+    from .options import Options
+    from .partition.min_cut import MinCut
+    from .partition.offload import Offload
+    from .tape import compiled_autograd
+
+#: where the names are that are loaded when somebody asks for them: the tracer needs torch's symbols, and these sympy
+_LAZY = {
+    "HandOverWarning": ".frontends.hand_over",
+    "MinCut": ".partition.min_cut",
+    "Offload": ".partition.offload",
+    "Options": ".options",
+    "Region": ".frontends.region",
+    "Specialization": ".frontends.specialization",
+    "Trace": ".frontends.trace",
+    "Tracer": ".frontends.trace",
+    "WrapperTensor": ".authoring",
+    "compile": ".frontends.compile",
+    "compiled_autograd": ".tape",
+    "trace": ".frontends.trace",
+}
 
 __all__ = [
     "AliasingError",
@@ -56,3 +82,16 @@ __all__ = [
     "compiled_autograd",
     "trace",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("authoring", "testing", "zoo"):
+        return importlib.import_module(f".{name}", __name__)
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_LAZY[name], __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

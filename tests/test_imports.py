@@ -21,13 +21,18 @@ def loaded_after(statement: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def loaded() -> set[str]:
-    return loaded_after("import subclass_trace")
+    return loaded_after("import subclass_trace; subclass_trace.compile")
 
 
 @pytest.mark.parametrize("name", HEAVY)
 def test_import_is_light(loaded: set[str], name: str) -> None:
     assert "subclass_trace.frontends.compile" in loaded
     assert name not in loaded
+
+
+def test_the_package_alone_loads_no_tracer() -> None:
+    loaded = loaded_after("import subclass_trace")
+    assert not {"sympy", "subclass_trace.torch_api", "subclass_trace.frontends"} & loaded
 
 
 def test_the_zoo_is_light() -> None:

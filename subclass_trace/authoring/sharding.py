@@ -35,7 +35,7 @@ def pre_all_gather(x: Any, ranks: int, outer_size: Any) -> tuple[tuple[torch.Ten
                 path=f"{cls}.{name}",
                 expected=f"{x.shape[0] if x.dim() else 'no'} rows",
                 got=f"shape {tuple(t.shape)}",
-                fix=f"define fsdp_pre_all_gather and fsdp_post_all_gather in {cls}; see docs/guide.md",
+                fix=f"define fsdp_pre_all_gather and fsdp_post_all_gather in {cls}; see docs/authoring.md",
             )
     own = {n: getattr(x, n) for n in names}
     rows = -(-outer_size[0] // ranks)

@@ -18,7 +18,7 @@
     (['codes', 'scale'], None)
 
 The class that comes out speaks PyTorch's protocol and nothing else: `__tensor_flatten__`, `__tensor_unflatten__`,
-``__torch_dispatch__``. The author's guide, docs/guide.md, goes from here to a trainable FP8 wrapper.
+``__torch_dispatch__``. The author's guide, docs/authoring.md, goes from here to a trainable FP8 wrapper.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import torch
 
 from ..errors import DataDependentError, GuardError, NeedsEager, SubclassTraceError, UnsupportedError
 from ..options import Options
-from ..torch_api.dynamo import compile_alone, dynamo_exception
+from ..torch_api.dynamo import compile_alone, is_of_dynamo
 
 
 class HandOverWarning(UserWarning):
@@ -65,7 +65,9 @@ class HandOver:
         """
         try:
             return self.call(*args, **kwargs)
-        except dynamo_exception() as error:
+        except Exception as error:
+            if not is_of_dynamo(error):
+                raise
             raise self.why from error
 
     def explain(self) -> str:

@@ -6,6 +6,7 @@ it finds the inputs of the region.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -14,7 +15,7 @@ import torch
 
 from .source import Bag, Call, Defaults, Holder, Mapping, Names, Slots, Source
 from .source import Sequence as ListLike
-from .values import ATOMS, MISSING, is_a, is_told, namespace_of, same, short
+from .values import ATOMS, MISSING, factory_of, is_a, is_told, namespace_of, same, short
 from .walk import Walk
 
 
@@ -82,14 +83,17 @@ class IsTensor:
 
 @dataclass(frozen=True, eq=False)
 class Keys:
-    """A dict has these keys, in this order."""
+    """A dict has these keys, in this order; what a ``defaultdict`` makes of others is made by ``factory``."""
 
     holder: Mapping
     keys: tuple[Any, ...]
+    factory: Any = None
 
     def holds(self, call: Call) -> bool:
         """Without a sentence that says why not."""
         thing = self.holder.now(call)
+        if factory_of(thing) is not self.factory:
+            return False
         now = self.holder.base.keys(thing)
         return dict.__len__(thing) == len(self.keys) and all(map(same_key, now, self.keys))
 
@@ -97,7 +101,10 @@ class Keys:
         """Why it does not hold."""
         if self.holds(call):
             return None
-        now = self.holder.base.keys(self.holder.now(call))
+        thing = self.holder.now(call)
+        now = self.holder.base.keys(thing)
+        if factory_of(thing) is not self.factory:
+            return f"{self.holder.path} has another default_factory"
         return f"the keys of {self.holder.path} were {_few(self.keys)}, are {_few(now)}"
 
 
@@ -214,7 +221,7 @@ class StateGuards:
         for holder in walk.everything():
             if holder is walk.arguments or not walk.is_write_only(holder):
                 guards = list(self._of_holder(holder, call))
-                if holder.fixed and isinstance(holder, Mapping):
+                if holder.fixed and isinstance(holder, Mapping) and not is_a(holder.thing, defaultdict):
                     self.by_holder[holder] = guards
                 else:
                     self.each += guards
@@ -243,7 +250,7 @@ class StateGuards:
         for key in holder.kept:
             yield self._of_place(holder, Source(holder, key), holder.get(thing, key))
         if type(holder) is Mapping:
-            yield Keys(holder, tuple(holder.table(thing)))
+            yield Keys(holder, tuple(holder.table(thing)), factory_of(thing))
         elif isinstance(holder, Names):
             yield NoNewNames(holder, frozenset(holder.table(thing)) | holder.left_out, self.walk.names)
 

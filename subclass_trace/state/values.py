@@ -53,7 +53,8 @@ def is_heap_type(cls: type) -> bool:
 
 
 #: classes of C whose state is all in what is walked
-_WALKED = frozenset({object, list, dict, set, tuple, collections.OrderedDict, collections.deque, types.SimpleNamespace})
+_WALKED = frozenset({object, list, dict, set, tuple, types.SimpleNamespace})
+_WALKED |= {collections.OrderedDict, collections.defaultdict, collections.deque}
 #: of classes that C code makes (Py_TPFLAGS_DISALLOW_INSTANTIATION, Py_TPFLAGS_IMMUTABLETYPE)
 _OF_C = 1 << 7 | 1 << 8
 
@@ -120,6 +121,14 @@ def namespace_of(value: Any) -> dict[str, Any] | None:
 def dict_of_class(cls: type) -> dict[str, Any]:
     """The dict behind the proxy: read for its version, never written."""
     return next(d for d in gc.get_referents(cls.__dict__) if type(d) is dict)
+
+
+def factory_of(value: Any) -> Any:
+    """What makes the missing values of a ``defaultdict``; None of another dict."""
+    return _FACTORY.__get__(value) if is_a(value, collections.defaultdict) else None
+
+
+_FACTORY: Any = vars(collections.defaultdict)["default_factory"]
 
 
 def members_of(cls: type) -> MappingType[str, Any]:

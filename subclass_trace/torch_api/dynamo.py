@@ -123,11 +123,17 @@ def trace_again_with_numbers(names: Collection[str]) -> None:
         raise TensorifyScalarRestartAnalysis(restart_reason="a float argument becomes a number")
 
 
-def dynamo_exception() -> type[Exception]:
-    """The class of what Dynamo raises of its own."""
+def is_of_dynamo(error: Exception) -> bool:
+    """Does Dynamo raise it of its own, or does an assertion of its fail?"""
     from torch._dynamo.exc import TorchDynamoException
 
-    return TorchDynamoException
+    where = error.__traceback__
+    while where is not None and where.tb_next is not None:
+        where = where.tb_next
+    place = "" if where is None else where.tb_frame.f_globals.get("__name__", "")
+    return isinstance(error, TorchDynamoException) or (
+        isinstance(error, AssertionError) and place.startswith("torch._dynamo.")
+    )
 
 
 #: our back end, as the entry point of the package names it

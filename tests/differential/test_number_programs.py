@@ -22,7 +22,7 @@ Tensor = torch.Tensor
 INF, NAN = math.inf, math.nan
 #: a and b are floats and k and m ints from inside tensors, p is an int and q a float among the arguments, n is a size
 NAMES = ("a", "b", "k", "m", "p", "q", "n")
-CONSTANTS = ("2", "3", "-1", "0.1", "2.5", "1e308")  # a constant 0.0 is a known fault: docs/semantics.md
+CONSTANTS = ("2", "3", "-1", "0.1", "2.5", "1e308")  # a constant 0.0 is a known fault: docs/limits.md
 FLOATS = (1.5, -1.5, 0.0, -0.0, 0.1, 1 / 3, 4.0, NAN, INF, 1e300, -7.25)
 INTS = (0, 1, 2, 3, -1, -2, 5)
 LARGE = (0, 3, -7, 2**31, 2**53 + 1)

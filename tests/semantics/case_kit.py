@@ -20,7 +20,10 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Case:
-    """A fact: ``run`` passes, raises ``refused``, or shows the difference named by ``differs``; ``fault``: a bug, open."""
+    """A fact: ``run`` passes, raises ``refused``, or shows the difference named by ``differs``; ``fault``: a bug, open.
+
+    ``handed``: what our trace refuses is right with ``frontend="auto"``, since Dynamo serves it.
+    """
 
     group: str
     name: str
@@ -29,19 +32,16 @@ class Case:
     refused: str = ""
     differs: str = ""
     fault: str = ""
+    handed: bool = True
 
     @property
     def expectation(self) -> str:
         """As the table prints it."""
         if self.fault:
             return f"**fault**: {self.fault}"
-        return (
-            f"refused: `{self.refused}`"
-            if self.refused
-            else f"differs: {self.differs}"
-            if self.differs
-            else "supported"
-        )
+        if self.refused:
+            return f"{'handed over' if self.handed else 'refused'}: `{self.refused}`"
+        return f"differs: {self.differs}" if self.differs else "right"
 
 
 CASES: list[Case] = []
@@ -69,6 +69,7 @@ def same(
     refused: str = "",
     differs: str = "",
     fault: str = "",
+    handed: bool = True,
     **how: Any,
 ) -> None:
     """Eager and compiled agree: values, types, strides, aliasing, versions, gradients, random state."""
@@ -80,16 +81,16 @@ def same(
 
         check(fn, inputs, backward=None if back is None else backward_of(back), **{"specializations": 1, **how})
 
-    CASES.append(Case(group, name, run, torch, refused, differs, fault))
+    CASES.append(Case(group, name, run, torch, refused, differs, fault, handed))
 
 
 def fact(
-    group: str, name: str, *, torch: str = YES, refused: str = "", differs: str = ""
+    group: str, name: str, *, torch: str = YES, refused: str = "", differs: str = "", handed: bool = True
 ) -> Callable[[Callable[[], Any]], Any]:
     """A case with a program of its own."""
 
     def add(run: Callable[[], Any]) -> Any:
-        CASES.append(Case(group, name, run, torch, refused, differs))
+        CASES.append(Case(group, name, run, torch, refused, differs, handed=handed))
         return run
 
     return add

@@ -1,6 +1,6 @@
 """Short named programs, one fact each: what a region supports, refuses, or does differently from eager.
 
-`test_cases.py` runs every case, and `tools/semantics_table.py` prints the same list as docs/semantics.md, so the table
+`test_cases.py` runs every case, and `tools/limits_table.py` prints the same list as docs/limits.md, so the table
 cannot say anything that a test did not see. The column about torch.compile is from a survey of torch 2.13 (aot_eager).
 """
 

@@ -238,6 +238,7 @@ def _types() -> None:
     "a context that is changed between forward and backward",
     torch="not checked",
     refused="UnsupportedError",
+    handed=False,
 )
 def _between() -> None:
     region = st.compile(_Configured.apply)
@@ -287,7 +288,13 @@ class _Logs(torch.autograd.Function):
         return grad * len(ctx.x.tag), None
 
 
-@fact(C, "a context that a custom backward or a hook changes", torch="not checked", refused="UnsupportedError")
+@fact(
+    C,
+    "a context that a custom backward or a hook changes",
+    torch="not checked",
+    refused="UnsupportedError",
+    handed=False,
+)
 def _changed_in_backward() -> None:
     x = Scaled(dense(2, seed=0), torch.tensor(1.0), [])
     st.compile(_Logs.apply)(torch.ones(2, requires_grad=True), x).sum().backward()
@@ -310,7 +317,9 @@ def _by_another_name() -> None:
     st.compile(f)(x)
 
 
-@fact(C, "a plain tensor in a context that requires grad", torch="not checked", refused="UnsupportedError")
+@fact(
+    C, "a plain tensor in a context that requires grad", torch="not checked", refused="UnsupportedError", handed=False
+)
 def _with_gradient() -> None:
     tag = [torch.ones(2, requires_grad=True)]
     st.compile(lambda x: x.data_ * x.tag[0])(Scaled(dense(2, seed=0), torch.tensor(1.0), tag))
@@ -347,13 +356,20 @@ def _is_that_of_another_input() -> None:
     "an in-place write to a plain tensor in a context",
     torch="not checked",
     refused="UnsupportedError",
+    handed=False,
 )
 def _written() -> None:
     x = Scaled(dense(2, seed=0), torch.tensor(1.0), [torch.ones(2)])
     st.compile(lambda x: x.data_ * x.tag[0].mul_(2))(x)
 
 
-@fact(C, "a view of a plain tensor in a context as a result", torch="not checked", refused="UnsupportedError")
+@fact(
+    C,
+    "a view of a plain tensor in a context as a result",
+    torch="not checked",
+    refused="UnsupportedError",
+    handed=False,
+)
 def _view_of_it() -> None:
     st.compile(lambda x: (x.data_ * 2, x.tag[0][1:]))(Scaled(dense(2, seed=0), torch.tensor(1.0), [torch.ones(2)]))
 
@@ -363,7 +379,7 @@ def _as_a_result() -> None:
     st.compile(lambda x: (x.data_ * 2, x.tag))(Scaled(dense(2, seed=0), torch.tensor(1.0), [3]))
 
 
-@fact(C, "a plain tensor of a context as a result", torch="not checked", refused="UnsupportedError")
+@fact(C, "a plain tensor of a context as a result", torch="not checked", refused="UnsupportedError", handed=False)
 def _tensor_as_a_result() -> None:
     x = Scaled(dense(2, seed=0), torch.tensor(1.0), [torch.ones(2)])
     st.compile(lambda x: (x.data_ * 2, x.tag[0]))(x)
@@ -408,6 +424,7 @@ def _made_and_returned() -> None:
     "what cannot be compared: a quantized tensor, an iterator, a list that contains itself",
     torch="not checked",
     refused="UnsupportedError",
+    handed=False,
 )
 def _incomparable() -> None:
     tag: list[Any] = []

@@ -323,8 +323,10 @@ def _written_array() -> None:
 
     try:
         st.compile(f)(two(2, seed=0))
-    finally:
+    except st.SubclassTraceError:
         assert numbers[0] == 0
+        raise
+    assert numbers[0] == 1
 
 
 @fact(
@@ -344,7 +346,6 @@ def _tables_by_tensor() -> None:
     region = st.compile(f)
     for x in (two(2, seed=1), other, two(2, seed=2), other):
         assert region(x)[1:] == f(x)[1:]
-    assert len(region.specializations) == 2
 
 
 @fact(

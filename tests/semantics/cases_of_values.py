@@ -156,6 +156,7 @@ same(
     plain(dense),
     torch="not in the survey",
     refused="AliasingError",
+    handed=False,
 )
 same(
     M,
@@ -164,6 +165,7 @@ same(
     plain(dense),
     torch="not in the survey",
     refused="UnsupportedError",
+    handed=False,
 )
 same(
     M,
@@ -199,6 +201,7 @@ same(
     lambda c: (lambda b: (b[3:], b[:3]))(dense(6, seed=c)),
     torch="not in the survey",
     refused="UnsupportedError",
+    handed=False,
 )
 same(
     M,
@@ -207,6 +210,7 @@ same(
     lambda c: dense(6, seed=c)[3:],
     torch="not in the survey",
     refused="UnsupportedError",
+    handed=False,
 )
 
 
@@ -241,6 +245,7 @@ same(
     "shape of a dense value, of which a view is used afterwards, differentiable",
     torch="not in the survey",
     refused="UnsupportedError",
+    handed=False,
 )
 def _reshaped_base() -> None:
     def f(x: Tensor) -> Tensor:

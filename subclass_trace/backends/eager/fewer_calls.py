@@ -23,7 +23,7 @@ business.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -47,7 +47,6 @@ def fewer_calls(
     body: list[fx.Node],
     results: list[Any],
     merged: Merged,
-    calls: Mapping[fx.Node, Call],
     given: Collection[fx.Node] = (),
 ) -> tuple[list[fx.Node], dict[fx.Node, Call]]:
     """The nodes that are still to be run, and how those of them are called that are called in another way.
@@ -56,10 +55,9 @@ def fewer_calls(
         body: nodes in order.
         results: nodes (and constants) that are returned.
         merged: nodes that have the value of another one, which is in ``body`` or ``given``.
-        calls: what is called in another way already.
         given: nodes whose values are passed.
     """
-    program = _Program(body, results, merged, dict(calls), given)
+    program = _Program(body, results, merged, {}, given)
     program.shorten_chains()
     body = without_unread_views(body, results, merged, program.calls)
     program = _Program(body, results, merged, program.calls, given)

@@ -51,7 +51,7 @@ from ...partition.half import Half
 from .bindings import bind_call
 from .blame import Blame, row_of
 from .fewer_calls import fewer_calls
-from .round_trips import Call, inputs_of, without_kept_dimensions, without_round_trips
+from .round_trips import Call, inputs_of, without_round_trips
 
 _WIDTH = 110
 _file_numbers = itertools.count()
@@ -171,8 +171,7 @@ def compile_graph(gm: fx.GraphModule, *, name: str = "graph") -> BoxedGraph:
 def compile_listing(listing: Listing, *, name: str) -> BoxedGraph:
     """`compile_graph` for a list of nodes: all of them are run, in this order, but for views that can be spared."""
     body, merged = without_round_trips(listing.body, listing.results, listing.merged, frozenset(listing.inputs))
-    body, merged, calls = without_kept_dimensions(body, listing.results, merged)
-    body, calls = fewer_calls(body, listing.results, merged, calls, frozenset(listing.inputs))
+    body, calls = fewer_calls(body, listing.results, merged, frozenset(listing.inputs))
     writer = _Writer(replace(listing, body=body, merged=merged, calls=calls), name)
     source = writer.write()
     filename = f"<subclass_trace {name} graph {next(_file_numbers)}>"  # no name of another source
@@ -396,8 +395,6 @@ class _Writer:
     def _text(self, arg: Any, user: fx.Node | None) -> str:
         if isinstance(arg, fx.Node):
             return self.variables[arg]
-        if isinstance(arg, Call):
-            return self._called(arg, user)[0]  # type: ignore[arg-type]
         if type(arg) in (int, bool, str, type(None)):
             return repr(arg)
         if type(arg) is float and math.isfinite(arg):

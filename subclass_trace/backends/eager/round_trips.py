@@ -3,8 +3,6 @@
 Autograd leaves many of them in a backward, each as dear as any small kernel. A view with the very layout of a value that
 it is a view of is that value, wherever it is only read or written. What the graph returns stays a tensor of its own: it
 may be the value itself if an operation of the graph made that, and nothing else is returned as it.
-
-A sum that keeps its dimension of size 1, which a ``view`` then drops, is the sum that does not keep it.
 """
 
 from __future__ import annotations
@@ -32,8 +30,6 @@ class Call:
         chain: where given, the call is right for a contiguous ``args[0]`` alone: else these views are made of it, one of
             the other, the node being the last.
         blamed: the node that an error is of, if it is another one.
-
-    A call that stands among the arguments is made on the way.
     """
 
     target: Any
@@ -46,10 +42,7 @@ class Call:
         """The nodes that it reads, in the order in which they stand there."""
         found: list[fx.Node] = []
         for arg in (*self.args, *self.kwargs.values()):
-            if isinstance(arg, Call):
-                found += arg.nodes()
-            else:
-                fx.map_arg(arg, found.append)
+            fx.map_arg(arg, found.append)
         return list(dict.fromkeys(found))
 
 
@@ -162,41 +155,3 @@ def is_fresh(node: fx.Node) -> bool:
         return False
     returns = torch_api.op_schema(target).returns
     return target is not aten._unsafe_view.default and len(returns) == 1 and returns[0].alias_info is None
-
-
-# ---------------------------------------------------------------------------------------------- kept dimensions
-def without_kept_dimensions(
-    body: list[fx.Node], results: list[Any], merged: Merged
-) -> tuple[list[fx.Node], Merged, dict[fx.Node, Call]]:
-    """As `without_round_trips`, for views that drop what a sum has kept; the third are the sums, which need not keep it."""
-    readers: dict[fx.Node, int] = {}
-    for node in (*(i for n in body for i in n.all_input_nodes), *(r for r in results if isinstance(r, fx.Node))):
-        node = final(node, merged)
-        readers[node] = readers.get(node, 0) + 1
-    inside, known, sums = set(body), dict(merged), dict[fx.Node, Call]()
-    for node in body:
-        if node.target is aten.view.default and isinstance(node.args[0], fx.Node):
-            total = final(node.args[0], merged)
-            if total in inside and readers[total] == 1 and drops_kept_dimensions(node, total):
-                known[node] = total
-                sums[total] = Call(total.target, without_keeping(total), total.kwargs)
-    known = {node: final(other, known) for node, other in known.items()}
-    return [n for n in body if known.get(n) not in sums], known, sums
-
-
-def drops_kept_dimensions(view: fx.Node, total: fx.Node) -> bool:
-    """Has this view of a sum the layout that the sum has when it does not keep its dimensions (it is contiguous then)?"""
-    if total.target is not aten.sum.dim_IntList or len(total.args) < 3 or total.args[2] is not True:
-        return False
-    kept, now = layout_of(total.meta.get("val")), layout_of(view.meta.get("val"))
-    if kept is None or now is None or not total.args[1]:
-        return False
-    dims: Any = total.args[1]
-    shape, summed = total.meta["val"].shape, {d % kept[0] for d in dims}
-    left = [n for d, n in enumerate(shape) if d not in summed]
-    return list(view.meta["val"].shape) == left and view.meta["val"].is_contiguous()
-
-
-def without_keeping(total: fx.Node) -> tuple[Any, ...]:
-    """The arguments of such a sum."""
-    return (*total.args[:2], False, *total.args[3:])

@@ -1,0 +1,50 @@
+"""Write docs/limits.md from the cases that tests/semantics runs: ``python -m tools.limits_table``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "semantics")]
+
+from cases import CASES  # noqa: E402
+
+PAGE = ROOT / "docs" / "limits.md"
+
+
+def page() -> str:
+    """The page."""
+    kinds = [
+        sum(c.expectation.startswith(k) for c in CASES) for k in ("right", "handed", "refused", "differs", "**fault")
+    ]
+    lines = [
+        "# Limits",
+        "",
+        "A region means what eager means. Written by `python -m tools.limits_table`; each row is a case of",
+        "`tests/semantics/cases.py`, which the tests run against eager (values, types, strides, aliasing, versions, gradients,",
+        "random state), so the table says what was seen. Of these programs",
+        "",
+        f"- {kinds[0]} are **right** by our own trace;",
+        f"- {kinds[1]} are **handed over**: our trace refuses them by the error that is named, and Dynamo serves them,",
+        '  right, with one `HandOverWarning` (with `frontend="trace"` the error is raised);',
+        f"- {kinds[2]} are **refused** by both, with the error that is named;",
+        f"- {kinds[3]} **differ** from eager on purpose, among them what happens once, **at trace time**;",
+        f"- {kinds[4]} is a known **fault**.",
+        "",
+        "The last column is what torch.compile (2.13, `aot_eager`) does with such a program over wrappers, from a survey of",
+        '507 programs, which the tests do not repeat: "silently wrong" means other numbers or another type without an error;',
+        '"supported", that the survey lists no failure of this kind.',
+        "",
+        "What is refused in a backward is never handed over: the forward has run. While a region is traced, other threads see",
+        "stand-ins in what stands in lists, dicts, attributes and globals ([architecture](architecture.md), point 11).",
+    ]
+    for group in dict.fromkeys(c.group for c in CASES):
+        lines += ["", f"## {group}", "", "| program | here | torch.compile |", "|---|---|---|"]
+        lines += [f"| {c.name} | {c.expectation} | {c.torch} |" for c in CASES if c.group == group]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
+    print(f"{PAGE.relative_to(ROOT)}: {len(CASES)} cases")

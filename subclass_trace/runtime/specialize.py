@@ -258,7 +258,7 @@ def _written(captured: Captured) -> list[str]:
         row = captured.inputs[m.input]
         # A write of no element moves the version, too; that of a wrapper is not its leaves'.
         moved = m.metadata is not None or (m.version_bumps and not isinstance(row.spec, WrapperSpec))
-        leaves |= set(row.leaves if moved else [row.leaves[k] for k in (*m.leaves, *m.memory)])
+        leaves |= set(row.leaves if moved else [row.leaves[k] for k in m.leaves])
     numbers = {captured.leaf_primals[k] for k in leaves}
     numbers |= {n for group in captured.groups for n in group}
     return [f"primals_{n + 1}" for n in sorted(numbers)]

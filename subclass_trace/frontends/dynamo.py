@@ -178,7 +178,7 @@ class _DynamoSession(Session):
         """Dynamo has left what the code entered before its graph is captured, and guards nothing of it: nor do we."""
         return None
 
-    def fake(self, real: Tensor, name: str, dims: Sequence[int], strides: Sequence[int] = ()) -> Tensor:
+    def fake(self, real: Tensor, name: str, dims: Sequence[int]) -> Tensor:
         """A fake dense leaf with Dynamo's symbols; those of one storage share a fake storage."""
         origin = self.origins.get(name)
         if origin is None or origin.context is None:

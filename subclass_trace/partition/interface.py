@@ -19,12 +19,12 @@ from .ancestry import also_saved, ancestry_of
 from .half import Partitioned
 from .hooks import tag_packed, twins_of_packed
 from .min_cut import MinCut, check_budget
-from .modules import Partitioner, by_modules, clone_of, save_all
+from .modules import Partitioner, by_modules, clone_of
 from .packing import packing_edits, packings
 from .rules import Facts, written_storages
 from .split import Split, halves, make_split
 
-__all__ = ["BY_NAME", "Partitioned", "Partitioner", "partition", "resolve_partitioner", "save_all"]
+__all__ = ["BY_NAME", "Partitioned", "Partitioner", "partition", "resolve_partitioner"]
 
 #: "torch_default" and "default" are the same
 BY_NAME: dict[str, Partitioner] = {

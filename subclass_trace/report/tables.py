@@ -394,8 +394,6 @@ def _changes(plan: Plan, m: MutationPlan) -> list[str]:
         out.append("new autograd history")
     if m.starts_grad:
         out.append("requires_grad_()")
-    if m.stops_grad:
-        out.append("detached")
     return out
 
 

@@ -159,7 +159,6 @@ class EntryEmitter:
         failed = [f"not {expression_code(c, symbols)}" for c in plan.conditions if conditions]
         for row, name in zip(plan.inputs, inputs, strict=True):
             failed += failed_metadata_code(s, row, name)
-            failed += [f"{name}.{inner} is not {inputs[number]}" for inner, number in row.inside]
         asks = [(name, row.grad_dtype) for row, name in zip(plan.inputs, inputs, strict=True) if row.requires_grad]
         if asks:
             known = s.constant(tuple(dtype for _, dtype in asks), "dtypes")
@@ -171,9 +170,6 @@ class EntryEmitter:
                 own = zip(row.leaves, spec_leaves(row.spec), strict=True)
                 offsets.update((k, leaf.storage_offset) for k, leaf in own)
             failed += [f"{leaves[k]}.storage_offset() != {size_code(n, symbols)}" for k, n in offsets.items()]
-        for above, wanted in plan.apart:
-            rows = [tuple_code([inputs[k] for k in numbers]) for numbers in (above, wanted)]
-            failed.append(f"{s.bind('leads_to', torch_api.leads_to)}(({rows[0]}), ({rows[1]}))")
         if self.alias is not None:
             specs = [leaf for row in plan.inputs for leaf in spec_leaves(row.spec)]
             strided = all(leaf.layout is torch.strided for leaf in specs)
@@ -267,14 +263,13 @@ class EntryEmitter:
     def _is_simple(self) -> bool:
         """Is no more to be delivered than is written straight down? The rest is `reference.finish`'s."""
         plan = self.plan
-        others = plan.fresh_leaves or plan.inference or plan.dangling or plan.grad_mode_after is not None
+        others = plan.inference or plan.grad_mode_after is not None
         others = others or any(row.within for row in plan.aliases)
         plain = not others and is_plain(plan, self.real_inputs, inference=self.ambient.inference)
         return plain and all(map(self._is_simple_output, plan.outputs))
 
     def _is_simple_output(self, o: Any) -> bool:
-        special = isinstance(o, SameOutput) or getattr(o, "starts_grad", False)
-        special = special or getattr(o, "early", False) or getattr(o, "protected", False)
+        special = isinstance(o, SameOutput) or getattr(o, "protected", False)
         return not special and not getattr(o, "attributes", ())
 
     def _primal(self, primal: Any, leaves: Sequence[str], symbols: dict[Any, str]) -> str:

@@ -29,10 +29,10 @@ from ..subclass.parts import marks_in, with_lent
 from ..subclass.paths import owner_of
 from ..subclass.protocol import REAL
 from .backward import Backwards
-from .function import Dangling, Protected
+from .function import Protected
 from .rebuild import of_inference, replay_view, share
 from .sizes import evaluate
-from .writeback import deliver, set_version, write_memory
+from .writeback import deliver, set_version
 
 Tensor = torch.Tensor
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -76,18 +76,6 @@ def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]
     share_values(plan, call, values, within=False)
     for k, flags in plan.inference:
         values[k] = of_inference(values[k], flags, call.leaves)
-    for k in plan.fresh_leaves:
-        values[k].requires_grad_()
-    for k in plan.dangling:
-        let_dangle(values[k])
-    early = {
-        k: replay_view(o, call.inputs[o.base], call.env)
-        for k, o in enumerate(plan.outputs)
-        if isinstance(o, ViewOutput) and o.early
-    }
-    for m in plan.mutations:
-        for k, n in m.memory.items():  # others may look at it
-            write_memory(old[m.input][k], values[n])
     for m in plan.mutations:
         new, x = None if m.value is None else values[m.value], call.inputs[m.input]
         # From where it stands now: an input may share its counter with one that was delivered before (x, x.detach()).
@@ -97,14 +85,13 @@ def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]
         if version is not None:
             set_version(x, version + m.version_bumps - m.moved)
     results: list[Any] = []
-    for k, o in enumerate(plan.outputs):
+    for o in plan.outputs:
         if isinstance(o, SameOutput):
             results.append(results[o.result])
         else:
-            results.append(make_output(o, call, values, flat, early.get(k)))
-    for a in plan.attributes:
-        owner, name = owner_of((call.inputs if a.of_input else results)[a.owner], a.name)
-        setattr(owner, name, results[a.value])
+            results.append(make_output(o, call, values, flat))
+    for number, output in plan.gradients:
+        call.inputs[number].grad = results[output]
     if plan.grad_mode_after is not None:
         torch.set_grad_enabled(plan.grad_mode_after)
     return results
@@ -113,9 +100,9 @@ def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]
 def _is_done(m: MutationPlan, call: Call) -> bool:
     """Has the program written all there is, so that only the version is left? Of dense inputs alone."""
     x = call.inputs[m.input]
-    if not m.in_program or m.copied or m.replaced or m.metadata is not None or m.attributes or m.stops_grad:
+    if not m.in_program or m.copied or m.replaced or m.metadata is not None or m.attributes:
         return False
-    plain = not m.differentiable and not m.memory and type(x) in REAL
+    plain = not m.differentiable and type(x) in REAL
     return plain and (torch.is_inference_mode_enabled() or not x.is_inference())
 
 
@@ -126,16 +113,8 @@ def share_values(plan: Plan, call: Call, values: list[Tensor], within: bool) -> 
             values[row.value] = share(row, values[row.value], values, call.inputs, call.leaves, call.env)
 
 
-def let_dangle(value: Tensor) -> None:
-    """Give it a history that leads nowhere."""
-    with torch.enable_grad():
-        torch_api.apply_function(Dangling, torch.zeros((), requires_grad=True), [value])
-
-
-def make_output(
-    o: OutputPlan, call: Call, values: Sequence[Tensor], flat: Sequence[Any], early: Tensor | None = None
-) -> Any:
-    """One flat result; ``early``: it was made already."""
+def make_output(o: OutputPlan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]) -> Any:
+    """One flat result."""
     if isinstance(o, ConstantOutput):
         return with_lent(o.value, call.env) if marks_in((), [o.value]) else o.value
     if isinstance(o, SizeOutput):
@@ -149,13 +128,11 @@ def make_output(
     assert not isinstance(o, SameOutput)
     if isinstance(o, ViewOutput):
         base = call.inputs[o.base] if o.of_input else values[o.base]
-        value = replay_view(o, base, call.env) if early is None else early
+        value = replay_view(o, base, call.env)
     else:
         value = values[o.value]
         if o.protected and value.requires_grad:
             value = torch_api.apply_function(Protected, value)
-    if isinstance(o, ViewOutput) and o.starts_grad:
-        value.requires_grad_()
     for name, attribute in o.attributes.items():
         owner, last = owner_of(value, name)
         setattr(owner, last, with_lent(attribute, call.env))

@@ -248,20 +248,6 @@ class DifferentiableBackward(torch.autograd.Function):
         return (None, None, None, None, None, *found)
 
 
-class Dangling(torch.autograd.Function):
-    """Gives a value a history that leads nowhere: it was computed from an autograd leaf that nobody else sees."""
-
-    @staticmethod
-    def forward(ctx: Any, origin: Tensor, box: Sequence[Tensor]) -> Tensor:
-        """The value in ``box``, which gets the history; ``origin`` requires grad."""
-        return box[0]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
-        """There is nobody to give a gradient to."""
-        return None, None
-
-
 class Protected(torch.autograd.Function):
     """A value that nobody may write to under autograd."""
 

@@ -12,7 +12,6 @@ import torch.fx as fx
 from .. import torch_api, verify
 from ..backends import Backend, Compiled
 from ..backends.eager import compile_eager
-from ..backends.inductor import compile_forward
 from ..capture.aliasing import alias_pattern
 from ..capture.capture import Captured
 from ..capture.graphs import output_args
@@ -95,7 +94,6 @@ def build_program(
         verify.verify_joint(traced.joint, num_forward=traced.num_forward, tangents=traced.tangents)
     ours = isinstance(partitioner, MinCut)
     kept = (traced.joint if ours else _copy(traced.joint)) if keep_joint else None
-    partitioner = suited(partitioner, backend)
     parts = partition(
         traced.joint,
         num_forward=traced.num_forward,
@@ -117,7 +115,7 @@ def build_program(
         verify.verify_inputs(parts.forward, plan)
     _name_inputs(parts.first, captured)
     call = compile_half(backend, backend.forward, parts.first)
-    compile_backward = backward_compiler(backend, parts.packed)
+    compile_backward = backward_compiler(backend)
     compiled = compile_half(backend, backend.backward, parts.second, is_backward=True)
     first = _first_backward(parts, traced, guess, compiled, captured.session.dtensor_modes())
     plan = replace(plan, conditions=conditions_of(captured, plan.symbols))  # compiling may have added some
@@ -156,13 +154,6 @@ def _as_recorded(captured: Captured, flat: FlatArguments) -> tuple[Half, Compile
         verify.verify_forward(forward, in_place=True)
     call, plan = found
     return half, call, replace(plan, conditions=conditions_of(captured, plan.symbols))
-
-
-def suited(partitioner: Partitioner, backend: Backend) -> Partitioner:
-    """A `MinCut` with what the back end decides decided."""
-    if not isinstance(partitioner, MinCut):
-        return partitioner
-    return partitioner.for_backend(backend.forward is compile_forward)
 
 
 def _spent(captured: Captured, flat: FlatArguments, backend: Backend) -> tuple[Program, Graphs]:
@@ -223,7 +214,7 @@ def _written(captured: Captured) -> list[str]:
         row = captured.inputs[m.input]
         # A write of no element moves the version, too; that of a wrapper is not its leaves'.
         moved = m.metadata is not None or (m.version_bumps and not isinstance(row.spec, WrapperSpec))
-        leaves |= set(row.leaves if moved else [row.leaves[k] for k in (*m.leaves, *m.memory)])
+        leaves |= set(row.leaves if moved else [row.leaves[k] for k in m.leaves])
     numbers = {captured.leaf_primals[k] for k in leaves}
     numbers |= {n for group in captured.groups for n in group}
     return [f"primals_{n + 1}" for n in sorted(numbers)]

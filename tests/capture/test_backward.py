@@ -473,7 +473,7 @@ def test_calls_with_sparse_gradients_run_eagerly(layer: type) -> None:
     with pytest.warns(UserWarning, match="runs eagerly: the gradient of an input is a sparse tensor") as caught:
         region(torch.tensor([[1, 2]])).backward()
     text = str(caught[0].message)
-    assert "table.weight" in text and "sparse=False" in text and f"(sparse=True) at {__file__}:" in text
+    assert "table.weight" in text and "sparse=False" in text
     region(torch.tensor([[1, 3]])).backward()
     assert table.weight.grad.is_sparse and table.weight.grad.coalesce().indices().tolist() == [[1, 2, 3]]
     assert "2 calls: the gradient of an input is a sparse tensor (table.weight)" in region.explain()

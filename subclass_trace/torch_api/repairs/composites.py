@@ -37,8 +37,6 @@ from .fake_kernels import META_KERNELS
 Tensor = torch.Tensor
 #: an operation that raises an error with this text in the call where the condition does not hold
 assert_async = torch._assert_async
-#: of all batch norms
-BatchNormBase = torch.nn.modules.batchnorm._BatchNorm
 _aten = torch.ops.aten
 _KEYS = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
 _META = torch._C.DispatchKey.Meta

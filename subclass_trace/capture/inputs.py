@@ -37,7 +37,6 @@ class Argument:
     Attributes:
         position: where it stands among the flat arguments; of a gradient: where its owner does.
         static: it is alive between calls anyway (a parameter or buffer).
-        take_base: the input is the autograd base of the tensor at that position.
         gradient_of: the number of the input whose ``.grad`` it is.
     """
 
@@ -45,7 +44,6 @@ class Argument:
     path: Path
     position: int
     static: bool = False
-    take_base: bool = False
     gradient_of: int | None = None
 
 
@@ -85,7 +83,6 @@ class TracedInput:
     grad_dtype: torch.dtype | None
     position: int
     static: bool
-    take_base: bool
     gradient_of: int | None
 
 
@@ -200,7 +197,6 @@ class Inputs:
             dtype,
             argument.position,
             argument.static,
-            argument.take_base,
             argument.gradient_of,
         )
         self.inputs.append(row)

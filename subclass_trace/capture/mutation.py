@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import AliasingError, UnsupportedError
+from ..errors import AliasingError, NeedsEager, UnsupportedError
 from ..plan import MutationPlan
 from ..subclass.arguments import attributes_of_wrapper
 from ..subclass.context import numbers_in, same_context, without_outer
@@ -27,12 +27,15 @@ from .recorder import Recorder
 Tensor = torch.Tensor
 
 
-class NeedsAutogradBase(Exception):
-    """A differentiable mutation of one view of a family: capture again with the base as the input. See docs/notes/views.md."""
-
-    def __init__(self, base: Tensor) -> None:
-        super().__init__("capture again with the autograd base as input")
-        self.base = base
+def _written_family(path: Path) -> NeedsEager:
+    """One view of an autograd base is changed, and another one is an input as well: a gradient of the one flows through the
+    other, which only a traced base could tell."""
+    return NeedsEager(
+        "the region changes one of several views of a tensor under autograd",
+        path=path,
+        expected="one of them among its inputs, or writes under torch.no_grad()",
+        fix="pass the tensor itself, and make the views inside of the region",
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +119,7 @@ def read_mutations(
             _refuse_without_derivative(row)
         of_views = starts and real is family(real)  # its views require grad as well from now on
         if related and (differentiable or of_views):
-            raise NeedsAutogradBase(family(real))
+            raise _written_family(row.path)
         _refuse_lost_memory(row, [*change.replaced, *_laid_out_anew(was, change, recorder)], inputs, recorder)
         value = emit(row.traced) if change.data or change.replaced or differentiable else None
         plans.append(
@@ -212,7 +215,7 @@ def check_members(results: Sequence[Any], mutations: Sequence[MutationPlan], inp
     Eager mode refuses whatever autograd would do with it. Only a traced base knows that.
 
     Raises:
-        NeedsAutogradBase: there is such a result.
+        NeedsEager: there is such a result.
     """
     values = real_values(inputs)
     written = {m.input for m in mutations if m.leaves}
@@ -222,7 +225,7 @@ def check_members(results: Sequence[Any], mutations: Sequence[MutationPlan], inp
             continue
         mine = family(values[n])
         if any(family(values[k]) is mine for k in written - {n}):
-            raise NeedsAutogradBase(mine)
+            raise _written_family(inputs.inputs[n].path)
 
 
 @dataclass(frozen=True, eq=False)

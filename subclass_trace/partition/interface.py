@@ -19,12 +19,12 @@ from .ancestry import also_saved, ancestry_of
 from .half import Partitioned
 from .hooks import tag_packed
 from .min_cut import MinCut, check_budget
-from .modules import Partitioner, by_modules, has_gradient, save_all
+from .modules import Partitioner, by_modules, has_gradient
 from .rules import Facts, written_storages
 from .split import Split, halves, make_split
 from .table import Table
 
-__all__ = ["BY_NAME", "Partitioned", "Partitioner", "partition", "resolve_partitioner", "save_all"]
+__all__ = ["BY_NAME", "Partitioned", "Partitioner", "partition", "resolve_partitioner"]
 
 BY_NAME: dict[str, Partitioner] = {
     "min_cut": MinCut(),

@@ -14,7 +14,6 @@ Sizes in specs are ints or `SizeExpr`; `SymbolPlan` says where the symbols' valu
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,9 +108,6 @@ class Plan:
 
     inputs: tuple[InputPlan, ...]
     positions: tuple[int | None, ...]  # flat position -> input number; None where it is no tensor
-    through_base: Mapping[
-        int, Spec
-    ]  # positions whose tensor is a view, represented by its autograd base, and how it lies there
     gradients: tuple[tuple[int, int], ...]  # inputs whose ``.grad`` becomes a flat output
     leaf_count: int
     primals: tuple[Primal, ...]

@@ -23,7 +23,6 @@ class InputPlan:
         is_leaf: is it an autograd leaf? None where that does not matter: the region does not write it under autograd, and
             does not ask.
         position: where it stands among the flat arguments.
-        take_base: the input is the autograd base of the tensor at that position (docs/notes/views.md).
         is_parameter: is it an ``nn.Parameter``?
         no_gradient: the region asks for its ``.grad``, and finds None.
         of_gradient: the input is the ``.grad`` of the tensor at that position.
@@ -36,7 +35,6 @@ class InputPlan:
     leaves: tuple[int, ...]
     is_leaf: bool | None
     position: int
-    take_base: bool = False
     is_parameter: bool = False
     no_gradient: bool = False
     of_gradient: bool = False
@@ -45,12 +43,9 @@ class InputPlan:
 
     def of(self, flat: Sequence[Any]) -> torch.Tensor:
         """The input tensor of a call with these flat arguments. (None for a gradient that is not there.)"""
-        value: Any = flat[self.position]
-        if self.of_gradient:
-            value = gradient_of(value)
-        base = value._base if self.take_base else None
-        found: torch.Tensor = value if base is None else base
-        return found
+        value = flat[self.position]
+        found: Any = gradient_of(value) if self.of_gradient else value
+        return found  # type: ignore[no-any-return]
 
     @property
     def requires_grad(self) -> bool:

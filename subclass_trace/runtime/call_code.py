@@ -43,7 +43,7 @@ from .emit import (
 )
 from .finish import Call, Program, base_value, finish, share_values
 from .function_code import FunctionEmitter, needs_call
-from .guards import Ambient, failed_view
+from .guards import Ambient
 from .rebuild import replay_view
 from .sizes import evaluate
 from .source import Source
@@ -99,20 +99,12 @@ class EntryEmitter:
                 others = f"{s.bind('gradient_of', gradient_of)}({owner})"
                 s.line(f"{names[-1]} = {owner}.grad if {owner}.is_leaf else {others}")
                 s.line(f"if {names[-1]} is None: return MISS")
-            elif row.take_base:
-                base = f"b{number}"
-                s.line(f"{base} = {flat[row.position]}._base")
-                s.line(f"if {base} is None: return MISS")
-                names.append(base)
             else:
                 names.append(flat[row.position])
             self.values[names[-1]] = self.real_inputs[number]
         for position, found in enumerate(plan.positions):
             if found is not None and flat[position] != names[found]:
-                part = "._base" if position in plan.through_base else ""
-                if part and plan.inputs[found].position == position:
-                    continue  # the base was taken from here
-                s.line(f"if {flat[position]}{part} is not {names[found]}: return MISS")
+                s.line(f"if {flat[position]} is not {names[found]}: return MISS")
         return names
 
     def _unwrap(self, inputs: Sequence[str]) -> list[str]:
@@ -176,17 +168,6 @@ class EntryEmitter:
             check = s.bind("alias_check", alias_check(self.alias, strided=strided))
             failed.append(f"not {check}(({tuple_code(inputs)}), ({tuple_code(leaves)}))")
         return failed
-
-    def _views(self, flat: Sequence[str], inputs: Sequence[str], symbols: dict[Any, str]) -> None:
-        """Views that are arguments, of an input that stands for them."""
-        s, plan = self.source, self.plan
-        for position, spec in plan.through_base.items():
-            number = plan.positions[position]
-            assert number is not None
-            s.bind("failed_view", failed_view)
-            env = ", ".join(f"{s.constant(k, 'symbol')}: {v}" for k, v in symbols.items())
-            known = f"{s.constant(spec, 'view')}, {s.constant(plan.inputs[number], 'row')}"
-            s.line(f"if failed_view({known}, {flat[position]}, {inputs[number]}, {{{env}}}): return MISS")
 
     # ---------------------------------------------------------------- running
     def _run(

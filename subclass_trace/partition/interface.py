@@ -115,7 +115,10 @@ def _by_rows(joint: fx.GraphModule, results: int, num_forward: int, partitioner:
     serve = facts.kept or frozenset()
     packed = {n.name for n in joint.graph.nodes if n.meta.get("packed")}
     # A value that is wanted in a backward which is traced later keeps its own name where it may have to be saved itself.
-    table = Table(joint, num_forward, apart=serve - packed if facts.written else ())
+    apart = serve - packed if facts.written else frozenset()
+    if not partitioner.recompute:  # what a backward computes, it computes from what it reads: codes are saved as codes
+        apart |= {n.name for n in joint.graph.nodes if n.meta.get("partitioner_tag") == "is_backward"}
+    table = Table(joint, num_forward, apart)
     # What a result is packed to is packed again where the next operation saves it.
     twins = {n.name: table.name(s) for n, s in zip(table.nodes, table.same, strict=True) if n.name in packed}
     twins = {a: b for a, b in twins.items() if a != b}

@@ -54,7 +54,7 @@ import subclass_trace
 assert subclass_trace.__file__.startswith({str(site)!r}), subclass_trace.__file__
 found = {{(e.group, e.name): e.load() for e in distribution("subclass_trace").entry_points}}
 assert set(found) == {{
-    ("console_scripts", "subclass-trace"), ("pytest11", "subclass_trace"), ("torch_dynamo_backends", "subclass_trace"),
+    ("console_scripts", "subclass-trace"), ("torch_dynamo_backends", "subclass_trace"),
 }}, found
 import torch
 assert "subclass_trace" in torch._dynamo.list_backends(None)

@@ -61,7 +61,9 @@ def joint_of(name: str, function: Callable[..., Any], args: Sequence[Any], decom
     if captured.tape is None:
         return None
     traced = captured.tape.trace(captured.tape.guess())
-    leaves = tuple(leaf.detach() for a in args if isinstance(a, Tensor) for leaf in leaves_of(a))
+    rows = [(row.leaves, leaves_of(found.values[row.position])) for row in captured.inputs]
+    of_primal = {captured.leaf_primals[k]: leaf.detach() for ks, own in rows for k, leaf in zip(ks, own, strict=True)}
+    leaves = tuple(of_primal[k] for k in sorted(of_primal))
     served = getattr(captured, "served", None)
     kept = captured.saved_by_autograd if served is None else served(traced.joint)
     return Joint(name, traced.joint, traced.num_forward, leaves, kept)

@@ -80,7 +80,7 @@ def _halves(joint: Joint, cut: MinCut) -> tuple[Half, Half]:
     return halves(make_split(table, rows), joint.num_forward)
 
 
-def torch_api(joint: Joint, module: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModule]:
+def by_torch(joint: Joint, module: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModule]:
     forward, backward = min_cut_rematerialization_partition(module, None, num_fwd_outputs=joint.num_forward)
     for module in (forward, backward):
         _write(module)
@@ -95,7 +95,7 @@ def _write(module: fx.GraphModule) -> None:
 def _graph(joint: Joint, rounds: int) -> Iterator[Figure]:
     def torchs() -> Callable[[], Any]:
         module = joint.copy()
-        return lambda: torch_api(joint, module)
+        return lambda: by_torch(joint, module)
 
     def code(cut: MinCut) -> Callable[[], Any]:
         def go() -> None:
@@ -114,7 +114,7 @@ def _graph(joint: Joint, rounds: int) -> Iterator[Figure]:
     nodes = f"{joint.name}, {len(joint.module.graph.nodes)} nodes"
     yield Figure("partition", _CODE, nodes, times.ratio("torch", "ours"), Goal(">=", 6), raw=raw)
     yield Figure("partition", _MODULES, nodes, times.ratio("torch", "modules"), Goal(">=", 3), raw=raw)
-    forward, _ = torch_api(joint, joint.copy())
+    forward, _ = by_torch(joint, joint.copy())
     sizes = {"torch": float(_bytes(joint, [n.name for n in output_args(forward.graph)[joint.num_forward :]]))}
     for name, cut in _CUTS.items():
         table, rows = _decide(joint, cut)
@@ -142,7 +142,7 @@ Program = tuple[Any, Any, list[str]]
 
 def _programs(joint: Joint) -> dict[str, Program]:
     """Forward, backward (boxed, all written by our code generator) and the names of the backward's inputs."""
-    forward, backward = torch_api(joint, joint.copy())
+    forward, backward = by_torch(joint, joint.copy())
     saved = [n.name for n in output_args(forward.graph)[joint.num_forward :]]
     names = [str(n.target) for n in backward.graph.nodes if n.op == "placeholder"]
     made: dict[str, Program] = {

@@ -367,7 +367,6 @@ def test_a_result_that_escapes_by_a_side_effect_is_not_silent() -> None:
         {"max_specializations": True},
         {"max_specializations": 0},
         {"automatic_dynamic": "x"},
-        {"keep_inference_input_mutations": "x"},
         {"decompositions": {torch.ops.aten.sin.default: 3}},
         {"partitioner": st.MinCut(budget=0.5), "activation_memory_budget": 0.5},
     ],

@@ -136,21 +136,6 @@ class Place(NamedTuple):
     stride: tuple[int, ...]
     offset: Any
 
-    @property
-    def is_dense(self) -> bool:
-        """Does each element of its range stand once?"""
-        reach = 1
-        for stride, size in sorted((s, n) for n, s in zip(self.shape, self.stride, strict=True) if n != 1):
-            if stride != reach:
-                return False
-            reach *= size
-        return True
-
-    @property
-    def stop(self) -> Any:
-        """The element after the last."""
-        return self.offset + 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
-
 
 def boxes_apart(a: Place, b: Place) -> bool:
     """Are two tensors of one dtype boxes without a common element, in a grid of their storage that both lie in?
@@ -191,60 +176,6 @@ def share_counter(a: torch.Tensor, b: torch.Tensor) -> bool:
     moved = bool(b._version == version + 1)
     torch_api.set_version(a, version)
     return moved
-
-
-class SharedCounters:
-    """The stand-ins of inputs that share a version counter (a view and its base): each has one of its own.
-
-    They are brought to one value after each call of the user function, so that autograd refuses what it refuses in eager: a
-    backward that needs a value which was written through another input.
-
-    Attributes:
-        borrowed: id of a stand-in -> by how much its counter was moved for writes through others.
-    """
-
-    def __init__(self) -> None:
-        self.borrowed: dict[int, int] = {}
-        self._groups: list[tuple[list[torch.Tensor], list[int]]] = []
-        self._known: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-
-    def add(self, real: torch.Tensor, traced: torch.Tensor) -> None:
-        """A new input. (For none of two that share a counter one memory is needed, which few have in common.)"""
-        keys = {id(family(real)), *(storage_key(x) for x in leaves_of(real) if x.layout is torch.strided)}
-        for first, known in [pair for key in keys for pair in self._known.get(key, ())]:
-            if family(first) is family(real) or (_one_memory(first, real) and share_counter(first, real)):
-                self._join(known, traced)
-                break
-        for key in keys:
-            self._known.setdefault(key, []).append((real, traced))
-
-    def _join(self, known: torch.Tensor, traced: torch.Tensor) -> None:
-        if known.is_inference() or traced.is_inference():
-            return
-        for row, before in self._groups:
-            if any(t is known for t in row):
-                row.append(traced)
-                before.append(traced._version)
-                return
-        self._groups.append(([known, traced], [known._version, traced._version]))
-
-    def level(self) -> None:
-        """Bring the counters of each group to one value, as after the writes of all of them."""
-        for row, before in self._groups:
-            own = [t._version - was for t, was in zip(row, before, strict=True)]
-            total = sum(own)
-            for k, t in enumerate(row if total else ()):
-                self.borrowed[id(t)] = self.borrowed.get(id(t), 0) + total - own[k]
-                before[k] += total
-                torch_api.set_version(t, before[k])
-
-    def forget(self) -> None:
-        """From now on nothing leads to the tensors of the call."""
-        self._known = {}
-
-
-def _one_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return any(one_storage(x, y) for x in leaves_of(a) for y in leaves_of(b))
 
 
 def laid_out_alike(first: torch.Tensor, second: torch.Tensor) -> bool:

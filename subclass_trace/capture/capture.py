@@ -8,7 +8,7 @@ graph as a `Tape`, from which joint graphs are traced. See docs/architecture.md.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -17,15 +17,15 @@ import torch.fx as fx
 
 from .. import torch_api
 from ..errors import NeedsEager, UnsupportedError
-from ..plan import AttributePlan, MutationPlan, OutputPlan, ValueAlias, ValueOutput, ViewOutput
-from ..subclass.flatten import flatten, leaves_of
+from ..plan import MutationPlan, OutputPlan, ValueAlias, ValueOutput, ViewOutput
+from ..subclass.flatten import flatten, leaves_of, tensors_inside
 from ..subclass.paths import Path
+from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec, WrapperSpec, sizes_in
 from .aliasing import alias_groups
-from .attributes import attributes_set
 from .checkpoint import checkpoint_as_tags
-from .diagnostics import typed_errors
-from .functionalize import PLACED, overlapping_views
+from .diagnostics import no_dlpack, typed_errors
+from .functionalize import PLACED, refuse_overlapping
 from .functions import CapturedFunctions
 from .graphs import finish_joint, is_write, read_by_backward
 from .inputs import Inputs, TracedInput
@@ -33,13 +33,12 @@ from .lending import Lending
 from .lift import StandIns
 from .metadata import Asked
 from .mutation import check_members, read_mutations, state_of
-from .outputs import OutputClassifier, check_escapes, is_own_leaf, leaf_inside
-from .places import refuse_outside, scattered_roots
+from .outputs import OutputClassifier, check_escapes
+from .places import refuse_outside
 from .recorder import Recorder
 from .session import Session
 from .sharing import Sharing
 from .tape import Tape, connected, leaves_behind, saved_by_autograd, saves_out_of_sight
-from .torch_methods import torch_methods
 
 Tensor = torch.Tensor
 
@@ -65,7 +64,7 @@ class Captured:
         size_primals: graph-input number -> SymInt, for inputs that are sizes.
         groups: overlapping leaves of which one is written.
         values: specs of the live tensors that the forward graph returns.
-        mutations, outputs, aliases, fresh_leaves, inference, dangling, unbacked, attributes: see `plan`.
+        mutations, outputs, aliases, inference, unbacked, gradients: see `plan`.
         views: numbers of the values that are views when the region runs eagerly.
         differentiable: numbers of the values that get tangents.
         differentiated: numbers of the inputs that get gradients.
@@ -73,7 +72,6 @@ class Captured:
         saved_by_autograd: names of graph nodes that eager autograd would keep.
         saves_out_of_sight: it keeps others as well, which cannot be asked for.
         asked: what was asked of the inputs beside their values.
-        apart: see `plan`.
         lending: the objects in the contexts of inputs that results have.
     """
 
@@ -92,11 +90,9 @@ class Captured:
     mutations: tuple[MutationPlan, ...]
     outputs: tuple[OutputPlan, ...]
     aliases: tuple[ValueAlias, ...]
-    fresh_leaves: tuple[int, ...]
     inference: tuple[tuple[int, tuple[bool, ...]], ...]
-    dangling: tuple[int, ...]
     views: frozenset[int]
-    attributes: tuple[AttributePlan, ...]
+    gradients: tuple[tuple[int, int], ...]
     differentiable: tuple[int, ...]
     differentiated: tuple[int, ...]
     tape: Tape | None
@@ -104,7 +100,6 @@ class Captured:
     saves_out_of_sight: bool
     grad_mode_after: bool | None
     asked: Asked
-    apart: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
     lending: Lending
 
     def kept(self, graph: fx.GraphModule) -> frozenset[str]:
@@ -155,6 +150,7 @@ class _Results:
     aliases: list[ValueAlias]
     sizes: list[Any]
     unbacked: Mapping[Any, int]
+    need: Callable[[Iterable[Any]], None]  # adds sizes
     contents: set[int]  # values that are new contents of inputs
 
 
@@ -187,21 +183,28 @@ class _Capture:
             try:
                 ran = self._run(run)
                 self.recorder.write_assertions()
-                results, attributes = attributes_set(ran.outputs, self.inputs, self.gradients, self.recorder)
+                for path, value in self._tensors(ran.outputs):
+                    refuse_gradients_inside(path, value)
+                changed = list(self.gradients.changed())
+                gradients = tuple((number, len(ran.outputs) + k) for k, (number, _) in enumerate(changed))
                 after = torch.is_grad_enabled()
                 torch.set_grad_enabled(grad_mode)
                 self.recorder.sealed = True
                 lending = Lending.of(self.session.shape_env, [row.traced for row in self.inputs.inputs])
-                results = [self.stand_ins.result(o) for o in results]
+                results = [self.stand_ins.result(o) for o in (*ran.outputs, *(g for _, g in changed))]
                 mutations = self._mutations(results, lending)
                 found = self._classify(results, ran.handed, mutations)
                 frozen = self._freeze(found)
                 edges = self._edges(mutations)
-                leaves = self._fresh_leaves(found.contents, results)
             finally:
                 self.inputs.forget()
         mode = after if after != grad_mode else None
-        return self._finish(mutations, found, frozen, edges, leaves, attributes, mode, lending)
+        return self._finish(mutations, found, frozen, edges, gradients, mode, lending)
+
+    def _tensors(self, outputs: Sequence[Any]) -> list[tuple[Path, Tensor]]:
+        """The inputs and the results."""
+        found = [(row.path, row.traced) for row in self.inputs.inputs]
+        return found + [(Path("result").item(k), t) for k, t in enumerate(outputs) if isinstance(t, Tensor)]
 
     def _tensors_of_contexts(self) -> list[Tensor]:
         return list(Lending.of(self.session.shape_env, [row.traced for row in self.inputs.inputs]).tensors())
@@ -214,7 +217,7 @@ class _Capture:
             with (
                 checkpoint_as_tags(recorder),
                 typed_errors(recorder),
-                torch_methods(recorder),
+                no_dlpack(recorder),
                 functions,
                 torch_api.watched_engine(
                     self.gradients.backward, self.gradients.check_graphs, self.gradients.check_hooks
@@ -223,9 +226,8 @@ class _Capture:
                 self.asked.watching(),
             ):
                 ran = run(self.inputs)
-            if recorder.views.reshaped:  # of a result alone, eager's own way may be left to the call
-                stale = (o for o in ran.outputs if not isinstance(o, Tensor) or recorder.views.by_place(o) is None)
-                functions.check_histories(stale, "the results")
+            if recorder.views.reshaped:
+                functions.check_histories(ran.outputs, "the results")
             return ran
         finally:
             recorder.start_at(None)  # a frame holds everything that its callers hold
@@ -236,66 +238,34 @@ class _Capture:
 
     def _mutations(self, results: Sequence[Any], lending: Lending) -> list[MutationPlan]:
         inputs = self.inputs
-        every = [t for t in (*results, *(i.traced for i in inputs.inputs)) if isinstance(t, Tensor)]
-
-        def leads_to(leaf: Tensor) -> bool:
-            return any(t is leaf for t in leaves_behind(every, []))
-
-        mutations = read_mutations(
-            inputs, self.recorder, self._emit, inputs.counters.borrowed, leads_to, lending.in_place_of
-        )
+        mutations = read_mutations(inputs, self.recorder, self._emit, lending.in_place_of)
         check_members(results, mutations, inputs)
         return mutations
 
     def _classify(self, results: Sequence[Any], handed: Sequence[Any], mutations: Sequence[MutationPlan]) -> _Results:
         inputs = self.inputs
-        contents = {n for m in mutations for n in (m.value, *m.memory.values()) if n is not None}
+        contents = {m.value for m in mutations if m.value is not None}
         replaced = [m for m in mutations if m.value is not None and m.replaced]
-        sharing = Sharing(inputs, self.recorder)
-        classifier = OutputClassifier(inputs, handed, mutations, self.recorder, results, sharing, self._emit)
+        sharing = Sharing(inputs, self.recorder, self._emit)
+        classifier = OutputClassifier(inputs, handed, mutations, self.recorder, results, self._emit)
         outputs = [classifier.classify(o) for o in results]
-        aliases = sharing.aliases(self.values, contents, replaced, self._emit)
+        aliases = sharing.aliases(self.values, contents, replaced)
         if aliases or (torch.is_inference_mode_enabled() and any(map(_views_input, outputs))):
             self.asked.depends_on("is_inference")
         odd = [k for k, row in enumerate(inputs.inputs) if (t := row.real()) is not None and t.is_inference()]
         self.asked.depends_on("is_inference", odd)
         classifier.need(a.delta for row in aliases for a in row.leaves if a is not None)
-        return _Results(outputs, aliases, classifier.sizes, classifier.unbacked, contents)
+        return _Results(outputs, aliases, classifier.sizes, classifier.unbacked, classifier.need, contents)
 
     def _freeze(self, found: _Results) -> _Frozen:
         recorder = self.recorder
         flat = [flatten(t) for t in self.values]
         for k, (_, spec) in enumerate(flat):
             check_escapes(spec, Path("result").item(k))
-            for n in sizes_in(spec) if isinstance(spec, WrapperSpec) else ():
-                need_size(recorder, n, found.sizes, found.unbacked)
+            found.need(sizes_in(spec) if isinstance(spec, WrapperSpec) else ())
         nodes = [recorder.node_of(leaf) for leaves, _ in flat for leaf in leaves]
         nodes += [recorder.node_of(s) for s in found.sizes]
         return _Frozen(flat, nodes, next(iter(reversed(recorder.graph.nodes)), None))
-
-    def _fresh_leaves(self, contents: set[int], results: Sequence[Any]) -> list[int]:
-        """Values that the region made autograd leaves, by ``requires_grad_()``.
-
-        Raises:
-            UnsupportedError: another value was computed from one: its gradient would belong to a result of the region.
-        """
-        numbers = [k for k, t in enumerate(self.values) if k not in contents and is_own_leaf(t)]
-        leaves = {
-            id(t) for t in (*(self.values[k] for k in numbers), *results) if isinstance(t, Tensor) and is_own_leaf(t)
-        }
-        # A view of a leaf is made of it anew.
-        others = [t for t in results if isinstance(t, Tensor) and id(t._base) not in leaves] if leaves else []
-        todo: list[Any] = [t.grad_fn for t in (*self.values, *others) if leaves and t.grad_fn is not None]
-        seen: set[Any] = set()
-        while todo:
-            node = todo.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            todo += [n for n, _ in node.next_functions]
-            if id(getattr(node, "variable", None)) in leaves:
-                raise leaf_inside(node.variable)
-        return numbers
 
     def _edges(self, mutations: Sequence[MutationPlan]) -> list[tuple[int, Any]]:
         """(input number, gradient edge) for each input that requires grad."""
@@ -314,19 +284,24 @@ class _Capture:
         found: _Results,
         frozen: _Frozen,
         rows: Sequence[tuple[int, Any]],
-        fresh_leaves: Sequence[int],
-        attributes: Sequence[AttributePlan],
+        gradients: tuple[tuple[int, int], ...],
         grad_mode_after: bool | None,
         lending: Lending,
     ) -> Captured:
         inputs, recorder = self.inputs, self.recorder
-        mutated = {n for m in mutations for n in (m.value, *m.memory.values()) if n is not None}
+        mutated = found.contents
         differentiable = self._differentiable(mutations, mutated)
         live = [self.values[k] for k in differentiable]
         rows = connected(live, rows)
         _check_shapes(inputs.inputs, [n for n, _ in rows], mutations)
         groups = _written_groups(inputs, recorder)
         self._check_leaves(leaves_behind(live, [e for _, e in rows]))
+        if live and not rows:
+            raise UnsupportedError(
+                "a result requires grad, and was computed of a leaf of the region's own making alone",
+                expected="results whose gradients get to inputs",
+                fix="detach the result",
+            )
         tape, saved, out_of_sight = self._tape(live, rows, frozen, groups)
         return Captured(
             session=self.session,
@@ -344,11 +319,9 @@ class _Capture:
             mutations=tuple(mutations),
             outputs=tuple(found.outputs),
             aliases=tuple(replace(a, within=a.within and tape is not None) for a in found.aliases),
-            fresh_leaves=tuple(fresh_leaves),
             inference=tuple(_of_other_mode(self.values, mutated - _results(found.outputs), differentiable)),
-            dangling=() if tape else tuple(differentiable),
             views=frozenset(k for k, t in enumerate(self.values) if t._is_view()),
-            attributes=tuple(attributes),
+            gradients=gradients,
             differentiable=tuple(differentiable) if tape else (),
             differentiated=tuple(n for n, _ in rows) if tape else (),
             tape=tape,
@@ -356,7 +329,6 @@ class _Capture:
             saves_out_of_sight=out_of_sight,
             grad_mode_after=grad_mode_after,
             asked=self.asked,
-            apart=self.gradients.apart(),
             lending=lending,
         )
 
@@ -379,8 +351,7 @@ class _Capture:
         if not live or not edges:
             return None, frozenset(), False
         with self.session.modes():  # an output that its own node saves is unpacked by `detach`
-            by_node = saved_by_autograd(live, edges, recorder.sets_hooks)
-        kept = [t for tensors in by_node.values() for t in tensors]
+            kept = saved_by_autograd(live, edges)
         served = {n: None for t in kept if recorder.knows(t) and isinstance(n := recorder.node_of(t), fx.Node)}
         traced = [self.inputs.inputs[n].traced for n, _ in rows]
         paths = [self.inputs.inputs[n].path for n, _ in rows]
@@ -399,13 +370,20 @@ class _Capture:
                 )
 
 
-def need_size(recorder: Recorder, n: Any, sizes: list[Any], unbacked: Any) -> None:
-    """The run time needs this number: symbols of data-dependent ones become size outputs."""
-    if recorder.symbols.data_dependent:
-        for symbol, value in recorder.symbols.data_dependent_parts(n):
-            if symbol not in unbacked:
-                unbacked[symbol] = len(sizes)
-                sizes.append(value)
+def refuse_gradients_inside(path: Path, value: Tensor) -> None:
+    """The wrapper of a call is built of tensors without a history.
+
+    Raises:
+        UnsupportedError: an inner tensor requires grad: the constructor did not detach it.
+    """
+    if is_traceable(value) and not value.is_nested and any(t.requires_grad for _, t in tensors_inside(value)):
+        raise UnsupportedError(
+            f"the region makes a {type(value).__qualname__} that keeps a tensor which requires grad inside",
+            path=path,
+            expected="a constructor that detaches what it gets",
+            fix="detach it in the constructor, make the constructor an autograd.Function, or return the inner "
+            "tensors and build the wrapper outside of the region",
+        )
 
 
 def _check_shapes(inputs: Sequence[TracedInput], numbers: Sequence[int], mutations: Sequence[MutationPlan]) -> None:
@@ -469,22 +447,16 @@ def _written_groups(inputs: Inputs, recorder: Recorder) -> tuple[tuple[int, ...]
     rows: list[Sequence[int]] = [
         members for members in alias_groups(originals) if any(recorder.was_written(originals[k]) for k in members)
     ]
-    lazy = next((k for row in rows for k in row if originals[k].is_conj() or originals[k].is_neg()), None)
-    if lazy is not None:  # one graph input cannot stand for memory as it is and as it is read
-        raise NeedsEager(
-            "arguments share memory that the region writes, and one of them has a conjugate or negative bit",
-            path=inputs.leaf_paths[lazy],
-            expected="views without such a bit",
-            got=f"a {originals[lazy].dtype} tensor of shape {tuple(originals[lazy].shape)}",
-            fix="pass x alone, and call x.conj() inside of the region",
-        )
+    for row in rows:  # one graph input cannot stand for memory as it is and as it is read
+        kinds = {(originals[k].dtype, originals[k].is_conj(), originals[k].is_neg()) for k in row}
+        if len(kinds) > 1 or any(bit for kind in kinds for bit in kind[1:]):
+            raise NeedsEager(
+                "arguments share memory that the region writes, and are of several dtypes, or have a conjugate or negative bit",
+                path=inputs.leaf_paths[row[0]],
+                expected="views of one dtype without such a bit",
+                fix="pass one of them alone, and make the others inside of the region",
+            )
     if recorder.mutable:
         refuse_outside(originals, leaf_primals, recorder)
-    groups = [tuple(leaf_primals[k] for k in members) for members in rows]
-    if recorder.mutable:  # what is written through an overlapping view is seen as a flat piece of memory too
-        grouped = {n for members in groups for n in members}
-        views = {*overlapping_views(recorder.graph).values(), *scattered_roots(recorder.graph)}
-        roots = {str(root.target) for root in views}
-        alone = (n for n in leaf_primals if n not in grouped and f"primals_{n + 1}" in roots)
-        groups += [(n,) for n in alone]
-    return tuple(groups)
+        refuse_overlapping(recorder.graph)
+    return tuple(tuple(leaf_primals[k] for k in members) for members in rows)

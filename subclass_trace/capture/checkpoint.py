@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,7 +22,7 @@ from .recorder import CheckpointTag, Recorder
 @contextlib.contextmanager
 def checkpoint_as_tags(recorder: Recorder) -> Iterator[None]:
     """While inside, on this thread, checkpoint tags nodes of ``recorder``. Captures are serialised."""
-    thread, numbers = threading.get_ident(), itertools.count()
+    numbers = itertools.count()
 
     def tagging(
         fn: Any, preserve_rng_state: bool = True, context_fn: Any = checkpoint.noop_context_fn, *a: Any, **k: Any
@@ -35,30 +34,22 @@ def checkpoint_as_tags(recorder: Recorder) -> Iterator[None]:
         finally:
             recorder.checkpoint = before
 
-    reentrant = checkpoint.CheckpointFunction
-
-    class Tagging(reentrant):  # type: ignore[misc,valid-type]
-        """What reentrant checkpoint applies."""
-
-        @classmethod
-        def apply(cls, fn: Any, preserve_rng_state: bool, *args: Any) -> Any:
-            if threading.get_ident() != thread:
-                return reentrant.apply(fn, preserve_rng_state, *args)  # type: ignore[no-untyped-call]
-            steps = tagging(fn, preserve_rng_state)
-            next(steps)
-            tracked = any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
-            try:  # as in eager: without such an argument nothing is differentiated
-                with torch.set_grad_enabled(torch.is_grad_enabled() and tracked):
-                    return fn(*args)
-            finally:
-                steps.close()
-
-    with torch_api.replaced_here(checkpoint, torch_api.CHECKPOINT_GENERATOR, tagging):
-        checkpoint.CheckpointFunction = Tagging  # type: ignore[misc]
+    def reentrant(fn: Any, preserve_rng_state: bool, *args: Any) -> Any:
+        """As in eager: without an argument that requires grad nothing is differentiated."""
+        steps = tagging(fn, preserve_rng_state)
+        next(steps)
+        tracked = any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
         try:
-            yield
+            with torch.set_grad_enabled(torch.is_grad_enabled() and tracked):
+                return fn(*args)
         finally:
-            checkpoint.CheckpointFunction = reentrant  # type: ignore[misc]
+            steps.close()
+
+    with (
+        torch_api.replaced_here(checkpoint, torch_api.CHECKPOINT_GENERATOR, tagging),
+        torch_api.replaced_here(checkpoint.CheckpointFunction, "apply", reentrant),
+    ):
+        yield
 
 
 def _policy(context_fn: Any) -> Any:

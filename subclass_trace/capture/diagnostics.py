@@ -6,7 +6,6 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path as FilePath
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from ..errors import DataDependentError, NeedsEager, SubclassTraceError, Unsuppo
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from ..subclass.visit import visit
-from .user_code import TORCH_FILES, is_user_code, quoted, tracebacks, user_line
+from .user_code import TORCH_FILES, quoted, tracebacks, user_line
 
 Tensor = torch.Tensor
 _OUTSIDE = "move this part out of the region"
@@ -37,7 +36,7 @@ class MadeNumbers:
         def note(symbol: Any) -> None:
             recorder = at_work()
             if recorder is not None:
-                self._lines[symbol] = recorder.asking_line() if recorder.tag == "is_forward" else None
+                self._lines[symbol] = recorder.user_line() if recorder.tag == "is_forward" else None
 
         torch_api.report_constants(recorder.mode.shape_env, note)
 
@@ -82,7 +81,9 @@ _EACH = "the region calls a Python function for each element of a tensor (.{}())
 #: method -> what it does
 MEMORY = {
     **dict.fromkeys(("numpy", "data_ptr", "__array__"), _READS),
-    **dict.fromkeys(("__dlpack__", "to_dlpack", "share_memory_", "pin_memory", "__reduce_ex__"), _LENDS),
+    **dict.fromkeys(
+        ("__dlpack__", "to_dlpack", "share_memory_", "pin_memory", "__reduce_ex__", "__deepcopy__"), _LENDS
+    ),
     **dict.fromkeys(("apply_", "map_", "map2_"), _EACH),
     "_nested_tensor_from_mask": "nn.TransformerEncoder looks into its padding mask, and leaves out what is padded at the end",
 }
@@ -113,6 +114,20 @@ def refuse_memory(name: str, args: Any, line: Callable[[], str | None]) -> None:
     )
 
 
+@contextlib.contextmanager
+def no_dlpack(recorder: Any) -> Iterator[None]:
+    """Inside, in this thread, ``to_dlpack`` is refused, of which no mode sees a call."""
+    dlpack: Any = torch.utils.dlpack
+    original = dlpack.to_dlpack
+
+    def refused(t: Any) -> Any:
+        refuse_memory("to_dlpack", (t,), recorder.user_line)
+        return original(t)
+
+    with torch_api.replaced_here(torch, "to_dlpack", refused), torch_api.replaced_here(dlpack, "to_dlpack", refused):
+        yield
+
+
 def refuse_text(t: Tensor, line: str) -> DataDependentError:
     """The region makes text of a traced tensor."""
     return DataDependentError(
@@ -136,10 +151,6 @@ def typed_errors(recorder: Any) -> Iterator[None]:
         raise refusal_of_data(error) from error
     except torch_api.NO_FAKE_KERNEL as error:
         raise _has_no_fake_kernel(error) from error
-    except TypeError as error:  # a list of numbers that is a list of tensors while it is traced
-        if _optimizer_at_work(error) is None:
-            raise
-        raise refusal_of_data(error) from error
     except (RuntimeError, AssertionError) as error:
         if isinstance(error.__cause__, torch_api.DATA_DEPENDENT_ERRORS):  # DTensor raises another error from it
             raise refusal_of_data(error) from error
@@ -182,7 +193,7 @@ def refusal_of_data(error: BaseException, line: str | None = None) -> Unsupporte
 
     ``line``: of the user's code, where the error has not come through it yet.
     """
-    cls, optimizer, line = _class_at_work(error), _optimizer_at_work(error), user_line(error) or line
+    cls, line = _class_at_work(error), user_line(error) or line
     if getattr(error, "func", None) is torch.ops.aten.linalg_lstsq.default:
         return NeedsEager(
             "the sizes of what linalg_lstsq returns depend on the values inside a tensor",
@@ -194,9 +205,6 @@ def refusal_of_data(error: BaseException, line: str | None = None) -> Unsupporte
     if cls is not None:
         whose = f"control flow or sizes inside {cls}"
         fix = f"use values of {cls} in eager, outside of the region: its own code reads what is inside tensors"
-    if optimizer is not None:
-        whose = f"what torch.optim's {optimizer} computes with, or branches on,"
-        fix = "capturable=True (taken on all devices), or call step() outside of the region"
     code = quoted(line)
     number = "data-dependent expression" in str(error)
     return DataDependentError(
@@ -219,24 +227,6 @@ def _class_at_work(error: BaseException) -> str | None:
         method = "__torch_" in tb.tb_frame.f_code.co_name
         if method and isinstance(cls, type) and is_traceable(cls):
             found = cls.__qualname__
-    return found
-
-
-_OPTIMIZERS = str(FilePath(torch.optim.__file__).parent)
-
-
-def _optimizer_at_work(error: BaseException) -> str | None:
-    """The class of an optimizer of torch's, or the function of its formula, in whose own code the error was raised."""
-    found = None
-    for tb in tracebacks(error):
-        code, names = tb.tb_frame.f_code, tb.tb_frame.f_locals
-        if code.co_filename.startswith(_OPTIMIZERS):
-            if isinstance(names.get("self"), torch.optim.Optimizer):
-                found = type(names["self"]).__qualname__
-            elif "capturable" in names:
-                found = code.co_name
-        elif is_user_code(code):  # which it calls
-            found = None
     return found
 
 

@@ -50,5 +50,5 @@ def _has_effects(target: Any) -> bool:
 
 
 def is_kept(node: fx.Node) -> bool:
-    """`has_effects` for a node, or a mark on it: the wait for a collective that the user has called (`collectives`)."""
-    return node.op == "call_function" and (has_effects(node.target) or "effect" in node.meta)
+    """`has_effects` for a node."""
+    return node.op == "call_function" and has_effects(node.target)

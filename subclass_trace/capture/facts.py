@@ -37,7 +37,6 @@ _FACTS: Mapping[str, Callable[[Tensor], Any]] = {
     "gradient hooks": torch_api.gradient_hooks,
     "accumulation hooks": torch_api.accumulation_hooks,
     "_is_view": lambda t: t._is_view(),
-    "gradient by its base": lambda t: t._base is not None and t._base.requires_grad,
     "is_inference": lambda t: t.is_inference(),
     "is_shared": lambda t: t.is_shared(),  # type: ignore[no-untyped-call]
     "output_nr": lambda t: t.output_nr,

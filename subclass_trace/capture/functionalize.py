@@ -39,7 +39,7 @@ _KEEP_LAYOUT = frozenset(
 )
 #: operations with a place in the storage among their arguments, and its number there
 PLACED = {aten.as_strided_.default: 3, aten.as_strided_copy.default: 3, aten.as_strided_scatter.default: 4}
-_COPIED = ("recompute", "ac_graph_id", "unpack", "packed")
+_COPIED = ("recompute", "ac_graph_id")
 
 
 def functionalize(
@@ -72,35 +72,25 @@ def functionalize_branch(recorder: Any) -> fx.GraphModule:
     return module
 
 
-def overlapping_views(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """Views with several elements in one place (``unfold``, ``expand``) through which a part is written, with their roots.
+def refuse_overlapping(graph: fx.Graph) -> None:
+    """Refuse writes through views with several elements in one place (``unfold``, ``expand``), or through a part of one.
 
-    Their own inverse would add up what lies in one place, or write it several times. Made of the root by its place in
-    the memory, the part that is written is a part of the root like any other.
+    Their inverse would add up what lies in one place, or write it several times.
+
+    Raises:
+        UnsupportedError: there is one.
     """
-    found: dict[fx.Node, fx.Node] = {}
     for node, target in written_nodes(graph):
-        _refuse_overlap(target, node)
-        root, chain = view_chain(target)
-        if all(v.meta["val"].dtype == root.meta["val"].dtype for v in chain):
-            last = max((k for k, v in enumerate(chain) if _has_no_inverse(v)), default=-1)
-            found |= dict.fromkeys(chain[: last + 1], root)
-    return found
-
-
-def _has_no_inverse(view: fx.Node) -> bool:
-    return view.target is aten.unfold.default or _overlaps_itself(view.meta["val"])
-
-
-def _refuse_overlap(target: fx.Node, node: fx.Node) -> None:
-    if _overlaps_itself(target.meta["val"]):
-        raise UnsupportedError(
-            "the region writes to a tensor with several elements in one place; the result depends on the order of writes",
-            path=frames_text(node),
-            expected="in-place operations on tensors without overlap, as torch asks for",
-            got=f"{node.target} on shape {tuple(target.meta['val'].shape)}, stride {tuple(target.meta['val'].stride())}",
-            fix="write to a clone, or to a part of the view without overlap",
-        )
+        for view in (target, *view_chain(target)[1]):
+            if view.target is aten.unfold.default or _overlaps_itself(view.meta["val"]):
+                raise UnsupportedError(
+                    "the region writes through a tensor with several elements in one place",
+                    path=frames_text(node),
+                    expected="in-place operations on tensors without overlap",
+                    got=f"{node.target} on shape {tuple(target.meta['val'].shape)}, "
+                    f"by way of shape {tuple(view.meta['val'].shape)}",
+                    fix="write to a clone",
+                )
 
 
 def _overlaps_itself(t: Tensor) -> bool:
@@ -199,7 +189,8 @@ class _Replay:
         replay, graph, root = self.functional, self.recorder.graph, self.recorder.root
         replay.adopt(root, [n.target for n in graph.nodes if n.op == "get_attr"])
         inputs = self._place_inputs(graph)
-        self.by_place = overlapping_views(graph) | strided_views(graph)
+        refuse_overlapping(graph)
+        self.by_place = strided_views(graph)
         forward_nodes: list[Any] | None = None
         kept: dict[str, Any] = {}
         # What is functional only now is decomposed here: the recorder leaves mutable operations alone.
@@ -264,8 +255,7 @@ class _Replay:
         return values
 
     def _place_base(self, group: int, name: str, tensors: list[Tensor]) -> None:
-        dtypes = {t.dtype for t in tensors}
-        dtype = dtypes.pop() if len(dtypes) == 1 else torch.uint8
+        dtype = tensors[0].dtype
         ranges = [byte_range(t) for t in tensors]
         start, stop = min(r.start for r in ranges), max(r.stop for r in ranges)
         with self.mode:
@@ -285,18 +275,7 @@ class _Replay:
         base = self.wrapped[group]
         member = node.meta["val"]
         meta["partitioner_tag"] = "is_forward"
-        if member.dtype == dtype:
-            return base.as_strided(member.shape, member.stride(), _offset_after(start, dtype, member))
-        if not member.is_contiguous():
-            raise UnsupportedError(
-                "inputs of several dtypes overlap in memory, one is written, and one of them is not contiguous",
-                path=node.target,
-                expected="contiguous views of the shared memory",
-                got=f"stride {tuple(member.stride())} for shape {tuple(member.shape)}",
-                fix="pass a clone of one of them",
-            )
-        own = byte_range(member)
-        return base[own.start - start : own.stop - start].view(member.dtype).view(member.shape)
+        return base.as_strided(member.shape, member.stride(), _offset_after(start, dtype, member))
 
     # ---------------------------------------------------------------- operations
     def _set_meta(self, meta: dict[str, Any], node: fx.Node) -> None:
@@ -311,16 +290,11 @@ class _Replay:
 
     def _copy_frames(self, node: fx.Node, last: fx.Node | None) -> None:
         """fx copies only the meta keys that it knows to the nodes that a call makes."""
-        frames, effect = node.meta.get("frames"), node.meta.get("effect")
-        if frames is None and effect is None:
-            return
-        for made in reversed(self.functional.graph.nodes):
+        frames = node.meta.get("frames")
+        for made in reversed(self.functional.graph.nodes) if frames is not None else ():
             if made is last:
                 return
-            if frames is not None:
-                made.meta.setdefault("frames", frames)
-            if effect is not None and made.target is node.target:
-                made.meta["effect"] = effect
+            made.meta.setdefault("frames", frames)
 
     def _call(self, node: fx.Node, root: torch.nn.Module) -> Any:
         if isinstance(node.target, torch_api.HigherOrderOperator):
@@ -375,8 +349,6 @@ class _Replay:
         if group is None:
             return self.env[root].as_strided(view.shape, view.stride(), view.storage_offset())
         _, start, dtype = self.bases[group]
-        if dtype != view.dtype:
-            raise RuntimeError("a view by its place in memory that inputs of several dtypes share")
         return self.wrapped[group].as_strided(view.shape, view.stride(), _offset_after(start, dtype, view))
 
     def _placed(self, node: fx.Node, args: Any) -> Any:

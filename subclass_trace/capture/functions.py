@@ -18,11 +18,9 @@ from .. import torch_api
 from ..errors import AliasingError, SubclassTraceError, UnsupportedError
 from ..subclass.flatten import leaves_of
 from ..subclass.protocol import is_traceable
-from .copies import deep_copy, is_shallow_copy, shallow_copy
 from .diagnostics import MEMORY, TEXTS, refusal_of_data, refuse_memory, refuse_text
 from .indexing import PlacesInside, depends_on_data, with_places
 from .inner_backward import InnerBackward
-from .known import known_value
 from .library_functions import FUNCTIONS
 from .lift import StandIns
 from .metadata import ASIDE, ASKING, Asked
@@ -32,7 +30,7 @@ from .views import RESHAPES, lost_history
 
 Tensor = torch.Tensor
 _HOOK_METHODS = ("register_hook", "register_post_accumulate_grad_hook")
-_NUMBERS = ("item", "tolist", "allclose", "equal", "is_nonzero")
+_NUMBERS = ("item", "tolist")
 _POWERS = ("pow", "pow_", "__pow__", "__rpow__", "__ipow__", "float_power", "float_power_")
 
 
@@ -42,7 +40,7 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
     def __init__(self, recorder: Recorder, asked: Asked, stand_ins: StandIns) -> None:
         super().__init__()
         self.recorder, self.asked, self.stand_ins = recorder, asked, stand_ins
-        self.counters, self.views = asked.inputs.counters, recorder.views
+        self.views = recorder.views
         self.gradients = InnerBackward(recorder, stand_ins, asked)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -77,21 +75,13 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
         args, kwargs, back = self.stand_ins.swap(func, args, kwargs or {})
         if name == "__set__" and getattr(func, "__self__", None) is Tensor.data:
             return self._set_data(func, *args)
-        if name in TEXTS and args and (text := self._text(func, args, caller)) is not None:
-            return text
-        if func is Tensor.__deepcopy__:
-            with self:
-                return deep_copy(args[0], args[1], self.recorder.user_line)
-        if func is Tensor.__reduce_ex__ and torch_api.is_fake(args[0]) and is_shallow_copy(caller):
-            return shallow_copy, args[:1]
+        if name in TEXTS and args:
+            self._refuse_text(args[0], caller)
         if name == "tolist" and type(args[0]) in torch_api.FAKE_TYPES:  # of a tensor that is closed over
             with self:
                 return args[0].tolist()
         if name in MEMORY:
             refuse_memory(name, args, self.recorder.user_line)
-        if name == "__bool__" and (branch := torch_api.branch_of_torch(caller)) is not None:
-            with self.recorder.takes(branch):
-                return func(*args)
         if name in _HOOK_METHODS:
             self.recorder.has_hooks = True
             return self._register(func, args[0], (*args[1:], *kwargs.values())[0])
@@ -100,18 +90,15 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
         func, args = with_places(self.recorder, func, args)
         if name in _POWERS:  # autograd in C++ compares the exponent with numbers, which it cannot do with a symbol
             args = tuple(int(a) if isinstance(a, torch.SymInt) else a for a in args)
-        if name == "ctc_loss":  # its C++ code writes lengths into memory, which a fake tensor does not have
-            args, kwargs = tuple(map(_tensor_of, args)), {k: _tensor_of(v) for k, v in kwargs.items()}
         if name in RESHAPES and args:
             self._refuse_view_of_leaf(args[0])
         if self.views.reshaped and name != "__get__":
             self.check_histories((*args, *kwargs.values()))
         self.recorder.asks_for_numbers = name in _NUMBERS
         out = self._call(func, args, kwargs)
-        self.views.note(func, args, kwargs, out)
+        self.views.note(func, args, out)
         if name in _MAY_COPY and args:
             self.recorder.note_copy(args[0], out)
-        self.counters.level()
         return torch_api.as_numbers(back.get(id(out), out) if back else out)
 
     def _register(self, func: Any, t: Tensor, hook: Any) -> Any:
@@ -130,24 +117,16 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
             )
         return func(t, _numbered(hook, self.recorder))
 
-    def _text(self, func: Any, args: Any, frame: Any) -> str | None:
-        """The text of a tensor whose values the trace knows; None for one that is none of the trace's, and for a log.
+    def _refuse_text(self, t: Any, frame: Any) -> None:
+        """Text of a tensor is text of its values.
 
         Raises:
-            DataDependentError: user code asks for the text of another.
+            DataDependentError: user code asks for it.
         """
-        t = args[0]
-        asks = asking_frame(frame) if isinstance(t, Tensor) else None
-        if asks is None:
-            return None
-        leaves = leaves_of(t) if is_traceable(t) else [t]
-        if not any(torch_api.is_fake(leaf) or self.recorder.knows(leaf) for leaf in leaves):
-            return None
-        known = known_value(self.recorder, t) if torch_api.is_fake(t) else None
-        if known is None:
-            raise refuse_text(t, f"{asks.f_code.co_filename}:{asks.f_lineno}")
-        with torch_api.no_modes():
-            return str(func(known, *args[1:]))
+        leaves = leaves_of(t) if isinstance(t, Tensor) and is_traceable(t) else [t]
+        if any(torch_api.is_fake(leaf) or self.recorder.knows(leaf) for leaf in leaves):
+            if (asks := asking_frame(frame)) is not None:
+                raise refuse_text(t, f"{asks.f_code.co_filename}:{asks.f_lineno}")
 
     def _refuse_view_of_leaf(self, t: Any) -> None:
         """Eager refuses it; the leaf's stand-in has a history, so that autograd would not."""
@@ -206,10 +185,6 @@ class CapturedFunctions(torch_api.TorchFunctionMode):
 
 #: methods and functions, by name, that copy only where they have to
 _MAY_COPY = frozenset(("contiguous", "reshape", "reshape_as", "flatten", "ravel"))
-
-
-def _tensor_of(value: Any) -> Any:
-    return torch.tensor(value) if isinstance(value, (list, tuple)) else value
 
 
 def _numbered(hook: Any, recorder: Recorder) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
+from ..errors import DataDependentError
 from ..subclass.protocol import Kind, kind_of
 
 Tensor = torch.Tensor
@@ -36,9 +37,7 @@ def with_places(recorder: Any, func: Any, args: Any) -> tuple[Any, Any]:
             x, taken = _select(recorder, x, _dim_of(x, items, k), items[k]), True
             del items[k]
         elif isinstance(items[k], slice) and any(map(_is_unknown, _bounds(items[k]))):
-            x, items[k], taken = *_part(recorder, x, _dim_of(x, items, k), items[k]), True
-    if type(args[1]) is tuple and _has_symbolic_sizes(x):
-        items, taken = [_whole(x, items, k) for k in range(len(items))], True
+            items[k], taken = _part(recorder, x, items[k]), True
     if not taken:
         return func, args
     if items or func is Tensor.__setitem__:
@@ -46,25 +45,20 @@ def with_places(recorder: Any, func: Any, args: Any) -> tuple[Any, Any]:
     return _itself, (x,)
 
 
-def _part(recorder: Any, x: Tensor, dim: int, item: slice) -> tuple[Tensor, slice]:
-    """A slice with bounds from inside tensors: what is taken of ``x`` at once, and what is left to take.
+def _part(recorder: Any, x: Tensor, item: slice) -> slice:
+    """A slice with bounds from inside tensors, as numbers.
 
-    All inner tensors of a wrapper get one length: the number is read before the class sees the slice.
+    Raises:
+        DataDependentError: of a wrapper, whose inner tensors would get a length each.
     """
-    if kind_of(type(x)) is not Kind.WRAPPER or item.step not in (None, 1):
-        return x, slice(*(b.item() if isinstance(b, Tensor) else b for b in _bounds(item)))
-    size = x.shape[dim]
-
-    def position(bound: Any) -> Tensor:
-        at = _as_tensor(bound)
-        return torch.clamp(torch.where(at < 0, at + size, at), 0, size)
-
-    start, stop = position(0 if item.start is None else item.start), position(size if item.stop is None else item.stop)
-    length: Any = torch.clamp(stop - start, min=0).item()
-    first: Any = start.item()
-    for condition in (length >= 0, first >= 0, first + length <= size):
-        recorder.symbols.require(condition, "a slice outside of its dimension")
-    return x.narrow(dim, first, length), slice(None)
+    if kind_of(type(x)) is Kind.WRAPPER:
+        raise DataDependentError(
+            "the region takes a slice of a wrapper at bounds from inside a tensor",
+            path=recorder.user_line(),
+            expected="bounds that follow from Python values and sizes",
+            fix="use x.narrow(dim, start.item(), length)",
+        )
+    return slice(*(b.item() if isinstance(b, Tensor) else b for b in _bounds(item)))
 
 
 def _start(recorder: Any, x: Tensor, dim: int, start: Any, length: Any) -> Any:
@@ -79,15 +73,6 @@ def _start(recorder: Any, x: Tensor, dim: int, start: Any, length: Any) -> Any:
 
 def _as_tensor(place: Any) -> Tensor:
     return place.reshape(()).long() if isinstance(place, Tensor) else torch.scalar_tensor(place, dtype=torch.int64)
-
-
-def _whole(x: Tensor, items: list[Any], k: int) -> Any:
-    """An item of an index; a slice of all there is as one that torch leaves out as eager does, which a class would see."""
-    item = items[k]
-    if not isinstance(item, slice) or item.step not in (None, 1) or item.start:
-        return item
-    size = x.shape[_dim_of(x, items, k)]
-    return slice(0, size, 1) if item.stop is None or (item.stop >= 0 and item.stop >= size) else item
 
 
 class PlacesInside(torch_api.TorchFunctionMode):
@@ -112,11 +97,6 @@ def _is_unknown(bound: Any) -> bool:
     return isinstance(bound, Tensor) or (isinstance(bound, torch.SymInt) and torch_api.is_data_dependent(bound))
 
 
-def _has_symbolic_sizes(x: Tensor) -> bool:
-    """Is it a wrapper whose sizes are symbols?"""
-    return kind_of(type(x)) is Kind.WRAPPER and any(isinstance(n, torch.SymInt) for n in x.shape)
-
-
 def _itself(x: Tensor) -> Tensor:
     return x
 
@@ -130,7 +110,7 @@ def _select(recorder: Any, x: Tensor, dim: int, place: Any) -> Tensor:
         if not -size <= place < size:
             raise IndexError(text)
         made = x.select(dim, place)
-        recorder.views.note(Tensor.select, (x, dim, place), {}, made)
+        recorder.views.note(Tensor.select, (x, dim, place), made)
         return made
     recorder.symbols.require(place < size, text)
     recorder.symbols.require(place >= -size, text)

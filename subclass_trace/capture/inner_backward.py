@@ -46,7 +46,6 @@ class InnerBackward:
     def __init__(self, recorder: Recorder, stand_ins: StandIns, asked: Asked) -> None:
         self.recorder, self.stand_ins, self.asked, self.inputs = recorder, stand_ins, asked, asked.inputs
         self._slots: dict[int, Slot] = {}  # by the number of the input
-        self._apart: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
 
     # ---------------------------------------------------------------- the attribute
     def access(self, func: Callable[..., Any], args: Sequence[Any]) -> Any:
@@ -185,7 +184,7 @@ class InnerBackward:
         """In eager, gradients go on through the graphs that tensors from outside came with.
 
         Raises:
-            UnsupportedError: that leads to another tensor whose gradient is wanted.
+            UnsupportedError: that may lead to another tensor whose gradient is wanted.
         """
         outside = self._by_node()
         wanted = [outside[n] for x in inputs if (n := _node_of(x)) in outside]
@@ -196,18 +195,14 @@ class InnerBackward:
         for k in reached:
             self.asked.note(k, "is_leaf")
         above = [k for k in reached if not self.inputs.inputs[k].is_leaf]
-        reals = [[self.inputs.inputs[k].real() for k in row] for row in (above, wanted)]
-        if not above or any(t is None for row in reals for t in row):  # in a trace that is made again it is known
-            return
-        if torch_api.leads_to(*reals):
+        if above:
             raise UnsupportedError(
-                "the region differentiates, and that leads through the graph of a tensor from outside to another one",
+                "the region differentiates, and may lead through the graph of a tensor from outside to another one",
                 path=self.recorder.user_line(),
-                expected="tensors from outside of which none was computed of another",
+                expected="leaves, or one tensor with a history from outside",
                 got=", ".join(str(self.inputs.inputs[k].path) for k in (*above, *wanted)),
-                fix="compute the one of the other inside of the region, or differentiate outside",
+                fix="detach it, or differentiate outside",
             )
-        self._apart.append((tuple(above), tuple(wanted)))
 
     def check_hooks(self, inputs: Sequence[Any], gradients: Sequence[Tensor | None]) -> None:
         """Eager hands the gradients that are found to the hooks that tensors from outside came with, as the caller's code
@@ -230,10 +225,6 @@ class InnerBackward:
     def _by_node(self) -> dict[Any, int]:
         """The inputs that require grad, by the nodes that the trace ends in."""
         return {row.edge.node: number for number, row in enumerate(self.inputs.inputs) if row.edge is not None}
-
-    def apart(self) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
-        """Numbers of inputs, and of others that the graphs of the first do not lead to."""
-        return tuple(dict.fromkeys(self._apart))
 
     # ---------------------------------------------------------------- afterwards
     def changed(self) -> Iterator[tuple[int, Tensor | None]]:

@@ -7,10 +7,9 @@ else; leaves of one storage become fakes of one storage.
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,10 +21,9 @@ from ..state.kinds import set_by_class, values_of
 from ..state.values import ATOMS, is_walked, members_of, same
 from ..subclass.flatten import flatten, leaf_paths, wrappers_inside
 from ..subclass.kept import kept_spec
-from ..subclass.paths import Path, owner_of
+from ..subclass.paths import Path
 from ..subclass.protocol import class_of_leaf, refuse
 from ..subclass.spec import Spec, WrapperSpec
-from .aliasing import SharedCounters
 from .input_sizes import DynamicDims, SizeSymbols, traced_value, with_sizes
 from .session import Session
 
@@ -89,7 +87,6 @@ class TracedInput:
     static: bool
     take_base: bool
     gradient_of: int | None
-    inside: tuple[tuple[str, int], ...] = ()  # see `InputPlan`
 
 
 class Inputs:
@@ -101,7 +98,6 @@ class Inputs:
         leaf_paths, leaf_primals: where the leaves are, and the numbers of their graph inputs.
         sizes: number of a graph input -> the symbol that it is, for sizes that no dense leaf carries.
         inference_leaves: numbers of the leaves that are inference tensors.
-        counters: those that share a version counter.
     """
 
     def __init__(self, session: Session, remember: Callable[[Tensor], Any]) -> None:
@@ -114,7 +110,6 @@ class Inputs:
         self.leaf_primals: list[int] = []
         self.sizes: dict[int, Any] = {}
         self.inference_leaves: set[int] = set()
-        self.counters = SharedCounters()
         self._leaf_of: dict[int, int] = {}  # id of a real leaf -> its number
         self._real_leaves: list[Tensor] = []  # so that an id stays what it is
         self._number_of_real: dict[int, int] = {}
@@ -138,7 +133,7 @@ class Inputs:
             self._bind_sizes(symbols.unbound(specs, self.originals))
             for argument, spec, (_, own) in zip(arguments, specs, places, strict=True):
                 self._add_row(argument, spec, own)
-            self._join(first)
+            self._refuse_joined(first)
         return [row.traced for row in self.inputs[first:]]
 
     def _bind_sizes(self, sizes: Sequence[Any]) -> None:
@@ -166,7 +161,7 @@ class Inputs:
                 self._real_leaves.append(leaf)
                 if leaf.is_inference():
                     self.inference_leaves.add(len(self.originals))
-                fake = self.session.fake(alias, str(path), dynamic.sizes(path, leaf), dynamic.strides(path))
+                fake = self.session.fake(alias, str(path), dynamic.sizes(path, leaf))
                 self.originals.append(fake)
                 self.leaf_paths.append(path)
                 self.leaf_primals.append(self.session.recorder.primal(fake, untouched=True))
@@ -208,36 +203,27 @@ class Inputs:
             argument.take_base,
             argument.gradient_of,
         )
-        with torch.no_grad(), torch_api.no_modes():
-            self.counters.add(real, traced)
         self.inputs.append(row)
         if isinstance(spec, WrapperSpec):
             self.session.wrappers.append((argument.path, traced))
         self.before.append(self.remember(traced))
         self._number_of_real[id(real)] = self._number_of_traced[id(traced)] = number
 
-    def _join(self, first: int) -> None:
-        """Let the wrappers inside of an input that are inputs be these: what changes one changes the other.
-
-        But for those that autograd tracks, which it does not relate to what they are in.
-        """
+    def _refuse_joined(self, first: int) -> None:
+        """An input that is inside of another one would be two tensors of the trace; but where autograd tracks it, it is."""
         for number, row in enumerate(self.inputs):
             real = row.real()
             if real is None or not isinstance(row.spec, WrapperSpec):
                 continue
-            if not any(isinstance(s, WrapperSpec) for s in row.spec.inners):
-                continue
-            found = dict(row.inside)
             for names, inner in wrappers_inside(real):
-                other, name = self._number_of_real.get(id(inner)), ".".join(names)
-                if other is None or (number < first and other < first) or inner.requires_grad:
-                    continue
-                with contextlib.suppress(AttributeError):  # of a class that does not let it be set
-                    setattr(*owner_of(row.traced, name), self.inputs[other].traced)
-                    found[name] = other
-            if found != dict(row.inside):
-                self.inputs[number] = replace(row, inside=tuple(found.items()))
-                self.before[number] = self.remember(row.traced)
+                other = self._number_of_real.get(id(inner))
+                if other is not None and max(number, other) >= first and not inner.requires_grad:
+                    raise UnsupportedError(
+                        "a wrapper is an input, and is inside of another input",
+                        path=row.path.attr(".".join(names)),
+                        expected="one of them",
+                        fix="take the inner one from the outer one inside of the region",
+                    )
 
     # ------------------------------------------------------------------------------------------ looking up
     def number_of(self, traced: Any) -> int | None:
@@ -257,7 +243,6 @@ class Inputs:
     def forget(self) -> None:
         """From now on nothing leads to the tensors of the call."""
         self._leaf_of, self._real_leaves, self._number_of_real = {}, [], {}
-        self.counters.forget()
         self.session.recorder.forget_inputs()
         for row in self.inputs:
             row.real.forget()

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import AliasingError, UnsupportedError
+from ..errors import UnsupportedError
 from .facts import NAMES, AskedOf, fact_of
 from .inputs import Inputs, TracedInput
+from .mutation import detached_in_place
 from .recorder import Recorder
 from .user_code import is_user_code
 
@@ -126,32 +127,26 @@ class Asked:
         raise _unanswerable(f"asks for {name} of an input, which differs between calls", where)
 
     def sets_requires_grad(self, traced: Any, value: bool) -> bool:
-        """``requires_grad_(value)`` on a leaf that requires grad, whose stand-in is none. False: it is none of ours."""
+        """``requires_grad_(value)`` on a leaf that requires grad, whose stand-in is none. False: it is none of ours.
+
+        Raises:
+            UnsupportedError: it gives its gradient up.
+        """
         row, number = self.inputs.row_of(traced), self.inputs.number_of(traced)
         if row is None or number is None or row.edge is None or not row.is_leaf:
             return False
         if row.traced.grad_fn is not row.edge.node:
             return False
         self.note(number, "is_leaf")
-        if not value and not self.fact(number, "gradient by its base"):
-            row.traced.detach_()
+        if not value:
+            raise detached_in_place(row.path)
         return True
 
     def refuse_to_detach(self, traced: Any) -> None:
-        """``detach_()`` of an argument that is a view: so does eager, and the stand-in of a view is none.
-
-        Raises:
-            AliasingError: it is one.
-        """
-        row, number = self.inputs.row_of(traced), self.inputs.number_of(traced)
-        if row is not None and number is not None and self.fact(number, "_is_view") is True:
-            raise AliasingError(
-                "Can't detach views in-place. Use detach() instead; eager refuses it too.",
-                path=row.path,
-                expected="a tensor that is no view",
-                got="a view",
-                fix="use x = x.detach()",
-            )
+        """``detach_()`` of an input, also of one that does not require grad: of a view, eager refuses it."""
+        row = self.inputs.row_of(traced)
+        if row is not None:
+            raise detached_in_place(row.path)
 
     def _retain_grad(self, number: int, row: TracedInput, recorder: Recorder) -> Any:
         if not row.is_leaf:

@@ -14,7 +14,7 @@ from ..plan import MutationPlan
 from ..subclass.arguments import attributes_of_wrapper
 from ..subclass.context import numbers_in, same_context, without_outer
 from ..subclass.flatten import flatten, wrappers_inside
-from ..subclass.kept import kept_spec, remembers_more
+from ..subclass.kept import kept_spec
 from ..subclass.paths import Path, owner_of
 from ..subclass.protocol import is_traceable
 from ..subclass.spec import LeafSpec, Spec, WrapperSpec, spec_leaves
@@ -64,9 +64,8 @@ def state_of(traced: Tensor) -> Before:
 
 
 def _inner_bumps(row: TracedInput, was: Before) -> dict[str, int]:
-    """By how much the counters of wrappers inside have moved that are still there, and no inputs themselves."""
-    own = {name for name, _ in row.inside}
-    moved = {name: t._version - version for name, t, version in was.inner if t._version != version and name not in own}
+    """By how much the counters of wrappers inside have moved that are still there."""
+    moved = {name: t._version - version for name, t, version in was.inner if t._version != version}
     held = {name: t for name, t, _ in was.inner}
     return {name: n for name, n in moved.items() if getattr(*owner_of(row.traced, name), None) is held[name]}
 
@@ -79,14 +78,12 @@ def read_mutations(
     inputs: Inputs,
     recorder: Recorder,
     emit: Callable[[Tensor], int],
-    borrowed: Mapping[int, int],
-    leads_to: Callable[[Tensor], bool],
     marked: Callable[[Any], Any],
 ) -> list[MutationPlan]:
     """One plan per input that the region changed.
 
-    ``emit`` adds a live tensor to the forward values; ``borrowed``: see `SharedCounters`;
-    ``leads_to`` tells whether results were computed of a leaf; ``marked``: see `Lending.in_place_of`.
+    ``emit`` adds a live tensor to the forward values;
+    ``marked``: see `Lending.in_place_of`.
 
     Raises:
         RuntimeError: eager would refuse too (a leaf that requires grad is written in place).
@@ -103,16 +100,14 @@ def read_mutations(
         change = _change(row, was, inputs, recorder, marked)
         differentiable = _moved_history(row)
         starts = row.edge is None and row.traced.requires_grad and row.traced.grad_fn is None
-        stops = row.edge is not None and not row.traced.requires_grad
-        again = row.edge is not None and row.traced.requires_grad and row.traced.grad_fn is None
-        again = again and not hasattr(row.edge.node, "variable")  # it is a leaf here as well
-        if again and (not row.is_leaf or leads_to(row.traced)):
-            raise _started_again(row)
-        bumps = 0 if was.version is None else row.traced._version - was.version - borrowed.get(id(row.traced), 0)
+        is_leaf = row.traced.grad_fn is None and not hasattr(getattr(row.edge, "node", None), "variable")
+        if row.edge is not None and (is_leaf or not row.traced.requires_grad):
+            raise detached_in_place(row.path)
+        bumps = 0 if was.version is None else row.traced._version - was.version
         changed = change.data or change.replaced or change.metadata or change.attributes
         inner = _inner_bumps(row, was)
         if not (
-            changed or differentiable or starts or stops or bumps or inner
+            changed or differentiable or starts or bumps or inner
         ):  # the shape of a view of it may have changed: bumps
             continue
         related = len(families[id(bases[number])]) > 1
@@ -122,6 +117,7 @@ def read_mutations(
         of_views = starts and real is family(real)  # its views require grad as well from now on
         if related and (differentiable or of_views):
             raise NeedsAutogradBase(family(real))
+        _refuse_lost_memory(row, [*change.replaced, *_laid_out_anew(was, change, recorder)], inputs, recorder)
         value = emit(row.traced) if change.data or change.replaced or differentiable else None
         plans.append(
             MutationPlan(
@@ -129,15 +125,11 @@ def read_mutations(
                 value,
                 change.data,
                 change.replaced,
-                _written_memory(
-                    row, [*change.replaced, *_laid_out_anew(was, change, recorder)], inputs, recorder, emit
-                ),
                 differentiable,
                 change.metadata,
                 change.attributes,
                 bumps,
                 starts,
-                stops,
                 below=_written_below(was, change),
                 inner_bumps=inner,
             )
@@ -153,10 +145,7 @@ def real_values(inputs: Inputs) -> list[Tensor]:
 
 
 def _with_counts(plans: Sequence[MutationPlan], inputs: Inputs) -> list[MutationPlan]:
-    """The same, with the version counters of the leaves of wrappers. One that is an input of its own counts there.
-
-    Of leaves that several of them have, one lays them out.
-    """
+    """The same, with the version counters of the leaves of wrappers. One that is an input of its own counts there."""
     seen = {row.leaves[0] for m in plans if not isinstance((row := inputs.inputs[m.input]).spec, WrapperSpec)}
     found = []
     laid_out: set[int] = set()
@@ -164,7 +153,8 @@ def _with_counts(plans: Sequence[MutationPlan], inputs: Inputs) -> list[Mutation
         row, was = inputs.inputs[m.input], inputs.before[m.input]
         if m.metadata is not None:
             moved = zip(row.leaves, spec_leaves(was.spec), spec_leaves(m.metadata), strict=True)
-            m = replace(m, laid_out=tuple(k for k, place in enumerate(row.leaves) if place in laid_out))
+            if not laid_out.isdisjoint(row.leaves):
+                raise UnsupportedError("the region changes the shape of two inputs over one tensor", path=row.path)
             laid_out.update(place for place, a, b in moved if _place(a) != _place(b))
         if isinstance(row.spec, WrapperSpec):
             counts = {}
@@ -205,22 +195,15 @@ def _covers(after: LeafSpec, before: LeafSpec) -> bool:
     return dims[0] == dims[1] and after.storage_offset == before.storage_offset
 
 
-def _written_memory(
-    row: TracedInput,
-    replaced: Sequence[int],
-    inputs: Inputs,
-    recorder: Recorder,
-    emit: Callable[[Tensor], int],
-) -> dict[int, int]:
-    """What the memory that leaves had holds, where the region has written to it: others may look at it."""
-    found = {}
-    for k in replaced:
-        original = inputs.originals[row.leaves[k]]
-        if recorder.was_written(original):
-            now = recorder.bare(original)
-            recorder.alias(now, original)
-            found[k] = emit(now)
-    return found
+def _refuse_lost_memory(row: TracedInput, replaced: Sequence[int], inputs: Inputs, recorder: Recorder) -> None:
+    """Others may look at the memory that a leaf had, which the region has written to before."""
+    if any(recorder.was_written(inputs.originals[row.leaves[k]]) for k in replaced):
+        raise UnsupportedError(
+            "the region writes to an input, and gives it other memory or another layout afterwards",
+            path=row.path,
+            expected="a write, or another layout",
+            fix="write to it last, or return the new tensor",
+        )
 
 
 def check_members(results: Sequence[Any], mutations: Sequence[MutationPlan], inputs: Inputs) -> None:
@@ -281,7 +264,7 @@ def _check_contexts(row: TracedInput, before: Spec, after: Spec, assigned: Mappi
     assign it when views of the input have been made, which take it over."""
     numbers = {k: v for k, v in assigned.items() if isinstance(v, torch_api.SYM_TYPES)}
     plain = any(not isinstance(v, (Tensor, *torch_api.SYM_TYPES)) for v in assigned.values())
-    if (plain and not numbers) or same_contexts(_without_grad(before), _without_grad(after), remembers_more):
+    if (plain and not numbers) or same_contexts(_without_grad(before), _without_grad(after)):
         return
     for name, number in numbers.items():
         if any(number is n for n in _numbers_in_contexts(after)):
@@ -315,7 +298,7 @@ def check_contexts(before: Contexts, what: str, fix: str) -> None:
     """
     with torch_api.plain_dispatch():
         for path, value, known in before:
-            if not same_contexts(known, now := flatten(value)[1], remembers_more):
+            if not same_contexts(known, now := flatten(value)[1]):
                 got = f"{getattr(now, 'context', None)!r:.200}"
                 raise UnsupportedError(what, path=path, expected="the context as it was before", got=got, fix=fix)
 
@@ -364,15 +347,15 @@ def _escapes(path: Path, name: str, value: Any) -> UnsupportedError:
     )
 
 
-def same_contexts(a: Spec, b: Spec, same: Callable[[Any, Any], bool] = same_context) -> bool:
+def same_contexts(a: Spec, b: Spec) -> bool:
     """Are the contexts of two specs of one structure the same, at every level?"""
     if not isinstance(a, WrapperSpec) or not isinstance(b, WrapperSpec):
         return True
-    if not same(a.context, b.context):
-        size = (a.size, a.stride)
-        if not same(without_outer(a.context, *size), without_outer(b.context, b.size, b.stride)):
+    if not same_context(a.context, b.context):
+        now = without_outer(b.context, b.size, b.stride)
+        if not same_context(without_outer(a.context, a.size, a.stride), now):
             return False
-    return all(same_contexts(x, y, same) for x, y in zip(a.inners, b.inners, strict=True))
+    return all(map(same_contexts, a.inners, b.inners))
 
 
 def same_layout(a: Spec, b: Spec) -> bool:
@@ -424,13 +407,13 @@ def _refuse_without_derivative(row: TracedInput) -> None:
         )
 
 
-def _started_again(row: TracedInput) -> UnsupportedError:
+def detached_in_place(path: Path) -> UnsupportedError:
+    """The region takes the history of an input."""
     return UnsupportedError(
-        "the region detaches an input in place and makes it a leaf of its own",
-        path=row.path,
-        expected="an input that is detached, or that requires grad",
-        got="requires_grad_() after detach_()",
-        fix="call them on the argument before the region",
+        "the region detaches an input in place, by detach_() or requires_grad_(False)",
+        path=path,
+        expected="x.detach(), which is another tensor",
+        fix="call it on the argument before the region",
     )
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -39,19 +39,18 @@ from .facts import SIMPLE, holds_traced
 from .inputs import Inputs
 from .recorder import Recorder
 from .replays import aside, fresh, gives, share_memory, tried, unseen
-from .sharing import Sharing
-from .views import lost_history, place_in
+from .views import lost_history
 
 Tensor = torch.Tensor
 
 
 def leaf_inside(t: Tensor) -> UnsupportedError:
-    """What to say of a result that was computed from an autograd leaf of the region's own making."""
+    """What to say of a result that is, or is a view of, an autograd leaf of the region's own making."""
     return UnsupportedError(
-        "the region makes an autograd leaf and computes with it: gradients would end in a result of the region",
-        expected="requires_grad_() on arguments, or on values that nothing else is computed from",
+        "the region makes an autograd leaf, and returns it",
+        expected="requires_grad_() on arguments, or on values that are not returned",
         got=f"requires_grad_() on a tensor of shape {tuple(t.shape)}",
-        fix="make the leaf outside of the region and pass it as an argument",
+        fix="call requires_grad_() on the result",
     )
 
 
@@ -60,8 +59,13 @@ def is_own_leaf(t: Tensor) -> bool:
 
     A view that was made under no_grad says that it requires grad as its base does, and is none that gradients get to.
     """
-    if not t.requires_grad or t.grad_fn is not None:
-        return False
+    try:
+        if not t.requires_grad or t.grad_fn is not None:
+            return False
+    except RuntimeError as error:
+        if "multiple views" in str(error):  # a member of a split whose base was written; so does eager
+            raise
+        raise lost_history(t, None) from error
     if t._base is None or not t._base.requires_grad:
         return True
     try:
@@ -104,13 +108,6 @@ def check_escapes(spec: Spec, path: Path) -> None:
             )
 
 
-class _Way(NamedTuple):
-    """How a view is made, and of what: see `ViewOutput`."""
-
-    replay: Replay
-    early: bool = False
-
-
 class OutputClassifier:
     """Classifies outputs one by one; ``emit`` adds a live tensor to the forward values and returns its number."""
 
@@ -121,26 +118,23 @@ class OutputClassifier:
         mutations: Sequence[MutationPlan],
         recorder: Recorder,
         results: Sequence[Any],
-        sharing: Sharing,
         emit: Callable[[Tensor], int],
     ) -> None:
         self.inputs, self.before = inputs, inputs.before
-        self.recorder, self.sharing, self.emit = recorder, sharing, emit
+        self.recorder, self.emit = recorder, emit
         self.sizes: list[Any] = []
         self._input_of = {id(i.traced): n for n, i in enumerate(inputs.inputs)}
         self._gradients = {id(i.traced): n for n, i in enumerate(inputs.inputs) if i.gradient_of is not None}
         self._position_of = {id(t): k for k, t in reversed(list(enumerate(handed))) if isinstance(t, Tensor)}
         self._reshaped = {m.input for m in mutations if m.metadata is not None or m.replaced}
         tensors = [o for o in results if isinstance(o, Tensor)]
-        self._output_ids = {id(o) for o in tensors}
-        self._base_users = collections.Counter(id(o._base) for o in {id(o): o for o in tensors}.values())
         self._ragged = {_ragged_symbol(n) for i in inputs.inputs for n in i.spec.size if is_ragged(n)}  # type: ignore[union-attr]
         self._edges = {id(i.traced): i.edge.node for i in inputs.inputs if i.edge is not None}
-        self._takes_zeros: dict[type, bool] = {}
         self._sources: dict[Any, dict[int, Tensor]] = {}  # what the call has in a storage
         for t in (*(i.traced for i in inputs.inputs), *filter(self._is_traced, tensors)):
             for storage in _storages(leaves_of(t)):
                 self._sources.setdefault(storage, {}).setdefault(id(whole := family(t)), whole)
+        self._takes_zeros: dict[type, bool] = {}
         self.unbacked: dict[Any, int] = {}
         self._emitted: dict[int, int] = {}
         self._value_of: dict[int, Tensor] = {}
@@ -178,6 +172,8 @@ class OutputClassifier:
                 got=f"a tensor of shape {tuple(o.shape)} that retains its gradient",
                 fix="call it on the result, outside of the region, and compute the rest from that result",
             )
+        if is_own_leaf(o):
+            raise leaf_inside(o)
         leaves, spec = flatten(o)
         if (plan := self._detached_view(o, leaves, spec)) is not None:
             return plan
@@ -188,19 +184,15 @@ class OutputClassifier:
         moved = not share_memory(leaves, leaves_of(base))
         if moved and not (number is not None and share_memory(leaves, self._as_they_came(number))):
             return self._protected(o, leaves, spec)  # its data was set, or the class has gathered what it shows
-        if not moved and (replay := self.recorder.views.by_place(o)) is not None:
-            place = self._place(base, number)
-            return ViewOutput(place, number is not None, replay, True, spec, self._attributes(o, leaves, spec))
         if not moved and self._goes_through_custom(o, base):
             return self._protected(o, leaves, spec)
         if is_traceable(o) and o.grad_fn is not None and torch_api.is_multi_output_view(o) and self._refuses_zeros(o):
             return self._protected(o, leaves, spec)
         if o.grad_fn is not None and not base.requires_grad:  # a view of it became a leaf
-            if number is not None or self._base_is_seen(base):
-                raise leaf_inside(o)
-            return self._value(o, leaves, spec)
-        found = self._replay(o, base, number, spec, moved)
-        return self._protected(o, leaves, spec) if found is None else self._view(o, number, leaves, spec, found)
+            raise leaf_inside(o)
+        if o.is_nested and not base.is_nested:  # autograd's function of such a view holds the traced offsets
+            return self._protected(o, leaves, spec)
+        return self._view(o, number, leaves, spec, self._replay(o, base, number, spec, moved))
 
     def need(self, sizes: Iterable[Any]) -> None:
         """The run time needs these numbers: symbols of data-dependent ones become size outputs."""
@@ -212,24 +204,31 @@ class OutputClassifier:
 
     # ---------------------------------------------------------------- views
     def _detached_view(self, o: Tensor, leaves: list[Tensor], spec: Spec) -> ViewOutput | None:
-        """``o`` as ``detach()`` of a tensor that the call has, or as a view of that: they share a version counter."""
+        """``o`` as ``detach()`` of a tensor that the call has: they share a version counter."""
         root = family(o)
         if o.grad_fn is not None or id(root) in self._input_of or torch_api.is_custom_function_output(o):
             return None
         sources = [t for storage in _storages(leaves) for t in self._sources.get(storage, {}).values()]
         for source in sources:
             number = self._input_of.get(id(source))
+            if number is None and id(source) not in self._emitted:  # that will be made of this one
+                continue
             if source is root or number in self._reshaped or not share_counter(root, source):
                 continue
             if not share_memory(leaves, leaves_of(source)):  # an inner tensor of one of them was replaced
                 continue
-            steps = self.recorder.views.steps(o, source)
-            way: Replay | None = steps if steps is None or not steps.version_bumps else None
-            way = Tensor.detach if way is None and laid_out_alike(o, source) else way
-            if way is not None and gives(way, source, spec, self.recorder):
-                starts_grad = o.requires_grad and (o is root or not root.requires_grad)
-                rest = (self._attributes(o, leaves, spec), torch_api.is_multi_output_view(o), starts_grad)
+            alike = laid_out_alike(o, source)
+            way: Replay = Tensor.detach if alike else operator.methodcaller("view", o.dtype)  # of another kind, here
+            if alike or (o.dtype != source.dtype and gives(way, source, spec, self.recorder)):
+                rest = (self._attributes(o, leaves, spec), torch_api.is_multi_output_view(o))
                 return ViewOutput(self._place(source, number), number is not None, way, False, spec, *rest)
+            if is_traceable(o):
+                raise UnsupportedError(
+                    "a result is a part of a detached wrapper, with which it shares a version counter",
+                    path=str(Path("result").item(self._count)),
+                    expected="x.detach() itself, or a part of x",
+                    fix="detach the part: x[0].detach()",
+                )
         return None
 
     def _with_own_context(self, plan: ViewOutput, o: Tensor) -> ViewOutput:
@@ -240,8 +239,8 @@ class OutputClassifier:
         mine, live = attributes_of_wrapper(o, plan.spec), self._live(plan)
         with unseen(self.recorder):
             # It may be the very object of the base, of which a fresh one has a copy.
-            found = self._not_handed_on(plan, mine, self._base_of(plan), live)
-            if plan.of_input and not plan.early:
+            found = self._not_handed_on(plan, mine, fresh(live, self.recorder), live)
+            if plan.of_input:
                 came = self._as_it_came(plan.base)
                 found.update(self._not_handed_on(plan, mine, came, came))
         return replace(plan, attributes={**self._without_traced(found), **plan.attributes}) if found else plan
@@ -260,50 +259,22 @@ class OutputClassifier:
             if k in known and _is_handed_on(v, known[k], theirs.get(k, known)) and held.get(k, known) is not v
         }
 
-    def _base_of(self, plan: ViewOutput) -> Tensor:
-        """What a view is replayed on, as that is when it is replayed."""
-        return self._as_it_came(plan.base) if plan.early else fresh(self._live(plan), self.recorder)
-
     def _live(self, plan: ViewOutput) -> Tensor:
         return self.inputs.inputs[plan.base].traced if plan.of_input else self._value_of[plan.base]
 
-    def _base_is_seen(self, base: Tensor) -> bool:
-        """Does the caller reach a value of the region by other ways than as the base of one result?"""
-        return self._base_users[id(base)] > 1 or id(base) in self._output_ids or self.sharing.is_inside_input(base)
+    def _replay(self, o: Tensor, base: Tensor, number: int | None, spec: Spec, moved: bool) -> Replay:
+        """How ``o`` is made of ``base``. ``moved``: of the memory that an input came with, which has other memory now.
 
-    def _replay(self, o: Tensor, base: Tensor, number: int | None, spec: Spec, moved: bool = False) -> _Way | None:
-        """How ``o`` is made of ``base``. ``moved``: of the memory that an input came with, which has other memory now."""
-        if o.is_nested and not base.is_nested:  # autograd's function of such a view holds the traced offsets
-            return None
-        by_autograd = torch_api.view_function(o)
-        connected = self._leads_to(o, base)
-        reshaped = number in self._reshaped
-        if connected and not reshaped and not moved and not self.recorder.views.reshaped:
-            return _Way(self._with_numbers(by_autograd, base))
-        steps = self.recorder.views.steps(o, base)
-        # Autograd's function of a member of a split takes it unseen, though there may be fewer members now.
-        several = torch_api.is_multi_output_view(o) if steps is None else any(s.item is not None for s in steps.steps)
-        ways: list[Replay] = [
-            *([by_autograd] if connected and not several else []),
-            *([] if steps is None else [steps]),
-        ]
-        bases = [] if moved else [(base, False)]
-        if number is not None and reshaped:
-            bases.append((self._as_it_came(number), True))
-        for again, early in bases:
-            for way in ways:
-                if gives(way, again, spec, self.recorder):
-                    return _Way(way, early)
-        if not connected:
-            raise UnsupportedError(
-                "a result is a view of a view that was made under no_grad, and how it was made is not known",
-                got=f"a view of shape {tuple(o.shape)}",
-                fix="make both views in the same grad mode",
-            )
-        if is_traceable(base) and not moved and self.recorder.views.was_reshaped(base):
+        Raises:
+            UnsupportedError: autograd does not know how it is made of the base as that is now.
+        """
+        way, reshaped = torch_api.view_function(o), self.recorder.views.reshaped
+        known = self._leads_to(o, base) and not moved and number not in self._reshaped
+        if known and reshaped:  # a member of a split is taken unseen, though there may be fewer members now
+            known = not torch_api.is_multi_output_view(o) and gives(way, base, spec, self.recorder)
+        if not known or (o.grad_fn is None and base.requires_grad and torch_api.is_tracked_view(o)):
             raise lost_history(o, None)
-        place = None if moved else place_in(base, o)
-        return None if place is None else _Way(place)
+        return way if reshaped else self._with_numbers(way, base)
 
     def _with_numbers(self, way: Callable[..., Tensor], base: Tensor) -> Replay:
         """Autograd's function of a view, with the numbers of the call for what depends on values inside tensors."""
@@ -362,12 +333,10 @@ class OutputClassifier:
     def _value(self, o: Tensor, leaves: list[Tensor], spec: Spec) -> ValueOutput:
         return ValueOutput(self._emit_once(o), spec, self._attributes(o, leaves, spec))
 
-    def _view(self, o: Tensor, number: int | None, leaves: list[Tensor], spec: Spec, way: _Way) -> ViewOutput:
+    def _view(self, o: Tensor, number: int | None, leaves: list[Tensor], spec: Spec, way: Replay) -> ViewOutput:
         base: Any = o._base
-        rest = (self._attributes(o, leaves, spec), torch_api.is_multi_output_view(o), is_own_leaf(o), way.early)
-        history = o.grad_fn is not None
-        before_grad = not history and base.requires_grad and torch_api.is_tracked_view(o)
-        return ViewOutput(self._place(base, number), number is not None, way.replay, history, spec, *rest, before_grad)
+        rest = (self._attributes(o, leaves, spec), torch_api.is_multi_output_view(o))
+        return ViewOutput(self._place(base, number), number is not None, way, o.grad_fn is not None, spec, *rest)
 
     def _protected(self, o: Tensor, leaves: list[Tensor], spec: Spec) -> ValueOutput:
         """A view whose history is the region's: writes to it, of which its base would know nothing, are refused."""
@@ -411,6 +380,13 @@ class OutputClassifier:
         for name, value in attributes_of_wrapper(o, spec).items():
             if isinstance(value, torch_api.SYM_TYPES) and not isinstance(known.get(name), torch_api.SYM_TYPES):
                 raise kept_number(value, Path("result").item(self._count).attr(name))
+            if isinstance(value, Tensor) and not isinstance(known.get(name), Tensor):
+                raise UnsupportedError(
+                    "the region sets an attribute of a result to a tensor",
+                    path=str(Path("result").item(self._count).attr(name)),
+                    expected="attributes that are plain values",
+                    fix="return it beside the result, and set it outside of the region",
+                )
         found = {k: v for k, v in mine.items() if k not in known or _is_another(v, known[k])}
         if found.keys() & known.keys():  # such as a number that is another one in each wrapper
             with torch_api.without_tracing(), torch.no_grad():
@@ -446,6 +422,8 @@ class OutputClassifier:
 
     def _emit_once(self, t: Tensor) -> int:
         if id(t) not in self._emitted:
+            if is_own_leaf(t):
+                raise leaf_inside(t)
             self._emitted[id(t)] = number = self.emit(t)
             self._value_of[number] = t
         return self._emitted[id(t)]

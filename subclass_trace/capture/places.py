@@ -56,17 +56,6 @@ def written_nodes(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node]]:
                     yield node, target
 
 
-def scattered_roots(graph: fx.Graph) -> set[fx.Node]:
-    """Tensors with gaps between their elements that views by their place are made of."""
-    roots = {root: root.meta["val"] for root in strided_views(graph).values()}
-    # One graph input for the memory would not tell the sizes.
-    return {
-        root
-        for root, t in roots.items()
-        if not torch_api.is_dense(t) and all(type(n) is int for n in (*t.shape, *t.stride()))
-    }
-
-
 def strided_views(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     """Each ``as_strided`` of the graph, and the tensor whose memory it shows."""
     found = {}

@@ -8,7 +8,6 @@ issue; out comes a graph node for it, with these keys in ``node.meta``:
     seq_nr             number of the autograd node; a backward node carries its forward node's (PyTorch PR 103129)
     frames             the user's frames, turned into ``stack_trace`` text when the graph is finished
     recompute, ac_graph_id   tags of selective activation checkpointing
-    unpack, packed     what saved-tensor hooks of the region do and keep (`saved_hooks`)
 
 In-place operations are recorded as they run; `functionalize` replays the finished graph when there were any.
 """
@@ -32,24 +31,21 @@ from ..subclass.protocol import REAL
 from ..subclass.spec import is_ragged
 from .aliasing import ByteRange, byte_range, refuse_overlap
 from .diagnostics import unknown_tensor
-from .eager_errors import REFUSALS, error_of_eager, has_out, refuse_misfit
-from .foreach import steps
 from .higher_order import record_higher_order
 from .known import known_answer, number_inside
 from .operators import RULES
 from .results import Results
 from .traced_graph import TracedGraph
-from .user_code import library_line, line_text, user_frames
+from .user_code import line_text, user_frames
 from .views import ViewLog
 from .writes import (
-    array_write,
-    context_write,
+    collective,
     foreach_versions,
-    late_write,
     parts_seen_as,
+    refuse_growth,
     refuse_inference,
-    refuse_resized_view,
-    shared_write,
+    refuse_misfit,
+    refused_write,
     written_arguments,
 )
 
@@ -116,10 +112,7 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
         self.contexts: Callable[[], Sequence[Tensor]] = (
             tuple  # plain tensors in contexts of inputs, which guards compare
         )
-        self.sets_hooks = False  # the region sets saved-tensor hooks
-        self.unpacking = False  # an unpack hook of the region's is running (`saved_hooks`)
         self.asks_for_numbers = False  # by ``.item()`` or ``.tolist()``, not for the truth of a tensor
-        self.branch: torch_api.Branch | None = None  # torch's own code asks for the truth of a tensor
         self.writes: list[tuple[Any, ByteRange]] = []
         self.resized: set[Any] = set()  # storages of ``out=`` arguments that got another size
         self.outliving: frozenset[Any] = frozenset()  # while a backward is traced: storages that are not its own
@@ -221,10 +214,8 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
         """An operation on dense tensors."""
         if func.namespace == "prim" or func in _LAYOUT:  # an error message of autograd asks for numbers, of symbols too
             return func(*args, **kwargs)
-        if torch_api.is_collective_in_place(func):
-            from .collectives import record_collective
-
-            return record_collective(self, func, args, kwargs)
+        if func.namespace == "c10d":
+            raise collective(func, self.user_line())
         if func is aten._local_scalar_dense.default:
             return self._local_scalar(func, args[0])
         if func is aten.equal.default:
@@ -276,7 +267,7 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
     def _with_lifted(self, func: Any, types: Any, args: Any, kwargs: Any, real: list[Tensor]) -> Any:
         """Run ``func`` with the fakes that stand for real tensors; hand real ones back where it returns its argument."""
         if func._schema.is_mutable and any(real[0] is t for t in self.contexts()):
-            raise context_write(func, real[0], self.user_line())
+            raise refused_write("context", func, real[0], self.user_line())
         stand_in = self.constant if func in _CONSTANT_OPS else self._lift_argument
         back = {}
         for t in real:
@@ -299,10 +290,7 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
             # The same, with a schema that says it writes the running statistics.
             func = aten._native_batch_norm_legit.default
         if func._schema.is_mutable:
-            ordered = steps(func, args)
-            if ordered is not None:
-                return self._step_by_step(func, ordered, kwargs)
-            refuse_misfit(func, args, kwargs)
+            refuse_misfit(func, args)
             refuse_overlap(func, args, kwargs, self.user_line)
             self._note_writes(func, args, kwargs)
         if self.state is not None and torch.Tag.nondeterministic_seeded in func.tags:
@@ -310,16 +298,13 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
                 if isinstance(a, torch.Generator):
                     self.state.check_generator(a)
         versions = foreach_versions(func, args)
-        is_out = func._schema.is_mutable and has_out(func)
-        results = [(t, t.shape) for t in written_arguments(func, args, kwargs)] if is_out else []
-        try:
-            out = self.results.run(func, args, kwargs)
-        except REFUSALS as error:
-            raise error_of_eager(func, args, kwargs, error, self.user_line()) from None
-        for t, size in results:  # it may have grown
-            self.writes.append((torch_api.storage_ref(t), byte_range(t)))
-            if t.shape != size:
-                refuse_resized_view(t, func, size, self.user_line())
+        written = list(written_arguments(func, args, kwargs)) if func._schema.is_mutable else []
+        sizes = [t.shape for t in written]
+        out = self.results.run(func, args, kwargs)
+        for t, size in zip(written, sizes, strict=True):  # it may have grown
+            if t.shape != size and torch.Tag.inplace_view not in func.tags:
+                refuse_growth(t, func, size, self.user_line())
+                self.writes.append((torch_api.storage_ref(t), byte_range(t)))
                 self.resized.add(torch_api.storage_ref(t))
         if func is aten.max_unpool2d.default:  # the fake kernel makes it contiguous, the real one does not
             out = torch_api.like_format_of(out, args[0])
@@ -335,7 +320,13 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
             node.kwargs = arguments[1]
         self.annotate(node, func, args, kwargs)
         if torch.get_default_dtype() is not self.default_dtype:
-            self._check_default_dtype(func, args, out)
+            raise UnsupportedError(
+                "the region runs operations under a default dtype that it has set itself",
+                path=self.user_line(),
+                expected=f"the default dtype of the call, {self.default_dtype}",
+                got=f"{func} under {torch.get_default_dtype()}",
+                fix="set the default dtype outside of the region, or name dtypes",
+            )
         if _is_factory(func) and isinstance(out, Tensor) and node.kwargs.get("dtype") is None:
             node.kwargs = {**node.kwargs, "dtype": out.dtype}  # the default dtype may be another one in the call
         self.track_result(node, out, args)
@@ -343,40 +334,10 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
             self.symbols.bind_data_dependent(node, out, self.tag)
         return out
 
-    def _step_by_step(self, func: Any, ordered: Sequence[tuple[Any, ...]], kwargs: Any) -> None:
-        """Run a list operation in place one step after the other."""
-        for step in ordered:
-            with self:
-                func(*step, **kwargs)
-
-    def _check_default_dtype(self, func: Any, args: Any, out: Any) -> None:
-        """The region has set the default dtype, while its graph runs under that of the call: does the result depend on it?"""
-        inputs = [a for a in args if isinstance(a, Tensor)]
-        if not inputs or not isinstance(out, Tensor) or not _promotes(out) or any(map(_promotes, inputs)):
-            return
-        raise UnsupportedError(
-            "the region turns integers into floating point numbers under a default dtype that it has set itself",
-            path=self.user_line(),
-            expected=f"the default dtype of the call, {self.default_dtype}",
-            got=f"{func} under {torch.get_default_dtype()}",
-            fix="convert the tensor first (x.to(dtype)), or set the default dtype outside the region",
-        )
-
-    @contextlib.contextmanager
-    def takes(self, branch: torch_api.Branch) -> Iterator[None]:
-        """Inside, torch's own code asks for the truth of a tensor, and goes on with one side."""
-        self.branch = branch
-        try:
-            yield
-        finally:
-            self.branch = None
-
     def annotate(self, node: fx.Node, func: Any = None, args: Any = (), kwargs: Any = None) -> None:
         """Give a node its tag, sequence number, frames and checkpoint tags."""
         meta = node.meta
         meta["partitioner_tag"] = self.tag
-        if self.unpacking:
-            meta["unpack"] = True
         meta["seq_nr"] = self.backward_seq if self.backward_seq is not None else torch_api.autograd_sequence_number()
         if self.tag == "is_forward":
             meta["frames"] = self.user_frames()
@@ -395,11 +356,11 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
             refuse_inference(t)
             self.writes.append((torch_api.storage_ref(t), byte_range(t)))
             if self.outliving and self.writes[-1][0] in self.outliving:
-                raise late_write(func, t, self.user_line())
+                raise refused_write("late", func, t, self.user_line())
             if self.of_arrays and self.writes[-1][0] in self.of_arrays:
-                raise array_write(func, t, self.user_line())
+                raise refused_write("array", func, t, self.user_line())
             if self.perhaps_shared and self.writes[-1][0] in self.perhaps_shared:
-                raise shared_write(func, t, self.user_line())
+                raise refused_write("shared", func, t, self.user_line())
 
     def note_copy(self, source: Any, made: Any) -> None:
         """``x[:, :n].contiguous()`` of a number from inside a tensor: eager has a view where it can, the trace a copy."""
@@ -452,10 +413,6 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
         """(code object, line) of the frames of the user function that are running, innermost first."""
         return user_frames(sys._getframe(1), self._stop_frame)
 
-    def asking_line(self) -> str | None:
-        """``file:line`` of the innermost user frame; where the region is a module of torch's, that of torch's code."""
-        return self.user_line() or library_line(sys._getframe(1), self._stop_frame)
-
     def meets(self, *values: Any) -> None:
         """A hook of the region's is about to run, with these; see `state.run.BackwardState`."""
         if self.tag == "is_backward" and self.follows_state and self.state is not None:
@@ -464,10 +421,6 @@ class Recorder(TracedGraph, torch_api.TorchDispatchMode):  # type: ignore[no-unt
     def user_line(self) -> str | None:
         """``file:line`` of the innermost user frame."""
         return line_text(self.user_frames())
-
-
-def _promotes(t: Tensor) -> bool:
-    return t.is_floating_point() or t.is_complex()
 
 
 @functools.cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -14,10 +15,10 @@ import torch.fx.traceback
 from .. import torch_api
 from ..errors import UnsupportedError
 from ..subclass.paths import Path
+from ..torch_api import saved as _saved
 from ..torch_api import tape as _door
 from .diagnostics import MadeNumbers
 from .recorder import Recorder
-from .saved_hooks import hooks_as_code
 
 
 class Dim(enum.IntEnum):
@@ -35,6 +36,15 @@ class Dim(enum.IntEnum):
 
 def _as_it_is(t: torch.Tensor) -> torch.Tensor:
     return t
+
+
+def _refuse_hooks(recorder: Recorder) -> None:
+    raise UnsupportedError(
+        "the region sets saved-tensor hooks",
+        path=recorder.user_line(),
+        expected="hooks around the region, which see what is saved",
+        fix="set them around the call of the region",
+    )
 
 
 class Session:
@@ -106,7 +116,7 @@ class Session:
                 enter(torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is))
             enter(torch_api.sharding_as_eager(self.recorder.below))
             enter(torch_api.numbers_as_split_factors())
-            enter(hooks_as_code(self.recorder))
+            enter(_saved.saved_hooks_refused(partial(_refuse_hooks, self.recorder)))
             enter(self.recorder)
             yield
 
@@ -125,10 +135,10 @@ class Session:
         finally:
             self.recorder.tag = tag
 
-    def fake(self, real: torch.Tensor, name: str, dims: Sequence[int], strides: Sequence[int] = ()) -> torch.Tensor:
-        """A fake dense leaf; those of one storage share a fake storage. Sizes (``dims``) and strides become `Dim`."""
+    def fake(self, real: torch.Tensor, name: str, dims: Sequence[int]) -> torch.Tensor:
+        """A fake dense leaf; those of one storage share a fake storage. Its sizes become `Dim`."""
         source = torch_api.input_source(name)
-        if not any(dims) and not any(strides):
+        if not any(dims):
             return self.mode.from_tensor(real, static_shapes=True, source=source)
         if Dim.NUMBER in dims:
             sizes = [
@@ -137,10 +147,7 @@ class Session:
             ]
             with torch_api.without_tracing():
                 return torch.empty(sizes, dtype=real.dtype, device=real.device)
-        rows = (dims, strides or [Dim.STATIC] * len(dims))
-        context = torch_api.dynamic_context(
-            *([bool(d) for d in row] for row in rows), *([d == Dim.ALIKE for d in row] for row in rows)
-        )
+        context = torch_api.dynamic_context([bool(d) for d in dims], [d == Dim.ALIKE for d in dims])
         return self.mode.from_tensor(real, static_shapes=False, source=source, symbolic_context=context)
 
     def outer_size(self, wrapper: torch.Tensor, path: Path, dims: Sequence[int]) -> tuple[Any, ...]:

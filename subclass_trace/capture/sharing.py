@@ -24,10 +24,10 @@ Tensor = torch.Tensor
 
 
 class Sharing:
-    """The tensors of the inputs, and the memory that they lie in."""
+    """The tensors of the inputs, and the memory that they lie in. ``emit`` adds a forward value."""
 
-    def __init__(self, inputs: Inputs, recorder: Recorder) -> None:
-        self.recorder = recorder
+    def __init__(self, inputs: Inputs, recorder: Recorder, emit: Callable[[Tensor], int]) -> None:
+        self.recorder, self.emit = recorder, emit
         self._same = {id(t): k for k, t in enumerate(inputs.leaf_values)}
         self._starts = [_start(t) for t in inputs.originals]
         self._leaves = inputs.leaf_values
@@ -40,26 +40,20 @@ class Sharing:
             if t.layout is torch.strided:
                 self._leaves_in.setdefault(torch_api.storage_ref(t), []).append(k)
 
-    def is_inside_input(self, t: Tensor) -> bool:
-        """Is it a tensor inside of an input: the very object, dense or a wrapper?"""
-        return id(t) in self._same or id(t) in self._inside
-
     def aliases(
         self,
         values: Sequence[Tensor],
         skip: set[int],
         replaced: Sequence[MutationPlan],
-        emit: Callable[[Tensor], int],
     ) -> list[ValueAlias]:
         """One row for each value that shares memory.
 
         Args:
             skip: numbers of values that are new contents of inputs: they are copied.
             replaced: the mutations by which inputs get leaves of these in place of their own.
-            emit: adds a forward value: memory of which several values hold parts, but none the whole.
         """
         flat = {n: flatten(v) for n, v in enumerate(values) if n not in skip}
-        among = self._among_values([(n, k, t) for n, (leaves, _) in flat.items() for k, t in enumerate(leaves)], emit)
+        among = self._among_values([(n, k, t) for n, (leaves, _) in flat.items() for k, t in enumerate(leaves)])
         rows = []
         for m in replaced:
             assert m.value is not None
@@ -102,9 +96,7 @@ class Sharing:
         delta = _start(t) - self._starts[k]
         return LeafAlias(None, k, delta, False, by_counter is not None, (t.is_conj(), t.is_neg()))
 
-    def _among_values(
-        self, rows: Sequence[tuple[int, int, Tensor]], emit: Callable[[Tensor], int]
-    ) -> dict[tuple[int, int], LeafAlias]:
+    def _among_values(self, rows: Sequence[tuple[int, int, Tensor]]) -> dict[tuple[int, int], LeafAlias]:
         """Leaves that lie in the memory of a leaf of another value, as (value, leaf) -> where."""
         storages: dict[Any, list[tuple[int, int, Tensor]]] = {}
         for row in rows:
@@ -113,11 +105,11 @@ class Sharing:
         found: dict[tuple[int, int], LeafAlias] = {}
         for members in storages.values():
             if len({n for n, _, _ in members}) > 1:
-                found.update(self._in_one_storage(members, emit))
+                found.update(self._in_one_storage(members))
         return found
 
     def _in_one_storage(
-        self, members: Sequence[tuple[int, int, Tensor]], emit: Callable[[Tensor], int]
+        self, members: Sequence[tuple[int, int, Tensor]]
     ) -> Iterator[tuple[tuple[int, int], LeafAlias]]:
         first: dict[int, tuple[int, int, Tensor]] = {}
         for row in members:
@@ -129,16 +121,14 @@ class Sharing:
             first_of = {(n, k): first[id(t)] for n, k, t in members}
             yield from ((key, LeafAlias(n, k, 0, True)) for key, (n, k, _) in first_of.items() if key != (n, k))
             return
-        n, k, source = self._source(list(first.values()), emit)
+        n, k, source = self._source(list(first.values()))
         for value, leaf, t in members:
             if (value, leaf) != (n, k):
                 counted = t is not source and share_counter(source, t)
                 delta, lazy = _start(t) - _start(source), (t.is_conj(), t.is_neg())
                 yield (value, leaf), LeafAlias(n, k, delta, t is source, counted, lazy)
 
-    def _source(
-        self, members: Sequence[tuple[int, int, Tensor]], emit: Callable[[Tensor], int]
-    ) -> tuple[int, int, Tensor]:
+    def _source(self, members: Sequence[tuple[int, int, Tensor]]) -> tuple[int, int, Tensor]:
         """A leaf that holds all bytes of the others; where there is none, the tensor that they are all views of."""
         ranges = [byte_range(t) for _, _, t in members]
         start, stop = min(r.start for r in ranges), max(r.stop for r in ranges)
@@ -146,7 +136,7 @@ class Sharing:
             if mine.start == start and mine.stop == stop and torch_api.is_dense(row[2]):
                 return row
         whole = self.recorder.first_of_storage(members[0][2])
-        return emit(whole), 0, whole
+        return self.emit(whole), 0, whole
 
 
 def _start(t: Tensor) -> Any:

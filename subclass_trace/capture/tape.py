@@ -15,7 +15,7 @@ import torch
 import torch.fx as fx
 
 from .. import torch_api
-from ..errors import DataDependentError, NeedsEager, UnsupportedError
+from ..errors import NeedsEager, UnsupportedError
 from ..state.guard_code import Reader
 from ..state.run import backward_state
 from ..subclass.flatten import flatten, leaves_of, map_leaves
@@ -23,11 +23,10 @@ from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable
 from ..subclass.spec import Spec, spec_leaves
 from ..subclass.visit import rebuild
-from ..torch_api import saved as _saved
+from .diagnostics import refusal_of_data
 from .graphs import finish_joint, kept_after, placeholders
 from .mutation import check_contexts, contexts_of
 from .session import Session
-from .user_code import frames_text
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -181,7 +180,7 @@ class Tape:
                     "the gradient of an input is a sparse tensor",
                     path=self.paths[k] if k < len(self.paths) else None,
                     expected="strided gradients",
-                    got=f"layout {g.layout}" + _asked_for(self.session.recorder.graph),
+                    got=f"layout {g.layout}",
                     fix="make it with sparse=False, or call that layer outside of the region",
                 )
 
@@ -215,39 +214,18 @@ class Tape:
                 outs, self.edges, tangents, allow_unused=True, retain_graph=True, create_graph=create
             )
         except torch_api.DATA_DEPENDENT_ERRORS as error:
-            raise DataDependentError(
-                "sizes in the backward depend on the values inside a tensor",
-                expected="sizes that follow from the inputs' metadata",
-                got=" ".join(str(error).split())[:300],
-                fix="move this part out of the region",
-            ) from error
-        except torch_api.NO_FAKE_KERNEL as error:
-            raise UnsupportedError(
-                f"the backward uses an operation that has no kernel for fake tensors: {error}",
-                expected="operations that can be traced without data, or sizes that are no symbols",
-                fix="register a fake kernel for it (torch.library.register_fake), or compile with dynamic=False and "
-                "automatic_dynamic=False",
-            ) from error
-        except NotImplementedError as error:
+            raise refusal_of_data(error) from error
+        except (torch_api.NO_FAKE_KERNEL, NotImplementedError) as error:
             if torch_api.says_no_derivative(error):  # so does eager
                 raise
             raise UnsupportedError(
-                f"the backward uses an operation that a wrapper does not implement: {error}"
+                f"the backward uses an operation that cannot be traced: {error}",
+                expected="operations with a fake kernel, which wrappers implement",
+                fix="register one (torch.library.register_fake), or compile with dynamic=False and automatic_dynamic=False",
             ) from error
 
 
-def _asked_for(graph: fx.Graph) -> str:
-    """Where the region asks for sparse gradients, as ", ... file:line"."""
-    for node in graph.nodes:
-        if node.op == "call_function" and node.target in _WITH_SPARSE_GRADIENTS:
-            names = [a.name for a in torch_api.op_schema(node.target).arguments]
-            if dict(zip(names, node.args, strict=False)).get("sparse", node.kwargs.get("sparse")):
-                return f", of {torch_api.op_name(node.target)}(sparse=True) at {frames_text(node)}"
-    return ""
-
-
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
-_WITH_SPARSE_GRADIENTS = (aten.embedding.default, aten._embedding_bag.default)
 
 
 def _present(tangents: Sequence[Spec | None]) -> list[int]:
@@ -302,13 +280,9 @@ def _sequence_numbers(roots: Sequence[Any], edges: Sequence[Any], recorder: Any)
             handle.remove()
 
 
-def saved_by_autograd(outputs: Sequence[Tensor], edges: Sequence[Any], hooks: bool = False) -> dict[Any, list[Tensor]]:
-    """The dense tensors that the autograd nodes behind ``outputs`` hold: whatever eager could serve a tangent from.
-
-    With ``hooks``, saved-tensor hooks were set, and what pack returned is looked at without unpacking it.
-    """
-    rows = ((node, _saved_of(node, hooks)) for node in _nodes_behind(outputs, edges))
-    return {node: [leaf for t in saved for leaf in leaves_of(t)] for node, saved in rows}
+def saved_by_autograd(outputs: Sequence[Tensor], edges: Sequence[Any]) -> list[Tensor]:
+    """The dense tensors that the autograd nodes behind ``outputs`` hold: whatever eager could serve a tangent from."""
+    return [leaf for node in _nodes_behind(outputs, edges) for t in _saved_of(node) for leaf in leaves_of(t)]
 
 
 def leaves_behind(outputs: Sequence[Tensor], edges: Sequence[Any]) -> list[Tensor]:
@@ -348,11 +322,10 @@ def nodes_behind(nodes: Iterable[Any], edges: Sequence[Any]) -> Iterator[Any]:
             yield node
 
 
-def _saved_of(node: Any, hooks: bool) -> list[Tensor]:
+def _saved_of(node: Any) -> list[Tensor]:
     try:
         names = ("saved_tensors",) if hasattr(node, "saved_tensors") else _saved_names(type(node))
-        packed = [_saved.packed_tensors(node, name) if hooks else None for name in names]
-        values = [getattr(node, name) if p is None else p for name, p in zip(names, packed, strict=True)]
+        values = [getattr(node, name) for name in names]
     except RuntimeError:  # already freed, or not readable: then eager could not use it either
         return []
     flat = [v for value in values for v in (value if isinstance(value, (list, tuple)) else [value])]

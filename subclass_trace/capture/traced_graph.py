@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -102,10 +102,6 @@ class TracedGraph:
         out = torch_api.detached(self.mode, first)
         self.alias(out, first)
         return out
-
-    def traced_tensors(self) -> Iterator[Tensor]:
-        """All tensors that have a node."""
-        return (t for _, t in self._nodes.values())
 
     def bare(self, fake: Tensor) -> Tensor:
         """A fake tensor of the same metadata that nobody has touched."""

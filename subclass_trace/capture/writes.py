@@ -14,6 +14,7 @@ from ..errors import DataDependentError, NeedsEager, UnsupportedError
 from ..subclass.protocol import is_traceable
 
 Tensor = torch.Tensor
+_OPERANDS = (Tensor, int, float, complex)
 
 
 def written_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[Tensor]:
@@ -27,8 +28,20 @@ def written_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) ->
                 yield t
 
 
-def refuse_resized_view(t: Tensor, func: Any, size: Any, line: str | None) -> None:
-    """An ``out=`` argument that has got another size: of a view, torch's functional form writes what the old size says."""
+def refuse_misfit(func: Any, args: Sequence[Any]) -> None:
+    """Fake kernels let pass what real ones refuse: ``x.mul_(1j)`` of a real ``x``."""
+    if torch.Tag.pointwise not in func.tags or len(args) < 2 or not all(isinstance(a, _OPERANDS) for a in args[:2]):
+        return
+    kind = torch.result_type(args[0], args[1])
+    if not torch.can_cast(kind, args[0].dtype):
+        raise RuntimeError(f"result type {kind} can't be cast to the desired output type {args[0].dtype}")
+
+
+def refuse_growth(t: Tensor, func: Any, size: Any, line: str | None) -> None:
+    """An argument that has got another size, as one of ``out=`` may: of a view, torch's functional form writes what the old
+    size says. In place, fake kernels let pass what real ones refuse."""
+    if not any(a.is_out for a in func._schema.arguments):
+        raise RuntimeError(f"output with shape {list(size)} doesn't match the broadcast shape {list(t.shape)}")
     if t._is_view():
         raise NeedsEager(
             "an out= argument that is a view gets another size",
@@ -73,37 +86,49 @@ def parts_seen_as(func: Any) -> Any:
     return contextlib.nullcontext()
 
 
-def late_write(func: Any, written: Tensor, line: str | None) -> UnsupportedError:
-    """A backward runs when its region has long returned, and only computes gradients."""
-    return UnsupportedError(
+def refused_write(kind: str, func: Any, written: Tensor, line: str | None) -> UnsupportedError:
+    """The error for a write to memory of a ``kind`` of `_REFUSED` that others see, or of which the trace has a copy."""
+    cls, what, expected, fix = _REFUSED[kind]
+    return cls(what, path=line, expected=expected, got=f"{func} on a tensor of shape {tuple(written.shape)}", fix=fix)
+
+
+_REFUSED: dict[str, tuple[type[UnsupportedError], str, str, str]] = {
+    "late": (
+        UnsupportedError,
         "the backward of the region writes to an input or a result of the region",
-        path=line,
-        expected="a backward that writes only to tensors of its own",
-        got=f"{func} on a tensor of shape {tuple(written.shape)}",
-        fix="hand the new contents out as the gradient of that input (zoo.DelayedFP8Linear does), or call "
+        "a backward that writes only to tensors of its own",
+        "hand the new contents out as the gradient of that input (zoo.DelayedFP8Linear does), or call "
         "torch.autograd.grad inside the region, so that the backward is a part of it",
-    )
-
-
-def array_write(func: Any, written: Tensor, line: str | None) -> UnsupportedError:
-    """A numpy array is a constant of the region, compared by value."""
-    return UnsupportedError(
+    ),
+    "array": (
+        UnsupportedError,
         "the region writes to a tensor that shares its memory with a numpy array (torch.from_numpy, torch.as_tensor)",
-        path=line,
-        expected="arrays that are only read",
-        got=f"{func} on a tensor of shape {tuple(written.shape)}",
-        fix="pass torch.from_numpy(array) as an argument, or write to a copy: torch.tensor(array)",
-    )
-
-
-def shared_write(func: Any, written: Tensor, line: str | None) -> DataDependentError:
-    """Whether another tensor shows what is written depends on a size from inside a tensor."""
-    return DataDependentError(
+        "arrays that are only read",
+        "pass torch.from_numpy(array) as an argument, or write to a copy: torch.tensor(array)",
+    ),
+    "shared": (
+        DataDependentError,
         "the region writes to memory that two tensors share or not, depending on the values inside a tensor",
+        "tensors of which the sizes tell whether they are views",
+        "make a copy in any case, with .clone()",
+    ),
+    "context": (
+        UnsupportedError,
+        "the region writes to a plain tensor that a flatten context holds",
+        "tensors in contexts that are only read",
+        "let __tensor_flatten__ name it among the inner tensors",
+    ),
+}
+
+
+def collective(func: Any, line: str | None) -> UnsupportedError:
+    """The schemas of ``c10d`` say nothing of what is written, and a handle comes out, which no graph can hold."""
+    return UnsupportedError(
+        "the region calls a collective in place",
         path=line,
-        expected="tensors of which the sizes tell whether they are views",
-        got=f"{func} on a tensor of shape {tuple(written.shape)}",
-        fix="make a copy in any case, with .clone()",
+        expected="the functional forms in torch.distributed._functional_collectives",
+        got=str(func),
+        fix="call the functional form, or leave it to Dynamo, which exchanges them",
     )
 
 
@@ -114,22 +139,3 @@ def foreach_versions(func: Any, args: Sequence[Any]) -> list[tuple[Tensor, int]]
     if in_class_code(sys._getframe(1)):  # nobody counts there
         return []
     return [(t, t._version) for t in args[0] if isinstance(t, Tensor) and not t.is_inference()]
-
-
-def one_of_each(t: Tensor) -> Tensor:
-    """A view of an expanded tensor that has each of its elements once."""
-    for d in reversed(range(t.dim())):
-        if t.stride(d) == 0:
-            t = t.select(d, 0)
-    return t
-
-
-def context_write(func: Any, written: Tensor, line: str | None) -> UnsupportedError:
-    """A plain tensor in the context of an input is a value that guards compare."""
-    return UnsupportedError(
-        "the region writes to a plain tensor that a flatten context holds",
-        path=line,
-        expected="tensors in contexts that are only read",
-        got=f"{func} on a tensor of shape {tuple(written.shape)}",
-        fix="let __tensor_flatten__ name it among the inner tensors",
-    )

@@ -29,7 +29,7 @@ from .inputs import (
     SymbolPlan,
     gradient_of,
 )
-from .mutations import AttributePlan, MutationPlan
+from .mutations import MutationPlan
 from .outputs import (
     ConstantOutput,
     GradientOutput,
@@ -40,19 +40,15 @@ from .outputs import (
     Replay,
     SameOutput,
     SizeOutput,
-    StridedView,
     SymbolicView,
     ValueAlias,
     ValueOutput,
     ViewOutput,
-    ViewStep,
-    ViewSteps,
 )
 from .side_effects import SideEffect
 from .values import Recipe
 
 __all__ = [
-    "AttributePlan",
     "Recipe",
     "SideEffect",
     "BasePrimal",
@@ -72,14 +68,11 @@ __all__ = [
     "SavedValue",
     "SizeOutput",
     "SizePrimal",
-    "StridedView",
     "SymbolPlan",
     "SymbolicView",
     "ValueAlias",
     "ValueOutput",
     "ViewOutput",
-    "ViewStep",
-    "ViewSteps",
     "gradient_of",
 ]
 
@@ -119,7 +112,7 @@ class Plan:
     through_base: Mapping[
         int, Spec
     ]  # positions whose tensor is a view, represented by its autograd base, and how it lies there
-    attributes: tuple[AttributePlan, ...]
+    gradients: tuple[tuple[int, int], ...]  # inputs whose ``.grad`` becomes a flat output
     leaf_count: int
     primals: tuple[Primal, ...]
     symbols: tuple[SymbolPlan, ...]
@@ -139,19 +132,14 @@ class Plan:
     offsets_matter: bool  # the graphs hold absolute storage offsets (as_strided), or the region asks for one
     aliases: tuple[ValueAlias, ...] = ()
     unbacked: tuple[tuple[Any, int], ...] = ()  # symbols that depend on values inside tensors -> number of size output
-    fresh_leaves: tuple[int, ...] = ()  # values that the region made autograd leaves (`requires_grad_()`)
     inference: tuple[
         tuple[int, tuple[bool, ...]], ...
     ] = ()  # value -> is it, and each of its leaves, of inference mode?
-    dangling: tuple[int, ...] = ()  # values that require grad, but whose history leads to no input
     watched_inputs: tuple[
         int, ...
     ] = ()  # wrappers of which a leaf is saved: what is written to them shows in their version
     watched_values: tuple[int, ...] = ()  # results of that kind
     lent: tuple[Lent, ...] = ()  # objects in contexts that results have from the call's inputs
-    apart: tuple[
-        tuple[tuple[int, ...], tuple[int, ...]], ...
-    ] = ()  # inputs, and others from which autograd knows that none of them was computed
 
     @functools.cached_property
     def spent_values(self) -> frozenset[int]:

@@ -29,7 +29,6 @@ class InputPlan:
         of_gradient: the input is the ``.grad`` of the tensor at that position.
         grad_dtype: of the gradients that it asks for (None: any).
         facts: (name, answer) of what else it asks; see `capture.facts`.
-        inside: (attribute names with dots, number) of wrappers inside that are other inputs.
     """
 
     path: Path
@@ -43,7 +42,6 @@ class InputPlan:
     of_gradient: bool = False
     grad_dtype: torch.dtype | None = None
     facts: tuple[tuple[str, Any], ...] = ()
-    inside: tuple[tuple[str, int], ...] = ()
 
     def of(self, flat: Sequence[Any]) -> torch.Tensor:
         """The input tensor of a call with these flat arguments. (None for a gradient that is not there.)"""

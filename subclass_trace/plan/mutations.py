@@ -1,4 +1,4 @@
-"""What a call changes of tensors among its inputs, and which tensors are attributes of others afterwards."""
+"""What a call changes of tensors among its inputs."""
 
 from __future__ import annotations
 
@@ -18,19 +18,15 @@ class MutationPlan:
         value: number of the forward value that holds its new contents, or None (metadata alone).
         leaves: positions (within the input) of the leaves whose data is copied back.
         replaced: position -> "data" (new storage: ``leaf.data = new``) or "attribute" (the wrapper's attribute).
-        memory: position of a leaf that is replaced, or laid out anew, and whose memory was written before -> the forward
-            value with what that holds.
         differentiable: autograd saw it, so that the input gets a new history.
         metadata: spec after the call when sizes, strides or offsets changed.
         attributes: Python attributes of the wrapper that the region changed.
         version_bumps: by how much the version counter moves.
         starts_grad: the region called ``requires_grad_()`` on it.
-        stops_grad: the region detached it in place, or called ``requires_grad_(False)``.
         below: those of ``leaves`` that operations on the wrapper alone have written, which may be inference tensors.
         inner_bumps: wrappers inside, by dotted names -> by how much their counters move.
         leaf_bumps: of a wrapper: position of a leaf -> by how much its own counter moves, less what the program has
             moved it by. An operation on the wrapper does not move it. A leaf that another plan counts is left out.
-        laid_out: leaves that have got their layout with another input of which they are a leaf as well.
         in_program: those of ``leaves`` that the program writes itself.
         moved: by how much that has moved the version counter of a dense input.
     """
@@ -39,17 +35,14 @@ class MutationPlan:
     value: int | None
     leaves: tuple[int, ...]
     replaced: Mapping[int, str] = field(default_factory=dict)
-    memory: Mapping[int, int] = field(default_factory=dict)
     differentiable: bool = False
     metadata: Spec | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict)
     version_bumps: int = 0
     starts_grad: bool = False
-    stops_grad: bool = False
     below: tuple[int, ...] = ()
     leaf_bumps: Mapping[int, int] | None = None
     inner_bumps: Mapping[str, int] = field(default_factory=dict)
-    laid_out: tuple[int, ...] = ()
     in_program: tuple[int, ...] = ()
     moved: int = 0
 
@@ -57,16 +50,3 @@ class MutationPlan:
     def copied(self) -> tuple[int, ...]:
         """The leaves that are still to be written when the program is done."""
         return tuple(k for k in self.leaves if k not in self.in_program)
-
-
-@dataclass(frozen=True)
-class AttributePlan:
-    """A tensor that a call leaves as attribute ``name`` (with dots: of a wrapper inside) of another tensor.
-
-    ``owner``: the number of an input, or (not ``of_input``) of a flat output; ``value``: that of the flat output which it is.
-    """
-
-    owner: int
-    of_input: bool
-    name: str
-    value: int

@@ -54,55 +54,6 @@ class SameOutput:
 
 
 @dataclass(frozen=True, eq=False)
-class ViewStep:
-    """One call of the user's that leads from a tensor to a view of it, or that changes the shape of a view in place.
-
-    ``grad``: grad mode at the call; ``item``: which of several results.
-    """
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    grad: bool
-    item: int | None
-    in_place: bool
-
-
-@dataclass(frozen=True)
-class ViewSteps:
-    """Replays calls one after the other, each in its own grad mode: where one function of autograd is not enough."""
-
-    steps: tuple[ViewStep, ...]
-
-    def __call__(self, base: torch.Tensor) -> torch.Tensor:
-        """The view of ``base``."""
-        value: Any = base
-        for step in self.steps:
-            with torch.set_grad_enabled(step.grad):
-                out = step.function(value, *step.args, **step.kwargs)
-            value = out if step.item is None else out[step.item]
-        return value  # type: ignore[no-any-return]
-
-    @property
-    def version_bumps(self) -> int:
-        """How many of the calls move the version counter."""
-        return sum(step.in_place for step in self.steps)
-
-
-@dataclass(frozen=True)
-class StridedView:
-    """A view of a dense base by its place in the memory, ``delta`` elements after the start of the base."""
-
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    delta: int
-
-    def __call__(self, base: torch.Tensor) -> torch.Tensor:
-        """The view of ``base``."""
-        return base.as_strided(self.size, self.stride, base.storage_offset() + self.delta)
-
-
-@dataclass(frozen=True, eq=False)
 class SymbolicView:
     """Autograd's function of a view whose sizes differ between calls; ``sizes`` in the order in which it asks for them."""
 
@@ -132,8 +83,6 @@ class ViewOutput:
     """A view of an input, or of a forward value: the recorded view operations are replayed on the real base.
 
     ``one_of_several``: a member of ``split`` and the like, which autograd protects from in-place operations.
-    ``before_grad``: made under autograd of an input that requires grad only afterwards.
-    ``early``: made of an input as it comes in, before the region's change of its shape is delivered.
     ``base`` counts inputs, or forward values.
     """
 
@@ -144,9 +93,6 @@ class ViewOutput:
     spec: Spec
     attributes: Mapping[str, Any] = field(default_factory=dict)
     one_of_several: bool = False
-    starts_grad: bool = False
-    early: bool = False
-    before_grad: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -383,8 +383,6 @@ def _changes(plan: Plan, m: MutationPlan) -> list[str]:
     out = []
     if m.leaves:
         out.append("data" if paths == [""] else f"data of {', '.join(paths[k] for k in m.leaves)}")
-    elif m.value is not None and not m.replaced and not m.differentiable:
-        out.append("data, written by the graph itself")
     for k, how in m.replaced.items():
         out.append(f"{'storage' if how == 'data' else 'attribute'} {paths[k]}".rstrip() + " replaced")
     if m.metadata is not None:
@@ -396,8 +394,6 @@ def _changes(plan: Plan, m: MutationPlan) -> list[str]:
         out.append("new autograd history")
     if m.starts_grad:
         out.append("requires_grad_()")
-    if m.stops_grad:
-        out.append("detached")
     return out
 
 

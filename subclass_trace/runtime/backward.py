@@ -7,9 +7,8 @@ user function, and computed from the same saved activations. See docs/notes/tang
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,7 +18,6 @@ from .. import torch_api, verify
 from ..capture.graphs import drop_outputs, extract, needed, output_args
 from ..capture.tape import Tape, TracedBackward
 from ..errors import TangentError
-from ..partition.hooks import merge_twins, unpack_late
 from ..state.guard_code import Reader
 from ..subclass.flatten import flatten
 from ..subclass.protocol import is_traceable
@@ -120,14 +118,15 @@ class Backwards:
         compile_backward: CompileBackward,
         output_paths: Sequence[str],
         symbols: frozenset[Any] = frozenset(),
-        twins: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self.symbols, self.twins = symbols, twins
+        self.symbols = symbols
         self.tape = tape
         self.inputs, self.saved = len(tape.edges), saved
-        self.narrow: Callable[[tuple[Any, ...]], None] | None = None
+        self.narrow: Callable[[], None] | None = None
         self.of_backward = False
-        self.row_by_row = any(map(is_traceable, (*tape.outputs, *tape.inputs)))  # for batched tangents: see `batched`
+        self.takes_batches = not any(
+            map(is_traceable, (*tape.outputs, *tape.inputs))
+        )  # of tangents, by `is_grads_batched`
         self.is_freed = False  # the region itself ran backwards that free what these would need
         self.compile_backward, self.output_paths = compile_backward, tuple(output_paths)
         self.compiled: tuple[CompiledBackward, ...] = ()
@@ -177,7 +176,7 @@ class Backwards:
                 raise
             cause = error
         if self.narrow is not None:
-            self.narrow((failed,))
+            self.narrow()
         raise self._other_sizes(failed, env) from cause
 
     def _trace_of(
@@ -212,7 +211,7 @@ class Backwards:
             and self.narrow is not None
             and any(torch_api.is_equality(c) for c in conditions)
         ):
-            self.narrow(conditions)
+            self.narrow()
         modes = tape.session.dtensor_modes()
         return replace(entry, conditions=conditions, autocast=torch_api.autocast_state(), dtensor=modes)
 
@@ -225,13 +224,12 @@ class Backwards:
             got=str(values),
             fix="compile with automatic_dynamic=False (torch.compile: dynamic=False)"
             if self.narrow is None
-            else "call the region again with these sizes (they have a specialization of their own from now on), or compile "
+            else "call the region again with these sizes (from now on each has a specialization of its own), or compile "
             "with automatic_dynamic=False",
         )
 
     def build(self, traced: TracedBackward, tangents: Sequence[Spec | None], create_graph: bool) -> CompiledBackward:
         """Compile a traced backward as a program over saved values and tangents."""
-        merge_twins(traced.joint.graph, self.twins)
         outputs = output_args(traced.joint.graph)[traced.num_forward :]
         # What the first backward computes of inputs alone may be saved as well; only that trace knows it by its name.
         late = {n.name for n in traced.joint.graph.nodes if n.meta.get("partitioner_tag") == "is_backward"}
@@ -243,7 +241,6 @@ class Backwards:
         names = [n.name for n in traced.joint.graph.nodes if n in nodes and (n.name in have or n.name in sizes)]
         graph = extract(traced.joint, outputs, names)
         drop_outputs(graph.graph, traced.late)
-        unpack_late(graph.graph)
         if verify.ENABLED:
             verify.verify_joint(traced.joint, num_forward=traced.num_forward, tangents=tuple(have))
             verify.verify_backward(graph, names, {*have, *sizes})
@@ -253,9 +250,9 @@ class Backwards:
         frozen = tuple(None if t is None else freeze(t) for t in tangents)
         following = None
         if traced.next is not None:
-            rest = (self.compile_backward, (), self.symbols, self.twins)
+            rest = (self.compile_backward, (), self.symbols)
             following = Backwards(traced.next, frozenset(have), *rest)
-            following.narrow, following.of_backward, following.row_by_row = self.narrow, True, self.row_by_row
+            following.narrow, following.of_backward, following.takes_batches = self.narrow, True, self.takes_batches
         grads = tuple(None if g is None else freeze(g) for g in traced.grads)
         call = self.compile_backward(graph)
         return CompiledBackward(

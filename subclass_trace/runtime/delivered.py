@@ -63,7 +63,7 @@ def version_moves(half: Half) -> Mapping[int, int] | None:
 
 def _is_plain(m: MutationPlan) -> bool:
     """Does nothing but data change, without autograd's notice?"""
-    other = m.replaced or m.memory or m.differentiable or m.metadata is not None or m.starts_grad or m.stops_grad
+    other = m.replaced or m.differentiable or m.metadata is not None or m.starts_grad
     return m.value is not None and not other
 
 
@@ -73,9 +73,8 @@ def _used_values(plan: Plan) -> set[int]:
     used |= {row.value for row in plan.aliases}
     used |= {o.base for o in plan.outputs if isinstance(o, ViewOutput) and not o.of_input}
     used |= {a.value for row in plan.aliases for a in row.leaves if a is not None}
-    used |= {*plan.differentiable, *plan.fresh_leaves, *plan.dangling}
+    used |= {*plan.differentiable}
     used |= {k for k, _ in plan.inference}
-    used |= {n for m in plan.mutations for n in m.memory.values()}
     several = [m.value for m in plan.mutations]
     return {k for k in used if k is not None} | {k for k in several if k is not None and several.count(k) > 1}
 

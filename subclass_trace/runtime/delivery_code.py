@@ -7,9 +7,7 @@ counters that move forwards move in one call.
 
 from __future__ import annotations
 
-import keyword
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -17,7 +15,6 @@ from .. import torch_api
 from ..capture.aliasing import repeats
 from ..plan import MutationPlan, Plan
 from ..subclass.flatten import leaves_of
-from ..subclass.paths import owner_of
 from ..subclass.spec import LeafSpec, leaf_count, spec_leaves
 from .source import Source
 
@@ -33,8 +30,8 @@ def is_plain(plan: Plan, values: Sequence[Tensor], *, inference: bool) -> bool:
 
 
 def _is_plain_mutation(m: MutationPlan, plan: Plan, value: Tensor) -> bool:
-    other = m.replaced or m.memory or m.attributes or m.inner_bumps or m.metadata is not None
-    if m.value is None or other or m.differentiable or m.starts_grad or m.stops_grad or plan.inputs[m.input].take_base:
+    other = m.replaced or m.attributes or m.inner_bumps or m.metadata is not None
+    if m.value is None or other or m.differentiable or m.starts_grad or plan.inputs[m.input].take_base:
         return False
     leaves = leaves_of(value)
     return not any(t.is_inference() for t in (value, *leaves)) and not any(repeats(t) or t.is_neg() for t in leaves)
@@ -125,17 +122,6 @@ class Delivery:
             s.line(f"move_versions([{', '.join(name for name, moved in moves if moved > n)}])")
 
     def assign(self, results: Sequence[str]) -> None:
-        """Emit the attributes. ``results``: names of the flat outputs."""
-        s = self.source
-        for a in self.plan.attributes:
-            owner = (self.inputs if a.of_input else results)[a.owner]
-            if all(part.isidentifier() and not keyword.iskeyword(part) for part in a.name.split(".")):
-                s.line(f"{owner}.{a.name} = {results[a.value]}")
-            else:
-                s.line(f"{s.bind('set_attribute', set_attribute)}({owner}, {a.name!r}, {results[a.value]})")
-
-
-def set_attribute(owner: Tensor, name: str, value: Any) -> None:
-    """Set an attribute whose name cannot be written down; with dots: of a wrapper inside."""
-    found, last = owner_of(owner, name)
-    setattr(found, last, value)
+        """Emit what ``.grad`` of inputs becomes. ``results``: names of the flat outputs."""
+        for number, output in self.plan.gradients:
+            self.source.line(f"{self.inputs[number]}.grad = {results[output]}")

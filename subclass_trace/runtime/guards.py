@@ -23,10 +23,10 @@ from ..state.source import Call
 from ..subclass.context import has_sizes, map_sizes, same_context, without_outer
 from ..subclass.flatten import leaves_of
 from ..subclass.kept import difference
-from ..subclass.paths import Path, owner_of
+from ..subclass.paths import Path
 from ..subclass.protocol import Kind, class_of_leaf, kind_of
 from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, spec_leaves
-from ..subclass.visit import inner_values
+from ..subclass.visit import VALUE, inner_values
 from .sizes import bind, evaluate, holds
 
 Tensor = torch.Tensor
@@ -150,9 +150,6 @@ def failed_tensor_guard(plan: Plan, alias: tuple[Any, ...] | None, flat: Sequenc
     for row, value in zip(plan.inputs, inputs, strict=True):
         reason = _structure(row.spec, value, row.path)
         reason = reason or failed_metadata(row, value)
-        for name, number in row.inside if reason is None else ():
-            if getattr(*owner_of(value, name)) is not inputs[number]:
-                reason = f"{row.path}.{name}: expected to be the same tensor as {plan.inputs[number].path}"
         if reason is not None:
             return reason
     return _failed_leaf_guard(plan, alias, inputs, flat)
@@ -209,9 +206,6 @@ def _failed_leaf_guard(
         reason = failed_view(spec, plan.inputs[number], flat[position], inputs[number], env)
         if reason is not None:
             return f"flat argument {position}, {reason}"
-    for above, wanted in plan.apart:
-        if torch_api.leads_to([inputs[k] for k in above], [inputs[k] for k in wanted]):
-            return "one input was computed of another, and was not when the specialization was made"
     if alias is not None and alias_pattern(inputs, leaves) != alias:
         return "the inputs share memory in another way"
     return None
@@ -235,6 +229,11 @@ def failed_view(spec: Spec, row: InputPlan, value: Tensor, base: Tensor, env: Ma
         if now.storage_offset() - of.storage_offset() != start:
             return f"{path}: expected to start {start} elements after its base"
     return None
+
+
+def failed_value(spec: Spec, value: Any, env: Mapping[Any, Any]) -> str | None:
+    """What of one value is not as its spec says, with the sizes of this call."""
+    return _structure(spec, value, VALUE) or _sizes(spec, value, VALUE, env, offsets=False)
 
 
 def _structure(spec: Spec, value: Any, path: Path) -> str | None:

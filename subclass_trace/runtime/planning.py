@@ -40,8 +40,7 @@ from ..subclass.flatten import leaves_of
 from ..subclass.kept import kept_spec
 from ..subclass.parts import marks_in
 from ..subclass.paths import Path
-from ..subclass.spec import Spec, WrapperSpec, is_ragged, leaf_count, spec_leaves
-from ..subclass.visit import rebuild
+from ..subclass.spec import Spec, WrapperSpec, is_ragged, leaf_count
 from .sizes import freeze, to_expr
 
 Tensor = torch.Tensor
@@ -79,7 +78,7 @@ def make_plan(captured: Captured, flat: FlatArguments, forward: Half, saved: tup
         inputs=inputs,
         positions=flat.positions,
         through_base=views,
-        attributes=captured.attributes,
+        gradients=captured.gradients,
         leaf_count=len(captured.leaf_primals),
         primals=tuple(_primals(captured, forward)),
         symbols=symbols,
@@ -99,13 +98,10 @@ def make_plan(captured: Captured, flat: FlatArguments, forward: Half, saved: tup
         offsets_matter=_offsets_matter(captured),
         aliases=tuple(_freeze_alias(replace(a, spec=lending.marked(a.spec))) for a in captured.aliases),
         unbacked=captured.unbacked,
-        fresh_leaves=captured.fresh_leaves,
         inference=captured.inference,
-        dangling=captured.dangling,
         watched_inputs=watched_inputs,
         watched_values=watched_values,
         lent=lending.in_calls(marks_in(values, attributes)),
-        apart=captured.apart,
     )
 
 
@@ -127,7 +123,6 @@ def _inputs(captured: Captured) -> list[InputPlan]:
                 of_gradient=i.gradient_of is not None,
                 grad_dtype=i.grad_dtype,
                 facts=asked.facts,
-                inside=i.inside,
             )
         )
     return rows
@@ -253,8 +248,7 @@ def _freeze_mutation(m: MutationPlan) -> MutationPlan:
 
 def _freeze_output(o: OutputPlan, captured: Captured) -> OutputPlan:
     if isinstance(o, ViewOutput):
-        base = _as_it_came(captured, o.base) if o.early else None
-        return replace(o, spec=freeze(o.spec), replay=_freeze_replay(o.replay, captured.session, base))
+        return replace(o, spec=freeze(o.spec), replay=_freeze_replay(o.replay, captured.session))
     if isinstance(o, RaggedOutput):
         return RaggedOutput(to_expr(o.size))
     if isinstance(o, ValueOutput):
@@ -269,21 +263,10 @@ def _with_lent(o: OutputPlan, lending: Lending) -> OutputPlan:
     return replace(o, attributes={k: lending.in_place_of(v) for k, v in o.attributes.items()})
 
 
-def _as_it_came(captured: Captured, number: int) -> Tensor:
-    """A stand-in for an input that is laid out as at the start of the call."""
-    spec = captured.inputs[number].spec
-    with captured.session.mode, torch_api.without_tracing(), torch.no_grad():
-        leaves = [torch.empty_strided(s.size, s.stride, dtype=s.dtype, device=s.device) for s in spec_leaves(spec)]
-        return rebuild(spec, iter(leaves))  # type: ignore[no-any-return]
-
-
-def _freeze_replay(replay: Replay, session: Session, base: Tensor | None = None) -> Replay:
+def _freeze_replay(replay: Replay, session: Session) -> Replay:
     """Autograd's function of a view remembers the symbols that it was traced with: their expressions instead.
 
     That may be a number by now, where the region has read one that has to fit other sizes.
-
-    Args:
-        base: what it is a view of, if that is not as it was then.
     """
     if isinstance(replay, SymbolicView):
         return replace(replay, sizes=tuple(map(to_expr, replay.sizes)))
@@ -307,7 +290,7 @@ def _freeze_replay(replay: Replay, session: Session, base: Tensor | None = None)
         numbers = torch_api.numbers_as_split_factors()  # as while it was traced, which has guarded them
         # Without the dispatcher, DTensor looks for the symbols in its cache. The code of a class may make tensors.
         with aside, numbers, torch.no_grad(), session.mode, torch_api.enable_python_dispatcher():
-            replay(view._base if base is None else base, symint_visitor_fn=note)  # type: ignore[call-arg]
+            replay(view._base, symint_visitor_fn=note)  # type: ignore[call-arg]
     except torch_api.DATA_DEPENDENT_ERRORS:  # the class reads a number, as it will of the base of the call
         if not all(type(n) is int for n in sizes):
             raise

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from .. import torch_api
-from ..plan import LeafAlias, SymbolicView, ValueAlias, ViewOutput, ViewSteps
+from ..plan import LeafAlias, SymbolicView, ValueAlias, ViewOutput
 from ..subclass.flatten import flatten, leaves_of
 from ..subclass.spec import LeafSpec, spec_leaves
 from ..subclass.visit import rebuild
@@ -22,17 +22,11 @@ def replay_view(plan: ViewOutput, base: Tensor, env: Env | None = None) -> Tenso
     """Replay the recorded view operations on ``base``. They are those that the user issued, never ``as_strided``."""
     replay = plan.replay.at(env or {}) if isinstance(plan.replay, SymbolicView) else plan.replay
     tracked = base.requires_grad  # under no_grad of the caller too: the region may have enabled gradients itself
-    enabled = plan.requires_grad and not plan.starts_grad if tracked else torch.is_grad_enabled()
+    enabled = plan.requires_grad if tracked else torch.is_grad_enabled()
     with torch.set_grad_enabled(enabled):
-        if isinstance(replay, ViewSteps) and replay.version_bumps and not base.is_inference():
-            # Delivering the mutations has counted them. First: autograd makes the history of a view anew whose counter has
-            # another value afterwards.
-            torch_api.set_version(base, max(base._version - replay.version_bumps, 0))
         view = replay(base)
     if plan.one_of_several and view._is_view():  # of a tensor of inference mode there are none
         torch_api.mark_multi_output_view(view)
-    if plan.before_grad:
-        torch_api.mark_tracked_view(view)
     return view
 
 

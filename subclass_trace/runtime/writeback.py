@@ -75,12 +75,6 @@ def deliver(plan: MutationPlan, inp: InputPlan, x: Tensor, new: Tensor | None, o
     for name, value in plan.attributes.items():
         owner, last = owner_of(x, name)
         setattr(owner, last, with_lent(value, env))
-    if plan.stops_grad:
-        with torch_api.without_dispatch():
-            if x._is_view():  # which is detached by ``requires_grad_(False)`` alone
-                x.requires_grad_(False)
-            else:
-                x.detach_()
 
 
 def _copy_leaves(plan: MutationPlan, x: Tensor, old: Sequence[Tensor], fresh: Sequence[Tensor]) -> None:
@@ -107,15 +101,6 @@ def _copy(leaf: Tensor, new: Tensor) -> None:
     leaf.copy_(new)
 
 
-def write_memory(leaf: Tensor, now: Tensor) -> None:
-    """Write what the memory of ``leaf`` holds now, before ``leaf`` itself gets other memory."""
-    version = None if leaf.is_inference() else leaf._version
-    with torch.no_grad():
-        _copy(leaf, now)
-    if version is not None:
-        torch_api.set_version(leaf, version)
-
-
 def set_version(x: Tensor, version: int) -> None:
     """Let the version counter of ``x`` stand where eager would leave it."""
     if x._version != version:
@@ -124,7 +109,7 @@ def set_version(x: Tensor, version: int) -> None:
 
 def _write_metadata(x: Tensor, inp: InputPlan, plan: MutationPlan, old: Sequence[Tensor], env: Env) -> None:
     assert plan.metadata is not None
-    _lay_out(x, old, concrete(inp.spec, env), concrete(plan.metadata, env), {*plan.replaced, *plan.laid_out})
+    _lay_out(x, old, concrete(inp.spec, env), concrete(plan.metadata, env), plan.replaced)
 
 
 def _lay_out(x: Tensor, leaves: Sequence[Tensor], before: Spec, after: Spec, skip: Collection[int] = ()) -> None:

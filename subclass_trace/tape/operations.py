@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..runtime.reference import Program
+from ..runtime.finish import Program
 from ..torch_api import tape as _door
 
 Tensor = torch.Tensor

@@ -41,10 +41,8 @@ from .autograd import is_multi_output_view as is_multi_output_view
 from .autograd import is_tracked_view as is_tracked_view
 from .autograd import keeps_graph as keeps_graph
 from .autograd import keeps_graph_now as keeps_graph_now
-from .autograd import leads_to as leads_to
 from .autograd import make_nonleaf as make_nonleaf
 from .autograd import mark_multi_output_view as mark_multi_output_view
-from .autograd import mark_tracked_view as mark_tracked_view
 from .autograd import move_versions as move_versions
 from .autograd import node_sequence_number as node_sequence_number
 from .autograd import original_views as original_views
@@ -60,16 +58,6 @@ from .autograd import watched_engine as watched_engine
 from .autograd import writes_told as writes_told
 from .batched import is_batched as is_batched
 from .batched import outside_of_vmap as outside_of_vmap
-from .batched import with_batch as with_batch
-from .batched import without_batch as without_batch
-from .branches import Branch as Branch
-from .branches import branch_of_torch as branch_of_torch
-from .collectives import Group as Group
-from .collectives import done as done_work
-from .collectives import functional_collectives as functional_collectives
-from .collectives import group_of as group_of
-from .collectives import is_collective_in_place as is_collective_in_place
-from .collectives import reduction_of as reduction_of
 from .compiled_inside import compiled_functions_run_eagerly as compiled_functions_run_eagerly
 from .compiling import compiling_in_this_thread as compiling_in_this_thread
 from .dtensor_modes import DTensorModes as DTensorModes
@@ -162,7 +150,6 @@ from .operators import raw_callable as raw_callable
 from .operators import scaled_mm as scaled_mm
 from .parallel import is_data_parallel as is_data_parallel
 from .parallel import module_inside_replaced as module_inside_replaced
-from .repairs.composites import BatchNormBase as BatchNormBase
 from .repairs.composites import assert_async as assert_async
 from .repairs.composites import composites_as_eager as composites_as_eager
 from .repairs.fake_kernels import fake_kernels as fake_kernels

@@ -48,11 +48,6 @@ def is_tracked_view(t: torch.Tensor) -> bool:
     return t._is_view() and torch._C._autograd._get_creation_meta(t) == meta.DEFAULT
 
 
-def mark_tracked_view(t: torch.Tensor) -> None:
-    """Let autograd take ``t`` for a view that was made under it, so that it gives it a history when its base is written."""
-    torch._C._autograd._set_creation_meta(t, torch._C._autograd.CreationMeta.DEFAULT)
-
-
 def creation_forbids_inplace(t: torch.Tensor) -> bool:
     """Would eager refuse an in-place operation on this view that autograd tracks?"""
     meta = torch._C._autograd.CreationMeta
@@ -272,21 +267,3 @@ def accumulation_hooks(t: torch.Tensor) -> bool:
 
 #: the attributes that are true of a tensor where `gradient_hooks` and `accumulation_hooks` hold
 GRADIENT_HOOKS, ACCUMULATION_HOOKS = "_backward_hooks", "_post_accumulate_grad_hooks"
-
-
-def leads_to(tensors: Iterable[Any], others: Iterable[Any]) -> bool:
-    """Was one of the ``tensors`` computed, under autograd, from one of the ``others``?"""
-    others = tuple(others)
-    leaves = {id(t) for t in others if t.grad_fn is None}
-    edges = {(t.grad_fn, t.output_nr) for t in others if t.grad_fn is not None}
-    todo: list[Any] = [t.grad_fn for t in tensors]
-    seen: set[Any] = {None}
-    while todo:
-        node = todo.pop()
-        if node not in seen:
-            seen.add(node)
-            following = node.next_functions
-            if not edges.isdisjoint(following) or (not following and id(getattr(node, "variable", None)) in leaves):
-                return True
-            todo += [n for n, _ in following]
-    return False

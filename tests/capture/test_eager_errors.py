@@ -57,9 +57,8 @@ def test_right_calls_of_mixed_types_pass() -> None:
 
 def test_fake_kernel_is_wrong() -> None:
     assert torch.ones(2, dtype=torch.cfloat).nan_to_num_().tolist() == [1, 1]
-    with pytest.raises(UnsupportedError, match="torch refuses to trace aten.nan_to_num_.default here") as error:
+    with pytest.raises(UnsupportedError, match="the trace fails where eager does not"):
         st.compile(lambda x: x.nan_to_num_())(torch.ones(2, dtype=torch.cfloat))
-    assert "test_eager_errors.py" in str(error.value.path)
 
 
 def test_a_list_of_parts_whose_sizes_are_symbols() -> None:

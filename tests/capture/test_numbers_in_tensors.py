@@ -230,31 +230,13 @@ def _sizes(x: Tensor) -> Any:
 
 
 def _truths(x: Tensor) -> Any:
-    return x.isnan().any().item(), torch.is_nonzero(x[0]), x[0].item() > 3
-
-
-def _compared(x: Tensor) -> Any:
-    return torch.allclose(x, x.round(), atol=0.1), torch.equal(x, x.round()), x.equal(x * 1), torch.equal(x, x[:1])
-
-
-def _made(x: Tensor) -> Any:
-    n = x.long()[0].item()
-    rows = torch.tensor([[x[0], x[1].item()], [1, n]]), torch.as_tensor([x[:1], n, True], dtype=torch.float64)
-    return *rows, torch.tensor([n, n + 1]), torch.tensor([x.long()[0], x.long()[1]]), x.new_tensor((n, x[1]))
-
-
-def _made_of_one(x: Tensor) -> Any:
-    n = x.long()[0].item()
-    return torch.tensor(x[0].item()), torch.tensor(n, dtype=torch.float64), torch.as_tensor(n), x.new_tensor(n)
+    return x.isnan().any().item(), x[0].item() > 3
 
 
 #: what Python computes with the values inside tensors
 AS_NUMBERS: dict[str, Callable[[Tensor], Any]] = {
     "sizes": _sizes,
     "truths": _truths,
-    "compared": _compared,
-    "made into tensors": _made,
-    "made of one": _made_of_one,
 }
 
 

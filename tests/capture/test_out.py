@@ -36,7 +36,6 @@ CASES: dict[str, Case] = {
     "made in the region": (lambda x: torch.add(x, 1, out=torch.empty(0)), lambda: (numbers(3),)),
     "read afterwards": (lambda x, y: (torch.add(x, 1, out=y), y * 2)[1], lambda: (numbers(3), torch.empty(0))),
     "written afterwards": (lambda x, y: torch.add(x, 1, out=y).mul_(2), lambda: (numbers(3), torch.empty(0))),
-    "a view of it": (lambda x, y: torch.add(x, 1, out=y)[1:], lambda: (numbers(3), torch.empty(0))),
     "two results": (
         lambda x, v, i: torch.sort(x, out=(v, i)),
         lambda: (torch.tensor([3.0, 1, 2]), torch.empty(0), places(0)),

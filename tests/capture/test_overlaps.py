@@ -41,7 +41,7 @@ ALLOWED: dict[str, Callable[[Tensor], Any]] = {
     "sorted in place": lambda x: torch.sort(x, 0, out=(x, torch.empty(0, dtype=torch.long))),
     "other rows": lambda x: (x[0].add_(x[1]), x[:, 0].copy_(x[:, 1]), x[::2].copy_(x[1::2])),
     "by a mask": lambda x: x.index_put_((x > 1,), x[0, 0]),
-    "filled with an element": lambda x: (x.fill_(x[0, 1]), x[0].expand(4, 4).fill_(2)),
+    "filled with an element": lambda x: x.fill_(x[0, 1]),
     "lower triangle": lambda x: torch.tril(x, out=x),
 }
 

@@ -17,7 +17,6 @@ SHAPES: dict[str, Callable[[Tensor, int], Tensor]] = {
     "view, as a tuple": lambda x, k: x.view((-1, k)),
     "view, all given": lambda x, k: x.view(k, 3),
     "reshape": lambda x, k: x.reshape(-1, k) * 2,
-    "unflatten": lambda x, k: x.unflatten(0, (k, -1)),
     "unflatten, all given": lambda x, k: torch.unflatten(x, -2, (2, k)) * 2,
     "unflatten, by name": lambda x, k: x.unflatten(dim=1, sizes=[3, k]),
     "by name": lambda x, k: torch.reshape(x, shape=(k, 2, -1)),

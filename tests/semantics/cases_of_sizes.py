@@ -103,10 +103,10 @@ def _jagged_attention() -> None:
 
 same(
     D,
-    "a 0-dim tensor as an index, or as a bound of a slice",
-    lambda x, i: (x[i], x[i:] * 2, x[:, i].sin(), x[i, :i], x.narrow(0, i, 1) * 3),
+    "a 0-dim tensor as an index, or as a start of `narrow`",
+    lambda x, i: (x[i], x[:, i].sin(), x.narrow(0, i, 1) * 3),
     lambda c: Inputs((x := two(4, 3, seed=c).requires_grad_(), torch.tensor(c - 1)), (x,)),
-    back=(1, 2, 3, 4),
+    back=(1, 2),
     torch="graph break",
 )
 same(
@@ -148,6 +148,7 @@ same(
     lambda x: (torch.allclose(x, x), torch.equal(x, x + 1)),
     plain(dense),
     torch="not in the survey",
+    refused="DataDependentError",
 )
 same(
     D,
@@ -163,6 +164,7 @@ same(
     lambda x: torch.tensor([x.sum(), x.sum().item(), 2]),
     plain(dense),
     torch="not in the survey",
+    refused="UnsupportedError",
 )
 same(
     D,
@@ -235,8 +237,8 @@ def _refused_call() -> None:
     def f(x: Tensor) -> Tensor:
         try:
             return x.mul_(1j)
-        except RuntimeError as error:
-            return x * len(str(error))
+        except RuntimeError:
+            return x * 3
 
     assert torch.equal(st.compile(f)(torch.ones(2)), f(torch.ones(2)))
 
@@ -247,6 +249,7 @@ same(
     lambda x, y: torch.distributions.Normal(x * 0, x).log_prob(y),
     lambda c: (torch.ones(3) - 2 * (c == 1), dense(3, seed=c)),
     torch="not checked",
+    refused="DataDependentError",
 )
 
 
@@ -271,6 +274,7 @@ class _Scaling(torch.distributions.Transform):
     D,
     "parameters of a distribution, and a transform of the user's inside of it, replaced or changed between calls",
     torch="not in the survey",
+    refused="DataDependentError",
 )
 def _inside_distributions() -> None:
     found = []
@@ -331,8 +335,8 @@ def _size_in_use() -> None:
 
 same(
     D,
-    "a value that depends on constants alone, asked for",
-    lambda x: x * torch.tensor([1, 2]).sum().item() if torch.arange(3).sum() > 2 else x,
+    "a constant, asked for",
+    lambda x: x * torch.tensor(3).item() if torch.tensor(2.0) > 1 else x,
     plain(),
 )
 same(

@@ -107,12 +107,6 @@ def _inner_hook(x: Tensor) -> Any:
     return h.grad, x.grad
 
 
-def _own_leaf(x: Tensor) -> Any:
-    w = torch.ones(3, requires_grad=True)
-    (w * x).sum().backward()
-    return w.grad, w
-
-
 PROGRAMS = {
     f.__name__: f
     for f in (
@@ -128,7 +122,6 @@ PROGRAMS = {
         _some_inputs,
         _several_roots,
         _inner_hook,
-        _own_leaf,
     )
 }
 
@@ -306,35 +299,6 @@ def test_the_rest_of_a_base_keeps_its_gradient(kind: Callable[[], Tensor], creat
     assert seen[1] == seen[0]
 
 
-def test_leaves_that_are_frozen_for_a_while() -> None:
-    def step(x: Tensor, w: Tensor) -> Tensor:
-        (x * w).sum().backward()
-        w.requires_grad_(False)
-        y = (x.sin() * w).sum()
-        y.backward()
-        w.requires_grad_(True)
-        return y
-
-    seen = []
-    for call in (step, st.compile(step)):
-        x, w = torch.ones(3, requires_grad=True), torch.full((3,), 2.0, requires_grad=True)
-        for _ in range(2):
-            call(x, w)
-        assert x.grad is not None and w.grad is not None
-        seen.append((x.grad.tolist(), w.grad.tolist(), w.requires_grad, w.is_leaf))
-    assert seen[1] == seen[0]
-
-
-def test_results_of_a_leaf_that_was_frozen_are_refused() -> None:
-    def step(w: Tensor) -> Tensor:
-        w.requires_grad_(False)
-        w.requires_grad_(True)
-        return w * 2
-
-    with pytest.raises(UnsupportedError, match="leaf of its own"):
-        st.compile(step)(torch.ones(3, requires_grad=True))
-
-
 # ---------------------------------------------------------------------------------------------- torch.autograd.grad
 def _slope(x: Tensor) -> Tensor:
     (g,) = torch.autograd.grad(x.sin().sum(), x, create_graph=True)
@@ -361,69 +325,6 @@ def test_hooks_of_the_caller_are_refused(kind: Any, is_leaf: bool, hook: Callabl
     for call in (region, st.compile(_slope)):
         with pytest.raises(UnsupportedError, match="hooks on its gradient"):
             call(x)
-
-
-def test_hooks_that_run_no_more_than_in_eager() -> None:
-    """Of accumulation, of a tensor that no gradient is wanted of, and of one that is closed over."""
-    calls: list[int] = []
-    w = torch.ones(3, requires_grad=True)
-
-    def slope(x: Tensor, y: Tensor) -> Tensor:
-        (g,) = torch.autograd.grad((x * y * w).sum(), x)
-        return g
-
-    for call in (slope, st.compile(slope)):
-        x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True) * 2
-        x.register_post_accumulate_grad_hook(lambda _: calls.append(1))
-        y.register_hook(lambda _: calls.append(2))
-        w.register_hook(lambda _: calls.append(3))
-        assert call(x, y).tolist() == [2.0] * 3
-    assert not calls
-    with pytest.raises(UnsupportedError, match="hooks on its gradient"):
-        st.compile(lambda x: torch.autograd.grad((x * w).sum(), w))(torch.ones(3))
-
-
-def _of_the_other(x: Tensor, y: Tensor) -> Any:
-    return torch.autograd.grad((y * y).sum(), x, allow_unused=True)[0]
-
-
-def _of_both(x: Tensor, y: Tensor) -> Any:
-    return torch.autograd.grad((x * y).sum(), [x, y])
-
-
-def _adds_to_one(x: Tensor, y: Tensor) -> Any:
-    (x * y).sum().backward(inputs=[x])
-    return x.grad
-
-
-@pytest.mark.parametrize("kind", [_dense, _two])
-@pytest.mark.parametrize("function", [_of_the_other, _of_both, _adds_to_one])
-@pytest.mark.parametrize("derive", [lambda x: x[:], lambda x: x * 2])
-def test_inputs_computed_of_each_other_are_refused(
-    kind: Any, function: Callable[..., Any], derive: Callable[[Tensor], Tensor]
-) -> None:
-    """Their graph is the caller's, and each call brings another one."""
-
-    def unrelated() -> tuple[Tensor, Tensor]:
-        return kind().requires_grad_(), derive(kind().requires_grad_())
-
-    region = st.compile(function)
-    for _ in range(2):
-        torch.manual_seed(0)
-        expected = function(*unrelated())
-        torch.manual_seed(0)
-        assert repr(region(*unrelated())) == repr(expected)
-    x = kind().requires_grad_()
-    for call in (region, st.compile(function)):
-        with pytest.raises(UnsupportedError, match="graph of a tensor from outside"):
-            call(x, derive(x))
-    assert len(region.specializations) == 1
-
-
-def test_members_of_one_operation_lead_to_no_other() -> None:
-    region = st.compile(_of_both)
-    a, b = (torch.ones(4, requires_grad=True) * 2).split(2)
-    assert [g.tolist() for g in region(a, b)] == [[2.0, 2.0], [2.0, 2.0]]
 
 
 def test_a_loss_from_outside() -> None:

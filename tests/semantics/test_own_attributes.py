@@ -93,12 +93,6 @@ def makes_a_wrapper(x: Any) -> Any:
     return y, x.p
 
 
-def makes_a_wrapper_with_a_tensor(x: Any) -> Any:
-    y, z = type(x)(x.p * 3), x.p + 1
-    y._c, z.kept = x.p * 2, x.p * 5
-    return y, z, y._c, z.kept
-
-
 def keeps_a_size(x: Any) -> Tensor:
     x.n = x.shape[0]
     return x * 2
@@ -113,7 +107,6 @@ FUNCTIONS: list[Callable[[Any], Any]] = [
     keeps_a_tensor,
     takes_back,
     makes_a_wrapper,
-    makes_a_wrapper_with_a_tensor,
     keeps_a_size,
 ]
 

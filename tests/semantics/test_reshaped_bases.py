@@ -98,13 +98,14 @@ def view_not_used_afterwards(x: Tensor) -> tuple[Tensor, ...]:
 
 REFUSED = (
     base_transposed,
+    base_transposed_and_written,
     base_transposed_without_gradients,
     base_unsqueezed,
     view_written_afterwards,
     view_transposed_and_base_written,
     view_of_a_transposed_view,
 )
-RIGHT = (base_transposed_and_written, transposed_view_alone, view_made_afterwards, view_not_used_afterwards)
+RIGHT = (transposed_view_alone, view_made_afterwards, view_not_used_afterwards)
 
 
 def _seen(function: Callable[[Tensor], tuple[Tensor, ...]], make: Callable[[Tensor], Tensor]) -> tuple[str, str]:
@@ -138,109 +139,6 @@ def test_wrappers_are_as_in_eager(function: Callable[[Tensor], tuple[Tensor, ...
         except RuntimeError as error:  # eager repeats the calls that made the view as well
             found.append((str(error).splitlines()[0][:30], ""))
     assert found[0] == found[1] or found[1][0].startswith("the region uses a view")
-
-
-def of_input(x: Tensor) -> tuple[Tensor, ...]:
-    view = x[1:]
-    x.unsqueeze_(0)
-    return (view,)
-
-
-def of_input_between(x: Tensor) -> tuple[Tensor, ...]:
-    first = x[1:]
-    x.t_()
-    view = x[1:]
-    x.unsqueeze_(0)
-    return first, view, x[0]
-
-
-def of_base(x: Tensor) -> tuple[Tensor, ...]:
-    base = x * 2
-    view = base[1:]
-    base.unsqueeze_(0)
-    return (view,)
-
-
-def of_base_between(x: Tensor) -> tuple[Tensor, ...]:
-    base = x * 2
-    base.t_()
-    view = base[1:]
-    base.unsqueeze_(0)
-    return view, base, base[0]
-
-
-def of_base_that_is_written(x: Tensor) -> tuple[Tensor, ...]:
-    base = x * 2
-    view = base[1:]
-    base.add_(1)
-    base.t_()
-    return view, base
-
-
-def both_reshaped(x: Tensor) -> tuple[Tensor, ...]:
-    base = x * 2
-    view = base[1:]
-    part = view[0]
-    view.t_()
-    base.t_()
-    return view, part, base
-
-
-def there_and_back(x: Tensor) -> tuple[Tensor, ...]:
-    base = x * 2
-    base.unsqueeze_(0)
-    view = base[0]
-    base.squeeze_(0)
-    return view, base
-
-
-def _relations(call: Callable[[Tensor], tuple[Tensor, ...]], kind: type, grad: bool) -> list[object]:
-    root = torch.arange(9.0).view(3, 3)
-    root = TwoTensor(root, root * 2) if kind is TwoTensor else root
-    root.requires_grad_(grad)
-    x = root * 1 if grad else root
-    results = call(x)
-    named = [("x", x), *((f"result[{k}]", t) for k, t in enumerate(results))]
-    seen: list[object] = []
-    for t in (x, *results):
-        bases = [name for name, u in named if u is t._base] or [None if t._base is None else tuple(t._base.shape)]
-        rows = [t.a, t.b] if isinstance(t, TwoTensor) else [t]
-        seen.append((tuple(t.shape), t.stride(), t._is_view(), bases, [u.tolist() for u in rows]))
-    if grad:
-        try:
-            total = sum(
-                (t * (k + 1) * torch.arange(float(t.numel())).view(t.shape)).sum() for k, t in enumerate(results)
-            )
-            total.backward(torch.ones_like(total))
-            seen.append(str(root.grad))
-        except RuntimeError as error:  # a wrapper's views have no history that fits, in eager neither
-            seen.append(str(error).splitlines()[0])
-    return seen
-
-
-@pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("kind", [Tensor, TwoTensor])
-@pytest.mark.parametrize(
-    "function",
-    [
-        of_input,
-        of_input_between,
-        of_base,
-        of_base_between,
-        of_base_that_is_written,
-        both_reshaped,
-        there_and_back,
-    ],
-)
-def test_a_view_of_an_earlier_shape_keeps_its_base(
-    function: Callable[[Tensor], tuple[Tensor, ...]], kind: type, grad: bool
-) -> None:
-    region = st.compile(function)
-    for _ in range(2):
-        try:
-            assert _relations(region, kind, grad) == _relations(function, kind, grad)
-        except st.UnsupportedError as refused:  # of a wrapper, there is no place in the memory to go by
-            assert kind is TwoTensor and "shape of its base" in str(refused)
 
 
 def test_a_member_of_a_split_is_refused_where_eager_refuses_to_use_it() -> None:
@@ -287,18 +185,11 @@ def _other_data(x: Tensor) -> Tensor:
     return x * 2
 
 
-def _other_memory(x: Tensor) -> Tensor:
-    with torch.no_grad():
-        x.set_(torch.ones(4))
-    return x * 2
-
-
 @pytest.mark.parametrize(
     ("kind", "function"),
     [
         *((kind, function) for kind in (torch.ones, _two) for function in (_turned, _wider)),
         (torch.ones, _other_data),
-        (torch.ones, _other_memory),
     ],
 )
 def test_leaves_that_are_used_in_another_shape_are_refused(kind: Any, function: Callable[[Tensor], Any]) -> None:
@@ -332,32 +223,3 @@ def test_leaves_that_are_used_in_their_own_shape(kind: Any, function: Callable[[
         gradient = torch.autograd.grad(out.sum(), x)[0] if out.requires_grad else out
         seen.append((x.shape, x.stride(), out.shape, gradient.shape, repr(gradient)))
     assert seen[1] == seen[0]
-
-
-def _sharing(kind: str) -> tuple[Any, Any]:
-    """Two arguments that share a tensor inside, or of which one is inside of the other."""
-    dense = [torch.arange(9.0).view(3, 3) + k for k in range(6)]
-    inner = dense[0] if kind in ("leaves", "a leaf") else TwoTensor(dense[0], dense[1])
-    other = (lambda k: dense[k]) if kind in ("leaves", "a leaf") else (lambda k: TwoTensor(dense[k], dense[k + 1]))
-    return (inner if kind in ("a leaf", "a wrapper") else TwoTensor(inner, other(2))), TwoTensor(other(4), inner)
-
-
-TURNS: dict[str, Callable[[Any, Any], Any]] = {
-    "unsqueeze_": lambda x, y: (x.unsqueeze_(0), y)[1],
-    "t_": lambda x, y: (x.t_(), y)[1],
-    "t_, used": lambda x, y: (x.t_(), y.b * 1)[1],
-}
-
-
-@pytest.mark.parametrize("kind", ["leaves", "wrappers", "a leaf", "a wrapper"])
-@pytest.mark.parametrize("name", TURNS)
-def test_shapes_of_shared_tensors(kind: str, name: str) -> None:
-    """A wrapper inside of two arguments is one object: its shape changes once, for both."""
-    f, seen = TURNS[name], []
-    for call in (f, st.compile(f)):
-        x, y = _sharing(kind)
-        result = call(x, y)
-        leaves = [y.b] if kind in ("leaves", "a leaf") else [y.b.a, y.b.b]
-        everything = [x, y, y.b, result, *leaves]
-        seen.append([(tuple(t.shape), t.stride(), t._version) for t in everything] + [t.tolist() for t in leaves])
-    assert seen[0] == seen[1]

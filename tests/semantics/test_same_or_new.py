@@ -35,7 +35,6 @@ PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "real": lambda x: x.real,
     "conj": lambda x: x.conj(),
     "conj, twice": lambda x: x.conj().conj(),
-    "conj, detached": lambda x: x.conj().detach(),
     "imag of conj, detached": lambda x: x.conj().imag.detach() if x.is_complex() else x.detach(),
     "resolve_conj": lambda x: x.resolve_conj(),
     "conj_physical": lambda x: x.conj_physical(),
@@ -54,7 +53,6 @@ PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "twice transposed": lambda x: x.t().t(),
     "cat": lambda x: torch.cat([x]),
     "positive": lambda x: +x,
-    "requires_grad_": lambda x: (x * 2).requires_grad_() if not x.is_complex() else x * 2,
     "all three": lambda x: (lambda y: (y, y.contiguous(), F.dropout(y, 0.0), y.view(y.shape)))(x * 2),
 }
 

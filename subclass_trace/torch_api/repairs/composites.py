@@ -3,7 +3,7 @@
 With symbolic sizes, in inference mode, and where a class decomposes an operation itself, torch takes some operations
 apart in Python instead of in C++. These Python forms differ from the C++ kernels, and have another one here:
 
-    rnn_tanh, rnn_relu, lstm, gru   no dropout between the layers: a comparison of torch's is the wrong way round
+    rnn_tanh, rnn_relu, lstm, gru   no dropout between the layers: a comparison of torch's is the wrong way round; refused
     dropout                         draws random numbers for p = 1; copies where the kernel returns its argument
     multilabel_margin_loss_forward  counts class 0 for each target that a row has less than classes
     upsample_linear and the like    rounds in another way, by 1 for bytes
@@ -26,19 +26,17 @@ from typing import Any
 
 import torch
 import torch._decomp.decompositions as decompositions
-import torch.nn.functional as F
 from torch import _meta_registrations
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from ...errors import UnsupportedError
 from ..this_thread import replaced_here
 from .fake_kernels import META_KERNELS
 
 Tensor = torch.Tensor
 #: an operation that raises an error with this text in the call where the condition does not hold
 assert_async = torch._assert_async
-#: of all batch norms
-BatchNormBase = torch.nn.modules.batchnorm._BatchNorm
 _aten = torch.ops.aten
 _KEYS = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
 _META = torch._C.DispatchKey.Meta
@@ -50,8 +48,7 @@ def composites_as_eager() -> Iterator[None]:
     forms = [(op, key, op.py_kernels[key]) for op in _FORMS for key in _KEYS if key in op.py_kernels]
     metas = [(op, _META, op.py_kernels.get(_META)) for op in META_KERNELS]
     with (
-        replaced_here(decompositions, "_rnn_helper", _recurrent_layers),
-        replaced_here(decompositions, "select_one_layer_lstm_function", _lstm_layer_for),
+        replaced_here(decompositions, "_rnn_helper", _no_recurrent_layers),
         replaced_here(_meta_registrations, "div_rtn", operator.floordiv),
     ):
         _set_forms([(op, key, _of_this_thread(_FORMS[op], kernel)) for op, key, kernel in forms])
@@ -223,65 +220,9 @@ _FORMS: dict[Any, Callable[..., Any] | None] = {
 }
 
 
-def _without_time(state: Any, like: Any) -> Any:
-    """The last state of a layer, one step long, without the dimension of the steps.
-
-    Torch 2.11 and 2.12 drop the batch dimension of an LSTM's instead, if that is 1, and else none.
-    """
-    if isinstance(state, (tuple, list)):
-        return tuple(_without_time(s, t) for s, t in zip(state, like, strict=True))
-    return state.squeeze(0) if state.dim() > like.dim() else state
-
-
-def _lstm_layer(
-    input: Tensor, hidden: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool, reverse: bool = False
-) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """One direction of one layer, as C++ computes it without oneDNN, whose layer keeps a workspace only while gradients are
-    on: a graph's kernels never see them."""
-    biases = params[2:4] if has_biases else (None, None)
-    projection = params[4 if has_biases else 2 :]
-    h, c = hidden
-    steps, outputs = F.linear(input, params[0], biases[0]).unbind(0), []
-    for step in reversed(steps) if reverse else steps:
-        gates = (F.linear(h, params[1], biases[1]) + step).unsafe_chunk(4, 1)
-        c = gates[1].sigmoid() * c + gates[0].sigmoid() * gates[2].tanh()
-        h = gates[3].sigmoid() * c.tanh()
-        h = F.linear(h, projection[0]) if projection else h
-        outputs.append(h)
-    return torch.stack(outputs[::-1] if reverse else outputs), (h, c)
-
-
-def _lstm_layer_for(input: Tensor, hx: Any, params: Any) -> Callable[..., Any]:
-    return _lstm_layer
-
-
-def _recurrent_layers(
-    input: Tensor,
-    hidden: Sequence[Any],
-    params: Sequence[Any],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-    layer: Callable[..., Any],
-) -> tuple[Tensor, list[Any]]:
-    """The layers of a recurrent network, with dropout after each but the last; and their last states.
-
-    ``layer`` computes one direction of one layer; ``hidden`` and ``params`` have an entry for each.
-    """
-    x = input.transpose(0, 1) if batch_first else input
-    directions = 2 if bidirectional else 1
-    states = []
-    for k in range(num_layers):
-        outputs = []
-        for own in range(k * directions, (k + 1) * directions):
-            reverse = own % directions == 1
-            out, state = layer(x, hidden[own], params[own], has_biases, reverse=reverse)
-            outputs.append(out)
-            states.append(_without_time(state, hidden[own]))
-        x = torch.cat(outputs, outputs[0].dim() - 1) if bidirectional else outputs[0]
-        if train and dropout != 0 and k < num_layers - 1:
-            x = torch.dropout(x, dropout, True)
-    return x.transpose(0, 1) if batch_first else x, states
+def _no_recurrent_layers(*_: Any, **__: Any) -> Any:
+    raise UnsupportedError(
+        "a recurrent layer is taken apart in Python, where torch leaves out the dropout between layers",
+        expected="no torch.lstm, torch.gru or torch.rnn_* in the region",
+        fix="leave the layer out of the region, as torch.compile does",
+    )

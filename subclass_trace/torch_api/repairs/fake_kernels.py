@@ -25,10 +25,6 @@ def fake_kernels() -> dict[Any, Callable[..., Any]]:
         _aten.softshrink_backward.default: _elementwise,
         _aten.hardshrink_backward.default: _elementwise,
         _aten.native_dropout.default: _native_dropout,
-        _aten._ctc_loss.default: _ctc_loss,
-        _aten._ctc_loss.Tensor: _ctc_loss,
-        _aten._ctc_loss_backward.default: _ctc_loss_backward,
-        _aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
         _aten._standard_gamma.default: lambda x, generator=None: _like_first(x),
         _aten._standard_gamma_grad.default: _like_first,
         _aten._dirichlet_grad.default: _like_first,
@@ -82,22 +78,6 @@ def _random(size: Sequence[int], generator: object = None, **options: Any) -> Te
 def _unique(x: Tensor, sorted: bool = True, return_inverse: bool = False) -> tuple[Tensor, ...]:
     """Torch 2.11 and 2.12 have none: FakeTensorMode runs the real kernel on zeros, and believes its size."""
     return _aten._unique2.default(x, sorted, return_inverse)[:2]  # type: ignore[no-any-return]
-
-
-def _ctc_loss(log_probs: Tensor, targets: Tensor, inputs: Any, lengths: Any, *options: Any, **more: Any) -> Any:
-    """Torch has none. The second result, for the backward, has as many columns as the longest target asks for."""
-    time, batch, _ = log_probs.shape
-    if isinstance(lengths, Tensor):  # known in the call alone
-        mode: Any = log_probs
-        columns = mode.fake_mode.shape_env.create_unbacked_symint()
-        torch._check(columns >= 1)  # type: ignore[no-untyped-call]
-    else:
-        columns = 2 * max(lengths, default=0) + 1
-    return log_probs.new_empty([batch]), log_probs.new_empty([batch, time, columns])
-
-
-def _ctc_loss_backward(grad: Tensor, log_probs: Tensor, *others: Any, **more: Any) -> Tensor:
-    return log_probs.new_empty(log_probs.shape)
 
 
 # ---------------------------------------------------------------------------------------------- interpolation

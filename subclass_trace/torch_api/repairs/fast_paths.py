@@ -36,7 +36,12 @@ def fast_paths_as_eager() -> Iterator[None]:
     def has_torch_function(args: Iterable[Any]) -> bool:
         return any(map(_overrides, args)) if _can_be_traced(_module_that_asks(sys._getframe(2))) else asked(args)
 
-    with replaced_here(torch.overrides, "has_torch_function", has_torch_function) as stand_in:
+    def is_causal(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+        """A hint, for which torch would compare the values: a mask that is not said to be causal is used as it is."""
+        return is_causal is True
+
+    causal = replaced_here(torch.nn.modules.transformer, "_detect_is_causal_mask", is_causal)
+    with causal, replaced_here(torch.overrides, "has_torch_function", has_torch_function) as stand_in:
         try:
             yield
         finally:

@@ -1,0 +1,139 @@
+"""What a call does after its forward, read from the plan: mutations, then results. Generated code (`delivery_code`) does the
+usual part of it straight down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import torch_api
+from ..capture.aliasing import byte_range
+from ..plan import (
+    BasePrimal,
+    ConstantOutput,
+    GradientOutput,
+    InputOutput,
+    MutationPlan,
+    OutputPlan,
+    Plan,
+    RaggedOutput,
+    SameOutput,
+    SizeOutput,
+    ViewOutput,
+)
+from ..subclass.flatten import leaves_of
+from ..subclass.parts import marks_in, with_lent
+from ..subclass.paths import owner_of
+from ..subclass.protocol import REAL
+from .backward import Backwards
+from .function import Protected
+from .rebuild import of_inference, replay_view, share
+from .sizes import evaluate
+from .writeback import deliver, set_version
+
+Tensor = torch.Tensor
+Boxed = Callable[[list[Any]], Sequence[Any]]
+
+
+@dataclass(eq=False)
+class Call:
+    """The state of one call: inputs, their dense leaves, values of symbols; the forward fills in sizes."""
+
+    inputs: list[Tensor]
+    leaves: list[Tensor]
+    env: dict[Any, Any]
+    sizes: Sequence[Any] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A plan with its compiled graphs."""
+
+    plan: Plan
+    forward: Boxed
+    backwards: Backwards | None
+
+
+def base_value(primal: BasePrimal, leaves: Sequence[Tensor], numel: int) -> Tensor:
+    """A flat view over the memory that the members share; no copy. Its storage starts where it does: a graph makes the
+    members of it by their places."""
+    width = primal.dtype.itemsize
+    start = min(byte_range(leaves[k]).start for k in primal.members)
+    leaf = leaves[primal.members[0]]
+    storage = leaf.untyped_storage()
+    with torch.no_grad():
+        flat = torch.empty(0, dtype=primal.dtype, device=leaf.device)
+        return flat.set_(storage[start : start + numel * width] if start else storage, 0, (numel,), (1,))
+
+
+def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]) -> list[Any]:
+    """Deliver mutations, then make the results: whatever views an input sees its new contents."""
+    values = list(values)
+    old = {m.input: leaves_of(call.inputs[m.input]) for m in plan.mutations if not _is_done(m, call)}
+    share_values(plan, call, values, within=False)
+    for k, flags in plan.inference:
+        values[k] = of_inference(values[k], flags, call.leaves)
+    for m in plan.mutations:
+        new, x = None if m.value is None else values[m.value], call.inputs[m.input]
+        # From where it stands now: an input may share its counter with one that was delivered before (x, x.detach()).
+        version = None if x.is_inference() else x._version
+        if m.input in old:
+            deliver(m, plan.inputs[m.input], x, new, old[m.input], call.env)
+        if version is not None:
+            set_version(x, version + m.version_bumps - m.moved)
+    results: list[Any] = []
+    for o in plan.outputs:
+        if isinstance(o, SameOutput):
+            results.append(results[o.result])
+        else:
+            results.append(make_output(o, call, values, flat))
+    for number, output in plan.gradients:
+        call.inputs[number].grad = results[output]
+    if plan.grad_mode_after is not None:
+        torch.set_grad_enabled(plan.grad_mode_after)
+    return results
+
+
+def _is_done(m: MutationPlan, call: Call) -> bool:
+    """Has the program written all there is, so that only the version is left? Of dense inputs alone."""
+    x = call.inputs[m.input]
+    if not m.in_program or m.copied or m.replaced or m.metadata is not None or m.attributes:
+        return False
+    plain = not m.differentiable and type(x) in REAL
+    return plain and (torch.is_inference_mode_enabled() or not x.is_inference())
+
+
+def share_values(plan: Plan, call: Call, values: list[Tensor], within: bool) -> None:
+    """Put what lies in other memory there: values with a history inside the autograd function, others outside of it."""
+    for row in plan.aliases:
+        if row.within is within:
+            values[row.value] = share(row, values[row.value], values, call.inputs, call.leaves, call.env)
+
+
+def make_output(o: OutputPlan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]) -> Any:
+    """One flat result."""
+    if isinstance(o, ConstantOutput):
+        return with_lent(o.value, call.env) if marks_in((), [o.value]) else o.value
+    if isinstance(o, SizeOutput):
+        return call.sizes[o.index]
+    if isinstance(o, RaggedOutput):
+        return evaluate(o.size, call.env)
+    if isinstance(o, InputOutput):
+        return flat[o.position]
+    if isinstance(o, GradientOutput):
+        return call.inputs[o.input]
+    assert not isinstance(o, SameOutput)
+    if isinstance(o, ViewOutput):
+        base = call.inputs[o.base] if o.of_input else values[o.base]
+        value = replay_view(o, base, call.env)
+    else:
+        value = values[o.value]
+        if o.protected and value.requires_grad:
+            value = torch_api.apply_function(Protected, value)
+    for name, attribute in o.attributes.items():
+        owner, last = owner_of(value, name)
+        setattr(owner, last, with_lent(attribute, call.env))
+    return value

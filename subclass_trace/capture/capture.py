@@ -32,9 +32,9 @@ from .inputs import Inputs, TracedInput
 from .lending import Lending
 from .lift import StandIns
 from .metadata import Asked
-from .mutation import check_members, read_mutations, state_of
+from .mutation import read_mutations, state_of
 from .outputs import OutputClassifier, check_escapes
-from .places import refuse_outside
+from .places import refuse_strided_writes
 from .recorder import Recorder
 from .session import Session
 from .sharing import Sharing
@@ -239,7 +239,6 @@ class _Capture:
     def _mutations(self, results: Sequence[Any], lending: Lending) -> list[MutationPlan]:
         inputs = self.inputs
         mutations = read_mutations(inputs, self.recorder, self._emit, lending.in_place_of)
-        check_members(results, mutations, inputs)
         return mutations
 
     def _classify(self, results: Sequence[Any], handed: Sequence[Any], mutations: Sequence[MutationPlan]) -> _Results:
@@ -457,6 +456,6 @@ def _written_groups(inputs: Inputs, recorder: Recorder) -> tuple[tuple[int, ...]
                 fix="pass one of them alone, and make the others inside of the region",
             )
     if recorder.mutable:
-        refuse_outside(originals, leaf_primals, recorder)
+        refuse_strided_writes(recorder)
         refuse_overlapping(recorder.graph)
     return tuple(tuple(leaf_primals[k] for k in members) for members in rows)

@@ -37,8 +37,8 @@ _KEEP_LAYOUT = frozenset(
         aten.put_.default,
     }
 )
-#: operations with a place in the storage among their arguments, and its number there
-PLACED = {aten.as_strided_.default: 3, aten.as_strided_copy.default: 3, aten.as_strided_scatter.default: 4}
+#: operations with a place in the storage among their arguments
+PLACED = frozenset({aten.as_strided_.default, aten.as_strided_copy.default, aten.as_strided_scatter.default})
 _COPIED = ("recompute", "ac_graph_id")
 
 
@@ -58,18 +58,6 @@ def functionalize(
         also: nodes whose values at the boundary are wanted; ``meta["names"]`` of the result says which nodes have them.
     """
     return _Replay(recorder, groups).run(forward, backward, boundary, also)
-
-
-def functionalize_branch(recorder: Any) -> fx.GraphModule:
-    """The same for a branch of a higher order operator, whose output node is in the graph."""
-    output = next(iter(reversed(recorder.graph.nodes))).args[0]
-    results = list(output) if isinstance(output, (list, tuple)) else [output]
-    module = _Replay(recorder, ()).run([], results, None)
-    if not isinstance(output, (list, tuple)):
-        last = next(iter(reversed(module.graph.nodes)))
-        last.args = (last.args[0][0],)
-        module.recompile()
-    return module
 
 
 def refuse_overlapping(graph: fx.Graph) -> None:
@@ -190,7 +178,7 @@ class _Replay:
         replay.adopt(root, [n.target for n in graph.nodes if n.op == "get_attr"])
         inputs = self._place_inputs(graph)
         refuse_overlapping(graph)
-        self.by_place = strided_views(graph)
+        self.by_place = {n: root for n, root in strided_views(graph).items() if str(root.target) not in self.group_of}
         forward_nodes: list[Any] | None = None
         kept: dict[str, Any] = {}
         # What is functional only now is decomposed here: the recorder leaves mutable operations alone.
@@ -310,16 +298,17 @@ class _Replay:
             return self.functional.adopt_number(node.meta["val"], read)
         args = fx.node.map_arg(node.args, self.env.__getitem__)
         kwargs = fx.node.map_arg(node.kwargs, self.env.__getitem__)
-        if node.target in PLACED:
-            args = self._placed(node, args)
+        if node.target in PLACED and str(view_chain(node.args[0])[0].target) in self.group_of:  # type: ignore[arg-type]
+            raise _not_functional(node, RuntimeError("it counts from the start of memory that several inputs share"))
         try:
             if node in self.by_place:
-                return self._view_by_place(self.by_place[node], node.meta["val"])
+                view = node.meta["val"]
+                return self.env[self.by_place[node]].as_strided(view.shape, view.stride(), view.storage_offset())
             if node.target is aten.bernoulli_.float:
                 _in_memory_order(args[0]).bernoulli_(*args[1:], **kwargs)
                 return args[0]
             if self._loses_layout(node):
-                return self._in_its_layout(node, args, kwargs)
+                raise RuntimeError("its result would be contiguous, where what it writes is not")
             return node.target(*args, **kwargs)  # type: ignore[operator]
         except (RuntimeError, AssertionError) as error:
             raise _not_functional(node, error) from error
@@ -335,31 +324,6 @@ class _Replay:
             return False
         t = written.meta["val"]
         return torch_api.is_dense(t) and not _is_contiguous(t)
-
-    def _in_its_layout(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
-        """The new value is copied to where the old one was, as it is laid out."""
-        old = self._node(node.args[0])
-        new = self._adopt(old, old.meta["val"])
-        node.target(new, *args[1:], **kwargs)  # type: ignore[operator]
-        args[0].copy_(new)
-        return args[0]
-
-    def _view_by_place(self, root: fx.Node, view: Tensor) -> Any:
-        group = self.group_of.get(str(root.target)) if root.op == "placeholder" else None
-        if group is None:
-            return self.env[root].as_strided(view.shape, view.stride(), view.storage_offset())
-        _, start, dtype = self.bases[group]
-        return self.wrapped[group].as_strided(view.shape, view.stride(), _offset_after(start, dtype, view))
-
-    def _placed(self, node: fx.Node, args: Any) -> Any:
-        """The arguments of an operation that counts from the start of the storage, which a group's base cuts off."""
-        root, _ = view_chain(node.args[0])  # type: ignore[arg-type]
-        group = self.group_of.get(str(root.target)) if root.op == "placeholder" else None
-        k = PLACED[node.target]  # type: ignore[index]
-        if group is None or len(args) <= k or args[k] is None:
-            return args
-        _, start, dtype = self.bases[group]
-        return *args[:k], _elements_after(start, dtype, args[k]), *args[k + 1 :]
 
     def _opaque(self, node: fx.Node, root: torch.nn.Module) -> Any:
         """Copied as it is: an operation with effects, or a higher order operator, whose branches are functional."""

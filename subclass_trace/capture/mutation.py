@@ -206,25 +206,6 @@ def _refuse_lost_memory(row: TracedInput, replaced: Sequence[int], inputs: Input
         )
 
 
-def check_members(results: Sequence[Any], mutations: Sequence[MutationPlan], inputs: Inputs) -> None:
-    """A member of a split may be stale: its argument was written through another argument of the same autograd base.
-
-    Eager mode refuses whatever autograd would do with it. Only a traced base knows that.
-
-    Raises:
-        NeedsAutogradBase: there is such a result.
-    """
-    values = real_values(inputs)
-    written = {m.input for m in mutations if m.leaves}
-    for o in results if written else ():
-        n = inputs.number_of(o._base) if isinstance(o, Tensor) and o.requires_grad else None
-        if n is None or not torch_api.is_multi_output_view(o):
-            continue
-        mine = family(values[n])
-        if any(family(values[k]) is mine for k in written - {n}):
-            raise NeedsAutogradBase(mine)
-
-
 @dataclass(frozen=True, eq=False)
 class _Change:
     data: tuple[int, ...]

@@ -374,8 +374,6 @@ class OutputClassifier:
             )
         symbolic = (Tensor, *torch_api.SYM_TYPES)
         mine = {k: v for k, v in attributes_of_wrapper(o, spec).items() if not isinstance(v, symbolic)}
-        if mine.get("_is_param") is False:
-            del mine["_is_param"]
         known = attributes_of_wrapper(fresh, spec)
         for name, value in attributes_of_wrapper(o, spec).items():
             if isinstance(value, torch_api.SYM_TYPES) and not isinstance(known.get(name), torch_api.SYM_TYPES):

@@ -277,7 +277,6 @@ BROKEN: list[tuple[str, Callable[[Subject], Any]]] = [
     ("a forward output does not exist", lambda s: change(s, detach_values=frozenset({99}))),
     (INPUT, lambda s: change_mutation(s, input=99)),
     ("a leaf of the input does not exist", lambda s: change_mutation(s, leaves=(5,))),
-    (VALUE, lambda s: change_mutation(s, leaves=(), replaced={0: "data"}, memory={0: 99})),
     ("a mutation has no new contents", lambda s: change_mutation(s, value=None)),
     (VALUE, lambda s: change_mutation(s, value=99)),
     ("new contents do not fit the input", lambda s: change_mutation(s, input=0)),

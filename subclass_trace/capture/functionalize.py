@@ -71,7 +71,7 @@ def refuse_overlapping(graph: fx.Graph) -> None:
     for node, target in written_nodes(graph):
         for view in (target, *view_chain(target)[1]):
             if view.target is aten.unfold.default or _overlaps_itself(view.meta["val"]):
-                raise UnsupportedError(
+                raise NeedsEager(
                     "the region writes through a tensor with several elements in one place",
                     path=frames_text(node),
                     expected="in-place operations on tensors without overlap",
@@ -308,7 +308,7 @@ class _Replay:
                 _in_memory_order(args[0]).bernoulli_(*args[1:], **kwargs)
                 return args[0]
             if self._loses_layout(node):
-                raise RuntimeError("its result would be contiguous, where what it writes is not")
+                return self._in_its_layout(node, args, kwargs)
             return node.target(*args, **kwargs)  # type: ignore[operator]
         except (RuntimeError, AssertionError) as error:
             raise _not_functional(node, error) from error
@@ -324,6 +324,14 @@ class _Replay:
             return False
         t = written.meta["val"]
         return torch_api.is_dense(t) and not _is_contiguous(t)
+
+    def _in_its_layout(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        """The new value is copied to where the old one was, as it is laid out."""
+        old = self._node(node.args[0])
+        new = self._adopt(old, old.meta["val"])
+        node.target(new, *args[1:], **kwargs)  # type: ignore[operator]
+        args[0].copy_(new)
+        return args[0]
 
     def _opaque(self, node: fx.Node, root: torch.nn.Module) -> Any:
         """Copied as it is: an operation with effects, or a higher order operator, whose branches are functional."""

@@ -125,9 +125,7 @@ def _select(recorder: Any, x: Tensor, dim: int, place: Any) -> Tensor:
     if not inside:
         if not -size <= place < size:
             raise IndexError(text)
-        made = x.select(dim, place)
-        recorder.views.note(Tensor.select, (x, dim, place), made)
-        return made
+        return x.select(dim, place)
     recorder.symbols.require(place < size, text)
     recorder.symbols.require(place >= -size, text)
     try:

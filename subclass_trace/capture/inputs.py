@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .. import torch_api
-from ..errors import ProtocolError, UnsupportedError
+from ..errors import NeedsEager, ProtocolError, UnsupportedError
 from ..plan import gradient_of
 from ..state.kinds import set_by_class, values_of
 from ..state.values import ATOMS, is_walked, members_of, same
@@ -37,7 +37,6 @@ class Argument:
     Attributes:
         position: where it stands among the flat arguments; of a gradient: where its owner does.
         static: it is alive between calls anyway (a parameter or buffer).
-        take_base: the input is the autograd base of the tensor at that position.
         gradient_of: the number of the input whose ``.grad`` it is.
     """
 
@@ -45,7 +44,6 @@ class Argument:
     path: Path
     position: int
     static: bool = False
-    take_base: bool = False
     gradient_of: int | None = None
 
 
@@ -85,7 +83,6 @@ class TracedInput:
     grad_dtype: torch.dtype | None
     position: int
     static: bool
-    take_base: bool
     gradient_of: int | None
 
 
@@ -200,7 +197,6 @@ class Inputs:
             dtype,
             argument.position,
             argument.static,
-            argument.take_base,
             argument.gradient_of,
         )
         self.inputs.append(row)
@@ -218,7 +214,7 @@ class Inputs:
             for names, inner in wrappers_inside(real):
                 other = self._number_of_real.get(id(inner))
                 if other is not None and max(number, other) >= first and not inner.requires_grad:
-                    raise UnsupportedError(
+                    raise NeedsEager(
                         "a wrapper is an input, and is inside of another input",
                         path=row.path.attr(".".join(names)),
                         expected="one of them",

@@ -14,7 +14,7 @@ import torch
 import torch.fx as fx
 
 from .. import torch_api
-from ..errors import UnsupportedError
+from ..errors import NeedsEager
 from .user_code import frames_text
 
 Tensor = torch.Tensor
@@ -77,7 +77,7 @@ def refuse_strided_writes(recorder: Any) -> None:
     written = {storage for storage, _ in recorder.writes}
     for view, root in strided_views(recorder.graph).items():
         if root.op == "placeholder" and torch_api.storage_ref(view.meta["val"]) in written:
-            raise UnsupportedError(
+            raise NeedsEager(
                 "the region writes memory of an input that it sees through as_strided",
                 path=frames_text(view),
                 expected="writes to the input itself, or to views by other operations",

@@ -27,7 +27,6 @@ from ..backends import resolve_backend
 from ..capture.capture import Captured, Ran, capture
 from ..capture.input_sizes import DynamicDims
 from ..capture.inputs import Argument, Inputs
-from ..capture.mutation import NeedsAutogradBase
 from ..capture.session import Session
 from ..errors import NeedsEager, OptionError, UnsupportedError
 from ..options import Options
@@ -312,10 +311,8 @@ class _Compilation:
         try:
             captured, recipe = self._capture(context, flat, sources, options.table(backend))
             numbers = {a.position: k for k, a in enumerate(flat.arguments)}
-            plan = FlatArguments(tuple(map(numbers.get, range(len(flat.values)))), {}, recipe)
+            plan = FlatArguments(tuple(map(numbers.get, range(len(flat.values)))), recipe)
             program, _ = build_program(captured, plan, backend, partitioner, keep_input_mutations=keep)
-        except NeedsAutogradBase:  # the base of a view is no input of Dynamo's: our own guards watch it
-            return self.region
         except NeedsEager:
             return self.graph
         except Exception:  # some kernels take a float only as a number

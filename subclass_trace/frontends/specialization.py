@@ -13,11 +13,8 @@ import torch
 
 from .. import torch_api
 from ..backends import resolve_backend
-from ..capture.aliasing import family
 from ..capture.capture import Captured, Ran, capture
 from ..capture.inputs import Argument, Inputs
-from ..capture.mutation import NeedsAutogradBase, same_layout
-from ..capture.replays import share_memory
 from ..capture.session import Session
 from ..errors import UnsupportedError
 from ..options import Options
@@ -39,10 +36,8 @@ from ..state.run import Outcome, StateRun
 from ..state.source import Call, Source
 from ..state.values import MISSING
 from ..subclass.context import parts_of
-from ..subclass.flatten import flatten, leaves_of
 from ..subclass.paths import Path
 from ..subclass.protocol import is_traceable, look_again
-from ..subclass.spec import Spec
 from ..subclass.template import Examples
 from ..subclass.visit import inner_values
 from .dynamic import SIZES, SizeHistory, choose, may_be_dynamic, sizes_of
@@ -115,20 +110,16 @@ class _Maker:
     Attributes:
         flat: the distinct tensors and numbers, in the order in which they were found; ``sources``: where.
         positions: flat position -> number of the input; None for a number.
-        views: flat positions of views that their autograd bases stand for, and how they lie.
         handed: what stands for each.
     """
 
-    def __init__(
-        self, session: Session, history: SizeHistory, options: Options, bases: Sequence[Tensor], *, symbols: bool
-    ) -> None:
-        self.session, self.history, self.options, self.bases = session, history, options, bases
+    def __init__(self, session: Session, history: SizeHistory, options: Options, *, symbols: bool) -> None:
+        self.session, self.history, self.options = session, history, options
         self.numbers, self.may_have_symbols = symbols and options.learns_sizes, symbols
         self.inputs: Inputs | None = None
         self.flat: list[Any] = []
         self.sources: list[Source] = []
         self.positions: list[int | None] = []
-        self.views: dict[int, Spec] = {}
         self.handed: list[Any] = []
         self.floats = options.backend == "eager" and options.fw_compiler is options.bw_compiler is None
         self._number: dict[int, int] = {}  # id of an input -> its number
@@ -146,20 +137,19 @@ class _Maker:
             if dynamic.any() and not self.session.dynamic:
                 raise _HasSymbols
         self._renumbered(self.inputs.add(new, dynamic))
-        with self.session.beside_the_trace():
-            self.handed += [self._stand_in(k) for k in range(first, len(self.flat))]
+        numbers = [n for n in self.positions[first:] if n is not None]
+        self.handed += [self.inputs.inputs[n].traced for n in numbers]
         return self.handed[first:]
 
     def _arguments(self, found: Sequence[tuple[Source, Tensor]]) -> list[Argument]:
         look_again({type(t) for _, t in found})
         new = []
         for source, real in found:
-            target = family(real) if any(family(real) is b for b in self.bases) else real
-            if id(target) not in self._number:
-                self._number[id(target)] = len(self._number)
+            if id(real) not in self._number:
+                self._number[id(real)] = len(self._number)
                 static = source.holder.fixed or isinstance(real, torch.nn.Parameter)
-                new.append(Argument(target, _path(source), len(self.flat), static, target is not real))
-            self._add(source, real, self._number[id(target)])
+                new.append(Argument(real, _path(source), len(self.flat), static))
+            self._add(source, real, self._number[id(real)])
         return new
 
     def class_of(self, traced: Tensor) -> type:
@@ -188,37 +178,6 @@ class _Maker:
         self.flat.append(value)
         self.sources.append(source)
         self.positions.append(number)
-
-    def _stand_in(self, position: int) -> Tensor:
-        """What the function sees at a flat position: a view is made anew of its traced base."""
-        assert self.inputs is not None
-        number, real = self.positions[position], self.flat[position]
-        assert number is not None
-        traced = self.inputs.inputs[number].traced
-        if self.inputs.inputs[number].real() is real:
-            return traced
-        view: Tensor = torch_api.view_function(real)(traced)
-        self.views[position] = flatten(view)[1]
-        return view
-
-    def check_views(self) -> None:
-        """What stands for a view is made of the base in each call: the region may write through it, and no more.
-
-        Raises:
-            UnsupportedError: it has another shape or other memory now.
-        """
-        assert self.inputs is not None
-        for position, spec in self.views.items():
-            view, base = self.handed[position], self.inputs.inputs[self.positions[position]].traced  # type: ignore[index]
-            leaves, now = flatten(view)
-            if not same_layout(now, spec) or not share_memory(leaves, leaves_of(base)):
-                raise UnsupportedError(
-                    "the region changes the shape or the memory of an argument that is a view of another one",
-                    path=self.sources[position].path,
-                    expected=f"a tensor of shape {tuple(spec.size)}, as it came",  # type: ignore[union-attr]
-                    got=f"shape {tuple(view.shape)}, strides {tuple(view.stride())}",
-                    fix="change a view that the region makes, and return it",
-                )
 
     def number(self, source: Source, value: Any) -> Any:
         """The symbol of a number that changes between calls."""
@@ -315,7 +274,7 @@ def _input_of(row: Any, values: Sequence[Any]) -> Tensor:
     value: Any = values[row.position]
     if row.gradient_of is not None:
         return value.grad  # type: ignore[no-any-return]
-    return value._base if row.take_base else value  # type: ignore[no-any-return]
+    return value  # type: ignore[no-any-return]
 
 
 def trace_call(
@@ -338,12 +297,11 @@ def trace_call(
         SubclassTraceError: a refusal.
         Exception: the function's own.
     """
-    bases: list[Tensor] = []
     everyone = [t for t in torch_api.pytree.tree_leaves(call) if isinstance(t, Tensor)]
     dynamic = symbols and may_be_dynamic(everyone, history, options.dynamic is True)
     while True:
         session = Session(dynamic=dynamic, decompositions=table)
-        maker = _Maker(session, history, options, bases, symbols=symbols)
+        maker = _Maker(session, history, options, symbols=symbols)
         state = StateRun(function, call, maker, warns=options.frontend == "trace")
         session.recorder.state = state
         outcome: list[Outcome] = []
@@ -353,14 +311,10 @@ def trace_call(
             args, kwargs = state.start()
             outcome.append(state.run(args, kwargs))
             _check_contexts(outcome[0], maker.flat, maker.handed)
-            maker.check_views()
             return Ran(outcome[0].outputs, maker.handed)
 
         try:
             captured = capture(run, session)
-        except NeedsAutogradBase as again:
-            bases.append(again.base)
-            continue
         except _HasSymbols:
             dynamic = True
             continue
@@ -368,8 +322,7 @@ def trace_call(
             state.restore()
             session.recorder.state = None
         session.recorder.functions, session.recorder.forward_state = state.walk.by_code, state
-        views = dict(maker.views)
-        flat = FlatArguments(tuple(maker.positions), views, outcome[0].result, outcome[0].effects)
+        flat = FlatArguments(tuple(maker.positions), outcome[0].result, outcome[0].effects)
         return then(Traced(captured, flat, maker.flat, outcome[0], maker, state))
 
 

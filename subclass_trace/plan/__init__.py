@@ -14,7 +14,6 @@ Sizes in specs are ints or `SizeExpr`; `SymbolPlan` says where the symbols' valu
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,9 +108,6 @@ class Plan:
 
     inputs: tuple[InputPlan, ...]
     positions: tuple[int | None, ...]  # flat position -> input number; None where it is no tensor
-    through_base: Mapping[
-        int, Spec
-    ]  # positions whose tensor is a view, represented by its autograd base, and how it lies there
     gradients: tuple[tuple[int, int], ...]  # inputs whose ``.grad`` becomes a flat output
     leaf_count: int
     primals: tuple[Primal, ...]
@@ -132,9 +128,6 @@ class Plan:
     offsets_matter: bool  # the graphs hold absolute storage offsets (as_strided), or the region asks for one
     aliases: tuple[ValueAlias, ...] = ()
     unbacked: tuple[tuple[Any, int], ...] = ()  # symbols that depend on values inside tensors -> number of size output
-    inference: tuple[
-        tuple[int, tuple[bool, ...]], ...
-    ] = ()  # value -> is it, and each of its leaves, of inference mode?
     watched_inputs: tuple[
         int, ...
     ] = ()  # wrappers of which a leaf is saved: what is written to them shows in their version

@@ -23,7 +23,6 @@ class InputPlan:
         is_leaf: is it an autograd leaf? None where that does not matter: the region does not write it under autograd, and
             does not ask.
         position: where it stands among the flat arguments.
-        take_base: the input is the autograd base of the tensor at that position (docs/notes/views.md).
         is_parameter: is it an ``nn.Parameter``?
         no_gradient: the region asks for its ``.grad``, and finds None.
         of_gradient: the input is the ``.grad`` of the tensor at that position.
@@ -36,7 +35,6 @@ class InputPlan:
     leaves: tuple[int, ...]
     is_leaf: bool | None
     position: int
-    take_base: bool = False
     is_parameter: bool = False
     no_gradient: bool = False
     of_gradient: bool = False
@@ -48,9 +46,7 @@ class InputPlan:
         value: Any = flat[self.position]
         if self.of_gradient:
             value = gradient_of(value)
-        base = value._base if self.take_base else None
-        found: torch.Tensor = value if base is None else base
-        return found
+        return value  # type: ignore[no-any-return]
 
     @property
     def requires_grad(self) -> bool:
@@ -65,13 +61,9 @@ def gradient_of(x: Any) -> torch.Tensor | None:
 
 @dataclass(frozen=True)
 class LeafPrimal:
-    """A graph input that is dense leaf number ``leaf``.
-
-    ``detached``: the leaf gets other memory in the call (``x.data = y``), while the backward may need what it had.
-    """
+    """A graph input that is dense leaf number ``leaf``."""
 
     leaf: int
-    detached: bool = False
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from .emit import (
     wrapped,
 )
 from .function_code import FunctionEmitter, needs_extra
-from .guards import Ambient, failed_view
+from .guards import Ambient
 from .rebuild import replay_view
 from .reference import Call, Program, base_value, finish, share_values
 from .source import Source
@@ -107,20 +107,12 @@ class EntryEmitter:
                 others = f"{s.bind('gradient_of', gradient_of)}({owner})"
                 s.line(f"{names[-1]} = {owner}.grad if {owner}.is_leaf else {others}")
                 s.line(f"if {names[-1]} is None: return MISS")
-            elif row.take_base:
-                base = f"b{number}"
-                s.line(f"{base} = {flat[row.position]}._base")
-                s.line(f"if {base} is None: return MISS")
-                names.append(base)
             else:
                 names.append(flat[row.position])
             self.values[names[-1]] = self.real_inputs[number]
         for position, found in enumerate(plan.positions):
             if found is not None and flat[position] != names[found]:
-                part = "._base" if position in plan.through_base else ""
-                if part and plan.inputs[found].position == position:
-                    continue  # the base was taken from here
-                s.line(f"if {flat[position]}{part} is not {names[found]}: return MISS")
+                s.line(f"if {flat[position]} is not {names[found]}: return MISS")
         return names
 
     def _unwrap(self, inputs: Sequence[str]) -> list[str]:
@@ -184,17 +176,6 @@ class EntryEmitter:
             check = s.bind("alias_check", alias_check(self.alias, strided=strided))
             failed.append(f"not {check}(({tuple_code(inputs)}), ({tuple_code(leaves)}))")
         return failed
-
-    def _views(self, flat: Sequence[str], inputs: Sequence[str], symbols: dict[Any, str]) -> None:
-        """Views that are arguments, of an input that stands for them."""
-        s, plan = self.source, self.plan
-        for position, spec in plan.through_base.items():
-            number = plan.positions[position]
-            assert number is not None
-            s.bind("failed_view", failed_view)
-            env = ", ".join(f"{s.constant(k, 'symbol')}: {v}" for k, v in symbols.items())
-            known = f"{s.constant(spec, 'view')}, {s.constant(plan.inputs[number], 'row')}"
-            s.line(f"if failed_view({known}, {flat[position]}, {inputs[number]}, {{{env}}}): return MISS")
 
     def _constant(self, value: Any) -> str:
         """A result that is no tensor, with the objects of the call in the place of marks."""
@@ -288,7 +269,7 @@ class EntryEmitter:
     def _is_simple(self) -> bool:
         """Is no more to be delivered than is written straight down? The rest is `reference.finish`'s."""
         plan = self.plan
-        others = plan.inference or plan.grad_mode_after is not None
+        others = plan.grad_mode_after is not None
         others = others or any(row.within for row in plan.aliases)
         plain = not others and is_plain(plan, self.real_inputs, inference=self.ambient.inference)
         return plain and all(map(self._is_simple_output, plan.outputs))
@@ -299,7 +280,7 @@ class EntryEmitter:
 
     def _primal(self, primal: Any, leaves: Sequence[str], symbols: dict[Any, str]) -> str:
         if isinstance(primal, LeafPrimal):
-            return f"{leaves[primal.leaf]}.detach()" if primal.detached else leaves[primal.leaf]
+            return leaves[primal.leaf]
         if isinstance(primal, BasePrimal):
             base = self.source.bind("base_value", base_value)
             known = self.source.constant(primal, "base")

@@ -30,8 +30,8 @@ def is_plain(plan: Plan, values: Sequence[Tensor], *, inference: bool) -> bool:
 
 
 def _is_plain_mutation(m: MutationPlan, plan: Plan, value: Tensor) -> bool:
-    other = m.replaced or m.attributes or m.inner_bumps or m.metadata is not None
-    if m.value is None or other or m.differentiable or m.starts_grad or plan.inputs[m.input].take_base:
+    other = m.attributes or m.inner_bumps or m.metadata is not None
+    if m.value is None or other or m.differentiable or m.starts_grad:
         return False
     leaves = leaves_of(value)
     return not any(t.is_inference() for t in (value, *leaves)) and not any(repeats(t) or t.is_neg() for t in leaves)

@@ -84,7 +84,6 @@ class _GuardedEmitter(EntryEmitter):
         checks = tensor_checks(s, self.unwrapper.checks, self.values, symbols, self.use_cpp)
         s.line(f"if not ({checks}): return MISS")
         self._rest_of_guards(inputs, leaves, symbols)
-        self._views(flat, inputs, symbols)
         if symbols:
             s.depth = 1
             s.line("except ArithmeticError: return MISS")

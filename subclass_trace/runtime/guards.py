@@ -25,7 +25,7 @@ from ..subclass.flatten import leaves_of
 from ..subclass.kept import difference
 from ..subclass.paths import Path
 from ..subclass.protocol import Kind, class_of_leaf, kind_of
-from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec, spec_leaves
+from ..subclass.spec import LeafSpec, OpaqueSpec, Spec, WrapperSpec
 from ..subclass.visit import inner_values
 from .sizes import bind, evaluate, holds
 
@@ -143,7 +143,7 @@ def failed_tensor_guard(plan: Plan, alias: tuple[Any, ...] | None, flat: Sequenc
         if not isinstance(value, Tensor):
             return f"{row.path}: expected a tensor, got {type(value).__qualname__}"
     for position, number in enumerate(plan.positions):
-        if number is not None and not _stands_for(flat[position], inputs[number], position in plan.through_base):
+        if number is not None and flat[position] is not inputs[number]:
             return f"flat argument {position}: expected the same tensor as {plan.inputs[number].path}"
     if len({id(x) for x in inputs}) != len(inputs):
         return "two inputs are one tensor that were two when the specialization was made"
@@ -167,12 +167,6 @@ def failed_metadata(row: InputPlan, value: Tensor) -> str | None:
         return f"{row.path}.grad: expected None"
     failed = failed_fact(row.facts, value)
     return None if failed is None else f"{row.path}.{failed}"
-
-
-def _stands_for(value: Any, expected: Tensor, through_base: bool) -> bool:
-    if through_base:
-        return isinstance(value, Tensor) and value._base is expected
-    return value is expected
 
 
 def _failed_leaf_guard(
@@ -200,34 +194,8 @@ def _failed_leaf_guard(
             return f"{row.path}: {error}"
         if reason is not None:
             return reason
-    for position, spec in plan.through_base.items():
-        number = plan.positions[position]
-        assert number is not None
-        reason = failed_view(spec, plan.inputs[number], flat[position], inputs[number], env)
-        if reason is not None:
-            return f"flat argument {position}, {reason}"
     if alias is not None and alias_pattern(inputs, leaves) != alias:
         return "the inputs share memory in another way"
-    return None
-
-
-def failed_view(spec: Spec, row: InputPlan, value: Tensor, base: Tensor, env: Mapping[Any, int]) -> str | None:
-    """Is a view of an input, which stands for it, laid out as it was?
-
-    Args:
-        spec: of the view that was traced.
-        row: the plan of the input ``base``.
-    """
-    path = row.path.attr("view")
-    reason = _structure(spec, value, path) or _sizes(spec, value, path, env, offsets=False)
-    if reason is not None:
-        return reason
-    known = zip(spec_leaves(spec), spec_leaves(row.spec), strict=False)
-    found = zip(leaves_of(value), leaves_of(base), strict=False)
-    for (view, whole), (now, of) in zip(known, found, strict=True):
-        start = evaluate(view.storage_offset, env) - evaluate(whole.storage_offset, env)
-        if now.storage_offset() - of.storage_offset() != start:
-            return f"{path}: expected to start {start} elements after its base"
     return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,8 +39,7 @@ from ..plan import (
 from ..subclass.flatten import leaves_of
 from ..subclass.kept import kept_spec
 from ..subclass.parts import marks_in
-from ..subclass.paths import Path
-from ..subclass.spec import Spec, WrapperSpec, is_ragged, leaf_count
+from ..subclass.spec import WrapperSpec, is_ragged, leaf_count
 from .sizes import freeze, to_expr
 
 Tensor = torch.Tensor
@@ -52,12 +51,10 @@ class FlatArguments:
 
     Attributes:
         positions: flat position -> number of the input; None where it is no tensor.
-        through_base: positions whose tensor is a view that its autograd base stands for, with the spec of the view.
         result, side_effects: how the result is made of the flat outputs, and what they are put into.
     """
 
     positions: tuple[int | None, ...]
-    through_base: Mapping[int, Spec]
     result: Recipe
     side_effects: tuple[SideEffect, ...] = ()
 
@@ -65,7 +62,6 @@ class FlatArguments:
 def make_plan(captured: Captured, flat: FlatArguments, forward: Half, saved: tuple[SavedValue, ...]) -> Plan:
     """The plan; sizes are expressions over the symbols that a call binds."""
     inputs, symbols = tuple(_inputs(captured)), tuple(_symbols(captured))
-    views = {k: kept_spec(freeze(spec), Path("view"), by_class=True) for k, spec in flat.through_base.items()}
     watched_inputs, watched_values = _watched(captured, forward, len(saved))
     lending = captured.lending
     values = tuple(freeze(lending.marked(v)) for v in captured.values)
@@ -77,7 +73,6 @@ def make_plan(captured: Captured, flat: FlatArguments, forward: Half, saved: tup
     return Plan(
         inputs=inputs,
         positions=flat.positions,
-        through_base=views,
         gradients=captured.gradients,
         leaf_count=len(captured.leaf_primals),
         primals=tuple(_primals(captured, forward)),
@@ -98,7 +93,6 @@ def make_plan(captured: Captured, flat: FlatArguments, forward: Half, saved: tup
         offsets_matter=_offsets_matter(captured),
         aliases=tuple(_freeze_alias(replace(a, spec=lending.marked(a.spec))) for a in captured.aliases),
         unbacked=captured.unbacked,
-        inference=captured.inference,
         watched_inputs=watched_inputs,
         watched_values=watched_values,
         lent=lending.in_calls(marks_in(values, attributes)),
@@ -117,7 +111,6 @@ def _inputs(captured: Captured) -> list[InputPlan]:
                 leaves=i.leaves,
                 is_leaf=i.is_leaf if number in written or asked.is_leaf else None,
                 position=i.position,
-                take_base=i.take_base,
                 is_parameter=i.is_parameter,
                 no_gradient=asked.gradient,
                 of_gradient=i.gradient_of is not None,
@@ -130,8 +123,6 @@ def _inputs(captured: Captured) -> list[InputPlan]:
 
 def _primals(captured: Captured, forward: Half) -> list[Primal]:
     place = {p: k for k, p in enumerate(captured.leaf_primals)}
-    leaves = [i.leaves for i in captured.inputs]
-    moved = {leaves[m.input][k] for m in captured.mutations for k, how in m.replaced.items() if how == "data"}
     rows: list[Primal] = []
     for node in forward.inputs:
         number = int(str(node.target).rsplit("_", 1)[1]) - 1
@@ -142,7 +133,7 @@ def _primals(captured: Captured, forward: Half) -> list[Primal]:
         elif number in captured.size_primals:
             rows.append(SizePrimal(to_expr(captured.size_primals[number])))
         else:
-            rows.append(LeafPrimal(place[number], detached=place[number] in moved))
+            rows.append(LeafPrimal(place[number]))
     return rows
 
 

@@ -36,7 +36,7 @@ from ..subclass.visit import rebuild
 from .backward import Backwards
 from .changed_contexts import changeable, watch_contexts
 from .function import Protected, RegionFunction
-from .rebuild import of_inference, replay_view, share
+from .rebuild import replay_view, share
 from .sizes import bind, evaluate, evaluator
 from .writeback import deliver, set_version
 
@@ -111,7 +111,7 @@ def primal_value(primal: Primal, call: Call) -> Any:
     """The value of one graph input."""
     if isinstance(primal, LeafPrimal):
         leaf = call.leaves[primal.leaf]
-        return leaf.detach() if primal.detached else leaf
+        return leaf
     if isinstance(primal, BasePrimal):
         return base_value(primal, call.leaves, evaluate(primal.numel, call.env))
     return evaluate(primal.size, call.env)
@@ -134,8 +134,6 @@ def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]
     values = list(values)
     old = {m.input: leaves_of(call.inputs[m.input]) for m in plan.mutations if not _is_done(m, call)}
     share_values(plan, call, values, within=False)
-    for k, flags in plan.inference:
-        values[k] = of_inference(values[k], flags, call.leaves)
     for m in plan.mutations:
         new, x = None if m.value is None else values[m.value], call.inputs[m.input]
         # From where it stands now: an input may share its counter with one that was delivered before (x, x.detach()).
@@ -160,7 +158,7 @@ def finish(plan: Plan, call: Call, values: Sequence[Tensor], flat: Sequence[Any]
 def _is_done(m: MutationPlan, call: Call) -> bool:
     """Has the program written all there is, so that only the version is left? Of dense inputs alone."""
     x = call.inputs[m.input]
-    if not m.in_program or m.copied or m.replaced or m.metadata is not None or m.attributes:
+    if not m.in_program or m.copied or m.metadata is not None or m.attributes:
         return False
     plain = not m.differentiable and type(x) in REAL
     return plain and (torch.is_inference_mode_enabled() or not x.is_inference())

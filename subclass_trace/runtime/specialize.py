@@ -280,7 +280,7 @@ def write_back_in_graph(captured: Captured, forward: fx.GraphModule) -> tuple[Mu
     for m in captured.mutations:
         leaves = captured.inputs[m.input].leaves
         names = [f"primals_{captured.leaf_primals[leaves[k]] + 1}" for k in m.leaves]
-        only_data = m.value is not None and not m.replaced and m.metadata is None and not m.differentiable
+        only_data = m.value is not None and m.metadata is None and not m.differentiable
         values = [outputs[starts[m.value or 0] + k] for k in m.leaves]
         if (
             not only_data
@@ -323,7 +323,7 @@ def _copied(captured: Captured, joint: fx.GraphModule) -> set[str]:
     for spec in captured.values:
         starts.append(starts[-1] + leaf_count(spec))
     outputs = output_args(joint.graph)
-    copied = {m.value for m in captured.mutations if m.value is not None and not m.replaced}
+    copied = {m.value for m in captured.mutations if m.value is not None}
     copied -= {o.value for o in captured.outputs if isinstance(o, ValueOutput)}
     return {n.name for v in copied for n in outputs[starts[v] : starts[v + 1]] if isinstance(n, fx.Node)}
 

@@ -72,8 +72,6 @@ class _TrustedEmitter(EntryEmitter):
         eager: Other,
     ) -> None:
         super().__init__(program, Ambient.now(), alias, flat, examples, use_cpp=True)
-        if any(row.take_base for row in self.plan.inputs):
-            raise NotGenerated("bases among the inputs")
         self.names = [f"x{k}" for k in range(count)]
         self.miss = f"return other({', '.join(self.names)})"
         self.source.bind("other", other)

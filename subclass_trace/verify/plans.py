@@ -59,7 +59,7 @@ def _references(plan: Plan) -> Iterator[Reference]:
         path = f"mutations[{k}]"
         yield m.input, inputs, "an input", path
         count = leaf_count(plan.inputs[m.input].spec)
-        yield from ((leaf, count, "a leaf of the input", path) for leaf in (*m.leaves, *m.replaced))
+        yield from ((leaf, count, "a leaf of the input", path) for leaf in m.leaves)
         if m.value is not None:
             yield m.value, values, "a forward value", path
     needed = outputs_of(plan.result).union(*[outputs_of(r) for e in plan.side_effects for r in recipes_of(e)])
@@ -127,7 +127,7 @@ def _fits(plan: Plan) -> None:
         require(back == k, "a position belongs to another input", path, expected=k, got=back)
     for k, m in enumerate(plan.mutations):
         path, count = f"mutations[{k}]", leaf_count(plan.inputs[m.input].spec)
-        needs = m.leaves or m.replaced or m.differentiable
+        needs = m.leaves or m.differentiable
         require(m.value is not None or not needs, "a mutation has no new contents", path, expected="a value", got=None)
         held = count if m.value is None else leaf_count(plan.values[m.value])
         require(held == count, "new contents do not fit the input", path, expected=f"{count} leaves", got=held)

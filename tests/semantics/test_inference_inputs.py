@@ -57,6 +57,7 @@ def _call(function: Callable[[Any], Any], x: Any) -> Any:
         return str(error).splitlines()[0]
 
 
+@pytest.mark.filterwarnings("ignore:a call of a region runs eagerly")
 @pytest.mark.parametrize("kind", MAKE)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("generated", [True, False])
